@@ -1,0 +1,48 @@
+"""What every encoder gives back: rows of tokens, and what became of the records that gave none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mdsmix.ragged import Ragged
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A record that became no sample."""
+
+    position: int
+    "Index into the records that were given."
+    reason: str
+    "A reason code of the README beside this file."
+    filtered: bool
+    "True: a rule dropped a good record. False: the record is bad and is set aside."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """The samples of one batch of records, in the order of the records."""
+
+    columns: Mapping[str, Ragged]
+    "Column name -> one row per sample: token ids (of the tokenizer's dtype), or bytes (uint8) for a json column."
+    tokens: int
+    "Tokens in the samples."
+    loss_tokens: int
+    "Positions that give a loss in training, after the shift by one."
+    lengths: Any
+    "int64 [n]: tokens of each sample."
+    largest_id: int
+    "The largest token id, -1 where there is none."
+    rejected: list[Rejected] = field(default_factory=list)
+    specials: int = 0
+    "Records whose text holds the string of a special token."
+    lost_tokens: int = 0
+    "Tokens that no sample holds, because they could not be trained on."
+
+
+class Encoder(Protocol):
+    """Records in, samples out. A record is any decoded JSON value: an encoder trusts nothing it touches."""
+
+    def encode(self, records: list[Any]) -> Encoded: ...

@@ -1,0 +1,37 @@
+"""What can go wrong, as five kinds with one exit code each.
+
+A message is one sentence that says what is wrong, where, why it matters and what to do. It is printed as it stands,
+so it must never hold a credential. Anything else that escapes is a defect of mdsmix and exits with 1.
+"""
+
+from __future__ import annotations
+
+
+class MdsmixError(Exception):
+    """The tool itself failed."""
+
+    exit_code = 1
+
+
+class RecipeError(MdsmixError):
+    """The recipe or the command line is wrong."""
+
+    exit_code = 2
+
+
+class MixRefused(MdsmixError):
+    """The streams may not be mixed."""
+
+    exit_code = 3
+
+
+class Unreachable(MdsmixError):
+    """Something could not be looked at: a missing stream or file, a store, a right."""
+
+    exit_code = 4
+
+
+class TooManyBadRecords(MdsmixError):
+    """More records were bad than the recipe allows; nothing was published."""
+
+    exit_code = 5

@@ -1,0 +1,83 @@
+"""Rows of unequal length as one flat array and its offsets.
+
+Tokenizers return this shape and MDS shards hold it, so a batch goes from one to the other without a Python object per
+token or per row. The price is that rows are addressed, not owned: `take` copies, indexing gives a view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """`n` rows: row `i` is `values[offsets[i]:offsets[i + 1]]`."""
+
+    values: NDArray[Any]
+    "1-d, any dtype: all rows, one behind the other."
+    offsets: NDArray[np.int64]
+    "int64 [n + 1], ascending; the first is 0 and the last is len(values)."
+
+    @staticmethod
+    def of(rows: Iterable[Any], dtype: Any) -> Ragged:
+        """Rows from arrays, lists or bytes-like objects (read as `dtype`)."""
+        arrays = [
+            np.frombuffer(row, dtype)
+            if isinstance(row, (bytes, bytearray, memoryview))
+            else np.asarray(row, dtype)
+            for row in rows
+        ]
+        values = np.concatenate(arrays) if arrays else np.empty(0, dtype)
+        return Ragged.from_lengths(values, np.array([len(a) for a in arrays], np.int64))
+
+    @staticmethod
+    def from_lengths(values: NDArray[Any], lengths: NDArray[Any]) -> Ragged:
+        """Rows of the given lengths, cut from `values` in order."""
+        offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return Ragged(values, offsets)
+
+    @staticmethod
+    def concat(parts: Sequence[Ragged]) -> Ragged:
+        """The rows of all parts (at least one), in order."""
+        values = np.concatenate([part.values for part in parts])
+        return Ragged.from_lengths(values, np.concatenate([part.lengths for part in parts]))
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """int64 [n]: the length of every row."""
+        return np.diff(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> NDArray[Any]:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def slice(self, start: int, stop: int) -> Ragged:
+        """Rows `start` to `stop` (exclusive), their values not copied."""
+        offsets = self.offsets[start : stop + 1]
+        return Ragged(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+    def take(self, rows: NDArray[Any]) -> Ragged:
+        """The rows that a bool mask or an int array names, in its order."""
+        if rows.dtype == bool:
+            if rows.all():
+                return self
+            return Ragged.from_lengths(
+                self.values[np.repeat(rows, self.lengths)], self.lengths[rows]
+            )
+        lengths = self.lengths[rows]
+        starts = np.repeat(self.offsets[:-1][rows] - _exclusive_sum(lengths), lengths)
+        return Ragged.from_lengths(
+            self.values[starts + np.arange(lengths.sum(), dtype=np.int64)], lengths
+        )
+
+
+def _exclusive_sum(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.cumsum(lengths) - lengths
