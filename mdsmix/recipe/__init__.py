@@ -1,0 +1,9 @@
+"""The recipe: one YAML file that describes a whole run, read into frozen dataclasses.
+
+Everything that can be known to be wrong from the recipe alone is refused here, before a byte of data is read.
+"""
+
+from mdsmix.recipe.read import load_recipe
+from mdsmix.recipe.spec import Recipe, SourceSpec, StreamSpec, TokenizerSpec, WeightSpec
+
+__all__ = ["Recipe", "SourceSpec", "StreamSpec", "TokenizerSpec", "WeightSpec", "load_recipe"]

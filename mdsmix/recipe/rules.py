@@ -1,0 +1,103 @@
+"""What cannot be right in a recipe, whatever the data: each rule yields one sentence that says why and what to do."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+
+from mdsmix.recipe.spec import Recipe, SourceSpec, StreamSpec
+
+TARGET_PROMPTS = re.compile(r"none|all|length>=[1-9]\d*")
+COMPRESSION = re.compile(r"zstd(:([1-9]|1\d|2[0-2]))?")
+
+
+def contradictions(recipe: Recipe) -> Iterator[str]:
+    """Sentences on what cannot be right, whatever the data."""
+    if not recipe.streams:
+        yield "streams is empty; name at least one stream, for example web."
+    if recipe.loader not in ("text", "finetuning"):
+        yield f"train_loader.name is {recipe.loader!r}; LLM-Foundry has the loaders text and finetuning."
+    if not 2 <= recipe.max_seq_len < 2**31:
+        yield f"max_seq_len is {recipe.max_seq_len}; a sample needs 2 tokens at least to give a loss."
+    if not TARGET_PROMPTS.fullmatch(recipe.target_prompts):
+        yield f"target_prompts is {recipe.target_prompts!r}; it must be none, all or length>=N with N of at least 1."
+    if recipe.compression and not COMPRESSION.fullmatch(recipe.compression):
+        yield f"compression is {recipe.compression!r}; it must be zstd or zstd:N with N from 1 to 22."
+    if not recipe.decoder_only_format and (recipe.target_prompts, recipe.target_responses) != (
+        "none",
+        "last",
+    ):
+        yield "decoder_only_format: false allows only target_prompts: none and target_responses: last, as LLM-Foundry does."
+    if recipe.sourced and not (recipe.remote or recipe.local):
+        yield "neither remote nor local says where to publish; set local to a folder or remote to an s3:// URL."
+    yield from _mix_contradictions(recipe)
+    for stream in recipe.streams.values():
+        for sentence in _stream_contradictions(recipe, stream):
+            yield f"streams.{stream.name}: {sentence}"
+
+
+def _mix_contradictions(recipe: Recipe) -> Iterator[str]:
+    for name, weight in recipe.mix.items():
+        if name not in recipe.streams:
+            near = difflib.get_close_matches(name, list(recipe.streams), 1, 0.5)
+            yield f"mix.{name} names no stream; {'did you mean ' + near[0] if near else 'streams holds ' + ', '.join(recipe.streams)}?"
+        if len(weight.given) != 1:
+            yield f"mix.{name} must give exactly one of repeat, proportion and choose; it gives {list(weight.given) or 'none'}."
+        if any(not value >= 0 for value in weight.given.values()):
+            yield f"mix.{name} gives a weight below 0: {weight.given}."
+
+
+def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+    if "/" in stream.split or stream.split in ("", ".", ".."):
+        yield f"split is {stream.split!r}; it names one folder."
+    if stream.source is None:
+        if not (stream.remote or stream.local):
+            yield "has neither a source nor a remote or local; say what to convert or where it was published."
+        return
+    if stream.remote or stream.local:
+        yield "remote and local belong to streams without a source; this one is published under the recipe's remote or local."
+    expected = {"pretraining": [("text",)], "finetuning": [("prompt", "response"), ("messages",)]}
+    if stream.kind is None:
+        yield "kind is missing; it is pretraining or finetuning."
+    elif stream.source.shape not in expected[stream.kind]:
+        yield (
+            f"source names the fields {', '.join(stream.source.shape) or 'none'}; {stream.kind} reads "
+            + ("text." if stream.kind == "pretraining" else "prompt and response, or messages.")
+        )
+    yield from _loader_contradictions(recipe, stream, stream.source)
+    yield from _number_contradictions(recipe, stream)
+
+
+def _loader_contradictions(recipe: Recipe, stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
+    if stream.kind == "finetuning" and recipe.loader == "text":
+        yield (
+            "is finetuning data, which the text loader cannot read; set train_loader.name: finetuning, "
+            "which reads pretraining streams too, or take the stream out."
+        )
+    if stream.kind == "pretraining" and recipe.loader == "finetuning":
+        if not recipe.decoder_only_format:
+            yield (
+                "is pretraining data under decoder_only_format: false: the encoder would see one token of each "
+                "sample; train it with train_loader.name: text or set decoder_only_format: true."
+            )
+        if stream.layout == "document" and not stream.add_eos:
+            yield (
+                "layout: document needs add_eos: true under the finetuning loader, which would else add an EOS "
+                "that the data does not hold and train on it."
+            )
+    if stream.columns == "compact":
+        if source.shape != ("messages",):
+            yield "columns: compact is for messages; prompt/response is written compactly already."
+        if (recipe.target_prompts, recipe.target_responses) != ("none", "last"):
+            yield (
+                "columns: compact holds only what target_prompts: none and target_responses: last train on; "
+                f"the recipe says {recipe.target_prompts}/{recipe.target_responses}: use columns: turns."
+            )
+
+
+def _number_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+    if stream.min_tokens < 0:
+        yield f"min_tokens is {stream.min_tokens}; it cannot be below 0."
+    if stream.max_tokens is not None and stream.max_tokens < max(1, stream.min_tokens):
+        yield f"max_tokens is {stream.max_tokens}, below min_tokens {stream.min_tokens}: no document would be left."

@@ -1,0 +1,125 @@
+"""The recipe's words: one frozen dataclass for each section of the file, in the order in which a user writes them.
+
+Nothing here reads a file or judges a combination; `read` and `rules` beside this file do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSpec:
+    """Which tokenizer, as LLM-Foundry names it."""
+
+    name: str
+    "A folder, a lone tokenizer.json or a hub name."
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    "Keyword arguments of AutoTokenizer.from_pretrained."
+    backend: Literal["auto", "reference", "fastokens"] = "auto"
+    "What encodes: `auto` takes the fast one where it is proved equal to the reference."
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSpec:
+    """Where raw records are and which of their fields to read: `text`, or `prompt` and `response`, or `messages`."""
+
+    path: str | list[Any]
+    "A file, a glob or an s3:// URL, or a list of them."
+    text: str | None = None
+    prompt: str | None = None
+    response: str | None = None
+    messages: str | None = None
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,) if isinstance(self.path, str) else tuple(map(str, self.path))
+
+    @property
+    def shape(self) -> tuple[str, ...]:
+        """The fields that the recipe names: ("text",), ("prompt", "response") or ("messages",) where it is right."""
+        return tuple(n for n in ("text", "prompt", "response", "messages") if getattr(self, n))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSpec:
+    """One stream: converted from `source`, or, without one, mixed as it was published."""
+
+    name: str
+    kind: Literal["pretraining", "finetuning"] | None = None
+    source: SourceSpec | None = None
+    layout: Literal["concat", "document"] = "concat"
+    add_bos: bool = False
+    "Pretraining: start every document with BOS where the tokenizer itself does not."
+    add_eos: bool = True
+    "Pretraining: end every document with EOS where the tokenizer itself does not."
+    min_tokens: int = 0
+    "Pretraining: documents of fewer tokens (specials included) are filtered."
+    max_tokens: int | None = None
+    "Pretraining: documents of more tokens are filtered."
+    date_string: str | None = None
+    "Finetuning: the date that chat templates print; without it, today's, as LLM-Foundry passes it."
+    columns: Literal["turns", "compact"] = "turns"
+    "Finetuning on messages: `compact` writes the two columns of prompt/response (last/none only)."
+    split: str = "train"
+    remote: str | None = None
+    "Only without a source: where the stream was published."
+    local: str | None = None
+    "Only without a source: its folder, or with a remote the training node's cache of it."
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightSpec:
+    """How often a stream is drawn, as Streaming's Stream takes it: at most one of the three."""
+
+    repeat: int | float | None = None
+    proportion: int | float | None = None
+    choose: int | None = None
+
+    @property
+    def given(self) -> dict[str, int | float]:
+        return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The whole run. Paths are absolute, or URLs."""
+
+    path: Path
+    tokenizer: TokenizerSpec
+    max_seq_len: int
+    streams: Mapping[str, StreamSpec]
+    decoder_only_format: bool = True
+    target_prompts: str = "none"
+    target_responses: Literal["last", "all"] = "last"
+    special_tokens_in_text: Literal["escape", "allow", "reject"] = "escape"
+    compression: str | None = None
+    remote: str | None = None
+    local: str | None = None
+    mix: Mapping[str, WeightSpec] = field(default_factory=dict)
+    train_loader: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def loader(self) -> str:
+        """The one dial, `text` or `finetuning`: it decides the columns of every stream."""
+        plain = all(s.kind == "pretraining" for s in self.streams.values())
+        return str(self.train_loader.get("name", "text" if plain else "finetuning"))
+
+    @property
+    def loader_is_stated(self) -> bool:
+        return "name" in self.train_loader
+
+    @property
+    def sourced(self) -> list[StreamSpec]:
+        """The streams that `convert` makes."""
+        return [s for s in self.streams.values() if s.source]
+
+    def published(self, stream: StreamSpec) -> str:
+        """The URL or folder under which the stream's split folders lie."""
+        if stream.source is None:
+            return str(stream.remote or stream.local)
+        return f"{self.remote or self.local}/{stream.name}"
