@@ -1,0 +1,45 @@
+"""One path type for local folders and S3-compatible stores: `locate("s3://bucket/key")`.
+
+Nothing else in mdsmix opens a file of a stream or of a source. What one of the two kinds of store
+cannot do (append, rename, lock) is not offered, so that whatever is built on top works on both.
+boto3 takes 0.5 s to import, so only the first request to a bucket imports it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import unquote, urlsplit
+
+from mdsmix.errors import RecipeError
+from mdsmix.storage.local import LocalPath
+from mdsmix.storage.location import Found, Location, Stat, fixed_prefix, has_pattern
+
+__all__ = ["Found", "Location", "Stat", "fixed_prefix", "has_pattern", "locate"]
+
+
+def locate(url: str | os.PathLike[str]) -> Location:
+    """The place that `s3://bucket/key`, `file:///folder/file` or a (relative) path names."""
+    text = os.fspath(url)
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", text)
+    if scheme is None:
+        return LocalPath(os.path.abspath(text))
+    if scheme[1] == "file" and not urlsplit(text).netloc:
+        return LocalPath(os.path.abspath(unquote(text[len("file://") :])))
+    if scheme[1] == "s3":
+        return _s3(text)
+    raise RecipeError(
+        f"{text} cannot be opened: mdsmix reads and writes local paths, file:///path and "
+        "s3://bucket/key; copy the data to one of these"
+    )
+
+
+def _s3(text: str) -> Location:
+    from mdsmix.storage.s3 import S3Path
+
+    bucket, _, key = text[len("s3://") :].partition("/")
+    if not bucket or has_pattern(bucket):
+        raise RecipeError(
+            f"{text} names no bucket: write s3://bucket/key, with the bucket's name in full"
+        )
+    return S3Path(bucket, key.strip("/"))

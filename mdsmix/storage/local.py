@@ -1,0 +1,190 @@
+"""Files on a local disk: a reader sees the old file or the new one and never half of one.
+
+A write goes to a temporary name beside its target, is flushed to the disk and renamed. A killed
+process leaves at most such a `*.tmp` file, which `list` shows so that it can be cleaned up.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from mdsmix.errors import Unreachable
+from mdsmix.storage.location import (
+    Bytes,
+    Found,
+    Location,
+    Stat,
+    fixed_prefix,
+    has_pattern,
+    name_matches,
+)
+
+_REASONS = {
+    errno.ENOENT: "there is no such file or folder; check the path",
+    errno.EACCES: "permission denied; give this user the right, or use another folder",
+    errno.EPERM: "permission denied; give this user the right, or use another folder",
+    errno.EROFS: "the file system is read-only; use a folder that can be written",
+    errno.ENOSPC: "the disk is full; free some space and run the same command again",
+    errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+    errno.EISDIR: "it is a folder, and a file is needed; name a file in it",
+    errno.ENOTDIR: "a part of the path is a file, not a folder; check the path",
+    errno.ENAMETOOLONG: "the name is too long for this file system; shorten it",
+    errno.EIO: "the disk failed; check its health, then run the same command again",
+}
+
+
+@contextmanager
+def _explained(action: str, path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0, error.strerror or type(error).__name__)
+        raise Unreachable(f"cannot {action} {path}: {reason}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPath(Location):
+    """An absolute path, not resolved: a symlink keeps its own name."""
+
+    path: str
+
+    @property
+    def url(self) -> str:
+        return self.path
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+    @property
+    def is_s3(self) -> bool:
+        return False
+
+    @property
+    def parent(self) -> LocalPath:
+        return LocalPath(os.path.dirname(self.path))
+
+    def _below(self, name: str) -> LocalPath:
+        return LocalPath(os.path.normpath(os.path.join(self.path, name)))
+
+    def stat(self) -> Stat | None:
+        with _explained("look at", self.path):
+            try:
+                found = os.stat(self.path)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            return None if stat.S_ISDIR(found.st_mode) else _stat(found)
+
+    def read(self, start: int = 0, length: int | None = None) -> bytes:
+        with _explained("read", self.path), Path(self.path).open("rb") as file:
+            file.seek(start)
+            return file.read(-1 if length is None else length)
+
+    def open(self, start: int = 0) -> BinaryIO:
+        with _explained("read", self.path):
+            file = Path(self.path).open("rb", buffering=1 << 20)  # noqa: SIM115 - the caller closes it
+            file.seek(start)
+            return file
+
+    def write(self, *parts: Bytes) -> None:
+        with _explained("write", self.path), self._replacing() as temporary:  # noqa: SIM117
+            with temporary.open("xb", buffering=0) as file:
+                for part in parts:
+                    _write_all(file, memoryview(part).cast("B"))
+                os.fsync(file.fileno())
+
+    def copy_to(self, other: Location) -> None:
+        if not isinstance(other, LocalPath):
+            other.write(self.read())
+            return
+        both = f"{self.path} to {other.path}"
+        with _explained("copy", both), other._replacing() as temporary:
+            shutil.copyfile(self.path, temporary)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+
+    @contextmanager
+    def _replacing(self) -> Iterator[Path]:
+        """A name beside this one: the file made there takes its place, or goes with the error."""
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        temporary = Path(f"{self.path}.{secrets.token_hex(8)}.tmp")
+        try:
+            yield temporary
+            os.replace(temporary, self.path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+    def delete(self) -> None:
+        with _explained("delete", self.path), suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(self.path)
+
+    def list(self, recursive: bool = False) -> Iterator[tuple[str, Stat]]:
+        with _explained("list", self.path):
+            yield from sorted(_walk(self.path, "", recursive), key=lambda item: item[0])
+
+    def expand(self) -> Found:
+        itself = self.stat()
+        if itself is not None:
+            return [(self, itself)]
+        if not has_pattern(self.path):
+            return []
+        root = fixed_prefix(self.path)
+        patterns = self.path[len(root) + 1 :].split("/")
+        with _explained("list", root or "/"):
+            paths = sorted(set(_matching(root or "/", patterns)))
+        places = [LocalPath(path) for path in paths]
+        return [(place, found) for place in places if (found := place.stat()) is not None]
+
+
+def _stat(found: os.stat_result) -> Stat:
+    return Stat(found.st_size, f"{found.st_mtime_ns}-{found.st_ino}")
+
+
+def _write_all(file: io.FileIO, part: memoryview) -> None:
+    while part:
+        part = part[file.write(part) :]
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _walk(folder: str, prefix: str, recursive: bool) -> Iterator[tuple[str, Stat]]:
+    for entry in _entries(folder):
+        if not entry.is_dir():
+            with suppress(FileNotFoundError):  # deleted since it was listed, or a dangling link
+                yield prefix + entry.name, _stat(entry.stat())
+        elif recursive and not entry.is_symlink():  # a link to a parent would never end
+            yield from _walk(entry.path, f"{prefix}{entry.name}/", recursive)
+
+
+def _matching(folder: str, patterns: list[str]) -> Iterator[str]:
+    """The files below `folder` whose path matches; `**` does not follow links to folders."""
+    head, *rest = patterns
+    if head == "**":
+        yield from _matching(folder, rest or ["*"])
+    for entry in _entries(folder):
+        if head == "**":
+            if not entry.name.startswith(".") and entry.is_dir() and not entry.is_symlink():
+                yield from _matching(entry.path, patterns)
+        elif name_matches(entry.name, head):
+            if entry.is_dir() and rest:
+                yield from _matching(entry.path, rest)
+            elif not entry.is_dir() and not rest:
+                yield entry.path

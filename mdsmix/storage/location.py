@@ -1,0 +1,128 @@
+"""What every place is, wherever it lies: a small interface over whole files, without modes.
+
+It offers only what a local disk and an object store can both keep: a write is all or nothing, a
+missing file is an answer and not an accident, and whatever fails is one `Unreachable` sentence.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, TypeAlias
+
+from mdsmix.errors import Unreachable
+
+Bytes = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """Size in bytes, and a stamp that changes with the file: mtime and inode, or the ETag on S3."""
+
+    size: int
+    stamp: str
+
+
+class Location(ABC):
+    """A file or folder on a disk or in a bucket. Frozen, hashable, picklable; it is no connection."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """`s3://bucket/key`, or an absolute local path."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The last part of the path."""
+
+    @property
+    @abstractmethod
+    def is_s3(self) -> bool: ...
+
+    @property
+    @abstractmethod
+    def parent(self) -> Location: ...
+
+    @abstractmethod
+    def _below(self, name: str) -> Location: ...
+
+    def __truediv__(self, name: str) -> Location:
+        """The place of `name` below this one. One that leads outside is refused."""
+        if name.startswith("/") or ".." in name.split("/") or "\0" in name:
+            raise Unreachable(
+                f"the name {name!r} leads out of {self.url}, so it is not followed: "
+                "whatever lists it is damaged or hostile, publish it again"
+            )
+        return self._below(name)
+
+    def __str__(self) -> str:
+        return self.url
+
+    @abstractmethod
+    def stat(self) -> Stat | None:
+        """Size and stamp; None where there is no such file (a folder is not a file)."""
+
+    @abstractmethod
+    def read(self, start: int = 0, length: int | None = None) -> bytes:
+        """The bytes from `start`, fewer than `length` only at the end. Missing is `Unreachable`."""
+
+    @abstractmethod
+    def open(self, start: int = 0) -> BinaryIO:
+        """A sequential reader from `start`."""
+
+    @abstractmethod
+    def write(self, *parts: Bytes) -> None:
+        """Put the joined parts here, wholly or not at all, over whatever was here."""
+
+    @abstractmethod
+    def copy_to(self, other: Location) -> None:
+        """Write these bytes at `other`, inside the store where both are in one."""
+
+    @abstractmethod
+    def delete(self) -> None:
+        """Remove the file; a missing one is fine."""
+
+    @abstractmethod
+    def list(self, recursive: bool = False) -> Iterator[tuple[str, Stat]]:
+        """The files directly inside, or all below by relative path, sorted. Missing is empty."""
+
+    @abstractmethod
+    def expand(self) -> Found:
+        """The files that this path names, sorted: itself, or the matches of `*`, `?`, `[]`, `**`."""
+
+
+Found: TypeAlias = "list[tuple[Location, Stat]]"
+
+
+def has_pattern(path: str) -> bool:
+    return any(sign in path for sign in "*?[")
+
+
+def fixed_prefix(path: str) -> str:
+    """The folders of `path` before the first one that holds a pattern."""
+    parts = path.split("/")
+    first = next((i for i, part in enumerate(parts) if has_pattern(part)), len(parts) - 1)
+    return "/".join(parts[:first])
+
+
+def name_matches(name: str, pattern: str) -> bool:
+    """Whether one part of a path matches. As in a shell, `*` does not find `.hidden`."""
+    hidden = name.startswith(".") and not pattern.startswith(".")
+    return not hidden and fnmatch.fnmatchcase(name, pattern)
+
+
+def path_matches(names: list[str], patterns: list[str]) -> bool:
+    """Whether a path, part by part, matches; `**` stands for any number of visible folders."""
+    if not patterns or not names:
+        return not patterns and not names
+    head, *rest = patterns
+    if head != "**":
+        return name_matches(names[0], head) and path_matches(names[1:], rest)
+    if path_matches(names, rest or ["*"]):
+        return True
+    return not names[0].startswith(".") and path_matches(names[1:], patterns)
