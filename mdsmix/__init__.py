@@ -1,0 +1,6 @@
+"""From raw pretraining and finetuning data to a checked mix of MDS streams and the Foundry YAML that trains on it.
+
+The package itself imports nothing: each command loads only the rooms that it needs, so that `mdsmix --help` stays fast.
+"""
+
+__version__ = "0.1.0"
