@@ -1,0 +1,160 @@
+"""Which tokens of a conversation are trained: Foundry's target policies, worked out on lengths alone.
+
+A conversation is laid end to end as prompt, response, prompt, response ... and a policy trains a segment or does not. So
+whether anything is left to train on, and how many positions give a loss, follow from the segments' lengths: one pass of
+numpy over a batch, never a loop over tokens. The labels themselves are made by the collator at training time.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdsmix.errors import RecipeError
+
+Lengths = NDArray[np.int64]
+
+USABLE, EMPTY_PROMPT, EMPTY_RESPONSE, NO_LOSS_TOKENS = range(4)
+VERDICTS = ("", "empty_prompt", "empty_response", "no_loss_tokens")
+"The reason code of each verdict of `judge`."
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """What finetuning trains on, in the words of the recipe and of Foundry."""
+
+    max_seq_len: int
+    "Tokens of a row; what is beyond is cut off by the collator."
+    target_prompts: str = "none"
+    "none | all | length>=N: the prompts that are trained, N in tokens."
+    target_responses: str = "last"
+    "last | all: the responses that are trained."
+    decoder_only_format: bool = True
+    "False: encoder-decoder, where the last response is the target and all before it the context."
+
+    def __post_init__(self) -> None:
+        _check_length(self.max_seq_len)
+        _check_prompts(self.target_prompts)
+        _check_responses(self.target_responses)
+        if not self.decoder_only_format and not self.last_response_only:
+            raise RecipeError(
+                f"target_prompts {self.target_prompts!r} and target_responses {self.target_responses!r} cannot be "
+                "trained with decoder_only_format: false, where the last response is the only target: set them to "
+                "'none' and 'last'."
+            )
+
+    @property
+    def last_response_only(self) -> bool:
+        """True where the last response is all that is trained."""
+        return self.target_prompts == "none" and self.target_responses == "last"
+
+    @property
+    def least_trained_prompt(self) -> int:
+        """The number of tokens from which on a prompt is trained."""
+        if self.target_prompts.startswith("length>="):
+            return int(self.target_prompts[8:])
+        return 0 if self.target_prompts == "all" else _NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The lengths of a batch of conversations, each of at least one turn."""
+
+    prompts: Lengths
+    "int64 [turns]: tokens of each prompt."
+    responses: Lengths
+    "int64 [turns]: tokens of each response."
+    offsets: Lengths
+    "int64 [n + 1]: conversation i is the turns offsets[i] to offsets[i + 1]."
+
+    @staticmethod
+    def single(prompts: Lengths, responses: Lengths) -> Turns:
+        """Conversations of one turn each."""
+        return Turns(prompts, responses, np.arange(len(prompts) + 1))
+
+
+def judge(targets: Targets, turns: Turns) -> NDArray[np.int64]:
+    """int64 [n]: USABLE, or why a conversation cannot be trained on.
+
+    The rule of Foundry's `is_valid_ift_example`: no prompt and no response is empty, and at least one trained token is left
+    after the cut to max_seq_len, before any EOS is appended. Encoder-decoder rows cut context and target apart from each
+    other, so that there a long prompt takes nothing from the response.
+    """
+    verdicts = np.full(len(turns.offsets) - 1, USABLE)
+    if not len(verdicts):
+        return verdicts
+    if targets.decoder_only_format:
+        starts, _, trained = _segments(targets, turns, turns.responses)
+        first = _per_conversation(np.minimum, np.where(trained, starts, _NEVER), 2 * turns.offsets)
+        verdicts[first >= targets.max_seq_len] = NO_LOSS_TOKENS
+    verdicts[_per_conversation(np.minimum, turns.responses, turns.offsets) == 0] = EMPTY_RESPONSE
+    verdicts[_per_conversation(np.minimum, turns.prompts, turns.offsets) == 0] = EMPTY_PROMPT
+    return verdicts
+
+
+def count_losses(targets: Targets, turns: Turns, gets_eos: NDArray[np.bool_]) -> Lengths:
+    """int64 [n]: the positions of each conversation that give a loss.
+
+    Counted as the model sees a row after Foundry's collator: with the EOS that it appends to a last response without one
+    (`gets_eos`), cut to max_seq_len, and less the token at position 0, which nothing predicts. An encoder-decoder's target
+    is not shifted, so that all of it counts.
+    """
+    if not len(gets_eos):
+        return np.zeros(0, np.int64)
+    last = turns.offsets[1:] - 1
+    responses = turns.responses.copy()
+    responses[last] += gets_eos
+    if not targets.decoder_only_format:
+        return np.minimum(responses[last], targets.max_seq_len)
+    starts, ends, trained = _segments(targets, turns, responses)
+    kept = np.clip(ends, 1, targets.max_seq_len) - np.clip(starts, 1, targets.max_seq_len)
+    return _per_conversation(np.add, kept * trained, 2 * turns.offsets)
+
+
+def _segments(
+    targets: Targets, turns: Turns, responses: Lengths
+) -> tuple[Lengths, Lengths, NDArray[np.bool_]]:
+    """Start and end of every prompt and response (interleaved) in its conversation, and whether it is trained."""
+    lengths = np.stack([turns.prompts, responses], axis=1).ravel()
+    ends = np.cumsum(lengths)
+    bases = (ends - lengths)[2 * turns.offsets[:-1]]
+    ends -= np.repeat(bases, 2 * np.diff(turns.offsets))
+    trained = np.zeros((len(responses), 2), bool)
+    trained[:, 0] = turns.prompts >= targets.least_trained_prompt
+    trained[:, 1] = targets.target_responses == "all"
+    trained[turns.offsets[1:] - 1, 1] = True
+    return ends - lengths, ends, trained.ravel()
+
+
+def _per_conversation(reduce: np.ufunc, values: NDArray[Any], offsets: Lengths) -> NDArray[Any]:
+    return np.asarray(reduce.reduceat(values, offsets[:-1]))
+
+
+def _check_length(max_seq_len: int) -> None:
+    if max_seq_len < 1:
+        raise RecipeError(
+            f"max_seq_len is {max_seq_len}, and a row needs at least one token: set it to the length that the "
+            "model is trained at."
+        )
+
+
+def _check_prompts(policy: str) -> None:
+    cutoff = re.fullmatch(r"length>=([0-9]+)", policy)
+    if policy not in ("none", "all") and not (cutoff and int(cutoff[1])):
+        raise RecipeError(
+            f"target_prompts is {policy!r}, which names no policy of Foundry: use 'none', 'all', or 'length>=N' "
+            "with N the least number of tokens (1 or more) of a prompt that is trained."
+        )
+
+
+def _check_responses(policy: str) -> None:
+    if policy not in ("last", "all"):
+        raise RecipeError(
+            f"target_responses is {policy!r}, which names no policy of Foundry: use 'last' or 'all'."
+        )
