@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from mdsmix.recipe.spec import Recipe, SourceSpec, StreamSpec
 
 TARGET_PROMPTS = re.compile(r"none|all|length>=[1-9]\d*")
+STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 COMPRESSION = re.compile(r"zstd(:([1-9]|1\d|2[0-2]))?")
 
 
@@ -49,6 +50,8 @@ def _mix_contradictions(recipe: Recipe) -> Iterator[str]:
 
 
 def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+    if not STREAM_NAME.fullmatch(stream.name):
+        yield "a stream's name becomes a folder: use letters, digits, '.', '_' and '-'."
     if "/" in stream.split or stream.split in ("", ".", ".."):
         yield f"split is {stream.split!r}; it names one folder."
     if stream.source is None:

@@ -28,16 +28,12 @@ class TokenizerSpec:
 class SourceSpec:
     """Where raw records are and which of their fields to read: `text`, or `prompt` and `response`, or `messages`."""
 
-    path: str | list[Any]
-    "A file, a glob or an s3:// URL, or a list of them."
+    path: list[str]
+    "Files, globs or s3:// URLs; a recipe may write one without the list."
     text: str | None = None
     prompt: str | None = None
     response: str | None = None
     messages: str | None = None
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return (self.path,) if isinstance(self.path, str) else tuple(map(str, self.path))
 
     @property
     def shape(self) -> tuple[str, ...]:
@@ -89,7 +85,8 @@ class WeightSpec:
 class Recipe:
     """The whole run. Paths are absolute, or URLs."""
 
-    path: Path
+    folder: Path
+    "Where the recipe lies."
     tokenizer: TokenizerSpec
     max_seq_len: int
     streams: Mapping[str, StreamSpec]

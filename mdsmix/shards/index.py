@@ -1,0 +1,124 @@
+"""index.json, version 2: the list of shards that Streaming reads.
+
+Reading is strict, since a hostile index names files to open: a basename is a plain file name and every size fits a
+shard. Unknown top-level keys are ignored, as Streaming ignores them. Source: streaming/base/format/base/writer.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import xxhash
+
+from mdsmix import typed
+from mdsmix.errors import Unreachable
+from mdsmix.shards.mds import Layout
+from mdsmix.storage import Location
+
+BASENAME = "index.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """One file of a shard."""
+
+    basename: str
+    bytes: int
+    hashes: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One entry of index.json, with the names that Streaming gives its keys."""
+
+    version: int
+    format: str
+    samples: int
+    raw_data: StoredFile
+    column_names: list[str]
+    column_encodings: list[str]
+    column_sizes: list[int | None]
+    zip_data: StoredFile | None = None
+    compression: str | None = None
+    hashes: list[str] = field(default_factory=list)
+    size_limit: int | str | None = None
+
+    @property
+    def columns(self) -> dict[str, str]:
+        return dict(zip(self.column_names, self.column_encodings, strict=False))
+
+    @property
+    def stored(self) -> StoredFile:
+        """The file that lies in the stream's folder: the compressed one where there is one."""
+        return self.zip_data or self.raw_data
+
+    @staticmethod
+    def of(layout: Layout, samples: int, raw: StoredFile, zipped: StoredFile | None) -> Shard:
+        return Shard(samples=samples, raw_data=raw, zip_data=zipped, **layout.settings)
+
+
+@dataclass(frozen=True)
+class Index:
+    """A whole index.json; `content` is its bytes as stored."""
+
+    shards: tuple[Shard, ...]
+    content: bytes = field(repr=False)
+
+    @cached_property
+    def hash(self) -> str:
+        """xxh128 of the stored bytes, 32 hex digits: the identity of a published stream."""
+        return xxhash.xxh128_hexdigest(self.content)
+
+    @property
+    def samples(self) -> int:
+        return sum(shard.samples for shard in self.shards)
+
+    @property
+    def bytes(self) -> int:
+        return sum(shard.stored.bytes for shard in self.shards)
+
+
+def make_index(shards: Sequence[Shard]) -> Index:
+    """The index of the shards, in their order, byte for byte as MDSWriter would write it."""
+    entries = [asdict(shard) for shard in shards]
+    content = json.dumps({"version": 2, "shards": entries}, sort_keys=True).encode()
+    return Index(tuple(shards), content)
+
+
+def parse_index(content: bytes, where: str) -> Index:
+    """An index from its bytes; Unreachable says what is wrong with it and what that would do to a reader."""
+    try:
+        tree = json.loads(content)
+        if not isinstance(tree, Mapping) or not isinstance(tree.get("shards"), list):
+            raise typed.Misfit("it has no list `shards`.")
+        shards = tuple(_shard(entry, n) for n, entry in enumerate(tree["shards"]))
+    except (ValueError, RecursionError, typed.Misfit) as error:
+        raise Unreachable(
+            f"{where} is no index that Streaming could read: {str(error).rstrip('.')}; "
+            "publish the stream again."
+        ) from None
+    return Index(shards, content)
+
+
+def read_index(folder: Location) -> Index:
+    """The index of the stream published in `folder`; Unreachable where there is none."""
+    at = folder / BASENAME
+    return parse_index(at.read(), str(at))
+
+
+def _shard(entry: Any, number: int) -> Shard:
+    shard = typed.read(Shard, entry, f"shards[{number}]")
+    for file in (shard.raw_data, shard.zip_data):
+        if file and (not file.basename or "/" in file.basename or file.basename in (".", "..")):
+            raise typed.Misfit(
+                f"shards[{number}] names the file {file.basename!r}, which is not inside the stream's folder"
+            )
+        if file and not 0 <= file.bytes < 1 << 32:
+            raise typed.Misfit(f"shards[{number}] says it has {file.bytes} bytes")
+    if shard.samples < 0 or len(shard.column_names) != len(shard.column_encodings):
+        raise typed.Misfit(f"shards[{number}] contradicts itself in samples or columns")
+    return shard

@@ -1,0 +1,204 @@
+"""The manifest: a stream's identity card, specified in the README beside this file.
+
+It lies beside index.json as `mdsmix.manifest`, without the suffix .json, since Streaming's merge_index reads every
+*.json below a folder as an index. It is published before the index and names the index's hash, so a reader can tell a
+finished publication from an interrupted one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from mdsmix import typed
+from mdsmix.errors import Unreachable
+from mdsmix.storage import Location
+
+BASENAME = "mdsmix.manifest"
+FORMAT_VERSION = 1
+"Raised when the meaning of a key, a work unit's window or a shard's bytes change: older streams are then rebuilt."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerCard:
+    """Which tokenizer made the ids; two streams mix only where `hash` is equal."""
+
+    name: str
+    "As a hub names it; a folder by its last name only, since a path means nothing elsewhere."
+    hash: str
+    "Of the snapshot: tokenizer.json as AutoTokenizer would use it, special tokens and template."
+    vocab_size: int
+    bos_id: int | None = None
+    eos_id: int | None = None
+    pad_id: int | None = None
+    chat_template_hash: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """How records became samples. Where two streams of a mix disagree in one of these, `check` says so."""
+
+    kind: Literal["pretraining", "finetuning"]
+    loader: Literal["text", "finetuning"]
+    columns: dict[str, str]
+    "Column name -> MDS encoding."
+    max_seq_len: int
+    decoder_only_format: bool
+    target_prompts: str
+    target_responses: str
+    special_tokens_in_text: str
+    layout: Literal["concat", "document"] | None = None
+    "Of pretraining."
+    add_bos: bool | None = None
+    add_eos: bool | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    fields: dict[str, str] = field(default_factory=dict)
+    "What was read from a record: text, prompt and response, or messages -> the field's name."
+    compact: bool = False
+    "Conversations flattened into input_ids and labels: trains right under none/last only."
+    date_string: str | None = None
+    compression: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """What became of the source's records: read = written + filtered + quarantined."""
+
+    read: int = 0
+    written: int = 0
+    filtered: dict[str, int] = field(default_factory=dict)
+    "Reason code -> records that a rule dropped."
+    quarantined: dict[str, int] = field(default_factory=dict)
+    "Reason code -> bad records, each kept in the stream's quarantine folder."
+
+    @property
+    def dropped(self) -> int:
+        return sum(self.filtered.values())
+
+    @property
+    def bad(self) -> int:
+        return sum(self.quarantined.values())
+
+    @property
+    def adds_up(self) -> bool:
+        return self.read == self.written + self.dropped + self.bad
+
+    def __add__(self, other: Records) -> Records:
+        return Records(
+            read=self.read + other.read,
+            written=self.written + other.written,
+            filtered=_added(self.filtered, other.filtered),
+            quarantined=_added(self.quarantined, other.quarantined),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What the samples hold."""
+
+    samples: int = 0
+    tokens: int = 0
+    loss_tokens: int = 0
+    "Positions that give a loss, after the shift by one."
+    lost_tokens: int = 0
+    "Tokens that no sample holds: the last part of a concat stream, less than one row."
+    largest_id: int = -1
+    longest: int = 0
+    "Tokens of the longest sample."
+    lengths: dict[str, int] = field(default_factory=dict)
+    "Samples by length: key `2^k` counts those of 2^k to 2^(k+1) - 1 tokens."
+    specials: int = 0
+    "Records whose text held the string of a special token."
+    compared: int = 0
+    "Texts encoded by the reference tokenizer too, and found equal."
+
+    def __add__(self, other: Totals) -> Totals:
+        mine, its = asdict(self), asdict(other)
+        sums = {k: mine[k] + its[k] for k in mine if isinstance(mine[k], int)}
+        tops = {k: max(mine[k], its[k]) for k in ("largest_id", "longest")}
+        return Totals(**sums | tops | {"lengths": _added(self.lengths, other.lengths)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """One file that was read: its path below the source's root, its stored bytes, the hash of its content."""
+
+    path: str
+    size: int
+    hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The shards of one work unit, in the index's order."""
+
+    key: str
+    shards: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The whole card."""
+
+    format_version: int
+    tool_version: str
+    encoding: Encoding
+    tokenizer: TokenizerCard
+    backend: str
+    "What encoded, with its version, for example `fastokens 0.3.5`."
+    totals: Totals
+    records: Records
+    sources: list[SourceFile]
+    parts: list[Part]
+    index_hash: str
+    "xxh128 of index.json's bytes, 32 hex digits."
+    complete: bool
+
+    @property
+    def short_hash(self) -> str:
+        """Eight digits that name a version of the stream: they change where its shards do."""
+        return self.index_hash[:8]
+
+    def to_bytes(self) -> bytes:
+        return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+
+
+def histogram(lengths: NDArray[np.int64]) -> dict[str, int]:
+    """Samples by powers of two of their length: {"2^k": samples of 2^k to 2^(k+1) - 1 tokens}."""
+    powers = np.frexp(np.maximum(lengths, 1).astype(np.float64))[1] - 1
+    counts = np.bincount(powers)
+    return {f"2^{power}": int(count) for power, count in enumerate(counts) if count}
+
+
+def parse_manifest(content: bytes, where: str) -> Manifest:
+    """A manifest from its bytes; Unreachable where it is damaged or of a newer format."""
+    try:
+        tree = orjson.loads(content)
+        version = tree.get("format_version") if isinstance(tree, dict) else None
+        if version != FORMAT_VERSION:
+            raise typed.Misfit(
+                f"its format_version is {version!r}, this mdsmix reads {FORMAT_VERSION}"
+            )
+        return typed.read(Manifest, tree)
+    except (orjson.JSONDecodeError, typed.Misfit) as error:
+        raise Unreachable(
+            f"{where} cannot be read as a manifest: {str(error).rstrip('.')}; "
+            "convert the stream again with this version, or use the version that wrote it."
+        ) from None
+
+
+def read_manifest(folder: Location) -> Manifest | None:
+    """The manifest of the stream in `folder`, None where it was published without one."""
+    at = folder / BASENAME
+    return parse_manifest(at.read(), str(at)) if at.stat() else None
+
+
+def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, Any]:
+    return {k: one.get(k, 0) + other.get(k, 0) for k in sorted({*one, *other})}

@@ -1,0 +1,205 @@
+"""A whole MDS shard from arrays: byte for byte what streaming's MDSWriter writes for the same samples.
+
+MDSWriter encodes one sample at a time; here a shard is laid out at once from flat token arrays, at memory speed. The
+price is that only the column encodings that mdsmix writes are known: `ndarray:<int>[:<length>]` and `json`.
+
+A shard is: sample count (uint32), byte offsets of every sample and of the end (uint32 [n + 1]), a JSON of its settings,
+then the samples. A sample is the sizes of its columns without a fixed size (uint32 each), then its columns in the
+order of their names. A 1-d ndarray without a fixed length starts with its length: one byte `4 | width`, then the
+length in 1, 2 or 4 bytes. Source: streaming/base/format/mds/{writer,encodings}.py, 0.12 and 0.13 alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdsmix.ragged import Ragged
+
+SHARD_BYTES = 1 << 26
+"64 MiB, MDSWriter's own default: a shard is the unit of download and of eviction."
+SHARD_ROWS = 1 << 17
+"131,072 rows: half of Streaming's smallest shuffle block; shards of more rows shuffle badly."
+HASHES = ("xxh128",)
+"Hashes in the index: xxh128 runs at 29 GB/s here, xxh64 at 10, and it names the shard too."
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name and its MDS encoding, `ndarray:<int>`, `ndarray:<int>:<length>` or `json`."""
+
+    name: str
+    encoding: str
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the column's flat values: the token dtype, or uint8 for the text of a json column."""
+        return np.dtype("uint8" if self.encoding == "json" else self.encoding.split(":")[1])
+
+    @property
+    def length(self) -> int | None:
+        """Tokens in every row, where the encoding fixes it."""
+        parts = self.encoding.split(":")
+        return int(parts[2]) if len(parts) == 3 else None
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of every row, where the encoding fixes them."""
+        return None if self.length is None else self.length * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The settings that every shard of a stream shares."""
+
+    columns: tuple[Column, ...]
+    "In the order of their names, as MDSWriter sorts them."
+    compression: str | None = None
+    "zstd or zstd:N."
+
+    @staticmethod
+    def of(encodings: Mapping[str, str], compression: str | None = None) -> Layout:
+        return Layout(tuple(Column(n, encodings[n]) for n in sorted(encodings)), compression)
+
+    @property
+    def encodings(self) -> dict[str, str]:
+        return {c.name: c.encoding for c in self.columns}
+
+    @property
+    def is_fixed(self) -> bool:
+        """Every row has the same bytes, so rows need no heads and a shard's data is one array."""
+        return all(c.size is not None for c in self.columns)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a shard says of itself, in its own head and again in index.json."""
+        return {
+            "version": 2,
+            "format": "mds",
+            "compression": self.compression,
+            "hashes": list(HASHES),
+            "size_limit": SHARD_BYTES,
+            "column_names": [c.name for c in self.columns],
+            "column_encodings": [c.encoding for c in self.columns],
+            "column_sizes": [c.size for c in self.columns],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Samples laid out as in a shard, cut into shards by `split`."""
+
+    body: NDArray[np.uint8]
+    "All samples, one behind the other."
+    sizes: NDArray[np.int64]
+    "int64 [n]: bytes of each sample."
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+def lay_out(layout: Layout, columns: Mapping[str, Ragged]) -> Rows:
+    """The samples' bytes from one Ragged per column; an empty ndarray row is refused, as MDSWriter refuses it."""
+    if layout.is_fixed:
+        parts = [
+            columns[c.name].values.reshape(-1, c.length or 1).view(np.uint8) for c in layout.columns
+        ]
+        body = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        return Rows(body.reshape(-1), np.full(len(body), body.shape[1], np.int64))
+    return _lay_out_ragged([_Part.of(c, columns[c.name]) for c in layout.columns])
+
+
+def fixed_rows(layout: Layout, tokens: NDArray[Any]) -> Rows:
+    """Rows whose columns share one dtype and together hold `tokens` [n, max_seq_len]: the array is the bytes."""
+    row = sum(c.size or 0 for c in layout.columns)
+    body = np.ascontiguousarray(tokens).reshape(-1).view(np.uint8)
+    return Rows(body, np.full(len(body) // row, row, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One column of a ragged layout: per row a prefix (the array's length) and a payload."""
+
+    payload: NDArray[np.uint8]
+    sizes: NDArray[np.int64]
+    prefix: NDArray[np.uint8]
+    prefix_sizes: NDArray[np.int64]
+    has_size: bool
+
+    @staticmethod
+    def of(column: Column, rows: Ragged) -> _Part:
+        lengths = rows.lengths
+        none = np.empty(0, np.uint8)
+        sizes = lengths * column.dtype.itemsize
+        payload = rows.values.view(np.uint8)
+        if column.encoding == "json" or column.length is not None:
+            return _Part(payload, sizes, none, np.zeros_like(sizes), column.length is None)
+        if len(lengths) and not lengths.min():
+            raise ValueError(f"column {column.name} holds an empty row, which MDS cannot store")
+        return _Part(payload, sizes, *_length_prefixes(lengths), True)
+
+
+def _length_prefixes(lengths: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The shape heads of 1-d arrays: `1 << 2 | log2(width)`, then the length in `width` bytes."""
+    log_width = (lengths > 0xFF).astype(np.int64) + (lengths > 0xFFFF)
+    widest = np.empty((len(lengths), 5), np.uint8)
+    widest[:, 0] = 4 | log_width
+    widest[:, 1:] = lengths.astype("<u4")[:, None].view(np.uint8).reshape(-1, 4)
+    widths = 1 + (1 << log_width)
+    return widest[np.arange(5) < widths[:, None]], widths
+
+
+def _lay_out_ragged(parts: Sequence[_Part]) -> Rows:
+    """Interleaves size heads, prefixes and payloads; each source fills its own bytes of the body by a mask."""
+    heads = np.stack([p.sizes + p.prefix_sizes for p in parts if p.has_size], axis=1).astype("<u4")
+    sources = [heads.reshape(-1).view(np.uint8)]
+    widths = [np.full(len(heads), heads.shape[1] * 4, np.int64)]
+    for part in parts:
+        sources += [part.prefix, part.payload]
+        widths += [part.prefix_sizes, part.sizes]
+    table = np.stack(widths, axis=1)
+    owner = np.repeat(
+        np.tile(np.arange(len(widths), dtype=np.uint8), len(table)), table.reshape(-1)
+    )
+    body = np.empty(len(owner), np.uint8)
+    for number, source in enumerate(sources):
+        if len(source):
+            body[owner == number] = source
+    return Rows(body, table.sum(axis=1))
+
+
+def split(rows: Rows) -> Iterator[Rows]:
+    """Cuts rows evenly into the fewest shards of at most SHARD_BYTES and SHARD_ROWS; one larger row is a shard alone."""
+    n = len(rows)
+    if not n:
+        return
+    ends = np.concatenate([[0], np.cumsum(rows.sizes)])
+    count = max(-(-int(ends[-1]) // SHARD_BYTES), -(-n // SHARD_ROWS))
+    while not _fits(cuts := np.linspace(0, n, count + 1).astype(np.int64), ends):
+        count += 1
+    for start, stop in pairwise(cuts):
+        yield Rows(rows.body[ends[start] : ends[stop]], rows.sizes[start:stop])
+
+
+def _fits(cuts: NDArray[np.int64], ends: NDArray[Any]) -> bool:
+    """Every shard, its offsets counted, is within SHARD_BYTES or holds one row."""
+    rows = np.diff(cuts)
+    return bool(((np.diff(ends[cuts]) + 4 * rows <= SHARD_BYTES) | (rows <= 1)).all())
+
+
+def shard_parts(layout: Layout, rows: Rows) -> list[memoryview]:
+    """The shard's raw bytes as buffers to be written in order; the samples are not copied."""
+    settings = json.dumps(layout.settings, sort_keys=True).encode()
+    offsets = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(rows.sizes, out=offsets[1:])
+    offsets += 4 + 4 * len(offsets) + len(settings)
+    if offsets[-1] >= 1 << 32:
+        raise ValueError(f"a sample of {offsets[-1]} bytes does not fit a shard's 32-bit offsets")
+    head = np.uint32(len(rows)).tobytes() + offsets.astype("<u4").tobytes() + settings
+    return [memoryview(head), memoryview(np.ascontiguousarray(rows.body)).cast("B")]

@@ -1,0 +1,110 @@
+"""A mapping -> a dataclass, by the dataclass's own annotations.
+
+The recipe, the manifest and the unit records are all read by this one reader, so a new key is one line in its
+dataclass. Only the annotations that those use are known: builtin types, Literal, unions, lists, mappings, dataclasses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+
+
+class Misfit(Exception):
+    """A value that does not fit; the message is one sentence that names the key."""
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def read(cls: type[T], values: Any, where: str = "") -> T:
+    """The dataclass `cls` from `values`; Misfit names an unknown key (and the nearest), a missing one, a wrong type."""
+    if not isinstance(values, Mapping):
+        raise Misfit(f"{where or 'the top level'} must hold keys and values, not {values!r}.")
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in fields:
+            raise Misfit(
+                f"{_at(where, key)} is not a known key; {_nearest(str(key), list(fields))}"
+            )
+    for name, field in fields.items():
+        if values.get(name) is None and _is_required(field):
+            raise Misfit(f"{_at(where, name)} is missing.")
+    hints = _hints(cls)
+    return cls(**{k: _value(v, hints[k], _at(where, k)) for k, v in values.items()})
+
+
+def _at(where: str, key: Any) -> str:
+    return f"{where}.{key}" if where else str(key)
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key, known, 1, 0.5)
+    return f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}."
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return (
+        field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+        and field.init
+    )
+
+
+def _value(value: Any, hint: Any, where: str) -> Any:
+    """The value as the annotation wants it: sections become dataclasses, everything else stays."""
+    if dataclasses.is_dataclass(hint):
+        return read(typing.cast("type", hint), value, where)
+    options = typing.get_args(hint) if _is_union(hint) else (hint,)
+    sections = [o for o in options if dataclasses.is_dataclass(o)]
+    if sections and isinstance(value, Mapping):
+        return read(typing.cast("type", sections[0]), value, where)
+    if not any(_fits(value, option) for option in options):
+        raise Misfit(f"{where} is {value!r}; it must be {spelled(hint)}.")
+    return _inside(value, options, where)
+
+
+def _inside(value: Any, options: Sequence[Any], where: str) -> Any:
+    """Reads the elements of a list or a mapping by the annotation of the option that fits."""
+    option = next(o for o in options if _fits(value, o))
+    args = typing.get_args(option)
+    if isinstance(value, Mapping) and len(args) == 2:
+        return {k: _value(v, args[1], _at(where, k)) for k, v in value.items()}
+    if isinstance(value, list) and args:
+        return [_value(v, args[0], f"{where}[{i}]") for i, v in enumerate(value)]
+    return value
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if hint is Any:
+        return True
+    if typing.get_origin(hint) is Literal:
+        return value in typing.get_args(hint) and not isinstance(value, bool)
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, typing.get_origin(hint) or hint)
+
+
+def spelled(hint: Any) -> str:
+    """A type as a user would say it."""
+    args = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(map(str, args))
+    if _is_union(hint):
+        return " or ".join(map(spelled, args))
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    kind = typing.get_origin(hint) or hint
+    return names.get(kind, "a list" if kind is list else "null" if kind is type(None) else "keys")
