@@ -72,7 +72,7 @@ def questions(limit: int | None = None) -> Iterator[Record]:
 
 
 def chats(limit: int | None = None) -> Iterator[Record]:
-    """`{"messages": [...]}`: 1-3 exchanges on a module's functions, a third with a system message."""
+    """`{"messages": [...]}`: 1-3 exchanges on its functions, a third with a system message."""
     return islice(chain.from_iterable(map(_module_chats, modules())), limit)
 
 
@@ -125,8 +125,8 @@ def train_tokenizer(folder: Path, vocab_size: int = 2000, documents_n: int = 100
 def big_documents(path: Path, size: int, seed: int = 0) -> Path:
     """Writes at least `size` bytes of JSONL documents at several hundred MB/s, for benchmarks.
 
-    Each document joins passages cut at random lines of the library's text, so that a file of any
-    size repeats no document. Its words repeat: a tokenizer's word cache is flattered by it.
+    Each document joins passages cut at random lines of the library's text, so that hardly one in a
+    thousand is there twice. The words do repeat: a tokenizer's word cache is flattered by it.
     """
     lines = _escaped_lines()
     text, starts = b"".join(lines), np.cumsum([0, *map(len, lines)])

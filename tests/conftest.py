@@ -1,0 +1,71 @@
+"""What every test may ask for: a small real corpus, its tokenizer, a MinIO, a fresh bucket.
+
+No test reaches a hub, reads the user's cache or the user's own S3 settings.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.corpus import train_tokenizer, write_corpus
+from tests.minio import running_minio
+
+# Read by huggingface_hub when it is imported, so it is set before any test module is.
+os.environ["HF_HUB_OFFLINE"] = "1"
+ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+IDENTITIES = ("AWS_PROFILE", "AWS_SESSION_TOKEN")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache folder of this session's own, and no S3 endpoint but the tests' own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MDSMIX_CACHE", str(tmp_path_factory.mktemp("cache")))
+        for name in ENDPOINTS:
+            patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE of 2,000 tokens with a ChatML template, eos id 0 and pad id 1."""
+    return train_tokenizer(tmp_path_factory.mktemp("tokenizer"), documents_n=30)
+
+
+@pytest.fixture(scope="session")
+def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """web.jsonl.zst (20 records), docs (200), faq (200), chat (100) and heldout.jsonl (20)."""
+    folder = tmp_path_factory.mktemp("corpus")
+    return write_corpus(folder, 20, docstrings_n=200, questions_n=200, chats_n=100, heldout_n=20)
+
+
+@pytest.fixture(scope="session")
+def _minio_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with running_minio(tmp_path_factory.mktemp("minio")) as settings:
+        yield settings
+
+
+@pytest.fixture
+def minio(_minio_settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """The endpoint of a running MinIO, set for the test and the subprocesses that it starts."""
+    if "AWS_ACCESS_KEY_ID" in _minio_settings:
+        for name in IDENTITIES:
+            monkeypatch.delenv(name, raising=False)
+    for name, value in _minio_settings.items():
+        monkeypatch.setenv(name, value)
+    return _minio_settings["S3_ENDPOINT_URL"]
+
+
+@pytest.fixture
+def bucket(minio: str) -> str:
+    """The name of a fresh, empty bucket in that MinIO."""
+    import boto3
+
+    name = f"mdsmix-{uuid.uuid4().hex[:12]}"
+    boto3.client("s3", endpoint_url=minio).create_bucket(Bucket=name)
+    return name
