@@ -26,7 +26,7 @@ class Stat:
 
 
 class Location(ABC):
-    """A file or folder on a disk or in a bucket. Frozen, hashable, picklable; it is no connection."""
+    """A file or folder on a disk or in a bucket. Frozen, hashable and picklable."""
 
     __slots__ = ()
 
@@ -93,7 +93,7 @@ class Location(ABC):
 
     @abstractmethod
     def expand(self) -> Found:
-        """The files that this path names, sorted: itself, or the matches of `*`, `?`, `[]`, `**`."""
+        """The files that this path names, sorted: itself, or what `*`, `?`, `[]`, `**` match."""
 
 
 Found: TypeAlias = "list[tuple[Location, Stat]]"

@@ -1,0 +1,250 @@
+"""Objects in a bucket of S3 or of a store that speaks its protocol (MinIO and others).
+
+One object is one PUT up to 64 MiB, which is as large as a shard gets, and parts above; parts are
+taken back when the write is given up. A read that breaks in the middle goes on where it broke, as
+long as the object is still the same one.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from mdsmix.storage.location import (
+    Bytes,
+    Found,
+    Location,
+    Stat,
+    fixed_prefix,
+    has_pattern,
+    path_matches,
+)
+from mdsmix.storage.s3_client import asking, error_code
+
+_PART_BYTES = 64 << 20
+_READ_BYTES = 8 << 20  # RawIOBase.readall would take 8 KiB at a time, 7 times slower
+_BREAKS_IN_A_ROW = 6
+
+
+@dataclass(frozen=True, slots=True)
+class S3Path(Location):
+    """A bucket and a key without slashes around it; the empty key is the bucket as a folder."""
+
+    bucket: str
+    key: str
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/{self.key}".rstrip("/")
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition("/")[2]
+
+    @property
+    def is_s3(self) -> bool:
+        return True
+
+    @property
+    def parent(self) -> S3Path:
+        return S3Path(self.bucket, self.key.rpartition("/")[0])
+
+    def _below(self, name: str) -> S3Path:
+        return S3Path(self.bucket, f"{self.key}/{name}".strip("/"))
+
+    def _object(self) -> dict[str, str]:
+        return {"Bucket": self.bucket, "Key": self.key}
+
+    def stat(self) -> Stat | None:
+        from botocore.exceptions import ClientError
+
+        if not self.key:
+            return None
+        with asking(self.url) as client:
+            try:
+                head = client.head_object(**self._object())
+            except ClientError as error:
+                if error_code(error) not in ("400", "403", "404"):
+                    raise
+                # A HEAD has no body that tells a missing object from a missing bucket or a wrong
+                # key; a GET of one byte has.
+                return _stat_by_reading(client, self._object())
+        return Stat(head["ContentLength"], head["ETag"].strip('"'))
+
+    def read(self, start: int = 0, length: int | None = None) -> bytes:
+        if length == 0:
+            return b""
+        with _Reader(self, start, None if length is None else start + length) as reader:
+            return b"".join(iter(lambda: reader.read(_READ_BYTES), b""))
+
+    def open(self, start: int = 0) -> BinaryIO:
+        return io.BufferedReader(_Reader(self, start, None), buffer_size=1 << 20)
+
+    def write(self, *parts: Bytes) -> None:
+        from boto3.s3.transfer import TransferConfig
+
+        body = _Joined(parts)
+        with asking(self.url) as client:
+            if body.size <= _PART_BYTES:
+                client.put_object(**self._object(), Body=body, ContentLength=body.size)
+                return
+            # Threads would hold one part each in memory; one at a time is bounded.
+            in_parts = TransferConfig(multipart_chunksize=_PART_BYTES, use_threads=False)
+            client.upload_fileobj(body, **self._object(), Config=in_parts)
+
+    def copy_to(self, other: Location) -> None:
+        if not isinstance(other, S3Path):
+            other.write(self.read())
+            return
+        with asking(f"{self.url} (to copy it to {other.url})") as client:
+            client.copy(self._object(), **other._object())
+
+    def delete(self) -> None:
+        with asking(self.url) as client:
+            client.delete_object(**self._object())
+
+    def list(self, recursive: bool = False) -> Iterator[tuple[str, Stat]]:
+        prefix = f"{self.key}/" if self.key else ""
+        token: dict[str, str] = {}
+        while True:
+            with asking(self.url) as client:
+                page = client.list_objects_v2(
+                    Bucket=self.bucket, Prefix=prefix, Delimiter="" if recursive else "/", **token
+                )
+            for entry in page.get("Contents", []):
+                name = entry["Key"][len(prefix) :]
+                if name and not name.endswith("/"):  # the mark of an empty folder
+                    yield name, Stat(entry["Size"], entry["ETag"].strip('"'))
+            if not page["IsTruncated"]:
+                return
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def expand(self) -> Found:
+        itself = self.stat()
+        if itself is not None:
+            return [(self, itself)]
+        if not has_pattern(self.key):
+            return []
+        root = S3Path(self.bucket, fixed_prefix(self.key))
+        patterns = self.key[len(root.key) :].strip("/").split("/")
+        deep = len(patterns) > 1 or patterns == ["**"]
+        return [
+            (root / name, found)
+            for name, found in root.list(recursive=deep)
+            if path_matches(name.split("/"), patterns)
+        ]
+
+
+def _stat_by_reading(client: Any, place: dict[str, str]) -> Stat | None:
+    from botocore.exceptions import ClientError
+
+    try:
+        answer = client.get_object(**place, Range="bytes=0-0")
+    except ClientError as error:
+        if error_code(error) == "NoSuchKey":
+            return None
+        if error_code(error) != "InvalidRange":
+            raise
+        answer = client.get_object(**place)  # an empty object has no first byte
+    answer["Body"].close()
+    size = answer.get("ContentRange", "/0").rpartition("/")[2]
+    return Stat(int(size), answer["ETag"].strip('"'))
+
+
+class _Reader(io.RawIOBase):
+    """The bytes [start, end) of one version of an object, taken up again where a body breaks."""
+
+    def __init__(self, place: S3Path, start: int, end: int | None) -> None:
+        self._place, self._position, self._end = place, start, end
+        self._etag: str | None = None
+        self._breaks = 0
+        self._body: Any = self._request()
+
+    def _request(self) -> Any:
+        from botocore.exceptions import ClientError
+
+        wanted: dict[str, str] = {} if self._etag is None else {"IfMatch": self._etag}
+        if self._position or self._end is not None:
+            last = "" if self._end is None else self._end - 1
+            wanted["Range"] = f"bytes={self._position}-{last}"
+        with asking(self._place.url) as client:
+            try:
+                answer = client.get_object(**self._place._object(), **wanted)
+            except ClientError as error:
+                if error_code(error) != "InvalidRange":
+                    raise
+                return io.BytesIO()  # the object ends before `start`
+        self._etag = answer["ETag"]
+        return answer["Body"]
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        from botocore.exceptions import BotoCoreError
+
+        target = memoryview(buffer).cast("B")
+        while True:
+            try:
+                data: bytes = self._body.read(len(target))
+                break
+            except BotoCoreError as error:
+                self._resume(error)
+        self._breaks = 0
+        self._position += len(data)
+        target[: len(data)] = data
+        return len(data)
+
+    def _resume(self, error: Exception) -> None:
+        self._body.close()
+        self._breaks += 1
+        if self._breaks == _BREAKS_IN_A_ROW:
+            with asking(self._place.url):
+                raise error
+        time.sleep(random.uniform(0, min(2**self._breaks, 10)))
+        self._body = self._request()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._body.close()
+        super().close()
+
+
+class _Joined(io.RawIOBase):
+    """Several buffers read as one file, without joining them in memory."""
+
+    def __init__(self, parts: tuple[Bytes, ...]) -> None:
+        self._parts = [memoryview(part).cast("B") for part in parts]
+        self.size = sum(map(len, self._parts))
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fills the whole buffer but at the end: a short read would be a short part."""
+        target = memoryview(buffer).cast("B")
+        filled = begin = 0
+        for part in self._parts:
+            skipped = max(0, self._position - begin)
+            piece = part[skipped : skipped + len(target) - filled]
+            target[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            self._position += len(piece)
+            begin += len(part)
+        return filled
