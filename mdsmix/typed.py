@@ -36,10 +36,11 @@ def read(cls: type[T], values: Any, where: str = "") -> T:
             raise Misfit(
                 f"{_at(where, key)} is not a known key; {_nearest(str(key), list(fields))}"
             )
-    for name, field in fields.items():
-        if values.get(name) is None and _is_required(field):
-            raise Misfit(f"{_at(where, name)} is missing.")
     hints = _hints(cls)
+    for name, field in fields.items():
+        absent = values.get(name) is None and not _allows_none(hints[name])
+        if _is_required(field) and (absent or name not in values):
+            raise Misfit(f"{_at(where, name)} is missing.")
     return cls(**{k: _value(v, hints[k], _at(where, k)) for k, v in values.items()})
 
 
@@ -82,6 +83,10 @@ def _inside(value: Any, options: Sequence[Any], where: str) -> Any:
     if isinstance(value, list) and args:
         return [_value(v, args[0], f"{where}[{i}]") for i, v in enumerate(value)]
     return value
+
+
+def _allows_none(hint: Any) -> bool:
+    return hint is Any or type(None) in typing.get_args(hint)
 
 
 def _is_union(hint: Any) -> bool:

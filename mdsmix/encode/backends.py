@@ -1,0 +1,216 @@
+"""Texts -> token ids, by the reference tokenizer or by a faster one that is proved equal to it.
+
+The reference is Hugging Face `tokenizers` on the snapshot's tokenizer.json: about 3 MB/s a core. `fastokens` gives the
+same ids at about 50 MB/s a core and without a Python object per token, but only for byte-level BPE tokenizers, and it is
+young: so `auto` compares it with the reference on hard strings first, on a sample of every batch's start, and on one text
+in a thousand while it runs. One difference raises `Unequal`: the caller then does the whole stream with the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, Protocol
+
+import numpy as np
+import xxhash
+
+from mdsmix.encode.tokenizer import Tokenizer, cache_folder
+from mdsmix.errors import RecipeError
+from mdsmix.ragged import Ragged
+
+ONE_IN = 1000
+"How many texts stand for one that is compared while running: about 2 % of the time of a core."
+SAMPLE = 8
+"Texts of a backend's first batch that are compared whatever their hash."
+SAMPLE_CHARACTERS = 4096
+"A compared text is cut here, so that one huge document does not stop a run for minutes."
+
+
+class Backend(Protocol):
+    """Texts in, flat ids out. It adds no token of its own: that is the encoders' work."""
+
+    label: str
+    "Name and version, as the manifest records it."
+    compared: int
+    "Texts that the reference encoded too, with equal ids."
+
+    def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
+        """uint32 ids, one row per text. `match_special`: `<|im_start|>` in a text is the control token, not text."""
+        ...
+
+
+class Unequal(Exception):
+    """A fast backend and the reference disagree on `text`."""
+
+    def __init__(self, label: str, text: str) -> None:
+        super().__init__(f"{label} differs from the reference on {text[:80]!r}")
+        self.label, self.text = label, text
+
+
+class Reference:
+    """Hugging Face `tokenizers`."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        from tokenizers import Tokenizer as Model
+
+        self.label = f"tokenizers {version('tokenizers')}"
+        self.compared = 0
+        self._model = Model.from_file(tokenizer.path)
+
+    def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
+        self._model.encode_special_tokens = not match_special
+        found = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
+        return Ragged.of([encoding.ids for encoding in found], np.uint32)
+
+
+class Fastokens:
+    """The Rust crate fastokens, through its flat buffers."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        from fastokens import Tokenizer as Model
+
+        self.label = f"fastokens {version('fastokens')}"
+        self.compared = 0
+        self._model = Model.from_file(tokenizer.path)
+
+    def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
+        ids, offsets = self._model.encode_batch_flat(
+            list(texts), add_special_tokens=False, split_special_tokens=not match_special
+        )
+        return Ragged(np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.int64))
+
+
+@dataclass(slots=True)
+class Proved:
+    """A fast backend under the eye of the reference."""
+
+    fast: Backend
+    reference: Backend
+    compared: int = 0
+    _sampled: bool = field(default=False, repr=False)
+
+    @property
+    def label(self) -> str:
+        return self.fast.label
+
+    def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
+        ids = self.fast.encode(texts, match_special)
+        chosen = [t for t in texts if xxhash.xxh3_64_intdigest(t) % ONE_IN == 0]
+        if not self._sampled:
+            chosen += sorted(texts, key=xxhash.xxh3_64_intdigest)[:SAMPLE]
+            self._sampled = True
+        if chosen:
+            self._compare([t[:SAMPLE_CHARACTERS] for t in chosen], match_special)
+        return ids
+
+    def prove(self, texts: Sequence[str]) -> None:
+        """Compares in both ways of treating special tokens."""
+        for match_special in (False, True):
+            self._compare(texts, match_special)
+
+    def _compare(self, texts: Sequence[str], match_special: bool) -> None:
+        ours, true = (b.encode(texts, match_special) for b in (self.fast, self.reference))
+        for row, text in enumerate(texts):
+            if not np.array_equal(ours[row], true[row]):
+                raise Unequal(self.label, text)
+        self.compared += len(texts)
+
+
+def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
+    """`auto` is the fast backend where it takes this tokenizer and is proved equal, else the reference."""
+    if name == "reference":
+        return Reference(tokenizer)
+    try:
+        fast = Fastokens(tokenizer)
+    except Exception as error:  # the crate raises many kinds for what it does not know
+        if name == "auto":
+            return Reference(tokenizer)
+        raise RecipeError(
+            f"tokenizer.backend is {name}, which does not take {tokenizer.name} "
+            f"({_one_line(error)}): use auto or reference."
+        ) from None
+    if name == "auto" and _mark(tokenizer, fast.label, "unequal").exists():
+        return Reference(tokenizer)
+    return _proved(tokenizer, Proved(fast, Reference(tokenizer)), name)
+
+
+def _proved(tokenizer: Tokenizer, backend: Proved, name: str) -> Backend:
+    """Hard strings are compared once per tokenizer and backend version; a mark in the cache remembers."""
+    mark = _mark(tokenizer, backend.label, "equal")
+    if mark.exists():
+        return backend
+    try:
+        backend.prove(hard_strings(tokenizer))
+    except Unequal as unequal:
+        remember_unequal(tokenizer, unequal)
+        if name == "auto":
+            return Reference(tokenizer)
+        raise RecipeError(f"tokenizer.backend is {name}, but {unequal}: use auto.") from None
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+    backend.compared = 0
+    return backend
+
+
+def remember_unequal(tokenizer: Tokenizer, unequal: Unequal) -> None:
+    """Puts this tokenizer and backend version on the list that lasts; the string is kept as the evidence."""
+    mark = _mark(tokenizer, unequal.label, "unequal")
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.write_text(unequal.text, "utf-8", "backslashreplace")
+    _mark(tokenizer, unequal.label, "equal").unlink(missing_ok=True)
+
+
+def _mark(tokenizer: Tokenizer, label: str, verdict: str) -> Any:
+    return cache_folder() / "backends" / f"{tokenizer.hash}-{label.replace(' ', '-')}.{verdict}"
+
+
+def hard_strings(tokenizer: Tokenizer) -> list[str]:
+    """Texts on which tokenizers have been seen to differ."""
+    spaces = [
+        chr(c) for c in (*range(9, 14), 28, 29, 30, 31, 32, 0x85, 0xA0, 0x1680, 0x202F, 0x3000)
+    ]
+    spaces += [chr(c) for c in range(0x2000, 0x200C)] + ["\u2028", "\u2029", "\ufeff"]
+    texts = [
+        "",
+        " ",
+        "\x00",
+        "a\x00b",
+        "\r\n\r\n x\r\n",
+        "line\r\rline\n\n\n",
+        "\t\tx = 1\n    y\n",
+    ]
+    texts += [f"a{s}b{s}{s}c {s} d" for s in spaces] + ["".join(spaces)]
+    texts += [
+        "e\u0301 o\u0308 \u0915\u094d\u0937 \u1100\u1161\u11a8",
+        "ﬁ Å Å ½ ² ｆｕｌｌ",
+        "ÀÉ ß ẞ İı Σς",
+    ]
+    texts += [
+        "👩‍👩‍👧‍👦 🇩🇪 👍🏽 ❤️",
+        "東京都に行く。日本語、中文，한국어",
+        "العربية עברית हिन्दी ไทย",
+        "\U0010ffff\ue000\ufffd",
+    ]
+    texts += [
+        "a" * 5000,
+        " " * 3000,
+        "\n" * 1000,
+        "ab " * 1000,
+        "1234567890" * 200,
+        "!?" * 500,
+        "字" * 500,
+    ]
+    texts += [
+        "don't I'LL we've 'tis it''s",
+        "3.14159e-10 0xFFFF 1,000,000 ①②",
+        "camelCaseHTTPServer_snake-kebab",
+    ]
+    specials = tokenizer.special_tokens[:64]
+    texts += [f"{s} x{s}y {s}{s}\n{s}" for s in specials] + [s[:-1] for s in specials]
+    return [*texts, " ".join(specials)]
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:160].rstrip(".")

@@ -1,0 +1,141 @@
+"""The tokenizer as mdsmix uses it: a snapshot on disk, keyed by everything that shapes it.
+
+The first use of a tokenizer costs one subprocess with transformers (2-5 s); every later one reads two small files. A
+hub name is resolved to the commit in the local hub cache, so a tokenizer that moved on the hub is not seen before the
+hub cache sees it: the same recipe gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import orjson
+import xxhash
+
+from mdsmix import typed
+from mdsmix.errors import Unreachable
+from mdsmix.recipe import TokenizerSpec
+
+SNAPSHOT_FORMAT = 1
+WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".mds"}
+"Files beside a tokenizer that are model weights: they shape no token and take minutes to hash."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenizer:
+    """One snapshot. Ids are those of `AutoTokenizer.from_pretrained(name, **kwargs)`."""
+
+    name: str
+    path: str
+    "The snapshot's tokenizer.json."
+    hash: str
+    "xxh128 of all that shapes ids: two tokenizers of one hash give the same ids for every text."
+    class_name: str
+    vocab_size: int
+    "The largest id plus one, added tokens included."
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+    padding_side: str
+    prefix_ids: list[int]
+    "What `tokenizer(text)` itself puts before the ids of a text."
+    suffix_ids: list[int]
+    "What it puts behind."
+    special_tokens: list[str]
+    chat_template: str | None
+    template_variables: dict[str, Any]
+    "bos_token, eos_token, ... as transformers hands them to a chat template."
+
+    @property
+    def dtype(self) -> str:
+        """The smallest of the two token dtypes that holds every id."""
+        return "uint16" if self.vocab_size <= 1 << 16 else "int32"
+
+    @property
+    def chat_template_hash(self) -> str | None:
+        template = self.chat_template
+        return None if template is None else xxhash.xxh128_hexdigest(template.encode())
+
+
+def open_tokenizer(spec: TokenizerSpec) -> Tokenizer:
+    """The snapshot of a tokenizer, taken now if there is none; Unreachable where it cannot be loaded."""
+    folder = cache_folder() / "tokenizers" / _key(spec)
+    card = folder / "card.json"
+    if not card.exists():
+        _write(folder, spec, _ask(spec))
+    return typed.read(Tokenizer, json.loads(card.read_bytes()), str(card))
+
+
+def cache_folder() -> Path:
+    """Where disposable state lies: MDSMIX_CACHE, else mdsmix in the user's cache folder."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mdsmix"
+    return Path(os.environ.get("MDSMIX_CACHE") or default)
+
+
+def _key(spec: TokenizerSpec) -> str:
+    """Of the files, the keyword arguments and the version of transformers that reads them."""
+    digest = xxhash.xxh128()
+    settings = [SNAPSHOT_FORMAT, spec.name, spec.kwargs, version("transformers")]
+    digest.update(orjson.dumps(settings, option=orjson.OPT_SORT_KEYS))
+    for name, content in _files(spec):
+        digest.update(orjson.dumps([name, len(content)]))
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _files(spec: TokenizerSpec) -> Iterator[tuple[str, bytes]]:
+    """What the tokenizer is made of: its folder's files, or the commit that the hub cache holds of it."""
+    path = Path(spec.name)
+    if path.is_file():
+        yield path.name, path.read_bytes()
+    elif path.is_dir():
+        for file in sorted(path.rglob("*")):
+            if file.is_file() and file.suffix not in WEIGHTS:
+                yield str(file.relative_to(path)), file.read_bytes()
+    else:
+        hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "hub"
+        hub = Path(os.environ.get("HF_HUB_CACHE") or hub)
+        revision = str(spec.kwargs.get("revision", "main"))
+        commit = hub / f"models--{spec.name.replace('/', '--')}" / "refs" / revision
+        yield revision, commit.read_bytes() if commit.is_file() else b""
+
+
+def _ask(spec: TokenizerSpec) -> dict[str, Any]:
+    """The snapshot from a subprocess, since transformers stays imported in whoever imports it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mdsmix.encode.snapshot"],
+        input=json.dumps({"name": spec.name, "kwargs": dict(spec.kwargs)}),
+        capture_output=True,
+        text=True,
+    )
+    lines = done.stdout.strip().splitlines()
+    answer = json.loads(lines[-1]) if done.returncode == 0 and lines else {"error": done.stderr}
+    if "error" in answer:
+        reason = " ".join(str(answer["error"]).split())[:300].rstrip(".")
+        raise Unreachable(
+            f"the tokenizer {spec.name} could not be loaded ({reason}): name a folder with a "
+            "tokenizer.json, a lone tokenizer.json, or a hub name that this machine can reach."
+        )
+    return dict(answer)
+
+
+def _write(folder: Path, spec: TokenizerSpec, answer: dict[str, Any]) -> None:
+    """Both files, the card last and by renaming: a card that is there is whole."""
+    content = answer.pop("tokenizer_json").encode()
+    shaping = [orjson.loads(content), {k: answer[k] for k in ("bos_id", "eos_id", "pad_id")}]
+    digest = xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "tokenizer.json"
+    card = answer | {"name": spec.name, "path": str(path), "hash": digest}
+    for target, data in ((path, content), (folder / "card.json", json.dumps(card).encode())):
+        temporary = target.with_name(f"{target.name}.{os.getpid()}")
+        temporary.write_bytes(data)
+        temporary.replace(target)
