@@ -1,0 +1,79 @@
+"""A StreamingDataset that gives rows, and in which a shard that fails reaches the training loop.
+
+Streaming (0.12 and 0.13) prepares shards in two background threads of each worker. An exception there only sets a flag:
+without workers the epoch ends early; with workers the shard stays marked as being prepared, for which the others wait
+for ever. Here a background failure is settled instead: the shard is marked as present, nobody waits for it, and the
+worker that comes to one of its rows prepares it again itself and raises. All rows before it are still delivered; the
+price is that a lost shard is asked for twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from streaming import StreamingDataset
+from streaming.base.dataset import _ShardState
+
+from mdsmix.errors import MixRefused, Unreachable
+from mdsmix.load.rows import Row, RowRules, row_of
+from mdsmix.load.stream import CheckedStream, reason
+
+
+class MixDataset(StreamingDataset):  # type: ignore[misc]
+    """Streams in, rows out; any keyword of StreamingDataset."""
+
+    streams: list[CheckedStream]
+
+    def __init__(self, *, streams: list[CheckedStream], rules: RowRules, **settings: Any):
+        super().__init__(streams=streams, **settings)
+        self.rules = rules
+        # Shards that lay there before this run and that nobody has looked at. Torch shares it with the workers, so
+        # that each is read once per rank and not once per worker.
+        found = self._shard_states.numpy() == _ShardState.LOCAL
+        self._unchecked = torch.from_numpy(found.astype(np.uint8)).share_memory_()  # type: ignore[no-untyped-call]
+
+    def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
+        """Makes a shard ready. Streaming's background threads are the callers that do not block."""
+        try:
+            super().prepare_shard(shard_id, blocking)
+        except Exception:
+            self._settle(shard_id)
+            if blocking:
+                raise
+
+    def _settle(self, shard_id: int) -> None:
+        # Making room in the cache fails while its lock is held; the other steps fail without it.
+        if self._cache_filelock.is_locked:
+            self._cache_filelock.release(force=True)
+        self._shard_states[shard_id] = _ShardState.LOCAL
+
+    def get_item(self, sample_id: int, retry: int = 7) -> Row:
+        """The row of a sample; Unreachable names the shard that is lost or damaged, MixRefused the row that does not fit."""
+        shard_id, position = self.spanner[sample_id]
+        stream, shard = self.streams[self.stream_per_shard[shard_id]], self.shards[shard_id]
+        try:
+            if self._unchecked[shard_id]:
+                self._check_found(shard_id)
+            return row_of(super().get_item(sample_id, retry), self.rules)
+        except Unreachable:
+            raise
+        except MixRefused as refusal:
+            place = f"Stream {stream.name}, shard {shard.file_pairs[0][0].basename}, row {position}"
+            raise MixRefused(f"{place}: {refusal}") from refusal
+        except Exception as error:
+            raise stream.failure(shard, f"row {position}: {reason(error)}") from error
+
+    def _check_found(self, shard_id: int) -> None:
+        """Checks a shard that was there before the run. A damaged copy is dropped, to be fetched again by the caller."""
+        stream, shard = self.streams[self.stream_per_shard[shard_id]], self.shards[shard_id]
+        try:
+            stream.check(shard)
+        except FileNotFoundError:
+            pass  # Only its compressed form is there, or it was evicted: it is checked when it is prepared.
+        except ValueError as damage:
+            if not stream.is_cached:
+                raise stream.failure(shard, reason(damage)) from damage
+            self.evict_shard(shard_id)
+        self._unchecked[shard_id] = 0

@@ -1,0 +1,209 @@
+"""`build_loader`: settings, dataset and collator put together, and the loader that a training loop iterates.
+
+It is streaming's StreamingDataLoader, so `state_dict` and `load_state_dict` are what Composer and a loop of one's own
+know. Added are two things: the sentence of an error stays a sentence when it comes out of a worker, and packed batches
+count the samples that they were made of.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import torch
+from streaming import StreamingDataLoader
+
+from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.load.collate import Batch, Collate, Separator
+from mdsmix.load.config import Config, LoaderSettings, read_settings
+from mdsmix.load.dataset import MixDataset
+from mdsmix.load.pack import Packer
+from mdsmix.load.rows import RowRules, TokenIds
+from mdsmix.load.stale import drop_stale_memory
+from mdsmix.load.stream import CheckedStream, reason
+
+log = logging.getLogger(__name__)
+
+
+class MixLoader(StreamingDataLoader):  # type: ignore[misc]
+    """Iterating gives batches: a dict of int64 tensors [batch, max_seq_len]. One pass is one epoch.
+
+    `state_dict()` between two batches says where the epoch is; `load_state_dict(state)` on a new loader of the same
+    config makes its next pass go on after the batches that were yielded, not those that were prefetched.
+    """
+
+    def __iter__(self) -> Iterator[Batch]:
+        try:
+            yield from super().__iter__()
+        except MdsmixError as error:
+            _raise_plainly(error)
+
+    def _get_batch_size(self, batch: Batch) -> int:
+        """Samples behind a batch. When packing this is what was drawn for it; rows still waiting in bins are lost on resuming."""
+        if self.collate_fn.packer is None:
+            return len(batch["input_ids"])
+        left: int = len(self.dataset) - self.num_samples_yielded
+        return max(0, min(self.batch_size or 0, left))
+
+
+def build_loader(
+    config: Config,
+    batch_size: int,
+    loader: str = "train_loader",
+    *,
+    ids: TokenIds | None = None,
+) -> MixLoader:
+    """Builds one loader of a rendered YAML, a LLM-Foundry config or a mapping of the same shape.
+
+    Args:
+        config: path of the YAML, or the mapping.
+        batch_size: rows per batch and device.
+        loader: `train_loader`, or `eval_loader.<label>`.
+        ids: the tokenizer's ids; by default those of the config's `tokenizer`.
+
+    Raises:
+        RecipeError: the config is wrong, or asks for what a stream cannot give.
+        Unreachable: a stream or its index is missing. While iterating: a shard is lost or damaged, and is named.
+        MixRefused: while iterating, a row does not fit the settings; its stream, shard and position are named.
+
+    >>> for batch in build_loader("train.yaml", batch_size=8):  # doctest: +SKIP
+    ...     loss = model(batch["input_ids"], labels=batch["labels"])
+    """
+    settings = read_settings(config, loader)
+    if batch_size < 1:
+        raise RecipeError(f"batch_size is {batch_size}; a batch needs a row at least.")
+    rules = _rules(settings, ids or _ids_of(settings))
+    drawn = int(batch_size * settings.packing)
+    dataset = _dataset(settings, rules, drawn)
+    return MixLoader(
+        dataset,
+        batch_size=drawn,
+        collate_fn=_collate(settings, rules, batch_size),
+        **_torch(settings),
+    )
+
+
+def _ids_of(settings: LoaderSettings) -> TokenIds:
+    from mdsmix.encode.tokenizer import open_tokenizer
+
+    if settings.tokenizer is None:
+        raise RecipeError(
+            f"The config of {settings.where} names no tokenizer, whose EOS and padding ids the rows need; add "
+            "tokenizer: {name: ...} or pass ids."
+        )
+    tokenizer = open_tokenizer(settings.tokenizer)
+    return TokenIds(
+        eos=tokenizer.eos_id,
+        pad=tokenizer.pad_id,
+        bos=tokenizer.bos_id,
+        padding_side=tokenizer.padding_side,
+    )
+
+
+def _rules(settings: LoaderSettings, ids: TokenIds) -> RowRules:
+    rows = settings.rows
+    if settings.loader.name == "finetuning" and ids.fill is None:
+        raise RecipeError(
+            f"{settings.where}: the tokenizer has neither a padding nor an EOS token, so rows cannot be padded; give "
+            "it one of them."
+        )
+    for name, own in (("eos", ids.eos), ("bos", ids.bos)):
+        asked = getattr(rows, f"{name}_token_id")
+        if asked not in (None, own) and not getattr(
+            rows, f"override_{name}_token_id_mismatch_error"
+        ):
+            raise RecipeError(
+                f"{settings.where}: {name}_token_id is {asked}, the tokenizer's is {own}, so documents would not be "
+                f"told apart; set it to {own}, or override_{name}_token_id_mismatch_error: true."
+            )
+    prompts, responses = rows.targets
+    return RowRules(
+        ids=ids,
+        max_seq_len=rows.max_seq_len,
+        decoder_only_format=rows.decoder_only_format is not False,
+        target_prompts=prompts,
+        target_responses=responses,
+        token_encoding_type=rows.token_encoding_type,
+    )
+
+
+def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int) -> MixDataset:
+    """The dataset; once more without the memory of a killed run where that was in the way."""
+    try:
+        return _new_dataset(settings, rules, drawn)
+    except ValueError as error:
+        folders = [os.path.abspath(f) for f in _folders(settings)]
+        if "Reused local directory" not in str(error) or not (runs := drop_stale_memory(folders)):
+            _refuse(settings, error)
+        log.warning("Removed the shared memory of %d dead run(s) that used these streams.", runs)
+    try:
+        return _new_dataset(settings, rules, drawn)
+    except ValueError as error:
+        _refuse(settings, error)
+
+
+def _new_dataset(settings: LoaderSettings, rules: RowRules, drawn: int) -> MixDataset:
+    try:
+        streams = [CheckedStream(name=name, **keys) for name, keys in settings.streams.items()]
+        return MixDataset(streams=streams, rules=rules, batch_size=drawn, **settings.streaming)
+    except TypeError as error:  # a weight or a size that is text
+        _refuse(settings, error)
+
+
+def _folders(settings: LoaderSettings) -> Iterator[str]:
+    for stream in settings.streams.values():
+        split = stream.get("split") or settings.streaming.get("split") or ""
+        yield os.path.join(str(stream.get("local") or ""), split)
+
+
+def _refuse(settings: LoaderSettings, error: Exception) -> NoReturn:
+    """Streaming's own refusals of weights, sizes and folders, under the name of the loader."""
+    if "Reused local directory" in str(error):
+        raise RecipeError(
+            f"{settings.where}: a local folder of its streams is in use, by two of its streams or by another loader "
+            "that is still alive; give each its own local, or delete the other loader first."
+        ) from error
+    raise RecipeError(f"{settings.where}: Streaming refuses it: {reason(error)}.") from error
+
+
+def _collate(settings: LoaderSettings, rules: RowRules, batch_size: int) -> Collate:
+    rows = settings.rows
+    starts = rows.eos_token_id is None
+    token = rows.bos_token_id if starts else rows.eos_token_id
+    separator = None if token is None else Separator(token=token, starts=starts)
+    packer = None
+    if settings.packing > 1:
+        keep = rows.max_leftover_bins_to_keep
+        packer = Packer(bins=batch_size, max_seq_len=rows.max_seq_len, keep=keep)
+    return Collate(
+        rules=rules,
+        with_sequence_id=settings.loader.name == "finetuning" or separator is not None,
+        separator=separator,
+        packer=packer,
+        pad_to_longest=rows.pad_to_longest,
+        allow_pad_trimming=rows.allow_pad_trimming,
+    )
+
+
+def _torch(settings: LoaderSettings) -> dict[str, Any]:
+    """Keywords of torch's DataLoader. Without workers it refuses the two that speak of them; LLM-Foundry passes them on."""
+    loader = settings.loader
+    works = loader.num_workers > 0
+    return {
+        "drop_last": loader.drop_last,
+        "num_workers": loader.num_workers,
+        "pin_memory": loader.pin_memory and torch.cuda.is_available(),
+        "prefetch_factor": loader.prefetch_factor if works else None,
+        "persistent_workers": loader.persistent_workers and works,
+        "timeout": loader.timeout,
+    }
+
+
+def _raise_plainly(error: MdsmixError) -> NoReturn:
+    """An error out of a worker is its whole traceback, ended by our sentence; out of this process it is the sentence."""
+    *traceback, last = str(error).strip().splitlines()
+    if not traceback:
+        raise error
+    raise type(error)(last.partition(": ")[2]) from error

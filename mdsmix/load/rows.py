@@ -1,0 +1,197 @@
+"""One sample of a stream -> one row to train on: token ids and labels, stitched, ended and cut.
+
+The sample's own columns say what it is, so streams of both kinds can be mixed. The rules are those of LLM-Foundry 0.22
+(its text and finetuning collators), worked on whole arrays: a row of 2,048 tokens costs a dozen numpy calls, no loop
+over tokens. The price is that a sample is judged alone, in the worker that reads it, which is also why a refusal can
+name its shard.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdsmix.errors import MixRefused
+
+IGNORED = -100
+"The label that gives no loss, in torch and in LLM-Foundry."
+
+Tokens = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenIds:
+    """What a loader needs to know of a tokenizer."""
+
+    eos: int | None
+    pad: int | None = None
+    bos: int | None = None
+    padding_side: str = "right"
+    "left or right."
+
+    @property
+    def fill(self) -> int | None:
+        """What padding is made of: EOS where the tokenizer has no padding token, as in LLM-Foundry."""
+        return self.eos if self.pad is None else self.pad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRules:
+    """How samples become rows: the tokenizer's ids and the row keys of the loader's `dataset` section."""
+
+    ids: TokenIds
+    max_seq_len: int
+    decoder_only_format: bool = True
+    target_prompts: str = "none"
+    "none, all or length>=N: which prompts are trained on."
+    target_responses: str = "last"
+    "last or all: which responses are trained on."
+    token_encoding_type: str = "int64"
+    "The dtype of tokens that lie in a column of plain bytes."
+
+    def trains_prompt(self, length: int) -> bool:
+        if self.target_prompts.startswith("length>="):
+            return length >= int(self.target_prompts.removeprefix("length>="))
+        return self.target_prompts == "all"
+
+    def trains_response(self, is_last: bool) -> bool:
+        return is_last or self.target_responses == "all"
+
+
+class Row(NamedTuple):
+    """A row before padding. Under `decoder_only_format: false` the two arrays are encoder input and target."""
+
+    input_ids: Tokens
+    labels: Tokens
+    "The same length as input_ids (decoder-only)."
+    is_plain: bool
+    "From a `tokens` column: sequence_id comes from separators inside the row."
+
+
+Turn = tuple[Tokens, Tokens]
+
+
+def row_of(sample: Mapping[str, Any], rules: RowRules) -> Row:
+    """The row of a decoded MDS sample; MixRefused says why there is none (the caller knows stream and shard)."""
+    if "turns" in sample:
+        return _stitched([_turn(t) for t in sample["turns"]], rules)
+    if "input_ids" in sample and "labels" in sample:
+        context, target = (
+            _array(sample[c], rules)[: rules.max_seq_len] for c in ("input_ids", "labels")
+        )
+        return _stitched([(context, target)], rules)
+    if "tokens" in sample:
+        return _plain(_array(sample["tokens"], rules)[: rules.max_seq_len], rules)
+    raise MixRefused(
+        f"its columns {', '.join(sorted(sample))} hold no tokens (tokens, input_ids and labels, or turns), and the "
+        "loader does not tokenize; convert the data with `mdsmix convert` first."
+    )
+
+
+def _array(column: Any, rules: RowRules) -> Tokens:
+    """A column of tokens, an ndarray of any integer dtype or plain bytes, as int64."""
+    if isinstance(column, bytes):
+        column = np.frombuffer(column, dtype=rules.token_encoding_type)
+    if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "iu":
+        raise MixRefused(
+            f"a token column holds {type(column).__name__}, not bytes or a row of integers; convert the data again."
+        )
+    return column.astype(np.int64)
+
+
+def _turn(turn: Any) -> Turn:
+    if not isinstance(turn, Mapping) or not {"input_ids", "labels"} <= set(turn):
+        raise MixRefused("a turn lacks input_ids or labels; convert the data again.")
+    return np.asarray(turn["input_ids"], np.int64), np.asarray(turn["labels"], np.int64)
+
+
+def _plain(tokens: Tokens, rules: RowRules) -> Row:
+    """A pretraining row: every token is a label but the tokenizer's own padding token, as in LLM-Foundry."""
+    if not rules.decoder_only_format:
+        raise MixRefused(
+            "it is a pretraining row, which has no encoder input; set decoder_only_format: true or leave its stream out."
+        )
+    pad = rules.ids.pad
+    labels = tokens if pad is None else np.where(tokens == pad, IGNORED, tokens)
+    return Row(tokens, labels, True)
+
+
+def _stitched(turns: Sequence[Turn], rules: RowRules) -> Row:
+    if not turns:
+        raise MixRefused(
+            "it holds no turns; convert the data again, which leaves such records out."
+        )
+    *before, (context, target) = turns
+    turns = [*before, (context, _ended(target, rules.ids.eos))]
+    return _decoder_only(turns, rules) if rules.decoder_only_format else _two_sided(turns, rules)
+
+
+def _ended(target: Tokens, eos: int | None) -> Tokens:
+    """The last response, ended by EOS where it is not."""
+    if eos is None:
+        return target
+    if not target.size:
+        raise MixRefused(
+            "its last response is empty, so there is nothing to learn from it; convert the data again, which leaves "
+            "such records out."
+        )
+    return target if target[-1] == eos else np.append(target, eos)
+
+
+def _decoder_only(turns: Sequence[Turn], rules: RowRules) -> Row:
+    """Prompts and responses end to end; what no policy trains on is ignored; cut to max_seq_len."""
+    parts = [part for turn in turns for part in turn]
+    trained = [
+        flag
+        for i, (context, _) in enumerate(turns)
+        for flag in (rules.trains_prompt(context.size), rules.trains_response(i == len(turns) - 1))
+    ]
+    input_ids = np.concatenate(parts)
+    labels = np.where(np.repeat(trained, [p.size for p in parts]), input_ids, IGNORED)
+    whole = input_ids.size
+    if whole > rules.max_seq_len:
+        input_ids, labels = input_ids[: rules.max_seq_len], labels[: rules.max_seq_len]
+        _judge_cut(labels, whole, rules)
+    return Row(input_ids, labels, False)
+
+
+def _judge_cut(labels: Tokens, whole: int, rules: RowRules) -> None:
+    if (labels == IGNORED).all():
+        raise MixRefused(
+            f"cut from {whole} tokens to max_seq_len {rules.max_seq_len} it has nothing left to train on under "
+            f"target_prompts: {rules.target_prompts} and target_responses: {rules.target_responses}; convert the data "
+            "with these settings, which leaves such records out."
+        )
+    # A full pretraining chunk in finetuning columns is one too long by the EOS that was just added: nothing is lost.
+    if whole > rules.max_seq_len + 1:
+        _warn_of_cuts(rules.max_seq_len)
+
+
+def _two_sided(turns: Sequence[Turn], rules: RowRules) -> Row:
+    """Encoder-decoder: everything before the last response is the encoder's, each side cut on its own."""
+    *before, (prompt, target) = turns
+    context = np.concatenate([part for turn in before for part in turn] + [prompt])
+    return Row(_cut_ended(context, rules), _cut_ended(target, rules), False)
+
+
+def _cut_ended(tokens: Tokens, rules: RowRules) -> Tokens:
+    """At most max_seq_len tokens; a side that was cut still ends in EOS."""
+    if tokens.size <= rules.max_seq_len:
+        return tokens
+    _warn_of_cuts(rules.max_seq_len)
+    if rules.ids.eos is None:
+        return tokens[: rules.max_seq_len]
+    return np.append(tokens[: rules.max_seq_len - 1], rules.ids.eos)
+
+
+def _warn_of_cuts(max_seq_len: int) -> None:
+    # The text is the same for every row, so Python shows it once a process.
+    warnings.warn(
+        f"Rows longer than max_seq_len {max_seq_len} are cut; `mdsmix check` counts them.",
+        stacklevel=2,
+    )
