@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO
 
 from mdsmix.storage.location import (
@@ -23,7 +24,7 @@ from mdsmix.storage.location import (
     has_pattern,
     path_matches,
 )
-from mdsmix.storage.s3_client import asking, error_code
+from mdsmix.storage.s3_client import ask, error_code, refusal
 
 _PART_BYTES = 64 << 20
 _READ_BYTES = 8 << 20  # RawIOBase.readall would take 8 KiB at a time, 7 times slower
@@ -60,20 +61,7 @@ class S3Path(Location):
         return {"Bucket": self.bucket, "Key": self.key}
 
     def stat(self) -> Stat | None:
-        from botocore.exceptions import ClientError
-
-        if not self.key:
-            return None
-        with asking(self.url) as client:
-            try:
-                head = client.head_object(**self._object())
-            except ClientError as error:
-                if error_code(error) not in ("400", "403", "404"):
-                    raise
-                # A HEAD has no body that tells a missing object from a missing bucket or a wrong
-                # key; a GET of one byte has.
-                return _stat_by_reading(client, self._object())
-        return Stat(head["ContentLength"], head["ETag"].strip('"'))
+        return ask(self.url, lambda client: _stat(client, self._object())) if self.key else None
 
     def read(self, start: int = 0, length: int | None = None) -> bytes:
         if length == 0:
@@ -85,43 +73,30 @@ class S3Path(Location):
         return io.BufferedReader(_Reader(self, start, None), buffer_size=1 << 20)
 
     def write(self, *parts: Bytes) -> None:
-        from boto3.s3.transfer import TransferConfig
-
-        body = _Joined(parts)
-        with asking(self.url) as client:
-            if body.size <= _PART_BYTES:
-                client.put_object(**self._object(), Body=body, ContentLength=body.size)
-                return
-            # Threads would hold one part each in memory; one at a time is bounded.
-            in_parts = TransferConfig(multipart_chunksize=_PART_BYTES, use_threads=False)
-            client.upload_fileobj(body, **self._object(), Config=in_parts)
+        ask(self.url, lambda client: _write(client, self._object(), _Joined(parts)))
 
     def copy_to(self, other: Location) -> None:
         if not isinstance(other, S3Path):
             other.write(self.read())
             return
-        with asking(f"{self.url} (to copy it to {other.url})") as client:
-            client.copy(self._object(), **other._object())
+        pair = f"{self.url} (to copy it to {other.url})"
+        ask(pair, lambda client: client.copy(self._object(), **other._object()))
 
     def delete(self) -> None:
-        with asking(self.url) as client:
-            client.delete_object(**self._object())
+        ask(self.url, lambda client: client.delete_object(**self._object()))
 
     def list(self, recursive: bool = False) -> Iterator[tuple[str, Stat]]:
         prefix = f"{self.key}/" if self.key else ""
-        token: dict[str, str] = {}
+        wanted = {"Bucket": self.bucket, "Prefix": prefix, "Delimiter": "" if recursive else "/"}
         while True:
-            with asking(self.url) as client:
-                page = client.list_objects_v2(
-                    Bucket=self.bucket, Prefix=prefix, Delimiter="" if recursive else "/", **token
-                )
+            page = ask(self.url, partial(_page, wanted))
             for entry in page.get("Contents", []):
                 name = entry["Key"][len(prefix) :]
                 if name and not name.endswith("/"):  # the mark of an empty folder
                     yield name, Stat(entry["Size"], entry["ETag"].strip('"'))
             if not page["IsTruncated"]:
                 return
-            token = {"ContinuationToken": page["NextContinuationToken"]}
+            wanted["ContinuationToken"] = page["NextContinuationToken"]
 
     def expand(self) -> Found:
         itself = self.stat()
@@ -139,20 +114,46 @@ class S3Path(Location):
         ]
 
 
+def _page(wanted: dict[str, str], client: Any) -> dict[str, Any]:
+    page: dict[str, Any] = client.list_objects_v2(**wanted)
+    return page
+
+
+def _write(client: Any, place: dict[str, str], body: _Joined) -> None:
+    from boto3.s3.transfer import TransferConfig
+
+    if body.size <= _PART_BYTES:
+        client.put_object(**place, Body=body, ContentLength=body.size)
+        return
+    # Threads would hold one part each in memory; one at a time is bounded.
+    in_parts = TransferConfig(multipart_chunksize=_PART_BYTES, use_threads=False)
+    client.upload_fileobj(body, **place, Config=in_parts)
+
+
+def _stat(client: Any, place: dict[str, str]) -> Stat | None:
+    from botocore.exceptions import ClientError
+
+    try:
+        head = client.head_object(**place)
+    except ClientError as error:
+        if error_code(error) not in ("400", "403", "404"):
+            raise
+        # A HEAD has no body that tells a missing object from a missing bucket or a wrong key.
+        return _stat_by_reading(client, place)
+    return Stat(head["ContentLength"], head["ETag"].strip('"'))
+
+
 def _stat_by_reading(client: Any, place: dict[str, str]) -> Stat | None:
     from botocore.exceptions import ClientError
 
     try:
-        answer = client.get_object(**place, Range="bytes=0-0")
+        answer = client.get_object(**place)
     except ClientError as error:
-        if error_code(error) == "NoSuchKey":
-            return None
-        if error_code(error) != "InvalidRange":
+        if error_code(error) != "NoSuchKey":
             raise
-        answer = client.get_object(**place)  # an empty object has no first byte
+        return None
     answer["Body"].close()
-    size = answer.get("ContentRange", "/0").rpartition("/")[2]
-    return Stat(int(size), answer["ETag"].strip('"'))
+    return Stat(answer["ContentLength"], answer["ETag"].strip('"'))
 
 
 class _Reader(io.RawIOBase):
@@ -165,21 +166,14 @@ class _Reader(io.RawIOBase):
         self._body: Any = self._request()
 
     def _request(self) -> Any:
-        from botocore.exceptions import ClientError
-
-        wanted: dict[str, str] = {} if self._etag is None else {"IfMatch": self._etag}
+        wanted = self._place._object()
+        if self._etag is not None:
+            wanted["IfMatch"] = self._etag
         if self._position or self._end is not None:
             last = "" if self._end is None else self._end - 1
             wanted["Range"] = f"bytes={self._position}-{last}"
-        with asking(self._place.url) as client:
-            try:
-                answer = client.get_object(**self._place._object(), **wanted)
-            except ClientError as error:
-                if error_code(error) != "InvalidRange":
-                    raise
-                return io.BytesIO()  # the object ends before `start`
-        self._etag = answer["ETag"]
-        return answer["Body"]
+        self._etag, body = ask(self._place.url, partial(_get, wanted))
+        return body
 
     def readable(self) -> bool:
         return True
@@ -203,8 +197,7 @@ class _Reader(io.RawIOBase):
         self._body.close()
         self._breaks += 1
         if self._breaks == _BREAKS_IN_A_ROW:
-            with asking(self._place.url):
-                raise error
+            raise refusal(self._place.url, error) from None
         time.sleep(random.uniform(0, min(2**self._breaks, 10)))
         self._body = self._request()
 
@@ -212,6 +205,19 @@ class _Reader(io.RawIOBase):
         if not self.closed:
             self._body.close()
         super().close()
+
+
+def _get(wanted: dict[str, str], client: Any) -> tuple[str | None, Any]:
+    """The ETag and the body of a GET; nothing where the object ends before the range."""
+    from botocore.exceptions import ClientError
+
+    try:
+        answer = client.get_object(**wanted)
+    except ClientError as error:
+        if error_code(error) != "InvalidRange":
+            raise
+        return None, io.BytesIO()
+    return answer["ETag"], answer["Body"]
 
 
 class _Joined(io.RawIOBase):

@@ -1,26 +1,30 @@
 """The one client of a process, how patiently it asks, and every way in which a store says no.
 
-Until the endpoint has answered once, a request is given up after about five seconds, so that a
-wrong address is told at once; after that it is tried for about a minute, which outlasts a server
-that restarts. Messages are built from error codes alone: the store's own words may quote a key.
+boto3's own retries differ by release (in 2026 four of them last 0.4 s, before 8 s), so patience is
+kept here: a minute where the endpoint has answered before, which outlasts a server that restarts,
+and three seconds where it never has, so that a wrong address is told at once. Messages are built
+from error codes alone: the store's own words may quote a key.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from mdsmix.errors import Unreachable
 
-# botocore waits up to min(2**n, 20) s, half of it on average, before the n-th retry.
-_FIRST_ATTEMPTS = 4
-_LATER_ATTEMPTS = 11
+T = TypeVar("T")
+
+_FIRST_SECONDS = 3
+_LATER_SECONDS = 60
 _CONNECT_SECONDS = 5
-_READ_SECONDS = 60
+_READ_SECONDS = 30
+_QUICK_ATTEMPTS = 2  # inside boto3, for one part of a large upload
 
 _CODES = {
     "NoSuchBucket": "the bucket does not exist; create it or correct its name",
@@ -63,34 +67,65 @@ _EXCEPTIONS = {
     "ConnectionClosedError": "the store closed the connection; run the same command again",
     "ResponseStreamingError": "the connection broke in the middle; run the same command again",
     "IncompleteReadError": "the connection broke in the middle; run the same command again",
+    "ValueError": f"the endpoint does not start with http:// or https://; {_ADDRESS}",
     "ParamValidationError": "this is not a valid bucket or object name; correct it",
 }
 
-_NO_SCHEME = f"the endpoint does not start with http:// or https://; {_ADDRESS}"
 _ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+_PASSING_CODES = ("SlowDown", "RequestTimeout", "Throttling", "TooManyRequests", "429")
 
 _answered: set[tuple[int, str]] = set()
 
 
-@contextmanager
-def asking(url: str) -> Iterator[Any]:
-    """A client to ask about `url`; whatever it raises leaves as one `Unreachable` sentence."""
+def ask(url: str, request: Callable[[Any], T]) -> T:
+    """What `request(client)` returns; tried again while that may help, then one sentence."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
+    begin, attempt = time.monotonic(), 0
+    while True:
+        client = _client_for(url)
+        try:
+            answer = request(client)
+        except (Boto3Error, BotoCoreError, ClientError) as error:
+            if isinstance(error, ClientError):
+                _answered.add(_contact(client))
+            if not _may_pass(error) or time.monotonic() - begin > _patience(client):
+                raise refusal(url, error) from None
+        else:
+            _answered.add(_contact(client))
+            return answer
+        time.sleep(random.uniform(0, min(0.25 * 2**attempt, 8)))
+        attempt += 1
+
+
+def refusal(url: str, error: Exception) -> Unreachable:
+    """The sentence for whatever boto3 raised about `url`."""
+    return Unreachable(f"cannot reach {url} at {_shown_endpoint()}: {_reason(error)}")
+
+
+def _shown_endpoint() -> str:
     endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "AWS")
-    try:
-        client = _current_client()
-        endpoint = client.meta.endpoint_url
-        yield client
-        _answered.add((os.getpid(), endpoint))
-    except ClientError as error:
-        _answered.add((os.getpid(), endpoint))
-        raise Unreachable(_sentence(url, endpoint, _code_reason(error))) from None
-    except (Boto3Error, BotoCoreError) as error:
-        raise Unreachable(_sentence(url, endpoint, _exception_reason(error))) from None
-    except ValueError:  # all that boto3 says of an address without a scheme
-        raise Unreachable(_sentence(url, endpoint, _NO_SCHEME)) from None
+    return re.sub(r"^(\w+://)?.*@", r"\1", endpoint)  # an address may hold a password
+
+
+def _contact(client: Any) -> tuple[int, str]:
+    return os.getpid(), client.meta.endpoint_url
+
+
+def _patience(client: Any) -> float:
+    return _LATER_SECONDS if _contact(client) in _answered else _FIRST_SECONDS
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same request may succeed later: a broken connection, a store in trouble."""
+    from botocore.exceptions import ClientError, ConnectionError, HTTPClientError, SSLError
+
+    if isinstance(error, ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return status >= 500 or error_code(error) in _PASSING_CODES
+    return isinstance(error, (ConnectionError, HTTPClientError)) and not isinstance(error, SSLError)
 
 
 def error_code(error: Exception) -> str:
@@ -99,41 +134,34 @@ def error_code(error: Exception) -> str:
     return str(response.get("Error", {}).get("Code", ""))
 
 
-def _code_reason(error: Exception) -> str:
-    code = error_code(error)
-    return _CODES.get(code, f"the store answers {code or 'with an error'}; look it up in its log")
-
-
-def _exception_reason(error: Exception) -> str:
-    kind = type(error).__name__
+def _reason(error: Exception) -> str:
+    code, kind = error_code(error), type(error).__name__
+    if code:
+        return _CODES.get(code, f"the store answers {code}; look it up in its log")
     return _EXCEPTIONS.get(kind, f"the request failed ({kind}); check the address and settings")
 
 
-def _sentence(url: str, endpoint: str, reason: str) -> str:
-    shown = re.sub(r"^(\w+://)?.*@", r"\1", endpoint)  # an address may hold a password
-    return f"cannot reach {url} at {shown}: {reason}"
+def _client_for(url: str) -> Any:
+    from botocore.exceptions import BotoCoreError
 
-
-def _current_client() -> Any:
-    """The client of this process (a fork must not share sockets) under the present settings."""
-    settings = tuple(
-        sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "S3_")))
-    )
-    client = _client(os.getpid(), settings, _FIRST_ATTEMPTS)
-    if (os.getpid(), client.meta.endpoint_url) not in _answered:
-        return client
-    return _client(os.getpid(), settings, _LATER_ATTEMPTS)
+    # A client is made anew where a variable that shapes it has changed.
+    settings = sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "S3_")))
+    try:
+        return _client(os.getpid(), tuple(settings))
+    except (BotoCoreError, ValueError) as error:
+        raise refusal(url, error) from None
 
 
 @lru_cache(maxsize=8)
-def _client(pid: int, settings: tuple[tuple[str, str], ...], attempts: int) -> Any:
+def _client(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
+    """One for each process, since a forked one must not share its parent's sockets."""
     import boto3
     from botocore.config import Config
 
     config = Config(
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=_READ_SECONDS,
-        retries={"mode": "standard", "total_max_attempts": attempts},
+        retries={"mode": "standard", "total_max_attempts": _QUICK_ATTEMPTS},
         max_pool_connections=32,
     )
     session = boto3.session.Session()
