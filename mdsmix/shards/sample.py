@@ -1,0 +1,156 @@
+"""The first samples of a stored shard, decoded: what `check` and `inspect` look at in a stream of any origin.
+
+An uncompressed shard is read by two ranged requests, its table of offsets and its first samples, whatever its size; a
+compressed one is decompressed from its beginning only as far as needed. Text, numbers and arrays are decoded; images and
+pickles stay bytes, since a check must never run what a shard holds. Source: streaming/base/format/mds/{reader,encodings}.py.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdsmix.errors import Unreachable
+from mdsmix.shards.index import Shard
+from mdsmix.storage import Location
+
+HEAD_SAMPLES = 32
+HEAD_BYTES = 1 << 20
+"1 MiB of samples, or one sample: enough to see what a stream holds, little enough for a slow store."
+
+_DTYPES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 18: "f2", 32: "u4", 33: "i4", 34: "f4"} | {
+    64: "u8",
+    65: "i8",
+    66: "f8",
+}
+"MDS's codes of an array's dtype, where the column's encoding does not fix it."
+_SCALARS = {"int": "int64"} | {
+    n: n
+    for n in ("uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64").split()
+}
+
+Read = Callable[[int, int], bytes]
+"(start, length) -> bytes of the raw shard; starts only grow."
+
+
+def read_head(folder: Location, shard: Shard, limit: int = HEAD_SAMPLES) -> list[dict[str, Any]]:
+    """Up to `limit` first samples; none where br or snappy compressed them. Unreachable where the shard is damaged."""
+    file = folder / shard.stored.basename
+    with _raw(file, shard) as read:
+        if read is None:
+            return []
+        try:
+            return [decode_sample(shard, data) for data in _first(read, shard, limit)]
+        except Unreachable:
+            raise
+        except Exception as error:  # whatever a decoder makes of damaged bytes
+            raise Unreachable(
+                f"{file} is damaged: {str(error).rstrip('.')}; publish the stream again."
+            ) from None
+
+
+def decode_sample(shard: Shard, data: bytes) -> dict[str, Any]:
+    """One sample from its bytes: column name -> ndarray, str, number, JSON value, or bytes."""
+    position = 0
+    sizes = []
+    for size in shard.column_sizes:
+        if not size:
+            size = int.from_bytes(data[position : position + 4], "little")
+            position += 4
+        sizes.append(size)
+    if position + sum(sizes) != len(data):
+        raise ValueError(f"a sample of {len(data)} bytes says that its columns have {sum(sizes)}")
+    sample = {}
+    for (name, encoding), size in zip(shard.columns.items(), sizes, strict=True):
+        sample[name] = _decoded(encoding, data[position : position + size])
+        position += size
+    return sample
+
+
+def _decoded(encoding: str, data: bytes) -> Any:
+    kind, *settings = encoding.split(":")
+    if kind == "ndarray":
+        return _array(settings, data)
+    if kind == "str":
+        return data.decode()
+    if kind == "json":
+        return json.loads(data)
+    if kind in _SCALARS:
+        return np.frombuffer(data, _SCALARS[kind])[0].item()
+    return {"str_int": int, "str_float": float}.get(kind, bytes)(data)
+
+
+def _array(settings: list[str], data: bytes) -> NDArray[Any]:
+    """An array whose dtype and shape are fixed by the encoding or stand before its values."""
+    position = 0
+    if not settings:
+        settings, position = [_DTYPES[data[0]]], 1
+    if len(settings) == 2:
+        shape = [int(n) for n in settings[1].split(",")]
+    else:
+        ndim, width = data[position] >> 2, 1 << (data[position] & 3)
+        shape = np.frombuffer(data, f"<u{width}", ndim, position + 1).tolist()
+        position += 1 + ndim * width
+    return np.frombuffer(data, np.dtype(settings[0]), offset=position).reshape(shape)
+
+
+def _first(read: Read, shard: Shard, limit: int) -> Iterator[bytes]:
+    """The bytes of the first samples, as the shard's own table of offsets cuts them."""
+    count = int.from_bytes(read(0, 4), "little")
+    if count != shard.samples:
+        raise ValueError(f"it holds {count} samples, and its index says {shard.samples}")
+    wanted = min(count, limit)
+    offsets = np.frombuffer(read(4, 4 * (wanted + 1)), "<u4").astype(np.int64)
+    if len(offsets) != wanted + 1 or (np.diff(offsets) < 0).any():
+        raise ValueError("its table of samples is cut off or not ascending")
+    if offsets[0] < 4 * (count + 2) or offsets[-1] > shard.raw_data.bytes:
+        raise ValueError("its table of samples leads outside of it")
+    wanted = max(
+        min(wanted, 1), int(np.searchsorted(offsets - offsets[0], HEAD_BYTES, "right")) - 1
+    )
+    body = read(int(offsets[0]), int(offsets[wanted] - offsets[0]))
+    for start, stop in zip(offsets[:wanted], offsets[1 : wanted + 1], strict=True):
+        yield body[start - offsets[0] : stop - offsets[0]]
+
+
+@contextmanager
+def _raw(file: Location, shard: Shard) -> Iterator[Read | None]:
+    """A reader of the shard's raw bytes."""
+    algorithm = str(shard.compression or "").split(":")[0]
+    if shard.zip_data is None:
+        yield file.read
+    elif algorithm in ("zstd", "gz", "bz2"):
+        with file.open() as stored, _decompressed(stored, algorithm) as stream:
+            yield _sequential(stream)
+    else:
+        yield None
+
+
+def _decompressed(stored: BinaryIO, algorithm: str) -> BinaryIO:
+    if algorithm == "gz":
+        return cast(BinaryIO, gzip.open(stored))
+    if algorithm == "bz2":
+        return cast(BinaryIO, bz2.open(stored))
+    import zstandard
+
+    return cast(BinaryIO, io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(stored)))
+
+
+def _sequential(stream: BinaryIO) -> Read:
+    position = 0
+
+    def read(start: int, length: int) -> bytes:
+        nonlocal position
+        stream.read(start - position)
+        position = start + length
+        return stream.read(length)
+
+    return read
