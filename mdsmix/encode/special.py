@@ -1,9 +1,10 @@
 """Whether a text holds the string of a special token, found before any tokenizer sees it.
 
-Nearly no text does, so the test is made for the answer no: special tokens are grouped by their first two characters, and a
-text is searched once per group for what the group's tokens begin with (the 256 special tokens of Llama 3 are the one search
-for "<|"). It answers yes for any occurrence, also where a tokenizer with `single_word` tokens would not match; it does not
-see a token that comes into being only through the tokenizer's normalizer (upper case made lower case, say).
+Nearly no text does, so the test is made for the answer no: special tokens are grouped by their
+first two characters, and a text is searched once per group for what the group's tokens begin with
+(the 256 special tokens of Llama 3 are the one search for "<|"). It answers yes for any occurrence,
+also where a tokenizer with `single_word` tokens would not match; it does not see a token that comes
+into being only through the tokenizer's normalizer (upper case made lower case, say).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class SpecialStrings:
         for token in sorted({token for token in tokens if token}):
             by_start.setdefault(token[:2], []).append(token)
         return SpecialStrings(
-            tuple((os.path.commonprefix(group), tuple(group)) for group in by_start.values())
+            tuple((_common_start(group), tuple(group)) for group in by_start.values())
         )
 
     def within(self, text: str) -> bool:
@@ -36,6 +37,10 @@ class SpecialStrings:
             if start in text and any(token in text for token in tokens):
                 return True
         return False
+
+
+def _common_start(texts: list[str]) -> str:
+    return os.path.commonprefix(texts)  # noqa: RUF071  (of any strings, not of paths)
 
 
 def is_encodable(text: str) -> bool:

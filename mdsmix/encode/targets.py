@@ -1,8 +1,9 @@
 """Which tokens of a conversation are trained: Foundry's target policies, worked out on lengths alone.
 
-A conversation is laid end to end as prompt, response, prompt, response ... and a policy trains a segment or does not. So
-whether anything is left to train on, and how many positions give a loss, follow from the segments' lengths: one pass of
-numpy over a batch, never a loop over tokens. The labels themselves are made by the collator at training time.
+A conversation is laid end to end as prompt, response, prompt, response ... and a policy trains a
+segment or does not. So whether anything is left to train on, and how many positions give a loss,
+follow from the segments' lengths: one pass of numpy over a batch, never a loop over tokens. The
+labels themselves are made by the collator at training time.
 """
 
 from __future__ import annotations
@@ -82,9 +83,10 @@ class Turns:
 def judge(targets: Targets, turns: Turns) -> NDArray[np.int64]:
     """int64 [n]: USABLE, or why a conversation cannot be trained on.
 
-    The rule of Foundry's `is_valid_ift_example`: no prompt and no response is empty, and at least one trained token is left
-    after the cut to max_seq_len, before any EOS is appended. Encoder-decoder rows cut context and target apart from each
-    other, so that there a long prompt takes nothing from the response.
+    The rule of Foundry's `is_valid_ift_example`: no prompt and no response is empty, and at least
+    one trained token is left after the cut to max_seq_len, before any EOS is appended.
+    Encoder-decoder rows cut context and target apart from each other, so that there a long prompt
+    takes nothing from the response.
     """
     verdicts = np.full(len(turns.offsets) - 1, USABLE)
     if not len(verdicts):
@@ -101,9 +103,9 @@ def judge(targets: Targets, turns: Turns) -> NDArray[np.int64]:
 def count_losses(targets: Targets, turns: Turns, gets_eos: NDArray[np.bool_]) -> Lengths:
     """int64 [n]: the positions of each conversation that give a loss.
 
-    Counted as the model sees a row after Foundry's collator: with the EOS that it appends to a last response without one
-    (`gets_eos`), cut to max_seq_len, and less the token at position 0, which nothing predicts. An encoder-decoder's target
-    is not shifted, so that all of it counts.
+    Counted as the model sees a row after Foundry's collator: with the EOS that it appends to a last
+    response without one (`gets_eos`), cut to max_seq_len, and less the token at position 0, which
+    nothing predicts. An encoder-decoder's target is not shifted, so that all of it counts.
     """
     if not len(gets_eos):
         return np.zeros(0, np.int64)
@@ -111,7 +113,7 @@ def count_losses(targets: Targets, turns: Turns, gets_eos: NDArray[np.bool_]) ->
     responses = turns.responses.copy()
     responses[last] += gets_eos
     if not targets.decoder_only_format:
-        return np.minimum(responses[last], targets.max_seq_len)
+        return np.asarray(np.minimum(responses[last], targets.max_seq_len))
     starts, ends, trained = _segments(targets, turns, responses)
     kept = np.clip(ends, 1, targets.max_seq_len) - np.clip(starts, 1, targets.max_seq_len)
     return _per_conversation(np.add, kept * trained, 2 * turns.offsets)

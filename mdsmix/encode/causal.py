@@ -1,0 +1,209 @@
+"""One rendering per conversation, for templates whose text of a message depends on nothing after it.
+
+Foundry renders a conversation of k answers 2k times, each time from its beginning. Most templates
+are one loop over the messages and a closing line for the generation prompt; then the text of the
+first messages is the beginning of the text of all of them, and one rendering with a mark at each
+message gives every turn. Whether a template has that form is read from its syntax tree, by rules
+that admit too little rather than too much: what they do not admit is rendered prefix by prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+    from jinja2.nodes import Node
+
+MARK = "\x1f\x00message\x00\x1f"
+"Printed where the loop reaches a message. A conversation that holds it is rendered prefix by prefix."
+
+_LOOKS_BACK = frozenset({"index", "index0", "first", "previtem"})
+"The attributes of `loop` that no later message changes."
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class CausalTemplate:
+    """A template up to the end of its loop over the messages, with marks, and what it prints after."""
+
+    marked: Template
+    opening: str
+    "The generation prompt: all that is printed after the loop, and only where one is asked for."
+
+    def turns(
+        self, messages: Messages, variables: Mapping[str, Any]
+    ) -> list[tuple[str, str]] | None:
+        """The (prompt, response) turns of a valid conversation; None where only prefixes can tell."""
+        if any(MARK in message["content"] for message in messages):
+            return None
+        try:
+            parts = render(self.marked, messages, False, variables).split(MARK)
+        except Exception:  # a template may raise anything
+            return None
+        # 1 where the loop leaves out the first message, which the template has printed before it.
+        skipped = len(messages) + 1 - len(parts)
+        return _cut(messages, parts, skipped, self.opening) if skipped in (0, 1) else None
+
+
+def causal_form(
+    environment: Environment, source: str, variables: Mapping[str, Any]
+) -> CausalTemplate | None:
+    """The template in these two parts where its form allows that, else None."""
+    tree = environment.parse(source)
+    at = _loop_position(tree)
+    if at is None or not _is_causal(tree, at) or not _is_constant(tree, at, variables):
+        return None
+    tail = _compiled(environment, tree.body[at + 1 :])
+    try:
+        closing, opening = (render(tail, [], asked, variables) for asked in (False, True))
+    except Exception:  # a template may raise anything
+        return None
+    if closing:
+        return None
+    return CausalTemplate(_compiled(environment, _marked(tree.body[: at + 1])), opening)
+
+
+def render(
+    template: Template,
+    messages: Messages,
+    add_generation_prompt: bool,
+    variables: Mapping[str, Any],
+) -> str:
+    """The text of `messages`, with the variables that transformers passes."""
+    return template.render(
+        messages=messages,
+        tools=None,
+        documents=None,
+        add_generation_prompt=add_generation_prompt,
+        **variables,
+    )
+
+
+def flat_globals(template: Template) -> Template:
+    """The template with its globals in one dict: every rendering copies them, 4 us from jinja2's chain of two."""
+    template.globals = dict(template.globals)
+    return template
+
+
+def _cut(
+    messages: Messages, parts: list[str], skipped: int, opening: str
+) -> list[tuple[str, str]] | None:
+    """Turns from the parts: message i is parts[i + 1 - skipped], parts[0] stands before the loop."""
+    turns = []
+    done = 0
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        here = i + 1 - skipped
+        if not parts[here].startswith(opening):
+            return None
+        turns.append(("".join(parts[done:here]) + opening, parts[here][len(opening) :]))
+        done = here + 1
+    return turns
+
+
+def _loop_position(tree: Any) -> int | None:
+    """Where in the template's top level its only plain loop over the messages stands."""
+    from jinja2 import nodes
+
+    lists = {"messages"} | _aliases(tree)
+    loops = [
+        i
+        for i, node in enumerate(tree.body)
+        if isinstance(node, nodes.For) and isinstance(node.iter, nodes.Name)
+        if node.iter.name in lists and not (node.test or node.else_ or node.recursive)
+    ]
+    return loops[0] if len(loops) == 1 else None
+
+
+def _aliases(tree: Any) -> set[str]:
+    """The names that the template sets to `messages` or `messages[1:]`."""
+    from jinja2 import nodes
+
+    return {a.target.name for a in tree.find_all(nodes.Assign) if _is_alias(a)}
+
+
+def _is_alias(assign: Any) -> bool:
+    from jinja2 import nodes
+
+    all_of_them = _load("messages")
+    rest = nodes.Getitem(all_of_them, nodes.Slice(nodes.Const(1), None, None), "load")
+    return isinstance(assign.target, nodes.Name) and assign.node in (all_of_them, rest)
+
+
+def _is_causal(tree: Any, at: int) -> bool:
+    """True where nothing up to the loop's end can see a message after the one that it prints."""
+    from jinja2 import nodes
+
+    leaves = (
+        nodes.Break,
+        nodes.Block,
+        nodes.Extends,
+        nodes.Include,
+        nodes.Import,
+        nodes.FromImport,
+    )
+    if tree.find(leaves) is not None:
+        return False
+    watched = {"messages", "loop", "add_generation_prompt"} | _aliases(tree)
+    sound = {id(name) for name in _sound_uses(tree, at)}  # by identity: equal nodes compare equal
+    return all(id(name) in sound for name in tree.find_all(nodes.Name) if name.name in watched)
+
+
+def _sound_uses(tree: Any, at: int) -> Iterator[Any]:
+    """The occurrences of the watched names that look at no later message."""
+    from jinja2 import nodes
+
+    yield tree.body[at].iter
+    for assign in filter(_is_alias, tree.find_all(nodes.Assign)):
+        if assign.target.name != "messages":
+            yield assign.target
+            yield getattr(assign.node, "node", assign.node)
+    for item in tree.find_all(nodes.Getitem):
+        if item.node == _load("messages") and item.arg == nodes.Const(0):
+            yield item.node
+    for item in tree.find_all(nodes.Getattr):
+        if item.node == _load("loop") and item.attr in _LOOKS_BACK:
+            yield item.node
+    for name in nodes.Template(tree.body[at + 1 :]).find_all(nodes.Name):
+        if name == _load("add_generation_prompt"):
+            yield name
+
+
+def _load(name: str) -> Any:
+    from jinja2 import nodes
+
+    return nodes.Name(name, "load")
+
+
+def _is_constant(tree: Any, at: int, variables: Mapping[str, Any]) -> bool:
+    """True where what follows the loop depends on nothing but `add_generation_prompt`."""
+    from jinja2 import nodes
+
+    tail = nodes.Template(tree.body[at + 1 :])
+    plain = (nodes.Output, nodes.If)
+    if tail.find(nodes.Call) or any(not isinstance(n, plain) for n in tail.find_all(nodes.Stmt)):
+        return False
+    names = {name.name for name in tail.find_all(nodes.Name)}
+    stored = {n.name for n in tree.find_all(nodes.Name) if n.ctx != "load"}
+    return names <= {"add_generation_prompt", *variables} and not names & stored
+
+
+def _marked(body: list[Node]) -> list[Node]:
+    """The nodes with the mark as the first thing that the last of them, the loop, prints each time."""
+    from jinja2 import nodes
+
+    loop: Any = body[-1]
+    loop.body.insert(0, nodes.Output([nodes.TemplateData(MARK)]))
+    return body
+
+
+def _compiled(environment: Environment, body: list[Node]) -> Template:
+    from jinja2 import nodes
+
+    tree: Any = nodes.Template(body, lineno=1).set_environment(environment)
+    return flat_globals(environment.from_string(tree))

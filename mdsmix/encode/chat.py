@@ -1,0 +1,175 @@
+"""Conversations as text: the chat template rendered by jinja2 alone, and cut into the turns that are trained.
+
+The text is what `apply_chat_template(tokenize=False)` of transformers 4.51 to 4.57 gives, without
+the seconds that importing transformers takes. The date that some templates print is fixed when a
+template is opened, and not read from the clock again: the same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from mdsmix.encode.causal import CausalTemplate, causal_form, flat_globals, render
+from mdsmix.errors import RecipeError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+ROLES = frozenset({"user", "assistant", "system", "tool"})
+FOUNDRY_DATE = "%d %b %Y"
+"How Foundry writes the day that it hands to templates as `date_string`."
+
+DEFAULT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"ChatML, which Foundry falls back to where a tokenizer has no template."
+
+Message = dict[str, Any]
+Turn = tuple[str, str]
+"Prompt and response: all text since the previous turn up to where the assistant speaks, and what it says."
+
+
+class NotRendered(Exception):
+    """A conversation that the template does not turn into (prompt, response) turns; `reason` is the code."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def conversation_fault(messages: Any) -> str | None:
+    """The reason code of the first rule of Foundry's that `messages` breaks; None for a valid conversation."""
+    if not isinstance(messages, list):
+        return "messages_not_a_list"
+    if len(messages) < 2:
+        return "too_few_messages" if messages else "no_messages"
+    previous = None
+    for message in messages:
+        if fault := _message_fault(message):
+            return fault
+        if message["role"] == previous:
+            return "repeated_role"
+        previous = message["role"]
+    if previous != "assistant":
+        return "last_not_assistant"
+    # Foundry renders what stands before each answer; transformers cannot render nothing.
+    return "starts_with_assistant" if messages[0]["role"] == "assistant" else None
+
+
+def _message_fault(message: Any) -> str | None:
+    if not isinstance(message, dict) or len(message) != 2:
+        return "bad_message_keys"
+    if "role" not in message or "content" not in message:
+        return "bad_message_keys"
+    if not isinstance(message["role"], str) or message["role"] not in ROLES:
+        return "unknown_role"
+    return None if isinstance(message["content"], str) else "content_not_text"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """A compiled template with the variables that every rendering gets. Made by `open_template`."""
+
+    template: Template
+    causal: CausalTemplate | None
+    "The same template prepared for one rendering per conversation, where its form allows that."
+    variables: Mapping[str, Any]
+    prints_date: bool
+    "Whether its text may depend on the date."
+
+    def turns(self, messages: list[Message]) -> list[Turn]:
+        """The (prompt, response) turns of a valid conversation, one for each assistant message.
+
+        Raises:
+            NotRendered: the template fails on it (template_error), or what it prints for the first
+                messages is not the beginning of what it prints for more (not_prefix_stable).
+        """
+        turns = self.causal.turns(messages, self.variables) if self.causal else None
+        return self.turns_by_prefix(messages) if turns is None else turns
+
+    def turns_by_prefix(self, messages: list[Message]) -> list[Turn]:
+        """The same turns from two renderings for each of them, as Foundry makes them."""
+        turns = []
+        before = ""
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            prompt = self.render(messages[:i], True)
+            full = self.render(messages[: i + 1], False)
+            if not (prompt.startswith(before) and full.startswith(prompt)):
+                raise NotRendered("not_prefix_stable")
+            turns.append((prompt[len(before) :], full[len(prompt) :]))
+            before = full
+        return turns
+
+    def render(self, messages: list[Message], add_generation_prompt: bool) -> str:
+        """The text of `messages`; NotRendered (template_error) where the template fails."""
+        try:
+            return render(self.template, messages, add_generation_prompt, self.variables)
+        except Exception as error:  # a template may raise anything, RecursionError too
+            raise NotRendered("template_error") from error
+
+
+def open_template(
+    source: str | None, variables: Mapping[str, Any], date_string: str | None = None
+) -> ChatTemplate:
+    """Compiles a tokenizer's template (None: ChatML) once per process.
+
+    Args:
+        variables: what transformers passes to it: bos_token, eos_token ...
+        date_string: the day that it prints, as `2026-01-01` or `01 Jan 2026`; None is today, as in
+            Foundry. Whoever converts over midnight or twice the same asks `today()` once, and keeps
+            it.
+
+    Raises:
+        RecipeError: the template is not valid Jinja or uses what conversion does not offer, or the
+            date is none.
+    """
+    day = parse_day(date_string or today())
+    text = DEFAULT_TEMPLATE if source is None else source
+    return _open(text, json.dumps(dict(variables)), day)
+
+
+@lru_cache(maxsize=16)
+def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
+    from jinja2 import TemplateError
+    from jinja2.meta import find_undeclared_variables
+
+    from mdsmix.encode.sandbox import template_sandbox
+
+    environment = template_sandbox(day)
+    variables = {**json.loads(json_variables), "date_string": day.strftime(FOUNDRY_DATE)}
+    try:
+        template = flat_globals(environment.from_string(source))
+        causal = causal_form(environment, source, variables)
+        names = find_undeclared_variables(environment.parse(source))
+    except TemplateError as error:
+        raise RecipeError(
+            f"The chat template of the tokenizer cannot be compiled ({error}), so that no conversation "
+            "can be rendered: correct its chat_template."
+        ) from error
+    dated = bool(names & {"date_string", "strftime_now"})
+    return ChatTemplate(template, causal, variables, dated)
+
+
+def today() -> str:
+    """The day as Foundry hands it to templates: `01 Jan 2026`."""
+    return datetime.now().strftime(FOUNDRY_DATE)
+
+
+def parse_day(date_string: str) -> datetime:
+    """The day that `2026-01-01` or `01 Jan 2026` names."""
+    for form in ("%Y-%m-%d", FOUNDRY_DATE):
+        with contextlib.suppress(ValueError):
+            return datetime.strptime(date_string, form)
+    raise RecipeError(
+        f"date_string is {date_string!r}, which is no day, so that chat templates cannot print it: "
+        "write it as 2026-01-01."
+    )
