@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -72,6 +72,20 @@ def open_tokenizer(spec: TokenizerSpec) -> Tokenizer:
     if not card.exists():
         _write(folder, spec, _ask(spec))
     return typed.read(Tokenizer, json.loads(card.read_bytes()), str(card))
+
+
+def find_decoder(name: str | None, hash: str | None) -> Callable[[Sequence[int]], str] | None:
+    """Ids -> text, by the tokenizer named, or by the snapshot of that hash; None where this machine has neither."""
+    cards = (cache_folder() / "tokenizers").glob("*/card.json")
+    known = (json.loads(card.read_bytes()) for card in cards)
+    path = open_tokenizer(TokenizerSpec(name=name)).path if name else None
+    path = path or next((card["path"] for card in known if card["hash"] == hash), None)
+    if path is None:
+        return None
+    from tokenizers import Tokenizer as Model
+
+    model = Model.from_file(path)
+    return lambda ids: str(model.decode(list(ids), skip_special_tokens=False))
 
 
 def cache_folder() -> Path:

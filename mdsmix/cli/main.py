@@ -1,0 +1,61 @@
+"""The root: it assembles the commands, turns errors into one sentence and an exit code, and imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from mdsmix import __version__
+from mdsmix.cli.check import check
+from mdsmix.cli.convert import convert
+from mdsmix.cli.inspect import inspect
+from mdsmix.cli.render_yaml import render_yaml
+from mdsmix.errors import MdsmixError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="From raw pretraining and finetuning data to a checked mix of MDS streams and its LLM-Foundry YAML.",
+    epilog="Exit codes: 0 done, or the streams may be mixed; 1 mdsmix itself failed; 2 wrong usage or recipe; "
+    "3 the streams may not be mixed; 4 could not look; 5 too many bad records.",
+)
+for command in (convert, check, render_yaml, inspect):
+    app.command(no_args_is_help=True)(command)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"mdsmix {__version__}")
+        raise typer.Exit
+
+
+def run() -> None:
+    """The console script. MDSMIX_DEBUG=1 shows the traceback of what is a defect."""
+    try:
+        app()
+    except MdsmixError as error:
+        _end(f"error: {error}", error.exit_code)
+    except KeyboardInterrupt:
+        _end("interrupted: finished work units are kept, the same command goes on from them.", 130)
+    except BrokenPipeError:
+        os._exit(141)  # whoever read our output is gone: no more to say, as any Unix tool
+    except Exception as error:
+        if os.environ.get("MDSMIX_DEBUG"):
+            raise
+        detail = f"{type(error).__name__}: {error}".splitlines()[0]
+        _end(
+            f"error: mdsmix itself failed ({detail}); MDSMIX_DEBUG=1 shows where, please report it.", 1
+        )
+
+
+def _end(sentence: str, code: int) -> None:
+    print(sentence, file=sys.stderr)
+    raise SystemExit(code)

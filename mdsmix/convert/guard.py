@@ -1,0 +1,49 @@
+"""What stands at the target already, and whether it may be replaced."""
+
+from __future__ import annotations
+
+from mdsmix.convert.job import Job
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.shards import index as index_file
+from mdsmix.shards.manifest import Manifest, SourceFile, read_manifest
+
+
+def published_manifest(job: Job, reencode: bool) -> Manifest | None:
+    """The manifest at the target, None where nothing usable is published there.
+
+    RecipeError where the target holds a stream that `mdsmix convert` did not make.
+    """
+    try:
+        manifest = read_manifest(job.folder)
+    except Unreachable:
+        if reencode:
+            return None
+        raise
+    if manifest is None and not reencode and (job.folder / index_file.BASENAME).stat():
+        raise RecipeError(
+            f"stream {job.name}: {job.target} holds a stream without an mdsmix manifest, which convert would "
+            "overwrite; publish elsewhere (another stream name, remote or local), or pass --reencode to replace it."
+        )
+    return manifest
+
+
+def refuse_replacing(job: Job, manifest: Manifest, sources: list[SourceFile]) -> None:
+    """RecipeError where the new stream would not be a new version of the old one, but another stream in its place."""
+    if manifest.encoding.columns.keys() != job.encoding.columns.keys():
+        raise RecipeError(
+            f"stream {job.name} is published for the {manifest.encoding.loader} loader with the columns "
+            f"{_listed(manifest.encoding.columns)}; the recipe now wants {_listed(job.encoding.columns)} for the "
+            f"{job.encoding.loader} loader: all {manifest.records.read:,} records, {manifest.totals.tokens:,} tokens, "
+            "are to be encoded again; pass --reencode if that is meant."
+        )
+    old, new = {s.path for s in manifest.sources}, {s.path for s in sources}
+    if not old & new:
+        raise RecipeError(
+            f"stream {job.name}: {job.target} holds a stream made of {_listed(sorted(old))}, none of which is "
+            f"among its sources now ({_listed(sorted(new))}); publish elsewhere, or pass --reencode to replace it."
+        )
+
+
+def _listed(names: object) -> str:
+    names = list(names)  # type: ignore[call-overload]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,112 @@
+"""One stream to convert, as every worker sees it: plain data, picklable, the same whoever works on it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import asdict, dataclass, replace
+
+import orjson
+import xxhash
+
+from mdsmix.encode.columns import columns_of, has_messages
+from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.shards.manifest import FORMAT_VERSION, Encoding
+from mdsmix.shards.mds import Layout
+from mdsmix.storage import Location, locate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is shared by all work units of a stream."""
+
+    name: str
+    encoding: Encoding
+    tokenizer: Tokenizer
+    backend: str
+    "auto or the name of one."
+    target: str
+    "Where the stream is published."
+    limit: int | None = None
+    "Only the first records are read: a first look."
+
+    @property
+    def folder(self) -> Location:
+        return locate(self.target)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(self.encoding.columns, self.encoding.compression)
+
+    @property
+    def is_concat(self) -> bool:
+        return self.encoding.kind == "pretraining" and self.encoding.layout == "concat"
+
+    def key(self, content: str) -> str:
+        """The key of a work unit: its content and everything that shapes its bytes, hashed to 32 hex digits."""
+        return xxhash.xxh128_hexdigest(f"{settings_hash(self)} {content}")
+
+    def with_backend(self, backend: str) -> Job:
+        return replace(self, backend=backend)
+
+
+@functools.lru_cache(maxsize=64)
+def _settings_hash(shaping: bytes) -> str:
+    return xxhash.xxh128_hexdigest(shaping)
+
+
+def settings_hash(job: Job) -> str:
+    """Of every setting and version that shapes a unit's bytes; mix weights and the backend are not among them."""
+    template = job.tokenizer.chat_template_hash if "messages" in job.encoding.fields else None
+    shaping = [FORMAT_VERSION, asdict(job.encoding), job.tokenizer.hash, template, job.limit]
+    return _settings_hash(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
+
+
+def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: int | None) -> Job:
+    """The job of a stream with a source."""
+    folder = f"limit-{limit}" if limit else stream.split
+    return Job(
+        name=stream.name,
+        encoding=_encoding(recipe, stream, tokenizer),
+        tokenizer=tokenizer,
+        backend=recipe.tokenizer.backend,
+        target=f"{recipe.published(stream)}/{folder}",
+        limit=limit,
+    )
+
+
+def _encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Encoding:
+    assert stream.source is not None
+    assert stream.kind is not None
+    common = Encoding(
+        kind=stream.kind,
+        loader="text" if recipe.loader == "text" else "finetuning",
+        columns=columns_of(recipe, stream, tokenizer),
+        max_seq_len=recipe.max_seq_len,
+        decoder_only_format=recipe.decoder_only_format,
+        target_prompts=recipe.target_prompts,
+        target_responses=recipe.target_responses,
+        special_tokens_in_text=recipe.special_tokens_in_text,
+        compression=recipe.compression,
+        fields={shape: getattr(stream.source, shape) for shape in stream.source.shape},
+    )
+    if stream.kind == "pretraining":
+        return replace(
+            common,
+            layout=stream.layout,
+            add_bos=stream.add_bos,
+            add_eos=stream.add_eos,
+            min_tokens=stream.min_tokens,
+            max_tokens=stream.max_tokens,
+        )
+    if not has_messages(stream):
+        return common
+    return replace(common, compact=stream.columns == "compact", date_string=_day(stream, tokenizer))
+
+
+def _day(stream: StreamSpec, tokenizer: Tokenizer) -> str | None:
+    """The day that the chat template prints, asked for once; None where it prints none."""
+    from mdsmix.encode.chat import open_template, today
+
+    template = open_template(tokenizer.chat_template, tokenizer.template_variables, stream.date_string)
+    return (stream.date_string or today()) if template.prints_date else None

@@ -1,0 +1,62 @@
+"""The unit records: one small object per finished work unit, in `.mdsmix/` beneath the stream it belongs to.
+
+A record that is there means that the unit's shards are there too, since it is written after them. So a run that was
+killed loses only the units that were being worked on, and whoever has the target can go on, on any machine.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from mdsmix import typed
+from mdsmix.shards.index import Shard
+from mdsmix.shards.manifest import Records, Totals
+from mdsmix.storage import Location
+
+FOLDER = ".mdsmix"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitRecord:
+    """What a work unit came to."""
+
+    key: str
+    content: str
+    "Hash of the bytes that the unit owns."
+    backend: str
+    shards: list[Shard]
+    totals: Totals
+    records: Records
+    leftover: str = ""
+    "Concat: the tokens behind the last full row, as bytes in base64; less than one row."
+
+    def leftover_tokens(self, dtype: str) -> NDArray[Any]:
+        return np.frombuffer(base64.b64decode(self.leftover), dtype)
+
+
+def pack_tokens(tokens: NDArray[Any]) -> str:
+    return base64.b64encode(tokens.tobytes()).decode()
+
+
+def write_record(folder: Location, record: UnitRecord) -> None:
+    (folder / FOLDER / record.key).write(orjson.dumps(asdict(record)))
+
+
+def read_record(folder: Location, key: str) -> UnitRecord | None:
+    """The record of a finished unit; None where there is none, or where it is not readable and the unit is redone."""
+    at = folder / FOLDER / key
+    if at.stat() is None:
+        return None
+    try:
+        tree = orjson.loads(at.read())
+        record = typed.read(UnitRecord, tree if isinstance(tree, Mapping) else None)
+    except (orjson.JSONDecodeError, typed.Misfit):
+        return None
+    return record if record.key == key else None

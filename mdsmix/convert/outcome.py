@@ -1,0 +1,51 @@
+"""What a conversion tells: while it runs, and of each stream at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from mdsmix.shards.manifest import Manifest
+
+
+class Watcher(Protocol):
+    """Is told what happens; `report.progress` shows it."""
+
+    def begin(self, stream: str, size: int) -> None:
+        """A stream of `size` stored source bytes is being converted."""
+
+    def told(self, size: int, tokens: int) -> None:
+        """So many more source bytes were read and tokens made of them."""
+
+    def say(self, sentence: str) -> None:
+        """Something that the user should know now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one stream."""
+
+    stream: str
+    target: str
+    manifest: Manifest
+    bytes: int
+    "Of all shards as stored."
+    units: int
+    reused: int
+    "Units whose records were there already."
+    new_tokens: int
+    "Tokens of the units that were worked on now."
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> int:
+        """Units that were worked on now."""
+        return self.units - self.reused
+
+    @property
+    def state(self) -> str:
+        if not self.done:
+            return "up to date"
+        kept = f", {self.reused} reused" if self.reused else ""
+        return f"{self.done} of {self.units} work units converted{kept}"

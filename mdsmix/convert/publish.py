@@ -1,0 +1,141 @@
+"""Unit records -> a published stream: the last part made of leftovers, the manifest, and the index last of all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mdsmix import __version__
+from mdsmix.convert.assemble import JoinedRows
+from mdsmix.convert.job import Job
+from mdsmix.convert.ledger import UnitRecord
+from mdsmix.convert.shardfiles import store_shards
+from mdsmix.errors import MdsmixError, TooManyBadRecords
+from mdsmix.shards import index as index_file
+from mdsmix.shards import manifest as manifest_file
+from mdsmix.shards.index import Shard, StoredFile, make_index
+from mdsmix.shards.manifest import (
+    FORMAT_VERSION,
+    Manifest,
+    Part,
+    Records,
+    SourceFile,
+    TokenizerCard,
+    Totals,
+)
+
+
+def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile]) -> Manifest:
+    """Makes the units, in the order of the plan, the stream's content. Nothing is written where nothing changed."""
+    if job.is_concat and (last := _join_leftovers(job, units)):
+        units = [*units, last]
+    records = sum((unit.records for unit in units), Records())
+    totals = sum((unit.totals for unit in units), Totals())
+    _refuse_losses(job, records, totals)
+    index = make_index(_distinct(job, [shard for unit in units for shard in unit.shards]))
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        tool_version=__version__,
+        encoding=job.encoding,
+        tokenizer=tokenizer_card(job),
+        backend=" + ".join(sorted({unit.backend for unit in units if unit.backend})),
+        totals=totals,
+        records=records,
+        sources=sources,
+        parts=[
+            Part(key=unit.key, shards=len(unit.shards), samples=unit.totals.samples)
+            for unit in units
+        ],
+        index_hash=index.hash,
+        complete=True,
+    )
+    _write_if_new(job, manifest_file.BASENAME, manifest.to_bytes())
+    _write_if_new(job, index_file.BASENAME, index.content)
+    return manifest
+
+
+def tokenizer_card(job: Job) -> TokenizerCard:
+    """What the manifest says of the tokenizer."""
+    tokenizer = job.tokenizer
+    name = tokenizer.name.rstrip("/")
+    return TokenizerCard(
+        name=name.rsplit("/", 1)[1] if name.startswith("/") else name,
+        hash=tokenizer.hash,
+        vocab_size=tokenizer.vocab_size,
+        bos_id=tokenizer.bos_id,
+        eos_id=tokenizer.eos_id,
+        pad_id=tokenizer.pad_id,
+        chat_template_hash=tokenizer.chat_template_hash,
+    )
+
+
+def leftover_key(job: Job, keys: list[str]) -> str:
+    """The key of the last part: what is left over follows from the units before it."""
+    return job.key("leftovers " + " ".join(keys))
+
+
+def _join_leftovers(job: Job, units: list[UnitRecord]) -> UnitRecord | None:
+    """The units' leftovers, in order, as the stream's last part; less than one row is lost, and counted."""
+    rows = JoinedRows(job)
+    for unit in units:
+        if unit.leftover:
+            rows.add_tokens(unit.leftover_tokens(job.tokenizer.dtype))
+    full, totals, rest = rows.finish()
+    if not len(full) and not len(rest):
+        return None
+    return UnitRecord(
+        key=leftover_key(job, [unit.key for unit in units]),
+        content="",
+        backend="",
+        shards=store_shards(job.folder, job.layout, full),
+        totals=replace(totals, lost_tokens=len(rest)),
+        records=Records(),
+    )
+
+
+def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
+    """What must never be published: counts that do not add up, or a stream without a sample."""
+    if not records.adds_up:
+        raise MdsmixError(
+            f"stream {job.name}: {records.read} records read, but {records.written} written, {records.dropped} "
+            f"filtered and {records.bad} quarantined; nothing is published. This is a defect of mdsmix."
+        )
+    if not totals.samples:
+        reasons = {**records.filtered, **records.quarantined}
+        spelled = ", ".join(f"{n} {reason}" for reason, n in reasons.items())
+        raise TooManyBadRecords(
+            f"stream {job.name}: not one sample came of {records.read} records "
+            f"({spelled or f'{totals.lost_tokens} tokens are less than one row'}), and Streaming refuses an "
+            "empty stream; nothing is published. Look at the source, or take the stream out of the recipe."
+        )
+
+
+def _distinct(job: Job, shards: list[Shard]) -> list[Shard]:
+    """Shards of equal bytes get names of their own: a cache that evicts one must not evict the other."""
+    seen: dict[str, int] = {}
+    named = []
+    for shard in shards:
+        ordinal = seen[shard.stored.basename] = seen.get(shard.stored.basename, -1) + 1
+        named.append(_numbered(job, shard, ordinal) if ordinal else shard)
+    return named
+
+
+def _numbered(job: Job, shard: Shard, ordinal: int) -> Shard:
+    def renamed(file: StoredFile) -> StoredFile:
+        return replace(file, basename=file.basename.replace(".mds", f"-{ordinal}.mds"))
+
+    twin = replace(
+        shard,
+        raw_data=renamed(shard.raw_data),
+        zip_data=renamed(shard.zip_data) if shard.zip_data else None,
+    )
+    target = job.folder / twin.stored.basename
+    if target.stat() is None:
+        (job.folder / shard.stored.basename).copy_to(target)
+    return twin
+
+
+def _write_if_new(job: Job, name: str, content: bytes) -> None:
+    at = job.folder / name
+    stat = at.stat()
+    if stat is None or stat.size != len(content) or at.read() != content:
+        at.write(content)
