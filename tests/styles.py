@@ -1,0 +1,155 @@
+"""Tokenizers of the styles on which converters go wrong, and chat templates likewise.
+
+`letters` is for expectations worked by hand: the id of a printable character is its code point.
+`train_style` writes folders that AutoTokenizer loads, trained on the standard library's docstrings.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from mdsmix.encode.tokenizer import Tokenizer
+from tests.corpus import CHATML, docstrings
+
+BOS, EOS, START, END = 0, 1, 2, 3
+"The ids of <s>, </s>, <|im_start|> and <|im_end|> in a tokenizer of `letters`."
+SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+
+NO_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
+)
+# Earlier answers lose what stands before </think>, as in the templates of reasoning models.
+FORGETS = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if loop.last %}{{ m['content'] }}{% else %}{{ m['content'].split('</think>')[-1] }}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA_2 = (
+    "{% if messages[0]['role'] == 'system' %}"
+    "{% set rest = messages[1:] %}{% set system_message = messages[0]['content'] %}"
+    "{% else %}{% set rest = messages %}{% set system_message = false %}{% endif %}"
+    "{% for message in rest %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "{% if loop.index0 == 0 and system_message != false %}"
+    "{% set content = '<<SYS>>' + system_message + '<</SYS>>' + message['content'] %}"
+    "{% else %}{% set content = message['content'] %}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}"
+    "{% endfor %}"
+)
+LLAMA_3 = (
+    "{% set loop_messages = messages %}{% for message in loop_messages %}"
+    "{% set content = '<|im_start|>' + message['role'] + '\n\n' + message['content'] | trim + '<|im_end|>' %}"
+    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n\n' }}{% endif %}"
+)
+LAST_OPENS = (
+    "{% for message in messages %}<{{ message.role }}>\n{{ message.content }}</s>\n"
+    "{% if loop.last and add_generation_prompt %}<assistant>\n{% endif %}{% endfor %}"
+)
+DATED = "{{ date_string }} {{ strftime_now('%Y') }}\n" + CHATML
+GENERATION = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content }}</s>"
+    "{% endgeneration %}{% else %}{{ m.role }}:{{ {'é': m.content} | tojson }}{% continue %}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
+)
+TEMPLATES = {
+    "chatml": CHATML,
+    "no_system": NO_SYSTEM,
+    "forgets": FORGETS,
+    "llama_2": LLAMA_2,
+    "llama_3": LLAMA_3,
+    "last_opens": LAST_OPENS,
+    "dated": DATED,
+    "generation": GENERATION,
+}
+
+
+def letters(folder: Path, **changes: Any) -> Tokenizer:
+    """One token per character, with <s> as BOS and </s> as EOS; `changes` are of the snapshot."""
+    from tokenizers import AddedToken, Regex, models, pre_tokenizers
+    from tokenizers import Tokenizer as Model
+
+    vocabulary = {chr(code): code for code in (10, *range(32, 127))}
+    vocabulary |= {token: i for i, token in enumerate(SPECIALS)}
+    model = Model(models.BPE(vocabulary, []))
+    model.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    model.add_special_tokens([AddedToken(token, special=True) for token in SPECIALS])
+    model.save(str(folder / "tokenizer.json"))
+    snapshot: dict[str, Any] = {
+        "name": "letters",
+        "path": str(folder / "tokenizer.json"),
+        "hash": "0",
+        "class_name": "PreTrainedTokenizerFast",
+        "vocab_size": 127,
+        "bos_id": BOS,
+        "eos_id": EOS,
+        "pad_id": None,
+        "padding_side": "right",
+        "prefix_ids": [],
+        "suffix_ids": [],
+        "special_tokens": SPECIALS,
+        "chat_template": None,
+        "template_variables": {"bos_token": "<s>", "eos_token": "</s>"},
+    }
+    return Tokenizer(**snapshot | changes)
+
+
+STYLES: dict[str, dict[str, Any]] = {
+    "plain": {"chat_template": CHATML},
+    "adds_bos": {"single": "<s> $A", "chat_template": LLAMA_3},
+    "adds_both": {"single": "<s> $A </s>", "chat_template": LLAMA_2},
+    "adds_eos": {"single": "$A </s>", "chat_template": LAST_OPENS},
+    "no_template": {},
+    "no_system": {"chat_template": NO_SYSTEM},
+    "forgets": {"chat_template": FORGETS},
+    "metaspace": {"single": "<s> $A", "is_metaspace": True, "chat_template": GENERATION},
+}
+
+
+def train_style(folder: Path, style: str) -> Path:
+    """Writes a tokenizer of 1,000 tokens in that style."""
+    from tokenizers import Tokenizer as Model
+    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+    settings = STYLES[style]
+    model = Model(models.BPE(unk_token=None, byte_fallback=False))
+    if settings.get("is_metaspace"):
+        model.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+        model.decoder = decoders.Metaspace()
+    else:
+        model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        model.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1000,
+        special_tokens=[*SPECIALS, "<pad>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    model.train_from_iterator((d["text"] for d in islice(docstrings(), 300)), trainer)
+    if single := settings.get("single"):
+        ids = [("<s>", BOS), ("</s>", EOS)]
+        model.post_processor = processors.TemplateProcessing(single=single, special_tokens=ids)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save(str(folder / "tokenizer.json"))
+    _write_config(folder, settings.get("chat_template"))
+    return folder
+
+
+def _write_config(folder: Path, chat_template: str | None) -> None:
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 1_000_000,
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
+        "clean_up_tokenization_spaces": False,
+    }
+    if chat_template is not None:
+        config["chat_template"] = chat_template
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -1,0 +1,119 @@
+"""One rendering per conversation gives what rendering every prefix gives; a template that looks ahead is left alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mdsmix.encode.causal import MARK
+from mdsmix.encode.chat import NotRendered, conversation_fault, open_template
+from tests.styles import GENERATION, LLAMA_2, TEMPLATES
+
+VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
+LOOKS_AHEAD = {
+    "length": "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}",
+    "last": "{% for m in messages %}{{ loop.last }}{{ m.content }}{% endfor %}",
+    "nextitem": "{% for m in messages %}{{ loop.nextitem.role }}{{ m.content }}{% endfor %}",
+    "last message": "{{ messages[-1].role }}{% for m in messages %}{{ m.content }}{% endfor %}",
+    "any": "{% for m in messages %}{{ messages[loop.index0].content }}{% endfor %}",
+    "loop itself": "{% for m in messages %}{% set l = loop %}{{ l.last }}{% endfor %}",
+    "macro": "{% macro n() %}{{ messages | length }}{% endmacro %}{% for m in messages %}{{ n() }}{% endfor %}",
+    "break": "{% for m in messages %}{% if m.content == 'b' %}{% break %}{% endif %}x{% endfor %}",
+    "chosen": "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
+    "else": "{% for m in messages %}{{ m.content }}{% else %}none{% endfor %}",
+    "twice": "{% for m in messages %}a{% endfor %}{% for m in messages %}b{% endfor %}",
+    "renamed": "{% set messages = messages[1:] %}{% for m in messages %}{{ m.content }}{% endfor %}",
+    "skips two": "{% set x = messages[2:] %}{% for m in x %}{{ m.content }}{% endfor %}",
+    "set again": "{% set x = messages %}{% set x = [] %}{% for m in x %}{{ m.content }}{% endfor %}",
+    "prompt inside": "{% for m in messages %}{{ m.content }}{{ add_generation_prompt }}{% endfor %}",
+    "tail of state": "{% set ns = namespace(r='') %}{% for m in messages %}{% set ns.r = m.role %}{% endfor %}{{ ns.r }}",
+    "tail of a name": "{% set eos_token = messages[0].content %}{% for m in messages %}x{% endfor %}{{ eos_token }}",
+    "tail always": "{% for m in messages %}{{ m.content }}{% endfor %}the end",
+    "nested": "{% if true %}{% for m in messages %}{{ m.content }}{% endfor %}{% endif %}",
+    "no loop": "{{ messages }}",
+}
+CAUSAL = {name for name in TEMPLATES if name not in ("forgets", "last_opens")}
+
+
+@pytest.mark.parametrize("name", LOOKS_AHEAD)
+def test_a_template_that_may_look_ahead_is_rendered_by_prefix(name: str) -> None:
+    assert open_template(LOOKS_AHEAD[name], VARIABLES, "2026-01-01").causal is None
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_form_is_recognised(name: str) -> None:
+    template = open_template(TEMPLATES[name], VARIABLES, "2026-01-01")
+    assert (template.causal is not None) == (name in CAUSAL)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_both_ways_give_the_same_turns_or_the_same_reason(name: str) -> None:
+    template = open_template(TEMPLATES[name], VARIABLES, "2026-01-01")
+    found = [_outcome(template.turns, messages) for messages in conversations(300)]
+    assert found == [
+        _outcome(template.turns_by_prefix, messages) for messages in conversations(300)
+    ]
+    assert any(isinstance(turns, list) for turns in found)
+
+
+def test_a_message_that_holds_the_mark_is_text_like_any_other() -> None:
+    messages = [{"role": "user", "content": f"a{MARK}b"}, {"role": "assistant", "content": MARK}]
+    template = open_template(None, VARIABLES, "2026-01-01")
+    assert template.turns(messages) == template.turns_by_prefix(messages)
+    assert template.turns(messages)[0][1] == f"{MARK}<|im_end|>\n"
+
+
+def test_a_system_message_that_the_loop_leaves_out_belongs_to_the_first_prompt() -> None:
+    messages = [
+        {"role": "system", "content": "be"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+    ]
+    template = open_template(LLAMA_2, VARIABLES, "2026-01-01")
+    assert template.causal is not None
+    turns = template.causal.turns(messages, template.variables)
+    assert turns == [("<s>[INST] <<SYS>>be<</SYS>>a [/INST]", " b </s>")]
+
+
+def test_an_answer_that_does_not_begin_with_the_generation_prompt_is_not_stable() -> None:
+    source = GENERATION.replace("%}A:{% endif", "%}B:{% endif")
+    with pytest.raises(NotRendered, match="not_prefix_stable"):
+        open_template(source, VARIABLES).turns(
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        )
+
+
+def _outcome(render: Any, messages: list[dict[str, str]]) -> list[tuple[str, str]] | str:
+    try:
+        return list(render(messages))
+    except NotRendered as fault:
+        return fault.reason
+
+
+def conversations(count: int) -> Iterator[list[dict[str, str]]]:
+    """Valid ones of 2 to 8 messages, most of them a plain dialogue."""
+    rng = random.Random(3)
+    contents = [
+        "",
+        " ",
+        "a",
+        "b\n",
+        "<think>x</think>y",
+        " {{ z }} ",
+        "é\U0001f600",
+        "<s>",
+        "{% if %}",
+    ]
+    while count:
+        roles = ["user", "assistant"] * rng.randint(1, 4)
+        if rng.random() < 0.3:
+            roles = ["system", *roles]
+        if rng.random() < 0.3:
+            roles.insert(rng.randrange(len(roles)), rng.choice(["tool", "system", "user"]))
+        messages = [{"role": role, "content": rng.choice(contents)} for role in roles]
+        if conversation_fault(messages) is None:
+            count -= 1
+            yield messages

@@ -1,0 +1,144 @@
+"""Which tokens train follows Foundry's rules: worked by hand, and against labels laid out token by token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mdsmix.encode.targets import VERDICTS, Targets, Turns, count_losses, judge
+from mdsmix.errors import RecipeError
+
+Conversation = list[tuple[int, int]]
+"The lengths of each prompt and response."
+
+
+def turns_of(*conversations: Conversation) -> Turns:
+    lengths = np.array([pair for turns in conversations for pair in turns], np.int64).reshape(-1, 2)
+    offsets = np.cumsum([0, *map(len, conversations)])
+    return Turns(lengths[:, 0], lengths[:, 1], offsets)
+
+
+def verdict(policy: Targets, conversation: Conversation) -> str:
+    return VERDICTS[judge(policy, turns_of(conversation))[0]]
+
+
+def losses(policy: Targets, conversation: Conversation, gets_eos: bool = False) -> int:
+    return int(count_losses(policy, turns_of(conversation), np.array([gets_eos]))[0])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "responses", "conversation", "expected"),
+    [
+        # Prompt 3, response 2, prompt 4, response 5: the last answer is 5, the answers are 7 ...
+        ("none", "last", [(3, 2), (4, 5)], 5),
+        ("none", "all", [(3, 2), (4, 5)], 7),
+        # ... a trained first prompt gives one less than its length, since nothing predicts token 0 ...
+        ("all", "all", [(3, 2), (4, 5)], 13),
+        ("all", "last", [(3, 2), (4, 5)], 11),
+        # ... and only the second prompt has four tokens.
+        ("length>=4", "last", [(3, 2), (4, 5)], 9),
+        ("length>=5", "all", [(3, 2), (4, 5)], 7),
+    ],
+)
+def test_each_policy_trains_its_segments(
+    prompts: str, responses: str, conversation: Conversation, expected: int
+) -> None:
+    policy = Targets(max_seq_len=100, target_prompts=prompts, target_responses=responses)
+    assert losses(policy, conversation) == expected
+    assert losses(policy, conversation, gets_eos=True) == expected + 1
+
+
+def test_what_is_cut_off_gives_no_loss() -> None:
+    conversation = [(3, 2), (4, 5)]
+    assert losses(Targets(max_seq_len=12), conversation, gets_eos=True) == 3
+    assert losses(Targets(max_seq_len=14), conversation, gets_eos=True) == 5
+    assert losses(Targets(max_seq_len=4, target_responses="all"), conversation) == 1
+
+
+@pytest.mark.parametrize(
+    ("longest", "prompts", "responses", "conversation", "expected"),
+    [
+        (100, "none", "last", [(0, 5)], "empty_prompt"),
+        (100, "none", "last", [(5, 0)], "empty_response"),
+        (100, "none", "last", [(2, 2), (2, 0)], "empty_response"),
+        (100, "none", "last", [(2, 2), (0, 2)], "empty_prompt"),
+        (5, "none", "last", [(5, 1)], "no_loss_tokens"),
+        (6, "none", "last", [(5, 1)], ""),
+        (9, "none", "last", [(3, 2), (4, 5)], "no_loss_tokens"),
+        (9, "none", "all", [(3, 2), (4, 5)], ""),
+        (3, "none", "all", [(3, 2), (4, 5)], "no_loss_tokens"),
+        (1, "all", "last", [(3, 2)], ""),
+        (5, "length>=4", "last", [(3, 2), (4, 5)], "no_loss_tokens"),
+        (6, "length>=4", "last", [(3, 2), (4, 5)], ""),
+    ],
+)
+def test_a_conversation_needs_something_left_to_train(
+    longest: int, prompts: str, responses: str, conversation: Conversation, expected: str
+) -> None:
+    policy = Targets(max_seq_len=longest, target_prompts=prompts, target_responses=responses)
+    assert verdict(policy, conversation) == expected
+
+
+def test_an_encoder_decoder_cuts_context_and_target_apart() -> None:
+    policy = Targets(max_seq_len=5, decoder_only_format=False)
+    assert verdict(policy, [(9, 1)]) == ""
+    assert verdict(policy, [(9, 0)]) == "empty_response"
+    assert losses(policy, [(9, 3)], gets_eos=True) == 4
+    assert losses(policy, [(2, 9), (9, 9)], gets_eos=True) == 5
+
+
+def test_a_batch_is_judged_as_its_conversations_are_alone() -> None:
+    rng = np.random.default_rng(7)
+    batch = [
+        [(int(p), int(r)) for p, r in rng.integers(0, 9, (rng.integers(1, 5), 2))]
+        for _ in range(300)
+    ]
+    eos = rng.random(300) < 0.5
+    for prompts in ("none", "all", "length>=4"):
+        for responses in ("last", "all"):
+            policy = Targets(max_seq_len=12, target_prompts=prompts, target_responses=responses)
+            found = judge(policy, turns_of(*batch))
+            counts = count_losses(policy, turns_of(*batch), eos)
+            assert [VERDICTS[v] for v in found] == [verdict(policy, c) for c in batch]
+            plain = [_laid_out(policy, c, e) for c, e in zip(batch, eos, strict=True)]
+            assert counts.tolist() == [sum(trained[1:12]) for trained in plain]
+            usable = [all(map(all, c)) and any(_laid_out(policy, c, False)[:12]) for c in batch]
+            assert (found == 0).tolist() == usable
+            assert 0 < sum(usable) < 300
+
+
+def _laid_out(policy: Targets, conversation: Conversation, gets_eos: bool) -> list[bool]:
+    """Token by token, whether it is trained."""
+    trained: list[bool] = []
+    for i, (prompt, response) in enumerate(conversation):
+        is_last = i == len(conversation) - 1
+        trained += [prompt >= policy.least_trained_prompt] * prompt
+        trained += [is_last or policy.target_responses == "all"] * (
+            response + (is_last and gets_eos)
+        )
+    return trained
+
+
+def test_no_conversation_at_all_is_no_error() -> None:
+    nothing = turns_of()
+    assert not len(judge(Targets(max_seq_len=8), nothing))
+    assert not len(count_losses(Targets(max_seq_len=8), nothing, np.zeros(0, bool)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"target_prompts": "some"}, "target_prompts is 'some'"),
+        ({"target_prompts": "length>=0"}, "length>=N"),
+        ({"target_prompts": "length>=x"}, "length>=N"),
+        ({"target_prompts": "ALL"}, "target_prompts is 'ALL'"),
+        ({"target_responses": "none"}, "use 'last' or 'all'"),
+        ({"decoder_only_format": False, "target_responses": "all"}, "decoder_only_format: false"),
+        ({"max_seq_len": 0}, "max_seq_len is 0"),
+    ],
+)
+def test_settings_that_foundry_would_refuse_are_refused(
+    settings: dict[str, object], words: str
+) -> None:
+    with pytest.raises(RecipeError, match=words):
+        Targets(**{"max_seq_len": 8, **settings})  # type: ignore[arg-type]
