@@ -1,0 +1,95 @@
+"""Units read as batches of decoded records, cut by bytes: 8 MB or one record, never by rows.
+
+Nothing is kept for a record but the record: where it came from is worked out from its batch's lines
+when somebody asks, which is for the bad ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from mdsmix.sources.blocks import Block, Origin
+from mdsmix.sources.content import check_unchanged
+from mdsmix.sources.formats import format_of
+from mdsmix.sources.units import BLOCK_BYTES, Span, Unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadLine:
+    """A line that holds no record, and why: not_json, invalid_utf8, lone_surrogate, too_deep,
+    line_too_long."""
+
+    reason: str
+    origin: Origin
+
+
+@dataclass(slots=True, kw_only=True)
+class RecordBatch:
+    """Consecutive lines of one window of a unit, possibly of several small files."""
+
+    window: int
+    records: list[Any] = field(default_factory=list)
+    bad: list[BadLine] = field(default_factory=list)
+    lines: int = 0
+    "All lines, blank ones too. What a plain unit's batches add up to is where the next one begins."
+    size: int = 0
+    "Uncompressed bytes."
+    _blocks: list[tuple[int, Block, list[int]]] = field(default_factory=list)
+    "The position of a block's first record, the block, and which of its lines hold no record."
+
+    def origin(self, position: int) -> Origin:
+        """Where `records[position]` comes from."""
+        first, block, without = next(b for b in reversed(self._blocks) if b[0] <= position)
+        index = position - first
+        for line in without:
+            index += line <= index
+        return block.origin(index)
+
+    def _has_room(self, block: Block) -> bool:
+        return block.window == self.window and self.size + block.size <= BLOCK_BYTES
+
+    def _add(self, block: Block) -> int:
+        """The records that the block adds, good or bad."""
+        decoded = block.decode()
+        without = sorted([*decoded.blank, *(index for index, _ in decoded.bad)])
+        self._blocks.append((len(self.records), block, without))
+        self.records += decoded.records
+        self.bad += [BadLine(reason=why, origin=block.origin(i)) for i, why in decoded.bad]
+        self.lines += block.lines
+        self.size += block.size
+        return len(decoded.records) + len(decoded.bad)
+
+
+def read(unit: Unit, limit: int | None = None) -> Iterator[RecordBatch]:
+    """The unit's batches in order, none of which crosses a window; `limit`: the first so many
+    records, good or bad. A damaged, missing or changed file is `Unreachable`."""
+    batch: RecordBatch | None = None
+    left = limit
+    for block in _blocks(unit):
+        if batch is not None and not batch._has_room(block):
+            yield batch
+            batch = None
+        batch = batch or RecordBatch(window=block.window)
+        if left is None:
+            batch._add(block)
+            continue
+        left -= batch._add(block.first(left))
+        if left == 0:
+            break
+    if batch is not None:
+        yield batch
+
+
+def _blocks(unit: Unit) -> Iterator[Block]:
+    before = -unit.start
+    for file in unit.files:
+        kind = format_of(file.name)
+        span = Span(start=unit.start, end=unit.end, before=before, window_bytes=unit.window_bytes)
+        size = 0
+        for block in kind.blocks(file, span):
+            size += block.size
+            yield block
+        check_unchanged(file)
+        before += file.stat.size if kind.growth == 1 else size

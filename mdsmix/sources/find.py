@@ -1,0 +1,92 @@
+"""The files that a recipe's `source.path` names.
+
+A pattern that finds nothing is an error, never an empty stream: the usual causes are a typing
+mistake or another folder, so the message says where it looked and what is there instead.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.sources.formats import suffix_of
+from mdsmix.sources.units import SourceFile
+from mdsmix.storage import Location, fixed_prefix, has_pattern, locate
+
+
+def find(paths: list[str], base: str | os.PathLike[str]) -> list[SourceFile]:
+    """The files of the paths, globs and s3:// URLs, relative ones below `base`, each file once."""
+    roots = [_root(_absolute(path, base)) for path in paths]
+    labels = _labels(roots)
+    found: dict[str, SourceFile] = {}
+    for path, root in zip(paths, roots, strict=True):
+        for file in _find_one(path, base, root, labels[root.url]):
+            found.setdefault(file.location.url, file)
+    return list(found.values())
+
+
+def _find_one(
+    path: str, base: str | os.PathLike[str], root: Location, label: str
+) -> list[SourceFile]:
+    matches = _absolute(path, base).expand()
+    if not matches:
+        raise _nothing(path, _absolute(path, base), root)
+    files = []
+    for location, stat in matches:
+        name = label + location.url[len(root.url) :].lstrip("/")
+        _check_name(name, location)
+        files.append(SourceFile(location=location, stat=stat, name=name))
+    return files
+
+
+def _absolute(path: str, base: str | os.PathLike[str]) -> Location:
+    return locate(path if "://" in path else os.path.join(base, path))
+
+
+def _root(place: Location) -> Location:
+    return locate(fixed_prefix(place.url) or "/") if has_pattern(place.url) else place.parent
+
+
+def _labels(roots: list[Location]) -> dict[str, str]:
+    """What tells apart equal names below several folders: the folder's own name, numbered if need
+    be. With one folder nothing, so that it can be moved or renamed without changing any name."""
+    urls = list(dict.fromkeys(root.url for root in roots))
+    if len(urls) == 1:
+        return {urls[0]: ""}
+    names = [url.rstrip("/").rpartition("/")[2] for url in urls]
+    before = [names[:i].count(name) for i, name in enumerate(names)]
+    return {
+        url: f"{name}~{n}/" if n else f"{name}/"
+        for url, name, n in zip(urls, names, before, strict=True)
+    }
+
+
+def _check_name(name: str, location: Location) -> None:
+    suffix_of(name)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise RecipeError(
+            f"the name of the source file {location.url!r} is not valid UTF-8, so it cannot be "
+            "written into a manifest: rename it"
+        ) from None
+
+
+def _nothing(path: str, place: Location, root: Location) -> RecipeError | Unreachable:
+    inside = [name for name, _ in islice(place.list(), 3)]
+    if inside:
+        return RecipeError(
+            f"the source {path} is a folder ({place.url} holds {', '.join(inside)}, ...): name the "
+            f"files in it, as in {path.rstrip('/')}/*.jsonl"
+        )
+    there = [name for name, _ in islice(root.list(), 4)]
+    instead = (
+        f"it holds {', '.join(there[:3])}{', ...' * (len(there) > 3)}"
+        if there
+        else "it holds no file itself"
+    )
+    return RecipeError(
+        f"the source {path} matches no file: looked in {root.url}, and {instead}; correct the path, "
+        "which is relative to the recipe's folder"
+    )

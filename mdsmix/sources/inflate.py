@@ -1,0 +1,84 @@
+"""gzip and Zstandard files as a stream of uncompressed bytes, of any number of members or frames.
+
+Output is taken in small steps, so that a file which expands a thousandfold costs time and not
+memory. A file that ends inside a member is an error: half a source must not pass for a whole one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+import zstandard
+
+from mdsmix.errors import Unreachable
+
+_GZIP_STORED = 64 << 10
+_GZIP_OUTPUT = 1 << 20
+# A Zstandard block of 4 bytes may stand for 128 KiB and its decoder has no limit of output: 4 KiB
+# of such blocks are 128 MiB, at most.
+_ZSTD_STORED = 4 << 10
+
+SUFFIXES = (".gz", ".zst")
+
+
+class Inflated:
+    """Reads like a file; `read(n)` is shorter than `n` only at the end."""
+
+    def __init__(self, file: BinaryIO, url: str) -> None:
+        self._pieces = _gunzip(file) if url.endswith(".gz") else _unzstd(file)
+        self._url, self._position = url, 0
+        self._rest = b""
+
+    def read(self, size: int) -> bytes:
+        taken = [self._rest]
+        missing = size - len(self._rest)
+        while missing > 0 and (piece := self._next()) is not None:
+            taken.append(piece)
+            missing -= len(piece)
+        data = b"".join(taken)
+        self._rest = data[size:]
+        return data[:size]
+
+    def _next(self) -> bytes | None:
+        try:
+            piece = next(self._pieces, None)
+        except (zlib.error, zstandard.ZstdError, EOFError) as error:
+            raise Unreachable(
+                f"{self._url} is damaged after {self._position} uncompressed bytes ({error}): "
+                "its records would be lost, so nothing of it is used; copy or compress it again"
+            ) from error
+        self._position += len(piece or b"")
+        return piece
+
+
+def _gunzip(file: BinaryIO) -> Iterator[bytes]:
+    return _inflate(
+        file,
+        _GZIP_STORED,
+        lambda: zlib.decompressobj(wbits=31),
+        lambda d, s: d.decompress(s, _GZIP_OUTPUT),
+    )
+
+
+def _unzstd(file: BinaryIO) -> Iterator[bytes]:
+    decompressor = zstandard.ZstdDecompressor()
+    return _inflate(file, _ZSTD_STORED, decompressor.decompressobj, lambda d, s: d.decompress(s))
+
+
+def _inflate(
+    file: BinaryIO, step: int, new: Callable[[], Any], feed: Callable[[Any, bytes], bytes]
+) -> Iterator[bytes]:
+    stored, decoder = b"", None
+    while stored := stored or file.read(step):
+        if decoder is None:
+            stored = stored.lstrip(b"\0")  # tapes and some tools pad with zeros
+            if not stored:
+                continue
+            decoder = new()
+        yield feed(decoder, stored)
+        stored = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+        decoder = None if decoder.eof else decoder
+    if decoder is not None:
+        raise EOFError("it ends too early")

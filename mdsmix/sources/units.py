@@ -1,0 +1,66 @@
+"""The files of a source and the work units that they are cut into.
+
+A unit is small enough to be done again after a crash and large enough to fill a shard or two. It
+names its bytes and nothing else, so that whichever worker reads it gets the same records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mdsmix.storage import Location, Stat
+
+WINDOW_BYTES = 134_217_728
+"""Uncompressed bytes per window (128 MiB: one shard or two). Part of the plan's format version."""
+
+BLOCK_BYTES = 8 << 20
+"""Bytes that are read, decoded and handed on at once, unless one record alone is longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """One file as it was found. `name` is its path below the source's own folder."""
+
+    location: Location
+    stat: Stat
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Whole files, or the lines that start in the bytes [start, end) of one file.
+
+    The lines of a unit fall into windows by the uncompressed byte at which they start, counted
+    through all its files. A plain unit has one window; how many a compressed one has is known
+    only when it is read.
+    """
+
+    files: tuple[SourceFile, ...]
+    start: int = 0
+    end: int | None = None
+    "None: to the end of each file."
+    window_bytes: int = WINDOW_BYTES
+
+    @property
+    def name(self) -> str:
+        """The path of the first file, by which units are ordered, then by `start`."""
+        return self.files[0].name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """What a unit reads of one of its files: a byte range and where the windows lie in it."""
+
+    start: int
+    end: int | None
+    before: int
+    "Uncompressed bytes of the unit before byte 0 of this file; negative where it starts inside."
+    window_bytes: int
+
+    def window_of(self, offset: int) -> int:
+        return (self.before + offset) // self.window_bytes
+
+    def next_edge(self, offset: int) -> int:
+        """The first byte after `offset` that belongs to another window, or the span's end."""
+        edge = (self.window_of(offset) + 1) * self.window_bytes - self.before
+        return edge if self.end is None or edge < self.end or offset >= self.end else self.end
