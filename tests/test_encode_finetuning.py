@@ -1,0 +1,352 @@
+"""Records become Foundry's samples, or one reason code each; worked by hand on one token per character."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from mdsmix.encode.backends import open_backend
+from mdsmix.encode.base import Encoded
+from mdsmix.encode.chat import open_template
+from mdsmix.encode.finetuning import Chat, PromptResponse
+from mdsmix.encode.special import SpecialStrings
+from mdsmix.encode.targets import Targets
+from mdsmix.errors import RecipeError
+from tests.styles import BOS, END, EOS, LLAMA_3, START, letters
+
+Outcome = tuple[int, str, bool]
+
+
+def encoder_of(folder: Path, policy: dict[str, Any], snapshot: dict[str, Any]) -> dict[str, Any]:
+    tokenizer = letters(folder, **snapshot)
+    return {
+        "tokenizer": tokenizer,
+        "backend": open_backend(tokenizer, "reference"),
+        "targets": Targets(**{"max_seq_len": 100, **policy}),
+        "specials": SpecialStrings.of(tokenizer.special_tokens),
+    }
+
+
+@pytest.fixture
+def faq(tmp_path: Path) -> Any:
+    def make(special: str = "escape", policy: Any = {}, **snapshot: Any) -> PromptResponse:  # noqa: B006
+        parts = encoder_of(tmp_path, policy, snapshot)
+        return PromptResponse(prompt="q", response="a", special_tokens_in_text=special, **parts)
+
+    return make
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> Any:
+    def make(
+        special: str = "escape",
+        policy: Any = {},  # noqa: B006
+        template: str | None = None,
+        is_compact: bool = False,
+    ) -> Chat:
+        return Chat(
+            messages="m",
+            template=open_template(template, {"bos_token": "<s>"}, "2026-01-01"),
+            is_compact=is_compact,
+            special_tokens_in_text=special,
+            **encoder_of(tmp_path, policy, {}),
+        )
+
+    return make
+
+
+def rows(encoded: Encoded) -> list[tuple[list[int], list[int]]]:
+    ids, labels = encoded.columns["input_ids"], encoded.columns["labels"]
+    return [(ids[i].tolist(), labels[i].tolist()) for i in range(len(ids))]
+
+
+def turns(encoded: Encoded) -> list[list[tuple[list[int], list[int]]]]:
+    blobs = encoded.columns["turns"]
+    decoded = [orjson.loads(blobs[i].tobytes()) for i in range(len(blobs))]
+    return [[(turn["input_ids"], turn["labels"]) for turn in row] for row in decoded]
+
+
+def outcomes(encoded: Encoded) -> list[Outcome]:
+    return sorted((r.position, r.reason, r.filtered) for r in encoded.rejected)
+
+
+def ids(text: str) -> list[int]:
+    return [ord(c) for c in text]
+
+
+def pair(prompt: Any, response: Any) -> dict[str, Any]:
+    return {"q": prompt, "a": response}
+
+
+def dialogue(*contents: Any) -> dict[str, Any]:
+    roles = ("user", "assistant") * len(contents)
+    return {"m": [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]}
+
+
+def test_a_prompt_and_a_response_are_two_columns(faq: Any) -> None:
+    found = faq().encode([pair("hi", "yes"), {"q": "a", "a": "b", "more": 1}])
+    assert rows(found) == [(ids("hi"), ids("yes")), (ids("a"), ids("b"))]
+    assert found.columns["labels"].values.dtype == "uint16"
+    assert (found.tokens, found.loss_tokens, found.specials) == (7, 4 + 2, 0)
+    assert (found.lengths.tolist(), found.largest_id) == ([5, 2], ord("y"))
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "expected"),
+    [
+        # BOS stands before both, so it leaves the response; EOS stays behind both.
+        ({"prefix_ids": [BOS]}, ([BOS, *ids("hi")], ids("yes"))),
+        ({"suffix_ids": [EOS]}, ([*ids("hi"), EOS], [*ids("yes"), EOS])),
+        ({"prefix_ids": [BOS], "suffix_ids": [EOS]}, ([BOS, *ids("hi"), EOS], [*ids("yes"), EOS])),
+        # A first token that is no BOS stays, as does BOS where the tokenizer names none.
+        ({"prefix_ids": [START, BOS]}, ([START, BOS, *ids("hi")], [START, BOS, *ids("yes")])),
+        ({"prefix_ids": [BOS], "bos_id": None}, ([BOS, *ids("hi")], [BOS, *ids("yes")])),
+        ({"prefix_ids": [BOS, BOS]}, ([BOS, BOS, *ids("hi")], [BOS, *ids("yes")])),
+    ],
+)
+def test_what_the_tokenizer_adds_is_kept_but_for_the_second_bos(
+    faq: Any, snapshot: dict[str, Any], expected: tuple[list[int], list[int]]
+) -> None:
+    assert rows(faq(**snapshot).encode([pair("hi", "yes")])) == [expected]
+
+
+def test_a_bos_in_both_texts_leaves_the_response_too(faq: Any) -> None:
+    records = [
+        pair("<s>hi", "<s>yes"),
+        pair("<s>hi", "yes"),
+        pair("hi", "<s>yes"),
+        pair("<s>", "<s>"),
+    ]
+    found = faq("allow").encode(records)
+    assert rows(found) == [
+        ([BOS, *ids("hi")], ids("yes")),
+        ([BOS, *ids("hi")], ids("yes")),
+        (ids("hi"), [BOS, *ids("yes")]),
+    ]
+    assert outcomes(found) == [(3, "empty_response", True)]
+
+
+def test_an_added_bos_makes_an_empty_prompt_but_no_empty_response(faq: Any) -> None:
+    """After tokenization: the prompt is BOS, the response was BOS and is nothing."""
+    found = faq(prefix_ids=[BOS]).encode([pair("", "yes"), pair("hi", "")])
+    assert rows(found) == [([BOS], ids("yes"))]
+    assert outcomes(found) == [(1, "empty_response", True)]
+    kept = faq(suffix_ids=[EOS]).encode([pair("", "")])
+    assert rows(kept) == [([EOS], [EOS])]
+
+
+def test_every_bad_record_has_its_reason_and_the_good_ones_stay(faq: Any) -> None:
+    records = [
+        "text",
+        pair("a", "b"),
+        {"q": "a"},
+        pair(None, "b"),
+        pair("a", 3),
+        pair("a\ud800", "b"),
+        pair("", "b"),
+        pair("a", ""),
+        pair("a" * 100, "b"),
+        pair("c", "d"),
+        None,
+    ]
+    found = faq().encode(records)
+    assert rows(found) == [(ids("a"), ids("b")), (ids("c"), ids("d"))]
+    assert outcomes(found) == [
+        (0, "not_an_object", False),
+        (2, "missing_field", False),
+        (3, "field_not_text", False),
+        (4, "field_not_text", False),
+        (5, "lone_surrogate", False),
+        (6, "empty_prompt", True),
+        (7, "empty_response", True),
+        (8, "no_loss_tokens", True),
+        (10, "not_an_object", False),
+    ]
+
+
+def test_special_tokens_in_a_text_are_text_a_token_or_a_reason(faq: Any) -> None:
+    records = [pair("a", "b"), pair("<|im_start|>x", "y"), pair("a", "b</s>"), pair("c", "d")]
+    escaped = faq("escape").encode(records)
+    assert rows(escaped)[1:3] == [(ids("<|im_start|>x"), ids("y")), (ids("a"), ids("b</s>"))]
+    allowed = faq("allow").encode(records)
+    assert rows(allowed)[1:3] == [([START, *ids("x")], ids("y")), (ids("a"), [*ids("b"), EOS])]
+    rejected = faq("reject").encode(records)
+    assert rows(rejected) == [(ids("a"), ids("b")), (ids("c"), ids("d"))]
+    reason = "special_token_in_text"
+    assert outcomes(rejected) == [(1, reason, False), (2, reason, False)]
+    assert {found.specials for found in (escaped, allowed, rejected)} == {2}
+
+
+def test_a_prompt_beyond_max_seq_len_counts_as_the_loader_cuts_it(faq: Any) -> None:
+    """Its column is cut to 4 tokens before `length>=6` looks at it, so nothing would be trained."""
+    policy = {"max_seq_len": 4, "target_prompts": "length>=6"}
+    assert outcomes(faq(policy=policy).encode([pair("abcdefg", "x")])) == [
+        (0, "no_loss_tokens", True)
+    ]
+    within = faq(policy={**policy, "target_prompts": "length>=4"}).encode([pair("abcdefg", "xy")])
+    assert rows(within) == [(ids("abcd"), ids("x"))]
+
+
+def test_an_encoder_decoder_takes_a_prompt_of_any_length(faq: Any) -> None:
+    policy = {"max_seq_len": 4, "decoder_only_format": False}
+    found = faq(policy=policy).encode([pair("abcdefg", "vwxyz"), pair("", "x")])
+    assert rows(found) == [([*ids("abc"), EOS], ids("vwxy"))]
+    assert outcomes(found) == [(1, "empty_prompt", True)]
+
+
+def test_a_conversation_is_a_row_of_turns(chat: Any) -> None:
+    found = chat().encode([dialogue("a", "b", "c", "d")])
+    assert turns(found) == [
+        [
+            ([START, *ids("user\na"), END, *ids("\n"), START, *ids("assistant\n")], [98, END, 10]),
+            ([START, *ids("user\nc"), END, *ids("\n"), START, *ids("assistant\n")], [100, END, 10]),
+        ]
+    ]
+    prompt = 9 + 11
+    assert (found.tokens, found.lengths.tolist()) == (2 * (prompt + 3), [2 * (prompt + 3)])
+    # The last answer and the EOS that the collator adds to it.
+    assert (found.loss_tokens, found.largest_id) == (3 + 1, ord("u"))
+
+
+def test_the_policies_count_over_turns(chat: Any) -> None:
+    record = dialogue("a", "b", "c", "d")
+    assert chat(policy={"target_responses": "all"}).encode([record]).loss_tokens == 7
+    assert chat(policy={"target_prompts": "all"}).encode([record]).loss_tokens == 19 + 20 + 4
+    assert chat(policy={"max_seq_len": 44}).encode([record]).loss_tokens == 1
+    assert outcomes(chat(policy={"max_seq_len": 43}).encode([record])) == [
+        (0, "no_loss_tokens", True)
+    ]
+
+
+def test_turns_are_stored_whole(chat: Any) -> None:
+    found = chat(policy={"max_seq_len": 24}).encode([dialogue("a", "b" * 30)])
+    assert turns(found)[0][0][1] == [*[98] * 30, END, 10]
+    assert (found.loss_tokens, found.lost_tokens) == (4, 0)
+
+
+def test_a_template_brings_its_own_special_tokens_and_the_tokenizer_adds_none(chat: Any) -> None:
+    encoder = chat(template=LLAMA_3)
+    (row,) = turns(encoder.encode([dialogue("a", "b")]))
+    assert row[0][0][:2] == [BOS, START]
+    assert row[0][0].count(BOS) == 1
+
+
+def test_compact_holds_all_before_the_last_answer_and_that_answer(chat: Any) -> None:
+    records = [dialogue("a", "b", "c", "d"), dialogue(), dialogue("e", "f")]
+    wide, compact = chat().encode(records), chat(is_compact=True).encode(records)
+    flat = [(list(chain(*chain(*row[:-1]), row[-1][0])), row[-1][1]) for row in turns(wide)]
+    assert rows(compact) == flat
+    assert compact.columns["labels"].values.dtype == "uint16"
+    for name in ("tokens", "loss_tokens", "rejected", "largest_id"):
+        assert getattr(compact, name) == getattr(wide, name)
+
+
+def test_compact_is_cut_to_max_seq_len(chat: Any) -> None:
+    found = chat(policy={"max_seq_len": 24}, is_compact=True).encode([dialogue("a", "b" * 30)])
+    assert rows(found)[0][1] == [98] * 4
+    assert (found.loss_tokens, found.lost_tokens) == (4, 28)
+
+
+def test_compact_is_refused_where_more_than_the_last_answer_trains(chat: Any) -> None:
+    with pytest.raises(RecipeError, match="columns: compact"):
+        chat(policy={"target_responses": "all"}, is_compact=True)
+
+
+def test_every_bad_conversation_has_its_reason_and_the_good_ones_stay(chat: Any) -> None:
+    records = [
+        dialogue("a", "b"),
+        7,
+        {"messages": []},
+        {"m": None},
+        {"m": []},
+        dialogue("a"),
+        dialogue("a", "b", "c"),
+        dialogue("a", None),
+        dialogue("a", "b\udfff"),
+        {"m": [{"role": "user"}, {"role": "assistant", "content": "b"}]},
+        {"m": [{"role": "bot", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        {"m": [{"role": "user", "content": "a"}] * 2},
+        dialogue("a" * 100, "b"),
+        dialogue("c", "d"),
+    ]
+    found = chat().encode(records)
+    assert [row[0][1] for row in turns(found)] == [[98, END, 10], [100, END, 10]]
+    assert outcomes(found) == [
+        (1, "not_an_object", False),
+        (2, "missing_field", False),
+        (3, "messages_not_a_list", False),
+        (4, "no_messages", False),
+        (5, "too_few_messages", False),
+        (6, "last_not_assistant", False),
+        (7, "content_not_text", False),
+        (8, "lone_surrogate", False),
+        (9, "bad_message_keys", False),
+        (10, "unknown_role", False),
+        (11, "repeated_role", False),
+        (12, "no_loss_tokens", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('never') }}", "template_error"),
+        ("{{ messages | length }}", "not_prefix_stable"),
+    ],
+)
+def test_a_template_that_cannot_render_a_conversation_sets_it_aside(
+    chat: Any, template: str, reason: str
+) -> None:
+    assert outcomes(chat(template=template).encode([dialogue("a", "b")])) == [(0, reason, False)]
+
+
+def test_a_template_that_prints_no_text_for_a_turn_is_filtered_as_foundry_does(chat: Any) -> None:
+    answers = "{% for m in messages %}{% if m.role == 'assistant' %}x{% endif %}{% endfor %}"
+    asks = "{% for m in messages %}{% if m.role == 'user' %}x{% endif %}{% endfor %}"
+    assert outcomes(chat(template=answers).encode([dialogue("a", "b")])) == [
+        (0, "empty_prompt", True)
+    ]
+    assert outcomes(chat(template=asks).encode([dialogue("a", "b")])) == [
+        (0, "empty_response", True)
+    ]
+
+
+def test_a_special_token_inside_a_message_sets_it_aside_unless_allowed(chat: Any) -> None:
+    records = [dialogue("a", "b"), dialogue("a", "b<|im_end|>"), dialogue("<s>", "b")]
+    for special in ("escape", "reject"):
+        found = chat(special).encode(records)
+        reason = "special_token_in_text"
+        assert outcomes(found) == [(1, reason, False), (2, reason, False)]
+        assert (len(found.lengths), found.specials) == (1, 2)
+    allowed = chat("allow").encode(records)
+    assert turns(allowed)[1][0][1] == [98, END, END, 10]
+    assert (len(allowed.lengths), allowed.specials) == (3, 2)
+
+
+@pytest.mark.parametrize("records", [[], [None], [{"m": []}, 3]])
+def test_a_batch_without_a_good_record_is_empty(faq: Any, chat: Any, records: list[Any]) -> None:
+    for found in (
+        faq().encode(records),
+        chat().encode(records),
+        chat(is_compact=True).encode(records),
+    ):
+        assert all(len(column) == 0 for column in found.columns.values())
+        assert (found.tokens, found.loss_tokens, found.largest_id) == (0, 0, -1)
+        assert len(found.rejected) == len(records)
+
+
+def test_a_batch_is_what_its_records_are_alone(faq: Any, chat: Any) -> None:
+    pairs = [pair("a" * (i % 7), "b" * (i % 5)) for i in range(40)]
+    encoder = faq(policy={"max_seq_len": 8}, prefix_ids=[BOS])
+    assert rows(encoder.encode(pairs)) == [row for p in pairs for row in rows(encoder.encode([p]))]
+    records = [dialogue(*("x" * (i % 4 + j) for j in range(2 + 2 * (i % 3)))) for i in range(40)]
+    talker = chat(policy={"max_seq_len": 50})
+    whole = talker.encode(records)
+    alone = [talker.encode([record]) for record in records]
+    assert turns(whole) == [row for found in alone for row in turns(found)]
+    assert whole.loss_tokens == sum(found.loss_tokens for found in alone)
+    assert 0 < len(whole.lengths) < 40
