@@ -206,4 +206,6 @@ def _raise_plainly(error: MdsmixError) -> NoReturn:
     *traceback, last = str(error).strip().splitlines()
     if not traceback:
         raise error
-    raise type(error)(last.partition(": ")[2]) from error
+    # Torch's own frames hold the error that holds them. In such a cycle the queues to the workers are collected before
+    # the workers are told to stop, and torch waits 5 s for each of them.
+    raise type(error)(last.partition(": ")[2]) from error.with_traceback(None)

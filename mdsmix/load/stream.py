@@ -35,7 +35,7 @@ class CheckedStream(Stream):  # type: ignore[misc]
     @property
     def url(self) -> str:
         """Where the stream was published."""
-        return os.path.join(self.remote or self.local, self.split)
+        return os.path.join(self.remote or self.local, self.split).rstrip("/")
 
     @property
     def is_cached(self) -> bool:
@@ -89,6 +89,8 @@ class CheckedStream(Stream):  # type: ignore[misc]
     def prepare_shard(self, shard: Reader) -> int:
         """Fetches and unpacks a shard and checks its size; returns the change in bytes of the cache."""
         try:
+            if not self.is_cached:
+                self._judge_presence(shard)
             change: int = super().prepare_shard(shard)
             self.check(shard, with_hash=False)
         except Exception as error:
@@ -96,6 +98,13 @@ class CheckedStream(Stream):  # type: ignore[misc]
                 shard.evict()
             raise self.failure(shard, reason(error)) from error
         return change
+
+    def _judge_presence(self, shard: Reader) -> None:
+        """Streaming would try to fetch the file for 1-3 s, from nowhere, and say that a remote is missing."""
+        folder = Path(self.local, self.split)
+        for pair in shard.file_pairs:
+            if not any((folder / info.basename).exists() for info in pair if info):
+                raise FileNotFoundError("there is no such file")
 
     def check(self, shard: Reader, with_hash: bool = True) -> None:
         """Compares the files at hand with the index: ValueError on damage, FileNotFoundError when one is missing."""

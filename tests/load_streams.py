@@ -1,0 +1,89 @@
+"""Small streams in every column layout, written by Streaming's own MDSWriter, and the config that loads them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from mdsmix.load import TokenIds
+
+EOS, PAD = 0, 1
+IDS = TokenIds(eos=EOS, pad=PAD)
+
+
+def write_stream(
+    folder: Path,
+    columns: Mapping[str, str],
+    samples: Iterable[Mapping[str, Any]],
+    *,
+    shard_bytes: int = 1 << 26,
+    hashes: Sequence[str] = ("sha1",),
+    compression: str | None = None,
+) -> Path:
+    from streaming import MDSWriter
+
+    with MDSWriter(
+        out=str(folder),
+        columns=dict(columns),
+        hashes=list(hashes),
+        compression=compression,
+        size_limit=shard_bytes,
+    ) as writer:
+        for sample in samples:
+            writer.write(dict(sample))
+    return folder
+
+
+def rows_of(count: int, length: int, first: int = 10) -> list[np.ndarray[Any, Any]]:
+    """Rows that differ in every token: row i is first + i * length and so on."""
+    return [
+        np.arange(first + i * length, first + (i + 1) * length, dtype=np.uint16)
+        for i in range(count)
+    ]
+
+
+def write_tokens(folder: Path, count: int, length: int = 8, **settings: Any) -> Path:
+    """A concat stream as mdsmix writes it for the text loader; row i starts with 10 + i * length."""
+    samples = [{"tokens": row} for row in rows_of(count, length)]
+    return write_stream(folder, {"tokens": f"ndarray:uint16:{length}"}, samples, **settings)
+
+
+def config(
+    streams: Mapping[str, Mapping[str, Any]], name: str = "finetuning", **dataset: Any
+) -> dict[str, Any]:
+    """A config for rows of 8 tokens; keywords of the loader are those that LLM-Foundry has there."""
+    keys = ("num_workers", "drop_last", "prefetch_factor", "persistent_workers")
+    loader = {key: dataset.pop(key) for key in keys if key in dataset}
+    targets = {"decoder_only_format": True} if name == "finetuning" else {}
+    return {
+        "max_seq_len": 8,
+        "train_loader": {
+            "name": name,
+            "dataset": {"streams": dict(streams), "max_seq_len": "${max_seq_len}"}
+            | targets
+            | dataset,
+        }
+        | loader,
+    }
+
+
+@contextlib.contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    """Fails a test that hangs, which is what Streaming does when a worker loses a shard."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise AssertionError(f"no answer within {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
