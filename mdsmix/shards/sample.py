@@ -13,6 +13,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -34,7 +35,19 @@ _DTYPES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 18: "f2", 32: "u4", 33: "i4", 3
 "MDS's codes of an array's dtype, where the column's encoding does not fix it."
 _SCALARS = {"int": "int64"} | {
     n: n
-    for n in ("uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64").split()
+    for n in [
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "float32",
+        "float64",
+    ]
 }
 
 Read = Callable[[int, int], bytes]
@@ -117,7 +130,7 @@ def _first(read: Read, shard: Shard, limit: int) -> Iterator[bytes]:
         min(wanted, 1), int(np.searchsorted(offsets - offsets[0], HEAD_BYTES, "right")) - 1
     )
     body = read(int(offsets[0]), int(offsets[wanted] - offsets[0]))
-    for start, stop in zip(offsets[:wanted], offsets[1 : wanted + 1], strict=True):
+    for start, stop in pairwise(offsets[: wanted + 1]):
         yield body[start - offsets[0] : stop - offsets[0]]
 
 

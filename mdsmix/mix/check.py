@@ -1,0 +1,77 @@
+"""All checks over one mix, in order: what may not be mixed is said before a GPU is rented.
+
+A check that cannot look (a store that does not answer, a missing right) raises Unreachable and ends the run with exit
+code 4: an unseen shard must not pass for a good one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from mdsmix.mix.findings import CHECKS, Finding
+from mdsmix.mix.streams import Mix
+from mdsmix.mix.weights import Share, shares_of
+
+SEVERITIES = ("error", "warning", "note")
+
+
+def findings(mix: Mix) -> list[Finding]:
+    """Everything there is to say of the mix, errors first, then in the order of the README's table."""
+    import mdsmix.mix.checks  # noqa: F401 - registers them
+
+    found = [finding for check in CHECKS.values() for finding in check(mix)]
+    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def is_refused(found: Sequence[Finding]) -> bool:
+    """Whether the mix may not be trained: one error is enough."""
+    return any(finding.severity == "error" for finding in found)
+
+
+def as_json(mix: Mix, found: Sequence[Finding]) -> dict[str, Any]:
+    """Verdict, findings and what an epoch comes to, for machines."""
+    return {
+        "origin": mix.origin,
+        "loader": mix.train.name,
+        "may_be_mixed": not is_refused(found),
+        "findings": [asdict(finding) for finding in found],
+        "epoch": [asdict(share) for share in shares_of(mix.train)],
+    }
+
+
+def verdict(mix: Mix, found: Sequence[Finding]) -> str:
+    """One line on the whole."""
+    counts = {s: sum(f.severity == s for f in found) for s in SEVERITIES}
+    told = ", ".join(f"{n} {s}{'s' if n != 1 else ''}" for s, n in counts.items() if n)
+    answer = "may not be mixed" if counts["error"] else "may be mixed"
+    streams = len(mix.streams)
+    return f"{streams} stream{'s' if streams != 1 else ''} {answer}{f' ({told})' if told else ''}"
+
+
+def share_rows(shares: Sequence[Share]) -> list[tuple[str, ...]]:
+    """The table of an epoch: a head, a row a stream, the sum. `~` marks what the first samples only suggest."""
+    rows: list[tuple[str, ...]] = [("stream", "in it", "an epoch", "share", "tokens", "share")]
+    rows += [_share_row(share) for share in shares]
+    tokens = None if any(s.tokens is None for s in shares) else sum(s.tokens or 0 for s in shares)
+    exact = all(s.is_exact for s in shares)
+    total = (f"{sum(s.samples for s in shares):,}", f"{sum(s.drawn for s in shares):,}")
+    return [*rows, ("all", *total, "100.0%", _count(tokens, exact), "100.0%" if tokens else "?")]
+
+
+def _share_row(share: Share) -> tuple[str, ...]:
+    part = "?" if share.tokens_share is None else f"{share.tokens_share:.1%}"
+    tokens = _count(share.tokens, share.is_exact)
+    return (
+        share.stream,
+        f"{share.samples:,}",
+        f"{share.drawn:,}",
+        f"{share.share:.1%}",
+        tokens,
+        part,
+    )
+
+
+def _count(tokens: float | None, is_exact: bool) -> str:
+    return "?" if tokens is None else f"{'' if is_exact else '~'}{tokens:,.0f}"

@@ -1,0 +1,95 @@
+"""A recipe and its published streams -> the sections of an LLM-Foundry config, as plain mappings.
+
+Every key of the recipe's train_loader is passed on as it stands, right or wrong: the checks look at what is rendered, so
+nothing can be rendered that they did not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.shards.index import Index
+
+LENGTH = "${max_seq_len}"
+NUM_WORKERS = 8
+"As in Foundry's own example configs."
+NOT_FOR_EVAL = frozenset(
+    ["epoch_size", "packing_ratio", "max_leftover_bins_to_keep", "auto_packing_replication", "batching_method", "sampling_method", "sampling_granularity", "shuffle", "shuffle_algo", "shuffle_seed", "shuffle_block_size"]
+)
+"An evaluation reads its streams once, whole and in order."
+
+
+def is_train(spec: StreamSpec) -> bool:
+    """A stream of another split is evaluated on."""
+    return spec.split == "train"
+
+
+def stream_section(recipe: Recipe, spec: StreamSpec, split: str, index: Index) -> dict[str, Any]:
+    """The keys of one stream. A cache folder ends in the index's short hash, so no stale index is ever read."""
+    remote = recipe.remote and f"{recipe.remote}/{spec.name}" if spec.source else spec.remote
+    local = recipe.local and f"{recipe.local}/{spec.name}" if spec.source else spec.local
+    section: dict[str, Any] = {}
+    if local:
+        section["local"] = f"{local}-{index.hash[:8]}" if remote else local
+    if remote:
+        section["remote"] = remote
+    if split:
+        section["split"] = split
+    weight = recipe.mix.get(spec.name)
+    return section | (weight.given if weight else {})
+
+
+def sections(recipe: Recipe, streams: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """max_seq_len, tokenizer, train_loader and, where streams are of another split, eval_loader."""
+    train = {n: dict(s) for n, s in streams.items() if is_train(recipe.streams[n])}
+    evals = [_eval(recipe, n, dict(s)) for n, s in streams.items() if n not in train]
+    tree: dict[str, Any] = {
+        "max_seq_len": recipe.max_seq_len,
+        "tokenizer": _tokenizer(recipe),
+        "train_loader": _train(recipe, train),
+    }
+    return tree | ({"eval_loader": evals} if evals else {})
+
+
+def _tokenizer(recipe: Recipe) -> dict[str, Any]:
+    kwargs = {"model_max_length": LENGTH} | dict(recipe.tokenizer.kwargs)
+    return {"name": recipe.tokenizer.name, "kwargs": kwargs}
+
+
+def _train(recipe: Recipe, streams: dict[str, Any]) -> dict[str, Any]:
+    given = dict(recipe.train_loader)
+    dataset = {"streams": streams} | _shared(recipe) | {"shuffle": True} | _dataset(given)
+    rest = {k: v for k, v in given.items() if k not in ("name", "dataset")}
+    return {"name": recipe.loader, "dataset": dataset} | _workers({"drop_last": True} | rest)
+
+
+def _eval(recipe: Recipe, name: str, stream: dict[str, Any]) -> dict[str, Any]:
+    given = dict(recipe.train_loader)
+    kept = {k: v for k, v in _dataset(given).items() if k not in NOT_FOR_EVAL}
+    dataset = {"streams": {name: stream}} | _shared(recipe) | {"shuffle": False} | kept
+    rest = {k: v for k, v in given.items() if k not in ("name", "dataset", "drop_last")}
+    head = {"label": name, "name": recipe.loader, "dataset": dataset}
+    return head | _workers({"drop_last": False} | rest)
+
+
+def _dataset(train_loader: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(train_loader.get("dataset") or {})
+
+
+def _shared(recipe: Recipe) -> dict[str, Any]:
+    """What both kinds of loader are told; the text loader would drop the target policies without a word."""
+    shared: dict[str, Any] = {"max_seq_len": LENGTH}
+    if recipe.loader == "finetuning":
+        shared["decoder_only_format"] = recipe.decoder_only_format
+        shared["target_prompts"] = recipe.target_prompts
+        shared["target_responses"] = recipe.target_responses
+    return shared
+
+
+def _workers(loader: dict[str, Any]) -> dict[str, Any]:
+    """Without workers torch takes neither prefetching nor persistence, and Foundry's defaults ask for both."""
+    loader = {"num_workers": NUM_WORKERS} | loader
+    idle = {"prefetch_factor": None, "persistent_workers": False}
+    return (idle if loader["num_workers"] == 0 else {}) | loader

@@ -1,0 +1,233 @@
+"""What was asked about -> a Mix: a recipe, a training YAML, or folders of published streams.
+
+Indexes and manifests are read here, each stream's in turn: two small files. The rest of a stream is looked at only when
+a check asks. A stream is read where it was published, at its remote, or in its local folder where it has none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mdsmix.errors import MdsmixError, RecipeError, Unreachable
+from mdsmix.mix import sections
+from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.recipe import Recipe, StreamSpec, TokenizerSpec
+from mdsmix.shards.index import BASENAME, parse_index, read_index
+from mdsmix.shards.manifest import TokenizerCard, read_manifest
+from mdsmix.storage import Location, locate
+
+
+def view_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> Mix:
+    """The mix that a recipe renders."""
+    streams = {name: _of_recipe(recipe, spec) for name, spec in recipe.streams.items()}
+    tree = sections.sections(recipe, {n: s.settings for n, s in streams.items()})
+    return mix_of(resolved(tree, str(path)), str(path), streams, recipe=recipe)
+
+
+def view_yaml(path: str | os.PathLike[str]) -> Mix:
+    """The mix that a training YAML of LLM-Foundry describes; relative paths are the current folder's, as for Foundry."""
+    return mix_of(resolved(read_text(path), str(path)), str(path))
+
+
+def view_streams(urls: Sequence[str]) -> Mix:
+    """The mix of streams at these places, unweighted, under the loader that can read most of them."""
+    streams: dict[str, Stream] = {}
+    for url in urls:
+        stream = _at(url)
+        if stream.name in streams:
+            raise RecipeError(f"{url} is named twice; name every stream once.")
+        streams[stream.name] = stream
+    dataset: dict[str, Any] = {"streams": {n: dict(s.settings) for n, s in streams.items()}}
+    loader = _likely_loader(streams)
+    if loader == "finetuning":
+        dataset["decoder_only_format"] = True
+    length = max((s.card.encoding.max_seq_len for s in streams.values() if s.card), default=None)
+    if length:
+        dataset["max_seq_len"] = length
+    section = {"name": loader, "dataset": dataset | {"shuffle": True}}
+    return mix_of({"train_loader": section}, ", ".join(urls), streams)
+
+
+def _likely_loader(streams: Mapping[str, Stream]) -> str:
+    """`text` where every stream holds plain tokens or text; what then does not fit is a finding."""
+    plain = all({"tokens", "text"} & set(s.columns) for s in streams.values())
+    return "text" if plain else "finetuning"
+
+
+def mix_of(
+    config: Mapping[str, Any],
+    origin: str,
+    known: Mapping[str, Stream] | None = None,
+    recipe: Recipe | None = None,
+) -> Mix:
+    """A Mix from a resolved config; streams that were opened already are not opened again."""
+    train = config.get("train_loader")
+    if not isinstance(train, Mapping):
+        raise RecipeError(
+            f"{origin} is neither a recipe nor a training YAML: it has no train_loader."
+        )
+    entries = config.get("eval_loader")
+    entries = [] if entries is None else entries if isinstance(entries, list) else [entries]
+    card, problem = _tokenizer(config, recipe)
+    return Mix(
+        origin=origin,
+        recipe=origin if recipe else None,
+        config=config,
+        train=_loader("train_loader", train, known or {}),
+        evals=tuple(
+            _loader(f"eval_loader {e.get('label', '')}".strip(), e, known or {})
+            for e in entries
+            if isinstance(e, Mapping)
+        ),
+        tokenizer=card,
+        tokenizer_problem=problem,
+    )
+
+
+def resolved(tree: Any, origin: str) -> dict[str, Any]:
+    """A config (text or mapping) with every `${...}` filled in."""
+    import yaml
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        config = OmegaConf.create(tree)
+        if not isinstance(config, DictConfig):
+            raise RecipeError(f"{origin} is no training YAML: its top level must be keys.")
+        return dict(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise RecipeError(f"{origin} is not a readable training YAML: {reason}.") from None
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise RecipeError(f"{path} cannot be read as YAML: {reason}.") from None
+
+
+def _loader(label: str, section: Mapping[str, Any], known: Mapping[str, Stream]) -> Loader:
+    dataset = section.get("dataset")
+    found = dict(_stream_sections(dataset if isinstance(dataset, Mapping) else {}))
+    if not found and label != "train_loader":
+        return Loader(label=label, section=section, streams=())
+    streams = tuple(
+        known[n] if n in known and known[n].settings == s else _of_section(n, s)
+        for n, s in found.items()
+    )
+    return Loader(label=label, section=section, streams=streams)
+
+
+def _stream_sections(dataset: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Name -> settings; a dataset with remote or local of its own is one stream. Split is inherited, as in Streaming."""
+    streams = dataset.get("streams")
+    if isinstance(streams, Mapping) and streams:
+        for name, section in streams.items():
+            settings = dict(section) if isinstance(section, Mapping) else {}
+            inherited = {"split": dataset["split"]} if dataset.get("split") else {}
+            yield str(name), settings if settings.get("split") else settings | inherited
+    elif place := dataset.get("remote") or dataset.get("local"):
+        keys = {k: dataset[k] for k in ("remote", "local", "split") if dataset.get(k)}
+        yield str(place).rstrip("/").rpartition("/")[2], keys
+
+
+def _of_section(name: str, settings: Mapping[str, Any]) -> Stream:
+    place = settings.get("remote") or settings.get("local")
+    if not place:
+        raise RecipeError(
+            f"The stream {name} has neither remote nor local, so nothing says where it is; add one of them."
+        )
+    folder = locate(str(place))
+    return _open(
+        name, folder / str(settings["split"]) if settings.get("split") else folder, settings
+    )
+
+
+def _of_recipe(recipe: Recipe, spec: StreamSpec) -> Stream:
+    """A stream of the recipe. One made by others may lie flat, without a folder for its split."""
+    place = locate(recipe.published(spec))
+    split = spec.split
+    if not (place / split / BASENAME).stat():
+        if spec.source:
+            raise Unreachable(
+                f"the stream {spec.name} is not published at {place / split}: run `mdsmix convert` on this recipe first"
+            )
+        split = "" if (place / BASENAME).stat() else split
+    folder = place / split if split else place
+    index = read_index(folder)
+    settings = sections.stream_section(recipe, spec, split, index)
+    return Stream(
+        name=spec.name,
+        folder=folder,
+        index=index,
+        manifest=read_manifest(folder),
+        settings=settings,
+    )
+
+
+def _open(name: str, folder: Location, settings: Mapping[str, Any]) -> Stream:
+    if not (folder / BASENAME).stat():
+        raise Unreachable(
+            f"the stream {name} is not at {folder}: there is no {BASENAME}; correct its remote, local or split"
+        )
+    at = folder / BASENAME
+    return Stream(
+        name=name,
+        folder=folder,
+        index=parse_index(at.read(), str(at)),
+        manifest=read_manifest(folder),
+        settings=settings,
+    )
+
+
+def _at(url: str) -> Stream:
+    """The stream that a user points at: the folder that holds index.json, the index itself, or one above `train`."""
+    place = locate(url)
+    place = place.parent if place.name == BASENAME else place
+    for split in ("", "train"):
+        folder = place / split if split else place
+        if (folder / BASENAME).stat():
+            key = "remote" if place.is_s3 else "local"
+            settings = {key: str(place)} | ({"split": split} if split else {})
+            return _open(place.name if split else _name(place), folder, settings)
+    raise Unreachable(
+        f"{url} holds no stream: neither {BASENAME} nor train/{BASENAME} is there; name the folder that holds it"
+    )
+
+
+def _name(folder: Location) -> str:
+    """`web/train` for a folder named by its split, which alone says little."""
+    return f"{folder.parent.name}/{folder.name}".strip("/")
+
+
+def _tokenizer(
+    config: Mapping[str, Any], recipe: Recipe | None
+) -> tuple[TokenizerCard | None, str | None]:
+    """The run's tokenizer, or why it could not be looked at."""
+    from mdsmix.encode.tokenizer import open_tokenizer
+
+    section = config.get("tokenizer")
+    if not isinstance(section, Mapping) or not section.get("name"):
+        return None, None
+    # model_max_length shapes no id, and the recipe's own spec is the one whose snapshot was taken when converting.
+    kwargs = {k: v for k, v in (section.get("kwargs") or {}).items() if k != "model_max_length"}
+    spec = recipe.tokenizer if recipe else TokenizerSpec(name=str(section["name"]), kwargs=kwargs)
+    try:
+        found = open_tokenizer(spec)
+    except MdsmixError as error:
+        return None, str(error)
+    card = TokenizerCard(
+        name=found.name,
+        hash=found.hash,
+        vocab_size=found.vocab_size,
+        bos_id=found.bos_id,
+        eos_id=found.eos_id,
+        pad_id=found.pad_id,
+        chat_template_hash=found.chat_template_hash,
+    )
+    return card, None

@@ -1,0 +1,125 @@
+"""What an epoch comes to: the samples and tokens that each stream gives, exactly as Streaming computes them.
+
+Weights count samples, never tokens: `proportion: 0.5` for short chats beside 2,048-token rows is far from half of the
+tokens, so both shares are shown. Source: Stream.apply_weights in streaming/base/stream.py, 0.12 and 0.13 alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mdsmix.mix.foundry import COUNT_UNITS, in_units
+from mdsmix.mix.rows import per_sample
+from mdsmix.mix.streams import Loader
+
+SHUFFLE_SEED = 9176
+"Streaming's default; it decides which streams get the samples that rounding leaves over."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One stream's part of an epoch."""
+
+    stream: str
+    samples: int
+    "In the stream."
+    drawn: int
+    "Samples an epoch."
+    share: float
+    "Of the epoch's samples, 0 to 1."
+    tokens: float | None
+    "Tokens an epoch; None where the loader itself tokenizes."
+    tokens_share: float | None
+    "Of the epoch's tokens; None where a stream's are unknown."
+    is_exact: bool
+    "Tokens were counted, not taken from the first samples."
+
+
+def draws(
+    weights: Sequence[Mapping[str, Any]],
+    samples: Sequence[int],
+    epoch_size: int | None = None,
+    seed: int = SHUFFLE_SEED,
+) -> list[int]:
+    """Samples that an epoch draws from each stream; ValueError where Streaming refuses the weights."""
+    schemes = [next(iter(w), None) for w in weights]
+    if any(len(w) > 1 for w in weights):
+        raise ValueError("a stream has more than one of repeat, proportion and choose")
+    if any(not is_number(v) or v < 0 for w in weights for v in w.values()):
+        raise ValueError("a weight is not a number of at least 0")
+    if len({s == "proportion" for s in schemes}) > 1:
+        raise ValueError("proportion stands beside other weights")
+    if schemes and schemes[0] == "proportion":
+        shares = [float(w["proportion"]) for w in weights]
+        return _relative(shares, epoch_size or sum(samples), seed)
+    if epoch_size and not any(schemes):
+        return _relative([float(n) for n in samples], epoch_size, seed)
+    if epoch_size:
+        raise ValueError("epoch_size stands beside repeat or choose")
+    return [_absolute(w, n) for w, n in zip(weights, samples, strict=True)]
+
+
+def _absolute(weight: Mapping[str, Any], samples: int) -> int:
+    if "repeat" in weight:
+        return int(weight["repeat"] * samples)
+    return int(weight.get("choose", samples))
+
+
+def _relative(shares: Sequence[float], total: int, seed: int) -> list[int]:
+    """Rounded down; what is left over goes to streams drawn at random, one sample each."""
+    if not sum(shares) > 0:
+        raise ValueError("the proportions sum to 0")
+    parts = np.array(shares, np.float64)
+    parts /= parts.sum()
+    chosen = (total * parts).astype(np.int64)
+    left = int(total - chosen.sum())
+    chosen[np.random.default_rng(seed).choice(len(shares), left, False)] += 1
+    return [int(n) for n in chosen]
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def epoch_size(loader: Loader) -> int | None:
+    """The epoch size that the YAML sets; 0 and null are none."""
+    value = loader.dataset.get("epoch_size")
+    return in_units(value, COUNT_UNITS) if value else None
+
+
+def draws_of(loader: Loader) -> list[int] | None:
+    """Samples an epoch draws from each stream, None where Streaming refuses the weights (checks say why)."""
+    seed = loader.dataset.get("shuffle_seed", SHUFFLE_SEED)
+    if not isinstance(seed, int) or seed < 0:
+        return None
+    weights = [stream.weight for stream in loader.streams]
+    try:
+        return draws(weights, [s.index.samples for s in loader.streams], epoch_size(loader), seed)
+    except ValueError:
+        return None
+
+
+def shares_of(loader: Loader) -> list[Share]:
+    """What an epoch of the loader comes to, one Share a stream; empty where Streaming refuses the weights."""
+    drawn = draws_of(loader) or []
+    pairs = list(zip(loader.streams, drawn, strict=False))
+    means = [per_sample(stream, loader) for stream, _ in pairs]
+    tokens = [None if m is None else m.tokens * n for m, (_, n) in zip(means, pairs, strict=True)]
+    total = None if None in tokens else sum(t or 0.0 for t in tokens)
+    return [
+        Share(
+            stream=stream.name,
+            samples=stream.index.samples,
+            drawn=n,
+            share=n / max(1, sum(drawn)),
+            tokens=count,
+            tokens_share=None if total is None or count is None else count / max(1.0, total),
+            is_exact=mean is not None and mean.is_exact,
+        )
+        for (stream, n), mean, count in zip(pairs, means, tokens, strict=True)
+    ]
