@@ -6,10 +6,11 @@ mistake or another folder, so the message says where it looked and what is there
 
 from __future__ import annotations
 
+import glob
 import os
 from itertools import islice
 
-from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.errors import RecipeError
 from mdsmix.sources.formats import suffix_of
 from mdsmix.sources.units import SourceFile
 from mdsmix.storage import Location, fixed_prefix, has_pattern, locate
@@ -17,7 +18,7 @@ from mdsmix.storage import Location, fixed_prefix, has_pattern, locate
 
 def find(paths: list[str], base: str | os.PathLike[str]) -> list[SourceFile]:
     """The files of the paths, globs and s3:// URLs, relative ones below `base`, each file once."""
-    roots = [_root(_absolute(path, base)) for path in paths]
+    roots = [_root(path, base) for path in paths]
     labels = _labels(roots)
     found: dict[str, SourceFile] = {}
     for path, root in zip(paths, roots, strict=True):
@@ -41,11 +42,15 @@ def _find_one(
 
 
 def _absolute(path: str, base: str | os.PathLike[str]) -> Location:
-    return locate(path if "://" in path else os.path.join(base, path))
+    if "://" in path:
+        return locate(path)
+    folder = os.fspath(base)
+    return locate(os.path.join(glob.escape(folder) if has_pattern(path) else folder, path))
 
 
-def _root(place: Location) -> Location:
-    return locate(fixed_prefix(place.url) or "/") if has_pattern(place.url) else place.parent
+def _root(path: str, base: str | os.PathLike[str]) -> Location:
+    place = _absolute(path, base)
+    return locate(fixed_prefix(place.url) or "/") if has_pattern(path) else place.parent
 
 
 def _labels(roots: list[Location]) -> dict[str, str]:
@@ -73,7 +78,7 @@ def _check_name(name: str, location: Location) -> None:
         ) from None
 
 
-def _nothing(path: str, place: Location, root: Location) -> RecipeError | Unreachable:
+def _nothing(path: str, place: Location, root: Location) -> RecipeError:
     inside = [name for name, _ in islice(place.list(), 3)]
     if inside:
         return RecipeError(

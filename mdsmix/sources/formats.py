@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from mdsmix.errors import RecipeError
 from mdsmix.sources.blocks import Format
-from mdsmix.sources.inflate import SUFFIXES
+from mdsmix.sources.inflate import PACKINGS
 from mdsmix.sources.jsonl import Jsonl
 
 _LINES = (".jsonl", ".ndjson", ".json")
 
 FORMATS: dict[str, Format] = {
-    **{suffix: Jsonl(compressed=False) for suffix in _LINES},
-    **{suffix + packed: Jsonl(compressed=True) for suffix in _LINES for packed in SUFFIXES},
+    **{suffix: Jsonl() for suffix in _LINES},
+    **{suffix + packing: Jsonl(packing) for suffix in _LINES for packing in PACKINGS},
 }
 
 

@@ -20,14 +20,12 @@ _GZIP_OUTPUT = 1 << 20
 # of such blocks are 128 MiB, at most.
 _ZSTD_STORED = 4 << 10
 
-SUFFIXES = (".gz", ".zst")
-
 
 class Inflated:
     """Reads like a file; `read(n)` is shorter than `n` only at the end."""
 
-    def __init__(self, file: BinaryIO, url: str) -> None:
-        self._pieces = _gunzip(file) if url.endswith(".gz") else _unzstd(file)
+    def __init__(self, file: BinaryIO, packing: str, url: str) -> None:
+        self._pieces = _INFLATE[packing](file)
         self._url, self._position = url, 0
         self._rest = b""
 
@@ -82,3 +80,7 @@ def _inflate(
         decoder = None if decoder.eof else decoder
     if decoder is not None:
         raise EOFError("it ends too early")
+
+
+_INFLATE = {".gz": _gunzip, ".zst": _unzstd}
+PACKINGS = tuple(_INFLATE)

@@ -49,20 +49,20 @@ def _reason(line: bytes, message: str) -> str:
     return "too_deep" if too_deep else "not_json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Jsonl:
     """`*.jsonl` and, compressed, `*.jsonl.gz` and `*.jsonl.zst`."""
 
-    compressed: bool
+    packing: str = ""
 
     @property
     def growth(self) -> int:
-        return 4 if self.compressed else 1  # text compresses three- to fivefold
+        return 4 if self.packing else 1  # text compresses three- to fivefold
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         with file.location.open(max(0, span.start - 1)) as stored:
-            if self.compressed:
-                pieces = all_bytes(Inflated(stored, file.location.url).read, span)
+            if self.packing:
+                pieces = all_bytes(Inflated(stored, self.packing, file.location.url).read, span)
             elif span.end is None:
                 pieces = all_bytes(stored.read, span)
             else:

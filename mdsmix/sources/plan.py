@@ -10,6 +10,7 @@ as full as fixed cutting would make them, which costs nothing but a few more uni
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 import xxhash
 
@@ -46,11 +47,12 @@ def _windows(file: SourceFile, window_bytes: int) -> Iterator[Unit]:
 
 def _runs(files: list[SourceFile], window_bytes: int) -> Iterator[list[SourceFile]]:
     """Consecutive files of at most a window in all, in order."""
+    before = list(accumulate(map(weight, files), initial=0))
     priorities = [xxhash.xxh3_64_intdigest(file.name) for file in files]
     waiting = [(0, len(files))] if files else []
     while waiting:
         begin, end = waiting.pop()
-        if sum(map(weight, files[begin:end])) <= window_bytes:
+        if before[end] - before[begin] <= window_bytes:
             yield files[begin:end]
             continue
         # Not at the first file, which would leave nothing before it.

@@ -61,6 +61,5 @@ class Span:
         return (self.before + offset) // self.window_bytes
 
     def next_edge(self, offset: int) -> int:
-        """The first byte after `offset` that belongs to another window, or the span's end."""
-        edge = (self.window_of(offset) + 1) * self.window_bytes - self.before
-        return edge if self.end is None or edge < self.end or offset >= self.end else self.end
+        """The first byte after `offset` that belongs to the next window."""
+        return (self.window_of(offset) + 1) * self.window_bytes - self.before
