@@ -1,0 +1,125 @@
+"""Rows become one padded batch; where nothing is padded, cut or packed, nothing changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mdsmix.load.collate import Collate, Separator
+from mdsmix.load.pack import Packer
+from mdsmix.load.rows import Row, RowRules, TokenIds
+
+EOS, PAD, X = 0, 1, -100
+RIGHT, LEFT = TokenIds(eos=EOS, pad=PAD), TokenIds(eos=EOS, pad=PAD, padding_side="left")
+
+
+def made(ids: list[int], labels: list[int] | None = None, is_plain: bool = False) -> Row:
+    return Row(np.array(ids), np.array(ids if labels is None else labels), is_plain)
+
+
+def collate(width: int = 6, ids: TokenIds = RIGHT, two_sided: bool = False, **more: Any) -> Collate:
+    rules = RowRules(ids=ids, max_seq_len=width, decoder_only_format=not two_sided)
+    return Collate(rules=rules, **more)
+
+
+def lists(batch: dict[str, torch.Tensor]) -> dict[str, list[list[int]]]:
+    return {key: value.tolist() for key, value in batch.items()}
+
+
+def test_rows_are_padded_on_the_right() -> None:
+    assert lists(collate()([made([5, 6, 7], [X, 6, 7]), made([8] * 6)])) == {
+        "input_ids": [[5, 6, 7, PAD, PAD, PAD], [8] * 6],
+        "labels": [[X, 6, 7, X, X, X], [8] * 6],
+        "attention_mask": [[1, 1, 1, 0, 0, 0], [1] * 6],
+        "sequence_id": [[0, 0, 0, -1, -1, -1], [0] * 6],
+    }
+
+
+def test_rows_are_padded_on_the_left_where_the_tokenizer_pads_there() -> None:
+    assert lists(collate(4, LEFT)([made([5, 6])])) == {
+        "input_ids": [[PAD, PAD, 5, 6]],
+        "labels": [[X, X, 5, 6]],
+        "attention_mask": [[0, 0, 1, 1]],
+        "sequence_id": [[-1, -1, 0, 0]],
+    }
+
+
+def test_eos_pads_where_there_is_no_padding_token() -> None:
+    batch = collate(3, TokenIds(eos=EOS))([made([5, EOS], [5, EOS])])
+    assert lists(batch) == {
+        "input_ids": [[5, EOS, EOS]],
+        "labels": [[5, EOS, X]],
+        "attention_mask": [[1, 1, 0]],
+        "sequence_id": [[0, 0, -1]],
+    }
+
+
+def test_every_tensor_is_int64() -> None:
+    assert {t.dtype for t in collate()([made([5])]).values()} == {torch.int64}
+
+
+@pytest.mark.parametrize(
+    ("separator", "ids", "sequence_id"),
+    [
+        (Separator(token=EOS, starts=False), [5, EOS, 6, 7, EOS, 8], [0, 0, 1, 1, 1, 2]),
+        (Separator(token=3, starts=True), [3, 5, 6, 3, 7, 8], [1, 1, 1, 2, 2, 2]),
+    ],
+)
+def test_separators_count_documents_in_pretraining_rows_only(
+    separator: Separator, ids: list[int], sequence_id: list[int]
+) -> None:
+    batch = collate(separator=separator)([made(ids, is_plain=True), made(ids)])
+    assert batch["sequence_id"].tolist() == [sequence_id, [0] * 6]
+
+
+def test_the_text_loader_has_no_sequence_id() -> None:
+    batch = collate(with_sequence_id=False)([made([5])])
+    assert set(batch) == {"input_ids", "labels", "attention_mask"}
+
+
+@pytest.mark.parametrize(("ids", "kept"), [(RIGHT, slice(0, 8)), (LEFT, slice(12, 20))])
+def test_padding_is_trimmed_from_the_second_batch_on(ids: TokenIds, kept: slice) -> None:
+    whole, trimming = collate(20, ids), collate(20, ids, allow_pad_trimming=True)
+    rows = [made([5, 6, 7]), made([8])]
+    expected = whole(rows)["input_ids"]
+    assert torch.equal(trimming(rows)["input_ids"], expected)
+    assert torch.equal(trimming(rows)["input_ids"], expected[:, kept])
+
+
+def test_padding_to_the_longest_row_is_as_wide_as_that_row() -> None:
+    assert collate(20, pad_to_longest=True)([made([5, 6]), made([7])])["labels"].tolist() == [
+        [5, 6],
+        [7, X],
+    ]
+
+
+def test_an_encoder_decoder_batch_shifts_its_targets() -> None:
+    batch = collate(4, LEFT, two_sided=True)([made([5, 6], [7, 8, EOS])])
+    assert lists(batch) == {
+        "input_ids": [[PAD, PAD, 5, 6]],
+        "attention_mask": [[0, 0, 1, 1]],
+        "labels": [[7, 8, EOS, X]],
+        "decoder_input_ids": [[PAD, 7, 8, EOS]],
+        "decoder_attention_mask": [[True, True, True, False]],
+    }
+
+
+def test_an_encoder_decoder_batch_is_trimmed_on_each_side() -> None:
+    trimming = collate(32, two_sided=True, allow_pad_trimming=True)
+    rows = [made(list(range(5, 17)), [7, 8, EOS])]
+    assert {v.shape[1] for v in trimming(rows).values()} == {32}
+    widths = {key: value.shape[1] for key, value in trimming(rows).items()}
+    assert (widths["input_ids"], widths["labels"]) == (16, 8)
+
+
+def test_packed_rows_do_not_predict_each_others_first_token() -> None:
+    packing = collate(6, packer=Packer(bins=1, max_seq_len=6))
+    assert lists(packing([made([8, 9]), made([5, 6, 7])])) == {
+        "input_ids": [[5, 6, 7, 8, 9, PAD]],
+        "labels": [[5, 6, 7, X, 9, X]],
+        "attention_mask": [[1, 1, 1, 1, 1, 0]],
+        "sequence_id": [[0, 0, 0, 1, 1, -1]],
+    }

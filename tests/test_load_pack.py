@@ -1,0 +1,52 @@
+"""Packing places every row exactly once, overfills no bin, and keeps what is left for the next batch."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdsmix.load.pack import Packer
+from mdsmix.load.rows import Row
+
+
+def rows(*sizes: int) -> list[Row]:
+    return [Row(np.full(n, n), np.full(n, n), False) for n in sizes]
+
+
+def sizes(bins: list[list[Row]]) -> list[list[int]]:
+    return [[row.input_ids.size for row in packed] for packed in bins]
+
+
+def test_the_longest_rows_are_placed_first_and_fullest_bins_come_out_first() -> None:
+    assert sizes(Packer(bins=2, max_seq_len=10).pack(rows(3, 7, 2, 5))) == [[7, 3], [5, 2]]
+
+
+def test_a_batch_is_full_before_bins_are_shared() -> None:
+    assert sizes(Packer(bins=3, max_seq_len=10).pack(rows(1, 2, 3))) == [[3], [2], [1]]
+
+
+def test_what_does_not_fit_waits_for_the_next_batch() -> None:
+    packer = Packer(bins=1, max_seq_len=10)
+    assert sizes(packer.pack(rows(9, 8, 7))) == [[9]]
+    assert sizes(packer.pack(rows(2))) == [[8, 2]]
+    assert [b.size for b in packer.waiting] == [7]
+
+
+def test_only_so_many_bins_wait_as_were_asked_for() -> None:
+    packer = Packer(bins=1, max_seq_len=10, keep=1)
+    packer.pack(rows(9, 8, 7))
+    assert [b.size for b in packer.waiting] == [8]
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 10), min_size=1, max_size=20), min_size=1, max_size=4),
+    st.integers(1, 6),
+)
+@settings(max_examples=50, deadline=None)
+def test_every_row_is_placed_once_and_no_bin_overflows(batches: list[list[int]], bins: int) -> None:
+    packer = Packer(bins=bins, max_seq_len=10)
+    out = [b for batch in batches for b in sizes(packer.pack(rows(*batch)))]
+    out += sizes([b.rows for b in packer.waiting])
+    assert sorted(n for b in out for n in b) == sorted(n for batch in batches for n in batch)
+    assert max(sum(b) for b in out) <= 10
