@@ -12,7 +12,16 @@ from collections.abc import Collection
 from typing import Any
 
 LOADER_KEYS = frozenset(
-    ["name", "dataset", "drop_last", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "timeout"]
+    [
+        "name",
+        "dataset",
+        "drop_last",
+        "num_workers",
+        "pin_memory",
+        "prefetch_factor",
+        "persistent_workers",
+        "timeout",
+    ]
 )
 LOADER_NEEDS = {
     "text": ("dataset", "drop_last", "num_workers"),
@@ -21,21 +30,76 @@ LOADER_NEEDS = {
 LOADER_DEFAULTS: dict[str, Any] = {"prefetch_factor": 2, "persistent_workers": True}
 
 STREAM_KEYS = frozenset(
-    ["remote", "local", "split", "proportion", "repeat", "choose", "download_retry", "download_timeout", "validate_hash", "keep_zip"]
+    [
+        "remote",
+        "local",
+        "split",
+        "proportion",
+        "repeat",
+        "choose",
+        "download_retry",
+        "download_timeout",
+        "validate_hash",
+        "keep_zip",
+    ]
 )
 WEIGHT_KEYS = ("repeat", "proportion", "choose")
 
 _STREAMING = frozenset(
-    ["streams", "remote", "local", "split", "download_retry", "download_timeout", "validate_hash", "keep_zip", "epoch_size", "predownload", "cache_limit", "sampling_method", "sampling_granularity", "partition_algo", "num_canonical_nodes", "shuffle", "shuffle_algo", "shuffle_seed", "shuffle_block_size", "batching_method", "allow_unsafe_types", "replication", "stream_name", "stream_config", "max_seq_len", "token_encoding_type"]
+    [
+        "streams",
+        "remote",
+        "local",
+        "split",
+        "download_retry",
+        "download_timeout",
+        "validate_hash",
+        "keep_zip",
+        "epoch_size",
+        "predownload",
+        "cache_limit",
+        "sampling_method",
+        "sampling_granularity",
+        "partition_algo",
+        "num_canonical_nodes",
+        "shuffle",
+        "shuffle_algo",
+        "shuffle_seed",
+        "shuffle_block_size",
+        "batching_method",
+        "allow_unsafe_types",
+        "replication",
+        "stream_name",
+        "stream_config",
+        "max_seq_len",
+        "token_encoding_type",
+    ]
 )
 DATASET_KEYS = {
     "text": _STREAMING
     | frozenset(
-        ["eos_token_id", "bos_token_id", "mlm_probability", "override_eos_token_id_mismatch_error", "override_bos_token_id_mismatch_error", "seq_parallel_replication"]
+        [
+            "eos_token_id",
+            "bos_token_id",
+            "mlm_probability",
+            "override_eos_token_id_mismatch_error",
+            "override_bos_token_id_mismatch_error",
+            "seq_parallel_replication",
+        ]
     ),
     "finetuning": _STREAMING
     | frozenset(
-        ["decoder_only_format", "target_prompts", "target_responses", "packing_ratio", "allow_pad_trimming", "seq_parallel_replication", "auto_packing_replication", "max_leftover_bins_to_keep", "pad_to_longest"]
+        [
+            "decoder_only_format",
+            "target_prompts",
+            "target_responses",
+            "packing_ratio",
+            "allow_pad_trimming",
+            "seq_parallel_replication",
+            "auto_packing_replication",
+            "max_leftover_bins_to_keep",
+            "pad_to_longest",
+        ]
     ),
 }
 """Keys of `dataset` that have an effect. Any other is dropped by the text loader without a word and makes the finetuning

@@ -16,7 +16,19 @@ LENGTH = "${max_seq_len}"
 NUM_WORKERS = 8
 "As in Foundry's own example configs."
 NOT_FOR_EVAL = frozenset(
-    ["epoch_size", "packing_ratio", "max_leftover_bins_to_keep", "auto_packing_replication", "batching_method", "sampling_method", "sampling_granularity", "shuffle", "shuffle_algo", "shuffle_seed", "shuffle_block_size"]
+    [
+        "epoch_size",
+        "packing_ratio",
+        "max_leftover_bins_to_keep",
+        "auto_packing_replication",
+        "batching_method",
+        "sampling_method",
+        "sampling_granularity",
+        "shuffle",
+        "shuffle_algo",
+        "shuffle_seed",
+        "shuffle_block_size",
+    ]
 )
 "An evaluation reads its streams once, whole and in order."
 

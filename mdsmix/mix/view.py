@@ -14,10 +14,37 @@ from typing import Any
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.mix import sections
 from mdsmix.mix.streams import Loader, Mix, Stream
-from mdsmix.recipe import Recipe, StreamSpec, TokenizerSpec
+from mdsmix.recipe import Recipe, StreamSpec, TokenizerSpec, load_recipe
+from mdsmix.recipe.read import OVERRIDE
 from mdsmix.shards.index import BASENAME, parse_index, read_index
 from mdsmix.shards.manifest import TokenizerCard, read_manifest
 from mdsmix.storage import Location, locate
+
+
+def view(targets: Sequence[str]) -> Mix:
+    """Tells by content what was asked about: a recipe (with overrides), a training YAML, or streams."""
+    overrides = [t for t in targets if OVERRIDE.match(t) and not os.path.exists(t)]
+    named = [t for t in targets if t not in overrides]
+    if len(named) == 1 and os.path.isfile(named[0]) and os.path.basename(named[0]) != BASENAME:
+        if _is_recipe(named[0]):
+            return view_recipe(load_recipe(named[0], overrides), named[0])
+        if not overrides:
+            return view_yaml(named[0])
+    if overrides:
+        raise RecipeError(f"`{overrides[0]}` overrides a recipe, and none was named before it.")
+    return view_streams(named)
+
+
+def _is_recipe(path: str) -> bool:
+    """A recipe names its streams at the top level, where LLM-Foundry allows no such key."""
+    import yaml
+
+    try:
+        root = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return False  # view_yaml says where it breaks
+    keys = {key.value for key, _ in root.value} if isinstance(root, yaml.MappingNode) else set()
+    return "streams" in keys
 
 
 def view_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> Mix:

@@ -6,7 +6,7 @@ comes up: with 3 % of wrong samples that is after about ten batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mdsmix.mix.findings import Hit, check, names
 from mdsmix.mix.streams import Loader, Mix, Stream
@@ -56,22 +56,33 @@ def reads(loader: Loader, stream: Stream) -> bool:
 )
 def columns_loader(mix: Mix) -> Iterator[Hit]:
     for loader in mix.loaders:
-        for stream in loader.streams:
-            if stream.shards and not reads(loader, stream):
-                yield Hit(
-                    [stream.name],
-                    f"{stream.name} holds the columns {', '.join(sorted(stream.columns))}, and the {loader.name} "
-                    f"loader reads {READS[loader.name]}.",
-                    _ways(mix, loader, stream),
-                )
+        wrong = [s for s in loader.streams if s.shards and not reads(loader, s)]
+        right = [s for s in mix.train.streams if s not in wrong]
+        if wrong:
+            others = f", as {_described(right)} has it" if right else ""
+            yield Hit(
+                names([*wrong, *right]),
+                f"{_described(wrong)} does not hold what the {loader.name} loader reads "
+                f"({READS[loader.name]}){others}.",
+                _ways(mix, loader, wrong),
+            )
 
 
-def _ways(mix: Mix, loader: Loader, stream: Stream) -> str:
-    """The ways out that exist for a stream of the other kind."""
-    if shape(stream, "finetuning") is None and shape(stream, "text") is None:
+def _described(streams: Sequence[Stream]) -> str:
+    return ", ".join(f"{s.name} ({', '.join(sorted(s.columns))})" for s in streams)
+
+
+def _ways(mix: Mix, loader: Loader, wrong: Sequence[Stream]) -> str:
+    """The ways out that exist for streams of the other kind."""
+    if not all(shape(s, "finetuning") or shape(s, "text") for s in wrong):
         return "convert the stream again with `mdsmix convert`, or take it out of the mix."
-    own_loop = "or read both kinds in a training loop of your own with mdsmix.load.build_loader"
-    return f"re-encode all streams for the finetuning loader, which trains both kinds: `{mix.reencode('finetuning')}`; {own_loop}."
+    kinds = {s.card.encoding.kind if s.card else None for s in mix.streams}
+    if loader.is_text and kinds == {"pretraining"}:
+        return f"re-encode all streams for the text loader: `{mix.reencode('text')}`."
+    return (
+        "re-encode all streams for the finetuning loader, which trains both kinds: "
+        f"`{mix.reencode('finetuning')}`; or read both kinds in a training loop of your own with mdsmix.load.build_loader."
+    )
 
 
 @check(

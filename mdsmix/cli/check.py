@@ -1,0 +1,67 @@
+"""`mdsmix check`: may these streams be mixed?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mdsmix.mix.findings import Finding
+
+REFUSED = 3
+
+
+def check(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE | TRAIN.yaml | STREAM...",
+            help="A recipe (key=value overrides may follow), a training YAML, or folders and s3:// URLs of published streams.",
+            show_default=False,
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Say whether streams may be mixed, from indexes, manifests and first samples. Exit code 3: they may not."""
+    from mdsmix.mix.check import as_json as report
+    from mdsmix.mix.check import findings, is_refused, verdict
+    from mdsmix.mix.view import view
+
+    mix = view(targets)
+    found = findings(mix)
+    if as_json:
+        import orjson
+
+        typer.echo(orjson.dumps(report(mix, found), option=orjson.OPT_INDENT_2).decode())
+    else:
+        print_findings(found)
+        typer.echo(verdict(mix, found))
+    if is_refused(found):
+        raise typer.Exit(REFUSED)
+
+
+def print_findings(found: Sequence[Finding], to_stderr: bool = False) -> None:
+    """One line a finding; on a terminal its parts stand out."""
+    import sys
+
+    if not (sys.stderr if to_stderr else sys.stdout).isatty():
+        for finding in found:
+            typer.echo(str(finding), err=to_stderr)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=to_stderr, highlight=False)
+    colours = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+    for finding in found:
+        whose = f" [{', '.join(finding.streams)}]" if finding.streams else ""
+        line = Text.assemble(
+            (f"{finding.severity} {finding.id}{whose}", colours[finding.severity]),
+            f"\n  {finding.message} {finding.why}\n  ",
+            ("Fix: ", "bold"),
+            finding.fix,
+        )
+        console.print(line)

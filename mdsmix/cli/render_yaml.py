@@ -1,0 +1,69 @@
+"""`mdsmix render-yaml`: the checked mix as LLM-Foundry reads it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+
+def render_yaml(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="The recipe.", show_default=False)
+    ],
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Overrides of the recipe.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="Write here [default: the file of --into, else stdout].",
+        ),
+    ] = None,
+    into: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--into",
+            metavar="FOUNDRY.yaml",
+            help="Set the loaders, tokenizer and length in this config, and keep all else.",
+        ),
+    ] = None,
+    validate: Annotated[
+        bool,
+        typer.Option(
+            "--validate", help="Also build LLM-Foundry's real loader from it and draw two batches."
+        ),
+    ] = False,
+) -> None:
+    """Check the mix of RECIPE and render it as train_loader, eval_loader and tokenizer of LLM-Foundry."""
+    from mdsmix.cli.check import print_findings
+    from mdsmix.errors import MixRefused
+    from mdsmix.mix.check import findings, is_refused, verdict
+    from mdsmix.mix.render import render
+
+    mix, text = render(recipe, overrides or [], into)
+    found = findings(mix)
+    print_findings(found, to_stderr=True)
+    if is_refused(found):
+        raise MixRefused(f"{verdict(mix, found)}; nothing was rendered.")
+    _write(text, out or into)
+    typer.echo(f"{verdict(mix, found)}{f'; wrote {out or into}' if out or into else ''}", err=True)
+    if validate:
+        from mdsmix.mix.validate import validate as drawn
+
+        typer.echo(drawn(text), err=True)
+
+
+def _write(text: str, target: str | None) -> None:
+    if target is None:
+        typer.echo(text, nl=False)
+        return
+    from mdsmix.storage import locate
+
+    locate(target).write(text.encode())

@@ -1,0 +1,182 @@
+"""A rendered mix written into an existing LLM-Foundry config: everything that is not set stays byte for byte.
+
+A round trip through a YAML library would rewrite numbers, quotes and line breaks all over the file, and would lose the
+comment that stands between a replaced section and the next one. So only the characters of the sections that are set are
+replaced. Within them ruamel.yaml keeps the comments of the keys that stay. The result is parsed again and compared with
+what was there; where YAML anchors tie sections together, nothing is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from mdsmix.errors import RecipeError
+from mdsmix.mix.render import dump, without_head
+
+INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
+LENGTH = "max_seq_len"
+
+
+class Edit(NamedTuple):
+    """Characters `start` to `stop` become `text`."""
+
+    start: int
+    stop: int
+    text: str
+
+
+def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
+    """The config `text` with the sections of `tree` set; RecipeError where that would change anything else."""
+    text = without_head(text)
+    root = _composed(text, origin)
+    path = _length_path(root)
+    edits = [_length_edit(root, path, tree[LENGTH])]
+    added = "" if path else dump({LENGTH: tree[LENGTH]})
+    for key in (k for k in tree if k != LENGTH):
+        found = _child(root, key)
+        if found is None:
+            added += dump({key: tree[key]})
+        else:
+            edits.append(_section_edit(text, key, tree[key], *found))
+    result = _applied(text, [edit for edit in edits if edit])
+    result += ("\n" if result and not result.endswith("\n") else "") + added
+    _prove(text, result, tree, path, origin)
+    return result
+
+
+def _composed(text: str, origin: str) -> Any:
+    import yaml
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise RecipeError(f"{origin} is not a readable YAML: {reason}.") from None
+    if not isinstance(root, yaml.MappingNode) or root.flow_style:
+        raise RecipeError(
+            f"{origin} cannot be written into: its top level must be keys on lines of their own."
+        )
+    return root
+
+
+def _child(node: Any, key: str) -> tuple[Any, Any] | None:
+    """The key's node and its value's."""
+    pairs = node.value if isinstance(node.value, list) else []
+    return next((p for p in pairs if isinstance(p, tuple) and p[0].value == key), None)
+
+
+def _length_path(root: Any) -> list[str]:
+    """Where the length is written: max_seq_len, or the variable that it resolves to; empty where there is none."""
+    path, seen = [LENGTH], set()
+    while (node := _at(root, path)) is not None:
+        link = INTERPOLATION.fullmatch(str(node.value))
+        if not link or link[1] in seen or _at(root, link[1].split(".")) is None:
+            return path
+        seen.add(link[1])
+        path = link[1].split(".")
+    return []
+
+
+def _at(node: Any, path: list[str]) -> Any:
+    for key in path:
+        pair = _child(node, key)
+        if pair is None:
+            return None
+        node = pair[1]
+    return node
+
+
+def _length_edit(root: Any, path: list[str], length: int) -> Edit | None:
+    node = _at(root, path) if path else None
+    if node is None or node.value == str(length):
+        return None
+    return Edit(node.start_mark.index, node.end_mark.index, str(length))
+
+
+def _section_edit(text: str, key: str, value: Any, name: Any, old: Any) -> Edit:
+    """The section's own lines; comments and blank lines behind it belong to what follows."""
+    start, stop = name.start_mark.index, old.end_mark.index
+    lines = text[start:stop].splitlines(keepends=True)
+    while len(lines) > 1 and (not lines[-1].strip() or lines[-1].lstrip().startswith("#")):
+        stop -= len(lines.pop())
+    section = text[start:stop]
+    new = _merged(section, key, value) if not old.flow_style else None
+    new = new or dump({key: value})
+    return Edit(start, stop, new if section.endswith("\n") else new.rstrip("\n"))
+
+
+def _merged(section: str, key: str, value: Any) -> str | None:
+    """The section with its values set and the comments of its keys kept; None where it does not stand alone."""
+    import io
+
+    from ruamel.yaml import YAML
+    from ruamel.yaml.comments import CommentedMap
+    from ruamel.yaml.error import YAMLError
+
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 1 << 20
+    yaml.representer.add_representer(
+        type(None), lambda r, _: r.represent_scalar("tag:yaml.org,2002:null", "null")
+    )
+    try:
+        old = yaml.load(section)
+    except YAMLError:
+        return None  # it refers to an anchor elsewhere
+    if not isinstance(value, Mapping) or not isinstance(old.get(key), CommentedMap):
+        return None
+    _set(old[key], value)
+    out = io.StringIO()
+    yaml.dump(old, out)
+    return out.getvalue()
+
+
+def _set(old: Any, new: Mapping[str, Any]) -> None:
+    for key in [k for k in old if k not in new]:
+        del old[key]
+    for key, value in new.items():
+        if isinstance(value, Mapping) and isinstance(old.get(key), dict):
+            _set(old[key], value)
+        elif key not in old or old[key] != value or type(value) is bool:
+            old[key] = value
+
+
+def _applied(text: str, edits: list[Edit]) -> str:
+    for edit in sorted(edits, reverse=True):
+        text = text[: edit.start] + edit.text + text[edit.stop :]
+    return text
+
+
+def _prove(old: str, new: str, tree: Mapping[str, Any], path: list[str], origin: str) -> None:
+    """Raises unless the new text says what the tree says, and of everything else what the old one said."""
+    import yaml
+    from omegaconf import OmegaConf
+
+    try:
+        before, after = (OmegaConf.to_container(OmegaConf.create(t or "{}")) for t in (old, new))
+    except (yaml.YAMLError, ValueError):
+        before, after = None, {}
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        raise RecipeError(_TIED.format(origin))
+    wrong = any(after.get(key) != tree[key] for key in tree if key != LENGTH)
+    for config in (before, after):
+        for key in tree if not path else set(tree) - {LENGTH}:
+            config.pop(key, None)
+        _forget(config, path)
+    if wrong or before != after:
+        raise RecipeError(_TIED.format(origin))
+
+
+def _forget(config: Any, path: list[str]) -> None:
+    for key in path[:-1]:
+        config = config.get(key, {})
+    if path:
+        config.pop(path[-1], None)
+
+
+_TIED = (
+    "{} cannot be written into without changing other parts of it, since YAML anchors tie its sections together: "
+    "render without --into and copy train_loader and tokenizer by hand."
+)

@@ -1,0 +1,166 @@
+"""Published streams for tests, written by hand: any columns, with or without a manifest, whole or wrong in one way.
+
+Samples are encoded here and not by `mdsmix convert`, so that streams of other tools (bytes and str columns, no manifest)
+can be built too, in milliseconds and without importing streaming.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+import zstandard
+
+from mdsmix.shards.index import Index, Shard, StoredFile, make_index
+from mdsmix.shards.manifest import Encoding, Manifest, Records, TokenizerCard, Totals
+from mdsmix.shards.mds import Layout, Rows, shard_parts
+
+CARD = TokenizerCard(name="tok", hash="a" * 32, vocab_size=512, bos_id=None, eos_id=0, pad_id=1)
+"The tokenizer of every stream unless a test says otherwise."
+LENGTH = 8
+
+CONCAT = {"tokens": f"ndarray:uint16:{LENGTH}"}
+SPLIT = {"input_ids": "ndarray:uint16:1", "labels": f"ndarray:uint16:{LENGTH - 1}"}
+PAIR = {"input_ids": "ndarray:uint16", "labels": "ndarray:uint16"}
+TURNS = {"turns": "json"}
+
+TOKEN_ROW = {"tokens": [5, 6, 0, 7, 8, 9, 10, 0]}
+SPLIT_ROW = {"input_ids": [5], "labels": [6, 0, 7, 8, 9, 10, 0]}
+PAIR_ROW = {"input_ids": [5, 6], "labels": [7, 0]}
+TURNS_ROW = {"turns": [{"input_ids": [5, 6], "labels": [7, 0]}]}
+
+
+def publish(
+    folder: Path,
+    columns: Mapping[str, str],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    card: Mapping[str, Any] | None = None,
+    shards: int = 1,
+    compression: str | None = None,
+    split: str = "train",
+) -> Path:
+    """Writes `rows` as a stream below `folder` and returns `folder`. `card`: fields of the manifest that differ, {} for none;
+    without it no manifest is written."""
+    home = folder / split
+    home.mkdir(parents=True, exist_ok=True)
+    cuts = np.linspace(0, len(rows), shards + 1).astype(int)
+    listed = [
+        _shard(home, columns, rows[a:b], n, compression)
+        for n, (a, b) in enumerate(pairwise(cuts))
+    ]
+    index = make_index([entry for entry in listed if entry.samples])
+    if card is not None:
+        manifest = make_manifest(columns, rows, index, **card)
+        (home / "mdsmix.manifest").write_bytes(manifest.to_bytes())
+    (home / "index.json").write_bytes(index.content)
+    return folder
+
+
+def _shard(
+    home: Path,
+    columns: Mapping[str, str],
+    rows: Sequence[Any],
+    number: int,
+    compression: str | None,
+) -> Shard:
+    layout = Layout.of(columns, compression)
+    samples = [_sample(columns, row) for row in rows]
+    body = np.frombuffer(b"".join(samples), np.uint8)
+    sizes = np.array([len(sample) for sample in samples], np.int64)
+    raw = b"".join(map(bytes, shard_parts(layout, Rows(body, sizes))))
+    name = f"shard.{number:05}.mds"
+    if compression is None:
+        return Shard.of(layout, len(rows), _store(home / name, raw), None)
+    zipped = _store(home / f"{name}.zstd", zstandard.compress(raw))
+    return Shard.of(layout, len(rows), StoredFile(basename=name, bytes=len(raw)), zipped)
+
+
+def _store(path: Path, data: bytes) -> StoredFile:
+    path.write_bytes(data)
+    return StoredFile(
+        basename=path.name, bytes=len(data), hashes={"xxh128": xxhash.xxh128_hexdigest(data)}
+    )
+
+
+def _sample(columns: Mapping[str, str], row: Mapping[str, Any]) -> bytes:
+    """One sample as MDSWriter lays it out: sizes of the variable columns, then the columns."""
+    head, body = b"", b""
+    for name in sorted(columns):
+        data = encode(columns[name], row[name])
+        if len(columns[name].split(":")) < 3:
+            head += len(data).to_bytes(4, "little")
+        body += data
+    return head + body
+
+
+def encode(encoding: str, value: Any) -> bytes:
+    """One value under an MDS encoding (str, json, bytes, ndarray, pkl taken as bytes)."""
+    kind, *settings = encoding.split(":")
+    if kind == "str":
+        return str(value).encode()
+    if kind == "json":
+        return json.dumps(value).encode()
+    if kind != "ndarray":
+        return bytes(value)
+    array = np.asarray(value, settings[0])
+    shape = b"" if len(settings) == 2 else bytes([4 | 1]) + len(array).to_bytes(2, "little")
+    return shape + array.tobytes()
+
+
+def make_manifest(
+    columns: Mapping[str, str],
+    rows: Sequence[Mapping[str, Any]],
+    index: Index,
+    *,
+    tokenizer: TokenizerCard = CARD,
+    totals: Mapping[str, Any] | None = None,
+    index_hash: str | None = None,
+    complete: bool = True,
+    **encoding: Any,
+) -> Manifest:
+    """A manifest that fits the stream, but for the fields that are given."""
+    ids = [token for row in rows for token in _ids(row)]
+    longest = max((len(_ids(row)) for row in rows), default=0)
+    counted = Totals(
+        samples=len(rows), tokens=len(ids), longest=longest, largest_id=max(ids, default=-1)
+    )
+    is_plain = "tokens" in columns or "input_ids" in columns
+    settings = {
+        "kind": "pretraining" if is_plain else "finetuning",
+        "loader": "text" if "tokens" in columns else "finetuning",
+        "columns": dict(columns),
+        "max_seq_len": LENGTH,
+        "decoder_only_format": True,
+        "target_prompts": "none",
+        "target_responses": "last",
+        "special_tokens_in_text": "escape",
+        "layout": "concat" if is_plain else None,
+        "add_bos": False if is_plain else None,
+        "add_eos": True if is_plain else None,
+    }
+    return Manifest(
+        format_version=1,
+        tool_version="0",
+        encoding=Encoding(**settings | encoding),
+        tokenizer=tokenizer,
+        backend="hand",
+        totals=dataclasses.replace(counted, **(totals or {})),
+        records=Records(read=len(rows), written=len(rows)),
+        sources=[],
+        parts=[],
+        index_hash=index_hash or index.hash,
+        complete=complete,
+    )
+
+
+def _ids(row: Mapping[str, Any]) -> list[int]:
+    if "turns" in row:
+        return [t for turn in row["turns"] for t in (*turn["input_ids"], *turn["labels"])]
+    return [t for c in ("tokens", "input_ids", "labels") for t in row.get(c, ())]

@@ -1,0 +1,608 @@
+"""Every check fires on the one mix that is wrong in its way, and is silent on the same mix put right."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mdsmix.mix.checks
+from mdsmix.errors import Unreachable
+from mdsmix.mix.check import findings, is_refused
+from mdsmix.mix.findings import CHECKS, Finding
+from mdsmix.mix.streams import Mix
+from mdsmix.mix.view import mix_of
+from mdsmix.shards.manifest import TokenizerCard
+from tests.published import (
+    CARD,
+    CONCAT,
+    LENGTH,
+    PAIR,
+    PAIR_ROW,
+    SPLIT,
+    SPLIT_ROW,
+    TOKEN_ROW,
+    TURNS,
+    TURNS_ROW,
+    publish,
+)
+
+WRITTEN = Path(mdsmix.mix.checks.__file__).parent.parent / "README.md"
+RAW_PAIR = {"prompt": "str", "response": "str"}
+RAW_ROW = {"prompt": "hi", "response": "ho"}
+
+
+class Lab:
+    """A folder of streams and the mixes made of them."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def stream(
+        self, name: str, columns: dict[str, str], row: dict[str, Any], n: int = 40, **how: Any
+    ) -> dict[str, Any]:
+        """Publishes a stream of n equal rows and returns its section."""
+        how.setdefault("card", {})
+        folder = publish(self.home / name, columns, how.pop("rows", [row] * n), **how)
+        return {"local": str(folder), "split": "train"}
+
+    def web(self, name: str = "web", **how: Any) -> dict[str, Any]:
+        return self.stream(name, CONCAT, TOKEN_ROW, **how)
+
+    def chunks(self, name: str = "web", **how: Any) -> dict[str, Any]:
+        return self.stream(name, SPLIT, SPLIT_ROW, **how)
+
+    def chat(self, name: str = "chat", **how: Any) -> dict[str, Any]:
+        return self.stream(name, TURNS, TURNS_ROW, **how)
+
+    def text(self, *, dataset: Any = None, loader: Any = None, **streams: Any) -> Mix:
+        return self._mix("text", dataset or {}, loader or {}, streams)
+
+    def finetuning(self, *, dataset: Any = None, loader: Any = None, **streams: Any) -> Mix:
+        given = {"decoder_only_format": True} | (dataset or {})
+        return self._mix("finetuning", given, loader or {}, streams)
+
+    def _mix(self, name: str, dataset: Any, loader: Any, streams: Any) -> Mix:
+        top = loader.pop("top", {})
+        keys = {"max_seq_len": LENGTH, "shuffle": True, "streams": streams} | dataset
+        keys = {k: v for k, v in keys.items() if v is not ...}
+        section = {"name": name, "dataset": keys, "drop_last": True, "num_workers": 2} | loader
+        section = {k: v for k, v in section.items() if v is not ...}
+        mix = mix_of({"max_seq_len": LENGTH, "train_loader": section} | top, "train.yaml")
+        return dataclasses.replace(mix, tokenizer=CARD)
+
+
+def with_tokenizer(mix: Mix, **changes: Any) -> Mix:
+    return dataclasses.replace(mix, tokenizer=dataclasses.replace(CARD, **changes))
+
+
+def card(**changes: Any) -> TokenizerCard:
+    return dataclasses.replace(CARD, **changes)
+
+
+def edit_index(section: dict[str, Any], change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    path = Path(section["local"]) / "train" / "index.json"
+    tree = json.loads(path.read_bytes())
+    change(tree)
+    path.write_text(json.dumps(tree))
+    return section
+
+
+def shard_file(section: dict[str, Any], number: int = 0) -> Path:
+    return sorted((Path(section["local"]) / "train").glob("shard.*"))[number]
+
+
+def cached(lab: Lab, content: bytes | None) -> Mix:
+    """A stream with a remote and a local cache whose index is `content`, or the remote's own."""
+    section = lab.web()
+    remote, cache = Path(section["local"]), lab.home / "cache"
+    (cache / "train").mkdir(parents=True)
+    own = (remote / "train" / "index.json").read_bytes()
+    (cache / "train" / "index.json").write_bytes(own if content is None else content)
+    return lab.text(web={"remote": str(remote), "local": str(cache), "split": "train"})
+
+
+def remote(section: dict[str, Any], cache: str) -> dict[str, Any]:
+    return section | {"remote": section["local"], "local": cache}
+
+
+def in_bytes(lab: Lab, dtype: str) -> dict[str, Any]:
+    import numpy as np
+
+    data = np.array(TOKEN_ROW["tokens"], dtype).tobytes()
+    return lab.stream("old", {"tokens": "bytes"}, {"tokens": data}, card=None)
+
+
+def chats(lab: Lab, responses: list[list[int]]) -> dict[str, Any]:
+    rows = [{"turns": [{"input_ids": [5, 6], "labels": r}]} for r in responses]
+    return lab.stream("chat", TURNS, {}, rows=rows, card=None)
+
+
+def first_missing(lab: Lab, delete: bool) -> Mix:
+    section = lab.web(shards=2)
+    if delete:
+        shard_file(section, 1).unlink()
+    return lab.text(web=section)
+
+
+def first_resized(lab: Lab, extra: bytes) -> Mix:
+    section = lab.web()
+    shard_file(section).write_bytes(shard_file(section).read_bytes() + extra)
+    return lab.text(web=section)
+
+
+def first_damaged(lab: Lab, is_damaged: bool) -> Mix:
+    section = lab.web(card=None)
+    if is_damaged:
+        data = bytearray(shard_file(section).read_bytes())
+        data[4:8] = b"\xff\xff\xff\x7f"
+        shard_file(section).write_bytes(data)
+    return lab.text(web=section)
+
+
+def unlike_shards(lab: Lab, encoding: str) -> Mix:
+    def change(tree: dict[str, Any]) -> None:
+        tree["shards"][1]["column_encodings"] = [encoding]
+
+    return lab.text(web=edit_index(lab.web(shards=2, card=None), change))
+
+
+def renamed(lab: Lab, name: str) -> Mix:
+    def change(tree: dict[str, Any]) -> None:
+        tree["shards"][1]["raw_data"]["basename"] = name
+
+    section = lab.web(shards=2, card=None)
+    return lab.text(web=edit_index(section, change))
+
+
+def formatted(lab: Lab, name: str) -> Mix:
+    def change(tree: dict[str, Any]) -> None:
+        tree["shards"][0]["format"] = name
+
+    return lab.text(web=edit_index(lab.web(card=None), change))
+
+
+def evals(lab: Lab, *labels: str) -> Mix:
+    section = {
+        "name": "text",
+        "dataset": {"max_seq_len": LENGTH, "streams": {"held": lab.web("held")}},
+        "num_workers": 2,
+        "drop_last": False,
+    }
+    entries = [section | ({"label": label} if label else {}) for label in labels]
+    return lab.text(web=lab.web(), loader={"top": {"eval_loader": entries}})
+
+
+def batched(lab: Lab, method: str, batch: int, *sizes: int) -> Mix:
+    streams = {f"s{i}": lab.web(f"s{i}", n=n) for i, n in enumerate(sizes)}
+    top = {"global_train_batch_size": batch}
+    return lab.text(dataset={"batching_method": method}, loader={"top": top}, **streams)
+
+
+def model(lab: Lab, **section: Any) -> Mix:
+    return lab.text(web=lab.web(), loader={"top": {"model": section}})
+
+
+Make = Callable[[Lab], Mix]
+CASES: dict[str, tuple[Make, Make]] = {
+    "columns-loader": (
+        lambda lab: lab.finetuning(web=lab.web(), chat=lab.chat()),
+        lambda lab: lab.finetuning(web=lab.chunks(), chat=lab.chat()),
+    ),
+    "columns-text-and-tokens": (
+        lambda lab: lab.text(web=lab.web(), raw=lab.stream("raw", {"text": "str"}, {"text": "a"})),
+        lambda lab: lab.text(web=lab.web(), raw=lab.web("raw")),
+    ),
+    "columns-exact": (
+        lambda lab: lab.finetuning(
+            raw=lab.stream("raw", RAW_PAIR | {"id": "str"}, RAW_ROW | {"id": "1"}, card=None)
+        ),
+        lambda lab: lab.finetuning(raw=lab.stream("raw", RAW_PAIR, RAW_ROW, card=None)),
+    ),
+    "columns-encoding": (
+        lambda lab: lab.text(raw=lab.stream("raw", {"text": "bytes"}, {"text": b"a"}, card=None)),
+        lambda lab: lab.text(raw=lab.stream("raw", {"text": "str"}, {"text": "a"}, card=None)),
+    ),
+    "columns-shards": (
+        lambda lab: unlike_shards(lab, "ndarray:int32"),
+        lambda lab: unlike_shards(lab, CONCAT["tokens"]),
+    ),
+    "columns-unsafe": (
+        lambda lab: lab.text(
+            web=lab.stream("web", CONCAT | {"x": "pkl"}, TOKEN_ROW | {"x": b"N."}, card=None)
+        ),
+        lambda lab: lab.text(
+            web=lab.stream("web", CONCAT | {"x": "pkl"}, TOKEN_ROW | {"x": b"N."}, card=None),
+            dataset={"allow_unsafe_types": True},
+        ),
+    ),
+    "columns-raw-and-tokenized": (
+        lambda lab: lab.finetuning(
+            raw=lab.stream("raw", RAW_PAIR, RAW_ROW, card=None), chat=lab.chat()
+        ),
+        lambda lab: lab.finetuning(raw=lab.stream("raw", RAW_PAIR, RAW_ROW, card=None)),
+    ),
+    "tokens-dtype": (
+        lambda lab: lab.text(old=in_bytes(lab, "int32")),
+        lambda lab: lab.text(old=in_bytes(lab, "int32"), dataset={"token_encoding_type": "int32"}),
+    ),
+    "id-vocabulary": (
+        lambda lab: lab.text(web=lab.web(card={"totals": {"largest_id": 512}})),
+        lambda lab: lab.text(web=lab.web(card={"totals": {"largest_id": 511}})),
+    ),
+    "rows-too-long": (
+        lambda lab: lab.text(web=lab.web(), dataset={"max_seq_len": LENGTH - 1}),
+        lambda lab: lab.text(web=lab.web()),
+    ),
+    "rows-cut": (
+        lambda lab: lab.finetuning(chat=lab.chat(card={"totals": {"longest": LENGTH + 1}})),
+        lambda lab: lab.finetuning(chat=lab.chat(card={"totals": {"longest": LENGTH}})),
+    ),
+    "rows-short": (
+        lambda lab: lab.text(web=lab.web(), dataset={"max_seq_len": 2 * LENGTH}),
+        lambda lab: lab.text(web=lab.web()),
+    ),
+    "rows-uneven": (
+        lambda lab: lab.text(
+            docs=lab.stream(
+                "docs", {"tokens": "ndarray:uint16"}, TOKEN_ROW, card={"layout": "document"}
+            )
+        ),
+        lambda lab: lab.text(docs=lab.stream("docs", {"tokens": "ndarray:uint16"}, TOKEN_ROW)),
+    ),
+    "pad-missing": (
+        lambda lab: with_tokenizer(
+            lab.text(
+                docs=lab.stream(
+                    "docs", {"tokens": "ndarray:uint16"}, TOKEN_ROW, card={"layout": "document"}
+                )
+            ),
+            pad_id=None,
+        ),
+        lambda lab: with_tokenizer(lab.text(web=lab.web()), pad_id=None),
+    ),
+    "separator-absent": (
+        lambda lab: lab.text(
+            web=lab.stream("web", CONCAT, {"tokens": [5] * LENGTH}, card={"add_eos": False}),
+            dataset={"eos_token_id": 0},
+        ),
+        lambda lab: lab.text(web=lab.web(card=None), dataset={"eos_token_id": 0}),
+    ),
+    "sample-unusable": (
+        lambda lab: lab.finetuning(chat=chats(lab, [[7, 0], []])),
+        lambda lab: lab.finetuning(chat=chats(lab, [[7, 0], [7]])),
+    ),
+    "tokenizer-differs": (
+        lambda lab: lab.text(web=lab.web(card={"tokenizer": card(hash="b" * 32)})),
+        lambda lab: lab.text(web=lab.web()),
+    ),
+    "template-differs": (
+        lambda lab: lab.finetuning(
+            chat=lab.chat(
+                card={"fields": {"messages": "m"}, "tokenizer": card(chat_template_hash="c")}
+            )
+        ),
+        lambda lab: lab.finetuning(chat=lab.chat(card={"fields": {"messages": "m"}})),
+    ),
+    "tokenizer-unknown": (
+        lambda lab: lab.text(web=lab.web(card=None)),
+        lambda lab: lab.text(web=lab.web()),
+    ),
+    "tokenizer-unseen": (
+        lambda lab: dataclasses.replace(lab.text(web=lab.web()), tokenizer_problem="not here"),
+        lambda lab: lab.text(web=lab.web()),
+    ),
+    "tokenizer-lone-file": (
+        lambda lab: lab.text(
+            web=lab.web(), loader={"top": {"tokenizer": {"name": "none/tokenizer.json"}}}
+        ),
+        lambda lab: lab.text(web=lab.web(), loader={"top": {"tokenizer": {"name": ""}}}),
+    ),
+    "eos-missing": (
+        lambda lab: with_tokenizer(lab.text(web=lab.web()), eos_id=None),
+        lambda lab: lab.text(web=lab.web()),
+    ),
+    "pad-eos-text": (
+        lambda lab: with_tokenizer(lab.text(web=lab.web()), pad_id=0),
+        lambda lab: lab.text(web=lab.web()),
+    ),
+    "pad-eos-finetuning": (
+        lambda lab: with_tokenizer(lab.finetuning(web=lab.chunks()), pad_id=0),
+        lambda lab: lab.finetuning(web=lab.chunks()),
+    ),
+    "separator-differs": (
+        lambda lab: lab.text(web=lab.web(), dataset={"eos_token_id": 5}),
+        lambda lab: lab.text(web=lab.web(), dataset={"eos_token_id": 0}),
+    ),
+    "format-differs": (
+        lambda lab: lab.finetuning(
+            chat=lab.chat(card={"decoder_only_format": False}),
+        ),
+        lambda lab: lab.finetuning(chat=lab.chat()),
+    ),
+    "format-pretraining": (
+        lambda lab: lab.finetuning(web=lab.chunks(), dataset={"decoder_only_format": False}),
+        lambda lab: lab.finetuning(web=lab.chunks()),
+    ),
+    "targets-narrower": (
+        lambda lab: lab.finetuning(chat=lab.chat(card={"target_prompts": "length>=4"})),
+        lambda lab: lab.finetuning(
+            chat=lab.chat(card={"target_prompts": "length>=4"}),
+            dataset={"target_prompts": "length>=4"},
+        ),
+    ),
+    "targets-wider": (
+        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"target_responses": "all"}),
+        lambda lab: lab.finetuning(chat=lab.chat()),
+    ),
+    "targets-compact": (
+        lambda lab: lab.finetuning(
+            chat=lab.chat(card={"compact": True}), dataset={"target_prompts": "all"}
+        ),
+        lambda lab: lab.finetuning(chat=lab.chat(card={"compact": True})),
+    ),
+    "targets-invalid": (
+        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"target_prompts": "some"}),
+        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"target_prompts": "all"}),
+    ),
+    "packing-invalid": (
+        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"packing_ratio": 0.5}),
+        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"packing_ratio": "auto"}),
+    ),
+    "documents-unseparated": (
+        lambda lab: lab.finetuning(web=lab.chunks()),
+        lambda lab: lab.finetuning(
+            web=lab.stream("web", PAIR, PAIR_ROW, card={"layout": "document"})
+        ),
+    ),
+    "weights-scheme": (
+        lambda lab: lab.text(web=lab.web() | {"proportion": 0.5}, docs=lab.web("docs")),
+        lambda lab: lab.text(web=lab.web() | {"repeat": 0.5}, docs=lab.web("docs")),
+    ),
+    "weights-number": (
+        lambda lab: lab.text(web=lab.web() | {"repeat": "0.5"}),
+        lambda lab: lab.text(web=lab.web() | {"repeat": 0.5}),
+    ),
+    "weights-epoch-size": (
+        lambda lab: lab.text(web=lab.web() | {"repeat": 1}, dataset={"epoch_size": 10}),
+        lambda lab: lab.text(web=lab.web() | {"proportion": 1}, dataset={"epoch_size": "1k"}),
+    ),
+    "weights-zero": (
+        lambda lab: lab.text(web=lab.web() | {"repeat": 0.02}, docs=lab.web("docs")),
+        lambda lab: lab.text(web=lab.web() | {"repeat": 0.03}, docs=lab.web("docs")),
+    ),
+    "weights-off": (
+        lambda lab: lab.text(web=lab.web() | {"choose": 0}, docs=lab.web("docs")),
+        lambda lab: lab.text(web=lab.web() | {"choose": 1}, docs=lab.web("docs")),
+    ),
+    "weights-repeated": (
+        lambda lab: lab.text(web=lab.web() | {"repeat": 4.1}),
+        lambda lab: lab.text(web=lab.web() | {"repeat": 4}),
+    ),
+    "weights-tokens": (
+        lambda lab: lab.text(
+            web=lab.web(),
+            short=lab.stream("short", {"tokens": "ndarray:uint16:2"}, {"tokens": [5, 0]}),
+        ),
+        lambda lab: lab.text(
+            web=lab.web(),
+            short=lab.stream("short", {"tokens": "ndarray:uint16:4"}, {"tokens": [5, 6, 7, 0]}),
+        ),
+    ),
+    "shuffle-off": (
+        lambda lab: lab.text(web=lab.web(), docs=lab.web("docs"), dataset={"shuffle": False}),
+        lambda lab: lab.text(web=lab.web(), dataset={"shuffle": False}),
+    ),
+    "epoch-too-small": (
+        lambda lab: batched(lab, "random", 41, 40),
+        lambda lab: batched(lab, "random", 40, 40),
+    ),
+    "canonical-nodes": (
+        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"num_canonical_nodes": 41}),
+        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"num_canonical_nodes": 40}),
+    ),
+    "batching-infeasible": (
+        lambda lab: batched(lab, "per_stream", 8, 40, 7),
+        lambda lab: batched(lab, "per_stream", 8, 40, 8),
+    ),
+    "batching-drops": (
+        lambda lab: batched(lab, "per_stream", 8, 41),
+        lambda lab: batched(lab, "per_stream", 8, 40),
+    ),
+    "batching-clips": (
+        lambda lab: batched(lab, "stratified", 8, 100, 10),
+        lambda lab: batched(lab, "stratified", 4, 30, 10),
+    ),
+    "shard-missing": (
+        lambda lab: first_missing(lab, True),
+        lambda lab: first_missing(lab, False),
+    ),
+    "shard-size": (lambda lab: first_resized(lab, b"x"), lambda lab: first_resized(lab, b"")),
+    "shard-damaged": (
+        lambda lab: first_damaged(lab, True),
+        lambda lab: first_damaged(lab, False),
+    ),
+    "validate-hash": (
+        lambda lab: lab.text(web=lab.web(), dataset={"validate_hash": "sha1"}),
+        lambda lab: lab.text(web=lab.web(), dataset={"validate_hash": "xxh128"}),
+    ),
+    "local-duplicate": (
+        lambda lab: lab.text(web=lab.web(), again=lab.web()),
+        lambda lab: lab.text(web=lab.web(), again=lab.web("again")),
+    ),
+    "local-unset": (
+        lambda lab: lab.text(web={"remote": lab.web()["local"], "split": "train"}),
+        lambda lab: lab.text(web=lab.web()),
+    ),
+    "index-stale": (
+        lambda lab: cached(lab, b'{"version": 2, "shards": []}'),
+        lambda lab: cached(lab, None),
+    ),
+    "cache-limit-local": (
+        lambda lab: lab.text(web=lab.web(), dataset={"cache_limit": "1gb"}),
+        lambda lab: lab.text(
+            web=remote(lab.web(), str(lab.home / "cache")), dataset={"cache_limit": "1gb"}
+        ),
+    ),
+    "cache-limit-small": (
+        lambda lab: lab.text(web=lab.web(), dataset={"cache_limit": "1kb"}),
+        lambda lab: lab.text(web=lab.web(), dataset={"cache_limit": "1mb"}),
+    ),
+    "download-retry": (
+        lambda lab: lab.text(web=lab.web(), dataset={"download_retry": 0}),
+        lambda lab: lab.text(web=lab.web() | {"download_retry": 1}, dataset={"download_retry": 0}),
+    ),
+    "publication-interrupted": (
+        lambda lab: lab.text(web=lab.web(card={"index_hash": "0" * 32})),
+        lambda lab: lab.text(web=lab.web()),
+    ),
+    "manifest-contradicts": (
+        lambda lab: lab.text(web=lab.web(card={"totals": {"samples": 41}})),
+        lambda lab: lab.text(web=lab.web()),
+    ),
+    "index-empty": (
+        lambda lab: lab.text(web=lab.web(n=0), docs=lab.web("docs")),
+        lambda lab: lab.text(web=lab.web(n=1), docs=lab.web("docs")),
+    ),
+    "shard-basenames": (
+        lambda lab: renamed(lab, "shard.00000.mds"),
+        lambda lab: renamed(lab, "shard.00001.mds"),
+    ),
+    "shard-format": (lambda lab: formatted(lab, "jsonl"), lambda lab: formatted(lab, "mds")),
+    "loader-unknown": (
+        lambda lab: lab.text(web=lab.web(), loader={"name": "denoising"}),
+        lambda lab: lab.text(web=lab.web()),
+    ),
+    "key-dropped": (
+        lambda lab: lab.text(web=lab.web(), dataset={"packing_ratio": 2}),
+        lambda lab: lab.text(web=lab.web(), dataset={"predownload": 2}),
+    ),
+    "key-rejected": (
+        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"eos_token_id": 0}),
+        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"pad_to_longest": True}),
+    ),
+    "key-missing": (
+        lambda lab: lab.text(web=lab.web(), loader={"drop_last": ...}),
+        lambda lab: lab.finetuning(chat=lab.chat(), loader={"drop_last": ...}),
+    ),
+    "streams-and-remote": (
+        lambda lab: lab.text(web=lab.web(), dataset={"remote": "s3://bucket/web"}),
+        lambda lab: lab.text(web=lab.web()),
+    ),
+    "streams-none": (
+        lambda lab: lab.text(dataset={"streams": {}}),
+        lambda lab: lab.text(dataset={"streams": ...} | lab.web()),
+    ),
+    "split-inherited": (
+        lambda lab: lab.text(web={"local": lab.web()["local"]}, dataset={"split": "train"}),
+        lambda lab: lab.text(web=lab.web(), dataset={"split": "train"}),
+    ),
+    "eval-label": (lambda lab: evals(lab, "held", ""), lambda lab: evals(lab, "held", "other")),
+    "length-invalid": (
+        lambda lab: lab.text(web=lab.web(), dataset={"max_seq_len": ...}),
+        lambda lab: lab.text(web=lab.web()),
+    ),
+    "length-model": (
+        lambda lab: model(lab, max_seq_len=LENGTH - 1),
+        lambda lab: model(lab, max_seq_len=LENGTH),
+    ),
+    "length-differs": (
+        lambda lab: model(lab, max_seq_len=LENGTH + 1),
+        lambda lab: model(lab, max_seq_len=LENGTH),
+    ),
+    "workers": (
+        lambda lab: lab.text(web=lab.web(), loader={"num_workers": 0}),
+        lambda lab: lab.text(
+            web=lab.web(),
+            loader={"num_workers": 0, "prefetch_factor": None, "persistent_workers": False},
+        ),
+    ),
+    "setting-value": (
+        lambda lab: lab.text(web=lab.web(), dataset={"shuffle_algo": "py3"}),
+        lambda lab: lab.text(web=lab.web(), dataset={"shuffle_algo": "py1s"}),
+    ),
+    "sequence-parallel": (
+        lambda lab: lab.text(web=lab.web(), dataset={"seq_parallel_replication": 2}),
+        lambda lab: lab.text(web=lab.web(), dataset={"seq_parallel_replication": 1}),
+    ),
+    "model-encoder": (
+        lambda lab: model(lab, name="hf_t5"),
+        lambda lab: model(lab, name="mpt_causal_lm"),
+    ),
+}
+
+
+def ids(found: list[Finding]) -> set[str]:
+    return {finding.id for finding in found}
+
+
+@pytest.mark.parametrize("id", CASES)
+def test_fires_on_what_is_wrong_and_on_nothing_else(id: str, tmp_path: Path) -> None:
+    wrong, right = CASES[id]
+    found = [f for f in findings(wrong(Lab(tmp_path / "wrong"))) if f.id == id]
+    assert found, "the check did not fire"
+    assert all(f.message and f.why.endswith(".") and f.fix.endswith(".") for f in found)
+    assert id not in ids(findings(right(Lab(tmp_path / "right"))))
+
+
+def test_every_check_has_a_case_and_a_row_in_the_readme() -> None:
+    assert list(CASES) == list(CHECKS)
+    rows = re.findall(r"^\| `([a-z-]+)` \| (error|warning|note) \|", WRITTEN.read_text(), re.M)
+    assert rows == [(check.id, check.severity) for check in CHECKS.values()]
+
+
+def test_a_right_mix_of_both_kinds_has_no_error_and_no_warning(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    found = findings(lab.finetuning(web=lab.chunks(), chat=lab.chat()))
+    assert ids(found) == {"documents-unseparated"}
+
+
+@pytest.mark.parametrize("loader", ["text", "finetuning"])
+def test_the_two_kinds_together_are_refused_with_the_ways_out(tmp_path: Path, loader: str) -> None:
+    lab = Lab(tmp_path)
+    mix = getattr(lab, loader)(web=lab.web(), chat=lab.chat())
+    found = findings(mix)
+    assert is_refused(found)
+    text = str(next(f for f in found if f.id == "columns-loader"))
+    assert text.startswith("error columns-loader [")
+    for part in ("web", "chat", "tokens", "turns", "--reencode", "mdsmix.load"):
+        assert part in text
+
+
+def test_a_manifest_of_another_index_is_not_believed(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lying = {"index_hash": "0" * 32, "totals": {"largest_id": 9999}}
+    assert "id-vocabulary" not in ids(findings(lab.text(web=lab.web(card=lying))))
+
+
+@pytest.mark.parametrize(
+    ("columns", "row"),
+    [
+        ({"tokens": "ndarray:int32"}, TOKEN_ROW),
+        ({"tokens": "bytes"}, {"tokens": (9).to_bytes(8, "little") * LENGTH}),
+        ({"text": "str"}, {"text": "a document"}),
+    ],
+)
+def test_streams_of_other_tools_are_read_from_index_and_first_samples(
+    tmp_path: Path, columns: dict[str, str], row: dict[str, Any]
+) -> None:
+    lab = Lab(tmp_path)
+    mix = lab.text(old=lab.stream("old", columns, row, card=None))
+    assert not is_refused(findings(mix))
+
+
+def test_a_long_row_without_a_manifest_is_found_in_a_compressed_shard(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    row = {"tokens": list(range(5, 5 + LENGTH + 1))}
+    old = lab.stream("old", {"tokens": "ndarray:int32"}, row, card=None, compression="zstd:3")
+    assert "rows-too-long" in ids(findings(lab.text(old=old)))
+
+
+def test_a_stream_that_is_not_there_is_not_a_verdict(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable, match=r"index\.json"):
+        Lab(tmp_path).text(web={"local": str(tmp_path / "none"), "split": "train"})
