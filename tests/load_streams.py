@@ -55,7 +55,7 @@ def write_tokens(folder: Path, count: int, length: int = 8, **settings: Any) -> 
 
 
 def config(
-    streams: Mapping[str, Mapping[str, Any]], name: str = "finetuning", **dataset: Any
+    mixed: Mapping[str, Mapping[str, Any]], name: str = "finetuning", **dataset: Any
 ) -> dict[str, Any]:
     """A config for rows of 8 tokens; keywords of the loader are those that LLM-Foundry has there."""
     keys = ("num_workers", "drop_last", "prefetch_factor", "persistent_workers")
@@ -65,7 +65,7 @@ def config(
         "max_seq_len": 8,
         "train_loader": {
             "name": name,
-            "dataset": {"streams": dict(streams), "max_seq_len": "${max_seq_len}"}
+            "dataset": {"streams": dict(mixed), "max_seq_len": "${max_seq_len}"}
             | targets
             | dataset,
         }

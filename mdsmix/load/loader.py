@@ -38,7 +38,14 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         try:
             yield from super().__iter__()
         except MdsmixError as error:
+            self._stop_workers()
             _raise_plainly(error)
+
+    def _stop_workers(self) -> None:
+        """Workers that live from epoch to epoch end with an error; the next pass starts others."""
+        if self._iterator is not None:
+            self._iterator._shutdown_workers()
+            self._iterator = None
 
     def _get_batch_size(self, batch: Batch) -> int:
         """Samples behind a batch. When packing this is what was drawn for it; rows still waiting in bins are lost on resuming."""
@@ -206,6 +213,6 @@ def _raise_plainly(error: MdsmixError) -> NoReturn:
     *traceback, last = str(error).strip().splitlines()
     if not traceback:
         raise error
-    # Torch's own frames hold the error that holds them. In such a cycle the queues to the workers are collected before
-    # the workers are told to stop, and torch waits 5 s for each of them.
+    # Torch's own frames hold the error that holds them, and with it the workers of this pass. Collected as a cycle, their
+    # queues go before they are told to stop, and torch waits 5 s for each.
     raise type(error)(last.partition(": ")[2]) from error.with_traceback(None)

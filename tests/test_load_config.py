@@ -1,0 +1,149 @@
+"""What a rendered YAML, an LLM-Foundry config and a mapping say comes out the same; what no one would read is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.errors import RecipeError
+from mdsmix.load.config import read_settings
+from mdsmix.load.stream import BEST_HASH
+from tests.load_streams import config
+
+WEB = {"web": {"local": "web", "split": "train", "repeat": 0.5}}
+
+FOUNDRY = """
+variables: {max_seq_len: 128, data: ./mix}
+max_seq_len: ${variables.max_seq_len}
+model: {name: mpt_causal_lm, token: '${oc.env:SURELY_NOT_SET}'}
+tokenizer: {name: ./tok, kwargs: {model_max_length: '${max_seq_len}'}}
+train_loader:
+  name: finetuning
+  dataset:
+    streams:
+      web: {local: '${variables.data}/web', remote: s3://mix/web, split: train, proportion: 0.3}
+      faq: {local: '${variables.data}/faq', remote: s3://mix/faq, split: train, proportion: 0.7}
+    max_seq_len: ${max_seq_len}
+    decoder_only_format: true
+    target_prompts: LENGTH>=20
+    shuffle: true
+    packing_ratio: 2
+  drop_last: true
+  num_workers: 8
+eval_loader:
+- {label: faq, name: finetuning, dataset: {streams: {faq: {local: a}}, max_seq_len: 8, decoder_only_format: true}}
+- {label: web, name: text, dataset: {local: b/web, max_seq_len: 8, validate_hash: sha1}}
+max_duration: 20ba
+"""
+
+
+@pytest.fixture
+def foundry(tmp_path: Path) -> Path:
+    path = tmp_path / "train.yaml"
+    path.write_text(FOUNDRY)
+    return path
+
+
+def test_a_foundry_config_is_read_and_only_the_loaders_part_is_resolved(foundry: Path) -> None:
+    settings = read_settings(foundry)
+    assert settings.streams["web"] == {
+        "local": "./mix/web",
+        "remote": "s3://mix/web",
+        "split": "train",
+        "proportion": 0.3,
+        "validate_hash": BEST_HASH,
+    }
+    assert settings.rows.max_seq_len == 128
+    assert settings.rows.targets == ("length>=20", "last")
+    assert settings.streaming == {"shuffle": True}
+    assert (settings.packing, settings.loader.num_workers, settings.loader.drop_last) == (
+        2,
+        8,
+        True,
+    )
+    assert settings.tokenizer is not None
+    assert settings.tokenizer.kwargs == {"model_max_length": 128}
+
+
+def test_an_eval_loader_is_named_by_its_label(foundry: Path) -> None:
+    assert list(read_settings(foundry, "eval_loader.faq").streams) == ["faq"]
+    alone = read_settings(foundry, "eval_loader.web")
+    assert alone.streams == {"web": {"local": "b/web", "validate_hash": "sha1"}}
+    with pytest.raises(RecipeError, match=r"eval_loader.<label> of faq, web"):
+        read_settings(foundry, "eval_loader")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "why"),
+    [
+        ({"shufle": True}, "shufle is not a key here; did you mean shuffle?"),
+        ({"target_prompts": "some"}, "target_prompts is 'some'"),
+        ({"target_prompts": "length>=0"}, "target_prompts is 'length>=0'"),
+        ({"target_responses": "first"}, "target_responses is 'first'"),
+        ({"decoder_only_format": None}, "decoder_only_format must be true or false"),
+        (
+            {"decoder_only_format": False, "target_prompts": "all"},
+            "allows only target_prompts: none",
+        ),
+        (
+            {"decoder_only_format": False, "packing_ratio": 2},
+            "packing_ratio is for name: finetuning",
+        ),
+        ({"packing_ratio": "auto"}, "this loader takes a number"),
+        ({"packing_ratio": 0.5}, "packing_ratio is 0.5"),
+        ({"max_leftover_bins_to_keep": 1}, "set packing_ratio too"),
+        ({"max_seq_len": "long"}, "it must be a whole number"),
+        ({"max_seq_len": 1}, "has no label"),
+        ({"eos_token_id": 0}, "belongs to name: text"),
+        ({"token_encoding_type": "float32"}, "must be an integer type"),
+        ({"token_encoding_type": "int65"}, "must be an integer type"),
+        ({"seq_parallel_replication": 2}, "not supported"),
+        ({"streams": {}}, "must hold either streams or remote and local"),
+        ({"local": "web"}, "must hold either streams or remote and local"),
+        ({"streams": {"web": {"local": "web", "repeats": 2}}}, "did you mean repeat?"),
+        ({"streams": {"web": "web"}}, "must be keys and values"),
+    ],
+)
+def test_what_cannot_be_right_is_one_sentence(dataset: dict[str, Any], why: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        read_settings(config(WEB, **dataset))
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "why"),
+    [
+        ({"eos_token_id": 0, "bos_token_id": 2}, "keep one"),
+        ({"packing_ratio": 2}, "packing_ratio is for name: finetuning"),
+        ({"pad_to_longest": True}, "are for name: finetuning"),
+    ],
+)
+def test_the_text_loader_refuses_what_it_would_not_read(dataset: dict[str, Any], why: str) -> None:
+    with pytest.raises(RecipeError, match=why):
+        read_settings(config(WEB, "text", **dataset))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a: [", "is not YAML"),
+        ("- a", "its top level must be keys and values"),
+        ("max_seq_len: 8", "There is no train_loader in the config; it holds max_seq_len"),
+        ("train_loader: {name: image, dataset: {}}", "it must be text or finetuning"),
+        ("train_loader: {name: text}", "dataset is missing"),
+        ("train_loader: '${nowhere}'", "is not a config that can be read"),
+    ],
+)
+def test_a_file_without_a_loader_is_refused(text: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        read_settings(tmp_path / "train.yaml")
+    assert why in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="none.yaml is not a config that can be read"):
+        read_settings(tmp_path / "none.yaml")

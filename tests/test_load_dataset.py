@@ -1,0 +1,152 @@
+"""A shard that fails reaches the training loop, named, with and without workers; nothing ends early, nothing hangs."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streaming.base.dataset import _ShardState
+
+from mdsmix.errors import MdsmixError, MixRefused, Unreachable
+from mdsmix.load import build_loader
+from mdsmix.load.loader import MixLoader
+from tests.load_streams import IDS, at_most, config, write_stream, write_tokens
+
+ROWS, SHARD = 24, "shard.00002.mds"
+BEFORE = [10, 18, 26, 34, 42, 50]
+"The first tokens of the rows that lie before that shard: all of them are delivered."
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
+
+
+@pytest.fixture(autouse=True)
+def _release_loaders() -> Iterator[None]:
+    """A worker forked later must not inherit the loaders of an earlier test."""
+    yield
+    gc.collect()
+
+
+def shards_of(folder: Path, **settings: Any) -> Path:
+    """A stream of 24 rows in shards of three rows or so."""
+    write_tokens(folder, ROWS, shard_bytes=260, **settings)
+    assert len(list(folder.glob("*.mds*"))) > 4
+    return folder
+
+
+def loader_of(stream: dict[str, Any], workers: int = 0, **settings: Any) -> MixLoader:
+    made = config({"web": stream}, "text", num_workers=workers, **settings)
+    return build_loader(made, batch_size=2, ids=IDS)
+
+
+def flip(path: Path) -> None:
+    """Changes one bit of the last token, which no decoder notices."""
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def first_error(loader: MixLoader) -> tuple[list[int], str]:
+    """The first tokens of the rows that came before the error, and its sentence."""
+    seen: list[int] = []
+    with at_most(30), pytest.raises(MdsmixError) as caught:
+        for batch in loader:
+            seen += batch["input_ids"][:, 0].tolist()
+    return seen, str(caught.value)
+
+
+@WORKERS
+@pytest.mark.parametrize("damage", [Path.unlink, truncate, flip])
+def test_a_damaged_shard_of_a_local_stream_is_named(
+    workers: int, damage: Any, tmp_path: Path
+) -> None:
+    damage(shards_of(tmp_path / "web") / SHARD)
+    seen, sentence = first_error(loader_of({"local": str(tmp_path / "web")}, workers))
+    assert sentence.startswith(f"Stream web: shard {SHARD} under {tmp_path}/web is lost or damaged")
+    assert "\n" not in sentence
+    assert seen == BEFORE, "the rows before the shard are delivered, whole batches of them"
+
+
+@WORKERS
+@pytest.mark.parametrize("damage", [Path.unlink, truncate, flip])
+def test_a_damaged_shard_of_a_remote_stream_is_named(
+    workers: int, damage: Any, tmp_path: Path
+) -> None:
+    damage(shards_of(tmp_path / "remote") / SHARD)
+    stream = {"remote": f"{tmp_path}/remote", "local": f"{tmp_path}/local", "download_retry": 1}
+    seen, sentence = first_error(loader_of(stream, workers))
+    assert sentence.startswith(f"Stream web: shard {SHARD} under {tmp_path}/remote is lost")
+    assert seen == BEFORE
+    assert not (tmp_path / "local" / SHARD).exists(), "no damaged copy stays in the cache"
+
+
+@WORKERS
+@pytest.mark.parametrize("damage", [truncate, flip])
+def test_a_damaged_copy_in_the_cache_is_fetched_again(
+    workers: int, damage: Any, tmp_path: Path
+) -> None:
+    shards_of(tmp_path / "remote")
+    shutil.copytree(tmp_path / "remote", tmp_path / "local")
+    damage(tmp_path / "local" / SHARD)
+    stream = {"remote": f"{tmp_path}/remote", "local": f"{tmp_path}/local"}
+    with at_most(30):
+        rows = [row for batch in loader_of(stream, workers) for row in batch["input_ids"].tolist()]
+    assert sorted(rows) == [list(range(10 + 8 * i, 18 + 8 * i)) for i in range(ROWS)]
+
+
+def test_a_compressed_shard_that_does_not_unpack_is_named(tmp_path: Path) -> None:
+    shards_of(tmp_path / "web", compression="zstd:3", hashes=())
+    truncate(tmp_path / "web" / f"{SHARD}.zstd")
+    assert f"shard {SHARD}" in first_error(loader_of({"local": f"{tmp_path}/web"}))[1]
+
+
+def test_without_hashes_a_shard_that_does_not_decode_is_named_with_its_row(tmp_path: Path) -> None:
+    rows = [{"turns": [{"input_ids": [10], "labels": [11]}]}] * 3
+    write_stream(tmp_path / "chat", {"turns": "json"}, rows, hashes=())
+    shard = tmp_path / "chat" / "shard.00000.mds"
+    shard.write_bytes(shard.read_bytes().replace(b'"labels"', b"'labels'"))
+    seen, sentence = first_error(loader_of({"local": f"{tmp_path}/chat"}))
+    assert (seen, "(row 0: " in sentence) == ([], True)
+
+
+def test_a_row_that_does_not_fit_the_settings_is_named(tmp_path: Path) -> None:
+    rows = [{"turns": [{"input_ids": [10], "labels": labels}]} for labels in ([11], [])]
+    write_stream(tmp_path / "chat", {"turns": "json"}, rows)
+    loader = build_loader(config({"chat": {"local": f"{tmp_path}/chat"}}), 1, ids=IDS)
+    with pytest.raises(
+        MixRefused, match=r"^Stream chat, shard shard.00000.mds, row 1: its last resp"
+    ):
+        list(loader)
+
+
+def test_a_failed_shard_keeps_nobody_waiting(tmp_path: Path) -> None:
+    (shards_of(tmp_path / "web") / SHARD).unlink()
+    dataset = loader_of({"local": f"{tmp_path}/web"}).dataset
+    dataset.prepare_shard(2, blocking=False)
+    assert dataset._shard_states[2] == _ShardState.LOCAL
+    with pytest.raises(Unreachable, match=SHARD):
+        dataset.prepare_shard(2)
+
+
+def test_room_that_cannot_be_made_gives_the_cache_lock_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards_of(tmp_path / "remote")
+    stream = {"remote": f"{tmp_path}/remote", "local": f"{tmp_path}/local"}
+    dataset = loader_of(stream, cache_limit=20_000).dataset
+    dataset.cache_usage = 20_000
+
+    def refuse() -> None:
+        raise ValueError("there are no shards present locally to evict")
+
+    monkeypatch.setattr(dataset, "_evict_coldest_shard", refuse)
+    with at_most(10):
+        dataset.prepare_shard(0, blocking=False)
+        dataset.prepare_shard(0)
+    assert (tmp_path / "local" / "shard.00000.mds").exists()

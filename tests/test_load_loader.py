@@ -1,0 +1,215 @@
+"""Streams of every column layout in one loader, drawn by weight, stopped and resumed without losing or repeating a row."""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mdsmix.errors import RecipeError
+from mdsmix.load import MixLoader, TokenIds, build_loader
+from tests.load_streams import EOS, IDS, PAD, at_most, config, write_stream, write_tokens
+
+X = -100
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
+
+
+@pytest.fixture(autouse=True)
+def _release_loaders() -> Iterator[None]:
+    """A worker forked later must not inherit the loaders of an earlier test."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def every_layout(tmp_path: Path) -> dict[str, dict[str, str]]:
+    """One row of 8 tokens or fewer in each layout; the first token tells them apart."""
+    pair = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
+    chunk = {"input_ids": "ndarray:uint16:1", "labels": "ndarray:uint16:7"}
+    row = np.arange(10, 18, dtype=np.uint16)
+    turns = [
+        {"input_ids": [60, 61], "labels": [62]},
+        {"input_ids": [63], "labels": [64, EOS]},
+    ]
+    written = {
+        "fixed": ({"tokens": "ndarray:uint16:8"}, {"tokens": row}),
+        "short": ({"tokens": "ndarray:int32"}, {"tokens": np.int32([20, 21, EOS])}),
+        "bytes": ({"tokens": "bytes"}, {"tokens": np.int64([30, 31]).tobytes()}),
+        "chunk": (chunk, {"input_ids": row[:1] + 30, "labels": row[1:] + 30}),
+        "pair": (pair, {"input_ids": np.int32([50, 51]), "labels": np.int32([52])}),
+        "chat": ({"turns": "json"}, {"turns": turns}),
+    }
+    for name, (columns, sample) in written.items():
+        write_stream(tmp_path / name, columns, [sample])
+    return {name: {"local": str(tmp_path / name)} for name in written}
+
+
+@WORKERS
+def test_every_layout_mixes_in_one_loader(workers: int, every_layout: dict[str, Any]) -> None:
+    with at_most(30):
+        batches = list(build_loader(config(every_layout, num_workers=workers), 2, ids=IDS))
+    for batch in batches:
+        assert {(t.dtype, tuple(t.shape[1:])) for t in batch.values()} == {(torch.int64, (8,))}
+    rows = {
+        int(ids[0]): (ids.tolist(), labels.tolist(), int(mask.sum()))
+        for batch in batches
+        for ids, labels, mask in zip(
+            batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True
+        )
+    }
+    full = list(range(10, 18))
+    assert rows == {
+        10: (full, full, 8),
+        20: ([20, 21, EOS, *[PAD] * 5], [20, 21, EOS, *[X] * 5], 3),
+        30: ([30, 31, *[PAD] * 6], [30, 31, *[X] * 6], 2),
+        40: (list(range(40, 48)), [X, *range(41, 48)], 8),
+        50: ([50, 51, 52, EOS, *[PAD] * 4], [X, X, 52, EOS, *[X] * 4], 4),
+        60: ([60, 61, 62, 63, 64, EOS, PAD, PAD], [X, X, X, X, 64, EOS, X, X], 6),
+    }
+
+
+def first_tokens(loader: MixLoader) -> list[int]:
+    return [t for batch in loader for t in batch["input_ids"][:, 0].tolist()]
+
+
+def test_weights_are_streamings(tmp_path: Path) -> None:
+    streams = {
+        "half": {"local": str(write_tokens(tmp_path / "a", 8)), "repeat": 0.5},
+        "twice": {"local": str(write_tokens(tmp_path / "b", 8, length=7)), "repeat": 2},
+        "three": {"local": str(write_tokens(tmp_path / "c", 8, length=6)), "choose": 3},
+    }
+    loader = build_loader(config(streams, "text", shuffle=True), 4, ids=IDS)
+    lengths = Counter(int(n) for batch in loader for n in batch["attention_mask"].sum(dim=1))
+    assert lengths == {8: 4, 7: 16, 6: 3}
+
+
+def test_proportions_share_an_epoch(tmp_path: Path) -> None:
+    streams = {
+        "a": {"local": str(write_tokens(tmp_path / "a", 8)), "proportion": 0.75},
+        "b": {"local": str(write_tokens(tmp_path / "b", 8, length=7)), "proportion": 0.25},
+    }
+    loader = build_loader(config(streams, "text", epoch_size=40), 4, ids=IDS)
+    lengths = Counter(int(n) for batch in loader for n in batch["attention_mask"].sum(dim=1))
+    assert lengths == {8: 30, 7: 10}
+
+
+@WORKERS
+def test_an_epoch_that_was_stopped_goes_on_where_it_was(workers: int, tmp_path: Path) -> None:
+    streams = {
+        "a": {"local": str(write_tokens(tmp_path / "a", 30)), "repeat": 2},
+        "b": {"local": str(write_tokens(tmp_path / "b", 20, length=7))},
+    }
+    settings = config(streams, "text", num_workers=workers, shuffle=True)
+    with at_most(60):
+        whole = first_tokens(build_loader(settings, 4, ids=IDS))
+        stopped = build_loader(settings, 4, ids=IDS)
+        batches = iter(stopped)
+        before = [t for _ in range(7) for t in next(batches)["input_ids"][:, 0].tolist()]
+        state = json.loads(json.dumps(stopped.state_dict()))
+        resumed = build_loader(settings, 4, ids=IDS)
+        resumed.load_state_dict(state)
+        after = first_tokens(resumed)
+        second = first_tokens(resumed)
+    assert state["sample_in_epoch"] == 28
+    assert (len(whole), len(before)) == (80, 28)
+    assert before + after == whole
+    assert len(second) == 80, "the next epoch starts at its beginning"
+    assert second != whole, "in another order"
+
+
+def test_a_packed_batch_counts_the_samples_that_it_drew(tmp_path: Path) -> None:
+    rows = [{"input_ids": np.int32([10 + i]), "labels": np.int32([5, EOS])} for i in range(12)]
+    columns = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
+    stream = {"local": str(write_stream(tmp_path / "a", columns, rows))}
+    settings = config({"a": stream}, packing_ratio=2)
+    loader = build_loader(settings, 2, ids=IDS)
+    batch = next(iter(loader))
+    assert batch["input_ids"].shape == (2, 8)
+    assert batch["sequence_id"][0].tolist() == [0, 0, 0, 1, 1, 1, -1, -1]
+    state = loader.state_dict()
+    assert state["sample_in_epoch"] == 4
+    resumed = build_loader(settings, 2, ids=IDS)
+    resumed.load_state_dict(state)
+    assert sorted(int(t) for b in resumed for t in b["input_ids"].flatten() if t >= 10) == list(
+        range(14, 22)
+    )
+
+
+def test_the_ids_come_from_the_configs_tokenizer(tokenizer_folder: Path, tmp_path: Path) -> None:
+    made = config({"a": {"local": str(write_tokens(tmp_path, 2, length=4))}}, "text")
+    batch = next(iter(build_loader(made | {"tokenizer": str(tokenizer_folder)}, 1)))
+    assert batch["input_ids"].tolist() == [[10, 11, 12, 13, 1, 1, 1, 1]]
+    with pytest.raises(RecipeError, match="names no tokenizer"):
+        build_loader(made, 1)
+
+
+def test_a_separator_that_is_not_the_tokenizers_is_refused(tmp_path: Path) -> None:
+    streams = {"a": {"local": str(write_tokens(tmp_path, 2))}}
+    with pytest.raises(RecipeError, match="eos_token_id is 9, the tokenizer's is 0"):
+        build_loader(config(streams, "text", eos_token_id=9), 1, ids=IDS)
+    with pytest.raises(RecipeError, match="neither a padding nor an EOS token"):
+        build_loader(config(streams), 1, ids=TokenIds(eos=None))
+
+
+@pytest.mark.parametrize(
+    ("stream", "dataset", "why"),
+    [
+        ({"repeat": 2}, {"epoch_size": 10}, "Streaming refuses it: Only provide"),
+        ({"repeat": "2"}, {}, "Streaming refuses it: "),
+        ({"remote": "ftp://x"}, {}, "Streaming refuses it: Unsupported remote path"),
+        ({}, {"batching_method": "any"}, "Streaming refuses it: Invalid batching method"),
+    ],
+)
+def test_what_streaming_refuses_is_one_sentence(
+    stream: dict[str, Any], dataset: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    streams = {"a": {"local": str(write_tokens(tmp_path, 2))} | stream}
+    with pytest.raises(RecipeError, match=why):
+        build_loader(config(streams, "text", **dataset), 1, ids=IDS)
+
+
+def test_a_cache_folder_in_use_is_refused_until_its_loader_is_gone(tmp_path: Path) -> None:
+    remote = write_tokens(tmp_path / "remote", 4)
+    settings = config({"a": {"remote": str(remote), "local": f"{tmp_path}/local"}}, "text")
+    first = build_loader(settings, 2, ids=IDS)
+    with pytest.raises(RecipeError, match="is in use"):
+        build_loader(settings, 2, ids=IDS)
+    assert len(first_tokens(first)) == 4, "the loader that lives was left alone"
+    del first
+    gc.collect()
+    assert len(first_tokens(build_loader(settings, 2, ids=IDS))) == 4
+
+
+KILLED = """
+import json, os, signal, sys
+from mdsmix.load import TokenIds, build_loader
+loader = build_loader(json.loads(sys.argv[1]), 2, ids=TokenIds(eos=0, pad=1))
+next(iter(loader))
+# Streaming's memory survives only when Python's own tracker dies with the run, as in a killed pod.
+from multiprocessing import resource_tracker
+os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_run_does_not_lock_its_cache_folder(tmp_path: Path) -> None:
+    remote = write_tokens(tmp_path / "remote", 4)
+    settings = config({"a": {"remote": str(remote), "local": f"{tmp_path}/local"}}, "text")
+    command = [sys.executable, "-c", KILLED, json.dumps(settings)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    notes = [
+        p for p in Path("/dev/shm").glob("*_locals") if str(tmp_path).encode() in p.read_bytes()
+    ]
+    assert notes, "the run left its note behind"
+    assert len(first_tokens(build_loader(settings, 2, ids=IDS))) == 4

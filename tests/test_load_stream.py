@@ -1,0 +1,72 @@
+"""The index is judged when the loader is built: missing, empty, hostile, or without the hash that is asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.errors import MdsmixError, RecipeError, Unreachable
+from mdsmix.load import build_loader
+from tests.load_streams import IDS, config, write_tokens
+
+
+def build(stream: dict[str, Any], **dataset: Any) -> Any:
+    return build_loader(config({"web": stream}, "text", **dataset), batch_size=2, ids=IDS).dataset
+
+
+def refusal(kind: type[MdsmixError], stream: dict[str, Any], **dataset: Any) -> str:
+    with pytest.raises(kind) as caught:
+        build(stream, **dataset)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("side", ["local", "remote"])
+def test_a_missing_stream_is_one_sentence(side: str, tmp_path: Path) -> None:
+    stream = {side: f"{tmp_path}/none", "split": "train", "download_retry": 1}
+    sentence = refusal(Unreachable, {"local": f"{tmp_path}/local"} | stream)
+    assert sentence.startswith(f"Stream web: index.json under {tmp_path}/none/train cannot be used")
+
+
+@pytest.mark.parametrize(
+    ("index", "why"),
+    [
+        ("{", "cannot be used"),
+        ('{"version": 1, "shards": []}', "cannot be used"),
+        ('{"version": 2}', "cannot be used"),
+        ('{"version": 2, "shards": []}', "lists no samples"),
+    ],
+)
+def test_an_index_that_says_nothing_is_refused(index: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text(index)
+    assert why in refusal(Unreachable, {"local": str(tmp_path)})
+
+
+@pytest.mark.parametrize("basename", ["../shard.00000.mds", "/shard.00000.mds", "a/../../b.mds"])
+def test_an_index_that_points_outside_its_folder_is_refused(basename: str, tmp_path: Path) -> None:
+    index = write_tokens(tmp_path, 4) / "index.json"
+    tree = json.loads(index.read_text())
+    tree["shards"][0]["raw_data"]["basename"] = basename
+    index.write_text(json.dumps(tree))
+    assert "outside its own folder" in refusal(Unreachable, {"local": str(tmp_path)})
+
+
+def test_a_hash_that_the_index_lacks_is_refused(tmp_path: Path) -> None:
+    write_tokens(tmp_path, 4, hashes=("sha1",))
+    local = {"local": str(tmp_path)}
+    assert "hold sha1" in refusal(RecipeError, local, validate_hash="xxh64")
+    assert "hold sha1" in refusal(RecipeError, local | {"validate_hash": "md5"})
+
+
+def test_the_fastest_hash_that_the_index_holds_is_checked_where_the_yaml_does_not_say(
+    tmp_path: Path,
+) -> None:
+    local = {"local": str(write_tokens(tmp_path / "two", 4, hashes=("sha1", "xxh64")))}
+    assert build(local).streams[0].validate_hash == "xxh64"
+    assert build(local, validate_hash="sha1").streams[0].validate_hash == "sha1"
+    assert build(local, validate_hash=None).streams[0].validate_hash is None
+    bare = {"local": str(write_tokens(tmp_path / "none", 4, hashes=()))}
+    assert build(bare).streams[0].validate_hash is None
