@@ -97,7 +97,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is Any:
         return True
     if typing.get_origin(hint) is Literal:
-        return value in typing.get_args(hint) and not isinstance(value, bool)
+        return any(value == arg and type(value) is type(arg) for arg in typing.get_args(hint))
     if hint in (int, float) and isinstance(value, bool):
         return False
     return isinstance(value, typing.get_origin(hint) or hint)

@@ -16,19 +16,37 @@ def convert(
     ] = None,
     only: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(metavar="STREAM", help="Convert this stream only; may be repeated.", rich_help_panel="What"),
+        typer.Option(
+            metavar="STREAM",
+            help="Convert this stream only; may be repeated.",
+            rich_help_panel="What",
+        ),
     ] = None,
     limit: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=1, metavar="N", help="Only the first N records of each stream, published under <stream>/limit-N/.", rich_help_panel="What"),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Only the first N records of each stream, published under <stream>/limit-N/.",
+            rich_help_panel="What",
+        ),
     ] = None,
     reencode: Annotated[
         bool,
-        typer.Option("--reencode", help="Allow replacing published streams whose columns or sources are others.", rich_help_panel="What"),
+        typer.Option(
+            "--reencode",
+            help="Allow replacing published streams whose columns or sources are others.",
+            rich_help_panel="What",
+        ),
     ] = False,
     workers: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=1, metavar="N", help="Processes [default: one per processor]. Shapes no byte.", rich_help_panel="How"),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Processes [default: one per processor]. Shapes no byte.",
+            rich_help_panel="How",
+        ),
     ] = None,
 ) -> None:
     """Convert every stream of RECIPE that has a source, and publish it.
@@ -44,6 +62,11 @@ def convert(
     loaded = load_recipe(recipe, overrides or ())
     with watching() as watcher:
         outcomes = convert_recipe(
-            loaded, only=only or (), limit=limit, reencode=reencode, workers=workers, watcher=watcher
+            loaded,
+            only=only or (),
+            limit=limit,
+            reencode=reencode,
+            workers=workers,
+            watcher=watcher,
         )
     print_summary(outcomes)

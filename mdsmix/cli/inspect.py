@@ -8,11 +8,18 @@ import typer
 
 
 def inspect(
-    stream: Annotated[str, typer.Argument(help="A published stream: a folder or s3:// URL.", show_default=False)],
-    samples: Annotated[int, typer.Option("-n", "--samples", min=0, metavar="N", help="Samples to show.")] = 3,
+    stream: Annotated[
+        str, typer.Argument(help="A published stream: a folder or s3:// URL.", show_default=False)
+    ],
+    samples: Annotated[
+        int, typer.Option("-n", "--samples", min=0, metavar="N", help="Samples to show.")
+    ] = 3,
     tokenizer: Annotated[
         Optional[str],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
-        typer.Option(metavar="NAME", help="Decode with this tokenizer [default: the one that made it, if known here]."),
+        typer.Option(
+            metavar="NAME",
+            help="Decode with this tokenizer [default: the one that made it, if known here].",
+        ),
     ] = None,
 ) -> None:
     """Show the manifest of STREAM as a table and its first samples, trained tokens in ⟦ ⟧."""
@@ -42,11 +49,21 @@ def inspect(
     responses = manifest.encoding.target_responses if manifest else "last"
     for number, sample in enumerate(read_head(folder, index.shards[0], samples)):
         console.rule(f"sample {number}", align="left")
-        text = marked(segments(sample, prompts, responses), decode) if _has_tokens(sample) else str(sample)
+        text = (
+            marked(segments(sample, prompts, responses), decode)
+            if _has_tokens(sample)
+            else str(sample)
+        )
         console.print(text, markup=False)
 
 
 def _has_tokens(sample: dict[str, object]) -> bool:
     """Whether the layout is one of ours: bytes columns and raw text are shown as they are."""
-    columns = ("turns",) if "turns" in sample else ("tokens",) if "tokens" in sample else ("input_ids", "labels")
+    columns = (
+        ("turns",)
+        if "turns" in sample
+        else ("tokens",)
+        if "tokens" in sample
+        else ("input_ids", "labels")
+    )
     return all(name in sample and not isinstance(sample[name], bytes) for name in columns)

@@ -52,7 +52,8 @@ def run() -> None:
             raise
         detail = f"{type(error).__name__}: {error}".splitlines()[0]
         _end(
-            f"error: mdsmix itself failed ({detail}); MDSMIX_DEBUG=1 shows where, please report it.", 1
+            f"error: mdsmix itself failed ({detail}); MDSMIX_DEBUG=1 shows where, please report it.",
+            1,
         )
 
 

@@ -46,7 +46,8 @@ class JoinedRows:
 
     def add_tokens(self, tokens: NDArray[Any]) -> None:
         self._tokens += memoryview(np.ascontiguousarray(tokens)).cast("B")
-        self._largest = max(self._largest, int(tokens.max(initial=-1)))
+        if len(tokens):
+            self._largest = max(self._largest, int(tokens.max()))
 
     def finish(self) -> tuple[Rows, Totals, NDArray[Any]]:
         width = self._job.encoding.max_seq_len

@@ -55,7 +55,9 @@ def _run_processes(
         for worker in crew:
             _give(worker, tasks, waiting)
         while busy := [w for w in crew if w.task is not None]:
-            for worker in (w for ready in wait([w.pipe for w in busy]) for w in busy if w.pipe is ready):
+            for worker in (
+                w for ready in wait([w.pipe for w in busy]) for w in busy if w.pipe is ready
+            ):
                 kind, *message = _receive(worker)
                 if kind == "told":
                     told(*message)

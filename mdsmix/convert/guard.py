@@ -5,7 +5,7 @@ from __future__ import annotations
 from mdsmix.convert.job import Job
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
-from mdsmix.shards.manifest import Manifest, SourceFile, read_manifest
+from mdsmix.shards.manifest import Manifest, read_manifest
 
 
 def published_manifest(job: Job, reencode: bool) -> Manifest | None:
@@ -27,7 +27,7 @@ def published_manifest(job: Job, reencode: bool) -> Manifest | None:
     return manifest
 
 
-def refuse_replacing(job: Job, manifest: Manifest, sources: list[SourceFile]) -> None:
+def refuse_replacing(job: Job, manifest: Manifest, sources: list[str]) -> None:
     """RecipeError where the new stream would not be a new version of the old one, but another stream in its place."""
     if manifest.encoding.columns.keys() != job.encoding.columns.keys():
         raise RecipeError(
@@ -36,7 +36,7 @@ def refuse_replacing(job: Job, manifest: Manifest, sources: list[SourceFile]) ->
             f"{job.encoding.loader} loader: all {manifest.records.read:,} records, {manifest.totals.tokens:,} tokens, "
             "are to be encoded again; pass --reencode if that is meant."
         )
-    old, new = {s.path for s in manifest.sources}, {s.path for s in sources}
+    old, new = {s.path for s in manifest.sources}, set(sources)
     if not old & new:
         raise RecipeError(
             f"stream {job.name}: {job.target} holds a stream made of {_listed(sorted(old))}, none of which is "

@@ -108,5 +108,7 @@ def _day(stream: StreamSpec, tokenizer: Tokenizer) -> str | None:
     """The day that the chat template prints, asked for once; None where it prints none."""
     from mdsmix.encode.chat import open_template, today
 
-    template = open_template(tokenizer.chat_template, tokenizer.template_variables, stream.date_string)
+    template = open_template(
+        tokenizer.chat_template, tokenizer.template_variables, stream.date_string
+    )
     return (stream.date_string or today()) if template.prints_date else None

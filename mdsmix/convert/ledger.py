@@ -28,12 +28,14 @@ class UnitRecord:
     """What a work unit came to."""
 
     key: str
-    content: str
-    "Hash of the bytes that the unit owns."
     backend: str
     shards: list[Shard]
     totals: Totals
     records: Records
+    size: int = 0
+    "Uncompressed source bytes."
+    lines: int = 0
+    "Lines of the source that the unit owns: where the next unit of a file begins."
     leftover: str = ""
     "Concat: the tokens behind the last full row, as bytes in base64; less than one row."
 

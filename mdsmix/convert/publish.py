@@ -12,7 +12,7 @@ from mdsmix.convert.shardfiles import store_shards
 from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
-from mdsmix.shards.index import Shard, StoredFile, make_index
+from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index
 from mdsmix.shards.manifest import (
     FORMAT_VERSION,
     Manifest,
@@ -53,6 +53,21 @@ def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile]) -> Man
     return manifest
 
 
+def is_published(job: Job, manifest: Manifest, keys: list[str] | None) -> bool:
+    """Whether the manifest at the target says just these units, and the index is the one it names."""
+    if keys is None:
+        return False
+    last = [leftover_key(job, keys)] if job.is_concat else []
+    parts = [part.key for part in manifest.parts]
+    if parts not in (keys, keys + last) or manifest.tool_version != __version__:
+        return False
+    index = job.folder / index_file.BASENAME
+    return (
+        index.stat() is not None
+        and parse_index(index.read(), index.url).hash == manifest.index_hash
+    )
+
+
 def tokenizer_card(job: Job) -> TokenizerCard:
     """What the manifest says of the tokenizer."""
     tokenizer = job.tokenizer
@@ -84,7 +99,6 @@ def _join_leftovers(job: Job, units: list[UnitRecord]) -> UnitRecord | None:
         return None
     return UnitRecord(
         key=leftover_key(job, [unit.key for unit in units]),
-        content="",
         backend="",
         shards=store_shards(job.folder, job.layout, full),
         totals=replace(totals, lost_tokens=len(rest)),

@@ -1,32 +1,33 @@
 """A recipe's streams, one after the other: plan, do what is not done, publish.
 
-What a source file held is remembered by its size and stamp, so a second run reads nothing: it compares keys. Streams
-are converted in turn rather than together, so that a stream is published as soon as it can be, and one tokenizer
-backend's failure concerns one stream.
+A second run reads no source: it stats the files and compares keys. Streams are converted in turn rather than together,
+so that each is published as soon as it can be, and what goes wrong in one leaves the finished ones published.
 """
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import xxhash
 
 from mdsmix import sources
 from mdsmix.convert import engine
 from mdsmix.convert.guard import published_manifest, refuse_replacing
 from mdsmix.convert.job import Job, make_job
-from mdsmix.convert.ledger import UnitRecord
 from mdsmix.convert.outcome import Outcome, Watcher
-from mdsmix.convert.publish import leftover_key, publish
-from mdsmix.convert.seen import Seen
-from mdsmix.convert.unit import UnitResult, convert_unit
+from mdsmix.convert.publish import is_published, publish
+from mdsmix.convert.quarantine import release
+from mdsmix.convert.seen import Content, Seen
+from mdsmix.convert.unit import UnitResult, convert_unit, find_record, window_key
 from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.shards.index import BASENAME, Index, parse_index
+from mdsmix.shards.index import read_index
 from mdsmix.shards.manifest import Manifest, SourceFile
+from mdsmix.sources import Unit
 
 
 def convert(
@@ -38,14 +39,147 @@ def convert(
     reencode: bool = False,
     workers: int | None = None,
 ) -> list[Outcome]:
-    """Converts and publishes every stream that has a source, or those named by `only`."""
-    chosen = _chosen(recipe, only)
+    """Converts and publishes every stream that has a source, or those that `only` names."""
+    streams = _chosen(recipe, only)
     tokenizer = open_tokenizer(recipe.tokenizer)
     crew = workers or engine.cpu_count()
     outcomes = []
-    for stream in chosen:
-        job = make_job(recipe, stream, tokenizer, limit)
+    for stream in streams:
         assert stream.source is not None
-        plan = Plan.of(job, stream.source.path)
-        outcomes.append(_convert_stream(job, plan, reencode, crew, watcher))
+        job = make_job(recipe, stream, tokenizer, limit)
+        files = sources.find(stream.source.path, recipe.folder)
+        outcomes.append(_convert_stream(job, files, reencode, crew, watcher))
     return outcomes
+
+
+def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
+    names = [stream.name for stream in recipe.sourced]
+    for name in only:
+        if name not in names:
+            raise RecipeError(
+                f"--only {name} names no stream with a source; these have one: {', '.join(names) or 'none'}."
+            )
+    if not names:
+        raise RecipeError("no stream of the recipe has a source, so there is nothing to convert.")
+    return [stream for stream in recipe.sourced if not only or stream.name in only]
+
+
+def _convert_stream(
+    job: Job, files: list[sources.SourceFile], reencode: bool, crew: int, watcher: Watcher
+) -> Outcome:
+    began = time.monotonic()
+    units, seen = sources.plan(files), Seen.of(job.target)
+    old = published_manifest(job, reencode)
+    known = [seen.content(unit) for unit in units]
+    if old and is_published(job, old, _keys(job, known)):
+        return _outcome(job, old, [], began)
+    if old and not reencode:
+        refuse_replacing(job, old, [file.name for file in files])
+    watcher.begin(job.name, sum(file.stat.size for file in files))
+    notes: tuple[str, ...] = ()
+    try:
+        results = _results(job, units, known, crew, watcher)
+    except Unequal as unequal:
+        remember_unequal(job.tokenizer, unequal)
+        notes = (
+            f"{unequal}; the whole stream was encoded by the reference, and so will others be",
+        )
+        watcher.say(f"{job.name}: {unequal}; starting again with the reference tokenizer")
+        job = job.with_backend("reference")
+        results = _results(job, units, known, crew, watcher)
+    _release_bad(job, units, results)
+    records = [record for result in results for record in result.records]
+    manifest = publish(job, records, _source_files(units, results))
+    if not job.limit:
+        seen.save(units, [Content(hash=r.content, windows=r.windows) for r in results])
+    return _outcome(job, manifest, results, began, notes)
+
+
+def _keys(job: Job, known: Sequence[Content | None]) -> list[str] | None:
+    """The keys that the stream's parts would have, None where a source is not known by its stamp."""
+    contents = [content for content in known if content]
+    if len(contents) < len(known):
+        return None
+    return [window_key(job, c.hash, window) for c in contents for window in c.windows]
+
+
+def _results(
+    job: Job, units: list[Unit], known: Sequence[Content | None], crew: int, watcher: Watcher
+) -> list[UnitResult]:
+    """One result per unit, in the order of the plan, whoever worked on it and whenever it was done."""
+    if job.limit:
+        return list(_limited(job, units, job.limit, watcher))
+    found = {n: r for n, c in enumerate(known) if c and (r := _recorded(job, c))}
+    todo = [number for number in range(len(units)) if number not in found]
+    for result in found.values():
+        watcher.told(sum(record.size for record in result.records), 0)
+    tasks = [partial(convert_unit, job, units[number], None) for number in todo]
+    for task, result in engine.run(tasks, crew, watcher.told):
+        found[todo[task]] = result
+    return [found[number] for number in range(len(units))]
+
+
+def _recorded(job: Job, content: Content) -> UnitResult | None:
+    """The unit as it was done before, where every window of it was."""
+    records = [find_record(job, content.hash, window) for window in content.windows]
+    done = [record for record in records if record]
+    if len(done) < len(records):
+        return None
+    return UnitResult(content=content.hash, windows=content.windows, records=done, reused=len(done))
+
+
+def _limited(job: Job, units: list[Unit], limit: int, watcher: Watcher) -> Iterator[UnitResult]:
+    """The first `limit` records: unit by unit, since only reading tells how many one holds."""
+    for unit in units:
+        if limit <= 0:
+            return
+        result = convert_unit(job, unit, limit, watcher.told)
+        limit -= sum(record.records.read for record in result.records)
+        yield result
+
+
+def _source_files(units: list[Unit], results: list[UnitResult]) -> list[SourceFile]:
+    """Each source file once, with a hash of what its units hold."""
+    contents: dict[str, list[str]] = {}
+    sizes: dict[str, int] = {}
+    for unit, result in zip(units, results, strict=False):
+        for file in unit.files:
+            sizes[file.name] = file.stat.size
+            contents.setdefault(file.name, []).append(result.content)
+    return [
+        SourceFile(path=name, size=sizes[name], hash=xxhash.xxh128_hexdigest(" ".join(hashes)))
+        for name, hashes in contents.items()
+    ]
+
+
+def _release_bad(job: Job, units: list[Unit], results: list[UnitResult]) -> None:
+    """Makes the bad records public, their lines counted from the start of their files."""
+    before = 0
+    for unit, result in zip(units, results, strict=False):
+        before = before if unit.start else 0
+        for record in result.records:
+            if record.records.bad:
+                release(job.folder, record.key, before)
+        before += sum(record.lines for record in result.records)
+
+
+def _outcome(
+    job: Job,
+    manifest: Manifest,
+    results: list[UnitResult],
+    began: float,
+    notes: tuple[str, ...] = (),
+) -> Outcome:
+    reused = sum(result.reused for result in results)
+    new = [r for result in results if not result.reused for r in result.records]
+    return Outcome(
+        stream=job.name,
+        target=job.target,
+        manifest=manifest,
+        bytes=read_index(job.folder).bytes,
+        units=sum(len(result.records) for result in results),
+        reused=reused,
+        new_tokens=sum(record.totals.tokens for record in new),
+        seconds=time.monotonic() - began,
+        notes=notes,
+    )

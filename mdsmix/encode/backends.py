@@ -48,6 +48,9 @@ class Unequal(Exception):
         super().__init__(f"{label} differs from the reference on {text[:80]!r}")
         self.label, self.text = label, text
 
+    def __reduce__(self) -> tuple[type[Unequal], tuple[str, str]]:
+        return Unequal, (self.label, self.text)  # it travels between processes
+
 
 class Reference:
     """Hugging Face `tokenizers`."""

@@ -88,11 +88,11 @@ class Documents:
             rows, lost = split_rows(rows, self.max_seq_len)
         lengths = rows.lengths
         return Encoded(
-            columns=as_targets(rows) if self.has_targets else {"tokens": rows},
+            columns=as_targets(rows) if self.has_targets and not self.is_concat else {"tokens": rows},
             tokens=len(rows.values),
             loss_tokens=int(np.maximum(lengths - 1, 0).sum()),
             lengths=lengths,
-            largest_id=int(rows.values.max(initial=0)) if len(rows.values) else -1,
+            largest_id=int(rows.values.max()) if len(rows.values) else -1,
             rejected=rejected,
             specials=specials,
             lost_tokens=lost,

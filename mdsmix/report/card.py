@@ -20,33 +20,58 @@ def card_rows(where: str, index: Index, manifest: Manifest | None) -> Iterator[t
     encoding, totals, records = manifest.encoding, manifest.totals, manifest.records
     yield "kind", f"{encoding.kind}, for the {encoding.loader} loader"
     yield "columns", _spelled(encoding.columns)
-    yield "max_seq_len", f"{encoding.max_seq_len:,}" + (f", {encoding.layout}" if encoding.layout else "")
-    yield "tokenizer", _tokenizer(manifest)
-    yield "targets", f"prompts {encoding.target_prompts}, responses {encoding.target_responses}, " + (
-        "decoder-only" if encoding.decoder_only_format else "encoder-decoder"
+    yield (
+        "max_seq_len",
+        f"{encoding.max_seq_len:,}" + (f", {encoding.layout}" if encoding.layout else ""),
     )
-    yield "tokens", f"{totals.tokens:,}, {totals.loss_tokens:,} with a loss, {totals.lost_tokens:,} in no sample"
-    yield "lengths", ", ".join(f"{k}: {n:,}" for k, n in totals.lengths.items()) + f"; longest {totals.longest:,}"
-    yield "records", (
-        f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered "
-        f"+ {records.bad:,} quarantined"
+    yield "tokenizer", _tokenizer(manifest)
+    yield (
+        "targets",
+        f"prompts {encoding.target_prompts}, responses {encoding.target_responses}, "
+        + ("decoder-only" if encoding.decoder_only_format else "encoder-decoder"),
+    )
+    yield (
+        "tokens",
+        f"{totals.tokens:,}, {totals.loss_tokens:,} with a loss, {totals.lost_tokens:,} in no sample",
+    )
+    yield (
+        "lengths",
+        ", ".join(f"{k}: {n:,}" for k, n in totals.lengths.items())
+        + f"; longest {totals.longest:,}",
+    )
+    yield (
+        "records",
+        (
+            f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered "
+            f"+ {records.bad:,} quarantined"
+        ),
     )
     for what, reasons in (("filtered", records.filtered), ("quarantined", records.quarantined)):
         if reasons:
             yield what, _spelled(reasons)
-    yield "special tokens in text", f"{encoding.special_tokens_in_text}, {totals.specials:,} records"
-    yield "encoded by", f"{manifest.backend}, {totals.compared:,} texts compared with the reference"
-    yield "sources", ", ".join(f"{s.path} ({s.size:,} bytes)" for s in manifest.sources[:5]) + (
-        f" and {len(manifest.sources) - 5} more" if len(manifest.sources) > 5 else ""
+    yield (
+        "special tokens in text",
+        f"{encoding.special_tokens_in_text}, {totals.specials:,} records",
     )
-    yield "index", manifest.index_hash if manifest.index_hash == index.hash else (
-        "does not fit the manifest: a publication was interrupted, run convert again"
+    yield "encoded by", f"{manifest.backend}, {totals.compared:,} texts compared with the reference"
+    yield (
+        "sources",
+        ", ".join(f"{s.path} ({s.size:,} bytes)" for s in manifest.sources[:5])
+        + (f" and {len(manifest.sources) - 5} more" if len(manifest.sources) > 5 else ""),
+    )
+    yield (
+        "index",
+        manifest.index_hash
+        if manifest.index_hash == index.hash
+        else ("does not fit the manifest: a publication was interrupted, run convert again"),
     )
 
 
 def _tokenizer(manifest: Manifest) -> str:
     card = manifest.tokenizer
-    ids = ", ".join(f"{n} {v}" for n, v in (("bos", card.bos_id), ("eos", card.eos_id), ("pad", card.pad_id)))
+    ids = ", ".join(
+        f"{n} {v}" for n, v in (("bos", card.bos_id), ("eos", card.eos_id), ("pad", card.pad_id))
+    )
     return f"{card.name}, {card.vocab_size:,} ids, {ids}, {card.hash[:8]}"
 
 

@@ -50,7 +50,10 @@ class PlainLines:
         now = time.monotonic()
         if now - self._said >= PLAIN_SECONDS:
             self._said = now
-            share, rate = self._done / self._size, _rate(self._done, self._tokens, now - self._began)
+            share, rate = (
+                self._done / self._size,
+                _rate(self._done, self._tokens, now - self._began),
+            )
             self.say(f"{self._stream}: {min(share, 1):.0%}, {rate}")
 
     def say(self, sentence: str) -> None:

@@ -24,7 +24,9 @@ class Segment:
     is_trained: bool
 
 
-def segments(sample: Mapping[str, Any], target_prompts: str, target_responses: str) -> list[Segment]:
+def segments(
+    sample: Mapping[str, Any], target_prompts: str, target_responses: str
+) -> list[Segment]:
     """The segments of a decoded MDS sample of one of the layouts that mdsmix writes."""
     pieces = list(_pieces(sample, target_prompts, target_responses))
     tokens = [(int(token), trained) for ids, trained in pieces for token in ids]

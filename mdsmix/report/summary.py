@@ -10,6 +10,8 @@ from mdsmix.shards.manifest import Manifest
 
 BAD_SHARE = 0.01
 "More bad records than this are warned of."
+WIDTH = 120
+"The table's ten columns need this much; a narrower terminal wraps rather than loses digits."
 HEADINGS = (
     "stream", "read", "written", "filtered", "quarantined",
     "tokens", "shards", "bytes", "seconds", "tokens/s",
@@ -23,6 +25,7 @@ def print_summary(outcomes: Sequence[Outcome]) -> None:
     from rich.table import Table
 
     console = Console(soft_wrap=True, highlight=False)
+    console.width = max(console.width, WIDTH)
     table = Table(box=SIMPLE_HEAD)
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading == "stream" else "right", no_wrap=True)
@@ -84,7 +87,9 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
     if records.bad > BAD_SHARE * records.read:
         notes.append(f"WARNING: {records.bad / records.read:.1%} of the records are bad")
     if totals.lost_tokens:
-        notes.append(f"{_grouped(totals.lost_tokens)} tokens are in no sample (less than a row, or cut off)")
+        notes.append(
+            f"{_grouped(totals.lost_tokens)} tokens are in no sample (less than a row, or cut off)"
+        )
     if totals.specials:
         rule = manifest.encoding.special_tokens_in_text
         notes.append(f"{totals.specials} records hold the text of a special token; rule: {rule}")

@@ -159,7 +159,7 @@ class Manifest:
     parts: list[Part]
     index_hash: str
     "xxh128 of index.json's bytes, 32 hex digits."
-    complete: bool
+    complete: Literal[True]
 
     @property
     def short_hash(self) -> str:

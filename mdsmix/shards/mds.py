@@ -175,22 +175,30 @@ def _lay_out_ragged(parts: Sequence[_Part]) -> Rows:
 
 
 def split(rows: Rows) -> Iterator[Rows]:
-    """Cuts rows evenly into the fewest shards of at most SHARD_BYTES and SHARD_ROWS; one larger row is a shard alone."""
-    n = len(rows)
-    if not n:
-        return
-    ends = np.concatenate([[0], np.cumsum(rows.sizes)])
-    count = max(-(-int(ends[-1]) // SHARD_BYTES), -(-n // SHARD_ROWS))
-    while not _fits(cuts := np.linspace(0, n, count + 1).astype(np.int64), ends):
-        count += 1
-    for start, stop in pairwise(cuts):
+    """Cuts rows evenly into the fewest shards of at most SHARD_BYTES and SHARD_ROWS; a larger row is a shard alone."""
+    ends = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(rows.sizes, out=ends[1:])
+    for start, stop in pairwise(_cuts(len(rows), ends)):
         yield Rows(rows.body[ends[start] : ends[stop]], rows.sizes[start:stop])
 
 
-def _fits(cuts: NDArray[np.int64], ends: NDArray[Any]) -> bool:
-    """Every shard, its offsets counted, is within SHARD_BYTES or holds one row."""
-    rows = np.diff(cuts)
-    return bool(((np.diff(ends[cuts]) + 4 * rows <= SHARD_BYTES) | (rows <= 1)).all())
+def _cuts(n: int, ends: NDArray[np.int64]) -> list[int]:
+    """Where shards begin and end: even in rows if some such cut is within the limits, else each as full as it may be."""
+    full = [0]
+    while full[-1] < n:
+        full.append(_fullest(full[-1], ends))
+    for count in range(len(full) - 1, len(full) + 2):
+        even = np.linspace(0, n, count + 1).astype(np.int64).tolist()
+        if all(start < stop <= _fullest(start, ends) for start, stop in pairwise(even)):
+            return even
+    return full
+
+
+def _fullest(start: int, ends: NDArray[np.int64]) -> int:
+    """The row before which a shard that begins at `start` must end; its offsets count, 4 bytes a row."""
+    rows = ends[start : start + SHARD_ROWS + 1] - ends[start]
+    within = np.searchsorted(rows + 4 * np.arange(len(rows)), SHARD_BYTES, "right") - 1
+    return start + max(1, int(within))
 
 
 def shard_parts(layout: Layout, rows: Rows) -> list[memoryview]:

@@ -13,7 +13,7 @@ from mdsmix.sources.batches import BadLine, RecordBatch, read
 from mdsmix.sources.blocks import Origin
 from mdsmix.sources.content import content_hash
 from mdsmix.sources.find import find
-from mdsmix.sources.plan import plan
+from mdsmix.sources.plan import has_one_window, plan
 from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Unit",
     "content_hash",
     "find",
+    "has_one_window",
     "plan",
     "read",
 ]

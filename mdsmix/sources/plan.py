@@ -30,6 +30,11 @@ def plan(files: list[SourceFile], window_bytes: int = WINDOW_BYTES) -> list[Unit
     return sorted(units, key=lambda unit: (unit.name, unit.start))
 
 
+def has_one_window(unit: Unit) -> bool:
+    """Known without reading: a plain unit has one window, one with a compressed file may have more."""
+    return all(format_of(file.name).growth == 1 for file in unit.files)
+
+
 def weight(file: SourceFile) -> int:
     """The uncompressed bytes that a file is planned as."""
     return file.stat.size * format_of(file.name).growth

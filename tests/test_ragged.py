@@ -1,0 +1,40 @@
+"""Ragged rows behave as the list of arrays that they stand for."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdsmix.ragged import Ragged
+
+ROWS = st.lists(st.lists(st.integers(0, 1000), max_size=6), max_size=12)
+
+
+def lists(ragged: Ragged) -> list[list[int]]:
+    return [ragged[i].tolist() for i in range(len(ragged))]
+
+
+@given(ROWS)
+def test_rows_come_back(rows: list[list[int]]) -> None:
+    assert lists(Ragged.of(rows, np.uint16)) == rows
+
+
+@given(ROWS, st.randoms())
+def test_take_by_mask_and_by_position(rows: list[list[int]], random: object) -> None:
+    ragged = Ragged.of(rows, np.int32)
+    mask = np.array([random.random() < 0.5 for _ in rows], bool)  # type: ignore[attr-defined]
+    assert lists(ragged.take(mask)) == [row for row, kept in zip(rows, mask, strict=True) if kept]
+    order = np.array(random.sample(range(len(rows)), len(rows)), np.int64)  # type: ignore[attr-defined]
+    assert lists(ragged.take(order)) == [rows[i] for i in order]
+
+
+@given(ROWS, ROWS)
+def test_concat_and_slice(one: list[list[int]], other: list[list[int]]) -> None:
+    both = Ragged.concat([Ragged.of(one, np.uint16), Ragged.of(other, np.uint16)])
+    assert lists(both) == one + other
+    assert lists(both.slice(len(one), len(both))) == other
+
+
+def test_bytes_are_read_as_the_dtype() -> None:
+    assert lists(Ragged.of([b"ab", b"", b"c"], np.uint8)) == [[97, 98], [], [99]]

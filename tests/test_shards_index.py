@@ -1,0 +1,159 @@
+"""index.json and the manifest are read strictly: they may come from anywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdsmix.errors import Unreachable
+from mdsmix.shards.index import Shard, StoredFile, find_published, make_index, parse_index
+from mdsmix.shards.manifest import (
+    Encoding,
+    Manifest,
+    Records,
+    TokenizerCard,
+    Totals,
+    histogram,
+    parse_manifest,
+)
+from mdsmix.shards.mds import Layout
+from mdsmix.storage import locate
+
+LAYOUT = Layout.of({"tokens": "ndarray:uint16:8"})
+FILE = StoredFile(basename="ab.mds", bytes=100, hashes={"xxh128": "ab"})
+INDEX = make_index([Shard.of(LAYOUT, 3, FILE, None)])
+MANIFEST = Manifest(
+    format_version=1,
+    tool_version="0",
+    encoding=Encoding(
+        kind="pretraining",
+        loader="text",
+        columns=LAYOUT.encodings,
+        max_seq_len=8,
+        decoder_only_format=True,
+        target_prompts="none",
+        target_responses="last",
+        special_tokens_in_text="escape",
+    ),
+    tokenizer=TokenizerCard(name="t", hash="h", vocab_size=9),
+    backend="b",
+    totals=Totals(samples=3),
+    records=Records(read=3, written=3),
+    sources=[],
+    parts=[],
+    index_hash=INDEX.hash,
+    complete=True,
+)
+
+
+def test_an_index_comes_back() -> None:
+    again = parse_index(INDEX.content, "x")
+    assert again == INDEX
+    assert (again.samples, again.bytes, len(again.hash)) == (3, 100, 32)
+
+
+def change(path: str, value: Any) -> bytes:
+    tree = json.loads(INDEX.content)
+    *parents, last = path.split(".")
+    node = tree["shards"][0]
+    for key in parents:
+        node = node[key]
+    node[last] = value
+    return json.dumps(tree).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "is no index"),
+        (b"[]", "no list `shards`"),
+        (b'{"shards": 3}', "no list `shards`"),
+        (b'{"shards": [[]]}', "must hold keys"),
+        (change("raw_data.basename", "../ab.mds"), "not inside the stream's folder"),
+        (change("raw_data.basename", "/etc/passwd"), "not inside the stream's folder"),
+        (change("raw_data.basename", ""), "not inside the stream's folder"),
+        (change("raw_data.bytes", 1 << 32), "says it has 4294967296 bytes"),
+        (change("raw_data.bytes", -1), "says it has -1 bytes"),
+        (change("samples", -1), "contradicts itself"),
+        (change("column_names", []), "contradicts itself"),
+        (change("samples", "3"), "must be a whole number"),
+        (change("surprise", 1), "surprise is not a known key"),
+        (b"[" * 100_000, "is no index"),
+    ],
+)
+def test_a_hostile_or_damaged_index_is_one_sentence(content: bytes, sentence: str) -> None:
+    with pytest.raises(Unreachable) as refusal:
+        parse_index(content, "there/index.json")
+    assert sentence in str(refusal.value)
+    assert "there/index.json" in str(refusal.value)
+
+
+def test_unknown_top_level_keys_are_ignored_as_streaming_ignores_them() -> None:
+    tree = json.loads(INDEX.content) | {"extra": 1}
+    assert parse_index(json.dumps(tree).encode(), "x").shards == INDEX.shards
+
+
+def test_a_manifest_comes_back_byte_for_byte() -> None:
+    again = parse_manifest(MANIFEST.to_bytes(), "x")
+    assert again == MANIFEST
+    assert again.to_bytes() == MANIFEST.to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"{", "cannot be read as a manifest"),
+        (b"3", "format_version is None"),
+        (orjson.dumps({"format_version": 2}), "format_version is 2, this mdsmix reads 1"),
+        (orjson.dumps({"format_version": 1}), "is missing"),
+        (MANIFEST.to_bytes().replace(b'"complete"', b'"compleat"'), "did you mean complete"),
+        (MANIFEST.to_bytes().replace(b'"complete": true', b'"complete": false'), "complete"),
+    ],
+)
+def test_a_damaged_or_newer_manifest_is_one_sentence(content: bytes, sentence: str) -> None:
+    with pytest.raises(Unreachable) as refusal:
+        parse_manifest(content, "there")
+    assert sentence in str(refusal.value)
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_are_a_traceback(content: bytes) -> None:
+    for parse in (parse_index, parse_manifest):
+        with pytest.raises(Unreachable):
+            parse(content, "x")
+
+
+def test_records_and_totals_add_up() -> None:
+    one = Records(read=3, written=1, filtered={"a": 1}, quarantined={"b": 1})
+    both = one + Records(read=2, written=1, filtered={"a": 1})
+    assert both == Records(read=5, written=2, filtered={"a": 2}, quarantined={"b": 1})
+    assert both.adds_up
+    assert not Records(read=1).adds_up
+    total = Totals(samples=1, longest=5, lengths={"2^0": 1}) + Totals(samples=2, longest=3, largest_id=9)
+    assert total == Totals(samples=3, longest=5, largest_id=9, lengths={"2^0": 1})
+
+
+def test_the_histogram_counts_by_powers_of_two() -> None:
+    import numpy as np
+
+    assert histogram(np.array([1, 2, 3, 4, 7, 8])) == {"2^0": 1, "2^1": 2, "2^2": 2, "2^3": 1}
+    assert histogram(np.array([], np.int64)) == {}
+
+
+def test_a_stream_is_found_by_its_folder_or_its_split(tmp_path: Path) -> None:
+    (tmp_path / "web" / "train").mkdir(parents=True)
+    with pytest.raises(Unreachable, match="holds no published stream"):
+        find_published(locate(tmp_path / "web"))
+    (tmp_path / "web" / "train" / "index.json").write_bytes(INDEX.content)
+    assert find_published(locate(tmp_path / "web")).name == "train"
+    assert find_published(locate(tmp_path / "web" / "train")).name == "train"
+    (tmp_path / "web" / "val").mkdir()
+    (tmp_path / "web" / "val" / "index.json").write_bytes(INDEX.content)
+    with pytest.raises(Unreachable, match="holds 2 splits"):
+        find_published(locate(tmp_path / "web"))

@@ -1,0 +1,129 @@
+"""A shard laid out from arrays is, byte for byte, what streaming's own MDSWriter writes for the same samples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from streaming import MDSWriter
+
+from mdsmix.convert.shardfiles import store_shards
+from mdsmix.ragged import Ragged
+from mdsmix.shards import mds
+from mdsmix.shards.index import make_index
+from mdsmix.shards.mds import HASHES, Layout, Rows, fixed_rows, lay_out, shard_parts, split
+from mdsmix.storage import locate
+
+RNG = np.random.default_rng(7)
+
+
+def ids(length: int, dtype: str = "uint16") -> Any:
+    return RNG.integers(0, 50_000, length).astype(dtype)
+
+
+LAYOUTS: dict[str, tuple[dict[str, str], Callable[[int], dict[str, Any]]]] = {
+    "text, concat": ({"tokens": "ndarray:uint16:64"}, lambda i: {"tokens": ids(64)}),
+    "text, document": ({"tokens": "ndarray:int32"}, lambda i: {"tokens": ids(1 + 7 * i, "int32")}),
+    "finetuning, concat": (
+        {"input_ids": "ndarray:int32:1", "labels": "ndarray:int32:63"},
+        lambda i: {"input_ids": ids(1, "int32"), "labels": ids(63, "int32")},
+    ),
+    "finetuning, pairs": (
+        {"input_ids": "ndarray:uint16", "labels": "ndarray:uint16"},
+        lambda i: {"input_ids": ids(1 + 9 * i), "labels": ids(260 - i)},
+    ),
+    "rows of every width of length": (
+        {"tokens": "ndarray:uint16"},
+        lambda i: {"tokens": ids((1, 255, 256, 65_535, 65_536, 70_000)[i % 6])},
+    ),
+    "turns": ({"turns": "json"}, lambda i: {"turns": b'[{"input_ids":[1],"labels":[%d]}]' % i}),
+}
+
+
+def columns_of(layout: Layout, samples: list[dict[str, Any]]) -> dict[str, Ragged]:
+    return {c.name: Ragged.of([s[c.name] for s in samples], c.dtype) for c in layout.columns}
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "zstd:1", "zstd:9"])
+@pytest.mark.parametrize("layout_name", LAYOUTS)
+def test_the_bytes_are_mdswriters(
+    tmp_path: Path, layout_name: str, compression: str | None
+) -> None:
+    encodings, make = LAYOUTS[layout_name]
+    samples = [make(i) for i in range(30)]
+    theirs = tmp_path / "theirs"
+    with MDSWriter(
+        out=str(theirs), columns=encodings, hashes=list(HASHES), compression=compression
+    ) as writer:
+        for sample in samples:
+            writer.write(sample)
+    layout = Layout.of(encodings, compression)
+    shards = store_shards(locate(tmp_path / "ours"), layout, lay_out(layout, columns_of(layout, samples)))
+
+    (ours,) = (p.read_bytes() for p in (tmp_path / "ours").iterdir())
+    (written,) = (p.read_bytes() for p in theirs.iterdir() if p.name != "index.json")
+    assert ours == written
+    index = json.loads(make_index(shards).content)
+    expected = json.loads((theirs / "index.json").read_bytes())
+    for shard in (*index["shards"], *expected["shards"]):
+        for file in (shard["raw_data"], shard["zip_data"]):
+            if file:
+                del file["basename"]
+    assert index == expected
+
+
+def test_fixed_columns_of_one_dtype_are_the_token_array_itself() -> None:
+    layout = Layout.of({"input_ids": "ndarray:uint16:1", "labels": "ndarray:uint16:7"})
+    tokens = ids(5 * 8).reshape(5, 8)
+    columns = {
+        "input_ids": Ragged.of(tokens[:, :1], "uint16"),
+        "labels": Ragged.of(tokens[:, 1:], "uint16"),
+    }
+    one, other = fixed_rows(layout, tokens), lay_out(layout, columns)
+    assert one.body.tobytes() == other.body.tobytes()
+    assert one.sizes.tolist() == other.sizes.tolist() == [16] * 5
+
+
+def test_an_empty_row_is_refused_as_mdswriter_refuses_it() -> None:
+    layout = Layout.of({"tokens": "ndarray:uint16"})
+    with pytest.raises(ValueError, match="column tokens holds an empty row"):
+        lay_out(layout, {"tokens": Ragged.of([[1], []], "uint16")})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most_bytes", "most_rows", "shards"),
+    [
+        ([10] * 10, 1 << 20, 1 << 20, [10]),
+        ([10] * 10, 1 << 20, 3, [2, 3, 2, 3]),
+        ([96] * 10, 500, 1 << 20, [5, 5]),
+        ([96] * 11, 500, 1 << 20, [3, 4, 4]),
+        ([96, 96, 5_000, 96], 500, 1 << 20, [1, 1, 1, 1]),
+        ([5_000, *[24] * 40], 500, 1 << 20, [1, 17, 17, 6]),
+        ([5_000, 5_000], 500, 10, [1, 1]),
+        ([], 500, 10, []),
+    ],
+)
+def test_rows_are_split_evenly_within_both_limits(
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: list[int],
+    most_bytes: int,
+    most_rows: int,
+    shards: list[int],
+) -> None:
+    monkeypatch.setattr(mds, "SHARD_BYTES", most_bytes)
+    monkeypatch.setattr(mds, "SHARD_ROWS", most_rows)
+    body = np.arange(sum(sizes), dtype=np.uint32).astype(np.uint8)
+    pieces = list(split(Rows(body, np.array(sizes, np.int64))))
+    assert [len(piece) for piece in pieces] == shards
+    assert b"".join(piece.body.tobytes() for piece in pieces) == body.tobytes()
+
+
+def test_a_shard_beyond_32_bit_offsets_is_refused() -> None:
+    layout = Layout.of({"turns": "json"})
+    huge = Rows(np.empty(0, np.uint8), np.array([1 << 32], np.int64))
+    with pytest.raises(ValueError, match="32-bit offsets"):
+        shard_parts(layout, huge)

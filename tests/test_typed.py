@@ -1,0 +1,56 @@
+"""A mapping becomes a dataclass, or one sentence that names the key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from mdsmix import typed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    size: int
+    note: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    name: str
+    inner: Inner | None = None
+    many: list[Inner] = field(default_factory=list)
+    named: dict[str, Inner] = field(default_factory=dict)
+    kind: Literal["a", "b"] = "a"
+    ratio: int | float = 1
+    anything: Any = None
+
+
+def test_sections_lists_and_mappings_become_dataclasses() -> None:
+    tree = {"name": "x", "inner": {"size": 1}, "many": [{"size": 2}], "named": {"k": {"size": 3}}}
+    inner = [Inner(size=n) for n in (1, 2, 3)]
+    expected = Outer(name="x", inner=inner[0], many=[inner[1]], named={"k": inner[2]})
+    assert typed.read(Outer, tree) == expected
+
+
+@pytest.mark.parametrize(
+    ("tree", "sentence"),
+    [
+        ([], "the top level must hold keys and values"),
+        ({}, "name is missing."),
+        ({"name": None}, "name is missing."),
+        ({"name": 1}, "name is 1; it must be text."),
+        ({"name": "x", "knid": "a"}, "knid is not a known key; did you mean kind?"),
+        ({"name": "x", "kind": "c"}, "kind is 'c'; it must be a or b."),
+        ({"name": "x", "ratio": True}, "ratio is True; it must be a whole number or a number."),
+        ({"name": "x", "inner": {}}, "inner.size is missing."),
+        ({"name": "x", "inner": 3}, "inner is 3; it must be"),
+        ({"name": "x", "many": [{"size": 1}, {"size": "1"}]}, "many[1].size is '1'"),
+        ({"name": "x", "named": {"k": {"sise": 1}}}, "named.k.sise is not a known key"),
+    ],
+)
+def test_a_misfit_is_named(tree: Any, sentence: str) -> None:
+    with pytest.raises(typed.Misfit) as misfit:
+        typed.read(Outer, tree)
+    assert sentence in str(misfit.value)
