@@ -145,5 +145,5 @@ def test_a_file_without_a_loader_is_refused(text: str, why: str, tmp_path: Path)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="none.yaml is not a config that can be read"):
+    with pytest.raises(RecipeError, match=r"none\.yaml is not a config that can be read"):
         read_settings(tmp_path / "none.yaml")

@@ -55,9 +55,13 @@ def truncate(path: Path) -> None:
 def first_error(loader: MixLoader) -> tuple[list[int], str]:
     """The first tokens of the rows that came before the error, and its sentence."""
     seen: list[int] = []
-    with at_most(30), pytest.raises(MdsmixError) as caught:
+
+    def drain() -> None:
         for batch in loader:
-            seen += batch["input_ids"][:, 0].tolist()
+            seen.extend(batch["input_ids"][:, 0].tolist())
+
+    with at_most(30), pytest.raises(MdsmixError) as caught:
+        drain()
     return seen, str(caught.value)
 
 

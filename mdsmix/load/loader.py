@@ -34,6 +34,8 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
     config makes its next pass go on after the batches that were yielded, not those that were prefetched.
     """
 
+    _iterator: Any
+
     def __iter__(self) -> Iterator[Batch]:
         try:
             yield from super().__iter__()
