@@ -73,17 +73,16 @@ def _tokenizer(recipe: Recipe) -> dict[str, Any]:
 def _train(recipe: Recipe, streams: dict[str, Any]) -> dict[str, Any]:
     given = dict(recipe.train_loader)
     dataset = {"streams": streams} | _shared(recipe) | {"shuffle": True} | _dataset(given)
-    rest = {k: v for k, v in given.items() if k not in ("name", "dataset")}
-    return {"name": recipe.loader, "dataset": dataset} | _workers({"drop_last": True} | rest)
+    return {"name": recipe.loader, "dataset": dataset} | _workers(given, drop_last=True)
 
 
 def _eval(recipe: Recipe, name: str, stream: dict[str, Any]) -> dict[str, Any]:
     given = dict(recipe.train_loader)
     kept = {k: v for k, v in _dataset(given).items() if k not in NOT_FOR_EVAL}
     dataset = {"streams": {name: stream}} | _shared(recipe) | {"shuffle": False} | kept
-    rest = {k: v for k, v in given.items() if k not in ("name", "dataset", "drop_last")}
     head = {"label": name, "name": recipe.loader, "dataset": dataset}
-    return head | _workers({"drop_last": False} | rest)
+    # The last, smaller batch is evaluated too, whatever training does with it.
+    return head | _workers(given, drop_last=False) | {"drop_last": False}
 
 
 def _dataset(train_loader: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,8 +99,9 @@ def _shared(recipe: Recipe) -> dict[str, Any]:
     return shared
 
 
-def _workers(loader: dict[str, Any]) -> dict[str, Any]:
+def _workers(given: Mapping[str, Any], drop_last: bool) -> dict[str, Any]:
     """Without workers torch takes neither prefetching nor persistence, and Foundry's defaults ask for both."""
-    loader = {"num_workers": NUM_WORKERS} | loader
-    idle = {"prefetch_factor": None, "persistent_workers": False}
-    return (idle if loader["num_workers"] == 0 else {}) | loader
+    settings = {"drop_last": drop_last, "num_workers": given.get("num_workers", NUM_WORKERS)}
+    if settings["num_workers"] == 0:
+        settings |= {"prefetch_factor": None, "persistent_workers": False}
+    return settings | {k: v for k, v in given.items() if k not in ("name", "dataset")}

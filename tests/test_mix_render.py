@@ -1,0 +1,271 @@
+"""A recipe renders to the same YAML every time, and into a config it changes what it sets and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from mdsmix.encode import tokenizer as encode_tokenizer
+from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.mix.check import findings, is_refused
+from mdsmix.mix.into import set_into
+from mdsmix.mix.render import render, without_head
+from tests.published import (
+    CARD,
+    LENGTH,
+    SPLIT,
+    SPLIT_ROW,
+    TURNS,
+    TURNS_ROW,
+    publish,
+)
+
+TREE = {"max_seq_len": 16, "tokenizer": {"name": "new"}, "train_loader": {"name": "text"}}
+
+
+@pytest.fixture(autouse=True)
+def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run's tokenizer is the one of the hand-made streams, without a subprocess."""
+    found = Tokenizer(
+        name="tok",
+        path="",
+        hash=CARD.hash,
+        class_name="",
+        vocab_size=CARD.vocab_size,
+        bos_id=None,
+        eos_id=CARD.eos_id,
+        pad_id=CARD.pad_id,
+        padding_side="right",
+        prefix_ids=[],
+        suffix_ids=[],
+        special_tokens=[],
+        chat_template=None,
+        template_variables={},
+    )
+    monkeypatch.setattr(encode_tokenizer, "open_tokenizer", lambda spec: found)
+
+
+def write_recipe(home: Path, **changes: Any) -> str:
+    """A recipe beside three published streams: web and chat to train on, held to evaluate on."""
+    publish(home / "mix" / "web", SPLIT, [SPLIT_ROW] * 30, card={})
+    publish(home / "mix" / "chat", TURNS, [TURNS_ROW] * 20, card={})
+    publish(home / "mix" / "held", TURNS, [TURNS_ROW] * 10, card={}, split="val")
+    stream = {"local": "mix/web"}
+    recipe = {
+        "tokenizer": "hub/tok",
+        "max_seq_len": LENGTH,
+        "streams": {
+            "web": stream,
+            "chat": {"local": "mix/chat"},
+            "held": {"local": "mix/held", "split": "val"},
+        },
+        "mix": {"web": {"repeat": 0.5}},
+        "train_loader": {"num_workers": 0, "dataset": {"packing_ratio": 2.0}},
+    }
+    path = home / "mix.yaml"
+    path.write_text(json.dumps(recipe | changes))
+    return str(path)
+
+
+GOLDEN = """\
+# mdsmix: rendered by version 0.1.0 from mix.yaml. An epoch of the finetuning loader comes to
+# mdsmix:   stream  in it  an epoch   share  tokens   share
+# mdsmix:   web        30        15   42.9%     120   60.0%
+# mdsmix:   chat       20        20   57.1%      80   40.0%
+# mdsmix:   all        50        35  100.0%     200  100.0%
+# mdsmix: evaluated on held: 10 samples
+max_seq_len: 8
+tokenizer:
+  name: hub/tok
+  kwargs:
+    model_max_length: ${max_seq_len}
+train_loader:
+  name: finetuning
+  dataset:
+    streams:
+      web:
+        local: HOME/mix/web
+        split: train
+        repeat: 0.5
+      chat:
+        local: HOME/mix/chat
+        split: train
+    max_seq_len: ${max_seq_len}
+    decoder_only_format: true
+    target_prompts: none
+    target_responses: last
+    shuffle: true
+    packing_ratio: 2.0
+  drop_last: true
+  num_workers: 0
+  prefetch_factor: null
+  persistent_workers: false
+eval_loader:
+- label: held
+  name: finetuning
+  dataset:
+    streams:
+      held:
+        local: HOME/mix/held
+        split: val
+    max_seq_len: ${max_seq_len}
+    decoder_only_format: true
+    target_prompts: none
+    target_responses: last
+    shuffle: false
+  drop_last: false
+  num_workers: 0
+  prefetch_factor: null
+  persistent_workers: false
+"""
+
+FOUNDRY = """\
+# A run of ours.
+variables: {max_seq_len: 128, seed: 17}  # one line
+max_seq_len: ${variables.max_seq_len}
+model:
+  name: mpt_causal_lm
+  max_seq_len: ${max_seq_len}  # follows
+  lr_note: 1e-5
+
+tokenizer: {name: ./old, kwargs: {}}   # ours
+train_loader:
+  name: text
+  num_workers: 4  # two a GPU
+  dataset:
+    # where the data lies
+    local: ./old
+    shuffle: true   # always
+  timeout: 0
+
+# Optimization
+optimizer: {name: decoupled_adamw, lr: 3.0e-3}
+precision: ~
+"""
+
+
+def test_the_rendered_file_is_this_one(tmp_path: Path) -> None:
+    _, text = render(write_recipe(tmp_path), [], None)
+    assert text == GOLDEN.replace("HOME", str(tmp_path))
+    assert render(str(tmp_path / "mix.yaml"), [], None)[1] == text
+
+
+def test_the_rendered_file_resolves_by_itself_and_passes_the_check(tmp_path: Path) -> None:
+    mix, text = render(write_recipe(tmp_path), [], None)
+    assert not is_refused(findings(mix))
+    config: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
+    assert config["train_loader"]["dataset"]["max_seq_len"] == LENGTH
+    assert config["tokenizer"]["kwargs"]["model_max_length"] == LENGTH
+    assert [entry["label"] for entry in config["eval_loader"]] == ["held"]
+
+
+def test_with_a_remote_the_cache_folder_is_named_after_the_index(tmp_path: Path) -> None:
+    streams = {"web": {"remote": str(tmp_path / "mix" / "web"), "local": "cache/web"}}
+    mix, _ = render(write_recipe(tmp_path, streams=streams, mix={}), [], None)
+    section = mix.streams[0].settings
+    digits = mix.streams[0].index.hash[:8]
+    assert section["local"] == str(tmp_path / "cache" / f"web-{digits}")
+    assert section["remote"] == str(tmp_path / "mix" / "web")
+
+
+def test_a_stream_without_a_split_folder_is_rendered_without_split(tmp_path: Path) -> None:
+    publish(tmp_path / "flat", SPLIT, [SPLIT_ROW] * 10, card={}, split=".")
+    recipe = write_recipe(tmp_path, streams={"flat": {"local": "flat"}}, mix={})
+    mix, _ = render(recipe, ["train_loader.name=finetuning"], None)
+    assert mix.streams[0].settings == {"local": str(tmp_path / "flat")}
+
+
+def test_an_unconverted_stream_names_the_command(tmp_path: Path) -> None:
+    source = {"kind": "pretraining", "source": {"path": "x.jsonl", "text": "text"}}
+    recipe = write_recipe(tmp_path, streams={"new": source}, local="out", mix={})
+    with pytest.raises(Unreachable, match="mdsmix convert"):
+        render(recipe, [], None)
+
+
+def test_into_a_config_sets_the_sections_and_keeps_every_other_byte(tmp_path: Path) -> None:
+    config = tmp_path / "foundry.yaml"
+    config.write_text(FOUNDRY)
+    mix, text = render(write_recipe(tmp_path), [], str(config))
+    assert not is_refused(findings(mix))
+    body = without_head(text)
+    assert body.startswith("# A run of ours.\nvariables: {max_seq_len: 8, seed: 17}  # one line\n")
+    for kept in (
+        "max_seq_len: ${variables.max_seq_len}\n",
+        "  max_seq_len: ${max_seq_len}  # follows\n  lr_note: 1e-5\n\n",
+        "  num_workers: 0  # two a GPU\n",
+        "    shuffle: true   # always\n",
+        "\n\n# Optimization\noptimizer: {name: decoupled_adamw, lr: 3.0e-3}\nprecision: ~\n",
+    ):
+        assert kept in body
+    resolved: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
+    alone: Any = OmegaConf.to_container(OmegaConf.create(GOLDEN), resolve=True)
+    for key in ("tokenizer", "train_loader", "eval_loader", "max_seq_len"):
+        assert _same(resolved[key], alone[key], str(tmp_path))
+
+
+def _same(one: Any, other: Any, home: str) -> bool:
+    """Equal, whatever the order of keys, with HOME for the folder."""
+    texts = [json.dumps(v, sort_keys=True).replace(home, "HOME") for v in (one, other)]
+    return texts[0] == texts[1]
+
+
+def test_into_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    config = tmp_path / "foundry.yaml"
+    config.write_text(FOUNDRY)
+    _, once = render(write_recipe(tmp_path), [], str(config))
+    config.write_text(once)
+    assert render(str(tmp_path / "mix.yaml"), [], str(config))[1] == once
+
+
+def test_a_model_of_another_length_is_a_finding(tmp_path: Path) -> None:
+    config = tmp_path / "foundry.yaml"
+    config.write_text(FOUNDRY.replace("max_seq_len: ${max_seq_len}  # follows", "max_seq_len: 4"))
+    mix, _ = render(write_recipe(tmp_path), [], str(config))
+    assert "length-model" in {finding.id for finding in findings(mix)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("max_seq_len: 8\n", "max_seq_len: 16\n"),
+        ("max_seq_len: 16  # same\n", "max_seq_len: 16  # same\n"),
+        ("a: {b: 8}\nmax_seq_len: ${a.b}\n", "a: {b: 16}\nmax_seq_len: ${a.b}\n"),
+        ("max_seq_len: ${oc.env:LEN}\n", "max_seq_len: 16\n"),
+        ("run_name: x\n", "run_name: x\nmax_seq_len: 16\n"),
+    ],
+)
+def test_the_length_is_set_where_it_is_defined(before: str, after: str) -> None:
+    tail = "tokenizer:\n  name: new\ntrain_loader:\n  name: text\n"
+    assert set_into(before, TREE, "x.yaml") == after + tail
+
+
+def test_a_last_line_without_its_end_is_kept_apart() -> None:
+    assert set_into("seed: 1", TREE, "x.yaml").startswith("seed: 1\nmax_seq_len: 16\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train_loader: &t {name: old}\nother: *t\n",
+        "{max_seq_len: 1, train_loader: {}}",
+        "- a\n",
+        "a: [\n",
+    ],
+)
+def test_what_cannot_be_written_into_is_left_alone(text: str) -> None:
+    with pytest.raises(RecipeError):
+        set_into(text, TREE, "x.yaml")
+
+
+def test_a_section_that_uses_an_anchor_is_replaced_as_a_whole() -> None:
+    text = "base: &b {x: 1}\ntrain_loader:\n  <<: *b\n  name: old\nseed: 1\n"
+    expected = (
+        "base: &b {x: 1}\ntrain_loader:\n  name: text\nseed: 1\n"
+        "max_seq_len: 16\ntokenizer:\n  name: new\n"
+    )
+    assert set_into(text, TREE, "x.yaml") == expected

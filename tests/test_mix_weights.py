@@ -1,0 +1,129 @@
+"""What an epoch draws is what Streaming draws, for every scheme of weights."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdsmix.mix.view import mix_of
+from mdsmix.mix.weights import draws, shares_of
+from tests.published import CONCAT, LENGTH, TOKEN_ROW, TURNS, TURNS_ROW, publish
+
+STREAMING = """
+import sys
+import numpy as np
+import orjson
+from streaming import Stream
+answers = []
+for weights, samples, epoch_size, seed in orjson.loads(sys.stdin.buffer.read()):
+    try:
+        streams = [Stream(local="x", **w) for w in weights]
+        Stream.apply_weights(streams, np.array(samples, np.int64), epoch_size, seed)
+        answers.append([int(s.choose) for s in streams])
+    except ValueError:
+        answers.append(None)
+sys.stdout.buffer.write(orjson.dumps(answers))
+"""
+
+
+def _cases() -> list[Any]:
+    """Schemes x sizes x epoch sizes x seeds, odd on purpose: 3,000 cases that do not change."""
+    import numpy as np
+
+    rng = np.random.default_rng(3)
+    cases = []
+    for number in range(3000):
+        n = int(rng.integers(1, 6))
+        samples = [int(x) for x in rng.integers(1, 1000, n)]
+        scheme = ("proportion", "repeat", "choose", "none", "mixed")[number % 5]
+        weights = [_weight(scheme, rng) for _ in range(n)]
+        epoch_size = int(rng.integers(1, 5000)) if rng.random() < 0.4 else None
+        cases.append([weights, samples, epoch_size, int(rng.integers(0, 10000))])
+    return cases
+
+
+def _weight(scheme: str, rng: Any) -> dict[str, Any]:
+    kind = ("repeat", "choose", "none", "proportion")[rng.integers(0, 4)]
+    kind = kind if scheme == "mixed" else scheme
+    if kind == "none":
+        return {}
+    return {kind: int(rng.integers(1, 50)) if kind == "choose" else round(rng.random() * 3, 3)}
+
+
+def _ours(case: Any) -> list[int] | None:
+    weights, samples, epoch_size, seed = case
+    try:
+        return draws(weights, samples, epoch_size, seed)
+    except ValueError:
+        return None
+
+
+def test_an_epoch_draws_what_streaming_draws() -> None:
+    cases = _cases()
+    done = subprocess.run(
+        [sys.executable, "-c", STREAMING],
+        input=orjson.dumps(cases),
+        capture_output=True,
+        check=True,
+    )
+    theirs = orjson.loads(done.stdout)
+    assert len(theirs) == len(cases)
+    assert 500 < sum(answer is None for answer in theirs) < 1500, (
+        "both kinds of answer are compared"
+    )
+    assert [_ours(case) for case in cases] == theirs
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 10**6), st.floats(0.01, 10)), min_size=1, max_size=6),
+    st.integers(1, 10**7),
+)
+def test_proportions_fill_the_epoch_exactly(
+    streams: list[tuple[int, float]], epoch_size: int
+) -> None:
+    drawn = draws([{"proportion": p} for _, p in streams], [n for n, _ in streams], epoch_size)
+    total = sum(p for _, p in streams)
+    assert sum(drawn) == epoch_size
+    assert all(
+        abs(n - epoch_size * p / total) < 1.001 for n, (_, p) in zip(drawn, streams, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ([{"repeat": 1, "choose": 1}], "more than one"),
+        ([{"repeat": "1"}], "not a number"),
+        ([{"repeat": -1}], "not a number"),
+        ([{"proportion": 1}, {}], "beside other weights"),
+        ([{"proportion": 0}], "sum to 0"),
+    ],
+)
+def test_what_streaming_refuses_is_refused(weights: list[Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        draws(weights, [10] * len(weights))
+
+
+def test_rounding_is_down() -> None:
+    assert draws([{"repeat": 0.29}, {"repeat": 0.05}], [100, 10]) == [28, 0]
+
+
+def test_shares_are_told_in_samples_and_in_tokens(tmp_path: Path) -> None:
+    publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 30, card={})
+    publish(tmp_path / "chat", TURNS, [TURNS_ROW] * 30)
+    streams = {
+        "web": {"local": str(tmp_path / "web"), "split": "train", "repeat": 0.5},
+        "chat": {"local": str(tmp_path / "chat"), "split": "train"},
+    }
+    section = {"name": "text", "dataset": {"streams": streams, "max_seq_len": LENGTH}}
+    web, chat = shares_of(mix_of({"train_loader": section}, "x").train)
+    assert (web.samples, web.drawn, web.tokens, web.is_exact) == (30, 15, 15 * LENGTH, True)
+    assert (chat.drawn, chat.tokens, chat.is_exact) == (30, 30 * 4, False)
+    assert (web.share, web.tokens_share) == (pytest.approx(1 / 3), 0.5)

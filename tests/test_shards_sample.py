@@ -1,0 +1,106 @@
+"""The head of a shard is what was written, whatever the encoding; a damaged one is named, never half read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mdsmix.errors import Unreachable
+from mdsmix.shards.index import Shard, read_index
+from mdsmix.shards.sample import HEAD_BYTES, decode_sample, read_head
+from mdsmix.storage import locate
+from tests.published import encode, publish
+
+COLUMNS = {"a": "ndarray:int32", "b": "ndarray:uint16:3", "c": "json", "d": "str", "e": "bytes"}
+ROW = {"a": [1, 2, 70000], "b": [4, 5, 6], "c": {"x": [1]}, "d": "é", "e": b"\x00z"}
+
+
+def head(folder: Path, limit: int = 4) -> list[dict[str, object]]:
+    place = locate(str(folder / "train"))
+    return read_head(place, read_index(place).shards[0], limit)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd:3"])
+def test_the_first_samples_are_what_was_written(tmp_path: Path, compression: str | None) -> None:
+    rows = [ROW | {"d": str(n)} for n in range(10)]
+    publish(tmp_path, COLUMNS, rows, compression=compression)
+    samples = head(tmp_path)
+    assert len(samples) == 4
+    for sample, row in zip(samples, rows, strict=False):
+        assert np.asarray(sample["a"]).tolist() == row["a"]
+        assert np.asarray(sample["b"]).dtype == "uint16"
+        assert [sample[c] for c in "cde"] == [row[c] for c in "cde"]
+
+
+def test_a_head_is_short_in_bytes_too(tmp_path: Path) -> None:
+    publish(tmp_path, {"e": "bytes"}, [{"e": bytes(HEAD_BYTES // 2)}] * 10)
+    assert len(head(tmp_path, 10)) == 1
+
+
+def test_one_sample_is_read_however_large(tmp_path: Path) -> None:
+    publish(tmp_path, {"e": "bytes"}, [{"e": bytes(2 * HEAD_BYTES)}] * 2)
+    assert len(head(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data", "value"),
+    [
+        ("int", (-5).to_bytes(8, "little", signed=True), -5),
+        ("uint8", b"\x07", 7),
+        ("float32", np.float32(0.5).tobytes(), 0.5),
+        ("str_int", b"12", 12),
+        ("ndarray", bytes([17, 8, 2, 1]) + np.arange(2, dtype="i2").tobytes(), [[0], [1]]),
+        ("png", b"\x89PNG", b"\x89PNG"),
+        ("pkl", b"N.", b"N."),
+    ],
+)
+def test_every_encoding_is_decoded_or_left_as_bytes(
+    encoding: str, data: bytes, value: object
+) -> None:
+    tree = {"version": 2, "format": "mds", "samples": 1, "raw_data": {"basename": "x", "bytes": 1}}
+    size = None if encoding in ("str_int", "ndarray", "png", "pkl") else len(data)
+    shard = Shard(
+        **tree,
+        column_names=["x"],
+        column_encodings=[encoding],
+        column_sizes=[size],  # type: ignore[arg-type]
+    )
+    stored = data if size else len(data).to_bytes(4, "little") + data
+    found = decode_sample(shard, stored)["x"]
+    assert (found.tolist() if isinstance(found, np.ndarray) else found) == value
+
+
+@pytest.mark.parametrize(
+    ("at", "data"),
+    [
+        (0, b"\x05\x00\x00\x00"),  # another number of samples
+        (4, b"\x00\x00\x00\x00"),  # samples that begin inside the table
+        (8, b"\xff\xff\xff\x7f"),  # samples that end outside the file
+        (-6, b"\xff\xff\xff\xff\xff\xff"),  # a JSON column that is none
+    ],
+)
+def test_a_damaged_shard_is_named(tmp_path: Path, at: int, data: bytes) -> None:
+    publish(tmp_path, {"c": "json"}, [{"c": [1, 2, 3]}] * 4)
+    path = tmp_path / "train" / "shard.00000.mds"
+    content = bytearray(path.read_bytes())
+    at %= len(content)
+    content[at : at + len(data)] = data
+    path.write_bytes(content)
+    with pytest.raises(Unreachable, match=r"shard\.00000\.mds is damaged"):
+        head(tmp_path)
+
+
+def test_a_shard_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    publish(tmp_path, {"c": "json"}, [{"c": [1, 2, 3]}] * 4, compression="zstd:3")
+    path = tmp_path / "train" / "shard.00000.mds.zstd"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(Unreachable, match="is damaged"):
+        head(tmp_path)
+
+
+def test_the_hand_made_samples_are_json_and_arrays_as_mds_has_them() -> None:
+    assert encode("json", [1]) == json.dumps([1]).encode()
+    assert encode("ndarray:uint16", [1, 2]) == bytes([5, 2, 0, 1, 0, 2, 0])
