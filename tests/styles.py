@@ -107,6 +107,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "no_template": {},
     "no_system": {"chat_template": NO_SYSTEM},
     "forgets": {"chat_template": FORGETS},
+    "dated": {"chat_template": DATED},
     "metaspace": {"single": "<s> $A", "is_metaspace": True, "chat_template": GENERATION},
 }
 

@@ -1,0 +1,80 @@
+"""Runs in Foundry's environment: tokenizes records and collates rows with LLM-Foundry's own functions.
+
+Takes a list of {"tokenizer", "date", "records", "cases"} on stdin. A case has settings, the name of its records, and
+"rows": what mdsmix stored for the usable ones, as lists of turns. For each case the answer holds one outcome a
+record (the turns and whether they are valid, or the name of an exception), and a batch row for each of
+Foundry's turns and of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from llmfoundry.data.finetuning import tasks
+from llmfoundry.data.finetuning.collator import Seq2SeqFinetuningCollator
+from transformers import AutoTokenizer
+
+Turns = list[dict[str, list[int]]]
+
+
+def tokenized(record: Any, tokenizer: Any) -> dict[str, Any]:
+    try:
+        turns = tasks.tokenize_formatted_example(record, tokenizer)["turns"]
+    except Exception as error:
+        return {"error": type(error).__name__}
+    return {"turns": [{key: list(turn[key]) for key in ("input_ids", "labels")} for turn in turns]}
+
+
+def judged(found: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
+    if "error" in found:
+        return found
+    settings = ("max_seq_len", "target_prompts", "target_responses", "decoder_only_format")
+    return {**found, "valid": tasks.is_valid_ift_example(*(case[name] for name in settings), found)}
+
+
+def collated(rows: list[Turns], case: dict[str, Any], tokenizer: Any) -> list[dict[str, Any]]:
+    """Each row as a batch of one: input_ids, labels, attention_mask ..."""
+    settings = ("max_seq_len", "decoder_only_format", "target_responses", "target_prompts")
+    collate = Seq2SeqFinetuningCollator(tokenizer, *(case[name] for name in settings))
+    return [{k: v[0].tolist() for k, v in collate([{"turns": row}]).items()} for row in rows]
+
+
+def loaded(row: Turns, case: dict[str, Any]) -> Turns:
+    """As StreamingFinetuningDataset gives a row: it cuts ndarray columns, not turns."""
+    if not case["is_pair"]:
+        return row
+    longest = case["max_seq_len"]
+    return [{key: tokens[:longest] for key, tokens in turn.items()} for turn in row]
+
+
+def answer(
+    case: dict[str, Any], found: dict[str, list[dict[str, Any]]], tokenizer: Any
+) -> dict[str, Any]:
+    outcomes = [judged(result, case) for result in found[case["records"]]]
+    theirs = [found["turns"] for found in outcomes if found.get("valid")]
+    ours = [loaded(row, case) for row in case["rows"]]
+    return {
+        "outcomes": outcomes,
+        "theirs": collated(theirs, case, tokenizer),
+        "ours": collated(ours, case, tokenizer),
+    }
+
+
+def answers(question: dict[str, Any]) -> list[dict[str, Any]]:
+    tasks.get_date_string = lambda: question["date"]
+    tokenizer = AutoTokenizer.from_pretrained(question["tokenizer"])
+    found = {
+        name: [tokenized(record, tokenizer) for record in records]
+        for name, records in question["records"].items()
+    }
+    return [answer(case, found, tokenizer) for case in question["cases"]]
+
+
+def main() -> None:
+    print(json.dumps([answers(question) for question in json.load(sys.stdin)]))
+
+
+if __name__ == "__main__":
+    main()
