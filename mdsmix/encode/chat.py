@@ -70,7 +70,9 @@ def _message_fault(message: Any) -> str | None:
         return "bad_message_keys"
     if not isinstance(message["role"], str) or message["role"] not in ROLES:
         return "unknown_role"
-    return None if isinstance(message["content"], str) else "content_not_text"
+    if not isinstance(message["content"], str):
+        return "content_not_text"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

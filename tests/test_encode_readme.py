@@ -1,0 +1,23 @@
+"""Every reason code that an encoder can give is explained in the README beside it, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import mdsmix.encode
+from mdsmix.encode.targets import VERDICTS
+
+FOLDER = Path(mdsmix.encode.__file__).parent
+GIVEN = r"""NotRendered\("(\w+)"\)|return "([a-z]+_[a-z_]+)"|Rejected\(.*?"(\w+)"|"(\w+)": .*(?:whole|bare)"""
+
+
+def test_the_readme_explains_every_reason_code() -> None:
+    source = "\n".join(path.read_text("utf-8") for path in FOLDER.glob("*.py"))
+    found = {code for match in re.findall(GIVEN, source) for code in match if code}
+    found |= {"no_messages"} | {code for code in VERDICTS if code}
+    section = (FOLDER / "README.md").read_text("utf-8").split("## Reason codes")[1]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    explained = {code for row in rows for code in re.findall(r"`(\w+)`", row)}
+    assert explained == found
+    assert len(found) > 20
