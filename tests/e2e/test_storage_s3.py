@@ -1,0 +1,206 @@
+"""A real MinIO through the one path type: the same answers as on a disk, and sentences without keys."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mdsmix.errors import Unreachable
+from mdsmix.sources import find, plan, read
+from mdsmix.storage import Location, locate, s3
+
+
+@pytest.fixture
+def root(bucket: str) -> Location:
+    return locate(f"s3://{bucket}/a folder/ü")
+
+
+def test_what_is_written_is_read_in_full_and_in_part(root: Location) -> None:
+    place = root / "file.bin"
+    place.write(b"ab", memoryview(b"cdef"), bytearray(b"g"))
+    assert (place.read(), place.read(2, 3), place.read(6, 10)) == (b"abcdefg", b"cde", b"g")
+    assert (place.read(99, 1), place.read(0, 0)) == (b"", b"")
+    with place.open(5) as file:
+        assert file.read() == b"fg"
+    before = place.stat()
+    assert before is not None
+    assert before.size == 7
+    place.write()
+    after = place.stat()
+    assert after is not None
+    assert (after.size, place.read(), place.read(0, 5)) == (0, b"", b"")
+    assert after.stamp != before.stamp
+
+
+def test_missing_is_an_answer_to_stat_delete_and_list_and_an_error_to_read(root: Location) -> None:
+    assert (root / "none").stat() is None
+    assert (root / "none").expand() == []
+    assert list((root / "none").list()) == []
+    (root / "none").delete()
+    with pytest.raises(Unreachable, match="there is no such object"):
+        (root / "none").read()
+    with pytest.raises(Unreachable, match="there is no such object"):
+        (root / "none").open()
+
+
+def test_list_and_expand_answer_as_on_a_disk(root: Location, tmp_path: Path) -> None:
+    for place in (root, locate(tmp_path)):
+        for name in ("b.x", "a.x", "c/z.x", "c/y/x.x", "c-1", ".hidden.x"):
+            (place / name).write(name.encode())
+        assert [name for name, _ in place.list()] == [".hidden.x", "a.x", "b.x", "c-1"]
+        assert [name for name, _ in place.list(recursive=True)][3:] == ["c-1", "c/y/x.x", "c/z.x"]
+        for pattern, expected in {
+            "*.x": "a.x b.x",
+            "*/*.x": "c/z.x",
+            "c/**": "c/y/x.x c/z.x",
+        }.items():
+            found = [found.url for found, _ in (place / pattern).expand()]
+            assert found == [(place / name).url for name in expected.split()]
+
+
+def test_a_list_goes_on_over_pages(root: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(5):
+        (root / str(i)).write(b"x")
+    page = s3._page
+    monkeypatch.setattr(s3, "_page", lambda wanted, client: page({**wanted, "MaxKeys": 2}, client))
+    assert [name for name, _ in root.list()] == list("01234")
+
+
+def test_a_large_object_goes_up_in_parts_and_is_copied_inside_the_store(
+    root: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "_PART_BYTES", 5 << 20)
+    data = os.urandom(12 << 20)
+    (root / "large").write(data[:1000], data[1000 : 7 << 20], data[7 << 20 :])
+    found = (root / "large").stat()
+    assert found is not None
+    assert found.stamp.endswith("-3")  # MinIO's mark of an object of three parts
+    (root / "large").copy_to(root / "copy")
+    (root / "copy").copy_to(locate(tmp_path) / "down")
+    (locate(tmp_path) / "down").copy_to(root / "up")
+    assert (root / "up").read() == data
+
+
+REFUSALS = {
+    "a missing bucket": ({}, "no-such-bucket", "the bucket does not exist"),
+    "a bucket name of two letters": ({}, "ab", "at least 3 letters"),
+    "a wrong secret": ({"AWS_SECRET_ACCESS_KEY": "WRONG-SECRET"}, None, "secret key is wrong"),
+    "an unknown key": ({"AWS_ACCESS_KEY_ID": "UNKNOWN-KEY"}, None, "does not know this access key"),
+    "no scheme": ({"S3_ENDPOINT_URL": "127.0.0.1:9000"}, None, "does not start with http://"),
+    "an unknown profile": ({"AWS_PROFILE": "nobody"}, None, "the profile that AWS_PROFILE names"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+@pytest.mark.parametrize("action", ["stat", "read", "write", "list"])
+def test_a_refusal_is_one_sentence_that_holds_no_key(
+    case: str, action: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, other_bucket, expected = REFUSALS[case]
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    place = locate(f"s3://{other_bucket or bucket}/x")
+    with pytest.raises(Unreachable) as refusal:
+        list(place.list()) if action == "list" else getattr(place, action)()
+    message = str(refusal.value)
+    assert expected in message
+    assert place.url in message
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        assert os.environ[name] not in message
+
+
+def test_without_credentials_the_sentence_says_which_to_set(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(Unreachable, match="no credentials were found; set AWS_ACCESS_KEY_ID"):
+        locate(f"s3://{bucket}/x").stat()
+
+
+def test_an_endpoint_that_does_not_answer_is_given_up_soon_and_its_password_is_not_shown(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://user:PASSWORD@127.0.0.1:1")
+    monkeypatch.setattr("mdsmix.storage.s3_client._FIRST_SECONDS", 0)
+    with pytest.raises(Unreachable, match="nothing answers there") as refusal:
+        locate(f"s3://{bucket}/x").stat()
+    assert "PASSWORD" not in str(refusal.value)
+
+
+@pytest.fixture
+def breaking_proxy(minio: str) -> Iterator[str]:
+    """An endpoint before MinIO that cuts every answer after 3,000,000 bytes."""
+    host, port = minio.removeprefix("http://").split(":")
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def pump(source: socket.socket, target: socket.socket, limit: int) -> None:
+        with contextlib.suppress(OSError):
+            while limit > 0 and (data := source.recv(min(limit, 1 << 16))):
+                target.sendall(data)
+                limit -= len(data)
+        for side in (source, target):
+            with contextlib.suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        while True:
+            try:
+                client, _ = server.accept()
+            except OSError:
+                return
+            store = socket.create_connection((host, int(port)))
+            for ends in ((client, store, 1 << 40), (store, client, 3_000_000)):
+                threading.Thread(target=pump, args=ends, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    server.close()
+
+
+def test_a_body_that_breaks_is_taken_up_where_it_broke(
+    root: Location, breaking_proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom(10_000_000)
+    (root / "x").write(data)
+    monkeypatch.setenv("S3_ENDPOINT_URL", breaking_proxy)
+    monkeypatch.setattr(s3.time, "sleep", lambda seconds: None)
+    assert (root / "x").read() == data
+    assert (root / "x").read(1_000_000, 8_000_000) == data[1_000_000:9_000_000]
+
+
+def test_a_broken_read_never_goes_on_in_another_version(
+    root: Location, minio: str, breaking_proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "x").write(b"a" * 10_000_000)
+    monkeypatch.setattr(s3.time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("S3_ENDPOINT_URL", breaking_proxy)
+    with (root / "x").open() as file:
+        file.read(1000)
+        monkeypatch.setenv("S3_ENDPOINT_URL", minio)
+        (root / "x").write(b"b" * 10_000_000)
+        monkeypatch.setenv("S3_ENDPOINT_URL", breaking_proxy)
+        with pytest.raises(Unreachable, match="replaced while it was being read"):
+            file.read()
+
+
+def test_sources_in_a_bucket_read_as_on_a_disk(root: Location, corpus_folder: Path) -> None:
+    for name in ("web.jsonl.zst", "docs.jsonl", "chat.jsonl"):
+        (locate(corpus_folder) / name).copy_to(root / "data" / name)
+
+    def records(path: str) -> list[object]:
+        return [
+            r for unit in plan(find([path], corpus_folder)) for b in read(unit) for r in b.records
+        ]
+
+    for name in ("*.zst", "docs.jsonl", "c*.jsonl"):
+        assert records(f"{root}/data/{name}") == records(name) != []

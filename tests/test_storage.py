@@ -1,0 +1,147 @@
+"""Local files: a write is all or nothing, missing is an answer, and every failure is a sentence."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.storage import locate
+from mdsmix.storage.local import _explained
+from mdsmix.storage.location import path_matches
+
+
+def test_what_is_written_is_read_in_full_and_in_part(tmp_path: Path) -> None:
+    place = locate(tmp_path) / "new/folder" / "file.bin"
+    place.write(b"ab", memoryview(b"cdef"), bytearray(b"g"))
+    assert place.read() == b"abcdefg"
+    assert place.read(2, 3) == b"cde"
+    assert place.read(6, 10) == b"g"
+    assert place.read(99, 1) == b""
+    with place.open(5) as file:
+        assert file.read() == b"fg"
+    found = place.stat()
+    assert found is not None
+    assert found.size == 7
+
+
+def test_the_stamp_changes_with_every_write(tmp_path: Path) -> None:
+    place = locate(tmp_path) / "a"
+    place.write(b"one")
+    before = place.stat()
+    place.write(b"two")
+    assert place.stat() != before
+
+
+def test_a_write_that_fails_leaves_the_old_bytes_and_no_other_file(tmp_path: Path) -> None:
+    place = locate(tmp_path) / "a"
+    place.write(b"old")
+    with pytest.raises(TypeError):
+        place.write(b"new", "text is not bytes")  # type: ignore[arg-type]
+    assert place.read() == b"old"
+    assert [name for name, _ in locate(tmp_path).list()] == ["a"]
+
+
+def test_missing_is_an_answer_to_stat_delete_and_list_and_an_error_to_read(tmp_path: Path) -> None:
+    place = locate(tmp_path) / "none" / "x"
+    assert place.stat() is None
+    place.delete()
+    assert list(place.list()) == []
+    assert place.expand() == []
+    with pytest.raises(Unreachable, match="no such file"):
+        place.read()
+    with pytest.raises(Unreachable, match="no such file"):
+        place.open()
+    with pytest.raises(Unreachable, match="no such file"):
+        place.copy_to(locate(tmp_path) / "copy")
+
+
+def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
+    assert locate(tmp_path).stat() is None
+    with pytest.raises(Unreachable, match="it is a folder"):
+        locate(tmp_path).read()
+    (tmp_path / "file").touch()
+    with pytest.raises(Unreachable, match="is a file, not a folder"):
+        (locate(tmp_path) / "file" / "below").write(b"")
+
+
+@pytest.mark.parametrize("recursive", [False, True])
+def test_list_is_sorted_and_names_only_files(tmp_path: Path, recursive: bool) -> None:
+    root = locate(tmp_path)
+    for name in ("b", "a", "c/z", "c/y/x", "c-1"):
+        (root / name).write(name.encode())
+    (tmp_path / "c" / "loop").symlink_to(tmp_path)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    names = [name for name, _ in root.list(recursive=recursive)]
+    assert names == (["a", "b", "c-1", "c/y/x", "c/z"] if recursive else ["a", "b", "c-1"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("*.jsonl", ["a.jsonl", "b.jsonl"]),
+        ("?.jsonl", ["a.jsonl", "b.jsonl"]),
+        ("[b-z].jsonl", ["b.jsonl"]),
+        ("*/*.jsonl", ["sub/c.jsonl"]),
+        ("**/*.jsonl", ["a.jsonl", "b.jsonl", "sub/c.jsonl", "sub/deep/d.jsonl"]),
+        ("sub/**", ["sub/c.jsonl", "sub/deep/d.jsonl", "sub/deep/e.txt"]),
+        ("a.jsonl", ["a.jsonl"]),
+        ("s*/d*/e.txt", ["sub/deep/e.txt"]),
+        ("x[1].txt", ["x[1].txt"]),
+        ("*.csv", []),
+        ("sub", []),
+    ],
+)
+def test_expand_finds_what_a_shell_would(tmp_path: Path, pattern: str, expected: list[str]) -> None:
+    root = locate(tmp_path)
+    names = ["a.jsonl", "b.jsonl", "sub/c.jsonl", "sub/deep/d.jsonl", "sub/deep/e.txt", "x[1].txt"]
+    hidden = [".hidden.jsonl", ".git/f.jsonl", "sub/.cache/g.jsonl"]
+    for name in names + hidden:
+        (root / name).write(b"")
+    (tmp_path / "sub" / "loop").symlink_to(tmp_path)
+    found = [place.url for place, _ in (root / pattern).expand()]
+    assert found == [(root / name).url for name in expected]
+    if any(sign in pattern for sign in "*?["):  # a bucket is matched by the same rules
+        matching = [n for n in names + hidden if path_matches(n.split("/"), pattern.split("/"))]
+        assert [n for n in matching if n != "x[1].txt"] == [n for n in expected if n[:2] != "x["]
+
+
+def test_a_name_from_an_index_cannot_lead_outside(tmp_path: Path) -> None:
+    for name in ("../x", "a/../../x", "/etc/passwd", "a\0b"):
+        with pytest.raises(Unreachable, match="leads out of"):
+            _ = locate(tmp_path) / name
+
+
+def test_a_location_knows_its_parts_and_survives_a_pickle(tmp_path: Path) -> None:
+    for url in (str(tmp_path / "a" / "b"), "s3://bucket/a/b"):
+        place = locate(url)
+        assert (str(place), place.name, place.parent.name) == (url, "b", "a")
+        assert place.is_s3 == url.startswith("s3://")
+        assert pickle.loads(pickle.dumps(place)) == place
+    assert locate("s3://bucket/").url == "s3://bucket"
+    assert (locate("s3://bucket") / "a").url == "s3://bucket/a"
+
+
+def test_a_relative_path_and_a_file_url_become_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert locate("a/../b").url == os.path.join(tmp_path, "b")
+    assert locate("file:///x/with%20space").url == "/x/with space"
+
+
+@pytest.mark.parametrize(
+    "url", ["gs://bucket/x", "hf://set", "s3:///key", "s3://a*/b", "file://h/x"]
+)
+def test_what_cannot_be_opened_is_refused_by_its_url(url: str) -> None:
+    with pytest.raises(RecipeError) as refusal:
+        locate(url)
+    assert url in str(refusal.value)
+
+
+def test_a_full_disk_is_a_sentence() -> None:
+    with pytest.raises(Unreachable, match="the disk is full"), _explained("write", "x"):
+        Path("/dev/full").write_bytes(b"x" * 100_000)
