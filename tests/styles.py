@@ -93,6 +93,8 @@ def letters(folder: Path, **changes: Any) -> Tokenizer:
         "prefix_ids": [],
         "suffix_ids": [],
         "special_tokens": SPECIALS,
+        "special_ids": [BOS, EOS, START, END],
+        "special_ids": list(range(len(SPECIALS))),
         "chat_template": None,
         "template_variables": {"bos_token": "<s>", "eos_token": "</s>"},
     }
