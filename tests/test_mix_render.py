@@ -44,6 +44,7 @@ def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
         prefix_ids=[],
         suffix_ids=[],
         special_tokens=[],
+        special_ids=[],
         chat_template=None,
         template_variables={},
     )

@@ -122,12 +122,13 @@ class _Tally:
         self.lines += batch.lines
 
 
-_backends: dict[tuple[str, str], Backend] = {}
+_backends: dict[tuple[str, str, str], Backend] = {}
 
 
 def _backend(job: Job) -> Backend:
-    """Opened once per process: loading a tokenizer of 128,000 ids takes half a second."""
-    key = (job.tokenizer.path, job.backend)
+    """Opened once per process and stream: loading a tokenizer of 128,000 ids takes half a second, and a fast backend is
+    to be proved on each stream."""
+    key = (job.target, job.tokenizer.path, job.backend)
     if key not in _backends:
         _backends[key] = open_backend(job.tokenizer, job.backend)
     return _backends[key]

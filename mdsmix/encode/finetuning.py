@@ -23,7 +23,7 @@ from mdsmix.encode.chat import ChatTemplate, Message, NotRendered, Turn, convers
 from mdsmix.encode.fields import read_texts
 from mdsmix.encode.pairs import cut, encode_pairs, lacks_eos, largest_id
 from mdsmix.encode.pretraining import frame
-from mdsmix.encode.special import SpecialStrings, is_encodable
+from mdsmix.encode.special import SpecialStrings, encode_texts, is_encodable
 from mdsmix.encode.targets import USABLE, VERDICTS, Targets, Turns, count_losses, judge
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
@@ -48,13 +48,12 @@ class PromptResponse:
         (prompts, responses), positions, rejected = read_texts(
             records, (self.prompt, self.response)
         )
-        pairs = list(zip(prompts, responses, strict=True))
-        marked = [i for i, pair in enumerate(pairs) if any(map(self.specials.within, pair))]
+        contexts, targets, marked = self._tokenize(prompts, responses)
         if marked and self.special_tokens_in_text == "reject":
             rejected += [Rejected(positions[i], "special_token_in_text", False) for i in marked]
-            for i in reversed(marked):
-                del pairs[i], positions[i]
-        contexts, targets = self._tokenize(pairs)
+            good = np.delete(np.arange(len(positions)), marked)
+            contexts, targets = contexts.take(good), targets.take(good)
+            positions = [positions[i] for i in good]
         # The loader cuts either column to max_seq_len before it looks at the length of a prompt.
         longest = self.targets.max_seq_len
         lengths = (np.minimum(rows.lengths, longest) for rows in (contexts, targets))
@@ -64,19 +63,23 @@ class PromptResponse:
         kept = contexts.take(keep), targets.take(keep)
         return encode_pairs(*kept, self.targets, self.tokenizer, rejected, len(marked))
 
-    def _tokenize(self, pairs: list[tuple[str, str]]) -> tuple[Ragged, Ragged]:
-        """With what the tokenizer adds around a text; a BOS that begins both leaves the response."""
-        texts = [prompt for prompt, _ in pairs] + [response for _, response in pairs]
-        ids = self.backend.encode(texts, match_special=self.special_tokens_in_text == "allow")
+    def _tokenize(
+        self, prompts: list[str], responses: list[str]
+    ) -> tuple[Ragged, Ragged, list[int]]:
+        """Both with what the tokenizer adds around a text (a BOS that begins both leaves the response), and which
+        pairs hold a special token."""
+        n, rule, special = len(prompts), self.special_tokens_in_text, self.tokenizer.special_ids
+        ids, rows = encode_texts(self.backend, prompts + responses, rule, self.specials, special)
+        marked = sorted({row % n for row in rows})
         head, tail = self.tokenizer.prefix_ids, self.tokenizer.suffix_ids
         bos, dtype = self.tokenizer.bos_id, self.tokenizer.dtype
         after_bos = head[1:] if bos is not None and head[:1] == [bos] else head
-        contexts = frame(ids.slice(0, len(pairs)), head, tail, dtype)
-        targets = frame(ids.slice(len(pairs), 2 * len(pairs)), after_bos, tail, dtype)
+        contexts = frame(ids.slice(0, n), head, tail, dtype)
+        targets = frame(ids.slice(n, 2 * n), after_bos, tail, dtype)
         if head or bos is None:
-            return contexts, targets
+            return contexts, targets, marked
         both = _begins_with(contexts, bos) & _begins_with(targets, bos)
-        return contexts, cut(targets, both.astype(np.int64), targets.lengths - both)
+        return contexts, cut(targets, both.astype(np.int64), targets.lengths - both), marked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

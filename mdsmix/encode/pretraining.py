@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoded, Rejected
 from mdsmix.encode.fields import read_texts
-from mdsmix.encode.special import SpecialStrings
+from mdsmix.encode.special import SpecialStrings, encode_texts
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.ragged import Ragged
+
+SPECIAL = "special_token_in_text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +46,18 @@ class Documents:
     def encode(self, records: list[Any]) -> Encoded:
         """Concat: one row per document, under `tokens`, to be joined and cut by the caller. Document: finished rows."""
         (texts,), positions, rejected = read_texts(records, (self.field,))
-        marked = [i for i, text in enumerate(texts) if self.specials.within(text)]
-        if marked and self.special_tokens_in_text == "reject":
-            rejected += [Rejected(positions[i], "special_token_in_text", False) for i in marked]
-            drop = set(marked)
-            texts = [t for i, t in enumerate(texts) if i not in drop]
-            positions = [p for i, p in enumerate(positions) if i not in drop]
-        ids = self.backend.encode(texts, match_special=self.special_tokens_in_text == "allow")
+        ids, marked = encode_texts(
+            self.backend,
+            texts,
+            self.special_tokens_in_text,
+            self.specials,
+            self.tokenizer.special_ids,
+        )
         rows = frame(ids, *self._frame, self.tokenizer.dtype)
-        keep, dropped = self._keep(ids.lengths, rows.lengths)
-        rejected += [Rejected(positions[i], reason, True) for i, reason in dropped]
+        refused = np.zeros(len(rows), bool)
+        refused[marked] = self.special_tokens_in_text == "reject"
+        keep, dropped = self._keep(ids.lengths, rows.lengths, refused)
+        rejected += [Rejected(positions[i], why, why != SPECIAL) for i, why in dropped]
         return self._encoded(rows.take(keep), rejected, len(marked))
 
     @property
@@ -68,11 +72,12 @@ class Documents:
         return head, tail
 
     def _keep(
-        self, bare: NDArray[np.int64], whole: NDArray[np.int64]
+        self, bare: NDArray[np.int64], whole: NDArray[np.int64], refused: NDArray[np.bool_]
     ) -> tuple[NDArray[np.bool_], list[tuple[int, str]]]:
         """Which documents stay, and why the others go: a reason code for each, the first that fits."""
         most = np.iinfo(np.int64).max if self.max_tokens is None else self.max_tokens
         rules = {
+            SPECIAL: refused,
             "empty": bare == 0,
             "min_tokens": whole < self.min_tokens,
             "max_tokens": whole > most,
@@ -88,7 +93,9 @@ class Documents:
             rows, lost = split_rows(rows, self.max_seq_len)
         lengths = rows.lengths
         return Encoded(
-            columns=as_targets(rows) if self.has_targets and not self.is_concat else {"tokens": rows},
+            columns=as_targets(rows)
+            if self.has_targets and not self.is_concat
+            else {"tokens": rows},
             tokens=len(rows.values),
             loss_tokens=int(np.maximum(lengths - 1, 0).sum()),
             lengths=lengths,

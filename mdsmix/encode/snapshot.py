@@ -38,7 +38,7 @@ def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
         "padding_side": tokenizer.padding_side,
         "prefix_ids": prefix,
         "suffix_ids": suffix,
-        "special_tokens": _special_tokens(tokenizer),
+        **_special_tokens(tokenizer),
         "chat_template": _chat_template(tokenizer),
         "template_variables": dict(tokenizer.special_tokens_map),
     }
@@ -75,9 +75,9 @@ def _frame(full: list[int], bare: list[int]) -> tuple[tuple[int, ...], tuple[int
     return (-1,), (len(full), *full)  # differs from text to text: refused above
 
 
-def _special_tokens(tokenizer: Any) -> list[str]:
-    added = tokenizer.added_tokens_decoder.values()
-    return sorted({token.content for token in added if token.special})
+def _special_tokens(tokenizer: Any) -> dict[str, Any]:
+    special = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+    return {"special_tokens": sorted(special), "special_ids": sorted(special.values())}
 
 
 def _chat_template(tokenizer: Any) -> str | None:

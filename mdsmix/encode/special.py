@@ -1,22 +1,32 @@
-"""Whether a text holds the string of a special token, found before any tokenizer sees it.
+"""Special tokens inside the texts of records: `<|im_start|>` typed by someone must not become a control token.
 
-Nearly no text does, so the test is made for the answer no: special tokens are grouped by their
-first two characters, and a text is searched once per group for what the group's tokens begin with
-(the 256 special tokens of Llama 3 are the one search for "<|"). It answers yes for any occurrence,
-also where a tokenizer with `single_word` tokens would not match; it does not see a token that comes
-into being only through the tokenizer's normalizer (upper case made lower case, say).
+Nearly no text holds one, so texts are encoded as if that did not matter, and the ids tell: where no special id comes
+out, none was in the text, and both ways of encoding agree. Two reductions over the ids cost 1 % of a conversion;
+searching the texts cost 11 %. Only rows with a special id are looked at again, as text, since `<unk>` may be one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdsmix.encode.backends import Backend
+from mdsmix.ragged import Ragged
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialStrings:
-    """The special tokens of a tokenizer, ready to be searched for."""
+    """The special tokens of a tokenizer, ready to be searched for.
+
+    Tokens are grouped by their first two characters, and a text is searched once per group for what the group's tokens
+    begin with (the 256 special tokens of Llama 3 are the one search for "<|"). A search answers yes for any
+    occurrence, also where a tokenizer with `single_word` tokens would not match; it does not see a token that comes
+    into being only through the tokenizer's normalizer (upper case made lower case, say).
+    """
 
     groups: tuple[tuple[str, tuple[str, ...]], ...]
     "What the tokens of a group begin with, and the tokens."
@@ -41,6 +51,36 @@ class SpecialStrings:
 
 def _common_start(texts: list[str]) -> str:
     return os.path.commonprefix(texts)  # noqa: RUF071  (of any strings, not of paths)
+
+
+def encode_texts(
+    backend: Backend, texts: Sequence[str], rule: str, specials: SpecialStrings, ids: Sequence[int]
+) -> tuple[Ragged, list[int]]:
+    """The ids of the texts, and which rows hold a special token.
+
+    Args:
+        rule: special_tokens_in_text. Under `escape` those rows are encoded as ordinary text; under `allow` and
+            `reject` they hold the special ids, and the caller says what becomes of them.
+        ids: the special tokens' ids.
+    """
+    rows = backend.encode(texts, match_special=True)
+    marked = [row for row in _rows_with(rows, ids) if specials.within(texts[row])]
+    if rule != "escape" or not marked:
+        return rows, marked
+    plain = backend.encode([texts[row] for row in marked], match_special=False)
+    order = np.arange(len(texts))
+    order[marked] = len(texts) + np.arange(len(marked))
+    return Ragged.concat([rows, plain]).take(order), marked
+
+
+def _rows_with(rows: Ragged, ids: Sequence[int]) -> list[int]:
+    """The rows that hold one of the ids."""
+    values = rows.values
+    if not ids or not len(values) or values.max() < min(ids) or values.min() > max(ids):
+        return []
+    hits: NDArray[np.int64] = np.flatnonzero((values >= min(ids)) & (values <= max(ids)))
+    hits = hits[np.isin(values[hits], ids)]
+    return np.unique(np.searchsorted(rows.offsets, hits, "right") - 1).tolist()
 
 
 def is_encodable(text: str) -> bool:
