@@ -52,12 +52,14 @@ def render_yaml(
     print_findings(found, to_stderr=True)
     if is_refused(found):
         raise MixRefused(f"{verdict(mix, found)}; nothing was rendered.")
-    _write(text, out or into)
-    typer.echo(f"{verdict(mix, found)}{f'; wrote {out or into}' if out or into else ''}", err=True)
+    drawn = None
     if validate:
-        from mdsmix.mix.validate import validate as drawn
+        from mdsmix.mix.validate import validate as draw
 
-        typer.echo(drawn(text), err=True)
+        drawn = draw(text)
+    _write(text, out or into)
+    wrote = f"; wrote {out or into}" if out or into else ""
+    typer.echo("\n".join(filter(None, [f"{verdict(mix, found)}{wrote}", drawn])), err=True)
 
 
 def _write(text: str, target: str | None) -> None:

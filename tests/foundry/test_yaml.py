@@ -1,0 +1,66 @@
+"""The allow-lists are those of the real LLM-Foundry, and its own loader draws batches from what is rendered."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.mix import foundry
+from tests.published import LENGTH, SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish
+
+PASSED_BY_BUILDERS = {"tokenizer", "device_batch_size", "kwargs", "batch_size"}
+OF_HUGGING_FACE = {"hf_name", "hf_kwargs", "preprocessing_fn", "safe_load", "allowed_dataset_keys"}
+RENDER = "from mdsmix.cli.main import run; run()"
+
+
+@pytest.fixture(scope="module")
+def real(foundry_python: Path) -> dict[str, Any]:
+    script = Path(__file__).with_name("signatures.py")
+    done = subprocess.run([foundry_python, script], capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("loader", ["text", "finetuning"])
+def test_keys_are_those_that_the_loaders_read(real: dict[str, Any], loader: str) -> None:
+    read = set(real["dataset"][loader]) - PASSED_BY_BUILDERS - OF_HUGGING_FACE
+    assert read == foundry.DATASET_KEYS[loader]
+    takes = set(real["loader"][loader]) - PASSED_BY_BUILDERS
+    assert takes | {"name"} == foundry.LOADER_KEYS
+    needs = set(real["needs"][loader]) - PASSED_BY_BUILDERS
+    assert needs == set(foundry.LOADER_NEEDS[loader])
+
+
+def test_stream_keys_and_algorithms_are_those_of_streaming(real: dict[str, Any]) -> None:
+    assert set(real["stream"]) == foundry.STREAM_KEYS
+    for key in ("shuffle_algo", "partition_algo"):
+        assert real[key] == sorted(foundry.VALUES[key])
+
+
+def test_the_real_loader_draws_batches_from_the_rendered_yaml(
+    foundry_python: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    publish(tmp_path / "web", SPLIT, [SPLIT_ROW] * 30)
+    publish(tmp_path / "chat", TURNS, [TURNS_ROW] * 30)
+    recipe = {
+        "tokenizer": str(tokenizer_folder),
+        "max_seq_len": LENGTH,
+        "streams": {"web": {"local": "web"}, "chat": {"local": "chat"}},
+        "train_loader": {"num_workers": 0},
+    }
+    (tmp_path / "mix.yaml").write_text(json.dumps(recipe))
+    arguments = ["render-yaml", "mix.yaml", "-o", "out.yaml", "--validate"]
+    done = subprocess.run(
+        [foundry_python, "-c", RENDER, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"(2, {LENGTH}), (2, {LENGTH})" in done.stderr
+    assert (tmp_path / "out.yaml").exists()
