@@ -139,25 +139,13 @@ def _rules(settings: LoaderSettings, ids: TokenIds) -> RowRules:
 
 
 def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int) -> MixDataset:
-    """The dataset; once more without the memory of a killed run where that was in the way."""
-    try:
-        return _new_dataset(settings, rules, drawn)
-    except ValueError as error:
-        folders = [os.path.abspath(f) for f in _folders(settings)]
-        if "Reused local directory" not in str(error) or not (runs := drop_stale_memory(folders)):
-            _refuse(settings, error)
+    # Before Streaming looks: it maps every note that it reads, and keeps it mapped.
+    if runs := drop_stale_memory(map(os.path.abspath, _folders(settings))):
         log.warning("Removed the shared memory of %d dead run(s) that used these streams.", runs)
-    try:
-        return _new_dataset(settings, rules, drawn)
-    except ValueError as error:
-        _refuse(settings, error)
-
-
-def _new_dataset(settings: LoaderSettings, rules: RowRules, drawn: int) -> MixDataset:
     try:
         streams = [CheckedStream(name=name, **keys) for name, keys in settings.streams.items()]
         return MixDataset(streams=streams, rules=rules, batch_size=drawn, **settings.streaming)
-    except TypeError as error:  # a weight or a size that is text
+    except (ValueError, TypeError) as error:  # TypeError: a weight or a size that is text
         _refuse(settings, error)
 
 

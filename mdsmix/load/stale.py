@@ -1,7 +1,7 @@
-"""Shared memory that a killed run left behind, removed only where it stands in the way.
+"""Shared memory that a killed run left behind, removed where it could stand in the way.
 
-Streaming notes the cache folders in use in shared memory, which survives SIGKILL, and then refuses the next run with
-"Reused local directory". Its own remedy, clean_stale_shared_memory, removes the memory of every run on the machine,
+Streaming notes the cache folders in use in shared memory, which survives SIGKILL, and may then refuse the next run with
+"Reused local directory" (it does not where lock files of the dead run still mark that memory as taken). Its own remedy, clean_stale_shared_memory, removes the memory of every run on the machine,
 living ones included. Here only memory goes that names one of our folders and that no process maps any more. That can be
 told on Linux alone, and only for processes that share this machine's /proc.
 """
