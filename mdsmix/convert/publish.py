@@ -9,6 +9,7 @@ from mdsmix.convert.assemble import JoinedRows
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
 from mdsmix.convert.shardfiles import store_shards
+from mdsmix.convert.target import write_if_new
 from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
@@ -48,8 +49,8 @@ def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile]) -> Man
         index_hash=index.hash,
         complete=True,
     )
-    _write_if_new(job, manifest_file.BASENAME, manifest.to_bytes())
-    _write_if_new(job, index_file.BASENAME, index.content)
+    write_if_new(job.folder / manifest_file.BASENAME, manifest.to_bytes())
+    write_if_new(job.folder / index_file.BASENAME, index.content)
     return manifest
 
 
@@ -146,10 +147,3 @@ def _numbered(job: Job, shard: Shard, ordinal: int) -> Shard:
     if target.stat() is None:
         (job.folder / shard.stored.basename).copy_to(target)
     return twin
-
-
-def _write_if_new(job: Job, name: str, content: bytes) -> None:
-    at = job.folder / name
-    stat = at.stat()
-    if stat is None or stat.size != len(content) or at.read() != content:
-        at.write(content)

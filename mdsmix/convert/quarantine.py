@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from mdsmix.convert.ledger import FOLDER
+from mdsmix.convert.target import write_if_new
 from mdsmix.sources import Origin
 from mdsmix.storage import Location
 
@@ -49,7 +50,7 @@ def release(folder: Location, key: str, lines_before: int) -> None:
     kept = ZstdDecompressor().decompress(_kept(folder, key).read())
     records = [orjson.loads(line) for line in kept.splitlines()]
     numbered = (record | {"line": record["line"] + lines_before} for record in records)
-    (folder / QUARANTINE / f"{key}.jsonl.zst").write(_packed(numbered))
+    write_if_new(folder / QUARANTINE / f"{key}.jsonl.zst", _packed(numbered))
 
 
 def _kept(folder: Location, key: str) -> Location:

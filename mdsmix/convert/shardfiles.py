@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import xxhash
 
+from mdsmix.convert.target import write_once
 from mdsmix.shards.index import Shard, StoredFile
 from mdsmix.shards.mds import HASHES, Layout, Rows, shard_parts, split
 from mdsmix.storage import Location
@@ -18,11 +19,11 @@ def _store(folder: Location, layout: Layout, rows: Rows) -> Shard:
     parts = shard_parts(layout, rows)
     raw = _described(parts)
     if layout.compression is None:
-        (folder / raw.basename).write(*parts)
+        write_once(folder / raw.basename, parts)
         return Shard.of(layout, len(rows), raw, None)
     packed = memoryview(_compressed(parts, layout.compression))
     zipped = _described([packed], ".zstd")
-    (folder / zipped.basename).write(packed)
+    write_once(folder / zipped.basename, [packed])
     raw = StoredFile(
         basename=zipped.basename.removesuffix(".zstd"), bytes=raw.bytes, hashes=raw.hashes
     )
