@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import xxhash
@@ -133,7 +134,8 @@ def _limited(job: Job, units: list[Unit], limit: int, watcher: Watcher) -> Itera
     for unit in units:
         if limit <= 0:
             return
-        result = convert_unit(job, unit, limit, watcher.told)
+        # The rest of the limit is in the unit's key: it follows from what the units before held.
+        result = convert_unit(replace(job, limit=limit), unit, limit, watcher.told)
         limit -= sum(record.records.read for record in result.records)
         yield result
 
