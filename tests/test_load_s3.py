@@ -1,0 +1,64 @@
+"""From a real MinIO: workers do not share a connection, and a shard that the store lost is named."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.errors import Unreachable
+from mdsmix.load import MixLoader, build_loader
+from tests.load_streams import IDS, at_most, config, write_tokens
+
+
+@pytest.fixture(autouse=True)
+def _release_loaders() -> Iterator[None]:
+    """A worker forked later must not inherit the loaders of an earlier test."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def client(minio: str) -> Any:
+    import boto3
+
+    return boto3.client("s3", endpoint_url=minio)
+
+
+@pytest.fixture
+def published(client: Any, bucket: str, tmp_path: Path) -> str:
+    """A bucket that holds 24 rows in eight shards under web/train."""
+    for file in write_tokens(tmp_path / "made", 24, shard_bytes=260).iterdir():
+        client.upload_file(str(file), bucket, f"web/train/{file.name}")
+    return bucket
+
+
+def loader_of(bucket: str, local: Path, workers: int) -> MixLoader:
+    stream = {"remote": f"s3://{bucket}/web", "local": str(local), "split": "train"}
+    return build_loader(config({"web": stream}, "text", num_workers=workers), 2, ids=IDS)
+
+
+def test_two_workers_fetch_with_a_client_each(published: str, tmp_path: Path) -> None:
+    # Over the one connection that Streaming leaves open it takes 31 s.
+    with at_most(20):
+        batches = list(loader_of(published, tmp_path / "cache", workers=2))
+    assert sum(len(batch["input_ids"]) for batch in batches) == 24
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_shard_that_the_store_lost_is_named(
+    workers: int, published: str, client: Any, tmp_path: Path
+) -> None:
+    loader = loader_of(published, tmp_path / "cache", workers)
+    client.delete_object(Bucket=published, Key="web/train/shard.00002.mds")
+    named = f"shard shard.00002.mds under s3://{published}/web/train is lost"
+    with at_most(30), pytest.raises(Unreachable, match=named):
+        list(loader)
+
+
+def test_a_stream_that_the_store_does_not_have_is_one_sentence(bucket: str, tmp_path: Path) -> None:
+    with at_most(30), pytest.raises(Unreachable, match=f"s3://{bucket}/web/train cannot be used"):
+        loader_of(bucket, tmp_path / "cache", workers=0)
