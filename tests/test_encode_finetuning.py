@@ -27,7 +27,6 @@ def encoder_of(folder: Path, policy: dict[str, Any], snapshot: dict[str, Any]) -
         "tokenizer": tokenizer,
         "backend": open_backend(tokenizer, "reference"),
         "targets": Targets(**{"max_seq_len": 100, **policy}),
-        "specials": SpecialStrings.of(tokenizer.special_tokens),
     }
 
 
@@ -48,12 +47,14 @@ def chat(tmp_path: Path) -> Any:
         template: str | None = None,
         is_compact: bool = False,
     ) -> Chat:
+        parts = encoder_of(tmp_path, policy, {})
         return Chat(
             messages="m",
+            specials=SpecialStrings.of(parts["tokenizer"].special_tokens),
             template=open_template(template, {"bos_token": "<s>"}, "2026-01-01"),
             is_compact=is_compact,
             special_tokens_in_text=special,
-            **encoder_of(tmp_path, policy, {}),
+            **parts,
         )
 
     return make

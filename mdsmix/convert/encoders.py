@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from mdsmix.convert.job import Job
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoder
-from mdsmix.encode.special import SpecialStrings
 
 if TYPE_CHECKING:
     from mdsmix.encode.targets import Targets
@@ -36,7 +35,6 @@ def _documents(job: Job, backend: Backend) -> Encoder:
         min_tokens=encoding.min_tokens or 0,
         max_tokens=encoding.max_tokens,
         special_tokens_in_text=encoding.special_tokens_in_text,
-        specials=SpecialStrings.of(job.tokenizer.special_tokens),
     )
 
 
@@ -50,13 +48,13 @@ def _pairs(job: Job, backend: Backend) -> Encoder:
         response=job.encoding.fields["response"],
         targets=_targets(job),
         special_tokens_in_text=job.encoding.special_tokens_in_text,
-        specials=SpecialStrings.of(job.tokenizer.special_tokens),
     )
 
 
 def _chat(job: Job, backend: Backend) -> Encoder:
     from mdsmix.encode.chat import open_template
     from mdsmix.encode.finetuning import Chat
+    from mdsmix.encode.special import SpecialStrings
 
     tokenizer, encoding = job.tokenizer, job.encoding
     return Chat(

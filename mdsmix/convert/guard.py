@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mdsmix.convert.job import Job
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
@@ -44,6 +46,6 @@ def refuse_replacing(job: Job, manifest: Manifest, sources: list[str]) -> None:
         )
 
 
-def _listed(names: object) -> str:
-    names = list(names)  # type: ignore[call-overload]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def _listed(names: Iterable[str]) -> str:
+    first = list(names)
+    return ", ".join(first[:3]) + (f" and {len(first) - 3} more" if len(first) > 3 else "")

@@ -57,22 +57,37 @@ def _settings_hash(shaping: bytes) -> str:
 
 def settings_hash(job: Job) -> str:
     """Of every setting and version that shapes a unit's bytes; mix weights and the backend are not among them."""
-    template = job.tokenizer.chat_template_hash if "messages" in job.encoding.fields else None
-    shaping = [FORMAT_VERSION, asdict(job.encoding), job.tokenizer.hash, template, job.limit]
+    tokenizer, has_template = job.tokenizer, "messages" in job.encoding.fields
+    template = [tokenizer.chat_template, tokenizer.template_variables] if has_template else None
+    shaping = [FORMAT_VERSION, asdict(job.encoding), tokenizer.hash, template, job.limit]
     return _settings_hash(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
 
 
 def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: int | None) -> Job:
     """The job of a stream with a source."""
-    folder = f"limit-{limit}" if limit else stream.split
     return Job(
         name=stream.name,
         encoding=_encoding(recipe, stream, tokenizer),
         tokenizer=tokenizer,
         backend=recipe.tokenizer.backend,
-        target=f"{recipe.published(stream)}/{folder}",
+        target=f"{recipe.published(stream)}/{f'limit-{limit}' if limit else stream.split}",
         limit=limit,
     )
+
+
+def on_day(job: Job, published: str | None) -> Job:
+    """The job with the day that its chat template prints, where it prints one and the recipe names none.
+
+    LLM-Foundry prints today's. Here a published stream keeps the day it has, or every morning would rebuild it.
+    """
+    if "messages" not in job.encoding.fields or job.encoding.date_string:
+        return job
+    from mdsmix.encode.chat import open_template, today
+
+    tokenizer = job.tokenizer
+    template = open_template(tokenizer.chat_template, tokenizer.template_variables)
+    day = (published or today()) if template.prints_date else None
+    return replace(job, encoding=replace(job.encoding, date_string=day))
 
 
 def _encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Encoding:
@@ -101,14 +116,4 @@ def _encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Encod
         )
     if not has_messages(stream):
         return common
-    return replace(common, compact=stream.columns == "compact", date_string=_day(stream, tokenizer))
-
-
-def _day(stream: StreamSpec, tokenizer: Tokenizer) -> str | None:
-    """The day that the chat template prints, asked for once; None where it prints none."""
-    from mdsmix.encode.chat import open_template, today
-
-    template = open_template(
-        tokenizer.chat_template, tokenizer.template_variables, stream.date_string
-    )
-    return (stream.date_string or today()) if template.prints_date else None
+    return replace(common, compact=stream.columns == "compact", date_string=stream.date_string)

@@ -16,7 +16,7 @@ import xxhash
 from mdsmix import sources
 from mdsmix.convert import engine
 from mdsmix.convert.guard import published_manifest, refuse_replacing
-from mdsmix.convert.job import Job, make_job
+from mdsmix.convert.job import Job, make_job, on_day
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.publish import is_published, publish
 from mdsmix.convert.quarantine import release
@@ -43,14 +43,20 @@ def convert(
     """Converts and publishes every stream that has a source, or those that `only` names."""
     streams = _chosen(recipe, only)
     tokenizer = open_tokenizer(recipe.tokenizer)
-    crew = workers or engine.cpu_count()
     outcomes = []
     for stream in streams:
         assert stream.source is not None
         job = make_job(recipe, stream, tokenizer, limit)
         files = sources.find(stream.source.path, recipe.folder)
+        crew = workers or _crew(job, files)
         outcomes.append(_convert_stream(job, files, reencode, crew, watcher))
     return outcomes
+
+
+def _crew(job: Job, files: list[sources.SourceFile]) -> int:
+    """A process per processor; one more with a store, so that one loads or uploads while the others tokenize."""
+    with_store = job.folder.is_s3 or any(file.location.is_s3 for file in files)
+    return engine.cpu_count() + with_store
 
 
 def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
@@ -71,6 +77,7 @@ def _convert_stream(
     began = time.monotonic()
     units, seen = sources.plan(files), Seen.of(job.target)
     old = published_manifest(job, reencode)
+    job = on_day(job, old.encoding.date_string if old else None)
     known = [seen.content(unit) for unit in units]
     if old and is_published(job, old, _keys(job, known)):
         return _outcome(job, old, [], began)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import filterfalse
 from typing import Any
 
 from mdsmix.encode.base import Rejected
@@ -18,9 +19,7 @@ def read_texts(
     """
     try:
         columns = [[record[field] for record in records] for field in fields]
-        if all(
-            set(map(type, texts)) <= {str} and all(map(is_encodable, texts)) for texts in columns
-        ):
+        if all(map(_are_texts, columns)):
             return columns, list(range(len(records))), []
     except (KeyError, TypeError, IndexError):
         pass
@@ -28,6 +27,13 @@ def read_texts(
     good = [i for i, fault in enumerate(faults) if fault is None]
     rejected = [Rejected(i, fault, False) for i, fault in enumerate(faults) if fault is not None]
     return [[records[i][field] for i in good] for field in fields], good, rejected
+
+
+def _are_texts(values: list[Any]) -> bool:
+    """All are strings that UTF-8 can hold; asking ASCII first asks nothing of nearly all of them."""
+    return set(map(type, values)) <= {str} and all(
+        map(is_encodable, filterfalse(str.isascii, values))
+    )
 
 
 def _fault(record: Any, fields: Sequence[str]) -> str | None:

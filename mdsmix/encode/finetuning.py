@@ -41,7 +41,6 @@ class PromptResponse:
     response: str
     targets: Targets
     special_tokens_in_text: str
-    specials: SpecialStrings
 
     def encode(self, records: list[Any]) -> Encoded:
         """Columns `input_ids` and `labels`, one row per record that can be trained on."""
@@ -69,7 +68,7 @@ class PromptResponse:
         """Both with what the tokenizer adds around a text (a BOS that begins both leaves the response), and which
         pairs hold a special token."""
         n, rule, special = len(prompts), self.special_tokens_in_text, self.tokenizer.special_ids
-        ids, rows = encode_texts(self.backend, prompts + responses, rule, self.specials, special)
+        ids, rows = encode_texts(self.backend, prompts + responses, rule, special)
         marked = sorted({row % n for row in rows})
         head, tail = self.tokenizer.prefix_ids, self.tokenizer.suffix_ids
         bos, dtype = self.tokenizer.bos_id, self.tokenizer.dtype

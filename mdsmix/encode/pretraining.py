@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoded, Rejected
 from mdsmix.encode.fields import read_texts
-from mdsmix.encode.special import SpecialStrings, encode_texts
+from mdsmix.encode.special import encode_texts
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.ragged import Ragged
 
@@ -41,7 +41,6 @@ class Documents:
     min_tokens: int
     max_tokens: int | None
     special_tokens_in_text: str
-    specials: SpecialStrings
 
     def encode(self, records: list[Any]) -> Encoded:
         """Concat: one row per document, under `tokens`, to be joined and cut by the caller. Document: finished rows."""
@@ -50,7 +49,6 @@ class Documents:
             self.backend,
             texts,
             self.special_tokens_in_text,
-            self.specials,
             self.tokenizer.special_ids,
         )
         rows = frame(ids, *self._frame, self.tokenizer.dtype)

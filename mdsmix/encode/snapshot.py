@@ -55,6 +55,10 @@ def _load(name: str, kwargs: dict[str, Any]) -> Any:
 
 def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The ids that `tokenizer(text)` puts before and behind those of the text itself, the same for every text."""
+    if any(tokenizer(text_target=p)["input_ids"] != tokenizer(p)["input_ids"] for p in PROBES):
+        raise ValueError(
+            "it encodes a text as a target otherwise than as an input, which mdsmix does not know"
+        )
     found = {_frame(tokenizer(p)["input_ids"], _bare(tokenizer, p)) for p in PROBES}
     if len(found) != 1:
         raise ValueError(

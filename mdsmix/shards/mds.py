@@ -188,7 +188,7 @@ def _cuts(n: int, ends: NDArray[np.int64]) -> list[int]:
     while full[-1] < n:
         full.append(_fullest(full[-1], ends))
     for count in range(len(full) - 1, len(full) + 2):
-        even = np.linspace(0, n, count + 1).astype(np.int64).tolist()
+        even: list[int] = np.linspace(0, n, count + 1).astype(np.int64).tolist()
         if all(start < stop <= _fullest(start, ends) for start, stop in pairwise(even)):
             return even
     return full
