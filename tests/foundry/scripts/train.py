@@ -1,0 +1,14 @@
+"""Trains as `llmfoundry train` does, which calls the same function, and tells the loss of every step in full."""
+
+from __future__ import annotations
+
+from composer.loggers import InMemoryLogger
+from llmfoundry.command_utils import train_from_yaml
+
+
+def losses(path: str, settings: list[str]) -> list[float]:
+    trainer = train_from_yaml(path, [*settings, "loggers.inmemory={}", "log_to_console=false"])
+    memory = next(d for d in trainer.logger.destinations if isinstance(d, InMemoryLogger))
+    found = [float(loss) for _, loss in memory.data["loss/train/total"]]
+    trainer.close()
+    return found

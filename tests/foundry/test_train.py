@@ -1,0 +1,114 @@
+"""The whole way: raw records, `mdsmix convert`, `mdsmix render-yaml --into`, and the unmodified `llmfoundry train` learns.
+
+Commands run as a user runs them, each in a process of its own; the mix is the demo's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.converting import chats, documents, mdsmix, pairs, write_recipe
+
+TINY = Path(__file__).with_name("tiny.yaml")
+STEPS = 24
+LOSS = re.compile(r"loss/train/total: ([\d.]+)")
+METRIC = re.compile(r"metrics/eval/heldout/LanguageCrossEntropy: ([\d.]+)")
+EVALUATED = "eval_interval=8ba"
+# Two cores: without workers each loader costs no further import of torch.
+LOADER = {"num_workers": 0, "dataset": {"shuffle": True, "shuffle_seed": 17}}
+
+
+def streams(corpus: Path) -> dict[str, Any]:
+    """The demo's: two of pretraining, two of finetuning, one held out."""
+    return {
+        "web": documents(corpus / "web.jsonl.zst"),
+        "docs": documents(corpus / "docs.jsonl", layout="document", min_tokens=8),
+        "faq": pairs(corpus / "faq.jsonl"),
+        "chat": chats(corpus / "chat.jsonl"),
+        "heldout": documents(
+            corpus / "heldout.jsonl", layout="document", min_tokens=8, split="val"
+        ),
+    }
+
+
+def rendered(folder: Path, tokenizer: Path, listed: dict[str, Any], **settings: Any) -> Path:
+    """Converts, and sets the mix into a copy of tiny.yaml, whose evaluation is switched on."""
+    folder.mkdir()
+    mixed = {"streams": listed, "max_seq_len": 128, "local": str(folder / "mix")} | settings
+    recipe = write_recipe(folder, tokenizer, **mixed)
+    config = Path(shutil.copy(TINY, folder / "train.yaml"))
+    for command in (["convert", recipe], ["render-yaml", recipe, "--into", config]):
+        done = mdsmix(*command)
+        assert done.code == 0, done.err
+    return config
+
+
+def start(python: Path, config: Path, *settings: str) -> subprocess.Popen[str]:
+    """`llmfoundry train`, on one core: two run side by side."""
+    with config.with_suffix(".log").open("w") as log:
+        return subprocess.Popen(
+            [python.with_name("llmfoundry"), "train", config, *settings],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=config.parent,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+
+
+def printed(run: subprocess.Popen[str], config: Path) -> str:
+    """What it printed up to its good end."""
+    try:
+        code = run.wait(timeout=300)
+    finally:
+        run.kill()
+    said = config.with_suffix(".log").read_text()
+    assert code == 0, said[-4000:]
+    return said
+
+
+def losses(said: str) -> list[float]:
+    return [float(loss) for loss in LOSS.findall(said)]
+
+
+def fallen(found: list[float]) -> float:
+    """By how much the loss fell in all the steps; means of four, since batches differ."""
+    assert len(found) == STEPS
+    return sum(found[:4]) / 4 - sum(found[-4:]) / 4
+
+
+@pytest.mark.parametrize("loader", ["finetuning", "text"])
+def test_a_mix_trains_and_is_evaluated_from_folders_and_from_minio(
+    loader: str,
+    foundry_python: Path,
+    tokenizer_folder: Path,
+    corpus_folder: Path,
+    tmp_path: Path,
+    bucket: str,
+) -> None:
+    listed, mix = streams(corpus_folder), {"web": {"repeat": 0.5}, "chat": {"repeat": 2}}
+    if loader == "text":
+        listed, mix = {n: listed[n] for n in ("web", "docs", "heldout")}, {}
+    settings = {"mix": mix, "train_loader": LOADER}
+    local = rendered(tmp_path / "local", tokenizer_folder, listed, **settings)
+    store = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "cache")}
+    minio = rendered(tmp_path / "minio", tokenizer_folder, listed, **settings, **store)
+    assert f"name: {loader}" in local.read_text()
+    assert not list((tmp_path / "cache").rglob("*.mds")), "what trains must come from the store"
+
+    runs = [(start(foundry_python, config, EVALUATED), config) for config in (local, minio)]
+    from_folders, from_minio = (printed(*run) for run in runs)
+    assert fallen(losses(from_folders)) > 1
+    assert losses(from_minio) == losses(from_folders)
+    metrics = [float(value) for value in METRIC.findall(from_folders)]
+    assert len(metrics) == 3
+    assert all(late < early for early, late in pairwise(metrics))
+    cached = {path.parts[-3].rpartition("-")[0] for path in (tmp_path / "cache").rglob("*.mds")}
+    assert cached == set(listed)
