@@ -38,7 +38,7 @@ class CausalTemplate:
         self, messages: Messages, variables: Mapping[str, Any]
     ) -> list[tuple[str, str]] | None:
         """The (prompt, response) turns of a valid conversation; None where only prefixes can tell."""
-        if any(MARK in message["content"] for message in messages):
+        if MARK in "".join([message["content"] for message in messages]):
             return None
         try:
             parts = render(self.marked, messages, False, variables).split(MARK)

@@ -125,7 +125,10 @@ class Chat:
         for position, record in enumerate(records):
             try:
                 messages = self._messages(record)
-                if self._holds_special(messages):
+                said = "\n".join([message["content"] for message in messages])
+                if not is_encodable(said):
+                    raise NotRendered("lone_surrogate")
+                if self.specials.within(said):
                     specials += 1
                     if self.special_tokens_in_text != "allow":
                         raise NotRendered("special_token_in_text")
@@ -143,12 +146,7 @@ class Chat:
         messages: list[Message] = record[self.messages]
         if fault := conversation_fault(messages):
             raise NotRendered(fault)
-        if not all(is_encodable(message["content"]) for message in messages):
-            raise NotRendered("lone_surrogate")
         return messages
-
-    def _holds_special(self, messages: list[Message]) -> bool:
-        return any(self.specials.within(message["content"]) for message in messages)
 
     def _encoded(
         self, ids: Ragged, counts: NDArray[np.int64], rejected: list[Rejected], specials: int

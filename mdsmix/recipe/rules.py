@@ -60,7 +60,10 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         return
     if stream.remote or stream.local:
         yield "remote and local belong to streams without a source; this one is published under the recipe's remote or local."
-    expected = {"pretraining": [("text",)], "finetuning": [("prompt", "response"), ("messages",)]}
+    expected: dict[str, list[tuple[str, ...]]] = {
+        "pretraining": [("text",)],
+        "finetuning": [("prompt", "response"), ("messages",)],
+    }
     if stream.kind is None:
         yield "kind is missing; it is pretraining or finetuning."
     elif stream.source.shape not in expected[stream.kind]:
