@@ -574,6 +574,18 @@ def test_the_two_kinds_together_are_refused_with_the_ways_out(tmp_path: Path, lo
         assert part in text
 
 
+@pytest.mark.parametrize(("loader", "other"), [("text", "finetuning"), ("finetuning", "text")])
+def test_where_the_other_loader_reads_all_streams_it_is_named(
+    tmp_path: Path, loader: str, other: str
+) -> None:
+    lab = Lab(tmp_path)
+    streams = {"web": lab.chunks() if loader == "text" else lab.web()}
+    text = next(
+        f.fix for f in findings(getattr(lab, loader)(**streams)) if f.id == "columns-loader"
+    )
+    assert text == f"set train_loader.name: {other}, which reads all of these streams."
+
+
 def test_a_manifest_of_another_index_is_not_believed(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     lying = {"index_hash": "0" * 32, "totals": {"largest_id": 9999}}

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from mdsmix.cli.check import print_findings
 from mdsmix.cli.main import app
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
+from mdsmix.mix.check import findings
+from mdsmix.mix.view import view_streams
 from tests.published import (
     CONCAT,
     LENGTH,
@@ -71,7 +76,7 @@ def test_json_is_for_machines(streams: Path) -> None:
 
 
 def test_what_is_not_there_is_exit_code_4_and_not_a_verdict(streams: Path) -> None:
-    with pytest.raises(Unreachable, match="holds no stream"):
+    with pytest.raises(Unreachable, match="holds no published stream"):
         _raised(run("check", streams / "nothing"))
 
 
@@ -120,6 +125,42 @@ def test_validate_without_foundry_is_one_sentence(streams: Path, tokenizer_folde
     result = run("render-yaml", recipe(streams, tokenizer_folder), "--validate")
     with pytest.raises(RecipeError, match="llmfoundry is not installed"):
         _raised(result)
+
+
+CONFIG = """
+variables: {length: 8}
+max_seq_len: ${variables.length}
+model: {name: mpt_causal_lm, token: "${oc.env:A_VARIABLE_OF_THE_TRAINING_NODE}"}
+train_loader:
+  name: finetuning
+  num_workers: 2
+  dataset: {streams: {chat: {local: HOME/chat, split: train}}, max_seq_len: "${max_seq_len}", decoder_only_format: true}
+eval_loader: {name: finetuning, num_workers: 2, dataset: {hf_name: a/b, max_seq_len: 8}}
+"""
+
+
+def test_a_config_is_read_where_a_variable_of_the_training_node_is_missing(streams: Path) -> None:
+    (streams / "train.yaml").write_text(CONFIG.replace("HOME", str(streams)))
+    result = run("check", streams / "train.yaml")
+    assert result.exit_code == 0, result.output
+    assert "1 stream may be mixed" in result.stdout
+
+
+def test_a_config_of_a_hub_dataset_has_nothing_to_check(streams: Path) -> None:
+    config = CONFIG.replace("streams: {chat: {local: HOME/chat, split: train}}", "hf_name: a/b")
+    (streams / "train.yaml").write_text(config)
+    with pytest.raises(RecipeError, match="Hugging Face dataset a/b"):
+        _raised(run("check", streams / "train.yaml"))
+
+
+def test_on_a_terminal_the_fix_stands_on_its_own_line(
+    streams: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_findings(findings(view_streams([str(streams / "plain"), str(streams / "chat")])))
+    plain = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    assert plain.startswith("error columns-loader [plain, chat]\n  plain (tokens)")
+    assert "\n  Fix: re-encode all streams" in plain
 
 
 def _raised(result: Result) -> None:

@@ -135,6 +135,8 @@ class Mix:
     "The training YAML, resolved; from a recipe, the one it renders."
     train: Loader
     evals: tuple[Loader, ...] = ()
+    is_bare: bool = False
+    "Streams were named alone, so there is no loader's section to judge."
     tokenizer: TokenizerCard | None = None
     "Of the run; None where the YAML names none or it cannot be loaded here."
     tokenizer_problem: str | None = None

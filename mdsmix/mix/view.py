@@ -6,6 +6,7 @@ a check asks. A stream is read where it was published, at its remote, or in its 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +17,12 @@ from mdsmix.mix import sections
 from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.recipe import Recipe, StreamSpec, TokenizerSpec, load_recipe
 from mdsmix.recipe.read import OVERRIDE
-from mdsmix.shards.index import BASENAME, parse_index, read_index
+from mdsmix.shards.index import BASENAME, find_published, parse_index, read_index
 from mdsmix.shards.manifest import TokenizerCard, read_manifest
 from mdsmix.storage import Location, locate
+
+JUDGED = ("max_seq_len", "tokenizer", "train_loader", "eval_loader")
+"Sections that must resolve; of others, what does resolve is looked at."
 
 
 def view(targets: Sequence[str]) -> Mix:
@@ -75,7 +79,8 @@ def view_streams(urls: Sequence[str]) -> Mix:
     if length:
         dataset["max_seq_len"] = length
     section = {"name": loader, "dataset": dataset | {"shuffle": True}}
-    return mix_of({"train_loader": section}, ", ".join(urls), streams)
+    mix = mix_of({"train_loader": section}, ", ".join(urls), streams)
+    return dataclasses.replace(mix, is_bare=True)
 
 
 def _likely_loader(streams: Mapping[str, Stream]) -> str:
@@ -96,8 +101,11 @@ def mix_of(
         raise RecipeError(
             f"{origin} is neither a recipe nor a training YAML: it has no train_loader."
         )
-    entries = config.get("eval_loader")
-    entries = [] if entries is None else entries if isinstance(entries, list) else [entries]
+    if _hub_name(train):
+        raise RecipeError(
+            f"train_loader of {origin} reads the Hugging Face dataset {_hub_name(train)} and no MDS stream, so there is "
+            "nothing to check."
+        )
     card, problem = _tokenizer(config, recipe)
     return Mix(
         origin=origin,
@@ -106,16 +114,27 @@ def mix_of(
         train=_loader("train_loader", train, known or {}),
         evals=tuple(
             _loader(f"eval_loader {e.get('label', '')}".strip(), e, known or {})
-            for e in entries
-            if isinstance(e, Mapping)
+            for e in _evals(config.get("eval_loader"))
         ),
         tokenizer=card,
         tokenizer_problem=problem,
     )
 
 
+def _hub_name(section: Mapping[str, Any]) -> str | None:
+    """The Hugging Face dataset that a finetuning loader reads instead of streams."""
+    dataset = section.get("dataset")
+    return dataset.get("hf_name") if isinstance(dataset, Mapping) else None
+
+
+def _evals(entries: Any) -> list[Mapping[str, Any]]:
+    """The evaluations that read streams; Foundry takes one or a list."""
+    listed = entries if isinstance(entries, list) else [entries]
+    return [e for e in listed if isinstance(e, Mapping) and not _hub_name(e)]
+
+
 def resolved(tree: Any, origin: str) -> dict[str, Any]:
-    """A config (text or mapping) with every `${...}` filled in."""
+    """A config (text or mapping) with every `${...}` filled in; a section that cannot be and is not judged is left out."""
     import yaml
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -124,10 +143,24 @@ def resolved(tree: Any, origin: str) -> dict[str, Any]:
         config = OmegaConf.create(tree)
         if not isinstance(config, DictConfig):
             raise RecipeError(f"{origin} is no training YAML: its top level must be keys.")
-        return dict(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+        return {str(key): value for key in config for value in _filled(config, key)}
     except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise RecipeError(f"{origin} is not a readable training YAML: {reason}.") from None
+
+
+def _filled(config: Any, key: Any) -> Iterator[Any]:
+    """The section's value; nothing where it needs, say, an environment variable of the training node."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        section = config[key]
+        is_tree = OmegaConf.is_config(section)
+        yield OmegaConf.to_container(section, resolve=True) if is_tree else section
+    except OmegaConfBaseException:
+        if key in JUDGED:
+            raise
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -213,18 +246,14 @@ def _open(name: str, folder: Location, settings: Mapping[str, Any]) -> Stream:
 
 
 def _at(url: str) -> Stream:
-    """The stream that a user points at: the folder that holds index.json, the index itself, or one above `train`."""
+    """The stream that a user points at: by the folder of its split, the index in it, or the folder above one split."""
     place = locate(url)
     place = place.parent if place.name == BASENAME else place
-    for split in ("", "train"):
-        folder = place / split if split else place
-        if (folder / BASENAME).stat():
-            key = "remote" if place.is_s3 else "local"
-            settings = {key: str(place)} | ({"split": split} if split else {})
-            return _open(place.name if split else _name(place), folder, settings)
-    raise Unreachable(
-        f"{url} holds no stream: neither {BASENAME} nor train/{BASENAME} is there; name the folder that holds it"
-    )
+    folder = find_published(place)
+    settings = {"remote" if place.is_s3 else "local": str(place)}
+    if folder == place:
+        return _open(_name(folder), folder, settings)
+    return _open(place.name, folder, settings | {"split": folder.name})
 
 
 def _name(folder: Location) -> str:

@@ -76,6 +76,9 @@ def _ways(mix: Mix, loader: Loader, wrong: Sequence[Stream]) -> str:
     """The ways out that exist for streams of the other kind."""
     if not all(shape(s, "finetuning") or shape(s, "text") for s in wrong):
         return "convert the stream again with `mdsmix convert`, or take it out of the mix."
+    other = "finetuning" if loader.is_text else "text"
+    if all(shape(s, other) for s in mix.streams):
+        return f"set train_loader.name: {other}, which reads all of these streams."
     kinds = {s.card.encoding.kind if s.card else None for s in mix.streams}
     if loader.is_text and kinds == {"pretraining"}:
         return f"re-encode all streams for the text loader: `{mix.reencode('text')}`."

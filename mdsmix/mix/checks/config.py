@@ -11,9 +11,9 @@ from mdsmix.mix.streams import Mix, whole
 
 @check("length-invalid", "error", "LLM-Foundry refuses the loader's section, or the run.")
 def length_invalid(mix: Mix) -> Iterator[Hit]:
-    for loader in mix.loaders:
+    for loader in () if mix.is_bare else mix.loaders:
         given = loader.dataset.get("max_seq_len")
-        if (given is not None or "num_workers" in loader.section) and (whole(given) or 0) < 2:
+        if (whole(given) or 0) < 2:
             yield Hit(
                 [],
                 f"max_seq_len of {loader.label}.dataset is {given}.",

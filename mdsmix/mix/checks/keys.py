@@ -85,9 +85,7 @@ def _unknown(loader: Loader) -> list[str]:
 
 @check("key-missing", "error", "LLM-Foundry refuses the loader's section.")
 def key_missing(mix: Mix) -> Iterator[Hit]:
-    if set(mix.config) == {"train_loader"} and "num_workers" not in mix.train.section:
-        return  # bare streams were asked about, and no section was written
-    for loader in mix.loaders:
+    for loader in () if mix.is_bare else mix.loaders:
         for key in LOADER_NEEDS.get(loader.name, ()):
             if loader.section.get(key) is None:
                 yield Hit([], f"{loader.label} lacks {key}.", f"add {key}{_example(key)}.")

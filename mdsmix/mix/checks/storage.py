@@ -5,6 +5,7 @@ All of it is looked at by one listing a stream; no shard is read.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import xxhash
@@ -122,7 +123,7 @@ def local_duplicate(mix: Mix) -> Iterator[Hit]:
     "Streaming caches it in the temporary folder and refuses that folder when the run starts again (FileExistsError).",
 )
 def local_unset(mix: Mix) -> Iterator[Hit]:
-    for stream in mix.streams:
+    for stream in () if mix.is_bare else mix.streams:
         if not stream.settings.get("local"):
             yield Hit(
                 [stream.name],
@@ -157,8 +158,7 @@ def index_stale(mix: Mix) -> Iterator[Hit]:
 )
 def cache_limit_local(mix: Mix) -> Iterator[Hit]:
     for loader, stream in _per_loader(mix):
-        remote, local = stream.settings.get("remote"), cache_folder(stream.settings)
-        is_only_copy = not remote or str(locate(str(stream.folder))) == local
+        is_only_copy = os.path.realpath(str(stream.folder)) == cache_folder(stream.settings)
         if loader.dataset.get("cache_limit") and is_only_copy:
             yield Hit(
                 [stream.name],
