@@ -86,22 +86,30 @@ def _start(workers: int) -> _Worker:
 
 
 def _give(worker: _Worker, tasks: Sequence[Task[R]], waiting: list[int]) -> None:
-    if waiting:
-        worker.task = waiting.pop()
+    if not waiting:
+        return
+    worker.task = waiting.pop()
+    try:
         worker.pipe.send(tasks[worker.task])
+    except ConnectionError:
+        raise _death(worker) from None
 
 
 def _receive(worker: _Worker) -> tuple[Any, ...]:
     try:
         return tuple(worker.pipe.recv())
     except (EOFError, ConnectionError):
-        worker.process.join()
-        code = worker.process.exitcode or 0
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        raise MdsmixError(
-            f"a worker process died ({how}{', most likely for lack of memory' if code == -9 else ''}); "
-            "finished units are kept: run the same command again, with fewer --workers if it dies again."
-        ) from None
+        raise _death(worker) from None
+
+
+def _death(worker: _Worker) -> MdsmixError:
+    worker.process.join()
+    code = worker.process.exitcode or 0
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return MdsmixError(
+        f"a worker process died ({how}{', most likely for lack of memory' if code == -9 else ''}); "
+        "finished units are kept: run the same command again, with fewer --workers if it dies again."
+    )
 
 
 def _work(pipe: Connection, workers: int, parent: int) -> None:
