@@ -50,9 +50,15 @@ class RecordBatch:
     def _has_room(self, block: Block) -> bool:
         return block.window == self.window and self.size + block.size <= BLOCK_BYTES
 
-    def _add(self, block: Block) -> int:
-        """The records that the block adds, good or bad."""
+    def _add(self, block: Block, most: int | None) -> int:
+        """Adds the block's records, good or bad, or the first so many; says how many these are."""
         decoded = block.decode()
+        if most is not None and len(decoded.records) + len(decoded.bad) > most:
+            lines = most
+            for blank in decoded.blank:
+                lines += blank < lines
+            block = block.first(lines)
+            decoded = block.decode()
         without = sorted([*decoded.blank, *(index for index, _ in decoded.bad)])
         self._blocks.append((len(self.records), block, without))
         self.records += decoded.records
@@ -72,10 +78,8 @@ def read(unit: Unit, limit: int | None = None) -> Iterator[RecordBatch]:
             yield batch
             batch = None
         batch = batch or RecordBatch(window=block.window)
-        if left is None:
-            batch._add(block)
-            continue
-        left -= batch._add(block.first(left))
+        added = batch._add(block, left)
+        left = None if left is None else left - added
         if left == 0:
             break
     if batch is not None:

@@ -50,7 +50,10 @@ def _absolute(path: str, base: str | os.PathLike[str]) -> Location:
 
 def _root(path: str, base: str | os.PathLike[str]) -> Location:
     place = _absolute(path, base)
-    return locate(fixed_prefix(place.url) or "/") if has_pattern(path) else place.parent
+    if not has_pattern(path) or place.stat() is not None:  # a file may be called `a[1].jsonl`
+        return place.parent
+    top = "/" if path.startswith("/") else ""
+    return _absolute(fixed_prefix(path) or top, base)
 
 
 def _labels(roots: list[Location]) -> dict[str, str]:

@@ -27,17 +27,20 @@ class Inflated:
     def __init__(self, file: BinaryIO, packing: str, url: str) -> None:
         self._pieces = _INFLATE[packing](file)
         self._url, self._position = url, 0
-        self._rest = b""
+        self._rest = memoryview(b"")
 
     def read(self, size: int) -> bytes:
-        taken = [self._rest]
-        missing = size - len(self._rest)
-        while missing > 0 and (piece := self._next()) is not None:
-            taken.append(piece)
-            missing -= len(piece)
-        data = b"".join(taken)
-        self._rest = data[size:]
-        return data[:size]
+        taken: list[memoryview] = []
+        while size > 0:
+            if not self._rest:
+                piece = self._next()
+                if piece is None:
+                    break
+                self._rest = memoryview(piece)
+            taken.append(self._rest[:size])
+            self._rest = self._rest[size:]
+            size -= len(taken[-1])
+        return b"".join(taken)
 
     def _next(self) -> bytes | None:
         try:

@@ -108,6 +108,7 @@ def split_lines(pieces: Pieces, span: Span, new_block: NewBlock) -> Iterator[Lin
     for offset, piece in pieces:
         texts = piece.split(b"\n")
         rest = texts.pop()
+        rest_offset = offset + len(piece) - len(rest)
         if crossing.length and texts:
             offset += len(texts[0]) + 1
             crossing.add(texts.pop(0), offset)
@@ -116,7 +117,7 @@ def split_lines(pieces: Pieces, span: Span, new_block: NewBlock) -> Iterator[Lin
         if texts:
             yield _block(line, offset, texts, span, new_block)
             line += len(texts)
-        crossing.add(rest, offset + sum(map(len, texts)) + len(texts))
+        crossing.add(rest, rest_offset)
     if crossing.length:
         yield crossing.block(line, span, new_block)
 

@@ -1,0 +1,68 @@
+"""What a recipe's paths name, each file once, and what is said when they name nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mdsmix.errors import RecipeError
+from mdsmix.sources import find
+
+
+def make(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"1\n")
+
+
+def names(paths: list[str], base: Path) -> list[str]:
+    return [file.name for file in find(paths, base)]
+
+
+def test_names_are_relative_to_the_pattern_so_that_a_moved_folder_changes_none(
+    tmp_path: Path,
+) -> None:
+    for folder in ("here", "there [1]"):
+        make(tmp_path / folder, "data/a.jsonl", "data/sub/b.jsonl.gz")
+        assert names(["data/**/*.jsonl*"], tmp_path / folder) == ["a.jsonl", "sub/b.jsonl.gz"]
+        assert names([f"{tmp_path}/{folder}/data/a.jsonl"], tmp_path) == ["a.jsonl"]
+
+
+def test_a_file_that_two_paths_name_is_found_once(tmp_path: Path) -> None:
+    make(tmp_path, "data/a.jsonl", "data/b.jsonl")
+    assert names(["data/b.jsonl", "data/*.jsonl"], tmp_path) == ["b.jsonl", "a.jsonl"]
+
+
+def test_equal_names_below_several_folders_stay_apart(tmp_path: Path) -> None:
+    make(tmp_path, "a/x.jsonl", "b/x.jsonl", "c/b/x.jsonl")
+    paths = ["a/*.jsonl", "b/x.jsonl", "c/b/x.jsonl"]
+    assert names(paths, tmp_path) == ["a/x.jsonl", "b/x.jsonl", "b~1/x.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("data/*.jsonl", ["data/*.jsonl", "matches no file", "it holds a.csv, b.csv, c.csv, ..."]),
+        ("data/none.jsonl", ["matches no file", "it holds a.csv"]),
+        ("nowhere/*.jsonl", ["matches no file", "nowhere", "it holds no file itself"]),
+        ("data", ["is a folder", "data/*.jsonl"]),
+        ("data/", ["is a folder", "data/*.jsonl"]),
+        ("data/*.csv", ["a.csv has no suffix that mdsmix reads", ".jsonl"]),
+        ("ftp://host/x.jsonl", ["cannot be opened"]),
+    ],
+)
+def test_a_path_that_names_no_source_says_why(
+    tmp_path: Path, path: str, expected: list[str]
+) -> None:
+    make(tmp_path, "data/a.csv", "data/b.csv", "data/c.csv", "data/d.csv")
+    with pytest.raises(RecipeError) as refusal:
+        find([path], tmp_path)
+    for words in expected:
+        assert words in str(refusal.value)
+
+
+def test_a_name_that_no_manifest_could_hold_is_refused(tmp_path: Path) -> None:
+    make(tmp_path, "\udcff.jsonl")
+    with pytest.raises(RecipeError, match="not valid UTF-8"):
+        find(["*"], tmp_path)
