@@ -57,7 +57,7 @@ def reads(loader: Loader, stream: Stream) -> bool:
 def columns_loader(mix: Mix) -> Iterator[Hit]:
     for loader in mix.loaders:
         wrong = [s for s in loader.streams if s.shards and not reads(loader, s)]
-        right = [s for s in mix.train.streams if s not in wrong]
+        right = [s for s in mix.train.streams if s.shards and reads(loader, s)]
         if wrong:
             others = f", as {_described(right)} has it" if right else ""
             yield Hit(
@@ -78,7 +78,8 @@ def _ways(mix: Mix, loader: Loader, wrong: Sequence[Stream]) -> str:
         return "convert the stream again with `mdsmix convert`, or take it out of the mix."
     other = "finetuning" if loader.is_text else "text"
     if all(shape(s, other) for s in mix.streams):
-        return f"set train_loader.name: {other}, which reads all of these streams."
+        again = f", or re-encode them: `{mix.reencode(loader.name)}`" if mix.recipe else ""
+        return f"set train_loader.name: {other}, which reads all of these streams{again}."
     kinds = {s.card.encoding.kind if s.card else None for s in mix.streams}
     if loader.is_text and kinds == {"pretraining"}:
         return f"re-encode all streams for the text loader: `{mix.reencode('text')}`."
