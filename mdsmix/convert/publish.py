@@ -115,13 +115,20 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
             f"filtered and {records.bad} quarantined; nothing is published. This is a defect of mdsmix."
         )
     if not totals.samples:
-        reasons = {**records.filtered, **records.quarantined}
-        spelled = ", ".join(f"{n} {reason}" for reason, n in reasons.items())
         raise TooManyBadRecords(
-            f"stream {job.name}: not one sample came of {records.read} records "
-            f"({spelled or f'{totals.lost_tokens} tokens are less than one row'}), and Streaming refuses an "
-            "empty stream; nothing is published. Look at the source, or take the stream out of the recipe."
+            f"stream {job.name}: not one sample came of its source ({_why_empty(records, totals)}), and Streaming "
+            "refuses an empty stream; nothing is published. Look at the source, or take the stream out of the recipe."
         )
+
+
+def _why_empty(records: Records, totals: Totals) -> str:
+    if not records.read:
+        return "it holds no record"
+    reasons = {**records.filtered, **records.quarantined}
+    said = [f"{n} {reason}" for reason, n in reasons.items()]
+    if totals.lost_tokens:
+        said.append(f"{totals.lost_tokens} tokens, less than one row")
+    return f"{records.read} records: {', '.join(said)}"
 
 
 def _distinct(job: Job, shards: list[Shard]) -> list[Shard]:
