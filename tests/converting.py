@@ -1,0 +1,180 @@
+"""Small conversions for tests: a recipe written, run in this process or by the command line, and its stream read back.
+
+Work units are 128 MiB windows; `windows` makes them a few KB, so that a few KB of text are many units.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import zstandard
+
+from mdsmix import sources
+from mdsmix.cli.main import run
+from mdsmix.convert.outcome import Outcome
+from mdsmix.convert.run import convert
+from mdsmix.recipe import load_recipe
+from mdsmix.shards.index import read_index
+from mdsmix.shards.manifest import Manifest, read_manifest
+from mdsmix.shards.sample import read_head
+from mdsmix.storage import locate
+
+Record = Mapping[str, Any]
+
+
+@dataclass
+class Told:
+    """A watcher that keeps what it is told."""
+
+    began: list[tuple[str, int]] = field(default_factory=list)
+    sizes: int = 0
+    tokens: int = 0
+    said: list[str] = field(default_factory=list)
+
+    def begin(self, stream: str, size: int) -> None:
+        self.began.append((stream, size))
+
+    def told(self, size: int, tokens: int) -> None:
+        self.sizes += size
+        self.tokens += tokens
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def write_jsonl(path: Path, records: Sequence[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(orjson.dumps(record) + b"\n" for record in records))
+    return path
+
+
+def write_recipe(folder: Path, tokenizer: Path, **settings: Any) -> Path:
+    """A recipe in `folder` that publishes below `folder`/out and reads rows of 16 tokens, unless `settings` say otherwise."""
+    tree = {"tokenizer": str(tokenizer), "max_seq_len": 16, "local": str(folder / "out")} | settings
+    path = folder / "recipe.yaml"
+    path.write_text(json.dumps({k: v for k, v in tree.items() if v is not None}))
+    return path
+
+
+def documents(path: object, **settings: Any) -> dict[str, Any]:
+    """A pretraining stream."""
+    return {"kind": "pretraining", "source": {"path": _spelled(path), "text": "text"}, **settings}
+
+
+def pairs(path: object, **settings: Any) -> dict[str, Any]:
+    source = {"path": _spelled(path), "prompt": "prompt", "response": "response"}
+    return {"kind": "finetuning", "source": source, **settings}
+
+
+def chats(path: object, **settings: Any) -> dict[str, Any]:
+    source = {"path": _spelled(path), "messages": "messages"}
+    return {"kind": "finetuning", "source": source, **settings}
+
+
+def _spelled(path: object) -> Any:
+    return [str(p) for p in path] if isinstance(path, list) else str(path)
+
+
+def run_recipe(recipe: Path, *overrides: str, **settings: Any) -> list[Outcome]:
+    """One worker and a silent watcher unless `settings` say otherwise."""
+    return convert(load_recipe(recipe, overrides), **{"watcher": Told(), "workers": 1} | settings)
+
+
+def windows(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Work units of `size` uncompressed bytes."""
+    monkeypatch.setattr(sources, "plan", functools.partial(sources.plan, window_bytes=size))
+
+
+def mdsmix(*arguments: object) -> Answer:
+    """The console script, in this process."""
+    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["mdsmix", *map(str, arguments)]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                run()
+                code: Any = 0
+            except SystemExit as end:
+                code = end.code
+    finally:
+        sys.argv = before
+    return Answer(int(code or 0), out.getvalue(), err.getvalue())
+
+
+def manifest_of(url: object) -> Manifest:
+    manifest = read_manifest(locate(str(url)))
+    assert manifest is not None
+    return manifest
+
+
+def samples(url: object) -> list[dict[str, Any]]:
+    """Every sample of the stream in this folder, by the shards that its index names, in order."""
+    folder = locate(str(url))
+    rows = []
+    for shard in read_index(folder).shards:
+        head = read_head(folder, shard, shard.samples)
+        assert len(head) == shard.samples, "the tests' shards are to be below what a head may hold"
+        rows += head
+    return rows
+
+
+def tokens(sample: Mapping[str, Any]) -> list[int]:
+    """All ids of a sample, in order, in whatever columns."""
+    if "turns" in sample:
+        return [t for turn in sample["turns"] for t in (*turn["input_ids"], *turn["labels"])]
+    names = [name for name in ("tokens", "input_ids", "labels") if name in sample]
+    return [int(t) for name in names for t in np.asarray(sample[name])]
+
+
+def token_rows(url: object) -> list[list[int]]:
+    return [tokens(sample) for sample in samples(url)]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Relative path -> content of every file below."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def times(folder: Path) -> dict[str, int]:
+    return {str(p): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+
+
+def quarantined(folder: Path) -> list[dict[str, Any]]:
+    """All records of the stream's quarantine."""
+    return list(_quarantined(folder))
+
+
+def _quarantined(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted((folder / "quarantine").glob("*.jsonl.zst")):
+        lines = zstandard.ZstdDecompressor().decompress(path.read_bytes()).splitlines()
+        yield from map(orjson.loads, lines)
+
+
+def encoder(tokenizer: Path) -> Any:
+    """text -> ids, straight from Hugging Face tokenizers: what every stream is compared with."""
+    from tokenizers import Tokenizer
+
+    model = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    model.encode_special_tokens = True
+    return lambda text: model.encode(text, add_special_tokens=False).ids

@@ -1,0 +1,78 @@
+"""What stands at the target is replaced by a new version of itself, and by nothing else unless the user says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mdsmix.errors import RecipeError
+from tests.converting import documents, files, manifest_of, run_recipe, write_jsonl, write_recipe
+from tests.published import CONCAT, TOKEN_ROW, publish
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
+    for name in ("a", "b"):
+        texts = [f"{name} {n} a text of some words" for n in range(9)]
+        write_jsonl(tmp_path / f"{name}.jsonl", [{"text": text} for text in texts])
+    streams = {"web": documents(tmp_path / "a.jsonl")}
+    return write_recipe(tmp_path, tokenizer_folder, streams=streams)
+
+
+def refused(recipe: Path, *overrides: str, match: str) -> None:
+    """The run is refused in a sentence, changes nothing, and `--reencode` does it all the same."""
+    published = recipe.parent / "out" / "web" / "train"
+    before = files(published)
+    with pytest.raises(RecipeError, match=match):
+        run_recipe(recipe, *overrides)
+    assert files(published) == before
+    run_recipe(recipe, *overrides, reencode=True)
+    assert files(published)["index.json"] != before["index.json"]
+    assert run_recipe(recipe, *overrides)[0].state == "up to date"
+
+
+def test_a_stream_that_mdsmix_did_not_make(recipe: Path) -> None:
+    publish(recipe.parent / "out" / "web", CONCAT, [TOKEN_ROW])
+    refused(recipe, match="stream web: .*/web/train holds a stream without an mdsmix manifest")
+
+
+def test_other_columns_say_how_much_is_to_be_done_again(recipe: Path) -> None:
+    run_recipe(recipe)
+    total = manifest_of(recipe.parent / "out" / "web" / "train").totals.tokens
+    refused(
+        recipe,
+        "train_loader.name=finetuning",
+        match=rf"for the text loader with the columns tokens; the recipe now wants input_ids, labels "
+        rf"for the finetuning loader: all 9 records, {total} tokens, .* pass --reencode",
+    )
+
+
+def test_sources_of_which_none_was_there_before(recipe: Path) -> None:
+    run_recipe(recipe)
+    other = f"streams.web.source.path={recipe.parent / 'b.jsonl'}"
+    refused(
+        recipe,
+        other,
+        match=r"made of a\.jsonl, none of which is among its sources now \(b\.jsonl\)",
+    )
+
+
+def test_sources_of_which_one_was_there_before_are_a_new_version(recipe: Path) -> None:
+    run_recipe(recipe)
+    both = f"streams.web.source.path=[{recipe.parent / 'a.jsonl'},{recipe.parent / 'b.jsonl'}]"
+    assert run_recipe(recipe, both)[0].manifest.records.read == 18
+
+
+def test_another_layout_with_the_same_columns_is_a_new_version(recipe: Path) -> None:
+    run_recipe(recipe)
+    assert run_recipe(recipe, "streams.web.layout=document")[0].manifest.totals.samples == 9
+
+
+def test_a_manifest_without_an_index_is_an_interrupted_publication(recipe: Path) -> None:
+    run_recipe(recipe)
+    published = recipe.parent / "out" / "web" / "train"
+    before = files(published)
+    (published / "index.json").unlink()
+    run_recipe(recipe)
+    assert files(published) == before

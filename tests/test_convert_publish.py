@@ -1,0 +1,204 @@
+"""A reader never sees an index that names a missing shard; what was interrupted is completed by the same command."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
+from mdsmix.shards.index import read_index
+from mdsmix.storage import locate
+from mdsmix.storage.local import LocalPath
+from tests.converting import (
+    documents,
+    files,
+    manifest_of,
+    run_recipe,
+    times,
+    token_rows,
+    windows,
+    write_jsonl,
+    write_recipe,
+)
+
+BEFORE = [{"text": f"The first version, document {n}."} for n in range(30)]
+AFTER = [{"text": f"The second version, document {n}."} for n in range(40)] + [{"text": 7}]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    windows(monkeypatch, 300)
+    write_jsonl(tmp_path / "a.jsonl", BEFORE)
+    return write_recipe(
+        tmp_path, tokenizer_folder, streams={"web": documents(tmp_path / "a.jsonl")}
+    )
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    return tmp_path / "out" / "web" / "train"
+
+
+class Killed(Exception):
+    """The process ends here."""
+
+
+def write_at_most(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Lets `number` files be written and raises at the next."""
+    left, write = [number], LocalPath.write
+
+    def writing(self: LocalPath, *parts: bytes) -> None:
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        write(self, *parts)
+
+    monkeypatch.setattr(LocalPath, "write", writing)
+
+
+def assert_readable(published: Path) -> None:
+    """Every shard that the index names is there in its full size."""
+    folder = locate(str(published))
+    for shard in read_index(folder).shards:
+        stat = (folder / shard.stored.basename).stat()
+        assert stat is not None
+        assert stat.size == shard.stored.bytes
+
+
+def test_killed_before_any_write_the_old_stream_stays_and_the_next_run_completes(
+    recipe: Path, published: Path, tmp_path: Path
+) -> None:
+    run_recipe(recipe)
+    shutil.copytree(tmp_path / "out", tmp_path / "old")
+    write_jsonl(tmp_path / "a.jsonl", AFTER)
+    run_recipe(recipe, f"local={tmp_path / 'undisturbed'}")
+    new = files(tmp_path / "undisturbed" / "web" / "train")
+    for number in count():
+        shutil.rmtree(tmp_path / "out")
+        shutil.copytree(tmp_path / "old", tmp_path / "out")
+        with pytest.MonkeyPatch.context() as patch:
+            write_at_most(patch, number)
+            with contextlib.suppress(Killed):
+                run_recipe(recipe)
+                break
+        assert_readable(published)
+        assert index_of(published) == index_of(tmp_path / "old" / "web" / "train")
+        run_recipe(recipe)
+        assert new.items() <= files(published).items()
+    assert number > 10
+    assert new.items() <= files(published).items()
+
+
+def index_of(published: Path) -> bytes:
+    return (published / "index.json").read_bytes()
+
+
+def test_the_last_writes_are_the_manifest_and_then_the_index(
+    recipe: Path, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, write = [], LocalPath.write
+
+    def noting(self: LocalPath, *parts: bytes) -> None:
+        written.append(self.name)
+        write(self, *parts)
+
+    monkeypatch.setattr(LocalPath, "write", noting)
+    run_recipe(recipe)
+    assert written[-2:] == ["mdsmix.manifest", "index.json"]
+    assert manifest_of(published).index_hash == read_index(locate(str(published))).hash
+
+
+@pytest.mark.parametrize("lost", ["index.json", "mdsmix.manifest"])
+def test_a_lost_half_of_a_publication_is_completed(
+    recipe: Path, published: Path, lost: str
+) -> None:
+    run_recipe(recipe)
+    before = files(published)
+    (published / lost).unlink()
+    if lost == "mdsmix.manifest":  # then nothing says that the index is ours
+        with pytest.raises(MdsmixError, match="--reencode to replace it"):
+            run_recipe(recipe)
+    outcome = run_recipe(recipe, reencode=lost == "mdsmix.manifest")[0]
+    assert outcome.done == 0, "units that are done stay done"
+    assert files(published) == before
+
+
+def test_a_manifest_and_an_index_that_disagree_are_completed(recipe: Path, published: Path) -> None:
+    run_recipe(recipe)
+    before = files(published)
+    index = published / "index.json"
+    index.write_bytes(index.read_bytes().replace(b'"samples": ', b'"samples":  ', 1))
+    run_recipe(recipe)
+    assert files(published) == before
+
+
+def test_shards_of_equal_bytes_are_files_of_their_own(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache that evicts one of them must not evict the other."""
+    windows(monkeypatch, 200)
+    record = {"text": "the same text in every unit, as often as it may come"}
+    for n in range(3):
+        write_jsonl(tmp_path / f"{n}.jsonl", [record] * 2)
+    streams = {"web": documents(tmp_path / "*.jsonl", layout="document")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, compression="zstd:3")
+    run_recipe(recipe)
+    published = tmp_path / "out" / "web" / "train"
+    names = [shard.stored.basename for shard in read_index(locate(str(published))).shards]
+    first = names[0].removesuffix(".mds.zstd")
+    assert names == [f"{first}.mds.zstd", f"{first}-1.mds.zstd", f"{first}-2.mds.zstd"]
+    assert len({(published / name).read_bytes() for name in names}) == 1
+    rows = token_rows(published)
+    assert rows == rows[: len(rows) // 3] * 3
+    before = times(published)
+    assert run_recipe(recipe)[0].state == "up to date"
+    assert times(published) == before
+
+
+@pytest.mark.parametrize(
+    ("records", "layout", "sentence"),
+    [
+        ([], "concat", r"it holds no record"),
+        (
+            [{"text": "short"}],
+            "concat",
+            r"came of its source \(1 records: \d tokens, less than one row\)",
+        ),
+        ([{"text": ""}, {"x": 1}], "document", r"\(2 records: 1 empty, 1 missing_field\)"),
+    ],
+)
+def test_a_stream_without_a_sample_is_refused_and_nothing_is_published(
+    tmp_path: Path, tokenizer_folder: Path, records: list[object], layout: str, sentence: str
+) -> None:
+    write_jsonl(tmp_path / "a.jsonl", records)
+    streams = {"web": documents(tmp_path / "a.jsonl", layout=layout)}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=512)
+    with pytest.raises(TooManyBadRecords, match=sentence):
+        run_recipe(recipe)
+    published = tmp_path / "out" / "web" / "train"
+    assert not {"index.json", "mdsmix.manifest"} & set(files(published))
+
+
+def test_an_unreadable_unit_record_is_done_again(recipe: Path, published: Path) -> None:
+    run_recipe(recipe)
+    before = files(published)
+    record = next(iter(sorted((published / ".mdsmix").iterdir())))
+    record.write_bytes(record.read_bytes()[:-9])
+    (published / "index.json").unlink()
+    outcome = run_recipe(recipe)[0]
+    assert outcome.done == 1
+    assert files(published) == before
+
+
+def test_a_manifest_of_a_newer_format_is_not_overwritten(recipe: Path, published: Path) -> None:
+    run_recipe(recipe)
+    manifest = published / "mdsmix.manifest"
+    newer = manifest.read_bytes().replace(b'"format_version": 1', b'"format_version": 2')
+    manifest.write_bytes(newer)
+    with pytest.raises(Unreachable, match="format_version is 2"):
+        run_recipe(recipe)
+    assert manifest.read_bytes() == newer
