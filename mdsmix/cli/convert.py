@@ -44,15 +44,17 @@ def convert(
         typer.Option(
             min=1,
             metavar="N",
-            help="Processes [default: one per processor]. Shapes no byte.",
+            help="Processes; they shape no byte.",
+            show_default="one per processor",
             rich_help_panel="How",
         ),
     ] = None,
 ) -> None:
     """Convert every stream of RECIPE that has a source, and publish it.
 
-    Each stream lands under <remote or local>/<stream>/<split>/ with its index.json and manifest. What is unchanged is
-    not done again; bad records are set aside in quarantine/ beside the shards and counted.
+    Each stream lands under <remote or local>/<stream>/<split>/ with its index.json and manifest.
+
+    What is unchanged is not done again; bad records are set aside in quarantine/ and counted.
     """
     from mdsmix.convert.run import convert as convert_recipe
     from mdsmix.recipe import load_recipe

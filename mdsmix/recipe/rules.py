@@ -79,7 +79,8 @@ def _loader_contradictions(recipe: Recipe, stream: StreamSpec, source: SourceSpe
     if stream.kind == "finetuning" and recipe.loader == "text":
         yield (
             "is finetuning data, which the text loader cannot read; set train_loader.name: finetuning, "
-            "which reads pretraining streams too, or take the stream out."
+            "which reads pretraining streams too, take the stream out, or load both kinds by mdsmix.load in a "
+            "training loop of your own."
         )
     if stream.kind == "pretraining" and recipe.loader == "finetuning":
         if not recipe.decoder_only_format:
