@@ -36,7 +36,7 @@ def read(cls: type[T], values: Any, where: str = "") -> T:
             raise Misfit(
                 f"{_at(where, key)} is not a known key; {_nearest(str(key), list(fields))}"
             )
-    hints = _hints(cls)
+    hints = _hints(typing.cast(Any, cls))
     for name, field in fields.items():
         absent = values.get(name) is None and not _allows_none(hints[name])
         if _is_required(field) and (absent or name not in values):
