@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, replace
 import orjson
 import xxhash
 
+from mdsmix.encode.backends import is_unequal
 from mdsmix.encode.columns import columns_of, has_messages
 from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding
 from mdsmix.shards.mds import Layout
@@ -49,6 +51,14 @@ class Job:
     def with_backend(self, backend: str) -> Job:
         return replace(self, backend=backend)
 
+    def trusts(self, made_by: str) -> bool:
+        """Whether what a backend made is kept: the reference's always, a fast one's unless the job asks for the reference
+        or that backend was found unequal since, on whatever stream."""
+        is_reference = made_by.startswith("tokenizers ")
+        return is_reference or (
+            self.backend != "reference" and not is_unequal(self.tokenizer, made_by)
+        )
+
 
 @functools.lru_cache(maxsize=64)
 def _settings_hash(shaping: bytes) -> str:
@@ -64,7 +74,9 @@ def settings_hash(job: Job) -> str:
 
 
 def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: int | None) -> Job:
-    """The job of a stream with a source."""
+    """The job of a stream with a source; RecipeError where it wants a token that the tokenizer does not have."""
+    if stream.kind == "pretraining":
+        _refuse_missing(stream, tokenizer)
     return Job(
         name=stream.name,
         encoding=_encoding(recipe, stream, tokenizer),
@@ -73,6 +85,17 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
         target=f"{recipe.published(stream)}/{f'limit-{limit}' if limit else stream.split}",
         limit=limit,
     )
+
+
+def _refuse_missing(stream: StreamSpec, tokenizer: Tokenizer) -> None:
+    wanted = [("bos", stream.add_bos, tokenizer.bos_id), ("eos", stream.add_eos, tokenizer.eos_id)]
+    for name, is_wanted, token in wanted:
+        if is_wanted and token is None:
+            raise RecipeError(
+                f"stream {stream.name} is to have add_{name}: true, but the tokenizer {tokenizer.name} has no "
+                f"{name.upper()} token, so nothing would mark where a document {'begins' if name == 'bos' else 'ends'}: "
+                f"set add_{name}: false for this stream, or name one in tokenizer.kwargs ({name}_token)."
+            )
 
 
 def on_day(job: Job, published: str | None) -> Job:

@@ -62,6 +62,8 @@ def is_published(job: Job, manifest: Manifest, keys: list[str] | None) -> bool:
     parts = [part.key for part in manifest.parts]
     if parts not in (keys, keys + last) or manifest.tool_version != __version__:
         return False
+    if not all(map(job.trusts, manifest.backend.split(" + "))):
+        return False
     index = job.folder / index_file.BASENAME
     return (
         index.stat() is not None

@@ -6,14 +6,15 @@ sources. A file that was changed without changing its size or its modification t
 
 from __future__ import annotations
 
-import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import orjson
 import xxhash
 
-from mdsmix.encode.tokenizer import cache_folder
+from mdsmix.encode.tokenizer import cache_folder, keep_in_cache
+from mdsmix.errors import Unreachable
 from mdsmix.sources import Unit
 
 
@@ -51,10 +52,8 @@ class Seen:
     def save(self, units: list[Unit], contents: list[Content]) -> None:
         """Remembers these units and forgets all others."""
         entries = {_fingerprint(u): asdict(c) for u, c in zip(units, contents, strict=True)}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(f".{os.getpid()}")
-        temporary.write_bytes(orjson.dumps(entries))
-        temporary.replace(self.path)
+        with suppress(Unreachable):  # the stream is published; all that is lost is a reading
+            keep_in_cache(self.path, orjson.dumps(entries))
 
 
 def _fingerprint(unit: Unit) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
-from mdsmix.encode.tokenizer import Tokenizer, cache_folder
+from mdsmix.encode.tokenizer import Tokenizer, cache_folder, keep_in_cache
 from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
 
@@ -136,7 +136,7 @@ def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
             f"tokenizer.backend is {name}, which does not take {tokenizer.name} "
             f"({_one_line(error)}): use auto or reference."
         ) from None
-    if name == "auto" and _mark(tokenizer, fast.label, "unequal").exists():
+    if name == "auto" and is_unequal(tokenizer, fast.label):
         return Reference(tokenizer)
     return _proved(tokenizer, Proved(fast, Reference(tokenizer)), name)
 
@@ -153,18 +153,21 @@ def _proved(tokenizer: Tokenizer, backend: Proved, name: str) -> Backend:
         if name == "auto":
             return Reference(tokenizer)
         raise RecipeError(f"tokenizer.backend is {name}, but {unequal}: use auto.") from None
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.touch()
+    keep_in_cache(mark, b"")
     backend.compared = 0
     return backend
 
 
 def remember_unequal(tokenizer: Tokenizer, unequal: Unequal) -> None:
     """Puts this tokenizer and backend version on the list that lasts; the string is kept as the evidence."""
-    mark = _mark(tokenizer, unequal.label, "unequal")
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.write_text(unequal.text, "utf-8", "backslashreplace")
+    evidence = unequal.text.encode("utf-8", "backslashreplace")
+    keep_in_cache(_mark(tokenizer, unequal.label, "unequal"), evidence)
     _mark(tokenizer, unequal.label, "equal").unlink(missing_ok=True)
+
+
+def is_unequal(tokenizer: Tokenizer, label: str) -> bool:
+    """Whether this backend of this version is on that list."""
+    return bool(_mark(tokenizer, label, "unequal").exists())
 
 
 def _mark(tokenizer: Tokenizer, label: str, verdict: str) -> Any:

@@ -96,6 +96,20 @@ def cache_folder() -> Path:
     return Path(os.environ.get("MDSMIX_CACHE") or default)
 
 
+def keep_in_cache(path: Path, content: bytes) -> None:
+    """Writes a file of the cache by renaming: one that is there is whole. Unreachable where it cannot be written."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        raise Unreachable(
+            f"cannot write {path} ({error.strerror}), a part of mdsmix's cache of what it knows of tokenizers and "
+            "sources: set MDSMIX_CACHE to a folder that can be written."
+        ) from None
+
+
 def _key(spec: TokenizerSpec) -> str:
     """Of the files, the keyword arguments and the version of transformers that reads them."""
     digest = xxhash.xxh128()
@@ -148,10 +162,7 @@ def _write(folder: Path, spec: TokenizerSpec, answer: dict[str, Any]) -> None:
     content = answer.pop("tokenizer_json").encode()
     shaping = [orjson.loads(content), {k: answer[k] for k in ("bos_id", "eos_id", "pad_id")}]
     digest = xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "tokenizer.json"
     card = answer | {"name": spec.name, "path": str(path), "hash": digest}
-    for target, data in ((path, content), (folder / "card.json", json.dumps(card).encode())):
-        temporary = target.with_name(f"{target.name}.{os.getpid()}")
-        temporary.write_bytes(data)
-        temporary.replace(target)
+    keep_in_cache(path, content)
+    keep_in_cache(folder / "card.json", json.dumps(card).encode())
