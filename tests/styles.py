@@ -94,7 +94,6 @@ def letters(folder: Path, **changes: Any) -> Tokenizer:
         "suffix_ids": [],
         "special_tokens": SPECIALS,
         "special_ids": [BOS, EOS, START, END],
-        "special_ids": list(range(len(SPECIALS))),
         "chat_template": None,
         "template_variables": {"bos_token": "<s>", "eos_token": "</s>"},
     }
