@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from streaming import MDSWriter
 
-from mdsmix.convert.shardfiles import store_shards
 from mdsmix.ragged import Ragged
 from mdsmix.shards import mds
 from mdsmix.shards.index import make_index
 from mdsmix.shards.mds import HASHES, Layout, Rows, fixed_rows, lay_out, shard_parts, split
+from mdsmix.shards.shardfiles import store_shards
 from mdsmix.storage import locate
 
 RNG = np.random.default_rng(7)
@@ -62,7 +62,9 @@ def test_the_bytes_are_mdswriters(
         for sample in samples:
             writer.write(sample)
     layout = Layout.of(encodings, compression)
-    shards = store_shards(locate(tmp_path / "ours"), layout, lay_out(layout, columns_of(layout, samples)))
+    shards = store_shards(
+        locate(tmp_path / "ours"), layout, lay_out(layout, columns_of(layout, samples))
+    )
 
     (ours,) = (p.read_bytes() for p in (tmp_path / "ours").iterdir())
     (written,) = (p.read_bytes() for p in theirs.iterdir() if p.name != "index.json")

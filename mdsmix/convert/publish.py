@@ -8,12 +8,10 @@ from mdsmix import __version__
 from mdsmix.convert.assemble import JoinedRows
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
-from mdsmix.convert.shardfiles import store_shards
-from mdsmix.convert.target import write_if_new
 from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
-from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index
+from mdsmix.shards.index import make_index, parse_index
 from mdsmix.shards.manifest import (
     FORMAT_VERSION,
     Manifest,
@@ -23,6 +21,8 @@ from mdsmix.shards.manifest import (
     TokenizerCard,
     Totals,
 )
+from mdsmix.shards.shardfiles import distinct, store_shards
+from mdsmix.shards.target import write_if_new
 
 
 def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile]) -> Manifest:
@@ -32,7 +32,7 @@ def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile]) -> Man
     records = sum((unit.records for unit in units), Records())
     totals = sum((unit.totals for unit in units), Totals())
     _refuse_losses(job, records, totals)
-    index = make_index(_distinct(job, [shard for unit in units for shard in unit.shards]))
+    index = make_index(distinct(job.folder, [shard for unit in units for shard in unit.shards]))
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         tool_version=__version__,
@@ -131,28 +131,3 @@ def _why_empty(records: Records, totals: Totals) -> str:
     if totals.lost_tokens:
         said.append(f"{totals.lost_tokens} tokens, less than one row")
     return f"{records.read} records: {', '.join(said)}"
-
-
-def _distinct(job: Job, shards: list[Shard]) -> list[Shard]:
-    """Shards of equal bytes get names of their own: a cache that evicts one must not evict the other."""
-    seen: dict[str, int] = {}
-    named = []
-    for shard in shards:
-        ordinal = seen[shard.stored.basename] = seen.get(shard.stored.basename, -1) + 1
-        named.append(_numbered(job, shard, ordinal) if ordinal else shard)
-    return named
-
-
-def _numbered(job: Job, shard: Shard, ordinal: int) -> Shard:
-    def renamed(file: StoredFile) -> StoredFile:
-        return replace(file, basename=file.basename.replace(".mds", f"-{ordinal}.mds"))
-
-    twin = replace(
-        shard,
-        raw_data=renamed(shard.raw_data),
-        zip_data=renamed(shard.zip_data) if shard.zip_data else None,
-    )
-    target = job.folder / twin.stored.basename
-    if target.stat() is None:
-        (job.folder / shard.stored.basename).copy_to(target)
-    return twin

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from mdsmix.convert.ledger import FOLDER
-from mdsmix.convert.target import write_if_new
+from mdsmix.shards.target import write_if_new
 from mdsmix.sources import Origin
 from mdsmix.storage import Location
 

@@ -17,10 +17,10 @@ from mdsmix.convert.encoders import open_encoder
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
 from mdsmix.convert.quarantine import described, keep
-from mdsmix.convert.shardfiles import store_shards
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.base import Encoded
 from mdsmix.shards.manifest import Records
+from mdsmix.shards.shardfiles import store_shards
 from mdsmix.sources import RecordBatch, Unit, content_hash, has_one_window, read
 
 Told = Callable[[int, int], None]

@@ -114,12 +114,18 @@ def find_published(at: Location) -> Location:
     """The folder that holds an index: `at` itself, or the one split folder below it; Unreachable where that is not clear."""
     if (at / BASENAME).stat():
         return at
-    found = [n.removesuffix(f"/{BASENAME}") for n, _ in at.list(recursive=True) if _is_split_index(n)]
+    found = [
+        n.removesuffix(f"/{BASENAME}") for n, _ in at.list(recursive=True) if _is_split_index(n)
+    ]
     if len(found) == 1:
         return at / found[0]
     if not found:
-        raise Unreachable(f"{at} holds no published stream: neither it nor a folder in it has an {BASENAME}.")
-    raise Unreachable(f"{at} holds {len(found)} splits ({', '.join(found)}); name one, for example {at / found[0]}.")
+        raise Unreachable(
+            f"{at} holds no published stream: neither it nor a folder in it has an {BASENAME}."
+        )
+    raise Unreachable(
+        f"{at} holds {len(found)} splits ({', '.join(found)}); name one, for example {at / found[0]}."
+    )
 
 
 def _is_split_index(name: str) -> bool:

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import xxhash
 
-from mdsmix.convert.target import write_once
 from mdsmix.shards.index import Shard, StoredFile
 from mdsmix.shards.mds import HASHES, Layout, Rows, shard_parts, split
+from mdsmix.shards.target import write_once
 from mdsmix.storage import Location
 
 
 def store_shards(folder: Location, layout: Layout, rows: Rows) -> list[Shard]:
     """Writes the rows as shards into `folder`; returns their index entries, in order."""
     return [_store(folder, layout, piece) for piece in split(rows)]
+
+
+def distinct(folder: Location, shards: list[Shard]) -> list[Shard]:
+    """Shards of equal bytes get names of their own: a cache that evicts one must not evict the other."""
+    seen: dict[str, int] = {}
+    named = []
+    for shard in shards:
+        ordinal = seen[shard.stored.basename] = seen.get(shard.stored.basename, -1) + 1
+        named.append(_numbered(folder, shard, ordinal) if ordinal else shard)
+    return named
+
+
+def _numbered(folder: Location, shard: Shard, ordinal: int) -> Shard:
+    def renamed(file: StoredFile) -> StoredFile:
+        return replace(file, basename=file.basename.replace(".mds", f"-{ordinal}.mds"))
+
+    twin = replace(
+        shard,
+        raw_data=renamed(shard.raw_data),
+        zip_data=renamed(shard.zip_data) if shard.zip_data else None,
+    )
+    target = folder / twin.stored.basename
+    if target.stat() is None:
+        (folder / shard.stored.basename).copy_to(target)
+    return twin
 
 
 def _store(folder: Location, layout: Layout, rows: Rows) -> Shard:
