@@ -73,15 +73,17 @@ def open_tokenizer(spec: TokenizerSpec) -> Tokenizer:
     card = folder / "card.json"
     if not card.exists():
         _write(folder, spec, _ask(spec))
-    return typed.read(Tokenizer, json.loads(card.read_bytes()), str(card))
+    beside = {"path": str(folder / "tokenizer.json")}  # not in the card: the cache may be moved
+    return typed.read(Tokenizer, json.loads(card.read_bytes()) | beside, str(card))
 
 
 def find_decoder(name: str | None, hash: str | None) -> Callable[[Sequence[int]], str] | None:
     """Ids -> text, by the tokenizer named, or by the snapshot of that hash; None where this machine has neither."""
     cards = (cache_folder() / "tokenizers").glob("*/card.json")
-    known = (json.loads(card.read_bytes()) for card in cards)
+    known = (card for card in cards if json.loads(card.read_bytes())["hash"] == hash)
     path = open_tokenizer(TokenizerSpec(name=name)).path if name else None
-    path = path or next((card["path"] for card in known if card["hash"] == hash), None)
+    if path is None and (card := next(known, None)):
+        path = str(card.with_name("tokenizer.json"))
     if path is None:
         return None
     from tokenizers import Tokenizer as Model
@@ -162,7 +164,6 @@ def _write(folder: Path, spec: TokenizerSpec, answer: dict[str, Any]) -> None:
     content = answer.pop("tokenizer_json").encode()
     shaping = [orjson.loads(content), {k: answer[k] for k in ("bos_id", "eos_id", "pad_id")}]
     digest = xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
-    path = folder / "tokenizer.json"
-    card = answer | {"name": spec.name, "path": str(path), "hash": digest}
-    keep_in_cache(path, content)
+    card = answer | {"name": spec.name, "hash": digest}
+    keep_in_cache(folder / "tokenizer.json", content)
     keep_in_cache(folder / "card.json", json.dumps(card).encode())
