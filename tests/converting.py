@@ -70,7 +70,11 @@ def write_jsonl(path: Path, records: Sequence[Any]) -> Path:
 
 def write_recipe(folder: Path, tokenizer: Path, **settings: Any) -> Path:
     """A recipe in `folder` that publishes below `folder`/out and reads rows of 16 tokens, unless `settings` say otherwise."""
-    tree = {"tokenizer": str(tokenizer), "max_seq_len": 16, "local": str(folder / "out")} | settings
+    tree = {
+        "tokenizer": {"name": str(tokenizer)},
+        "max_seq_len": 16,
+        "local": str(folder / "out"),
+    } | settings
     path = folder / "recipe.yaml"
     path.write_text(json.dumps({k: v for k, v in tree.items() if v is not None}))
     return path

@@ -255,7 +255,7 @@ def test_a_recipe_that_is_not_there_or_a_folder_is_one_sentence(tmp_path: Path) 
 def test_a_tokenizer_that_cannot_be_loaded_is_one_sentence(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("nobody/no-such-tokenizer", str(tmp_path / "empty")):
-        refused(mdsmix("convert", recipe, f"tokenizer={name}"), 4, name, "could not be loaded")
+        refused(mdsmix("convert", recipe, f"tokenizer.name={name}"), 4, name, "could not be loaded")
 
 
 def test_an_output_with_another_streams_data_is_one_sentence(recipe: Path, tmp_path: Path) -> None:

@@ -209,12 +209,14 @@ def test_another_tokenizer_rebuilds(recipe: Path, tmp_path: Path, tokenizer_fold
     run_recipe(recipe)
     other = tmp_path / "other"
     shutil.copytree(tokenizer_folder, other)
-    assert only(run_recipe(recipe, f"tokenizer={other}")).state == "up to date", "the same files"
+    assert only(run_recipe(recipe, f"tokenizer.name={other}")).state == "up to date", (
+        "the same files"
+    )
     config = (other / "tokenizer_config.json").read_text()
     changed = config.replace('"eos_token": "<|endoftext|>"', '"eos_token": "<|im_end|>"')
     assert changed != config
     (other / "tokenizer_config.json").write_text(changed)
-    assert only(run_recipe(recipe, f"tokenizer={other}")).reused == 0
+    assert only(run_recipe(recipe, f"tokenizer.name={other}")).reused == 0
 
 
 def test_concat_rows_are_the_documents_joined_and_cut(

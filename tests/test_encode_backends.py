@@ -1,0 +1,244 @@
+"""The tokens are the tokenizer's: a fast backend is used only where it gives the reference's ids, and one lie ends its use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mdsmix.convert import unit
+from mdsmix.encode import backends
+from mdsmix.encode.backends import (
+    Fastokens,
+    Proved,
+    Reference,
+    Unequal,
+    hard_strings,
+    is_unequal,
+    open_backend,
+    remember_unequal,
+)
+from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
+from mdsmix.errors import RecipeError
+from mdsmix.ragged import Ragged
+from mdsmix.recipe import TokenizerSpec
+from tests.converting import (
+    Told,
+    documents,
+    manifest_of,
+    mdsmix,
+    run_recipe,
+    token_rows,
+    windows,
+    write_jsonl,
+    write_recipe,
+)
+
+LIE = "this is where it lies"
+
+
+class Lying(Fastokens):
+    """Gives one id too few for a single text."""
+
+    def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
+        rows = super().encode(texts, match_special)
+        return Ragged.of([rows[i][: -1 if LIE in t else None] for i, t in enumerate(texts)], "u4")
+
+
+@pytest.fixture(autouse=True)
+def _own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks of this test's own, and the session's tokenizers."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    known = Path(os.environ["MDSMIX_CACHE"]) / "tokenizers"
+    known.mkdir(exist_ok=True)
+    (cache / "tokenizers").symlink_to(known)
+    monkeypatch.setenv("MDSMIX_CACHE", str(cache))
+    monkeypatch.setattr(unit, "_backends", {})
+
+
+@pytest.fixture
+def tokenizer(tokenizer_folder: Path) -> Tokenizer:
+    return open_tokenizer(TokenizerSpec(name=str(tokenizer_folder)))
+
+
+def _save(folder: Path, kind: str) -> Tokenizer:
+    """A tokenizer.json of a kind that fastokens does not take."""
+    from tokenizers import Tokenizer as Model
+    from tokenizers import models, pre_tokenizers
+
+    words = {"[UNK]": 0, "a": 1, "##b": 2, "b": 3}
+    model = {
+        "WordPiece": lambda: models.WordPiece(words, unk_token="[UNK]"),
+        "Unigram": lambda: models.Unigram([("[UNK]", 0.0), ("a", -1.0), ("b", -1.5)], 0),
+        "WordLevel": lambda: models.WordLevel(words, unk_token="[UNK]"),
+    }[kind]()
+    made = Model(model)
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(folder / "tokenizer.json"))
+    return Tokenizer(
+        name=kind,
+        path=str(folder / "tokenizer.json"),
+        hash=kind,
+        class_name="PreTrainedTokenizerFast",
+        vocab_size=4,
+        bos_id=None,
+        eos_id=None,
+        pad_id=None,
+        padding_side="right",
+        prefix_ids=[],
+        suffix_ids=[],
+        special_tokens=[],
+        special_ids=[],
+        chat_template=None,
+        template_variables={},
+    )
+
+
+@pytest.mark.parametrize("match_special", [False, True])
+def test_the_fast_backend_gives_the_references_ids(
+    tokenizer: Tokenizer, match_special: bool
+) -> None:
+    texts = hard_strings(tokenizer)
+    fast, true = (b(tokenizer).encode(texts, match_special) for b in (Fastokens, Reference))
+    assert fast.offsets.tolist() == true.offsets.tolist()
+    assert fast.values.tolist() == true.values.tolist()
+    assert len(true.values) > len(texts)
+
+
+@pytest.mark.parametrize("backend", ["reference", "fastokens"])
+def test_special_tokens_are_text_unless_they_are_to_match(
+    tokenizer: Tokenizer, backend: str
+) -> None:
+    encode = open_backend(tokenizer, backend).encode
+    (start,) = encode(["<|im_start|>"], True)[0]
+    assert start == 2
+    assert start not in encode(["<|im_start|>"], False)[0]
+
+
+def test_auto_is_the_fast_one_where_it_is_proved_and_the_proof_is_kept(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_backend(tokenizer)
+    assert isinstance(backend, Proved)
+    assert backend.label.startswith("fastokens ")
+    assert backend.compared == 0
+    monkeypatch.setattr(Proved, "prove", None)
+    assert isinstance(open_backend(tokenizer), Proved), "not proved again"
+
+
+@pytest.mark.parametrize("kind", ["WordPiece", "Unigram", "WordLevel"])
+def test_a_tokenizer_that_the_fast_one_does_not_take_is_the_references(
+    tmp_path: Path, kind: str
+) -> None:
+    tokenizer = _save(tmp_path, kind)
+    backend = open_backend(tokenizer)
+    assert isinstance(backend, Reference)
+    assert backend.encode(["a b", ""], False).lengths.tolist() == [2, 0]
+    with pytest.raises(RecipeError, match=f"does not take {kind} .* use auto or reference"):
+        open_backend(tokenizer, "fastokens")
+
+
+def test_what_is_compared_follows_from_the_batch_alone(tokenizer: Tokenizer) -> None:
+    """The manifest counts it, so what the process compared before must not show."""
+    batch = [f"text {n}" for n in range(3000)]
+    counts = []
+    backend = Proved(Fastokens(tokenizer), Reference(tokenizer))
+    for _ in range(2):
+        before = backend.compared
+        backend.encode(batch, True)
+        counts.append(backend.compared - before)
+    assert counts[0] == counts[1] > 0
+    before = backend.compared
+    backend.encode(batch[:5], True)
+    assert 0 < backend.compared - before <= 5
+    assert len(backend.encode([], True)) == 0
+
+
+def test_a_lie_on_a_hard_string_is_found_before_anything_is_encoded(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "Fastokens", Lying)
+    monkeypatch.setattr(backends, "hard_strings", lambda tokenizer: ["a", LIE])
+    with pytest.raises(RecipeError, match=f"fastokens .* differs from the reference on '{LIE}'"):
+        open_backend(tokenizer, "fastokens")
+    assert isinstance(open_backend(tokenizer), Reference)
+    label = Fastokens(tokenizer).label
+    assert is_unequal(tokenizer, label)
+    assert not is_unequal(tokenizer, "fastokens 99"), "another version has a chance of its own"
+    assert not is_unequal(replace(tokenizer, hash="another"), label)
+
+
+def test_the_list_keeps_the_text_as_evidence(tokenizer: Tokenizer) -> None:
+    remember_unequal(tokenizer, Unequal("fastokens 1", "a\ud800"))
+    (mark,) = (Path(os.environ["MDSMIX_CACHE"]) / "backends").glob("*.unequal")
+    assert mark.read_text() == "a\\ud800"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three units; the lie stands in the last."""
+    windows(monkeypatch, 500)
+    for n in range(2):
+        write_jsonl(tmp_path / f"{n}.jsonl", [{"text": f"file {n} is told the truth of"}] * 8)
+    write_jsonl(tmp_path / "2.jsonl", [{"text": LIE}] * 8)
+    streams = {"web": documents(tmp_path / "*.jsonl", layout="document")}
+    return write_recipe(tmp_path, tokenizer_folder, streams=streams)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_lie_found_while_running_redoes_the_whole_stream_with_the_reference(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    run_recipe(recipe, "tokenizer.backend=reference", f"local={tmp_path / 'true'}")
+    monkeypatch.setattr(backends, "Fastokens", Lying)
+    monkeypatch.setattr(unit, "_backends", {})
+    watcher = Told()
+    (outcome,) = run_recipe(recipe, workers=workers, watcher=watcher)
+    assert outcome.manifest.backend.startswith("tokenizers ")
+    assert outcome.manifest.totals.compared == 0
+    assert (outcome.done, outcome.reused) == (3, 0)
+    assert token_rows(outcome.target) == token_rows(tmp_path / "true" / "web" / "train")
+    assert [LIE in sentence for sentence in watcher.said] == [True]
+    assert [LIE in note for note in outcome.notes] == [True]
+    assert "up to date" in mdsmix("convert", recipe).out
+
+
+def test_what_an_unequal_backend_made_before_is_not_kept(
+    recipe: Path, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """Another stream, or a run that was killed before it began again, may have found the difference."""
+    (first,) = run_recipe(recipe)
+    assert first.manifest.backend.startswith("fastokens ")
+    remember_unequal(tokenizer, Unequal(first.manifest.backend, "found elsewhere"))
+    unit._backends.clear()
+    (second,) = run_recipe(recipe)
+    assert second.manifest.backend.startswith("tokenizers ")
+    assert second.reused == 0
+    assert second.manifest.index_hash == first.manifest.index_hash
+
+
+def test_the_recipe_may_ask_for_the_reference(recipe: Path) -> None:
+    run_recipe(recipe)
+    (outcome,) = run_recipe(recipe, "tokenizer.backend=reference")
+    assert outcome.manifest.backend.startswith("tokenizers ")
+    (again,) = run_recipe(recipe)
+    assert (again.state, again.manifest) == ("up to date", outcome.manifest)
+
+
+def test_the_manifest_says_who_encoded_and_how_much_was_compared(
+    recipe: Path, tokenizer: Tokenizer
+) -> None:
+    run_recipe(recipe)
+    manifest = manifest_of(recipe.parent / "out" / "web" / "train")
+    assert manifest.backend == Fastokens(tokenizer).label
+    assert 3 <= manifest.totals.compared <= 24
+
+
+def test_ids_are_uint32_whatever_the_backend(tokenizer: Tokenizer) -> None:
+    for name in ("reference", "auto"):
+        assert open_backend(tokenizer, name).encode(["a b"], True).values.dtype == np.uint32

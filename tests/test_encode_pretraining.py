@@ -1,0 +1,202 @@
+"""Documents as rows, worked by hand: one id per character, <s> is 0 and </s> is 1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdsmix.encode.backends import Reference
+from mdsmix.encode.base import Encoded
+from mdsmix.encode.pretraining import Documents, as_targets, frame, split_rows
+from mdsmix.ragged import Ragged
+from tests.styles import BOS, EOS, START, letters
+
+
+@pytest.fixture
+def encode(tmp_path: Path) -> Any:
+    """records, settings of the encoder, changes of the tokenizer -> Encoded."""
+
+    def run(records: list[Any], tokenizer: dict[str, Any] | None = None, **changes: Any) -> Encoded:
+        snapshot = letters(tmp_path, **tokenizer or {})
+        common: dict[str, Any] = {
+            "field": "text",
+            "max_seq_len": 4,
+            "is_concat": False,
+            "has_targets": False,
+            "add_bos": False,
+            "add_eos": True,
+            "min_tokens": 0,
+            "max_tokens": None,
+            "special_tokens_in_text": "escape",
+        }
+        encoder = Documents(tokenizer=snapshot, backend=Reference(snapshot), **common | changes)
+        return encoder.encode(records)
+
+    return run
+
+
+def ids(text: str) -> list[int]:
+    return [ord(character) for character in text]
+
+
+def rows(encoded: Encoded, column: str = "tokens") -> list[list[int]]:
+    column_rows = encoded.columns[column]
+    return [column_rows[i].tolist() for i in range(len(column_rows))]
+
+
+def texts(*given: str) -> list[dict[str, str]]:
+    return [{"text": text} for text in given]
+
+
+def test_a_document_ends_with_eos_and_is_split_never_cut_off(encode: Any) -> None:
+    encoded = encode(texts("ab", "abcdef"))
+    assert rows(encoded) == [[*ids("ab"), EOS], ids("abcd"), [*ids("ef"), EOS]]
+    assert encoded.lengths.tolist() == [3, 4, 3]
+    assert (encoded.tokens, encoded.loss_tokens, encoded.lost_tokens) == (10, 7, 0)
+    assert encoded.largest_id == ord("f")
+
+
+def test_a_rest_of_one_token_is_lost_and_counted(encode: Any) -> None:
+    encoded = encode(texts("abcd", "abcdefgh"))
+    assert rows(encoded) == [ids("abcd"), ids("abcd"), ids("efgh")]
+    assert (encoded.tokens, encoded.lost_tokens) == (12, 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"min_tokens": 3}, ["ab", "abc"]),
+        ({"max_tokens": 3}, ["a", "ab"]),
+        ({"min_tokens": 3, "max_tokens": 3}, ["ab"]),
+    ],
+)
+def test_min_and_max_count_the_special_tokens_too(
+    encode: Any, settings: dict[str, int], kept: list[str]
+) -> None:
+    encoded = encode(texts("a", "ab", "abc"), **settings)
+    assert rows(encoded) == [[*ids(text), EOS] for text in kept]
+    assert len(encoded.rejected) == 3 - len(kept)
+    assert all(rejected.filtered for rejected in encoded.rejected)
+
+
+@pytest.mark.parametrize("is_concat", [False, True])
+def test_every_record_becomes_rows_or_has_one_reason(encode: Any, is_concat: bool) -> None:
+    records = [*texts("", "a", "ab", "abcdefgh"), {}, {"text": 1}, 7, {"text": "\ud800"}]
+    encoded = encode(records, is_concat=is_concat, add_eos=False, min_tokens=2, max_tokens=6)
+    found = {(r.position, r.reason, r.filtered) for r in encoded.rejected}
+    assert len(encoded.rejected) == len(found)
+    assert found == {
+        (0, "empty", True),
+        (1, "min_tokens", True),
+        (3, "max_tokens", True),
+        (4, "missing_field", False),
+        (5, "field_not_text", False),
+        (6, "not_an_object", False),
+        (7, "lone_surrogate", False),
+    }
+    assert rows(encoded) == [ids("ab")]
+
+
+def test_one_token_alone_has_no_loss_and_is_filtered_from_samples_but_not_from_joined_rows(
+    encode: Any,
+) -> None:
+    assert [r.reason for r in encode(texts("a"), add_eos=False).rejected] == ["one_token"]
+    assert rows(encode(texts("a"), add_eos=False, is_concat=True)) == [ids("a")]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "suffix", "add_bos", "add_eos", "head", "tail"),
+    [
+        ([], [], False, False, [], []),
+        ([], [], True, True, [BOS], [EOS]),
+        ([BOS], [], False, False, [BOS], []),
+        ([BOS], [], True, True, [BOS], [EOS]),
+        ([BOS], [EOS], True, True, [BOS], [EOS]),
+        ([], [EOS], True, True, [BOS], [EOS]),
+        ([START], [START], True, True, [BOS, START], [START, EOS]),
+    ],
+)
+def test_bos_and_eos_are_added_where_the_tokenizer_adds_none(
+    encode: Any,
+    prefix: list[int],
+    suffix: list[int],
+    add_bos: bool,
+    add_eos: bool,
+    head: list[int],
+    tail: list[int],
+) -> None:
+    around = {"prefix_ids": prefix, "suffix_ids": suffix}
+    wanted = {"add_bos": add_bos, "add_eos": add_eos, "max_seq_len": 99}
+    for is_concat in (False, True):
+        encoded = encode(texts("abc"), around, is_concat=is_concat, **wanted)
+        assert rows(encoded) == [[*head, *ids("abc"), *tail]]
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected", "reasons"),
+    [
+        ("escape", [ids("a</s>b"), ids("ab")], []),
+        ("allow", [[ord("a"), EOS, ord("b")], ids("ab")], []),
+        ("reject", [ids("ab")], [("special_token_in_text", False)]),
+    ],
+)
+def test_the_text_of_a_special_token_follows_the_rule(
+    encode: Any, rule: str, expected: list[list[int]], reasons: list[tuple[str, bool]]
+) -> None:
+    settings = {"special_tokens_in_text": rule, "add_eos": False, "max_seq_len": 99}
+    encoded = encode(texts("a</s>b", "ab"), **settings)
+    assert rows(encoded) == expected
+    assert [(r.reason, r.filtered) for r in encoded.rejected] == reasons
+    assert encoded.specials == 1
+
+
+def test_under_the_finetuning_loader_the_first_token_is_context_and_the_rest_is_trained(
+    encode: Any,
+) -> None:
+    encoded = encode(texts("ab", "abcdef"), has_targets=True)
+    assert rows(encoded, "input_ids") == [ids("a"), ids("a"), ids("e")]
+    assert rows(encoded, "labels") == [[ord("b"), EOS], ids("bcd"), [ord("f"), EOS]]
+    assert encoded.loss_tokens == 7
+
+
+def test_a_batch_without_a_good_record_gives_no_row(encode: Any) -> None:
+    for records in ([], [7], texts("")):
+        for layout in (True, False):
+            encoded = encode(records, is_concat=layout)
+            assert (rows(encoded), encoded.tokens, encoded.largest_id) == ([], 0, -1)
+
+
+Rows = st.lists(st.lists(st.integers(0, 65535), max_size=9), max_size=9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    given=Rows,
+    head=st.lists(st.integers(0, 9), max_size=2),
+    tail=st.lists(st.integers(0, 9), max_size=2),
+)
+def test_framed_rows_are_the_lists_joined(
+    given: list[list[int]], head: list[int], tail: list[int]
+) -> None:
+    framed = frame(Ragged.of(given, np.uint32), head, tail, "uint16")
+    assert [framed[i].tolist() for i in range(len(framed))] == [[*head, *r, *tail] for r in given]
+    assert framed.values.dtype == np.uint16
+
+
+@settings(max_examples=60, deadline=None)
+@given(given=Rows, longest=st.integers(2, 5))
+def test_split_rows_are_the_slices_longer_than_one(given: list[list[int]], longest: int) -> None:
+    given = [row for row in given if len(row) > 1]
+    parts, lost = split_rows(Ragged.of(given, np.uint16), longest)
+    slices = [row[i : i + longest] for row in given for i in range(0, len(row), longest)]
+    assert [parts[i].tolist() for i in range(len(parts))] == [s for s in slices if len(s) > 1]
+    assert lost == sum(len(s) == 1 for s in slices)
+    columns = as_targets(parts)
+    firsts, rests = columns["input_ids"], columns["labels"]
+    joined = [[*firsts[i].tolist(), *rests[i].tolist()] for i in range(len(parts))]
+    assert joined == [s for s in slices if len(s) > 1]
