@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mdsmix.errors import RecipeError
-from mdsmix.mix.render import dump, without_head
+from mdsmix.mix.text import dump, without_head
 
 INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 LENGTH = "max_seq_len"

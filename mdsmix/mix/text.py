@@ -1,0 +1,47 @@
+"""The YAML text itself, and the comment at its head that says what an epoch comes to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mdsmix import __version__
+from mdsmix.mix.check import share_rows
+from mdsmix.mix.streams import Mix
+from mdsmix.mix.weights import shares_of
+
+MARK = "# mdsmix:"
+"Begins every line of the head, so that the next rendering replaces it and nothing else."
+
+
+def dump(tree: Mapping[str, Any]) -> str:
+    """Block YAML in the order of the mapping."""
+    import yaml
+
+    return str(yaml.safe_dump(dict(tree), sort_keys=False, width=1 << 20, allow_unicode=True))
+
+
+def head(mix: Mix) -> str:
+    """The comment: samples, tokens and share of every stream of an epoch, then what is evaluated on."""
+    return "".join(f"{MARK} {line}".rstrip() + "\n" for line in _head_lines(mix))
+
+
+def _head_lines(mix: Mix) -> Iterator[str]:
+    recipe = os.path.basename(mix.recipe or mix.origin)
+    yield f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} loader comes to"
+    rows = share_rows(shares_of(mix.train))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]
+        yield "  " + "  ".join(cells)
+    for loader in mix.evals:
+        for share in shares_of(loader):
+            yield f"evaluated on {share.stream}: {share.drawn:,} samples"
+
+
+def without_head(text: str) -> str:
+    """The text without the head of an earlier rendering."""
+    lines = text.splitlines(keepends=True)
+    kept = next((i for i, line in enumerate(lines) if not line.startswith(MARK)), len(lines))
+    return "".join(lines[kept:])
