@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.styles import STYLES, train_style
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / ".venv-foundry" / "bin" / "python"
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -27,14 +29,15 @@ class Foundry:
 
     def __init__(self, python: Path, folder: Path) -> None:
         self.log = folder / "log"
-        environment = os.environ | {"HF_HOME": str(folder / "hf"), "PYTHONPATH": str(ROOT)}
+        # One thread: a step of the tiny model is over before a second one has started.
+        own = {"HF_HOME": str(folder / "hf"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [python, SCRIPTS / "serve.py"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=environment,
+                env=os.environ | own,
                 cwd=folder,
             )
 
@@ -72,3 +75,10 @@ def foundry(foundry_python: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     served = Foundry(foundry_python, tmp_path_factory.mktemp("foundry"))
     yield served
     served.end()
+
+
+@pytest.fixture(scope="session")
+def styled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tokenizer folder of every style; shared, since the first look at each costs 4 s."""
+    folder = tmp_path_factory.mktemp("styles")
+    return {style: train_style(folder / style, style) for style in STYLES}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mdsmix.mix import foundry
+from tests.foundry.conftest import Foundry
 from tests.published import LENGTH, SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish
 
 PASSED_BY_BUILDERS = {"tokenizer", "device_batch_size", "kwargs", "batch_size"}
@@ -19,10 +20,8 @@ RENDER = "from mdsmix.cli.main import run; run()"
 
 
 @pytest.fixture(scope="module")
-def real(foundry_python: Path) -> dict[str, Any]:
-    script = Path(__file__).with_name("signatures.py")
-    done = subprocess.run([foundry_python, script], capture_output=True, text=True, check=True)
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+def real(foundry: Foundry) -> dict[str, Any]:
+    return dict(foundry("signatures.read"))
 
 
 @pytest.mark.parametrize("loader", ["text", "finetuning"])

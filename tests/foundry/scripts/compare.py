@@ -1,15 +1,11 @@
-"""Runs in Foundry's environment: batch by batch, mdsmix.load against LLM-Foundry's own loaders.
+"""Batch by batch, mdsmix.load against LLM-Foundry's own loaders.
 
-Takes a JSON list of cases, each a config of one loader, a tokenizer folder, its overrides and a
-batch size; prints a line for each case that is equal and fails on the first that is not.
+A case is a config of one loader, a tokenizer folder, its overrides and a batch size.
 """
 
 from __future__ import annotations
 
 import copy
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +29,7 @@ def foundry_batches(case: dict[str, Any], tokenizer: Any) -> list[dict[str, torc
 
 
 def compare(case: dict[str, Any]) -> int:
+    """The number of batches, all of them equal."""
     tokenizer = AutoTokenizer.from_pretrained(case["tokenizer"], **case["overrides"])
     for name, value in case.get("attributes", {}).items():
         setattr(tokenizer, name, value)
@@ -51,8 +48,3 @@ def compare(case: dict[str, Any]) -> int:
         for key in set(other) - COUNTS:
             assert torch.equal(mine[key], other[key]), (case["name"], key, mine[key], other[key])
     return len(ours)
-
-
-if __name__ == "__main__":
-    for case in json.loads(Path(sys.argv[1]).read_text()):
-        print(case["name"], compare(case), "batches equal", flush=True)

@@ -1,15 +1,12 @@
-"""Runs in Foundry's environment: tokenizes records and collates rows with LLM-Foundry's own functions.
+"""Tokenizes records and collates rows with LLM-Foundry's own functions.
 
-Takes a list of {"tokenizer", "date", "records", "cases"} on stdin. A case has settings, the name of its records, and
-"rows": what mdsmix stored for the usable ones, as lists of turns. For each case the answer holds one outcome a
-record (the turns and whether they are valid, or the name of an exception), and a batch row for each of
-Foundry's turns and of ours.
+A case has settings, the name of its records, and "rows": what mdsmix stored for the usable ones, as lists of turns. Its
+answer holds one outcome a record (the turns and whether they are valid, or the name of an exception), and a batch row
+for each of Foundry's turns and of ours.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 from llmfoundry.data.finetuning import tasks
@@ -62,19 +59,13 @@ def answer(
     }
 
 
-def answers(question: dict[str, Any]) -> list[dict[str, Any]]:
-    tasks.get_date_string = lambda: question["date"]
-    tokenizer = AutoTokenizer.from_pretrained(question["tokenizer"])
+def answers(
+    tokenizer: str, date: str, records: dict[str, list[Any]], cases: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    tasks.get_date_string = lambda: date
+    loaded_tokenizer = AutoTokenizer.from_pretrained(tokenizer)
     found = {
-        name: [tokenized(record, tokenizer) for record in records]
-        for name, records in question["records"].items()
+        name: [tokenized(record, loaded_tokenizer) for record in listed]
+        for name, listed in records.items()
     }
-    return [answer(case, found, tokenizer) for case in question["cases"]]
-
-
-def main() -> None:
-    print(json.dumps([answers(question) for question in json.load(sys.stdin)]))
-
-
-if __name__ == "__main__":
-    main()
+    return [answer(case, found, loaded_tokenizer) for case in cases]

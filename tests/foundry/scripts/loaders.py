@@ -1,0 +1,64 @@
+"""Batches of LLM-Foundry's own data loaders, and of mdsmix.load, over streams on this disk."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from llmfoundry.data.dataloader import build_dataloader
+from llmfoundry.utils.builders import build_tokenizer
+
+from mdsmix.load import build_loader
+
+Batch = dict[str, torch.Tensor]
+# Only the text loader of mdsmix adds the mask; only LLM-Foundry counts the tokens in the batch.
+ADDED = {"attention_mask"}
+COUNTS = {"total_tokens", "loss_generating_tokens"}
+BATCH_SIZE = 8
+
+
+def config(tokenizer: str, folder: str, name: str, dataset: dict[str, Any]) -> dict[str, Any]:
+    """One stream in the order in which it lies, every row of it."""
+    streams = {"only": {"local": folder}}
+    return {
+        "tokenizer": {"name": tokenizer, "kwargs": {"model_max_length": dataset["max_seq_len"]}},
+        "train_loader": {
+            "name": name,
+            "dataset": {"streams": streams, "shuffle": False, **dataset},
+            "drop_last": False,
+            "num_workers": 0,
+            "prefetch_factor": None,
+            "persistent_workers": False,
+            "pin_memory": False,
+        },
+    }
+
+
+def batches(tree: dict[str, Any], size: int = BATCH_SIZE) -> list[Batch]:
+    """Those of LLM-Foundry."""
+    tree = copy.deepcopy(tree)
+    tokenizer = build_tokenizer(tree["tokenizer"]["name"], tree["tokenizer"]["kwargs"])
+    return list(build_dataloader(tree["train_loader"], tokenizer, size).dataloader)
+
+
+def same(
+    tokenizer: str, theirs: str, ours: str, name: str, dataset: dict[str, Any]
+) -> dict[str, int]:
+    """Fails unless Foundry's loader gives the same for its own stream and ours, and mdsmix.load for ours; counts what was compared."""
+    left = batches(config(tokenizer, theirs, name, dataset))
+    right = batches(config(tokenizer, ours, name, dataset))
+    loaded = list(build_loader(config(tokenizer, ours, name, dataset), BATCH_SIZE))
+    _same(left, right, set())
+    _same(left, loaded, ADDED if name == "text" else set())
+    trained = sum(int((batch["labels"] != -100).sum()) for batch in left)
+    return {"rows": sum(len(batch["input_ids"]) for batch in left), "trained": trained}
+
+
+def _same(left: list[Batch], right: list[Batch], added: set[str]) -> None:
+    assert len(left) == len(right), (len(left), len(right))
+    for n, (one, other) in enumerate(zip(left, right, strict=True)):
+        keys = set(one) - COUNTS
+        assert keys == set(other) - COUNTS - added, (keys, set(other))
+        for key in keys:
+            assert torch.equal(one[key], other[key]), (n, key, one[key], other[key])
