@@ -54,7 +54,7 @@ def inspect(
             if _has_tokens(sample)
             else str(sample)
         )
-        console.print(text, markup=False)
+        console.print(text, markup=False, soft_wrap=True)  # no line break that is not in the text
 
 
 def _has_tokens(sample: dict[str, object]) -> bool:

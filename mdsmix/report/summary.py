@@ -10,8 +10,6 @@ from mdsmix.shards.manifest import Manifest
 
 BAD_SHARE = 0.01
 "More bad records than this are warned of."
-WIDTH = 120
-"The table's ten columns need this much; a narrower terminal wraps rather than loses digits."
 HEADINGS = (
     "stream", "read", "written", "filtered", "quarantined",
     "tokens", "shards", "bytes", "seconds", "tokens/s",
@@ -25,7 +23,6 @@ def print_summary(outcomes: Sequence[Outcome]) -> None:
     from rich.table import Table
 
     console = Console(soft_wrap=True, highlight=False)
-    console.width = max(console.width, WIDTH)
     table = Table(box=SIMPLE_HEAD)
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading == "stream" else "right", no_wrap=True)
@@ -34,6 +31,9 @@ def print_summary(outcomes: Sequence[Outcome]) -> None:
     if len(outcomes) > 1:
         table.add_section()
         table.add_row(*_total(outcomes))
+    # A narrow terminal wraps the table rather than loses digits.
+    whole = console.measure(table, options=console.options.update(max_width=1000)).maximum
+    console.width = max(console.width, whole)
     console.print(table)
     for sentence in (s for outcome in outcomes for s in _sentences(outcome)):
         console.print(sentence, markup=False)
