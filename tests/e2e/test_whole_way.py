@@ -1,0 +1,131 @@
+"""The whole way: raw files in a bucket -> published streams -> check -> YAML -> the batches of a training loop, every token there."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from mdsmix.storage import locate
+from tests.converting import (
+    chats,
+    documents,
+    files,
+    manifest_of,
+    mdsmix,
+    pairs,
+    token_rows,
+    tokens,
+    write_recipe,
+)
+
+LENGTH = 64
+
+
+def recipe_of(
+    folder: Path, corpus: Path, tokenizer: Path, bucket: str, loader: str
+) -> tuple[Path, list[str]]:
+    """Sources in the bucket for one stream of each, on the disk for the others; published in the bucket."""
+    locate(f"s3://{bucket}/raw/web.jsonl.zst").write((corpus / "web.jsonl.zst").read_bytes())
+    streams: dict[str, Any] = {
+        "web": documents(f"s3://{bucket}/raw/*.zst"),
+        "docs": documents(corpus / "docs.jsonl", layout="document", min_tokens=8),
+    }
+    if loader == "finetuning":
+        streams["faq"] = pairs(corpus / "faq.jsonl")
+        streams["chat"] = chats(corpus / "chat.jsonl")
+    dataset = {"shuffle": True, "shuffle_seed": 5}
+    recipe = write_recipe(
+        folder,
+        tokenizer,
+        streams=streams,
+        max_seq_len=LENGTH,
+        remote=f"s3://{bucket}/mix",
+        local=str(folder / "training"),
+        train_loader={"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "drop_last": False, "dataset": dataset},
+    )  # fmt: skip
+    return recipe, list(streams)
+
+
+@pytest.mark.parametrize("loader", ["text", "finetuning"])
+def test_every_sample_that_was_published_comes_out_of_the_loader_once(
+    tmp_path: Path, corpus_folder: Path, tokenizer_folder: Path, bucket: str, loader: str
+) -> None:
+    recipe, names = recipe_of(tmp_path, corpus_folder, tokenizer_folder, bucket, loader)
+    assert mdsmix("convert", recipe).code == 0
+    checked = mdsmix("check", recipe)
+    assert checked.code == 0, checked.out
+    assert f"{len(names)} streams may be mixed" in checked.out
+    rendered = tmp_path / "train.yaml"
+    assert mdsmix("render-yaml", recipe, "-o", rendered).code == 0
+    assert not (tmp_path / "training").exists(), "a training node's cache is not convert's to write"
+
+    published = {name: token_rows(f"s3://{bucket}/mix/{name}/train") for name in names}
+    for name, rows in published.items():
+        totals = manifest_of(f"s3://{bucket}/mix/{name}/train").totals
+        assert (totals.samples, totals.tokens) == (len(rows), sum(map(len, rows)))
+    everything = [row for rows in published.values() for row in rows]
+    assert Counter(map(tuple, _streamed(rendered))) == Counter(map(tuple, everything))
+    shutil.rmtree(tmp_path / "training")
+    batched = _batched(rendered)
+    if loader == "text":
+        assert Counter(map(tuple, batched)) == Counter(map(tuple, everything))
+    else:
+        assert Counter(map(_as_collated, batched)) == Counter(map(_as_collated, everything))
+
+
+def _as_collated(row: list[int]) -> tuple[int, ...]:
+    """The finetuning collator ends a row with EOS (0) where it has none, and cuts one that is too long."""
+    row = row[: LENGTH - 1]
+    while row and not row[-1]:
+        row = row[:-1]
+    return tuple(row)
+
+
+def _streamed(rendered: Path) -> list[list[int]]:
+    """What Streaming's own dataset reads, by S3_ENDPOINT_URL."""
+    from streaming import Stream, StreamingDataset
+
+    streams = yaml.safe_load(rendered.read_text())["train_loader"]["dataset"]["streams"]
+    dataset = StreamingDataset(streams=[Stream(**s) for s in streams.values()], batch_size=4)
+    return [tokens(sample) for sample in dataset]
+
+
+def _batched(rendered: Path) -> list[list[int]]:
+    """What a training loop gets, without the padding."""
+    from mdsmix.load import build_loader
+
+    rows = []
+    for batch in build_loader(str(rendered), batch_size=8):
+        masks = batch.get("attention_mask", np.ones(batch["input_ids"].shape))
+        for ids, mask in zip(batch["input_ids"], masks, strict=True):
+            rows.append([int(token) for token in ids[np.asarray(mask).astype(bool)]])
+    return rows
+
+
+def test_a_folder_that_was_published_locally_is_read_where_it_lies(
+    tmp_path: Path, corpus_folder: Path, tokenizer_folder: Path
+) -> None:
+    """Streaming must not write into it, or take its shards for a cache that may be emptied."""
+    streams = {"docs": documents(corpus_folder / "docs.jsonl", layout="document")}
+    dataset = {"shuffle": False}
+    recipe = write_recipe(
+        tmp_path,
+        tokenizer_folder,
+        streams=streams,
+        max_seq_len=LENGTH,
+        compression="zstd:3",
+        train_loader={"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "drop_last": False, "dataset": dataset},
+    )  # fmt: skip
+    assert mdsmix("convert", recipe).code == 0
+    before = files(tmp_path / "out")
+    assert mdsmix("render-yaml", recipe, "-o", tmp_path / "train.yaml").code == 0
+    rows = token_rows(tmp_path / "out" / "docs" / "train")
+    assert _streamed(tmp_path / "train.yaml") == rows
+    assert before.items() <= files(tmp_path / "out").items()
+    assert mdsmix("convert", recipe).out.count("up to date") > 0

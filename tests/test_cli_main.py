@@ -1,0 +1,94 @@
+"""The root: help and version on stdout, one sentence on stderr for what goes wrong, and the documented exit codes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mdsmix import __version__
+from mdsmix.cli import main
+from mdsmix.errors import MdsmixError, MixRefused, RecipeError, TooManyBadRecords, Unreachable
+from tests.converting import Answer, mdsmix
+
+COMMANDS = ("convert", "check", "render-yaml", "inspect")
+
+
+def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Answer:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(main, "app", fail)
+    return mdsmix()
+
+
+def test_help_names_every_command_and_every_exit_code() -> None:
+    for arguments in ((), ("--help",), ("-h",)):
+        answer = mdsmix(*arguments)
+        assert all(command in answer.out + answer.err for command in COMMANDS)
+    assert all(f"{code} " in answer.out for code in range(6))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    answer = mdsmix(command, "--help")
+    assert (answer.code, answer.err) == (0, "")
+    assert f"mdsmix {command}" in answer.out
+
+
+def test_version() -> None:
+    assert mdsmix("--version") == Answer(0, f"mdsmix {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("convrt",), ("convert", "a.yaml", "--limit", "0"), ("inspect", "--no-such")]
+)
+def test_wrong_usage_ends_with_two_and_says_so_on_stderr(arguments: tuple[str, ...]) -> None:
+    answer = mdsmix(*arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert "Error" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MdsmixError("x."), 1),
+        (RecipeError("x."), 2),
+        (MixRefused("x."), 3),
+        (Unreachable("x."), 4),
+        (TooManyBadRecords("x."), 5),
+    ],
+)
+def test_each_kind_of_error_has_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, error: MdsmixError, code: int
+) -> None:
+    assert raising(monkeypatch, error) == Answer(code, "", "error: x.\n")
+
+
+def test_a_defect_is_one_sentence_and_its_traceback_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MDSMIX_DEBUG", raising=False)
+    answer = raising(monkeypatch, ZeroDivisionError("a line\nand another"))
+    assert answer.code == 1
+    assert answer.err.count("\n") == 1
+    assert "mdsmix itself failed (ZeroDivisionError: a line)" in answer.err
+    monkeypatch.setenv("MDSMIX_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        raising(monkeypatch, ZeroDivisionError("a line"))
+
+
+def test_an_interruption_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = raising(monkeypatch, KeyboardInterrupt())
+    assert answer.code == 130
+    assert "finished work units are kept" in answer.err
+
+
+def test_starting_up_imports_nothing_heavy(tmp_path: Path) -> None:
+    import subprocess
+
+    code = "import sys, mdsmix.cli.main; print(*{n.partition('.')[0] for n in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch", "streaming", "transformers", "tokenizers", "boto3", "numpy", "omegaconf"}
+    assert not heavy & set(done.stdout.split())
