@@ -23,7 +23,7 @@ import zstandard
 from mdsmix import sources
 from mdsmix.cli.main import run
 from mdsmix.convert.outcome import Outcome
-from mdsmix.convert.run import convert
+from mdsmix.convert.run import Options, convert
 from mdsmix.recipe import load_recipe
 from mdsmix.shards.index import read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
@@ -101,7 +101,8 @@ def _spelled(path: object) -> Any:
 
 def run_recipe(recipe: Path, *overrides: str, **settings: Any) -> list[Outcome]:
     """One worker and a silent watcher unless `settings` say otherwise."""
-    return convert(load_recipe(recipe, overrides), **{"watcher": Told(), "workers": 1} | settings)
+    watcher = settings.pop("watcher", None) or Told()
+    return convert(load_recipe(recipe, overrides), Options(**{"workers": 1} | settings), watcher)
 
 
 def windows(monkeypatch: pytest.MonkeyPatch, size: int) -> None:

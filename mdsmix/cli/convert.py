@@ -39,6 +39,26 @@ def convert(
             rich_help_panel="What",
         ),
     ] = False,
+    max_bad: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="SHARE",
+            help="Publish nothing where more records are bad, e.g. 0.1%.",
+            rich_help_panel="What",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Say what would be done and why.", rich_help_panel="How"),
+    ] = False,
+    verify_source: Annotated[
+        bool,
+        typer.Option(
+            "--verify-source",
+            help="Read sources again even where size and modification time are as they were.",
+            rich_help_panel="How",
+        ),
+    ] = False,
     workers: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
@@ -56,19 +76,26 @@ def convert(
 
     What is unchanged is not done again; bad records are set aside in quarantine/ and counted.
     """
+    from mdsmix.convert.preview import preview
+    from mdsmix.convert.run import Options
     from mdsmix.convert.run import convert as convert_recipe
     from mdsmix.recipe import load_recipe
     from mdsmix.report.progress import watching
     from mdsmix.report.summary import print_summary
 
-    loaded = load_recipe(recipe, overrides or ())
+    bound = [f"max_bad={max_bad}"] if max_bad else []
+    loaded = load_recipe(recipe, [*(overrides or ()), *bound])
+    options = Options(
+        only=only or (),
+        limit=limit,
+        reencode=reencode,
+        workers=workers,
+        verify_source=verify_source,
+    )
+    if dry_run:
+        for sentence in preview(loaded, options):
+            typer.echo(sentence)
+        return
     with watching() as watcher:
-        outcomes = convert_recipe(
-            loaded,
-            only=only or (),
-            limit=limit,
-            reencode=reencode,
-            workers=workers,
-            watcher=watcher,
-        )
+        outcomes = convert_recipe(loaded, options, watcher)
     print_summary(outcomes)

@@ -29,6 +29,8 @@ class Job:
     "auto or the name of one."
     target: str
     "Where the stream is published."
+    max_bad: float | None = None
+    "The share of bad records above which nothing is published; it shapes no byte."
     limit: int | None = None
     "Only the first records are read: a first look."
 
@@ -83,6 +85,7 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
         tokenizer=tokenizer,
         backend=recipe.tokenizer.backend,
         target=f"{recipe.published(stream)}/{f'limit-{limit}' if limit else stream.split}",
+        max_bad=recipe.max_bad_share,
         limit=limit,
     )
 

@@ -116,10 +116,22 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
             f"stream {job.name}: {records.read} records read, but {records.written} written, {records.dropped} "
             f"filtered and {records.bad} quarantined; nothing is published. This is a defect of mdsmix."
         )
+    refuse_too_many_bad(job, records)
     if not totals.samples:
         raise TooManyBadRecords(
             f"stream {job.name}: not one sample came of its source ({_why_empty(records, totals)}), and Streaming "
             "refuses an empty stream; nothing is published. Look at the source, or take the stream out of the recipe."
+        )
+
+
+def refuse_too_many_bad(job: Job, records: Records) -> None:
+    """TooManyBadRecords where more records were bad than the recipe's max_bad allows."""
+    if job.max_bad is not None and records.bad > job.max_bad * records.read:
+        reasons = ", ".join(f"{n} {reason}" for reason, n in records.quarantined.items())
+        raise TooManyBadRecords(
+            f"stream {job.name}: {records.bad} of {records.read} records are bad ({reasons}), more than max_bad "
+            f"{job.max_bad:.4%}; nothing is published. They lie in {job.target}/quarantine: mend the source, "
+            "or raise max_bad."
         )
 
 

@@ -53,6 +53,14 @@ def release(folder: Location, key: str, lines_before: int) -> None:
     write_if_new(folder / QUARANTINE / f"{key}.jsonl.zst", _packed(numbered))
 
 
+def forget_others(folder: Location, keys: set[str]) -> None:
+    """Removes what was released of units that the stream no longer has: a record that was mended is no longer bad."""
+    quarantine = folder / QUARANTINE
+    for name, _ in quarantine.list():
+        if name.partition(".")[0] not in keys:
+            (quarantine / name).delete()
+
+
 def _kept(folder: Location, key: str) -> Location:
     return folder / FOLDER / f"{key}.bad"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import xxhash
@@ -18,8 +18,8 @@ from mdsmix.convert import engine
 from mdsmix.convert.guard import published_manifest, refuse_replacing
 from mdsmix.convert.job import Job, make_job, on_day
 from mdsmix.convert.outcome import Outcome, Watcher
-from mdsmix.convert.publish import is_published, publish
-from mdsmix.convert.quarantine import release
+from mdsmix.convert.publish import is_published, publish, refuse_too_many_bad
+from mdsmix.convert.quarantine import forget_others, release
 from mdsmix.convert.seen import Content, Seen
 from mdsmix.convert.unit import UnitResult, convert_unit, find_record, window_key
 from mdsmix.encode.backends import Unequal, remember_unequal
@@ -31,26 +31,39 @@ from mdsmix.shards.manifest import Manifest, SourceFile
 from mdsmix.sources import Unit
 
 
-def convert(
-    recipe: Recipe,
-    *,
-    watcher: Watcher,
-    only: Sequence[str] = (),
-    limit: int | None = None,
-    reencode: bool = False,
-    workers: int | None = None,
-) -> list[Outcome]:
-    """Converts and publishes every stream that has a source, or those that `only` names."""
-    streams = _chosen(recipe, only)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a run does, none of which shapes a published byte of a whole stream."""
+
+    only: Sequence[str] = ()
+    "Streams to convert; none named: all."
+    limit: int | None = None
+    "Only so many first records of each stream, into a folder of their own."
+    reencode: bool = False
+    "Published streams of other columns or other sources may be replaced."
+    workers: int | None = None
+    verify_source: bool = False
+    "Sources are read again even where size and stamp are as they were."
+
+
+def convert(recipe: Recipe, options: Options, watcher: Watcher) -> list[Outcome]:
+    """Converts and publishes every stream that has a source, or those that the options name."""
+    return [
+        _convert_stream(job, files, options, watcher)
+        for job, files in planned_jobs(recipe, options)
+    ]
+
+
+def planned_jobs(
+    recipe: Recipe, options: Options
+) -> Iterator[tuple[Job, list[sources.SourceFile]]]:
+    """Each stream's job and the files of its source, in the order of the recipe."""
+    streams = _chosen(recipe, options.only)
     tokenizer = open_tokenizer(recipe.tokenizer)
-    outcomes = []
     for stream in streams:
         assert stream.source is not None
-        job = make_job(recipe, stream, tokenizer, limit)
-        files = sources.find(stream.source.path, recipe.folder)
-        crew = workers or _crew(job, files)
-        outcomes.append(_convert_stream(job, files, reencode, crew, watcher))
-    return outcomes
+        job = make_job(recipe, stream, tokenizer, options.limit)
+        yield job, sources.find(stream.source.path, recipe.folder)
 
 
 def _crew(job: Job, files: list[sources.SourceFile]) -> int:
@@ -72,17 +85,19 @@ def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
 
 
 def _convert_stream(
-    job: Job, files: list[sources.SourceFile], reencode: bool, crew: int, watcher: Watcher
+    job: Job, files: list[sources.SourceFile], options: Options, watcher: Watcher
 ) -> Outcome:
     began = time.monotonic()
     units, seen = sources.plan(files), Seen.of(job.target)
-    old = published_manifest(job, reencode)
+    old = published_manifest(job, options.reencode)
     job = on_day(job, old.encoding.date_string if old else None)
-    known = [seen.content(unit) for unit in units]
+    known = [None if options.verify_source else seen.content(unit) for unit in units]
     if old and is_published(job, old, _keys(job, known)):
+        refuse_too_many_bad(job, old.records)
         return _outcome(job, old, [], began)
-    if old and not reencode:
+    if old and not options.reencode:
         refuse_replacing(job, old, [file.name for file in files])
+    crew = options.workers or _crew(job, files)
     watcher.begin(job.name, sum(file.stat.size for file in files))
     notes: tuple[str, ...] = ()
     try:
@@ -98,6 +113,7 @@ def _convert_stream(
     _release_bad(job, units, results)
     records = [record for result in results for record in result.records]
     manifest = publish(job, records, _source_files(units, results))
+    forget_others(job.folder, {record.key for record in records if record.records.bad})
     if not job.limit:
         seen.save(units, [Content(hash=r.content, windows=r.windows) for r in results])
     return _outcome(job, manifest, results, began, notes)

@@ -95,6 +95,8 @@ class Recipe:
     target_responses: Literal["last", "all"] = "last"
     special_tokens_in_text: Literal["escape", "allow", "reject"] = "escape"
     compression: str | None = None
+    max_bad: str | int | float | None = None
+    "The share of quarantined records, 0.001 or 0.1%, above which nothing is published."
     remote: str | None = None
     local: str | None = None
     mix: Mapping[str, WeightSpec] = field(default_factory=dict)
@@ -109,6 +111,13 @@ class Recipe:
     @property
     def loader_is_stated(self) -> bool:
         return "name" in self.train_loader
+
+    @property
+    def max_bad_share(self) -> float | None:
+        if self.max_bad is None:
+            return None
+        text = str(self.max_bad)
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
 
     @property
     def sourced(self) -> list[StreamSpec]:

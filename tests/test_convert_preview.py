@@ -1,0 +1,77 @@
+"""A dry run says what a run would do and why, and does nothing; sources can be verified, bad records bounded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mdsmix.convert.preview import preview
+from mdsmix.convert.run import Options
+from mdsmix.errors import RecipeError, TooManyBadRecords
+from mdsmix.recipe import load_recipe
+from tests.converting import run_recipe as run
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
+    for name in "ab":
+        lines = (f'{{"text": "document {i} of file {name}, with some words"}}\n' for i in range(50))
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    (tmp_path / "recipe.yaml").write_text(
+        f"{{tokenizer: {tokenizer_folder}, max_seq_len: 16, local: out, streams: {{"
+        'web: {kind: pretraining, source: {path: "*.jsonl", text: text}}}}'
+    )
+    return tmp_path / "recipe.yaml"
+
+
+def said(recipe: Path, *overrides: str, **options: bool) -> str:
+    return "\n".join(preview(load_recipe(recipe, overrides), Options(**options)))
+
+
+def test_a_dry_run_says_why_and_touches_nothing(recipe: Path) -> None:
+    assert "1 of 1 work units would be converted" in said(recipe)
+    assert "nothing is published there yet" in said(recipe)
+    assert not (recipe.parent / "out").exists()
+    run(recipe)
+    assert "0 of 1 work units" in said(recipe)
+    assert "max_seq_len was 16 and is 32" in said(recipe, "max_seq_len=32")
+    (recipe.parent / "b.jsonl").write_text('{"text": "another text of other words"}\n')
+    assert "new or edited: a.jsonl, b.jsonl" in said(recipe)
+    (recipe.parent / "b.jsonl").unlink()
+    assert "no longer among the sources: b.jsonl" in said(recipe)
+
+
+def test_other_bytes_of_the_same_size_and_time_are_seen_when_asked_for(recipe: Path) -> None:
+    run(recipe)
+    source = recipe.parent / "a.jsonl"
+    stat = source.stat()
+    with source.open("r+b") as file:  # in place: the same inode
+        file.write(source.read_bytes().replace(b"document 7 ", b"document 8 "))
+    os.utime(source, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert [o.done for o in run(recipe)] == [0]
+    assert "1 of 1" in said(recipe, verify_source=True)
+    assert [o.done > 0 for o in run(recipe, verify_source=True)] == [True]
+
+
+def test_too_many_bad_records_publish_nothing_but_are_kept(recipe: Path) -> None:
+    with (recipe.parent / "b.jsonl").open("a") as file:
+        file.write("not json\n")
+    with pytest.raises(
+        TooManyBadRecords, match=r"1 of 101 records are bad \(1 not_json\), more than"
+    ):
+        run(recipe, "max_bad=0.9%")
+    published = recipe.parent / "out" / "web" / "train"
+    assert not (published / "index.json").exists()
+    assert list((published / "quarantine").iterdir())
+    run(recipe, "max_bad=0.01")
+    assert (published / "index.json").exists()
+    with pytest.raises(TooManyBadRecords):
+        run(recipe, "max_bad=0")
+
+
+@pytest.mark.parametrize("share", ["2", "x", "101%", "-1", "true"])
+def test_a_share_is_between_none_and_all(recipe: Path, share: str) -> None:
+    with pytest.raises(RecipeError, match="max_bad"):
+        load_recipe(recipe, [f"max_bad={share}"])
