@@ -144,6 +144,24 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mixed:
+    """One of the streams that `mdsmix mix` drew this one from."""
+
+    name: str
+    "As the recipe called it."
+    index_hash: str
+    "Which version of it."
+    samples: int
+    "In the stream."
+    drawn: int
+    "Of its samples in this one, a sample as often as it was drawn."
+    tokens: int | None
+    "Of the drawn samples; None where the columns do not hold token ids."
+    weight: dict[str, int | float] = field(default_factory=dict)
+    "As the recipe gave it; empty for all of the stream, once."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """The whole card."""
 
@@ -160,6 +178,10 @@ class Manifest:
     index_hash: str
     "xxh128 of index.json's bytes, 32 hex digits."
     complete: Literal[True]
+    mixed: list[Mixed] = field(default_factory=list)
+    "Of a stream that `mdsmix mix` drew from others, which then has neither records nor sources."
+    seed: int | None = None
+    "Of that draw."
 
     @property
     def short_hash(self) -> str:
@@ -167,7 +189,11 @@ class Manifest:
         return self.index_hash[:8]
 
     def to_bytes(self) -> bytes:
-        return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+        tree = asdict(self)
+        if not self.mixed:
+            # The keys came later: what was converted keeps the bytes it had.
+            del tree["mixed"], tree["seed"]
+        return orjson.dumps(tree, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
 
 
 def histogram(lengths: NDArray[np.int64]) -> dict[str, int]:

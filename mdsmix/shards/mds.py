@@ -12,6 +12,7 @@ length in 1, 2 or 4 bytes. Source: streaming/base/format/mds/{writer,encodings}.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,6 +29,12 @@ SHARD_ROWS = 1 << 17
 "131,072 rows: half of Streaming's smallest shuffle block; shards of more rows shuffle badly."
 HASHES = ("xxh128",)
 "Hashes in the index: xxh128 runs at 29 GB/s here, xxh64 at 10, and it names the shard too."
+_NUMBERS = (
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *(f"float{bits}" for bits in (16, 32, 64)),
+)
+SCALARS = {"int": "int64"} | {name: name for name in _NUMBERS}
+"MDS's encodings of one number -> its dtype."
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,12 @@ class Column:
     @property
     def size(self) -> int | None:
         """Bytes of every row, where the encoding fixes them."""
-        return None if self.length is None else self.length * self.dtype.itemsize
+        kind, *settings = self.encoding.split(":")
+        if kind in SCALARS:
+            return np.dtype(SCALARS[kind]).itemsize
+        if kind != "ndarray" or len(settings) < 2:
+            return None
+        return math.prod(map(int, settings[1].split(","))) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,15 @@ from numpy.typing import NDArray
 
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import Shard
+from mdsmix.shards.mds import SCALARS
 from mdsmix.storage import Location
 
 HEAD_SAMPLES = 32
 HEAD_BYTES = 1 << 20
 "1 MiB of samples, or one sample: enough to see what a stream holds, little enough for a slow store."
+
+DECOMPRESSED = ("zstd", "gz", "bz2")
+"Of Streaming's compressions those that Python and zstandard undo."
 
 _DTYPES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 18: "f2", 32: "u4", 33: "i4", 34: "f4"} | {
     64: "u8",
@@ -33,22 +37,6 @@ _DTYPES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 18: "f2", 32: "u4", 33: "i4", 3
     66: "f8",
 }
 "MDS's codes of an array's dtype, where the column's encoding does not fix it."
-_SCALARS = {"int": "int64"} | {
-    n: n
-    for n in [
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "float16",
-        "float32",
-        "float64",
-    ]
-}
 
 Read = Callable[[int, int], bytes]
 "(start, length) -> bytes of the raw shard; starts only grow."
@@ -96,8 +84,8 @@ def _decoded(encoding: str, data: bytes) -> Any:
         return data.decode()
     if kind == "json":
         return json.loads(data)
-    if kind in _SCALARS:
-        return np.frombuffer(data, _SCALARS[kind])[0].item()
+    if kind in SCALARS:
+        return np.frombuffer(data, SCALARS[kind])[0].item()
     return {"str_int": int, "str_float": float}.get(kind, bytes)(data)
 
 
@@ -140,14 +128,15 @@ def _raw(file: Location, shard: Shard) -> Iterator[Read | None]:
     algorithm = str(shard.compression or "").split(":")[0]
     if shard.zip_data is None:
         yield file.read
-    elif algorithm in ("zstd", "gz", "bz2"):
-        with file.open() as stored, _decompressed(stored, algorithm) as stream:
+    elif algorithm in DECOMPRESSED:
+        with file.open() as stored, decompressed(stored, algorithm) as stream:
             yield _sequential(stream)
     else:
         yield None
 
 
-def _decompressed(stored: BinaryIO, algorithm: str) -> BinaryIO:
+def decompressed(stored: BinaryIO, algorithm: str) -> BinaryIO:
+    """A reader of what `stored` holds, compressed by one of DECOMPRESSED."""
     if algorithm == "gz":
         return cast(BinaryIO, gzip.open(stored))
     if algorithm == "bz2":

@@ -1,0 +1,70 @@
+"""`mdsmix mix`: published streams -> one published stream, drawn by weight and shuffled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+
+def mix(
+    recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.", show_default=False)],
+    out: Annotated[
+        str,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="STREAM",
+            help="Publish here, as STREAM/train/: a folder or s3:// URL.",
+            show_default=False,
+        ),
+    ],
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Overrides of the recipe.", show_default=False
+        ),
+    ] = None,
+    seed: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Decides which samples are drawn, and their order."),
+    ] = 0,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Allow replacing another stream that lies at STREAM.")
+    ] = False,
+    tmp: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            metavar="FOLDER",
+            help="Where the drawn samples lie meanwhile, all of them [default: the cache folder].",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Draw from the train streams of RECIPE by weight, and publish one stream of it, shuffled across all of them.
+
+    Samples are copied byte for byte. The same streams, weights and seed give the same stream.
+    """
+    from mdsmix.cli.check import print_findings
+    from mdsmix.errors import MixRefused
+    from mdsmix.mix.check import is_refused, verdict
+    from mdsmix.mix.offline.plan import findings_on_streams, make_plan, view_training
+    from mdsmix.mix.offline.run import mix_offline
+    from mdsmix.mix.offline.target import refuse_sources
+    from mdsmix.recipe import load_recipe
+    from mdsmix.report.mixture import print_mixture
+    from mdsmix.report.progress import watching
+    from mdsmix.storage import locate
+
+    loaded = load_recipe(recipe, overrides or ())
+    streams = view_training(loaded, recipe)
+    refuse_sources(loaded, streams.train.streams, locate(out))
+    found = findings_on_streams(streams)
+    print_findings(found, to_stderr=True)
+    if is_refused(found):
+        raise MixRefused(f"{verdict(streams, found)}; nothing was mixed.")
+    plan = make_plan(streams, loaded.compression, seed)
+    with watching() as watcher:
+        outcome = mix_offline(plan, locate(out), replace=replace, temporary=tmp, watcher=watcher)
+    print_mixture(outcome)

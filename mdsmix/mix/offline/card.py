@@ -1,0 +1,62 @@
+"""The manifests of several streams -> what one manifest can say of all their samples.
+
+What decides whether a sample can be trained on must be the same for all of them, or the mix is refused: no card could
+tell later checks both. What only says how samples came about is left out where the streams differ in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from mdsmix.errors import MixRefused
+from mdsmix.mix.streams import Stream
+from mdsmix.shards.manifest import Encoding, Manifest, TokenizerCard
+
+DECISIVE = ("loader", "decoder_only_format", "target_prompts", "target_responses", "compact")
+"Keys of Encoding; of pretraining samples only the loader matters, for the others speak of turns."
+BY_THE_WAY = ("layout", "add_bos", "add_eos", "min_tokens", "max_tokens", "date_string")
+"Keys that are null where streams differ."
+
+
+def merged(streams: Sequence[Stream]) -> tuple[Encoding, TokenizerCard] | None:
+    """What holds for the samples of all streams; None where one of them has no manifest."""
+    carded = [(stream, stream.card) for stream in streams if stream.card]
+    if len(carded) < len(streams):
+        return None
+    finetuning = [(s, card) for s, card in carded if card.encoding.kind == "finetuning"]
+    _refuse_disagreement([(s.name, c.encoding) for s, c in finetuning], DECISIVE)
+    _refuse_disagreement([(s.name, c.encoding) for s, c in carded], DECISIVE[:1])
+    encodings = [card.encoding for _, card in carded]
+    leading = _leading([card for _, card in finetuning or carded])
+    disputed: dict[str, Any] = {k: None for k in BY_THE_WAY if not _agree(encodings, k)}
+    rules = sorted({encoding.special_tokens_in_text for encoding in encodings})
+    encoding = replace(
+        leading.encoding,
+        **disputed,
+        max_seq_len=max(encoding.max_seq_len for encoding in encodings),
+        special_tokens_in_text=" + ".join(rules),
+        fields={k: v for e in encodings for k, v in e.fields.items()},
+    )
+    return encoding, leading.tokenizer
+
+
+def _leading(cards: Sequence[Manifest]) -> Manifest:
+    """The card of conversations where there are some: theirs is the chat template that samples depend on."""
+    return next((card for card in cards if "messages" in card.encoding.fields), cards[0])
+
+
+def _agree(encodings: Sequence[Encoding], key: str) -> bool:
+    return all(getattr(e, key) == getattr(encodings[0], key) for e in encodings)
+
+
+def _refuse_disagreement(named: Sequence[tuple[str, Encoding]], keys: Sequence[str]) -> None:
+    for key in keys:
+        for name, encoding in named[1:]:
+            one, other = getattr(named[0][1], key), getattr(encoding, key)
+            if one != other:
+                raise MixRefused(
+                    f"{named[0][0]} was converted under {key}: {one}, and {name} under {key}: {other}, which decides "
+                    "what of a sample is trained, and a mix can state only one; convert both under the same."
+                )

@@ -1,0 +1,151 @@
+"""What a mix will be, settled before a sample is read: how many of which stream, in which columns, under which card.
+
+All of it follows from the recipe, the indexes and the manifests. So what cannot be mixed is refused before anything is
+downloaded, and a second run knows by one key that nothing changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import orjson
+import xxhash
+
+from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.mix.check import findings
+from mdsmix.mix.findings import CHECKS, Finding
+from mdsmix.mix.offline.card import merged
+from mdsmix.mix.sections import is_train
+from mdsmix.mix.streams import Mix, Stream
+from mdsmix.mix.view import view_recipe
+from mdsmix.mix.weights import draws_of
+from mdsmix.recipe import Recipe
+from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, TokenizerCard
+from mdsmix.shards.mds import Layout
+
+BUCKET_BYTES = 120 << 20
+"120 MiB of samples are shuffled in memory at a time, and become two shards. The bytes of a mix follow from it."
+BUCKET_ROWS = 1 << 20
+"And at most about a million samples, 40 bytes of bookkeeping each."
+OF_THE_RUN = ("batches", "config", "keys")
+"The files of checks that judge how a run reads streams. A mix is no run yet, so they do not refuse it."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One stream and what is drawn of it."""
+
+    stream: Stream
+    drawn: int
+    "Samples, each as often as it is drawn."
+
+    @property
+    def bytes(self) -> int:
+        """What the drawn samples come to, taken for as large as the mean."""
+        index = self.stream.index
+        raw = sum(shard.raw_data.bytes for shard in index.shards)
+        return raw * self.drawn // max(1, index.samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A whole mix."""
+
+    sources: tuple[Source, ...]
+    "By name, so that the order in a recipe shapes no byte."
+    seed: int
+    layout: Layout
+    encoding: Encoding | None
+    "None, as the tokenizer, where a stream has no manifest."
+    tokenizer: TokenizerCard | None
+
+    @property
+    def drawn(self) -> int:
+        return sum(source.drawn for source in self.sources)
+
+    @property
+    def bytes(self) -> int:
+        return sum(source.bytes for source in self.sources)
+
+    @property
+    def buckets(self) -> int:
+        return max(-(-self.bytes // BUCKET_BYTES), -(-self.drawn // BUCKET_ROWS))
+
+    @property
+    def key(self) -> str:
+        """Of everything that shapes the mix or its manifest, 32 hex digits."""
+        streams = [
+            [s.stream.name, s.stream.index.hash, s.stream.weight, s.drawn] for s in self.sources
+        ]
+        cards = [card and asdict(card) for card in (self.encoding, self.tokenizer)]
+        shaping = [FORMAT_VERSION, self.seed, streams, self.layout.settings, cards]
+        return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
+
+
+def view_training(recipe: Recipe, path: str | os.PathLike[str]) -> Mix:
+    """The streams that the recipe trains on; those that it evaluates on need not even be published."""
+    train = {name: spec for name, spec in recipe.streams.items() if is_train(spec)}
+    if not train:
+        raise RecipeError(
+            f"{path}: no stream has the split train, and only such streams are mixed."
+        )
+    loader = {**recipe.train_loader, "name": recipe.loader}
+    return view_recipe(dataclasses.replace(recipe, streams=train, train_loader=loader), path)
+
+
+def findings_on_streams(mix: Mix) -> list[Finding]:
+    """Errors and warnings on the streams themselves and their weights."""
+    found = [f for f in findings(mix) if f.severity != "note"]
+    return [f for f in found if not CHECKS[f.id].look.__module__.endswith(OF_THE_RUN)]
+
+
+def make_plan(mix: Mix, compression: str | None, seed: int) -> Plan:
+    """The plan of a mix that the checks let pass; MixRefused where its streams cannot become one."""
+    drawn = draws_of(mix.train)
+    assert drawn is not None, "the checks on weights refuse what Streaming refuses"
+    pairs = zip(mix.train.streams, drawn, strict=True)
+    sources = sorted(
+        (Source(stream=stream, drawn=n) for stream, n in pairs if n), key=lambda s: s.stream.name
+    )
+    if not sources:
+        raise MixRefused("the weights draw no sample of any stream; give one a weight above 0.")
+    streams = [source.stream for source in sources]
+    layout = _shared_layout(streams, compression)
+    encoding, tokenizer = merged(streams) or (None, None)
+    if encoding:
+        encoding = dataclasses.replace(encoding, compression=compression)
+    return Plan(
+        sources=tuple(sources),
+        seed=seed,
+        layout=layout,
+        encoding=encoding,
+        tokenizer=tokenizer,
+    )
+
+
+def _shared_layout(streams: Sequence[Stream], compression: str | None) -> Layout:
+    """The layout of all shards; samples of equal columns are equal in their bytes, so they can be copied."""
+    first = streams[0]
+    for other in streams[1:]:
+        if dict(other.columns) != dict(first.columns):
+            raise MixRefused(
+                f"{first.name} holds {_spelled(first)}, and {other.name} holds {_spelled(other)}: one stream has one "
+                "set of columns; convert both for the same loader and layout, or mix them while training "
+                "(`mdsmix render-yaml`)."
+            )
+    layout = Layout.of(first.columns, compression)
+    for stream in streams:
+        for shard in stream.shards:
+            if shard.column_sizes != layout.settings["column_sizes"]:
+                raise MixRefused(
+                    f"the shard {shard.stored.basename} of {stream.name} says that its columns have the sizes "
+                    f"{shard.column_sizes}, which do not follow from {_spelled(stream)}; convert the stream again."
+                )
+    return layout
+
+
+def _spelled(stream: Stream) -> str:
+    return ", ".join(f"{column}: {encoding}" for column, encoding in stream.columns.items())

@@ -1,0 +1,87 @@
+"""Shuffled rows -> a published stream: shards as they come, then record and manifest, and the index last of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import xxhash
+
+from mdsmix import __version__
+from mdsmix.mix.offline.buckets import Buckets
+from mdsmix.mix.offline.plan import Plan
+from mdsmix.mix.offline.take import Taken
+from mdsmix.mix.offline.target import RECORD, MixRecord
+from mdsmix.shards import index as index_file
+from mdsmix.shards import manifest as manifest_file
+from mdsmix.shards.index import Index, Shard, make_index
+from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Part, Records, Totals
+from mdsmix.shards.shardfiles import distinct, store_shards
+from mdsmix.shards.target import write_if_new
+from mdsmix.storage import Location
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a bucket became."""
+
+    shards: list[Shard]
+    samples: int
+
+
+def store(
+    plan: Plan, buckets: Buckets, folder: Location, told: Callable[[int, int], None]
+) -> list[Stored]:
+    """Writes the shards of all buckets; no index names them yet."""
+    stored = []
+    for rows in buckets.shuffled():
+        stored.append(Stored(store_shards(folder, plan.layout, rows), len(rows)))
+        told(len(rows.body), 0)
+    return stored
+
+
+def publish(plan: Plan, taken: list[Taken], stored: list[Stored], folder: Location) -> MixRecord:
+    """Makes the shards the stream's content. Nothing is written where nothing changed."""
+    index = make_index(distinct(folder, [shard for each in stored for shard in each.shards]))
+    mixed = [each.mixed for each in taken]
+    record = MixRecord(key=plan.key, index_hash=index.hash, seed=plan.seed, mixed=mixed)
+    manifest = _manifest(plan, taken, stored, index)
+    write_if_new(folder / RECORD, record.to_bytes())
+    at = folder / manifest_file.BASENAME
+    if manifest:
+        write_if_new(at, manifest.to_bytes())
+    else:
+        at.delete()
+    write_if_new(folder / index_file.BASENAME, index.content)
+    return record
+
+
+def _manifest(
+    plan: Plan, taken: list[Taken], stored: list[Stored], index: Index
+) -> Manifest | None:
+    """None where a stream has none: what it holds would be told as known."""
+    if plan.encoding is None or plan.tokenizer is None:
+        return None
+    cards = [each.source.stream.card for each in taken]
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        tool_version=__version__,
+        encoding=plan.encoding,
+        tokenizer=plan.tokenizer,
+        backend=", ".join(sorted({card.backend for card in cards if card})),
+        totals=sum((each.totals for each in taken), Totals()),
+        records=Records(),
+        sources=[],
+        parts=[
+            Part(
+                key=xxhash.xxh128_hexdigest(f"{plan.key} {number}"),
+                shards=len(each.shards),
+                samples=each.samples,
+            )
+            for number, each in enumerate(stored)
+        ],
+        index_hash=index.hash,
+        complete=True,
+        mixed=[each.mixed for each in taken],
+        seed=plan.seed,
+    )

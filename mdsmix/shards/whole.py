@@ -1,0 +1,93 @@
+"""A stored shard, whole: read at once, held against the index's size and hash, decompressed, cut into its samples.
+
+Whoever copies samples into another stream must not copy damage, so nothing is handed out before the hash is right. The
+price is a whole shard in memory, 64 MiB as a rule and less than 4 GB whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from mdsmix.errors import Unreachable
+from mdsmix.shards.index import Shard
+from mdsmix.shards.sample import DECOMPRESSED, decompressed
+from mdsmix.storage import Location
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The samples of one shard: sample i is `data[offsets[i]:offsets[i + 1]]`."""
+
+    data: bytes
+    "The raw shard."
+    offsets: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+
+def read_whole(folder: Location, shard: Shard) -> Samples:
+    """The shard's samples; Unreachable names a shard that is not what its index says."""
+    file = folder / shard.stored.basename
+    data = file.read()
+    try:
+        _verify(shard, data)
+        raw = _raw(shard, data)
+        return Samples(raw, _offsets(shard, raw))
+    except Exception as error:  # whatever a decompressor makes of damaged bytes
+        raise Unreachable(
+            f"the shard {file} is damaged: {str(error).rstrip('.')}; publish that stream again."
+        ) from None
+
+
+def _verify(shard: Shard, data: bytes) -> None:
+    stored = shard.stored
+    if len(data) != stored.bytes:
+        raise ValueError(f"it has {len(data):,} bytes, and its index says {stored.bytes:,}")
+    for algorithm, expected in stored.hashes.items():
+        found = _digest(algorithm, data)
+        if found and found != expected:
+            raise ValueError(f"its {algorithm} is {found}, and its index says {expected}")
+
+
+def _digest(algorithm: str, data: bytes) -> str | None:
+    """None for a hash that is not known here."""
+    if algorithm in xxhash.algorithms_available:
+        return str(getattr(xxhash, algorithm)(data).hexdigest())
+    if algorithm in hashlib.algorithms_guaranteed and not algorithm.startswith("shake"):
+        return hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()
+    return None
+
+
+def _raw(shard: Shard, data: bytes) -> bytes:
+    if shard.zip_data is None:
+        return data
+    algorithm = str(shard.compression).split(":")[0]
+    if algorithm not in DECOMPRESSED:
+        raise ValueError(
+            f"it is compressed by {algorithm}, and mdsmix reads {', '.join(DECOMPRESSED)}"
+        )
+    raw = decompressed(io.BytesIO(data), algorithm).read(shard.raw_data.bytes + 1)
+    if len(raw) != shard.raw_data.bytes:
+        raise ValueError(f"decompressed it is not the {shard.raw_data.bytes:,} bytes of its index")
+    return raw
+
+
+def _offsets(shard: Shard, raw: bytes) -> NDArray[np.int64]:
+    count = int.from_bytes(raw[:4], "little")
+    if count != shard.samples or len(raw) < 4 * (count + 2):
+        raise ValueError(f"it holds {count} samples, and its index says {shard.samples}")
+    offsets = np.frombuffer(raw, "<u4", count + 1, 4).astype(np.int64)
+    if offsets[0] < 4 * (count + 2) or offsets[-1] != len(raw) or (np.diff(offsets) < 0).any():
+        raise ValueError("its table of samples leads outside of it")
+    return offsets
