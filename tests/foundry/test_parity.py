@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.converting import chats, documents, manifest_of, mdsmix, pairs, run_recipe, write_recipe
+from tests.converting import chats, documents, manifest_of, pairs
 from tests.corpus import EOS
 from tests.foundry import records
 from tests.foundry.conftest import Foundry
-from tests.foundry.test_train import TINY
+from tests.foundry.steps import converted, rendered
 from tests.styles import STYLES
 
 ENDED = {"adds_eos", "adds_both"}
@@ -43,7 +42,7 @@ def test_finetuning_streams_are_those_of_convert_finetuning_dataset(
         listed["compact"] = chats(raw / "chats.jsonl", columns="compact")
     tokenizer = styled[style]
     settings = {"streams": listed, "special_tokens_in_text": "allow", **targets}
-    run_recipe(write_recipe(tmp_path, tokenizer, **settings))
+    converted(tmp_path, tokenizer, **settings)
     for name in listed:
         source, ours = listed[name]["source"]["path"], f"{tmp_path}/out/{name}/train"
         theirs = {"out": f"{tmp_path}/theirs/{name}", "tokenizer": str(tokenizer)}
@@ -69,7 +68,7 @@ def test_text_rows_are_those_of_convert_dataset_json(
     source = str(corpus_folder / "docs.jsonl")
     tokenizer = styled[style]
     settings = {"max_seq_len": 32, "special_tokens_in_text": "allow"}
-    run_recipe(write_recipe(tmp_path, tokenizer, streams={"docs": documents(source)}, **settings))
+    converted(tmp_path, tokenizer, streams={"docs": documents(source)}, **settings)
     theirs = f"{tmp_path}/theirs"
     around = {"bos_text": "", "eos_text": "" if style in ENDED else "</s>"}
     asked = {"tokenizer": str(tokenizer), "max_seq_len": 32}
@@ -101,25 +100,13 @@ def test_training_on_ours_and_on_theirs_gives_the_same_loss_at_every_step(
         made = make[0](corpus_folder / f"{make[1]}.jsonl")
         source = made["source"]["path"]
         foundry("convert.finetuning", path=source, out=str(theirs), targets=targets, **asked)
-    config = rendered(tmp_path, tokenizer_folder, made)
+    loader = {"num_workers": 0, "dataset": {"shuffle": False}}
+    settings = {"streams": {"only": made}, "max_seq_len": 128, "train_loader": loader}
+    config = rendered(converted(tmp_path, tokenizer_folder, **settings))
     other = tmp_path / "other.yaml"
     other.write_text(config.read_text().replace(f"{tmp_path}/out/only", str(theirs)))
     assert other.read_text() != config.read_text()
-    settings = ["max_duration=12ba"]
-    ours, others = (
-        foundry("train.losses", path=str(path), settings=settings) for path in (config, other)
-    )
+    ours, others = (foundry("train.losses", path=str(path), steps=12) for path in (config, other))
     assert len(ours) == len(others) == 12
     assert ours == pytest.approx(others, abs=1e-5, rel=0)
     assert ours[-1] < ours[0] - 0.5
-
-
-def rendered(folder: Path, tokenizer: Path, stream: dict[str, Any]) -> Path:
-    """A config that trains on one stream in the order of its source."""
-    loader = {"num_workers": 0, "dataset": {"shuffle": False}}
-    settings = {"streams": {"only": stream}, "max_seq_len": 128, "train_loader": loader}
-    recipe = write_recipe(folder, tokenizer, **settings)
-    run_recipe(recipe)
-    done = mdsmix("render-yaml", recipe, "--into", TINY, "-o", folder / "train.yaml")
-    assert done.code == 0, done.err
-    return folder / "train.yaml"

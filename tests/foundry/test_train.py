@@ -1,13 +1,12 @@
 """The whole way: raw records, `mdsmix convert`, `mdsmix render-yaml --into`, and the unmodified `llmfoundry train` learns.
 
-Commands run as a user runs them, each in a process of its own; the mix is the demo's.
+The mix is the demo's, and the one of its pretraining streams alone.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from itertools import pairwise
 from pathlib import Path
@@ -15,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from tests.converting import chats, documents, mdsmix, pairs, write_recipe
+from tests.converting import chats, documents, pairs
+from tests.foundry.steps import converted, rendered
 
-TINY = Path(__file__).with_name("tiny.yaml")
 STEPS = 24
 LOSS = re.compile(r"loss/train/total: ([\d.]+)")
 METRIC = re.compile(r"metrics/eval/heldout/LanguageCrossEntropy: ([\d.]+)")
 EVALUATED = "eval_interval=8ba"
-# Two cores: without workers each loader costs no further import of torch.
 LOADER = {"num_workers": 0, "dataset": {"shuffle": True, "shuffle_seed": 17}}
 
 
@@ -37,18 +35,6 @@ def streams(corpus: Path) -> dict[str, Any]:
             corpus / "heldout.jsonl", layout="document", min_tokens=8, split="val"
         ),
     }
-
-
-def rendered(folder: Path, tokenizer: Path, listed: dict[str, Any], **settings: Any) -> Path:
-    """Converts, and sets the mix into a copy of tiny.yaml, whose evaluation is switched on."""
-    folder.mkdir()
-    mixed = {"streams": listed, "max_seq_len": 128, "local": str(folder / "mix")} | settings
-    recipe = write_recipe(folder, tokenizer, **mixed)
-    config = Path(shutil.copy(TINY, folder / "train.yaml"))
-    for command in (["convert", recipe], ["render-yaml", recipe, "--into", config]):
-        done = mdsmix(*command)
-        assert done.code == 0, done.err
-    return config
 
 
 def start(python: Path, config: Path, *settings: str) -> subprocess.Popen[str]:
@@ -96,10 +82,10 @@ def test_a_mix_trains_and_is_evaluated_from_folders_and_from_minio(
     listed, mix = streams(corpus_folder), {"web": {"repeat": 0.5}, "chat": {"repeat": 2}}
     if loader == "text":
         listed, mix = {n: listed[n] for n in ("web", "docs", "heldout")}, {}
-    settings = {"mix": mix, "train_loader": LOADER}
-    local = rendered(tmp_path / "local", tokenizer_folder, listed, **settings)
+    settings = {"streams": listed, "mix": mix, "max_seq_len": 128, "train_loader": LOADER}
+    local = rendered(converted(tmp_path / "local", tokenizer_folder, **settings))
     store = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "cache")}
-    minio = rendered(tmp_path / "minio", tokenizer_folder, listed, **settings, **store)
+    minio = rendered(converted(tmp_path / "minio", tokenizer_folder, **settings, **store))
     assert f"name: {loader}" in local.read_text()
     assert not list((tmp_path / "cache").rglob("*.mds")), "what trains must come from the store"
 

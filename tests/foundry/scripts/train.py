@@ -6,8 +6,10 @@ from composer.loggers import InMemoryLogger
 from llmfoundry.command_utils import train_from_yaml
 
 
-def losses(path: str, settings: list[str]) -> list[float]:
-    trainer = train_from_yaml(path, [*settings, "loggers.inmemory={}", "log_to_console=false"])
+def losses(path: str, steps: int) -> list[float]:
+    trainer = train_from_yaml(
+        path, [f"max_duration={steps}ba", "loggers.inmemory={}", "log_to_console=false"]
+    )
     memory = next(d for d in trainer.logger.destinations if isinstance(d, InMemoryLogger))
     found = [float(loss) for _, loss in memory.data["loss/train/total"]]
     trainer.close()
