@@ -615,6 +615,17 @@ def test_a_long_row_without_a_manifest_is_found_in_a_compressed_shard(tmp_path: 
     assert "rows-too-long" in ids(findings(lab.text(old=old)))
 
 
+@pytest.mark.parametrize(("prompt", "told"), [(2, "rows-cut"), (LENGTH, "sample-unusable")])
+def test_long_turns_of_foundrys_converter_are_refused_only_where_no_target_is_left(
+    tmp_path: Path, prompt: int, told: str
+) -> None:
+    lab = Lab(tmp_path)
+    row = {"turns": [{"input_ids": [5] * prompt, "labels": [6] * LENGTH}]}
+    found = findings(lab.finetuning(old=lab.stream("old", TURNS, row, card=None)))
+    assert told in ids(found)
+    assert is_refused(found) == (told == "sample-unusable")
+
+
 def test_a_stream_that_is_not_there_is_not_a_verdict(tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match=r"index\.json"):
         Lab(tmp_path).text(web={"local": str(tmp_path / "none"), "split": "train"})

@@ -126,8 +126,11 @@ def _longer(mix: Mix) -> Iterator[tuple[Loader, Stream, int, int]]:
 
 def _was_judged(stream: Stream, loader: Loader, limit: int) -> bool:
     """Conversations that were kept because something to train on is left of them at this length."""
-    encoding = stream.card.encoding if stream.card else None
-    return encoding is not None and encoding.kind == "finetuning" and encoding.max_seq_len <= limit
+    if stream.card is None:
+        # LLM-Foundry's converter keeps turns by that rule too, and sample-unusable judges the first of them.
+        return "turns" in stream.columns and not loader.is_text
+    encoding = stream.card.encoding
+    return encoding.kind == "finetuning" and encoding.max_seq_len <= limit
 
 
 @check(
