@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix import __version__
+from mdsmix import __version__, recipe
 from mdsmix.cli import main
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, TooManyBadRecords, Unreachable
 from tests.converting import Answer, mdsmix
@@ -80,9 +80,13 @@ def test_a_defect_is_one_sentence_and_its_traceback_is_asked_for(
 
 
 def test_an_interruption_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = raising(monkeypatch, KeyboardInterrupt())
-    assert answer.code == 130
-    assert "finished work units are kept" in answer.err
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recipe, "load_recipe", interrupt)
+    answer = mdsmix("convert", "a.yaml")
+    assert (answer.code, answer.out) == (130, "")
+    assert answer.err.startswith("interrupted: finished work units are kept")
 
 
 def test_starting_up_imports_nothing_heavy(tmp_path: Path) -> None:

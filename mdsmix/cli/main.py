@@ -29,6 +29,11 @@ for command in (convert, check, render_yaml, mix, inspect):
     app.command(no_args_is_help=True)(command)
 
 
+INTERRUPTED = 130
+"What typer makes of Ctrl-C."
+KEPT = "interrupted: nothing was half published, finished work units are kept; the same command goes on."
+
+
 @app.callback(invoke_without_command=True)
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
@@ -44,8 +49,10 @@ def run() -> None:
         app()
     except MdsmixError as error:
         _end(f"error: {error}", error.exit_code)
-    except KeyboardInterrupt:
-        _end("interrupted: finished work units are kept, the same command goes on from them.", 130)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            print(KEPT, file=sys.stderr)
+        raise
     except BrokenPipeError:
         os._exit(141)  # whoever read our output is gone: no more to say, as any Unix tool
     except Exception as error:
