@@ -1,0 +1,65 @@
+"""The quarantine holds the bad records that the published stream has, and no others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.converting import (
+    documents,
+    files,
+    manifest_of,
+    quarantined,
+    run_recipe,
+    windows,
+    write_jsonl,
+    write_recipe,
+)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    windows(monkeypatch, 100)
+    good = [{"text": f"a document, number {n}"} for n in range(20)]
+    for name in "ab":
+        write_jsonl(tmp_path / f"{name}.jsonl", [*good[:10], {"name": name}, *good[10:]])
+    streams = {"web": documents(tmp_path / "*.jsonl")}
+    return write_recipe(tmp_path, tokenizer_folder, streams=streams)
+
+
+def test_a_record_that_was_mended_is_no_longer_there(recipe: Path, tmp_path: Path) -> None:
+    run_recipe(recipe)
+    published = tmp_path / "out" / "web" / "train"
+    where = [(record["file"], record["line"]) for record in quarantined(published)]
+    assert sorted(where) == [("a.jsonl", 11), ("b.jsonl", 11)]
+    mended = (tmp_path / "a.jsonl").read_bytes().replace(b'"name"', b'"text"')
+    (tmp_path / "a.jsonl").write_bytes(mended)
+    run_recipe(recipe)
+    assert [record["file"] for record in quarantined(published)] == ["b.jsonl"]
+    assert manifest_of(published).records.bad == 1
+
+
+def test_lines_above_shift_the_number_of_a_record_that_is_not_done_again(
+    recipe: Path, tmp_path: Path
+) -> None:
+    """Its unit is reused; what it is told by is the line that an editor shows now."""
+    run_recipe(recipe)
+    lines = (tmp_path / "a.jsonl").read_bytes().splitlines(keepends=True)
+    first = lines[0].replace(b"document", b"d")
+    filler = b"\n" * (len(lines[0]) - len(first))  # the bytes behind stay where they are
+    (tmp_path / "a.jsonl").write_bytes(b"".join([first, filler, *lines[1:]]))
+    (outcome,) = run_recipe(recipe)
+    assert outcome.done == 1
+    published = tmp_path / "out" / "web" / "train"
+    (record,) = (r for r in quarantined(published) if r["file"] == "a.jsonl")
+    assert record["line"] == 11 + len(filler)
+    whole = (tmp_path / "a.jsonl").read_bytes()
+    assert whole[record["offset"] :].startswith(b'{"name":"a"}')
+
+
+def test_a_good_stream_has_no_quarantine(recipe: Path, tmp_path: Path) -> None:
+    for name in "ab":
+        write_jsonl(tmp_path / f"{name}.jsonl", [{"text": "a good document of some words"}] * 9)
+    run_recipe(recipe)
+    assert not [name for name in files(tmp_path / "out") if "quarantine" in name]
