@@ -1,0 +1,102 @@
+"""A unit's key is its content and everything that shapes its bytes, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.convert.job import Job, make_job, on_day
+from mdsmix.encode.backends import Unequal, remember_unequal
+from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.errors import RecipeError
+from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, TokenizerSpec
+from tests.corpus import CHATML
+from tests.styles import DATED, letters
+
+SOURCES = {
+    "pretraining": SourceSpec(path=["/a.jsonl"], text="text"),
+    "finetuning": SourceSpec(path=["/a.jsonl"], messages="messages"),
+}
+
+
+def job_of(tokenizer: Tokenizer, kind: str = "pretraining", **changes: Any) -> Job:
+    stream = StreamSpec(name="web", kind=kind, source=SOURCES[kind], **changes)  # type: ignore[arg-type]
+    recipe = Recipe(
+        folder=Path("/"),
+        tokenizer=TokenizerSpec(name="letters"),
+        max_seq_len=8,
+        streams={"web": stream},
+        local="/mix",
+    )
+    return make_job(recipe, stream, tokenizer, None)
+
+
+def test_a_key_follows_from_content_and_settings(tmp_path: Path) -> None:
+    job = job_of(letters(tmp_path))
+    assert job.key("one") == job_of(letters(tmp_path)).key("one") != job.key("two")
+    for encoding in (
+        {"max_seq_len": 9},
+        {"add_bos": True},
+        {"min_tokens": 1},
+        {"special_tokens_in_text": "allow"},
+        {"compression": "zstd"},
+        {"fields": {"text": "other"}},
+    ):
+        other = replace(job, encoding=replace(job.encoding, **encoding))  # type: ignore[arg-type]
+        assert other.key("one") != job.key("one")
+    assert replace(job, tokenizer=replace(job.tokenizer, hash="1")).key("one") != job.key("one")
+
+
+def test_who_works_and_where_is_not_in_a_key(tmp_path: Path) -> None:
+    job = job_of(letters(tmp_path))
+    moved = replace(job, target="s3://elsewhere/web", name="other", max_bad=0.5)
+    assert moved.with_backend("reference").key("one") == job.key("one")
+    named = replace(job.tokenizer, name="/elsewhere/letters", path="/elsewhere/tokenizer.json")
+    assert replace(job, tokenizer=named).key("one") == job.key("one")
+
+
+@pytest.mark.parametrize(("kind", "is_shaped"), [("pretraining", False), ("finetuning", True)])
+def test_a_chat_template_shapes_conversations_only(
+    tmp_path: Path, kind: str, is_shaped: bool
+) -> None:
+    one = job_of(letters(tmp_path, chat_template=CHATML), kind)
+    other = job_of(letters(tmp_path, chat_template=CHATML + " "), kind)
+    assert (one.key("") != other.key("")) is is_shaped
+
+
+def test_a_day_is_in_the_key_only_where_the_template_prints_it(tmp_path: Path) -> None:
+    plain, dated = (letters(tmp_path, chat_template=text) for text in (CHATML, DATED))
+    assert on_day(job_of(plain, "finetuning"), "2026-01-01").encoding.date_string is None
+    kept = on_day(job_of(dated, "finetuning"), "2026-01-01")
+    assert kept.encoding.date_string == "2026-01-01"
+    stated = job_of(dated, "finetuning", date_string="2025-05-05")
+    assert on_day(stated, "2026-01-01").encoding.date_string == "2025-05-05"
+    assert kept.key("") != stated.key("")
+    assert on_day(job_of(plain), "2026-01-01").encoding.date_string is None
+
+
+@pytest.mark.parametrize("token", ["bos", "eos"])
+def test_a_token_that_the_tokenizer_lacks_is_refused_where_it_is_wanted(
+    tmp_path: Path, token: str
+) -> None:
+    without = letters(tmp_path, **{f"{token}_id": None})
+    with pytest.raises(RecipeError, match=rf"add_{token}: true, .* letters has no {token.upper()}"):
+        job_of(without, **{f"add_{token}": True})
+    job_of(without, **{f"add_{token}": False})
+    job_of(without, "finetuning")
+
+
+def test_a_backend_is_trusted_until_it_is_found_unequal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path))
+    job = job_of(letters(tmp_path))
+    assert job.trusts("fastokens 1")
+    assert job.trusts("tokenizers 1")
+    assert not job.with_backend("reference").trusts("fastokens 1")
+    remember_unequal(job.tokenizer, Unequal("fastokens 1", "text"))
+    assert not job.trusts("fastokens 1")
+    assert job.trusts("fastokens 2")
