@@ -37,8 +37,8 @@ def mix(
         Optional[Path],  # noqa: UP045
         typer.Option(
             metavar="FOLDER",
-            help="Where the drawn samples lie meanwhile, all of them [default: the cache folder].",
-            show_default=False,
+            help="Where all drawn samples lie meanwhile.",
+            show_default="the cache folder",
         ),
     ] = None,
 ) -> None:

@@ -17,7 +17,7 @@ def card_rows(where: str, index: Index, manifest: Manifest | None) -> Iterator[t
         columns = index.shards[0].columns if index.shards else {}
         yield "columns", _spelled(columns)
         return
-    encoding, totals, records = manifest.encoding, manifest.totals, manifest.records
+    encoding, totals = manifest.encoding, manifest.totals
     yield "kind", f"{encoding.kind}, for the {encoding.loader} loader"
     yield "columns", _spelled(encoding.columns)
     yield (
@@ -39,6 +39,23 @@ def card_rows(where: str, index: Index, manifest: Manifest | None) -> Iterator[t
         ", ".join(f"{k}: {n:,}" for k, n in totals.lengths.items())
         + f"; longest {totals.longest:,}",
     )
+    yield from _mixed(manifest) if manifest.mixed else _records(manifest)
+    yield (
+        "special tokens in text",
+        f"{encoding.special_tokens_in_text}, {totals.specials:,} records",
+    )
+    yield "encoded by", f"{manifest.backend}, {totals.compared:,} texts compared with the reference"
+    yield (
+        "index",
+        manifest.index_hash
+        if manifest.index_hash == index.hash
+        else ("does not fit the manifest: a publication was interrupted, run convert again"),
+    )
+
+
+def _records(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """What became of the records of which sources."""
+    records = manifest.records
     yield (
         "records",
         (
@@ -50,21 +67,21 @@ def card_rows(where: str, index: Index, manifest: Manifest | None) -> Iterator[t
         if reasons:
             yield what, _spelled(reasons)
     yield (
-        "special tokens in text",
-        f"{encoding.special_tokens_in_text}, {totals.specials:,} records",
-    )
-    yield "encoded by", f"{manifest.backend}, {totals.compared:,} texts compared with the reference"
-    yield (
         "sources",
         ", ".join(f"{s.path} ({s.size:,} bytes)" for s in manifest.sources[:5])
         + (f" and {len(manifest.sources) - 5} more" if len(manifest.sources) > 5 else ""),
     )
-    yield (
-        "index",
-        manifest.index_hash
-        if manifest.index_hash == index.hash
-        else ("does not fit the manifest: a publication was interrupted, run convert again"),
-    )
+
+
+def _mixed(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """What a mix was drawn from."""
+    for part in manifest.mixed:
+        weight = ", ".join(f"{k} {v}" for k, v in part.weight.items()) or "all of it"
+        yield (
+            "mixed from",
+            f"{part.name} ({part.index_hash[:8]}): {part.drawn:,} samples, {weight} of {part.samples:,}",
+        )
+    yield "seed", str(manifest.seed)
 
 
 def _tokenizer(manifest: Manifest) -> str:

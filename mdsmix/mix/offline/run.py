@@ -1,7 +1,7 @@
 """A planned mix, carried out: deal the drawn samples into buckets, shuffle each, publish.
 
-Nothing reaches the target before every drawn shard was read and verified, and no index names what reached it before all is
-there. What is read twice is the temporary folder: it needs room for all drawn samples.
+Nothing reaches the target before every drawn shard was read and verified, and no index names what reached it before all of
+it is there. The temporary folder needs room for all drawn samples.
 """
 
 from __future__ import annotations
