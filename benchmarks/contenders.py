@@ -1,0 +1,217 @@
+"""Who runs: for every tool its command and how its output is counted.
+
+The fast ones get a corpus on which their start-up is below 5 % of their time. That would take the slow ones hours: they
+get a smaller one, and their start-up, measured on a few records, is taken off their time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import outputs
+
+ROW = 2048
+EOS = "<|endoftext|>"
+HERE = Path(__file__).parent
+STREAMS = {
+    "documents": "{kind: pretraining, source: {path: PATH, text: text}}",
+    "pairs": "{kind: finetuning, source: {path: PATH, prompt: prompt, response: response}}",
+    "chats": "{kind: finetuning, source: {path: PATH, messages: messages}}",
+    "compact": "{kind: finetuning, source: {path: PATH, messages: messages}, columns: compact}",
+}
+Command = Callable[["Place", Path, Path], Sequence[str | Path]]
+"(where things are, the source's folder, the output's folder) -> argv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where things are on this machine."""
+
+    work: Path
+    foundry: Path
+    "The environment with llm-foundry."
+    others: Path
+    "The environment with datatrove, litdata and gigatoken."
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.work / "tokenizer"
+
+    @property
+    def mdsmix(self) -> Path:
+        return Path(sys.executable).with_name("mdsmix")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """One way of using one tool."""
+
+    name: str
+    kind: str
+    "The corpus, documents, pairs or chats: only within one are contenders compared."
+    command: Command
+    count: Callable[[Path], int]
+    "The tokens in its output."
+    is_fast: bool = False
+    may_lose: int = 0
+    "So many tokens may be missing: less than a row for each of its writers."
+    holds: str = "the same tokens"
+    "What its output holds, where that is something else than ours."
+    reads_texts: bool = False
+    environment: str = ""
+    "The field of Place that it runs in; empty: beside mdsmix."
+
+    def is_here(self, place: Place) -> bool:
+        return not self.environment or (getattr(place, self.environment) / "bin/python").exists()
+
+
+def contenders() -> list[Contender]:
+    return [
+        _mdsmix("documents", 1),
+        _mdsmix("documents", 2),
+        _ceiling(),
+        _script(
+            "gigatoken", outputs.ids_of_two_bytes, "gigatoken, whole file in memory", fast=True
+        ),
+        _tokenizers(),
+        _script("datatrove", outputs.ids_of_two_bytes, "datatrove, 2 workers", "2"),
+        _script("litdata", outputs.litdata, "litdata optimize, 2 workers", "2", str(ROW)),
+        _foundry_json(),
+        _foundry_text(),
+        _mdsmix("pairs", 1),
+        _mdsmix("pairs", 2),
+        _foundry_finetuning("pairs"),
+        _mdsmix("chats", 1),
+        _mdsmix("chats", 2),
+        _mdsmix("compact", 2),
+        _foundry_finetuning("chats"),
+    ]
+
+
+def _mdsmix(stream: str, workers: int) -> Contender:
+    def command(place: Place, source: Path, out: Path) -> Sequence[str | Path]:
+        recipe = write_recipe(place, {stream: source}, out)
+        return [place.mdsmix, "convert", recipe, "--workers", str(workers)]
+
+    how = "compact columns, " if stream == "compact" else ""
+    return Contender(
+        name=f"mdsmix, {how}{workers} process{'es' * (workers > 1)}",
+        kind="chats" if stream == "compact" else stream,
+        command=command,
+        count=outputs.mdsmix,
+        is_fast=True,
+    )
+
+
+def write_recipe(place: Place, sources: dict[str, Path], out: Path) -> Path:
+    """A recipe with a stream for each entry; it lies beside the output's folder."""
+    streams = [f"  {n}: {STREAMS[n].replace('PATH', f'{p}/*.jsonl')}" for n, p in sources.items()]
+    settings = [f"tokenizer: {place.tokenizer}", f"max_seq_len: {ROW}", f"local: {out}", "streams:"]
+    recipe = out.with_suffix(".yaml")
+    recipe.write_text("\n".join([*settings, *streams]) + "\n")
+    return recipe
+
+
+def _ceiling() -> Contender:
+    return Contender(
+        name="the ceiling, tokenizer on 2 threads",
+        kind="documents",
+        command=lambda place, source, out: [
+            *(sys.executable, HERE / "ceiling.py", source / "0.jsonl"),
+            *(place.tokenizer / "tokenizer.json", out, str(ROW)),
+        ],
+        count=outputs.mds_rows,
+        is_fast=True,
+        may_lose=ROW,
+    )
+
+
+def _tokenizers() -> Contender:
+    return Contender(
+        name="tokenizers.encode_batch_fast, 2 threads",
+        kind="documents",
+        command=lambda place, source, out: [
+            *(sys.executable, HERE / "others/run_tokenizers.py", source, place.tokenizer, out)
+        ],
+        count=lambda out: int((out / "tokens").read_text()),
+        holds="nothing is written",
+    )
+
+
+def _script(
+    tool: str, count: Callable[[Path], int], name: str, *arguments: str, fast: bool = False
+) -> Contender:
+    return Contender(
+        name=name,
+        kind="documents",
+        command=lambda place, source, out: [
+            *(place.others / "bin/python", HERE / f"others/run_{tool}.py"),
+            *(source, place.tokenizer, out, *arguments),
+        ],
+        count=count,
+        is_fast=fast,
+        holds="flat files, not MDS",
+        environment="others",
+    )
+
+
+def _foundry_json() -> Contender:
+    return _foundry(
+        "convert_dataset_json",
+        lambda place, source, out: [
+            *("--path", source, "--out-root", out, "--tokenizer", place.tokenizer),
+            *("--concat-tokens", str(ROW), "--eos-text", EOS, "--compression", ""),
+        ],
+    )
+
+
+def _foundry_text() -> Contender:
+    return _foundry(
+        "convert_text_to_mds",
+        lambda place, source, out: [
+            *("--input-folder", source, "--output-folder", out, "--tokenizer", place.tokenizer),
+            *("--concat-tokens", str(ROW), "--eos-text", EOS, "--compression", ""),
+            *("--processes", "2"),
+        ],
+        writers=2,
+    )
+
+
+def _foundry(tool: str, arguments: Command, writers: int = 1) -> Contender:
+    def command(place: Place, source: Path, out: Path) -> Sequence[str | Path]:
+        return [*_data_prep(place, tool), *arguments(place, source, out)]
+
+    return Contender(
+        name=f"Foundry {tool}" + (f", {writers} processes" if writers > 1 else ""),
+        kind="documents",
+        command=command,
+        count=outputs.mds_rows,
+        may_lose=ROW * writers,
+        reads_texts=tool == "convert_text_to_mds",
+        environment="foundry",
+    )
+
+
+def _foundry_finetuning(kind: str) -> Contender:
+    def command(place: Place, source: Path, out: Path) -> Sequence[str | Path]:
+        return [
+            *_data_prep(place, "convert_finetuning_dataset"),
+            *("--dataset", "json", "--splits", "train", "--data-files", source / "0.jsonl"),
+            *("--skip-preprocessing", "--out-root", out, "--tokenizer", place.tokenizer),
+            *("--max-seq-len", str(ROW)),
+        ]
+
+    return Contender(
+        name="Foundry convert_finetuning_dataset",
+        kind=kind,
+        command=command,
+        count=outputs.mds_turns,
+        environment="foundry",
+    )
+
+
+def _data_prep(place: Place, tool: str) -> list[str | Path]:
+    return [place.foundry / "bin/llmfoundry", "data_prep", tool]

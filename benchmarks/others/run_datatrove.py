@@ -1,0 +1,30 @@
+"""datatrove's tokenizer pipeline as its documentation shows it, without the shuffling: JSONL to flat .ds files.
+
+python run_datatrove.py SOURCE TOKENIZER OUT WORKERS
+"""
+
+from __future__ import annotations
+
+import sys
+
+from datatrove.executor import LocalPipelineExecutor
+from datatrove.pipeline.readers import JsonlReader
+from datatrove.pipeline.tokens import DocumentTokenizer
+
+
+def main(source: str, tokenizer: str, out: str, workers: int) -> None:
+    steps = [
+        JsonlReader(source, glob_pattern="*.jsonl"),
+        DocumentTokenizer(
+            out,
+            f"{tokenizer}/tokenizer.json",
+            eos_token="<|endoftext|>",
+            shuffle_documents=False,
+            batch_size=1000,
+        ),
+    ]
+    LocalPipelineExecutor(steps, tasks=workers, workers=workers, logging_dir=f"{out}/logs").run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], int(sys.argv[4]))

@@ -1,0 +1,187 @@
+"""Measurements -> RESULTS.md: the machine, a table for each kind of corpus, and what was to be reached."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import shlex
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.contenders import HERE, Contender, Place
+from benchmarks.corpus import VOCABULARY
+from benchmarks.figures import Figure
+from benchmarks.measure import CORES
+from benchmarks.rounds import MB, Entry
+
+TITLES = {
+    "documents": "Pretraining: documents to rows of 2,048 tokens",
+    "pairs": "Prompt and response",
+    "chats": "Chat",
+}
+GOALS = [
+    ("documents", "convert_dataset_json", 50),
+    ("documents", "datatrove", 25),
+    ("documents", "the ceiling", 0.9),
+    ("pairs", "Foundry", 25),
+    ("chats", "Foundry", 20),
+]
+"(corpus, whom, how many times its speed mdsmix with 2 processes is to have)"
+MOST_MEMORY = 800 * MB
+QUIET = 0.1
+"Share of the machine that others may take before a run is called disturbed."
+
+
+def text(
+    place: Place,
+    entries: list[Entry],
+    missing: Sequence[Contender],
+    figures: Iterable[Figure],
+    command: str,
+) -> str:
+    """The whole of RESULTS.md."""
+    parts = ["# Results", _heading(place, entries, command)]
+    for kind, title in TITLES.items():
+        if chosen := [entry for entry in entries if entry.contender.kind == kind]:
+            parts += [f"## {title}", _table(chosen), *_each_run(place, chosen)]
+    parts += ["## What was to be reached", _goals(entries, figures)]
+    parts += [f"Not run: {c.name} (its environment is not there)." for c in missing]
+    return "\n\n".join(parts) + "\n"
+
+
+def _heading(place: Place, entries: list[Entry], command: str) -> str:
+    today = datetime.datetime.now(datetime.timezone.utc).date()
+    memory = int(Path("/proc/meminfo").read_text().split()[1]) / 1e6
+    disturbed = max(run.others for entry in entries for run in entry.runs)
+    quiet = "The machine was quiet" if disturbed <= QUIET else "**The machine was not quiet**"
+    return "\n".join(
+        [
+            f"`{command}`, {today}: {_processor()}, {CORES} cores, {memory:.0f} GB of memory, "
+            f"{platform.system()} {platform.release()}, Python {platform.python_version()}.",
+            f"{', '.join(_versions(place))}.",
+            f"Text of the Python standard library, one word in a hundred new; a tokenizer of {VOCABULARY:,} ids.",
+            f"Medians of {len(entries[0].runs)} runs in turn, of whole process trees, from outside; outputs are without compression.",
+            "MB are bytes of JSONL / 10^6. Times of the slow tools (\\*) are without their start-up, which helps them.",
+            f"{quiet}: other processes took up to {disturbed:.0%} of it during a run. CPU seconds hardly feel that.",
+        ]
+    )
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def _versions(place: Place) -> Iterator[str]:
+    for name in ("mdsmix", "fastokens", "tokenizers", "orjson", "numpy"):
+        yield f"{name} {version(name)}"
+    wanted = {place.foundry: ["llm-foundry", "mosaicml-streaming", "transformers"]}
+    wanted[place.others] = ["datatrove", "litdata", "gigatoken"]
+    for folder, names in wanted.items():
+        code = f"from importlib.metadata import version as v\nfor n in {names}: print(n, v(n))"
+        if (python := folder / "bin/python").exists():
+            yield from subprocess.check_output([python, "-c", code], text=True).splitlines()
+
+
+def _table(entries: list[Entry]) -> str:
+    ours = _ours(entries)
+    head = [
+        *("tool", "MB", "s", "MB/s", "M tokens/s", "CPU s/GB", "peak MB", "bytes/token"),
+        *("speed of mdsmix", "CPU over mdsmix", "output"),
+    ]
+    return _markdown(head, [_cells(entry, ours) for entry in entries])
+
+
+def _cells(entry: Entry, ours: Entry | None) -> list[str]:
+    size, wall = entry.bytes / MB, entry.wall
+    name = entry.contender.name + ("" if entry.contender.is_fast else " \\*")
+    if entry.is_wrong:
+        return [name, f"{size:,.0f}", *"-" * 8, f"WRONG: {entry.tokens:,}, not {entry.expected:,}"]
+    return [
+        name,
+        f"{size:,.0f}",
+        f"{wall:.1f}",
+        f"{size / wall:.1f}",
+        f"{entry.tokens / wall / 1e6:.2f}",
+        f"{_cpu(entry):.1f}",
+        f"{entry.peak / MB:,.0f}",
+        f"{entry.disk / entry.tokens:.2f}",
+        f"{_times(ours, entry):.2f} x" if ours else "-",
+        f"{_cpu(entry) / _cpu(ours):.2f} x" if ours else "-",
+        entry.contender.holds,
+    ]
+
+
+def _ours(entries: list[Entry]) -> Entry | None:
+    """Everything is compared with the default: a process per core, the default columns."""
+    return next((e for e in entries if e.contender.name == "mdsmix, 2 processes"), None)
+
+
+def _times(ours: Entry, other: Entry) -> float:
+    return (ours.bytes / ours.wall) / (other.bytes / other.wall)
+
+
+def _cpu(entry: Entry) -> float:
+    """CPU seconds for a GB of source."""
+    return entry.cpu / entry.bytes * 1e9
+
+
+def _each_run(place: Place, entries: list[Entry]) -> Iterator[str]:
+    yield "Seconds of each run after those of its start-up, and the share of the machine that others took:"
+    yield "\n".join(f"- {e.contender.name}: {', '.join(_runs(e))}" for e in entries)
+    yield "```\n" + "\n".join(_command(place, e) for e in entries) + "\n```"
+
+
+def _runs(entry: Entry) -> Iterator[str]:
+    for start, run in zip(entry.starts, entry.runs, strict=True):
+        yield f"{start.wall:.1f} + {run.wall:.1f} ({run.others:.0%})"
+
+
+def _command(place: Place, entry: Entry) -> str:
+    """As `make bench` runs it, wherever the folders are on this machine."""
+    public = {
+        place.work: ".bench",
+        place.foundry: ".venv-foundry",
+        place.others: ".venv-bench",
+        place.mdsmix.parent: ".venv/bin",
+        HERE: "benchmarks",
+    }
+    line = shlex.join(map(str, entry.command))
+    for folder, name in public.items():
+        line = line.replace(str(folder), name)
+    return line
+
+
+def _goals(entries: list[Entry], figures: Iterable[Figure]) -> str:
+    rows = []
+    for kind, name, least in GOALS:
+        chosen = [e for e in entries if e.contender.kind == kind and not e.is_wrong]
+        ours = _ours(chosen)
+        for other in chosen if ours else []:
+            if name in other.contender.name and ours:
+                times = _times(ours, other)
+                what = f"{TITLES[kind]}: times the speed of {other.contender.name}"
+                rows.append([what, f">= {least}", f"{times:.2f}", _verdict(times >= least)])
+    peaks = [e.peak for e in entries if e.contender.name.startswith("mdsmix")]
+    if peaks:
+        peak = max(peaks)
+        goal = f"< {MOST_MEMORY / MB:,.0f} MB"
+        verdict = _verdict(peak < MOST_MEMORY)
+        rows.append(["peak memory of mdsmix's tree", goal, f"{peak / MB:,.0f} MB", verdict])
+    for f in figures:
+        verdict = _verdict(f.value <= f.most)
+        rows.append([f.what, f"<= {f.most} {f.unit}", f"{f.value:.2f} {f.unit}", verdict])
+    return _markdown(["what", "goal", "measured", "reached"], rows)
+
+
+def _verdict(is_reached: bool) -> str:
+    return "yes" if is_reached else "**no**"
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
