@@ -72,7 +72,10 @@ def open_tokenizer(spec: TokenizerSpec) -> Tokenizer:
     folder = cache_folder() / "tokenizers" / _key(spec)
     card = folder / "card.json"
     if not card.exists():
-        _write(folder, spec, _ask(spec))
+        answer = _ask(spec)
+        folder = cache_folder() / "tokenizers" / _key(spec)  # a hub name has a commit now
+        card = folder / "card.json"
+        _write(folder, spec, answer)
     beside = {"path": str(folder / "tokenizer.json")}  # not in the card: the cache may be moved
     return typed.read(Tokenizer, json.loads(card.read_bytes()) | beside, str(card))
 
