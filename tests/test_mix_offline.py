@@ -1,0 +1,465 @@
+"""`mdsmix mix`: what was drawn is what the weights say, in a random order that follows from the seed, published whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from mdsmix.cli.main import app
+from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
+from mdsmix.mix.offline import buckets, plan
+from mdsmix.mix.offline import publish as publishing
+from mdsmix.mix.offline.draw import Draw, random_keys, seed_of
+from mdsmix.mix.weights import draws
+from mdsmix.shards.index import read_index
+from mdsmix.shards.manifest import Manifest, TokenizerCard, read_manifest
+from mdsmix.shards.whole import read_whole
+from mdsmix.storage import locate
+from tests.published import CARD, CONCAT, LENGTH, PAIR, TURNS, publish
+
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def _known_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mdsmix.mix.view._tokenizer", lambda config, recipe: (CARD, None))
+
+
+def concat_rows(n: int, first: int = 2) -> Rows:
+    """Full rows that differ from each other: `first` tells the stream."""
+    return [{"tokens": [first, *divmod(i, 500), 7, 8, 9, 10, 0]} for i in range(n)]
+
+
+def pair_rows(n: int, first: int = 2) -> Rows:
+    """Prompts and responses of different lengths."""
+    return [
+        {"input_ids": [first, i % 500, 3] + [4] * (i % 5), "labels": [5] * (1 + i % 7)}
+        for i in range(n)
+    ]
+
+
+def turn_rows(n: int) -> Rows:
+    return [
+        {
+            "turns": [
+                {"input_ids": [2, i % 500], "labels": [3] * (1 + i % 3)},
+                {"input_ids": [6] * (1 + i % 4), "labels": [7, 0]},
+            ]
+        }
+        for i in range(n)
+    ]
+
+
+def write_recipe(home: Path, streams: Sequence[str], **settings: Any) -> Path:
+    tree = {
+        "tokenizer": {"name": "tok"},
+        "max_seq_len": LENGTH,
+        "streams": {name: {"local": str(home / name)} for name in streams},
+    }
+    path = home / "mix.yaml"
+    path.write_text(json.dumps(tree | settings))
+    return path
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """A recipe of two streams: a of 300 samples, b of 200."""
+    publish(tmp_path / "a", CONCAT, concat_rows(300, 2), card={}, shards=4)
+    publish(tmp_path / "b", CONCAT, concat_rows(200, 3), card={}, shards=3, compression="zstd")
+    return write_recipe(tmp_path, ["a", "b"], train_loader={"name": "text"})
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["mix", *map(str, arguments)])
+
+
+def mix(recipe: Path, *arguments: object, out: str = "out") -> Path:
+    """The folder of the published mix."""
+    target = recipe.parent / out
+    result = invoke(recipe, "--out", target, *arguments)
+    assert result.exception is None, result.output
+    return target / "train"
+
+
+def refused(kind: type[MdsmixError], match: str, recipe: Path, *arguments: object) -> None:
+    """Refused in one sentence that names the matter; without --out it goes to `out`, where nothing may lie then."""
+    place = () if "--out" in arguments else ("--out", recipe.parent / "out")
+    result = invoke(recipe, *place, *arguments)
+    assert isinstance(result.exception, kind), (result.output, result.exception)
+    assert match in str(result.exception) + result.output
+    assert not (recipe.parent / "out").exists()
+
+
+def samples(folder: Path) -> list[bytes]:
+    """The bytes of all samples, in order."""
+    place = locate(folder)
+    found = []
+    for shard in read_index(place).shards:
+        whole = read_whole(place, shard)
+        edges = zip(whole.offsets[:-1], whole.offsets[1:], strict=True)
+        found += [whole.data[start:stop] for start, stop in edges]
+    return found
+
+
+def source(recipe: Path, name: str) -> Counter[bytes]:
+    return Counter(samples(recipe.parent / name / "train"))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def manifest(folder: Path) -> Manifest:
+    found = read_manifest(locate(folder))
+    assert found is not None
+    return found
+
+
+def test_without_weights_every_sample_is_there_once(two: Path) -> None:
+    assert Counter(samples(mix(two))) == source(two, "a") + source(two, "b")
+
+
+def test_repeat_2_is_every_sample_twice(two: Path) -> None:
+    a = source(two, "a")
+    assert Counter(samples(mix(two, "mix.a.repeat=2"))) == a + a + source(two, "b")
+
+
+def test_repeat_a_half_is_half_of_the_samples_each_once(two: Path) -> None:
+    drawn = Counter(samples(mix(two, "mix.a.repeat=0.5"))) - source(two, "b")
+    assert sum(drawn.values()) == 150
+    assert drawn <= source(two, "a")
+    others = Counter(samples(mix(two, "mix.a.repeat=0.5", "--seed", 1, out="other")))
+    assert drawn != others - source(two, "b")
+
+
+def test_what_is_drawn_more_than_once_differs_by_one_at_most(two: Path) -> None:
+    drawn = Counter(samples(mix(two, "mix.a.choose=700"))) - source(two, "b")
+    assert sum(drawn.values()) == 700
+    assert Counter(drawn.values()) == {3: 100, 2: 200}
+
+
+def test_proportions_are_counted_as_streaming_counts_them(two: Path) -> None:
+    found = samples(mix(two, "mix.a.proportion=0.3", "mix.b.proportion=0.7"))
+    expected = draws([{"proportion": 0.3}, {"proportion": 0.7}], [300, 200])
+    of_a = sum(sample in source(two, "a") for sample in set(found))
+    assert expected == [150, 350]
+    assert (len(found), of_a) == (500, 150)
+
+
+def test_an_epoch_size_holds_here_too(two: Path) -> None:
+    assert len(samples(mix(two, "train_loader.dataset.epoch_size=100"))) == 100
+
+
+def test_a_stream_of_weight_0_gives_nothing(two: Path) -> None:
+    folder = mix(two, "mix.a.repeat=0")
+    assert Counter(samples(folder)) == source(two, "b")
+    assert [part.name for part in manifest(folder).mixed] == ["b"]
+
+
+def test_streams_of_other_splits_are_left_out_even_unpublished(two: Path) -> None:
+    held_out = '{"local": "/nowhere", "split": "val"}'
+    assert len(samples(mix(two, f"streams.heldout={held_out}"))) == 500
+
+
+def test_the_same_seed_gives_the_same_bytes_however_the_recipe_is_ordered(two: Path) -> None:
+    first = files(mix(two, "--seed", 5, "mix.a.repeat=1.5"))
+    tree = json.loads(two.read_text())
+    tree["streams"] = dict(reversed(tree["streams"].items()))
+    two.write_text(json.dumps(tree))
+    assert files(mix(two, "--seed", 5, "mix.a.repeat=1.5", out="again")) == first
+    assert files(mix(two, "--seed", 6, "mix.a.repeat=1.5", out="other")) != first
+
+
+def test_the_order_is_a_shuffle_of_everything(two: Path) -> None:
+    a = source(two, "a")
+    of_a = np.array([sample in a for sample in samples(mix(two))])
+    for part in np.array_split(of_a, 5):
+        assert 0.4 < part.mean() < 0.8, "60 of 100 are of a, everywhere"
+    # Neighbours are of one stream with a probability of 0.6² + 0.4².
+    assert 0.42 < (of_a[1:] == of_a[:-1]).mean() < 0.62
+    in_order = [s for s in samples(mix(two)) if s in a]
+    assert in_order != list(a)
+    ascending = sum(x < y for x, y in pairwise(in_order))
+    assert 120 < ascending < 180, "half of the neighbours of a random order ascend"
+
+
+def test_buckets_do_not_shape_the_order(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = samples(mix(two))
+    monkeypatch.setattr(plan, "BUCKET_BYTES", 700)
+    monkeypatch.setattr(buckets, "CHUNK", 3)
+    folder = mix(two, out="buckets")
+    assert samples(folder) == whole
+    assert len(manifest(folder).parts) == len(read_index(locate(folder)).shards) > 10
+    monkeypatch.setattr(plan, "BUCKET_ROWS", 10)
+    assert samples(mix(two, out="rows")) == whole
+
+
+def test_memory_is_a_bucket_and_two_shards_whatever_the_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns, row = {"tokens": "ndarray:uint16:1024"}, {"tokens": np.arange(1024) % 500}
+    publish(tmp_path / "a", columns, [row] * 2000, shards=80)
+    recipe = write_recipe(tmp_path, ["a"], max_seq_len=1024, train_loader={"name": "text"})
+    monkeypatch.setattr(plan, "BUCKET_BYTES", 250_000)
+    mix(recipe, "mix.a.choose=1", out="warm")
+    tracemalloc.start()
+    try:
+        mix(recipe, "mix.a.repeat=8")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    drawn = 8 * 2000 * 2048
+    assert peak < drawn / 12
+
+
+def test_totals_are_those_of_the_streams(tmp_path: Path) -> None:
+    for columns, rows, name in (
+        (CONCAT, concat_rows(90), "text"),
+        (PAIR, pair_rows(90), "finetuning"),
+        (TURNS, turn_rows(90), "finetuning"),
+    ):
+        home = tmp_path / "-".join(columns)
+        publish(home / "a", columns, rows, card={"kind": "finetuning"} if name != "text" else {})
+        recipe = write_recipe(home, ["a"], max_seq_len=16, train_loader={"name": name})
+        folder = mix(recipe, "mix.a.repeat=2")
+        one, found = manifest(home / "a" / "train").totals, manifest(folder).totals
+        assert found.samples == 180
+        assert found.tokens == 2 * one.tokens
+        assert (found.largest_id, found.longest) == (one.largest_id, one.longest)
+        assert sum(found.lengths.values()) == 180
+
+
+def test_losses_are_counted_as_each_stream_is_trained(tmp_path: Path) -> None:
+    home = tmp_path
+    rows = [{"input_ids": [2, 3], "labels": [4, 0]}, {"input_ids": [2], "labels": [4, 5]}]
+    publish(home / "docs", PAIR, rows, card={"layout": "document"})
+    publish(home / "faq", PAIR, rows, card={"kind": "finetuning"})
+    folder = mix(write_recipe(home, ["docs", "faq"], train_loader={"name": "finetuning"}))
+    # A document trains all but its first token; a response is trained with the EOS that the second one lacks.
+    assert manifest(folder).totals.loss_tokens == (3 + 2) + (2 + 3)
+    encoding = manifest(folder).encoding
+    assert (encoding.kind, encoding.layout, encoding.add_eos) == ("finetuning", None, True)
+
+
+def test_the_manifest_says_what_came_from_where(two: Path) -> None:
+    folder = mix(two, "mix.a.repeat=0.5", "--seed", 9)
+    card, index = manifest(folder), read_index(locate(folder))
+    a, b = card.mixed
+    assert (a.name, a.samples, a.drawn, a.tokens, a.weight) == (
+        "a",
+        300,
+        150,
+        1200,
+        {"repeat": 0.5},
+    )
+    assert (b.name, b.samples, b.drawn, b.tokens, b.weight) == ("b", 200, 200, 1600, {})
+    assert a.index_hash == read_index(locate(two.parent / "a" / "train")).hash
+    assert (card.seed, card.tokenizer, card.records.adds_up) == (9, CARD, True)
+    assert card.index_hash == index.hash
+    assert card.totals.samples == index.samples == sum(part.samples for part in card.parts)
+
+
+def test_a_converted_stream_has_no_key_of_a_mix(two: Path) -> None:
+    card = json.loads(manifest(two.parent / "a" / "train").to_bytes())
+    assert not {"mixed", "seed"} & set(card)
+
+
+def test_a_stream_without_a_manifest_gives_a_mix_without_one(two: Path) -> None:
+    mix(two)
+    (two.parent / "b" / "train" / "mdsmix.manifest").unlink()
+    result = invoke(two, "--out", two.parent / "out")
+    assert "a stream has no manifest, so the mix has none" in result.output
+    assert not (two.parent / "out" / "train" / "mdsmix.manifest").exists()
+    assert "up to date" in invoke(two, "--out", two.parent / "out").output
+
+
+def test_a_second_run_writes_nothing_and_other_weights_a_new_version(two: Path) -> None:
+    folder = mix(two)
+    stamps = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    assert "up to date, seed 0" in invoke(two, "--out", two.parent / "out").output
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == stamps
+    assert len(samples(mix(two, "mix.a.repeat=2"))) == 800
+
+
+def test_the_table_shows_samples_tokens_and_shares(two: Path) -> None:
+    output = invoke(two, "--out", two.parent / "out", "mix.a.repeat=0.5").output
+    rows = [line.split() for line in output.splitlines() if line.strip()]
+    assert ["a", "300", "repeat", "0.5", "150", "42.9%", "1,200", "42.9%"] in rows
+    assert ["b", "200", "all", "200", "57.1%", "1,600", "57.1%"] in rows
+    assert ["all", "500", "350", "100.0%", "2,800", "100.0%"] in rows
+
+
+def test_a_mix_is_checked_rendered_and_mixed_again_as_any_stream(two: Path) -> None:
+    mix(two)
+    again = write_recipe(two.parent, ["out"], train_loader={"name": "text"})
+    result = CliRunner().invoke(app, ["render-yaml", str(again)])
+    assert result.exit_code == 0, result.output
+    assert ["out", "500", "500", "100.0%", "4,000", "100.0%"] in [
+        line.split()[2:] for line in result.output.splitlines()
+    ]
+    assert len(samples(mix(again, out="second"))) == 500
+
+
+def test_shards_are_compressed_as_the_recipe_says(two: Path) -> None:
+    plain, packed = mix(two), mix(two, "compression=zstd:3", out="packed")
+    assert [p.suffix for p in packed.iterdir() if ".mds" in p.suffixes] == [".zstd"]
+    assert samples(packed) == samples(plain)
+
+
+def test_columns_that_differ_are_refused(two: Path) -> None:
+    publish(two.parent / "b", {"tokens": "ndarray:uint16"}, concat_rows(20), card={})
+    refused(MixRefused, "one stream has one set of columns", two)
+
+
+def test_tokenizers_that_differ_are_refused(two: Path) -> None:
+    other = TokenizerCard(name="other", hash="b" * 32, vocab_size=512, eos_id=0, pad_id=1)
+    publish(two.parent / "b", CONCAT, concat_rows(20), card={"tokenizer": other})
+    refused(MixRefused, "error tokenizer-differs [b]", two)
+
+
+def test_policies_that_differ_are_refused(tmp_path: Path) -> None:
+    for name, policy in (("a", "none"), ("b", "all")):
+        card = {"kind": "finetuning", "target_prompts": policy}
+        publish(tmp_path / name, PAIR, pair_rows(9), card=card)
+    recipe = write_recipe(
+        tmp_path, ["a", "b"], target_prompts="all", train_loader={"name": "finetuning"}
+    )
+    refused(MixRefused, "a was converted under target_prompts: none, and b under", recipe)
+
+
+def test_an_empty_draw_is_refused(two: Path) -> None:
+    refused(MixRefused, "draw no sample of any stream", two, "mix.a.repeat=0", "mix.b.repeat=0")
+
+
+def test_a_weight_that_rounds_to_zero_is_refused(two: Path) -> None:
+    refused(MixRefused, "weights-zero", two, "mix.a.repeat=0.001")
+
+
+def test_what_only_a_run_can_judge_does_not_refuse_a_mix(two: Path) -> None:
+    assert (
+        len(samples(mix(two, "train_loader.persistent_workers=true", "train_loader.num_workers=0")))
+        == 500
+    )
+
+
+@pytest.mark.parametrize("place", ["a", "a/train", "sourced"])
+def test_a_stream_of_the_recipe_is_never_overwritten(two: Path, place: str) -> None:
+    (two.parent / "sourced").symlink_to(two.parent / "a")
+    before = files(two.parent / "a")
+    refused(
+        RecipeError, "is where the stream a of the recipe lies", two, "--out", two.parent / place
+    )
+    assert files(two.parent / "a") == before
+
+
+def test_another_stream_is_replaced_only_when_asked(two: Path) -> None:
+    out = publish(two.parent / "other", CONCAT, concat_rows(3), card={})
+    refused(RecipeError, "`mdsmix mix` did not make", two, "--out", out)
+    assert len(samples(mix(two, "--replace", out="other"))) == 500
+
+
+def test_a_mix_of_other_streams_is_another_stream(two: Path) -> None:
+    publish(two.parent / "c", CONCAT, concat_rows(9))
+    mix(two, out="kept")
+    recipe = write_recipe(two.parent, ["c"], train_loader={"name": "text"})
+    refused(RecipeError, "holds a mix of a, b, none of which", recipe, "--out", two.parent / "kept")
+
+
+def test_a_damaged_shard_is_named_and_nothing_is_published(two: Path) -> None:
+    bad = two.parent / "a" / "train" / "shard.00002.mds"
+    data = bytearray(bad.read_bytes())
+    data[-3] ^= 1
+    bad.write_bytes(data)
+    refused(Unreachable, f"the shard {bad} is damaged: its xxh128 is", two)
+    bad.unlink()
+    refused(MixRefused, "shard.00002.mds", two)
+
+
+def test_an_interrupted_run_publishes_nothing_and_leaves_no_temporary_file(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, mixed_before = files(mix(two, out="whole")), files(mix(two, "mix.a.repeat=2", out="old"))
+    monkeypatch.setattr(plan, "BUCKET_BYTES", 700)
+    stored, temporary = publishing.store_shards, two.parent / "tmp"
+
+    def killed(*arguments: Any) -> Any:
+        stored(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publishing, "store_shards", killed)
+        for out in ("out", "old"):
+            result = invoke(two, "--out", two.parent / out, "--tmp", temporary)
+            assert result.exit_code == 130
+    assert not (two.parent / "out" / "train" / "index.json").exists()
+    after = files(two.parent / "old" / "train")
+    assert {name: after[name] for name in mixed_before} == mixed_before
+    assert list(temporary.iterdir()) == []
+    monkeypatch.undo()
+    monkeypatch.setattr("mdsmix.mix.view._tokenizer", lambda config, recipe: (CARD, None))
+    again = files(mix(two))
+    assert {name: again[name] for name in whole} == whole
+
+
+def test_a_temporary_folder_without_room_is_said_before_anything_is_read(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type("Usage", (), {"free": 10})
+    monkeypatch.setattr("mdsmix.mix.offline.run.shutil.disk_usage", lambda path: usage)
+    refused(Unreachable, "0.0 GB left", two, "--tmp", two.parent / "tmp")
+
+
+def test_streaming_reads_what_was_mixed_from_streams_that_it_wrote(tmp_path: Path) -> None:
+    from streaming import MDSWriter, StreamingDataset
+
+    columns = {"id": "int", "text": "str", "tokens": "ndarray:int32"}
+    for name, compression in (("a", None), ("b", "zstd"), ("c", "gz")):
+        with MDSWriter(
+            out=str(tmp_path / name / "train"),
+            columns=columns,
+            compression=compression,
+            hashes=["sha1", "xxh64"],
+            size_limit=4096,
+        ) as writer:
+            for i in range(100):
+                row = np.arange(1 + i % 9, dtype=np.int32)
+                writer.write({"id": i, "text": f"{name}{i}", "tokens": row})
+    recipe = write_recipe(tmp_path, ["a", "b", "c"], train_loader={"name": "text"})
+    folder = mix(recipe, "mix.b.repeat=2")
+    read = list(StreamingDataset(local=str(folder), shuffle=False, batch_size=1))
+    texts = Counter(sample["text"] for sample in read)
+    assert texts == Counter({f"{n}{i}": 1 + (n == "b") for n in "abc" for i in range(100)})
+    for sample in read:
+        assert sample["text"][1:] == str(sample["id"])
+        assert sample["tokens"].tolist() == list(range(1 + sample["id"] % 9))
+
+
+def test_random_keys_are_splitmix64() -> None:
+    known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert random_keys(1234567, 0, 4).tolist() == known
+    assert random_keys(1234567, 2, 4).tolist() == known[2:]
+
+
+def test_a_draw_takes_the_smallest_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mdsmix.mix.offline.draw.BLOCK", 64)
+    seed = seed_of(1, "x")
+    for more in (0, 1, 500, 999):
+        copies = Draw(1000, 2000 + more, seed).copies(0, 1000)
+        smallest = np.argsort(random_keys(seed, 0, 1000))[:more]
+        assert set(np.flatnonzero(copies == 3)) == set(smallest)
+        assert copies.sum() == 2000 + more
+
+
+def test_every_sample_is_as_likely_to_be_drawn() -> None:
+    drawn = sum(Draw(20, 5, seed_of(seed)).copies(0, 20) for seed in range(2000))
+    assert drawn.sum() == 10_000
+    assert (abs(drawn - 500) < 5 * (2000 * 0.25 * 0.75) ** 0.5).all()
