@@ -66,7 +66,7 @@ def test_a_bucket_gets_the_bytes_of_a_disk_whatever_the_workers(
         remote = f"s3://{bucket}/mix-{workers}"
         run_recipe(recipe, f"remote={remote}", workers=workers)
         assert objects(remote) == on_disk
-    before = {name: stat for name, stat in locate(remote).list(recursive=True)}
+    before = dict(locate(remote).list(recursive=True))
     outcomes = run_recipe(recipe, f"remote={remote}")
     assert {outcome.state for outcome in outcomes} == {"up to date"}
     assert dict(locate(remote).list(recursive=True)) == before
@@ -76,9 +76,7 @@ def test_a_bucket_gets_the_bytes_of_a_disk_whatever_the_workers(
 def recipe(tmp_path: Path, tokenizer_folder: Path, bucket: str) -> Path:
     write_jsonl(tmp_path / "a.jsonl", [{"text": f"a document, number {n}"} for n in range(30)])
     streams = {"web": documents(tmp_path / "a.jsonl")}
-    return write_recipe(
-        tmp_path, tokenizer_folder, streams=streams, remote=f"s3://{bucket}/mix"
-    )
+    return write_recipe(tmp_path, tokenizer_folder, streams=streams, remote=f"s3://{bucket}/mix")
 
 
 def refused(*arguments: object, words: list[str], code: int = 4) -> None:
