@@ -32,10 +32,11 @@ def judged(found: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
 
 
 def collated(rows: list[Turns], case: dict[str, Any], tokenizer: Any) -> list[dict[str, Any]]:
-    """Each row as a batch of one: input_ids, labels, attention_mask ..."""
+    """The rows of one batch, each padded to max_seq_len whatever stands beside it: input_ids, labels, attention_mask ..."""
     settings = ("max_seq_len", "decoder_only_format", "target_responses", "target_prompts")
     collate = Seq2SeqFinetuningCollator(tokenizer, *(case[name] for name in settings))
-    return [{k: v[0].tolist() for k, v in collate([{"turns": row}]).items()} for row in rows]
+    batch = {k: v.tolist() for k, v in collate([{"turns": row} for row in rows]).items()}
+    return [{k: v[n] for k, v in batch.items()} for n in range(len(rows))]
 
 
 def loaded(row: Turns, case: dict[str, Any]) -> Turns:
