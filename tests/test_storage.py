@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -145,3 +148,47 @@ def test_what_cannot_be_opened_is_refused_by_its_url(url: str) -> None:
 def test_a_full_disk_is_a_sentence() -> None:
     with pytest.raises(Unreachable, match="the disk is full"), _explained("write", "x"):
         Path("/dev/full").write_bytes(b"x" * 100_000)
+
+
+def test_create_writes_where_nothing_is_and_replace_what_was_looked_at(tmp_path: Path) -> None:
+    place = locate(tmp_path) / "new" / "a"
+    first = place.create(b"one")
+    assert first is not None
+    assert first == place.stat()
+    assert place.create(b"two") is None
+    second = place.replace(first.stamp, b"three")
+    assert second is not None
+    assert place.replace(first.stamp, b"four") is None
+    assert (place.read(), place.stat()) == (b"three", second)
+    place.delete()
+    assert place.replace(second.stamp, b"five") is None
+    assert list(place.parent.list()) == []
+
+
+def test_of_many_that_replace_one_version_one_does(tmp_path: Path) -> None:
+    place = locate(tmp_path) / "a"
+    for number in range(20):
+        place.write(b"%d" % number)
+        before = place.stat()
+        assert before is not None
+        together = threading.Barrier(4)
+
+        def replace(mine: int, stamp: str = before.stamp, at: threading.Barrier = together) -> bool:
+            at.wait(10)
+            return place.replace(stamp, b"%d" % mine) is not None
+
+        with ThreadPoolExecutor(4) as pool:
+            assert sum(pool.map(replace, range(4))) == 1
+
+
+def test_unfinished_finds_what_a_killed_write_left_and_nothing_else(tmp_path: Path) -> None:
+    root = locate(tmp_path)
+    for name in ("a", "b/c.tmp", f"b/c.{'0' * 15}x.tmp", f"b/c.{'0' * 16}.tmp"):
+        (root / name).write(b"1234")
+    (left,) = root.unfinished()
+    assert (left.name, left.size) == (f"b/c.{'0' * 16}.tmp", 4)
+    assert abs(left.modified - time.time()) < 60
+    left.discard()
+    left.discard()
+    assert list(root.unfinished()) == []
+    assert len(list(root.list(recursive=True))) == 3

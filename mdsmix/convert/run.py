@@ -17,6 +17,7 @@ from mdsmix import sources
 from mdsmix.convert import engine
 from mdsmix.convert.guard import published_manifest, refuse_replacing
 from mdsmix.convert.job import Job, make_job, on_day
+from mdsmix.convert.lease import lease
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.publish import is_published, publish, refuse_too_many_bad
 from mdsmix.convert.quarantine import forget_others, release
@@ -44,6 +45,8 @@ class Options:
     workers: int | None = None
     verify_source: bool = False
     "Sources are read again even where size and stamp are as they were."
+    again: bool = False
+    "A published stream too is gone through, unit by unit: what a repair took away is made anew."
 
 
 def convert(recipe: Recipe, options: Options, watcher: Watcher) -> list[Outcome]:
@@ -92,30 +95,32 @@ def _convert_stream(
     old = published_manifest(job, options.reencode)
     job = on_day(job, old.encoding.date_string if old else None)
     known = [None if options.verify_source else seen.content(unit) for unit in units]
-    if old and is_published(job, old, _keys(job, known)):
+    if old and not options.again and is_published(job, old, _keys(job, known)):
         refuse_too_many_bad(job, old.records)
         return _outcome(job, old, [], began)
     if old and not options.reencode:
         refuse_replacing(job, old, [file.name for file in files])
     crew = options.workers or _crew(job, files)
-    watcher.begin(job.name, sum(file.stat.size for file in files))
-    notes: tuple[str, ...] = ()
-    try:
-        results = _results(job, units, known, crew, watcher)
-    except Unequal as unequal:
-        remember_unequal(job.tokenizer, unequal)
-        notes = (
-            f"{unequal}; the whole stream was encoded by the reference, and so will others be",
-        )
-        watcher.say(f"{job.name}: {unequal}; starting again with the reference tokenizer")
-        job = job.with_backend("reference")
-        results = _results(job, units, known, crew, watcher)
-    _release_bad(job, units, results)
-    records = [record for result in results for record in result.records]
-    manifest = publish(job, records, _source_files(units, results))
-    forget_others(job.folder, {record.key for record in records if record.records.bad})
-    if not job.limit:
-        seen.save(units, [Content(hash=r.content, windows=r.windows) for r in results])
+    with lease(job.folder, watcher.say) as held:
+        watcher.begin(job.name, sum(file.stat.size for file in files))
+        notes: tuple[str, ...] = ()
+        try:
+            results = _results(job, units, known, crew, watcher)
+        except Unequal as unequal:
+            remember_unequal(job.tokenizer, unequal)
+            notes = (
+                f"{unequal}; the whole stream was encoded by the reference, and so will others be",
+            )
+            watcher.say(f"{job.name}: {unequal}; starting again with the reference tokenizer")
+            job = job.with_backend("reference")
+            results = _results(job, units, known, crew, watcher)
+        _release_bad(job, units, results)
+        records = [record for result in results for record in result.records]
+        held.confirm()
+        manifest = publish(job, records, _source_files(units, results))
+        forget_others(job.folder, {record.key for record in records if record.records.bad})
+        if not job.limit:
+            seen.save(units, [Content(hash=r.content, windows=r.windows) for r in results])
     return _outcome(job, manifest, results, began, notes)
 
 

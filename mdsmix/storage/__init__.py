@@ -13,9 +13,16 @@ from urllib.parse import unquote, urlsplit
 
 from mdsmix.errors import RecipeError
 from mdsmix.storage.local import LocalPath
-from mdsmix.storage.location import Found, Location, Stat, fixed_prefix, has_pattern
+from mdsmix.storage.location import (
+    Found,
+    Location,
+    Stat,
+    Unfinished,
+    fixed_prefix,
+    has_pattern,
+)
 
-__all__ = ["Found", "Location", "Stat", "fixed_prefix", "has_pattern", "locate"]
+__all__ = ["Found", "Location", "Stat", "Unfinished", "fixed_prefix", "has_pattern", "locate"]
 
 
 def locate(url: str | os.PathLike[str]) -> Location:

@@ -1,14 +1,16 @@
 """Files on a local disk: a reader sees the old file or the new one and never half of one.
 
 A write goes to a temporary name beside its target, is flushed to the disk and renamed. A killed
-process leaves at most such a `*.tmp` file, which `list` shows so that it can be cleaned up.
+process leaves at most such a `*.tmp` file, which `unfinished` finds so that it can be cleaned up.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -24,6 +26,7 @@ from mdsmix.storage.location import (
     Found,
     Location,
     Stat,
+    Unfinished,
     fixed_prefix,
     has_pattern,
     name_matches,
@@ -42,6 +45,9 @@ _REASONS = {
     errno.ENAMETOOLONG: "the name is too long for this file system; shorten it",
     errno.EIO: "the disk failed; check its health, then run the same command again",
 }
+
+
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp$")
 
 
 @contextmanager
@@ -104,6 +110,27 @@ class LocalPath(Location):
                     _write_all(file, memoryview(part).cast("B"))
                 os.fsync(file.fileno())
 
+    def create(self, content: bytes) -> Stat | None:
+        with _explained("write", self.path), suppress(FileExistsError):
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            with Path(self.path).open("xb", buffering=0) as file:
+                _write_all(file, memoryview(content))
+                os.fsync(file.fileno())
+                return _stat(os.stat(file.fileno()))
+        return None
+
+    def replace(self, stamp: str, content: bytes) -> Stat | None:
+        with _explained("write", self.path), suppress(FileNotFoundError):  # noqa: SIM117
+            with Path(self.path).open("r+b") as file:
+                # Who holds the lock of the file that the name still means may put another in its place.
+                with suppress(OSError):  # a file system without locks: look and write, at once
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                found = self.stat()
+                if found is not None and found.stamp == stamp:
+                    self.write(content)
+                    return self.stat()
+        return None
+
     def copy_to(self, other: Location) -> None:
         if not isinstance(other, LocalPath):
             other.write(self.read())
@@ -118,7 +145,7 @@ class LocalPath(Location):
     def _replacing(self) -> Iterator[Path]:
         """A name beside this one: the file made there takes its place, or goes with the error."""
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        temporary = Path(f"{self.path}.{secrets.token_hex(8)}.tmp")
+        temporary = Path(f"{self.path}.{secrets.token_hex(8)}.tmp")  # as _TEMPORARY finds it
         try:
             yield temporary
             os.replace(temporary, self.path)
@@ -135,6 +162,11 @@ class LocalPath(Location):
         with _explained("list", self.path):
             yield from sorted(_walk(self.path, "", recursive), key=lambda item: item[0])
 
+    def unfinished(self) -> Iterator[Unfinished]:
+        for name, found in self.list(recursive=True):
+            if _TEMPORARY.search(name):
+                yield Unfinished(name, found.size, found.modified, (self / name).delete)
+
     def expand(self) -> Found:
         itself = self.stat()
         if itself is not None:
@@ -150,7 +182,7 @@ class LocalPath(Location):
 
 
 def _stat(found: os.stat_result) -> Stat:
-    return Stat(found.st_size, f"{found.st_mtime_ns}-{found.st_ino}")
+    return Stat(found.st_size, f"{found.st_mtime_ns}-{found.st_ino}", found.st_mtime)
 
 
 def _write_all(file: io.FileIO, part: memoryview) -> None:

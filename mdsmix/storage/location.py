@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import fnmatch
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import BinaryIO, TypeAlias
 
 from mdsmix.errors import Unreachable
@@ -23,6 +23,20 @@ class Stat:
 
     size: int
     stamp: str
+    modified: float = field(default=0.0, compare=False)
+    "Seconds since 1970, by the clock of the disk or of the store."
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A write that was begun and neither finished nor taken back: its process was killed, or works on it now."""
+
+    name: str
+    "Below the folder that was asked."
+    size: int
+    modified: float
+    discard: Callable[[], None]
+    "Takes it back."
 
 
 class Location(ABC):
@@ -80,6 +94,14 @@ class Location(ABC):
         """Put the joined parts here, wholly or not at all, over whatever was here."""
 
     @abstractmethod
+    def create(self, content: bytes) -> Stat | None:
+        """Put `content` here if there is nothing; None where there is something."""
+
+    @abstractmethod
+    def replace(self, stamp: str, content: bytes) -> Stat | None:
+        """Put `content` here if what is here has this stamp; None where it has another or is gone."""
+
+    @abstractmethod
     def copy_to(self, other: Location) -> None:
         """Write these bytes at `other`, inside the store where both are in one."""
 
@@ -90,6 +112,10 @@ class Location(ABC):
     @abstractmethod
     def list(self, recursive: bool = False) -> Iterator[tuple[str, Stat]]:
         """The files directly inside, or all below by relative path, sorted. Missing is empty."""
+
+    @abstractmethod
+    def unfinished(self) -> Iterator[Unfinished]:
+        """What killed writes left below this folder: temporary files, uploads in parts."""
 
     @abstractmethod
     def expand(self) -> Found:

@@ -20,11 +20,13 @@ from mdsmix.storage.location import (
     Found,
     Location,
     Stat,
+    Unfinished,
     fixed_prefix,
     has_pattern,
     path_matches,
 )
 from mdsmix.storage.s3_client import ask, error_code, refusal
+from mdsmix.storage.s3_upkeep import put_if, uploads
 
 _PART_BYTES = 64 << 20
 _READ_BYTES = 8 << 20  # RawIOBase.readall would take 8 KiB at a time, 7 times slower
@@ -75,6 +77,12 @@ class S3Path(Location):
     def write(self, *parts: Bytes) -> None:
         ask(self.url, lambda client: _write(client, self._object(), _Joined(parts)))
 
+    def create(self, content: bytes) -> Stat | None:
+        return ask(self.url, lambda client: put_if(client, self._object(), content, None))
+
+    def replace(self, stamp: str, content: bytes) -> Stat | None:
+        return ask(self.url, lambda client: put_if(client, self._object(), content, stamp))
+
     def copy_to(self, other: Location) -> None:
         if not isinstance(other, S3Path):
             other.write(self.read())
@@ -93,10 +101,14 @@ class S3Path(Location):
             for entry in page.get("Contents", []):
                 name = entry["Key"][len(prefix) :]
                 if name and not name.endswith("/"):  # the mark of an empty folder
-                    yield name, Stat(entry["Size"], entry["ETag"].strip('"'))
+                    yield name, _as_stat(entry, entry["Size"])
             if not page["IsTruncated"]:
                 return
             wanted["ContinuationToken"] = page["NextContinuationToken"]
+
+    def unfinished(self) -> Iterator[Unfinished]:
+        prefix = f"{self.key}/" if self.key else ""
+        yield from ask(self.url, lambda client: list(uploads(client, self.bucket, prefix)))
 
     def expand(self) -> Found:
         itself = self.stat()
@@ -140,7 +152,7 @@ def _stat(client: Any, place: dict[str, str]) -> Stat | None:
             raise
         # A HEAD has no body that tells a missing object from a missing bucket or a wrong key.
         return _stat_by_reading(client, place)
-    return Stat(head["ContentLength"], head["ETag"].strip('"'))
+    return _as_stat(head, head["ContentLength"])
 
 
 def _stat_by_reading(client: Any, place: dict[str, str]) -> Stat | None:
@@ -153,7 +165,12 @@ def _stat_by_reading(client: Any, place: dict[str, str]) -> Stat | None:
             raise
         return None
     answer["Body"].close()
-    return Stat(answer["ContentLength"], answer["ETag"].strip('"'))
+    return _as_stat(answer, answer["ContentLength"])
+
+
+def _as_stat(said: dict[str, Any], size: int) -> Stat:
+    """From what a store says of an object, in a listing or for itself."""
+    return Stat(size, said["ETag"].strip('"'), said["LastModified"].timestamp())
 
 
 class _Reader(io.RawIOBase):

@@ -1,0 +1,230 @@
+"""One conversion of a stream at a time: the object `.mdsmix/lease` says who is at it, and lives while its heart beats.
+
+No clock is compared with another. A holder raises a counter in the object every five seconds; who finds a lease watches
+it, and takes it over only after it has stood still for four beats of his own. Where the holder's process can be looked
+at (same machine, same pid namespace) nobody waits: it runs or it does not. Every write is conditional on what was read,
+so of two that take over one wins, and a holder that was stopped for a minute learns before it publishes that it lost.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from functools import cache
+from pathlib import Path
+
+import orjson
+
+from mdsmix import typed
+from mdsmix.convert.ledger import FOLDER
+from mdsmix.errors import Unreachable
+from mdsmix.storage import Location
+
+BEAT_SECONDS = 5.0
+STALE_BEATS = 4
+LOOKS_A_BEAT = 5
+
+# A fork in the middle of a beat would leave the child with the store client's locks held for ever.
+_beating = threading.RLock()
+os.register_at_fork(
+    before=_beating.acquire, after_in_parent=_beating.release, after_in_child=_beating.release
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who converts: for people host, pid and since; for this module the rest."""
+
+    host: str
+    pid: int
+    since: str
+    machine: str
+    "Where pids mean the same: the boot of a machine and a pid namespace."
+    started: int
+    "Start of the process in ticks: with the pid it names one process."
+    token: str
+    beat: int = 0
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} since {self.since}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The lease as it lay there; no holder where it is not readable, which a write in progress may be."""
+
+    stamp: str
+    holder: Holder | None
+
+
+class Lease:
+    """A lease that is held. A thread keeps it alive."""
+
+    def __init__(self, at: Location, holder: Holder, stamp: str) -> None:
+        self._at, self._holder, self._stamp = at, holder, stamp
+        self._is_lost = False
+        self._ended = threading.Event()
+        self._heart = threading.Thread(target=self._live, name="lease", daemon=True)
+        self._heart.start()
+
+    def confirm(self) -> None:
+        """Unreachable where another run took the lease over: asked before anything is published."""
+        if not self._beat():
+            raise Unreachable(
+                f"{self._at.parent.parent} was taken over by another run, because this one ({self._holder}) stood "
+                "still for too long; it publishes nothing, finished work units are kept: run the same command again "
+                "when the other is done."
+            )
+
+    def release(self) -> None:
+        """Lets go. A store that does not answer is not waited for again: the lease grows stale there."""
+        self._ended.set()
+        self._heart.join(1)
+        if not self._heart.is_alive() and not self._is_lost:
+            with suppress(Unreachable):
+                if _is_by(self._holder, _look(self._at)):
+                    self._at.delete()
+
+    def _live(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            with suppress(Unreachable):  # the next beat may pass, and confirm() asks in earnest
+                self._beat()
+
+    def _beat(self) -> bool:
+        with _beating:
+            if not self._is_lost:
+                self._holder = replace(self._holder, beat=self._holder.beat + 1)
+                stamp = _put(self._at, self._holder, self._stamp)
+                self._stamp, self._is_lost = stamp or "", stamp is None
+            return not self._is_lost
+
+
+_held: ContextVar[Mapping[str, Lease]] = ContextVar("held")
+
+
+@contextmanager
+def lease(folder: Location, say: Callable[[str], None]) -> Iterator[Lease]:
+    """Holds the lease of the stream in `folder`; Unreachable says who else does. Who holds it may take it again."""
+    held = _held.get({})
+    if folder.url in held:
+        yield held[folder.url]
+        return
+    mine = _take(folder / FOLDER / "lease", say)
+    before = _held.set({**held, folder.url: mine})
+    try:
+        yield mine
+    finally:
+        _held.reset(before)
+        mine.release()
+
+
+def _take(at: Location, say: Callable[[str], None]) -> Lease:
+    me = _myself()
+    while True:
+        seen = _look(at)
+        if seen and not _is_over(at, seen, say):
+            raise Unreachable(
+                f"{at.parent.parent} is being converted by {seen.holder or 'another run'}, and two at once would "
+                "publish over each other; wait until it is done or end it, then run the same command again."
+            )
+        stamp = _put(at, me, seen.stamp if seen else None)
+        if stamp:
+            return Lease(at, me, stamp)
+
+
+def _is_over(at: Location, seen: _Seen, say: Callable[[str], None]) -> bool:
+    """Whether the holder is gone: by its pid where that means something here, else by watching its heart."""
+    holder = seen.holder
+    if holder and holder.machine == _machine():
+        return not _runs(holder)
+    seconds = STALE_BEATS * BEAT_SECONDS
+    say(
+        f"{at.parent.parent} is held by {holder or 'another run'}; watching for up to {seconds:.0f} s whether it lives"
+    )
+    still = 0
+    while still < STALE_BEATS * LOOKS_A_BEAT:
+        began = time.monotonic()
+        time.sleep(BEAT_SECONDS / LOOKS_A_BEAT)
+        now = _look(at)
+        if now != seen:
+            return now is None
+        # A store that is slow for us is slow for the holder too.
+        still = 0 if time.monotonic() - began > BEAT_SECONDS else still + 1
+    return True
+
+
+def _look(at: Location) -> _Seen | None:
+    stat = at.stat()
+    if stat is None:
+        return None
+    try:
+        tree = orjson.loads(at.read())
+        return _Seen(stat.stamp, typed.read(Holder, tree))
+    except (orjson.JSONDecodeError, typed.Misfit):
+        return _Seen(stat.stamp, None)
+    except Unreachable:
+        if at.stat() is None:  # released in between
+            return None
+        raise
+
+
+def _put(at: Location, holder: Holder, stamp: str | None) -> str | None:
+    """Writes the lease over the version with this stamp, or where none is; its new stamp, None where that is not so."""
+    content = orjson.dumps(asdict(holder))
+    stat = at.create(content) if stamp is None else at.replace(stamp, content)
+    if stat:
+        return stat.stamp
+    # A request that was sent again, because its answer was lost, meets its own work.
+    seen = _look(at)
+    return seen.stamp if seen and _is_by(holder, seen) else None
+
+
+def _is_by(holder: Holder, seen: _Seen | None) -> bool:
+    return bool(seen and seen.holder and seen.holder.token == holder.token)
+
+
+def _myself() -> Holder:
+    return Holder(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        since=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        machine=_machine(),
+        started=_start_of(os.getpid()) or 0,
+        token=secrets.token_hex(8),
+    )
+
+
+@cache
+def _machine() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _runs(holder: Holder) -> bool:
+    try:
+        os.kill(holder.pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # another user's
+    return _start_of(holder.pid) in (holder.started, None)
+
+
+def _start_of(pid: int) -> int | None:
+    """When the process started, in ticks; -1 of one that ended and was not waited for; None where nothing tells."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return -1 if state in "ZX" else int(fields[18])

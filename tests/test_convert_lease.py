@@ -1,0 +1,270 @@
+"""One holder at a time, whose death is noticed and whose life is believed, whatever any clock says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from mdsmix.convert import lease as module
+from mdsmix.convert.lease import Holder, lease
+from mdsmix.errors import Unreachable
+from mdsmix.storage import Location, locate
+from tests.converting import documents, mdsmix, run_recipe, write_jsonl, write_recipe
+
+BEAT = 0.05
+ELSEWHERE = Holder(
+    host="another.host",
+    pid=12,
+    since="2031-01-01 00:00:00 UTC",
+    machine="another machine",
+    started=34,
+    token="another",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Location:
+    return locate(tmp_path / "web" / "train")
+
+
+@pytest.fixture
+def _quick_hearts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT_SECONDS", BEAT)
+
+
+def at(folder: Location) -> Location:
+    return folder / ".mdsmix" / "lease"
+
+
+def put(folder: Location, holder: Holder) -> None:
+    at(folder).write(orjson.dumps(asdict(holder)))
+
+
+def found(folder: Location) -> dict[str, Any]:
+    tree: dict[str, Any] = orjson.loads(at(folder).read())
+    return tree
+
+
+def silent(_: str) -> None:
+    """Says nothing."""
+
+
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    """Another run, as far as a lease can tell: what is held is held by a thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def take(folder: Location) -> Holder:
+    with lease(folder, silent):
+        return Holder(**found(folder))
+
+
+def test_a_second_run_is_refused_at_once_and_told_who_holds_it(folder: Location) -> None:
+    said: list[str] = []
+    with lease(folder, said.append):
+        began = time.monotonic()
+        with pytest.raises(Unreachable, match=f"by process {os.getpid()} on .+ since 20.+ UTC"):
+            in_a_thread(lambda: take(folder))
+        assert time.monotonic() - began < 1
+    assert said == []
+    assert Unreachable.exit_code == 4
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_it_is_let_go_however_the_run_ends(
+    folder: Location, error: type[BaseException] | None
+) -> None:
+    def run() -> None:
+        with lease(folder, silent):
+            assert at(folder).stat()
+            if error:
+                raise error
+
+    if error:
+        with pytest.raises(error):
+            run()
+    else:
+        run()
+    assert list(folder.list(recursive=True)) == []
+    take(folder)
+
+
+def test_who_holds_it_may_take_it_again(folder: Location) -> None:
+    with lease(folder, silent) as outer, lease(folder, silent) as inner:
+        assert inner is outer
+    assert at(folder).stat() is None
+
+
+def test_a_run_that_was_killed_here_is_taken_over_at_once(folder: Location) -> None:
+    code = (
+        "import os, sys; from mdsmix.convert.lease import lease; from mdsmix.storage import locate\n"
+        "with lease(locate(sys.argv[1]), print): os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", code, str(folder)])
+    while killed.poll() is None and not at(folder).stat():
+        time.sleep(0.01)
+    # Not waited for yet: a zombie still has its pid.
+    began = time.monotonic()
+    while True:
+        try:
+            mine = take(folder)
+            break
+        except Unreachable:
+            assert time.monotonic() - began < 10
+    killed.wait()
+    assert mine.pid == os.getpid()
+
+
+def test_a_pid_that_was_given_out_again_is_not_the_holder(folder: Location) -> None:
+    mine = take(folder)
+    put(folder, replace(mine, started=mine.started - 1))
+    assert take(folder).started == mine.started
+
+
+@pytest.mark.usefixtures("_quick_hearts")
+@pytest.mark.parametrize("since", ["1970-01-01 00:00:00 UTC", "2099-01-01 00:00:00 UTC"])
+def test_elsewhere_a_heart_that_stands_still_is_taken_over(folder: Location, since: str) -> None:
+    put(folder, replace(ELSEWHERE, since=since))
+    said: list[str] = []
+    began = time.monotonic()
+    with lease(folder, said.append):
+        assert found(folder)["pid"] == os.getpid()
+    assert time.monotonic() - began > module.STALE_BEATS * BEAT
+    assert len(said) == 1
+    assert "process 12 on another.host" in said[0]
+
+
+@pytest.mark.usefixtures("_quick_hearts")
+def test_elsewhere_a_heart_that_beats_is_believed(folder: Location) -> None:
+    put(folder, ELSEWHERE)
+    later = threading.Timer(2 * BEAT, lambda: put(folder, replace(ELSEWHERE, beat=1)))
+    later.start()
+    with pytest.raises(Unreachable, match=r"by process 12 on another\.host since 2031"):
+        take(folder)
+    later.join()
+    assert found(folder)["token"] == "another"
+
+
+@pytest.mark.usefixtures("_quick_hearts")
+def test_elsewhere_a_lease_that_is_let_go_is_free(folder: Location) -> None:
+    put(folder, ELSEWHERE)
+    later = threading.Timer(2 * BEAT, at(folder).delete)
+    later.start()
+    take(folder)
+    later.join()
+
+
+@pytest.mark.usefixtures("_quick_hearts")
+def test_a_lease_that_cannot_be_read_is_watched_like_any_other(folder: Location) -> None:
+    for content in (b"", b"[]", b'{"pid": "x"}'):
+        at(folder).write(content)
+        take(folder)
+        assert at(folder).stat() is None
+
+
+@pytest.mark.usefixtures("_quick_hearts")
+def test_the_counter_rises_while_it_is_held(folder: Location) -> None:
+    with lease(folder, silent):
+        deadline = time.monotonic() + 10
+        while found(folder)["beat"] < 3:
+            assert time.monotonic() < deadline
+            time.sleep(BEAT)
+
+
+@pytest.mark.usefixtures("_quick_hearts")
+def test_of_many_that_take_a_dead_lease_over_one_wins(folder: Location) -> None:
+    put(folder, replace(ELSEWHERE, machine=module._machine(), pid=2**22 + 1))
+    others_are_done = threading.Barrier(8)
+
+    def run(_: int) -> bool:
+        try:
+            with lease(folder, silent):
+                others_are_done.wait(30)
+                return True
+        except Unreachable:
+            others_are_done.wait(30)
+            return False
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(run, range(8))) == 1
+
+
+def test_who_lost_it_learns_so_before_publishing_and_leaves_it_to_the_other(
+    folder: Location,
+) -> None:
+    with lease(folder, silent) as held:
+        held.confirm()
+        put(folder, ELSEWHERE)
+        for _ in range(2):
+            with pytest.raises(Unreachable, match="taken over by another run"):
+                held.confirm()
+    assert found(folder)["token"] == "another"
+
+
+def test_a_write_whose_answer_was_lost_is_known_as_ones_own(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = type(at(folder))
+    for name in ("create", "replace"):
+        real = getattr(place, name)
+
+        def unheard(*arguments: Any, real: Any = real) -> None:
+            real(*arguments)
+
+        monkeypatch.setattr(place, name, unheard)
+    with lease(folder, silent) as held:
+        held.confirm()
+        assert found(folder)["beat"] == 1
+
+
+def test_a_fork_waits_for_a_beat_to_end(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_beating, free = threading.Event(), threading.Event()
+    real = module._put
+
+    def slow(*arguments: Any) -> Any:
+        if arguments[2]:
+            is_beating.set()
+            free.wait(10)
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "_put", slow)
+    monkeypatch.setattr(module, "BEAT_SECONDS", BEAT)
+    with lease(folder, silent):
+        assert is_beating.wait(10)
+        threading.Timer(0.2, free.set).start()
+        child = os.fork()
+        if not child:
+            os._exit(0 if free.is_set() and module._beating.acquire(timeout=1) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_two_converts_at_once(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """The second ends with 4 and changes nothing; what is up to date asks for no lease and leaves none."""
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a long enough text " * 9}] * 5)
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"web": documents(source)})
+    target = locate(tmp_path / "out" / "web" / "train")
+
+    def while_held(command: Callable[[], Any]) -> Any:
+        with lease(target, silent):
+            return in_a_thread(command)
+
+    answer = while_held(lambda: mdsmix("convert", recipe))
+    assert (answer.code, answer.out) == (4, "")
+    assert "is being converted by process" in answer.err
+    assert answer.err.count("\n") == 1
+    assert list(target.list()) == []
+    run_recipe(recipe)
+    assert at(target).stat() is None
+    assert while_held(lambda: run_recipe(recipe))[0].state == "up to date"
