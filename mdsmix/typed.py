@@ -44,8 +44,15 @@ def read(cls: type[T], values: Any, where: str = "") -> T:
     return cls(**{k: _value(v, hints[k], _at(where, k)) for k, v in values.items()})
 
 
+def brief(value: Any) -> str:
+    """The value as Python writes it, cut: a file read by mistake must not be poured into a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
 def _at(where: str, key: Any) -> str:
-    return f"{where}.{key}" if where else str(key)
+    name = key if isinstance(key, str) and len(key) <= 60 else brief(key)
+    return f"{where}.{name}" if where else str(name)
 
 
 def _nearest(key: str, known: list[str]) -> str:
@@ -70,7 +77,7 @@ def _value(value: Any, hint: Any, where: str) -> Any:
     if sections and isinstance(value, Mapping):
         return read(typing.cast("type", sections[0]), value, where)
     if not any(_fits(value, option) for option in options):
-        raise Misfit(f"{where} is {value!r}; it must be {spelled(hint)}.")
+        raise Misfit(f"{where} is {brief(value)}; it must be {spelled(hint)}.")
     return _inside(value, options, where)
 
 

@@ -55,6 +55,17 @@ def test_other_bytes_of_the_same_size_and_time_are_seen_when_asked_for(recipe: P
     assert [o.done > 0 for o in run(recipe, verify_source=True)] == [True]
 
 
+def test_a_removed_shard_is_made_again(recipe: Path) -> None:
+    run(recipe)
+    (shard,) = (recipe.parent / "out" / "web" / "train").glob("*.mds")
+    content = shard.read_bytes()
+    for damage in (shard.unlink, lambda: shard.write_bytes(b"")):
+        damage()
+        assert "1 of 1" in said(recipe)
+        assert [o.done > 0 for o in run(recipe)] == [True]
+        assert shard.read_bytes() == content
+
+
 def test_too_many_bad_records_publish_nothing_but_are_kept(recipe: Path) -> None:
     with (recipe.parent / "b.jsonl").open("a") as file:
         file.write("not json\n")

@@ -45,6 +45,21 @@ def test_a_tokenizer_that_is_no_path_is_a_hub_name(tmp_path: Path) -> None:
     assert load(tmp_path, "tokenizer=org/name").tokenizer.name == "org/name"
 
 
+def test_overrides_reach_into_a_tokenizer_that_is_only_named(tmp_path: Path) -> None:
+    text = RECIPE.replace("{name: ./tok, kwargs: {}}", "gpt2")
+    assert load(tmp_path, "tokenizer.backend=reference", text=text).tokenizer.name == "gpt2"
+    other = load(
+        tmp_path, "tokenizer=llama", text=text.replace("gpt2", "{name: gpt2, kwargs: {a: 1}}")
+    )
+    assert (other.tokenizer.name, other.tokenizer.kwargs) == ("llama", {})
+
+
+def test_a_file_read_by_mistake_is_not_poured_into_the_message(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as refusal:
+        load(tmp_path, text="x" * 5000 + ": 1")
+    assert len(str(refusal.value)) < 600
+
+
 def test_yaml_dates_are_text(tmp_path: Path) -> None:
     assert load(tmp_path).streams["chat"].date_string == "2026-01-01"
 
@@ -91,6 +106,7 @@ REFUSED = {
     "streams.web.kind=null": "streams.web: kind is missing",
     "streams.web.source.prompt=p": "source names the fields text, prompt; pretraining reads text",
     "streams.faq.source.response=null": "source names the fields prompt; finetuning reads prompt and response",
+    "streams.web.source.path=[]": "source.path is empty",
     "streams.web.split=a/b": "split is 'a/b'; it names one folder",
     "streams.web.remote=s3://b/x": "remote and local belong to streams without a source",
     "streams.old.remote=null streams.old.local=null": "streams.old: has neither a source nor a remote or local",

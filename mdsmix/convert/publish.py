@@ -23,6 +23,7 @@ from mdsmix.shards.manifest import (
 )
 from mdsmix.shards.shardfiles import distinct, store_shards
 from mdsmix.shards.target import write_if_new
+from mdsmix.storage import Location
 
 
 def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile]) -> Manifest:
@@ -64,10 +65,19 @@ def is_published(job: Job, manifest: Manifest, keys: list[str] | None) -> bool:
         return False
     if not all(map(job.trusts, manifest.backend.split(" + "))):
         return False
-    index = job.folder / index_file.BASENAME
-    return (
-        index.stat() is not None
-        and parse_index(index.read(), index.url).hash == manifest.index_hash
+    return _is_whole(job.folder, manifest)
+
+
+def _is_whole(folder: Location, manifest: Manifest) -> bool:
+    """Whether the index is the one that the manifest names, and every shard of it is there; one listing tells."""
+    at = folder / index_file.BASENAME
+    if at.stat() is None:
+        return False
+    index = parse_index(at.read(), at.url)
+    sizes = {name: stat.size for name, stat in folder.list()}
+    files = [shard.stored for shard in index.shards]
+    return index.hash == manifest.index_hash and all(
+        sizes.get(f.basename) == f.bytes for f in files
     )
 
 

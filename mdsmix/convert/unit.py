@@ -65,9 +65,14 @@ def window_key(job: Job, content: str, window: int) -> str:
 
 
 def find_record(job: Job, content: str, window: int) -> UnitRecord | None:
-    """The record of a finished window, None where it is to be done (again)."""
+    """The record of a finished window, None where it is to be done (again): somebody may have removed a shard."""
     record = read_record(job.folder, window_key(job, content, window))
-    return record if record and job.trusts(record.backend) else None
+    if record is None or not job.trusts(record.backend):
+        return None
+    files = [shard.stored for shard in record.shards]
+    stats = [(job.folder / file.basename).stat() for file in files]
+    whole = all(stat and stat.size == f.bytes for stat, f in zip(stats, files, strict=True))
+    return record if whole else None
 
 
 def _convert(job: Job, key: str, batches: Iterator[RecordBatch], told: Told) -> UnitRecord:

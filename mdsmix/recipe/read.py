@@ -47,7 +47,15 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
         loaded = OmegaConf.load(path)
         if not isinstance(loaded, DictConfig):
             raise RecipeError(f"{path} is not a recipe: its top level must be keys and values.")
-        merged = OmegaConf.merge(loaded, OmegaConf.from_dotlist(list(overrides)))
+        changes = OmegaConf.from_dotlist(list(overrides))
+        if isinstance(changes.get("tokenizer"), str):
+            loaded[
+                "tokenizer"
+            ] = {}  # another tokenizer: the arguments of the old one are not its own
+        for config in (loaded, changes):
+            if isinstance(name := config.get("tokenizer"), str):
+                config["tokenizer"] = {"name": name}
+        merged = OmegaConf.merge(loaded, changes)
         tree = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except FileNotFoundError:
         raise RecipeError(f"There is no recipe {path}: name an existing YAML file.") from None
@@ -65,16 +73,15 @@ def _settled(tree: dict[str, Any], path: Path) -> dict[str, Any]:
         raise typed.Misfit("folder is not a known key; it is where the recipe lies.")
     folder = path.parent
     settled: dict[str, Any] = _rooted(tree, folder) | {"folder": folder}
-    if isinstance(tree.get("tokenizer"), (str, dict)):
+    if isinstance(tree.get("tokenizer"), dict):
         settled["tokenizer"] = _tokenizer(tree["tokenizer"], folder)
     if isinstance(tree.get("streams"), dict):
         settled["streams"] = {n: _stream(n, s, folder) for n, s in tree["streams"].items()}
     return settled
 
 
-def _tokenizer(section: str | dict[str, Any], folder: Path) -> dict[str, Any]:
+def _tokenizer(section: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A tokenizer found beside the recipe is that folder or file; anything else is a hub name."""
-    section = {"name": section} if isinstance(section, str) else section
     beside = folder / os.path.expanduser(str(section.get("name", "")))
     if section.get("name") and beside.exists():
         return section | {"name": os.path.normpath(beside)}

@@ -63,6 +63,8 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         return
     if stream.remote or stream.local:
         yield "remote and local belong to streams without a source; this one is published under the recipe's remote or local."
+    if not stream.source.path:
+        yield "source.path is empty; name a file, a glob or an s3:// URL."
     expected: dict[str, list[tuple[str, ...]]] = {
         "pretraining": [("text",)],
         "finetuning": [("prompt", "response"), ("messages",)],
