@@ -41,16 +41,22 @@ def read_whole(folder: Location, shard: Shard) -> Samples:
     file = folder / shard.stored.basename
     data = file.read()
     try:
-        _verify(shard, data)
-        raw = _raw(shard, data)
-        return Samples(raw, _offsets(shard, raw))
+        return samples_of(shard, data)
     except Exception as error:  # whatever a decompressor makes of damaged bytes
         raise Unreachable(
             f"the shard {file} is damaged: {str(error).rstrip('.')}; publish that stream again."
         ) from None
 
 
-def _verify(shard: Shard, data: bytes) -> None:
+def samples_of(shard: Shard, data: bytes) -> Samples:
+    """The samples in a shard's stored bytes; whatever is raised says what is wrong with them."""
+    check_stored(shard, data)
+    raw = _raw(shard, data)
+    return Samples(raw, _offsets(shard, raw))
+
+
+def check_stored(shard: Shard, data: bytes) -> None:
+    """ValueError where the stored bytes are not of the index's size and hashes."""
     stored = shard.stored
     if len(data) != stored.bytes:
         raise ValueError(f"it has {len(data):,} bytes, and its index says {stored.bytes:,}")

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from mdsmix.errors import Unreachable
 from mdsmix.mix.offline.buckets import Buckets
-from mdsmix.mix.offline.count import count, tokens_of
+from mdsmix.mix.offline.count import count
 from mdsmix.mix.offline.draw import Draw, seed_of
 from mdsmix.mix.offline.plan import Source
 from mdsmix.mix.streams import Stream
 from mdsmix.shards.index import Shard
 from mdsmix.shards.manifest import Mixed, Totals
+from mdsmix.shards.tokens import tokens_of
 from mdsmix.shards.whole import Samples, read_whole
 
 Told = Callable[[int, int], None]
