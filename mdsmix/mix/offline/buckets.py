@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,20 +22,6 @@ from mdsmix.shards.whole import Samples
 CHUNK = 1 << 16
 "Samples whose bytes are joined at a time, so that small ones cost an object each, but not all at once."
 _HALF = np.uint64(32)
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Samples of one bucket as they were dealt: a file holds blocks one behind the other."""
-
-    keys: Keys
-    sizes: NDArray[np.uint32]
-    body: memoryview
-
-    def to_bytes(self) -> list[bytes | memoryview]:
-        """Number of samples (uint64), keys (uint64 each), sizes (uint32 each), samples."""
-        head = len(self.keys).to_bytes(8, "little")
-        return [head, self.keys.astype("<u8").tobytes(), self.sizes.tobytes(), self.body]
 
 
 class Buckets:
@@ -59,32 +44,33 @@ class Buckets:
                 chosen = order[at : min(stop, at + CHUNK)]
                 self._append(int(buckets[chosen[0]]), _block(samples, rows[chosen], keys[chosen]))
 
-    def _append(self, bucket: int, block: Block) -> None:
+    def _append(self, bucket: int, block: list[bytes]) -> None:
         # Opened for each block, since a process may not hold ten thousand buckets open.
         with _explained(self._folder), (self._folder / str(bucket)).open("ab") as file:
-            file.writelines(block.to_bytes())
+            file.writelines(block)
 
     def shuffled(self) -> Iterator[Rows]:
         """The rows of each bucket, in their order, its file deleted. MdsmixError where a sample is not there any more."""
         found = 0
         for bucket in range(self._number):
-            blocks = self._blocks(bucket)
-            found += sum(len(block.keys) for block in blocks)
-            yield _sorted(blocks)
+            rows = _sorted(self._read(bucket))
+            found += len(rows)
+            yield rows
+            del rows  # or the next bucket is read while this one is still held
         if found != self._dealt:
             raise MdsmixError(
                 f"{self._dealt} samples were written into {self._folder}, and {found} are there; nothing is published. "
                 "Let no other program write or delete there, and run the same command again."
             )
 
-    def _blocks(self, bucket: int) -> list[Block]:
+    def _read(self, bucket: int) -> bytes:
         path = self._folder / str(bucket)
         if not path.exists():
-            return []
+            return b""
         with _explained(self._folder):
-            data = memoryview(path.read_bytes())
+            data = path.read_bytes()
             path.unlink()
-        return list(_parsed(data))
+        return data
 
 
 @contextmanager
@@ -98,10 +84,17 @@ def _explained(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _block(samples: Samples, rows: NDArray[np.int64], keys: Keys) -> Block:
+def _block(samples: Samples, rows: NDArray[np.int64], keys: Keys) -> list[bytes]:
+    """Samples of one bucket: their number (uint64), keys (uint64 each), sizes (uint32 each), bytes."""
     starts, stops = samples.offsets[rows], samples.offsets[rows + 1]
-    body = _joined(memoryview(samples.data), starts, stops)
-    return Block(keys, (stops - starts).astype("<u4"), memoryview(body))
+    head = len(rows).to_bytes(8, "little")
+    sizes = (stops - starts).astype("<u4").tobytes()
+    return [
+        head,
+        keys.astype("<u8").tobytes(),
+        sizes,
+        _joined(memoryview(samples.data), starts, stops),
+    ]
 
 
 def _joined(data: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> bytes:
@@ -109,29 +102,30 @@ def _joined(data: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64
     return b"".join([data[start:stop] for start, stop in bounds])
 
 
-def _parsed(data: memoryview) -> Iterator[Block]:
+def _sorted(data: bytes) -> Rows:
+    """The samples of a bucket's file in the order of their keys."""
+    blocks = list(_places(data))
+    if not blocks:
+        return Rows(np.empty(0, np.uint8), np.empty(0, np.int64))
+    keys, starts, sizes = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    order = np.argsort(keys)
+    starts, sizes = starts[order], sizes[order]
+    body = np.empty(int(sizes.sum()), np.uint8)
+    ends = np.cumsum(sizes)
+    for at in range(0, len(order), CHUNK):
+        some = slice(at, at + CHUNK)
+        chunk = _joined(memoryview(data), starts[some], (starts + sizes)[some])
+        body[ends[at] - sizes[at] :][: len(chunk)] = np.frombuffer(chunk, np.uint8)
+    return Rows(body, sizes)
+
+
+def _places(data: bytes) -> Iterator[tuple[Keys, NDArray[np.int64], NDArray[np.int64]]]:
+    """The keys, starts and sizes of the samples of each block."""
     at = 0
     while at < len(data):
         count = int.from_bytes(data[at : at + 8], "little")
         keys = np.frombuffer(data, "<u8", count, at + 8)
-        sizes = np.frombuffer(data, "<u4", count, at + 8 + 8 * count)
-        at += 8 + 12 * count
-        stop = at + int(sizes.sum())
-        yield Block(keys, sizes, data[at:stop])
-        at = stop
-
-
-def _sorted(blocks: list[Block]) -> Rows:
-    """All samples of the blocks in the order of their keys."""
-    if not blocks:
-        return Rows(np.empty(0, np.uint8), np.empty(0, np.int64))
-    sizes = np.concatenate([block.sizes for block in blocks]).astype(np.int64)
-    order = np.argsort(np.concatenate([block.keys for block in blocks]))
-    data = memoryview(b"".join([block.body for block in blocks]))
-    stops = np.cumsum(sizes)
-    starts = stops - sizes
-    body = bytearray()
-    for at in range(0, len(order), CHUNK):
-        chosen = order[at : at + CHUNK]
-        body += _joined(data, starts[chosen], stops[chosen])
-    return Rows(np.frombuffer(body, np.uint8), sizes[order])
+        sizes = np.frombuffer(data, "<u4", count, at + 8 + 8 * count).astype(np.int64)
+        ends = at + 8 + 12 * count + np.cumsum(sizes)
+        yield keys, ends - sizes, sizes
+        at = int(ends[-1])

@@ -37,6 +37,7 @@ def store(
     for rows in buckets.shuffled():
         stored.append(Stored(store_shards(folder, plan.layout, rows), len(rows)))
         told(len(rows.body), 0)
+        del rows  # the next bucket takes its room
     return stored
 
 

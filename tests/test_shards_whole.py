@@ -1,0 +1,81 @@
+"""A shard read whole is the samples that were written, or a sentence that names it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from streaming import MDSWriter
+
+from mdsmix.errors import Unreachable
+from mdsmix.shards.index import Shard, StoredFile, read_index
+from mdsmix.shards.mds import Layout
+from mdsmix.shards.sample import decode_sample
+from mdsmix.shards.whole import read_whole
+from mdsmix.storage import locate
+
+COLUMNS = {"id": "int", "n": "uint8", "square": "ndarray:int32:2,3", "text": "str"}
+
+
+def write(folder: Path, **settings: object) -> Shard:
+    with MDSWriter(out=str(folder), columns=COLUMNS, **settings) as writer:
+        for i in range(20):
+            square = np.full((2, 3), i, np.int32)
+            writer.write({"id": i, "n": np.uint8(i), "square": square, "text": "x" * i})
+    (shard,) = read_index(locate(folder)).shards
+    return shard
+
+
+@pytest.mark.parametrize("compression", [None, "zstd:7", "gz", "bz2"])
+@pytest.mark.parametrize("hashes", [[], ["sha1"], ["blake2b", "xxh64"]])
+def test_every_sample_is_there(tmp_path: Path, compression: str, hashes: list[str]) -> None:
+    shard = write(tmp_path / "s", compression=compression, hashes=hashes)
+    samples = read_whole(locate(tmp_path / "s"), shard)
+    edges = zip(samples.offsets, samples.offsets[1:], strict=False)
+    decoded = [decode_sample(shard, samples.data[a:b]) for a, b in edges]
+    assert [(s["id"], s["n"], len(s["text"])) for s in decoded] == [(i, i, i) for i in range(20)]
+    assert samples.sizes.sum() == samples.offsets[-1] - samples.offsets[0]
+
+
+def test_a_layout_knows_the_sizes_that_mdswriter_states(tmp_path: Path) -> None:
+    shard = write(tmp_path / "s")
+    assert Layout.of(COLUMNS).settings["column_sizes"] == shard.column_sizes == [8, 1, 24, None]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_changed_byte_is_found_by_the_hash(tmp_path: Path, compression: str | None) -> None:
+    shard = write(tmp_path / "s", compression=compression, hashes=["sha1"])
+    file = tmp_path / "s" / shard.stored.basename
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(Unreachable, match=f"the shard {file} is damaged: its sha1 is"):
+        read_whole(locate(tmp_path / "s"), shard)
+
+
+def test_a_shard_that_contradicts_its_index_is_damaged(tmp_path: Path) -> None:
+    shard = write(tmp_path / "s")
+    file = tmp_path / "s" / shard.stored.basename
+    data = file.read_bytes()
+    wrongs = {
+        "its index says 21": (data, {"samples": 21}),
+        "bytes, and its index says": (data[:-1], {}),
+        "leads outside": (data[:4] + b"\xff" * 4 + data[8:], {}),
+        "compressed by br": (data, {"compression": "br", "zip_data": shard.raw_data}),
+        "decompressed it is not": (_packed(data + b"x"), {"compression": "zstd"}),
+    }
+    for match, (content, changes) in wrongs.items():
+        if changes.get("compression") == "zstd":
+            zipped = StoredFile(basename=shard.raw_data.basename, bytes=len(content))
+            changes = changes | {"zip_data": zipped}
+        file.write_bytes(content)
+        with pytest.raises(Unreachable, match=match):
+            read_whole(locate(tmp_path / "s"), dataclasses.replace(shard, **changes))
+
+
+def _packed(data: bytes) -> bytes:
+    import zstandard
+
+    return zstandard.compress(data)
