@@ -1,1 +1,1 @@
-"""Published streams -> one published stream, drawn by weight and shuffled as a whole: see the README beside this file."""
+"""Published streams -> one published stream, drawn by weight and shuffled as a whole. The README beside this file shows how."""

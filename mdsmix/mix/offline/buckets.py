@@ -19,8 +19,8 @@ from mdsmix.mix.offline.draw import Keys, random_keys
 from mdsmix.shards.mds import Rows
 from mdsmix.shards.whole import Samples
 
-CHUNK = 1 << 16
-"Samples whose bytes are joined at a time, so that small ones cost an object each, but not all at once."
+CHUNK = 1 << 12
+"4,096 samples are joined at a time: their copy is a few MB, and the objects that slicing makes are few."
 _HALF = np.uint64(32)
 
 
