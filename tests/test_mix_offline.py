@@ -173,7 +173,9 @@ def test_streams_of_other_splits_are_left_out_even_unpublished(two: Path) -> Non
 def test_the_same_seed_gives_the_same_bytes_however_the_recipe_is_ordered(two: Path) -> None:
     folder = mix(two, "--seed", 5, "mix.a.repeat=1.5")
     first = files(folder)
-    assert read_index(locate(folder)).hash == "3ca67b948ff4751157e205887564a67b", "on any machine, with any numpy"
+    assert read_index(locate(folder)).hash == "3ca67b948ff4751157e205887564a67b", (
+        "on any machine, with any numpy"
+    )
     tree = json.loads(two.read_text())
     tree["streams"] = dict(reversed(tree["streams"].items()))
     two.write_text(json.dumps(tree))
