@@ -34,7 +34,7 @@ def read(cls: type[T], values: Any, where: str = "") -> T:
     for key in values:
         if key not in fields:
             raise Misfit(
-                f"{_at(where, key)} is not a known key; {_nearest(str(key), list(fields))}"
+                f"{_at(where, key)} is not a known key; {_nearest(str(key), [n for n, f in fields.items() if not f.metadata])}"
             )
     hints = _hints(typing.cast(Any, cls))
     for name, field in fields.items():

@@ -102,7 +102,8 @@ def _spelled(path: object) -> Any:
 def run_recipe(recipe: Path, *overrides: str, **settings: Any) -> list[Outcome]:
     """One worker and a silent watcher unless `settings` say otherwise."""
     watcher = settings.pop("watcher", None) or Told()
-    return convert(load_recipe(recipe, overrides), Options(**{"workers": 1} | settings), watcher)
+    options = Options(**{"workers": 1} | settings)
+    return list(convert(load_recipe(recipe, overrides), options, watcher))
 
 
 def windows(monkeypatch: pytest.MonkeyPatch, size: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mdsmix.convert.outcome import Outcome
-from mdsmix.errors import RecipeError
+from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.shards.index import read_index
 from mdsmix.storage import locate
 from tests.converting import (
@@ -361,9 +361,10 @@ def test_only_names_streams_with_a_source(recipe: Path, tmp_path: Path) -> None:
 def test_a_stream_that_fails_leaves_those_before_it_published(
     tmp_path: Path, tokenizer_folder: Path, texts: Path
 ) -> None:
-    streams = {"web": documents(texts / "*.jsonl"), "lost": documents(tmp_path / "no.jsonl")}
+    (tmp_path / "bad.jsonl").write_text("not json\n")
+    streams = {"web": documents(texts / "*.jsonl"), "lost": documents(tmp_path / "bad.jsonl")}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
-    with pytest.raises(RecipeError, match="matches no file"):
+    with pytest.raises(TooManyBadRecords, match="not one sample"):
         run_recipe(recipe)
     assert only(run_recipe(recipe, only=["web"])).state == "up to date"
 

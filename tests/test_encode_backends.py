@@ -242,3 +242,16 @@ def test_the_manifest_says_who_encoded_and_how_much_was_compared(
 def test_ids_are_uint32_whatever_the_backend(tokenizer: Tokenizer) -> None:
     for name in ("reference", "auto"):
         assert open_backend(tokenizer, name).encode(["a b"], True).values.dtype == np.uint32
+
+
+def test_the_ids_that_are_used_are_the_ones_compared(tokenizer: Tokenizer) -> None:
+    """A backend that is right on few texts and wrong on many does not pass by being asked again for few."""
+
+    class WrongInBatches(Reference):
+        def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
+            ids = super().encode(texts, match_special)
+            return ids if len(texts) < 50 else Ragged(ids.values * 0 + 7, ids.offsets)
+
+    backend = Proved(WrongInBatches(tokenizer), Reference(tokenizer))
+    with pytest.raises(Unequal):
+        backend.encode([f"text number {n}" for n in range(3000)], False)

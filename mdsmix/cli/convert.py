@@ -76,6 +76,7 @@ def convert(
 
     What is unchanged is not done again; bad records are set aside in quarantine/ and counted.
     """
+    from mdsmix.convert.outcome import Outcome
     from mdsmix.convert.preview import preview
     from mdsmix.convert.run import Options
     from mdsmix.convert.run import convert as convert_recipe
@@ -96,6 +97,11 @@ def convert(
         for sentence in preview(loaded, options):
             typer.echo(sentence)
         return
-    with watching() as watcher:
-        outcomes = convert_recipe(loaded, options, watcher)
-    print_summary(outcomes)
+    outcomes: list[Outcome] = []
+    try:
+        with watching() as watcher:
+            for outcome in convert_recipe(loaded, options, watcher):
+                outcomes.append(outcome)
+    finally:  # where a stream fails, those before it are published
+        if outcomes:
+            print_summary(outcomes)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mdsmix.convert.job import Job
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards.manifest import Manifest, read_manifest
+from mdsmix.sources import SourceFile
 
 
 def published_manifest(job: Job, reencode: bool) -> Manifest | None:
@@ -17,10 +18,10 @@ def published_manifest(job: Job, reencode: bool) -> Manifest | None:
     """
     try:
         manifest = read_manifest(job.folder)
-    except Unreachable:
+    except Unreachable as error:
         if reencode:
             return None
-        raise
+        raise Unreachable(f"{error} To publish the stream anew, pass --reencode.") from None
     if manifest is None and not reencode and (job.folder / index_file.BASENAME).stat():
         raise RecipeError(
             f"stream {job.name}: {job.target} holds a stream without an mdsmix manifest, which convert would "
@@ -29,10 +30,24 @@ def published_manifest(job: Job, reencode: bool) -> Manifest | None:
     return manifest
 
 
-def refuse_replacing(job: Job, manifest: Manifest, sources: list[str]) -> None:
-    """RecipeError where the new stream would not be a new version of the old one, but another stream in its place."""
+def refuse_replacing(jobs: Sequence[tuple[Job, list[SourceFile]]], reencode: bool) -> None:
+    """RecipeError that names every stream which would be replaced by another one, not by its new version.
+
+    What `--limit` publishes is made to be thrown away.
+    """
+    sentences = []
+    for job, files in jobs:
+        old = None if job.limit else published_manifest(job, reencode)
+        if old and not reencode and (sentence := _why_not(job, old, [f.name for f in files])):
+            sentences.append(sentence)
+    if sentences:
+        raise RecipeError(" ".join(sentences))
+
+
+def _why_not(job: Job, manifest: Manifest, sources: list[str]) -> str | None:
+    """A sentence where the new stream would not be a new version of the old one, but another stream in its place."""
     if manifest.encoding.columns.keys() != job.encoding.columns.keys():
-        raise RecipeError(
+        return (
             f"stream {job.name} is published for the {manifest.encoding.loader} loader with the columns "
             f"{_listed(manifest.encoding.columns)}; the recipe now wants {_listed(job.encoding.columns)} for the "
             f"{job.encoding.loader} loader: all {manifest.records.read:,} records, {manifest.totals.tokens:,} tokens, "
@@ -40,10 +55,11 @@ def refuse_replacing(job: Job, manifest: Manifest, sources: list[str]) -> None:
         )
     old, new = {s.path for s in manifest.sources}, set(sources)
     if not old & new:
-        raise RecipeError(
+        return (
             f"stream {job.name}: {job.target} holds a stream made of {_listed(sorted(old))}, none of which is "
             f"among its sources now ({_listed(sorted(new))}); publish elsewhere, or pass --reencode to replace it."
         )
+    return None
 
 
 def _listed(names: Iterable[str]) -> str:

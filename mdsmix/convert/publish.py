@@ -8,7 +8,7 @@ from mdsmix import __version__
 from mdsmix.convert.assemble import JoinedRows
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
-from mdsmix.errors import MdsmixError, TooManyBadRecords
+from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.index import make_index, parse_index
@@ -73,7 +73,10 @@ def _is_whole(folder: Location, manifest: Manifest) -> bool:
     at = folder / index_file.BASENAME
     if at.stat() is None:
         return False
-    index = parse_index(at.read(), at.url)
+    try:
+        index = parse_index(at.read(), at.url)
+    except Unreachable:
+        return False  # damaged: it is written again
     sizes = {name: stat.size for name, stat in folder.list()}
     files = [shard.stored for shard in index.shards]
     return index.hash == manifest.index_hash and all(

@@ -49,24 +49,28 @@ class Options:
     "A published stream too is gone through, unit by unit: what a repair took away is made anew."
 
 
-def convert(recipe: Recipe, options: Options, watcher: Watcher) -> list[Outcome]:
-    """Converts and publishes every stream that has a source, or those that the options name."""
-    return [
-        _convert_stream(job, files, options, watcher)
-        for job, files in planned_jobs(recipe, options)
-    ]
+def convert(recipe: Recipe, options: Options, watcher: Watcher) -> Iterator[Outcome]:
+    """Converts and publishes every stream that has a source, or those that the options name, one by one.
+
+    What can be refused without reading a source is refused before the first stream is touched.
+    """
+    for job, files in planned_jobs(recipe, options):
+        yield _convert_stream(job, files, options, watcher)
 
 
-def planned_jobs(
-    recipe: Recipe, options: Options
-) -> Iterator[tuple[Job, list[sources.SourceFile]]]:
-    """Each stream's job and the files of its source, in the order of the recipe."""
-    streams = _chosen(recipe, options.only)
+def planned_jobs(recipe: Recipe, options: Options) -> list[tuple[Job, list[sources.SourceFile]]]:
+    """Each stream's job and the files of its source, in the order of the recipe; RecipeError where one may not be."""
+    streams = [(s, s.source) for s in _chosen(recipe, options.only) if s.source]
     tokenizer = open_tokenizer(recipe.tokenizer)
-    for stream in streams:
-        assert stream.source is not None
-        job = make_job(recipe, stream, tokenizer, options.limit)
-        yield job, sources.find(stream.source.path, recipe.folder)
+    jobs = [
+        (
+            make_job(recipe, stream, tokenizer, options.limit),
+            sources.find(source.path, recipe.folder),
+        )
+        for stream, source in streams
+    ]
+    refuse_replacing(jobs, options.reencode)
+    return jobs
 
 
 def _crew(job: Job, files: list[sources.SourceFile]) -> int:
@@ -98,8 +102,6 @@ def _convert_stream(
     if old and not options.again and is_published(job, old, _keys(job, known)):
         refuse_too_many_bad(job, old.records)
         return _outcome(job, old, [], began)
-    if old and not options.reencode:
-        refuse_replacing(job, old, [file.name for file in files])
     crew = options.workers or _crew(job, files)
     with lease(job.folder, watcher.say) as held:
         watcher.begin(job.name, sum(file.stat.size for file in files))

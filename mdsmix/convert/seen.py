@@ -47,15 +47,15 @@ class Seen:
         return Seen(path, known)
 
     def content(self, unit: Unit) -> Content | None:
-        return self.contents.get(_fingerprint(unit))
+        return self.contents.get(fingerprint(unit))
 
     def save(self, units: list[Unit], contents: list[Content]) -> None:
         """Remembers these units and forgets all others."""
-        entries = {_fingerprint(u): asdict(c) for u, c in zip(units, contents, strict=True)}
+        entries = {fingerprint(u): asdict(c) for u, c in zip(units, contents, strict=True)}
         with suppress(Unreachable):  # the stream is published; all that is lost is a reading
             keep_in_cache(self.path, orjson.dumps(entries))
 
 
-def _fingerprint(unit: Unit) -> str:
+def fingerprint(unit: Unit) -> str:
     files = [[f.location.url, f.stat.size, f.stat.stamp] for f in unit.files]
     return xxhash.xxh128_hexdigest(orjson.dumps([files, unit.start, unit.end]))

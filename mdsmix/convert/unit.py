@@ -17,6 +17,7 @@ from mdsmix.convert.encoders import open_encoder
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
 from mdsmix.convert.quarantine import described, keep
+from mdsmix.convert.seen import fingerprint
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.base import Encoded
 from mdsmix.shards.manifest import Records
@@ -40,7 +41,8 @@ class UnitResult:
 
 def convert_unit(job: Job, unit: Unit, limit: int | None, told: Told) -> UnitResult:
     """Does what is not done of the unit; `told` hears of source bytes read and tokens made."""
-    content = content_hash(unit)
+    # A first look must not read the whole source: it knows files by their size and stamp.
+    content = fingerprint(unit) if limit else content_hash(unit)
     if has_one_window(unit) and (record := find_record(job, content, 0)):
         told(record.size, 0)
         return UnitResult(content=content, windows=(0,), records=[record], reused=1)
@@ -128,8 +130,7 @@ _backends: dict[tuple[str, str, str], Backend] = {}
 
 
 def _backend(job: Job) -> Backend:
-    """Opened once per process and stream: loading a tokenizer of 128,000 ids takes half a second, and a fast backend is
-    to be proved on each stream."""
+    """Opened once per process and stream: loading a tokenizer of 128,000 ids takes half a second."""
     key = (job.target, job.tokenizer.path, job.backend)
     if key not in _backends:
         _backends[key] = open_backend(job.tokenizer, job.backend)

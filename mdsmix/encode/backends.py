@@ -1,7 +1,7 @@
 """Texts -> token ids, by the reference tokenizer or by a faster one that is proved equal to it.
 
 The reference is Hugging Face `tokenizers` on the snapshot's tokenizer.json: about 3 MB/s a core. `fastokens` gives the
-same ids at about 50 MB/s a core and without a Python object per token, but only for byte-level BPE tokenizers, and it is
+same ids at 170-260 MB/s a core and without a Python object per token, but only for byte-level BPE tokenizers, and it is
 young: so `auto` compares it with the reference on hard strings first, and while it runs on one text in a thousand, two of
 a batch that would have none. One difference raises `Unequal`: the caller then does the whole stream with the reference.
 """
@@ -26,8 +26,8 @@ SAMPLE = 2
 "Texts that are compared of a batch in which no hash says so. Never by what a process did before: the manifest counts them."
 HASHED_CHARACTERS = 256
 "The part of a text whose hash decides: hashing whole texts cost 3 % of a conversion."
-SAMPLE_CHARACTERS = 4096
-"A compared text is cut here, so that one huge document does not stop a run for minutes."
+SAMPLE_CHARACTERS = 1 << 14
+"Up to here the very ids that are used are compared; of a longer text, so that it does not stop a run, this much apart."
 
 
 class Backend(Protocol):
@@ -103,24 +103,31 @@ class Proved:
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         ids = self.fast.encode(texts, match_special)
-        hashes = [xxhash.xxh3_64_intdigest(text[:HASHED_CHARACTERS]) for text in texts]
-        chosen = [text for text, h in zip(texts, hashes, strict=True) if h % ONE_IN == 0]
-        chosen = chosen or [texts[row] for row in np.argsort(hashes)[:SAMPLE]]
-        if chosen:
-            self._compare([t[:SAMPLE_CHARACTERS] for t in chosen], match_special)
+        chosen = _chosen(texts)
+        whole = [row for row in chosen if len(texts[row]) <= SAMPLE_CHARACTERS]
+        cut = [texts[row][:SAMPLE_CHARACTERS] for row in chosen if row not in whole]
+        self._compare([texts[row] for row in whole], [ids[row] for row in whole], match_special)
+        self.prove(cut, match_special)
         return ids
 
-    def prove(self, texts: Sequence[str]) -> None:
-        """Compares in both ways of treating special tokens."""
-        for match_special in (False, True):
-            self._compare(texts, match_special)
+    def prove(self, texts: Sequence[str], match_special: bool) -> None:
+        """Compares on texts of no batch."""
+        ids = self.fast.encode(texts, match_special)
+        self._compare(texts, [ids[row] for row in range(len(texts))], match_special)
 
-    def _compare(self, texts: Sequence[str], match_special: bool) -> None:
-        ours, true = (b.encode(texts, match_special) for b in (self.fast, self.reference))
+    def _compare(self, texts: Sequence[str], ids: Sequence[Any], match_special: bool) -> None:
+        true = self.reference.encode(texts, match_special)
         for row, text in enumerate(texts):
-            if not np.array_equal(ours[row], true[row]):
+            if not np.array_equal(ids[row], true[row]):
                 raise Unequal(self.label, text)
         self.compared += len(texts)
+
+
+def _chosen(texts: Sequence[str]) -> list[int]:
+    """The rows that their hashes choose, or a few where they choose none: the texts alone decide."""
+    hashes = [xxhash.xxh3_64_intdigest(text[:HASHED_CHARACTERS]) for text in texts]
+    chosen = [row for row, value in enumerate(hashes) if value % ONE_IN == 0]
+    return chosen or [int(row) for row in np.argsort(hashes)[:SAMPLE]]
 
 
 def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
@@ -142,12 +149,13 @@ def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
 
 
 def _proved(tokenizer: Tokenizer, backend: Proved, name: str) -> Backend:
-    """Hard strings are compared once per tokenizer and backend version; a mark in the cache remembers."""
+    """Hard strings are compared once per tokenizer and versions; a mark in the cache remembers."""
     mark = _mark(tokenizer, backend.label, "equal")
     if mark.exists():
         return backend
     try:
-        backend.prove(hard_strings(tokenizer))
+        for match_special in (False, True):
+            backend.prove(hard_strings(tokenizer), match_special)
     except Unequal as unequal:
         remember_unequal(tokenizer, unequal)
         if name == "auto":
@@ -171,7 +179,8 @@ def is_unequal(tokenizer: Tokenizer, label: str) -> bool:
 
 
 def _mark(tokenizer: Tokenizer, label: str, verdict: str) -> Any:
-    return cache_folder() / "backends" / f"{tokenizer.hash}-{label.replace(' ', '-')}.{verdict}"
+    compared = f"{label}-tokenizers-{version('tokenizers')}".replace(" ", "-")
+    return cache_folder() / "backends" / f"{tokenizer.hash}-{compared}.{verdict}"
 
 
 def hard_strings(tokenizer: Tokenizer) -> list[str]:

@@ -109,5 +109,5 @@ def _rooted(section: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _absolute(url: Any, folder: Path) -> str:
     text = str(url)
     if "://" in text:
-        return text.rstrip("/")
+        return text if text.endswith("://") else text.rstrip("/")
     return os.path.normpath(folder / os.path.expanduser(text))

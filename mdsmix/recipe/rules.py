@@ -76,6 +76,7 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
             f"source names the fields {', '.join(stream.source.shape) or 'none'}; {stream.kind} reads "
             + ("text." if stream.kind == "pretraining" else "prompt and response, or messages.")
         )
+    yield from _foreign_keys(stream, stream.source)
     yield from _loader_contradictions(recipe, stream, stream.source)
     yield from _number_contradictions(recipe, stream)
 
@@ -98,14 +99,24 @@ def _loader_contradictions(recipe: Recipe, stream: StreamSpec, source: SourceSpe
                 "layout: document needs add_eos: true under the finetuning loader, which would else add an EOS "
                 "that the data does not hold and train on it."
             )
-    if stream.columns == "compact":
-        if source.shape != ("messages",):
-            yield "columns: compact is for messages; prompt/response is written compactly already."
-        if (recipe.target_prompts, recipe.target_responses) != ("none", "last"):
-            yield (
-                "columns: compact holds only what target_prompts: none and target_responses: last train on; "
-                f"the recipe says {recipe.target_prompts}/{recipe.target_responses}: use columns: turns."
-            )
+    policies = (recipe.target_prompts, recipe.target_responses)
+    if stream.columns == "compact" and policies != ("none", "last"):
+        yield (
+            "columns: compact holds only what target_prompts: none and target_responses: last train on; "
+            f"the recipe says {'/'.join(policies)}: use columns: turns."
+        )
+
+
+def _foreign_keys(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
+    """Keys of another kind of stream, which would change nothing."""
+    plain = StreamSpec(name=stream.name)
+    of_text = ("layout", "add_bos", "add_eos", "min_tokens", "max_tokens")
+    of_messages = ("columns", "date_string")
+    foreign = [] if stream.kind == "pretraining" else [*of_text]
+    foreign += [] if source.messages else [*of_messages]
+    for key in foreign:
+        if getattr(stream, key) != getattr(plain, key):
+            yield f"{key} is for {'pretraining' if key in of_text else 'messages'}; take it out, it would change nothing."
 
 
 def _number_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:

@@ -85,7 +85,7 @@ class WeightSpec:
 class Recipe:
     """The whole run. Paths are absolute, or URLs."""
 
-    folder: Path
+    folder: Path = field(metadata={"set by": "the reader"})
     "Where the recipe lies."
     tokenizer: TokenizerSpec
     max_seq_len: int
@@ -105,7 +105,8 @@ class Recipe:
     @property
     def loader(self) -> str:
         """The one dial, `text` or `finetuning`: it decides the columns of every stream."""
-        plain = all(s.kind == "pretraining" for s in self.streams.values())
+        kinds = {s.kind for s in self.streams.values() if s.kind}
+        plain = kinds == {"pretraining"}
         return str(self.train_loader.get("name", "text" if plain else "finetuning"))
 
     @property

@@ -7,6 +7,7 @@ shard. Unknown top-level keys are ignored, as Streaming ignores them. Source: st
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -20,6 +21,8 @@ from mdsmix.shards.mds import Layout
 from mdsmix.storage import Location
 
 BASENAME = "index.json"
+LIMITED = re.compile(r"limit-\d+")
+"What `convert --limit` publishes beside the splits: a first look."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +120,9 @@ def find_published(at: Location) -> Location:
     found = [
         n.removesuffix(f"/{BASENAME}") for n, _ in at.list(recursive=True) if _is_split_index(n)
     ]
-    if len(found) == 1:
-        return at / found[0]
+    whole = [name for name in found if not LIMITED.fullmatch(name)]
+    if len(whole or found) == 1:
+        return at / (whole or found)[0]
     if not found:
         raise Unreachable(
             f"{at} holds no published stream: neither it nor a folder in it has an {BASENAME}."
