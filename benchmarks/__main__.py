@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks import corpus, report
 from benchmarks.contenders import HERE, Place, contenders
 from benchmarks.figures import figures
-from benchmarks.rounds import FULL, QUICK, entries, timed, warm_up
+from benchmarks.rounds import FULL, QUICK, attempt, entries, timed, warm_up
 
 ROOT = HERE.parent
 
@@ -25,11 +25,11 @@ def main() -> None:
     found = entries(place, plan, [c for c in chosen if c.is_here(place)])
     for entry in found:
         _say(f"warming up {entry.contender.kind}: {entry.contender.name}")
-        warm_up(place, entry)
+        attempt(warm_up, place, entry)
     for number in range(arguments.rounds or plan.rounds):
         for entry in found:
-            timed(place, entry)
-            _say(f"round {number + 1} {entry.contender.name}: {entry.runs[-1].wall:.1f} s")
+            _say(f"round {number + 1} {entry.contender.kind}: {entry.contender.name}")
+            attempt(timed, place, entry)
     missing = [c for c in chosen if not c.is_here(place)]
     command = "make bench BENCH=--quick" if arguments.quick else "make bench"
     text = report.text(place, found, missing, figures(place, found), command)

@@ -144,13 +144,14 @@ def _tokenizers() -> Contender:
 def _script(
     tool: str, count: Callable[[Path], int], name: str, *arguments: str, fast: bool = False
 ) -> Contender:
+    def command(place: Place, source: Path, out: Path) -> Sequence[str | Path]:
+        python, script = place.others / "bin/python", HERE / f"others/run_{tool}.py"
+        return [python, script, source, place.tokenizer, out, *arguments]
+
     return Contender(
         name=name,
         kind="documents",
-        command=lambda place, source, out: [
-            *(place.others / "bin/python", HERE / f"others/run_{tool}.py"),
-            *(source, place.tokenizer, out, *arguments),
-        ],
+        command=command,
         count=count,
         is_fast=fast,
         holds="flat files, not MDS",

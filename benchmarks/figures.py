@@ -86,7 +86,7 @@ def _memory(place: Place, entries: list[Entry]) -> list[Figure]:
 
 def _worker_start(place: Place) -> Figure:
     """From the call until a worker has its tokenizer open."""
-    argv = [sys.executable, HERE / "worker_start.py", place.tokenizer]
+    argv: list[str | Path] = [sys.executable, HERE / "worker_start.py", place.tokenizer]
     found = []
     for _ in range(REPEATS):
         measure(argv, environment(place), place.work / "log")

@@ -97,10 +97,11 @@ def _table(entries: list[Entry]) -> str:
 
 
 def _cells(entry: Entry, ours: Entry | None) -> list[str]:
-    size, wall = entry.bytes / MB, entry.wall
+    size = entry.bytes / MB
     name = entry.contender.name + ("" if entry.contender.is_fast else " \\*")
-    if entry.is_wrong:
-        return [name, f"{size:,.0f}", *"-" * 8, f"WRONG: {entry.tokens:,}, not {entry.expected:,}"]
+    if entry.fault:
+        return [name, f"{size:,.0f}", *"-" * 8, entry.fault]
+    wall = entry.wall
     return [
         name,
         f"{size:,.0f}",
@@ -118,7 +119,8 @@ def _cells(entry: Entry, ours: Entry | None) -> list[str]:
 
 def _ours(entries: list[Entry]) -> Entry | None:
     """Everything is compared with the default: a process per core, the default columns."""
-    return next((e for e in entries if e.contender.name == "mdsmix, 2 processes"), None)
+    sound = (e for e in entries if not e.fault)
+    return next((e for e in sound if e.contender.name == "mdsmix, 2 processes"), None)
 
 
 def _times(ours: Entry, other: Entry) -> float:
@@ -159,7 +161,7 @@ def _command(place: Place, entry: Entry) -> str:
 def _goals(entries: list[Entry], figures: Iterable[Figure]) -> str:
     rows = []
     for kind, name, least in GOALS:
-        chosen = [e for e in entries if e.contender.kind == kind and not e.is_wrong]
+        chosen = [e for e in entries if e.contender.kind == kind and not e.fault]
         ours = _ours(chosen)
         for other in chosen if ours else []:
             if name in other.contender.name and ours:

@@ -41,7 +41,7 @@ class Plan:
         return corpus.source(place.work, contender.kind, self.slow, files)
 
 
-FULL = Plan(documents=2000 * MB, finetuning=530 * MB, slow=30 * MB, rounds=3)
+FULL = Plan(documents=2000 * MB, finetuning=530 * MB, slow=25 * MB, rounds=3)
 QUICK = Plan(documents=515 * MB, finetuning=265 * MB, slow=6 * MB, rounds=1)
 
 
@@ -60,14 +60,21 @@ class Entry:
     starts: list[Run] = field(default_factory=list)
     "On a few records; one for each of the runs, and just before it."
     runs: list[Run] = field(default_factory=list)
+    failed: str = ""
+    "The last words of a command that ended with an error; it is not run again."
 
     @property
     def bytes(self) -> int:
         return sum(path.stat().st_size for path in self.source.glob("*.jsonl"))
 
     @property
-    def is_wrong(self) -> bool:
-        return not 0 <= self.expected - self.tokens <= self.contender.may_lose
+    def fault(self) -> str:
+        """Why it gets no figures, if it gets none."""
+        if self.failed:
+            return f"FAILED: {self.failed}"
+        if 0 <= self.expected - self.tokens <= self.contender.may_lose:
+            return ""
+        return f"WRONG: {self.tokens:,} tokens, not {self.expected:,}"
 
     @property
     def wall(self) -> float:
@@ -112,6 +119,15 @@ def published(place: Place, kind: str, source: Path) -> Path:
 
 def _expected(place: Place, kind: str, source: Path) -> int:
     return outputs.mdsmix(published(place, kind, source).with_suffix(""))
+
+
+def attempt(step: Callable[[Place, Entry], None], place: Place, entry: Entry) -> None:
+    """One tool that fails does not cost the others their measurements."""
+    try:
+        if not entry.failed:
+            step(place, entry)
+    except RuntimeError as error:
+        entry.failed = str(error).strip().splitlines()[-1]
 
 
 def warm_up(place: Place, entry: Entry) -> None:
