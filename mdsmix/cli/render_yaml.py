@@ -45,8 +45,11 @@ def render_yaml(
     from mdsmix.cli.check import print_findings
     from mdsmix.errors import MixRefused
     from mdsmix.mix.check import findings, is_refused, verdict
+    from mdsmix.mix.output import require_place, write
     from mdsmix.mix.render import render
 
+    if target := out or into:
+        require_place(target)
     mix, text = render(recipe, overrides or [], into)
     found = findings(mix)
     print_findings(found, to_stderr=True)
@@ -57,15 +60,9 @@ def render_yaml(
         from mdsmix.mix.validate import validate as draw
 
         drawn = draw(text)
-    _write(text, out or into)
-    wrote = f"; wrote {out or into}" if out or into else ""
-    typer.echo("\n".join(filter(None, [f"{verdict(mix, found)}{wrote}", drawn])), err=True)
-
-
-def _write(text: str, target: str | None) -> None:
-    if target is None:
+    if target:
+        write(target, text)
+    else:
         typer.echo(text, nl=False)
-        return
-    from mdsmix.storage import locate
-
-    locate(target).write(text.encode())
+    wrote = f"; wrote {target}" if target else ""
+    typer.echo("\n".join(filter(None, [f"{verdict(mix, found)}{wrote}", drawn])), err=True)

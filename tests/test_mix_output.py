@@ -1,0 +1,81 @@
+"""A file that a user named stays what it is: a link, a FIFO, a device, a mode; and is whole or as it was."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.mix.output import require_place, write
+
+
+def test_a_symlink_is_followed_and_the_mode_is_kept(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.yaml", tmp_path / "link.yaml"
+    real.write_text("old")
+    real.chmod(0o640)
+    link.symlink_to("real.yaml")
+    write(str(link), "new")
+    assert (link.is_symlink(), real.read_text()) == (True, "new")
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert sorted(os.listdir(tmp_path)) == ["link.yaml", "real.yaml"]
+
+
+def test_a_link_to_a_file_that_is_not_there_makes_that_file(tmp_path: Path) -> None:
+    (tmp_path / "link.yaml").symlink_to("real.yaml")
+    write(str(tmp_path / "link.yaml"), "new")
+    assert (tmp_path / "real.yaml").read_text() == "new"
+    assert (tmp_path / "link.yaml").is_symlink()
+
+
+def test_a_new_file_has_the_mode_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    write(str(tmp_path / "new.yaml"), "new")
+    assert (tmp_path / "new.yaml").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_fifo_is_written_into_and_stays_one(tmp_path: Path) -> None:
+    fifo, got = tmp_path / "fifo", []
+    os.mkfifo(fifo)
+    reader = threading.Thread(target=lambda: got.append(fifo.read_text()))
+    reader.start()
+    write(str(fifo), "new" * 100_000)
+    reader.join()
+    assert got == ["new" * 100_000]
+    assert fifo.is_fifo()
+
+
+@pytest.mark.parametrize("mode", ["w", "a"])
+def test_stdout_by_its_name_is_the_file_that_the_shell_opened(tmp_path: Path, mode: str) -> None:
+    target = tmp_path / "out.yaml"
+    target.write_text("before\n")
+    program = "from mdsmix.mix.output import write; write('/dev/stdout', 'new\\n')"
+    with target.open(mode) as out:
+        subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
+    assert target.read_text() == ("new\n" if mode == "w" else "before\nnew\n")
+
+
+@pytest.mark.parametrize(("name", "says"), [("no/x.yaml", "no folder"), ("", "is a folder")])
+def test_a_folder_is_neither_made_nor_written_over(tmp_path: Path, name: str, says: str) -> None:
+    for refuse in (require_place, lambda target: write(target, "new")):
+        with pytest.raises(RecipeError, match=says):
+            refuse(str(tmp_path / name))
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "x.yaml"
+    target.write_text("old")
+
+    def full(descriptor: int, mode: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fchmod", full)
+    with pytest.raises(Unreachable, match="No space left"):
+        write(str(target), "new")
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["x.yaml"]
