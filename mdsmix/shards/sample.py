@@ -71,12 +71,13 @@ def decode_sample(shard: Shard, data: bytes) -> dict[str, Any]:
         raise ValueError(f"a sample of {len(data)} bytes says that its columns have {sum(sizes)}")
     sample = {}
     for (name, encoding), size in zip(shard.columns.items(), sizes, strict=True):
-        sample[name] = _decoded(encoding, data[position : position + size])
+        sample[name] = decode_value(encoding, data[position : position + size])
         position += size
     return sample
 
 
-def _decoded(encoding: str, data: bytes) -> Any:
+def decode_value(encoding: str, data: bytes) -> Any:
+    """One value of a column: ndarray, str, number, JSON value, or bytes."""
     kind, *settings = encoding.split(":")
     if kind == "ndarray":
         return _array(settings, data)

@@ -1,0 +1,67 @@
+"""`mdsmix verify`: is a published stream whole?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from mdsmix.shards.verify import Report
+
+DAMAGED = 3
+
+
+def verify(
+    stream: Annotated[
+        str, typer.Argument(help="A published stream: a folder or s3:// URL.", show_default=False)
+    ],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Presence and sizes only, by one listing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Say whether STREAM is what its index and manifest say: every shard is read, hashed, decoded and counted.
+
+    One line for each fault, with its fix. Exit code 3: the stream may not be used; 4: it could not be looked at.
+    """
+    from mdsmix.report.progress import watching
+    from mdsmix.shards import verify as shards
+    from mdsmix.shards.index import find_published
+    from mdsmix.storage import locate
+
+    folder = find_published(locate(stream))
+    with watching() as watcher:
+        report = shards.verify(folder, quick=quick, begin=watcher.begin, told=watcher.told)
+    _print(report, quick, as_json)
+    if report.faults:
+        raise typer.Exit(DAMAGED)
+
+
+def _print(report: Report, quick: bool, as_json: bool) -> None:
+    if as_json:
+        from dataclasses import asdict
+
+        import orjson
+
+        typer.echo(orjson.dumps(asdict(report), option=orjson.OPT_INDENT_2).decode())
+        return
+    for fault in report.faults:
+        typer.echo(f"fault {fault}")
+    typer.echo(_verdict(report, quick))
+
+
+def _verdict(report: Report, quick: bool) -> str:
+    held = f"{report.stream}: {report.shards:,} shards, {report.samples:,} samples, {report.bytes:,} bytes"
+    if report.faults:
+        return f"{held}: {len(report.faults)} faults, the stream may not be used"
+    looked = "names and sizes are right" if quick else "whole"
+    notes = [
+        f"; {number:,} shards {what}"
+        for number, what in (
+            (report.undecoded, "were hashed and not decoded, for want of their decompressor"),
+            (0 if quick else report.unhashed, "have no hash in the index"),
+        )
+        if number
+    ]
+    return f"{held}: {looked}{''.join(notes)}"

@@ -1,0 +1,54 @@
+"""A whole shard decoded to see whether it can be, and counted: numbers and arrays all at once, text and JSON one by one.
+
+Pickles and images stay bytes, since a check must never run what a shard holds.
+"""
+
+from __future__ import annotations
+
+import json
+
+from mdsmix.shards.cells import array_dtype, cells, payload
+from mdsmix.shards.index import Shard
+from mdsmix.shards.manifest import Totals, histogram
+from mdsmix.shards.sample import decode_value
+from mdsmix.shards.tokens import token_columns, tokens_of
+from mdsmix.shards.whole import Samples
+
+_ONE_BY_ONE = ("str", "str_int", "str_float", "json", "ndarray")
+
+
+def decode(shard: Shard, samples: Samples) -> Totals | None:
+    """What the samples of a shard come to, None where they hold no ids; an error says what does not decode."""
+    _check_settings(shard, samples)
+    counted = token_columns(shard)
+    for part in cells(shard, samples):
+        kind = part.column.encoding.split(":")[0]
+        if part.column.name in counted or kind not in _ONE_BY_ONE:
+            continue
+        if array_dtype(part.column):
+            payload(samples, part)
+            continue
+        for start, stop in zip(part.starts.tolist(), part.stops.tolist(), strict=True):
+            decode_value(part.column.encoding, samples.data[start:stop])
+    tokens = tokens_of(shard, samples)
+    if tokens is None:
+        return Totals() if counted else None
+    ids, lengths = tokens.ids.values, tokens.ids.lengths
+    return Totals(
+        samples=len(samples),
+        tokens=len(ids),
+        largest_id=int(ids.max()) if len(ids) else -1,
+        longest=int(lengths.max()),
+        lengths=histogram(lengths),
+    )
+
+
+def _check_settings(shard: Shard, samples: Samples) -> None:
+    """A shard says itself which columns it has, between its table of samples and the first of them."""
+    head = samples.data[4 * (len(samples) + 2) : int(samples.offsets[0])]
+    said = json.loads(head)
+    for what in ("column_names", "column_encodings", "column_sizes"):
+        if said[what] != getattr(shard, what):
+            raise ValueError(
+                f"its {what} are {said[what]}, and its index says {getattr(shard, what)}"
+            )

@@ -1,0 +1,365 @@
+"""Whatever is not as the index and the manifest say is one fault that names it; what is whole has none."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import xxhash
+import zstandard
+
+from mdsmix.errors import Unreachable
+from mdsmix.shards import verify as module
+from mdsmix.shards.index import read_index
+from mdsmix.shards.verify import Report, verify
+from mdsmix.storage import locate
+from mdsmix.storage.local import LocalPath
+from tests.converting import (
+    chats,
+    documents,
+    mdsmix,
+    pairs,
+    run_recipe,
+    windows,
+    write_jsonl,
+    write_recipe,
+)
+from tests.published import publish
+
+PAIR = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
+
+
+def look(folder: Path, quick: bool = False) -> Report:
+    return verify(locate(folder), quick=quick, begin=lambda *_: None, told=lambda *_: None)
+
+
+def faults(folder: Path, quick: bool = False) -> list[tuple[str, str]]:
+    return [(fault.file, fault.problem) for fault in look(folder, quick).faults]
+
+
+@pytest.fixture
+def web(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pretraining stream of three shards and more."""
+    windows(monkeypatch, 2000)
+    records = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
+    source = write_jsonl(tmp_path / "a.jsonl", records)
+    streams = {"web": documents(source, layout="document")}
+    run_recipe(write_recipe(tmp_path, tokenizer_folder, streams=streams))
+    return tmp_path / "out" / "web" / "train"
+
+
+def shards(folder: Path) -> list[Path]:
+    return [folder / shard.stored.basename for shard in read_index(locate(folder)).shards]
+
+
+def edit(path: Path, change: Callable[[Any], None]) -> None:
+    tree = json.loads(path.read_bytes())
+    change(tree)
+    path.write_bytes(orjson.dumps(tree, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS))
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x55
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_what_convert_publishes_is_whole(
+    tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path, compression: str | None
+) -> None:
+    """All layouts, columns and loaders: every total of the manifest is the one counted from the bytes."""
+    plain = {
+        "web": documents(corpus_folder / "web.jsonl.zst"),
+        "docs": documents(corpus_folder / "docs.jsonl", layout="document"),
+    }
+    tuned = {
+        "faq": pairs(corpus_folder / "faq.jsonl"),
+        "chat": chats(corpus_folder / "chat.jsonl"),
+        "flat": chats(corpus_folder / "chat.jsonl", columns="compact"),
+    }
+    for loader, streams in (("text", plain), ("finetuning", plain | tuned)):
+        folder = tmp_path / loader
+        folder.mkdir()
+        settings: dict[str, Any] = {"streams": streams, "train_loader": {"name": loader}}
+        recipe = write_recipe(
+            folder, tokenizer_folder, max_seq_len=64, compression=compression, **settings
+        )
+        for outcome in run_recipe(recipe):
+            report = look(Path(outcome.target))
+            assert report.faults == ()
+            assert (report.undecoded, report.unhashed) == (0, 0)
+            assert report.samples == outcome.manifest.totals.samples > 0
+
+
+def test_every_damaged_shard_is_named_once_with_what_was_expected_and_found(web: Path) -> None:
+    gone, cut, flipped, *rest = shards(web)
+    assert rest
+    gone.unlink()
+    size = cut.stat().st_size
+    os.truncate(cut, size - 1)
+    flip(flipped, -1)
+    found = dict(faults(web))
+    assert found.keys() == {gone.name, cut.name, flipped.name}
+    assert found[gone.name].endswith("found no such file")
+    assert found[cut.name] == f"expected {size:,} bytes, found {size - 1:,}"
+    assert "xxh128" in found[flipped.name]
+    assert flipped.stem in found[flipped.name]
+    assert faults(web, quick=True) == [(n, p) for n, p in faults(web) if n != flipped.name]
+    assert all(f"mdsmix repair {web} --recipe RECIPE" in str(f) for f in look(web).faults)
+
+
+def test_quick_reads_no_shard(web: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = LocalPath.read
+
+    def only_small(self: LocalPath, *arguments: Any) -> bytes:
+        assert not self.name.endswith(".mds")
+        return read(self, *arguments)
+
+    monkeypatch.setattr(LocalPath, "read", only_small)
+    assert faults(web, quick=True) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("tokens", 7), ("largest_id", 1), ("longest", 9), ("lengths", {"2^1": 60})],
+)
+def test_totals_that_the_bytes_contradict(web: Path, key: str, value: Any) -> None:
+    edit(web / "mdsmix.manifest", lambda tree: tree["totals"].update({key: value}))
+    ((file, problem),) = faults(web)
+    assert file == "mdsmix.manifest"
+    assert problem.startswith(f"expected {key} {value}, counted ")
+    assert faults(web, quick=True) == []
+
+
+def test_sums_that_do_not_add_up(web: Path) -> None:
+    edit(web / "mdsmix.manifest", lambda tree: tree["parts"][0].update(samples=9_999))
+    (problem,) = [problem for _, problem in faults(web, quick=True)]
+    assert "samples in part" in problem
+    edit(web / "mdsmix.manifest", lambda tree: tree["parts"].pop())
+    edit(web / "mdsmix.manifest", lambda tree: tree["totals"].update(samples=1))
+    edit(web / "mdsmix.manifest", lambda tree: tree["records"].update(read=1))
+    problems = [problem for _, problem in faults(web, quick=True)]
+    assert [problem.split()[:3] for problem in problems] == [
+        ["expected", "1", "samples"],
+        ["expected", "as", "many"],
+        ["expected", problems[2].split()[1], "shards"],
+    ]
+
+
+def test_an_index_that_is_not_the_manifests_is_one_fault(web: Path) -> None:
+    edit(web / "index.json", lambda tree: tree["shards"].pop())
+    ((file, problem),) = faults(web)
+    assert file == "index.json"
+    assert "publication was interrupted" in problem
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[" * 10_000, b'{"shards": [{"version": 2}]}'])
+def test_an_index_or_a_manifest_that_cannot_be_read(web: Path, content: bytes) -> None:
+    index = (web / "index.json").read_bytes()
+    (web / "index.json").write_bytes(content)
+    ((file, _),) = faults(web)
+    assert file == "index.json"
+    (web / "index.json").write_bytes(index)
+    (web / "mdsmix.manifest").write_bytes(content)
+    ((file, _),) = faults(web)
+    assert file == "mdsmix.manifest"
+
+
+def test_one_file_named_twice(tmp_path: Path) -> None:
+    home = publish(tmp_path, {"text": "str"}, [{"text": "a"}] * 2, shards=2) / "train"
+    edit(home / "index.json", lambda tree: tree["shards"].append(tree["shards"][0]))
+    assert faults(home) == [("shard.00000.mds", "expected once in the index, found 2 times")]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_stream_of_another_tool_is_held_against_its_index(
+    tmp_path: Path, compression: str | None
+) -> None:
+    columns = {"image": "bytes", "text": "str", "x": "json"}
+    row = {"image": b"\xff", "text": "ä", "x": [1]}
+    home = publish(tmp_path, columns, [row] * 5, shards=2, compression=compression) / "train"
+    assert look(home).faults == ()
+    flip(shards(home)[1], 40)
+    ((file, problem),) = faults(home)
+    assert file == shards(home)[1].name
+    assert "xxh128" in problem
+    assert "the tool that made it" in str(look(home).faults[0])
+
+
+def _without_hashes(home: Path) -> None:
+    def forget(tree: Any) -> None:
+        for shard in tree["shards"]:
+            for file in (shard["raw_data"], shard["zip_data"]):
+                if file:
+                    file["hashes"] = {}
+
+    edit(home / "index.json", forget)
+
+
+@pytest.mark.parametrize(
+    ("columns", "row"),
+    [
+        ({"text": "str", "x": "json"}, {"text": "a text", "x": {"a": [1, 2]}}),
+        (PAIR, {"input_ids": [5, 6], "labels": [7]}),
+        ({"tokens": "ndarray:uint16:4"}, {"tokens": [1, 2, 3, 4]}),
+        ({"turns": "json"}, {"turns": [{"input_ids": [5, 6], "labels": [7, 0]}]}),
+    ],
+)
+def test_no_flipped_byte_of_a_stream_without_hashes_brings_it_down(
+    tmp_path: Path, columns: Mapping[str, str], row: Mapping[str, Any]
+) -> None:
+    """Each is a fault, or bytes of the same layout, which nothing can tell from the true ones."""
+    home = publish(tmp_path, columns, [row] * 2) / "train"
+    _without_hashes(home)
+    assert look(home).unhashed == 1
+    (shard,) = shards(home)
+    whole = shard.read_bytes()
+    found = 0
+    for at in range(len(whole)):
+        shard.write_bytes(whole)
+        flip(shard, at)
+        problems = faults(home)
+        assert len(problems) <= 1
+        found += len(problems)
+        if at < 16:
+            assert problems, "the table of samples has no byte to spare"
+    assert found > 16
+
+
+def test_the_size_of_an_array_is_held_against_its_shape(tmp_path: Path) -> None:
+    home = publish(tmp_path, PAIR, [{"input_ids": [5, 6], "labels": [7, 8]}]) / "train"
+    _without_hashes(home)
+    (shard,) = shards(home)
+    data = bytearray(shard.read_bytes())
+    head = data.index(b"\x05\x02\x00")
+    data[head + 1] = 3
+    shard.write_bytes(data)
+    ((_, problem),) = faults(home)
+    assert problem == (
+        "the array in column input_ids of sample 0 has 8 bytes, and its shape says 12"
+    )
+
+
+def test_arrays_of_several_dimensions(tmp_path: Path) -> None:
+    """Streaming writes a shape of any rank in front of its values."""
+    home = publish(tmp_path, {"x": "bytes"}, [{"x": b"\x08\x02\x03" + bytes(12)}]) / "train"
+    _without_hashes(home)
+    (shard,) = shards(home)
+    shard.write_bytes(shard.read_bytes().replace(b'"bytes"', b'"ndarray:int16"'))
+
+    def rename(tree: Any) -> None:
+        tree["shards"][0]["column_encodings"] = ["ndarray:int16"]
+        tree["shards"][0]["raw_data"]["bytes"] = shard.stat().st_size
+
+    grown = len(b'"ndarray:int16"') - len(b'"bytes"')
+    data = bytearray(shard.read_bytes())
+    offsets = np.frombuffer(data, "<u4", 2, 4) + grown
+    data[4:12] = offsets.astype("<u4").tobytes()
+    shard.write_bytes(data)
+    edit(home / "index.json", rename)
+    assert look(home).faults == ()
+    flip(shard, len(data) - 14)
+    ((_, problem),) = faults(home)
+    assert "its shape says" in problem
+
+
+def test_a_shard_that_says_other_columns_than_its_index(tmp_path: Path) -> None:
+    home = publish(tmp_path, {"text": "str"}, [{"text": "a"}]) / "train"
+    _without_hashes(home)
+    edit(home / "index.json", lambda t: t["shards"][0].update(column_encodings=["bytes"]))
+    ((_, problem),) = faults(home)
+    assert "column_encodings" in problem
+
+
+def _repacked(home: Path, packed: bytes, **changes: Any) -> None:
+    """The only shard of the stream stored as these bytes."""
+    (shard,) = shards(home)
+    shard.write_bytes(packed)
+    value = xxhash.xxh128_hexdigest(packed)
+
+    def rename(tree: Any) -> None:
+        tree["shards"][0]["zip_data"].update(bytes=len(packed), hashes={"xxh128": value})
+        tree["shards"][0].update(changes)
+
+    edit(home / "index.json", rename)
+
+
+def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    home = publish(tmp_path, {"text": "str"}, [{"text": "a"}], compression="zstd") / "train"
+    packer = zstandard.ZstdCompressor().compressobj()
+    packed = b"".join(packer.compress(bytes(1 << 24)) for _ in range(64)) + packer.flush()
+    assert len(packed) < 1 << 20
+    _repacked(home, packed)
+    ((_, problem),) = faults(home)
+    assert "decompressed it is not the" in problem
+
+
+def test_a_compression_that_mdsmix_cannot_undo_is_hashed_and_told(tmp_path: Path) -> None:
+    home = publish(tmp_path, {"text": "str"}, [{"text": "a"}], compression="zstd") / "train"
+    _repacked(home, b"packed by another", compression="br:11")
+    assert (look(home).faults, look(home).undecoded) == ((), 1)
+    answer = mdsmix("verify", home)
+    assert answer.code == 0
+    assert "1 shards were hashed and not decoded" in answer.out
+    flip(shards(home)[0], 3)
+    assert len(faults(home)) == 1
+
+
+def test_memory_sets_how_many_shards_are_looked_at_together(
+    web: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = list(read_index(locate(web)).shards)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert module._threads(locate(web), listed) == len(listed)
+    monkeypatch.setattr(module, "IN_FLIGHT_BYTES", 1)
+    assert module._threads(locate(web), listed) == 1
+    assert faults(web) == []
+
+
+def test_the_command(web: Path) -> None:
+    """0 whole, 3 not to be used, 4 could not look; one line for each fault; --json says the same."""
+    answer = mdsmix("verify", web.parent)
+    assert (answer.code, answer.out.count("\n")) == (0, 1)
+    assert answer.out.startswith(f"{web}: ")
+    assert answer.out.endswith("bytes: whole\n")
+    assert mdsmix("verify", "--quick", web).out.endswith("names and sizes are right\n")
+    gone = shards(web)[0]
+    gone.unlink()
+    answer = mdsmix("verify", web)
+    first, last = answer.out.splitlines()
+    assert answer.code == 3
+    assert first.startswith(f"fault {gone.name}: expected ")
+    assert last.endswith("1 faults, the stream may not be used")
+    answer = mdsmix("verify", web, "--json")
+    assert answer.code == 3
+    assert [fault["file"] for fault in json.loads(answer.out)["faults"]] == [gone.name]
+    answer = mdsmix("verify", web / "nowhere")
+    assert (answer.code, answer.out) == (4, "")
+
+
+def test_a_shard_deleted_while_it_is_looked_at_is_a_fault_and_an_unreadable_disk_is_not(
+    web: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, victim = LocalPath.read, shards(web)[0]
+
+    def hindered(self: LocalPath, *arguments: Any) -> bytes:
+        if self.name == victim.name:
+            if is_deleted:
+                victim.unlink()
+            raise Unreachable("the disk failed")
+        return read(self, *arguments)
+
+    monkeypatch.setattr(LocalPath, "read", hindered)
+    is_deleted = False
+    with pytest.raises(Unreachable, match="the disk failed"):
+        look(web)
+    is_deleted = True
+    ((file, _),) = faults(web)
+    assert file == victim.name
