@@ -206,6 +206,7 @@ def test_into_a_config_sets_the_sections_and_keeps_every_other_byte(tmp_path: Pa
         assert kept in body
     resolved: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
     alone: Any = OmegaConf.to_container(OmegaConf.create(GOLDEN), resolve=True)
+    assert resolved["train_loader"].pop("timeout") == 0
     for key in ("tokenizer", "train_loader", "eval_loader", "max_seq_len"):
         assert _same(resolved[key], alone[key], str(tmp_path))
 
@@ -214,6 +215,113 @@ def _same(one: Any, other: Any, home: str) -> bool:
     """Equal, whatever the order of keys, with HOME for the folder."""
     texts = [json.dumps(v, sort_keys=True).replace(home, "HOME") for v in (one, other)]
     return texts[0] == texts[1]
+
+
+OWN_LOADER = """\
+seed: 17
+train_loader:
+  name: text   # whichever
+  dataset:
+    hf_name: a/b
+    local: ./old
+    eos_token_id: 0
+    shuffle: off  # in order, please
+    shuffle_seed: ${seed}
+    packing_ratio: 3.0
+    target_prompts: all
+  num_workers: 4  # two a GPU
+  prefetch_factor: 0x10
+"""
+KEPT = {"eos_token_id": 0, "shuffle": False, "shuffle_seed": 17}
+
+
+def into(home: Path, text: str, **changes: Any) -> tuple[str, Any]:
+    """What `text` becomes, and what it says then."""
+    (home / "config.yaml").write_text(text)
+    rendered = without_head(render(write_recipe(home, **changes), [], str(home / "config.yaml"))[1])
+    return rendered, OmegaConf.to_container(OmegaConf.create(rendered), resolve=True)
+
+
+def test_into_keeps_what_the_recipe_does_not_name(tmp_path: Path) -> None:
+    text, config = into(tmp_path, OWN_LOADER, train_loader={"dataset": {"packing_ratio": 2.0}})
+    for line in ("shuffle: off  # in order, please", "num_workers: 4  # two a GPU", "0x10"):
+        assert line in text
+    loader = config["train_loader"]
+    dataset = loader.pop("dataset")
+    assert loader == {
+        "name": "finetuning",
+        "num_workers": 4,
+        "prefetch_factor": 16,
+        "drop_last": True,
+    }
+    assert list(dataset.pop("streams")) == ["web", "chat"]
+    assert dataset == KEPT | {
+        "max_seq_len": LENGTH,
+        "decoder_only_format": True,
+        "target_prompts": "none",
+        "target_responses": "last",
+        "packing_ratio": 2.0,
+    }
+
+
+def test_a_kept_key_that_the_loader_does_not_take_is_a_finding(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(OWN_LOADER)
+    mix, _ = render(write_recipe(tmp_path), [], str(tmp_path / "config.yaml"))
+    assert "eos_token_id" in str([f for f in findings(mix) if f.id == "key-rejected"])
+
+
+ENTRIES = """\
+  - label: c4   # theirs
+    name:   finetuning
+    dataset: {hf_name: a/b, split: 'val'}
+
+  # an older one of ours
+  - label: held
+    name: text
+  - {label: last, name: finetuning, dataset: {hf_name: c/d}}
+"""
+OURS = "  - label: held\n    name: finetuning\n    dataset:\n      streams:\n        held:\n"
+
+
+@pytest.mark.parametrize("tail", ["", "\n# Optimization\nseed: 17\n"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_into_replaces_the_evaluations_of_its_labels_alone(
+    tmp_path: Path, is_there: bool, tail: str
+) -> None:
+    old = "  - label: held\n    name: text\n"
+    entries = ENTRIES if is_there else ENTRIES.replace(old, "")
+    text, config = into(tmp_path, f"eval_loader:\n{entries}{tail}")
+    labels = [entry["label"] for entry in config["eval_loader"]]
+    assert labels == (["c4", "held", "last"] if is_there else ["c4", "last", "held"])
+    before, after = entries.split(old) if is_there else (entries, "")
+    assert text.startswith(f"eval_loader:\n{before}{OURS}")
+    assert f"{after}{tail}" in text
+    assert into(tmp_path, text)[0] == text
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "eval_loader:\n  name: finetuning # mine\n  dataset: {hf_name: a/b}\nseed: 1\n",
+        "eval_loader:\n    name: finetuning # mine\n    dataset: {hf_name: a/b}\nseed: 1\n",
+        "eval_loader: {name: finetuning, dataset: {hf_name: a/b}}\nseed: 1\n",
+        "eval_loader: [{label: eval, name: finetuning, dataset: {hf_name: a/b}}]\n",
+        "eval_loader:\n- label: eval\n  name: finetuning\n  dataset: {hf_name: a/b}",
+        "x: &x {label: eval, name: finetuning, dataset: {hf_name: a/b}}\neval_loader:\n- *x\n",
+    ],
+)
+def test_a_lone_or_oddly_written_evaluation_stays_beside_ours(tmp_path: Path, before: str) -> None:
+    text, config = into(tmp_path, before)
+    theirs, ours = config["eval_loader"]
+    assert theirs == {"label": "eval", "name": "finetuning", "dataset": {"hf_name": "a/b"}}
+    assert ours["label"] == "held"
+    assert ("# mine" in before) == ("name: finetuning # mine\n" in text)
+
+
+@pytest.mark.parametrize("value", ["", " null", " []", " 3"])
+def test_no_evaluation_becomes_ours(tmp_path: Path, value: str) -> None:
+    config = into(tmp_path, f"eval_loader:{value}\nseed: 1\n")[1]
+    assert [entry["label"] for entry in config["eval_loader"]] == ["held"]
 
 
 def test_into_twice_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -10,27 +10,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from mdsmix.errors import RecipeError
+from mdsmix.mix.entries import Edit, entry_edits, without_tail
 from mdsmix.mix.text import dump, without_head
+from mdsmix.mix.view import unresolved
 
 INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 LENGTH = "max_seq_len"
-
-
-class Edit(NamedTuple):
-    """Characters `start` to `stop` become `text`."""
-
-    start: int
-    stop: int
-    text: str
 
 
 def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
     """The config `text` with the sections of `tree` set; RecipeError where that would change anything else."""
     text = without_head(text)
     root = _composed(text, origin)
+    said = unresolved(text, origin)
     path = _length_path(root)
     edits = [_length_edit(root, path, tree[LENGTH])]
     added = "" if path else dump({LENGTH: tree[LENGTH]})
@@ -39,7 +34,9 @@ def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
         if found is None:
             added += dump({key: tree[key]})
         else:
-            edits.append(_section_edit(text, key, tree[key], *found))
+            edits += entry_edits(text, tree[key], said.get(key), found[1]) or [
+                _section_edit(text, key, tree[key], said.get(key), *found)
+            ]
     result = _applied(text, [edit for edit in edits if edit])
     result += ("\n" if result and not result.endswith("\n") else "") + added
     _prove(text, result, tree, path, origin)
@@ -95,19 +92,17 @@ def _length_edit(root: Any, path: list[str], length: int) -> Edit | None:
     return Edit(node.start_mark.index, node.end_mark.index, str(length))
 
 
-def _section_edit(text: str, key: str, value: Any, name: Any, old: Any) -> Edit:
+def _section_edit(text: str, key: str, value: Any, said: Any, name: Any, old: Any) -> Edit:
     """The section's own lines; comments and blank lines behind it belong to what follows."""
-    start, stop = name.start_mark.index, old.end_mark.index
-    lines = text[start:stop].splitlines(keepends=True)
-    while len(lines) > 1 and (not lines[-1].strip() or lines[-1].lstrip().startswith("#")):
-        stop -= len(lines.pop())
+    start = name.start_mark.index
+    stop = without_tail(text, start, old.end_mark.index)
     section = text[start:stop]
-    new = _merged(section, key, value) if not old.flow_style else None
+    new = _merged(section, key, value, said) if not getattr(old, "flow_style", True) else None
     new = new or dump({key: value})
     return Edit(start, stop, new if section.endswith("\n") else new.rstrip("\n"))
 
 
-def _merged(section: str, key: str, value: Any) -> str | None:
+def _merged(section: str, key: str, value: Any, said: Any) -> str | None:
     """The section with its values set and the comments of its keys kept; None where it does not stand alone."""
     import io
 
@@ -127,19 +122,21 @@ def _merged(section: str, key: str, value: Any) -> str | None:
         return None  # it refers to an anchor elsewhere
     if not isinstance(value, Mapping) or not isinstance(old.get(key), CommentedMap):
         return None
-    _set(old[key], value)
+    _set(old[key], value, said)
     out = io.StringIO()
     yaml.dump(old, out)
     return out.getvalue()
 
 
-def _set(old: Any, new: Mapping[str, Any]) -> None:
+def _set(old: Any, new: Mapping[str, Any], said: Any) -> None:
+    """What the config said already, as LLM-Foundry reads it, keeps its spelling."""
     for key in [k for k in old if k not in new]:
         del old[key]
     for key, value in new.items():
+        before = said.get(key) if isinstance(said, Mapping) else None
         if isinstance(value, Mapping) and isinstance(old.get(key), dict):
-            _set(old[key], value)
-        elif key not in old or old[key] != value or type(value) is bool:
+            _set(old[key], value, before)
+        elif key not in old or before != value or type(before) is not type(value):
             old[key] = value
 
 

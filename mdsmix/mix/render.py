@@ -6,14 +6,14 @@ and a difference under version control is a difference of the mix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mdsmix.mix.into import set_into
 from mdsmix.mix.sections import sections
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.text import dump, head
-from mdsmix.mix.view import mix_of, read_text, resolved, view_recipe
+from mdsmix.mix.view import mix_of, read_text, resolved, unresolved, view_recipe
 from mdsmix.recipe import Recipe, load_recipe
 
 
@@ -23,15 +23,16 @@ def render(path: str, overrides: Sequence[str], into: str | None) -> tuple[Mix, 
     mix = view_recipe(recipe, path)
     if into is None:
         return mix, document(recipe, mix)
-    text = set_into(read_text(into), tree_of(recipe, mix), into)
+    before = read_text(into)
+    text = set_into(before, tree_of(recipe, mix, unresolved(before, into)), into)
     known = {stream.name: stream for stream in mix.streams}
     mix = mix_of(resolved(text, into), path, known, recipe)
     return mix, head(mix) + text
 
 
-def tree_of(recipe: Recipe, mix: Mix) -> dict[str, Any]:
-    """The sections that the recipe sets, with `${max_seq_len}` not yet filled in."""
-    return sections(recipe, {stream.name: stream.settings for stream in mix.streams})
+def tree_of(recipe: Recipe, mix: Mix, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The sections that the recipe sets, in `config` if any, with `${max_seq_len}` not yet filled in."""
+    return sections(recipe, {stream.name: stream.settings for stream in mix.streams}, config)
 
 
 def document(recipe: Recipe, mix: Mix) -> str:

@@ -1,7 +1,8 @@
 """A recipe and its published streams -> the sections of an LLM-Foundry config, as plain mappings.
 
 Every key of the recipe's train_loader is passed on as it stands, right or wrong: the checks look at what is rendered, so
-nothing can be rendered that they did not see.
+nothing can be rendered that they did not see. Set into a config that exists, the recipe decides what is read and how it
+was encoded; every other key of that config's loader stands before our defaults, right or wrong as well.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.index import Index
 
 LENGTH = "${max_seq_len}"
+LONE_LABEL = "eval"
 NUM_WORKERS = 8
 "As in Foundry's own example configs."
 NOT_FOR_EVAL = frozenset(
@@ -31,6 +33,24 @@ NOT_FOR_EVAL = frozenset(
     ]
 )
 "An evaluation reads its streams once, whole and in order."
+OF_RECIPE = frozenset(
+    [
+        "streams",
+        "remote",
+        "local",
+        "split",
+        "max_seq_len",
+        "decoder_only_format",
+        "target_prompts",
+        "target_responses",
+        "hf_name",
+        "hf_kwargs",
+        "preprocessing_fn",
+        "safe_load",
+        "allowed_dataset_keys",
+    ]
+)
+"Keys of a dataset that say which data it reads and how they were encoded: the recipe's, whatever a config said before."
 
 
 def is_train(spec: StreamSpec) -> bool:
@@ -53,16 +73,44 @@ def stream_section(recipe: Recipe, spec: StreamSpec, split: str, index: Index) -
     return section | (weight.given if weight else {})
 
 
-def sections(recipe: Recipe, streams: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """max_seq_len, tokenizer, train_loader and, where streams are of another split, eval_loader."""
+def sections(
+    recipe: Recipe,
+    streams: Mapping[str, Mapping[str, Any]],
+    config: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """max_seq_len, tokenizer, train_loader and, where streams are of another split, eval_loader.
+
+    `config` is the one that they are set into, if any.
+    """
     train = {n: dict(s) for n, s in streams.items() if is_train(recipe.streams[n])}
     evals = [_eval(recipe, n, dict(s)) for n, s in streams.items() if n not in train]
+    own = config or {}
     tree: dict[str, Any] = {
         "max_seq_len": recipe.max_seq_len,
         "tokenizer": _tokenizer(recipe),
-        "train_loader": _train(recipe, train),
+        "train_loader": _train(recipe, train, _keys(own.get("train_loader"))),
     }
-    return tree | ({"eval_loader": evals} if evals else {})
+    return tree | ({"eval_loader": by_label(own.get("eval_loader"), evals)} if evals else {})
+
+
+def _keys(section: Any) -> dict[str, Any]:
+    return dict(section) if isinstance(section, Mapping) else {}
+
+
+def by_label(before: Any, entries: list[dict[str, Any]]) -> list[Any]:
+    """The evaluations that a config had, each in its place, with `entries` in the places of their labels or at the end.
+
+    LLM-Foundry reports a lone evaluation without a label as `eval`; in a list it needs one, and gets that.
+    """
+    lone = [{"label": LONE_LABEL} | _keys(before)] if isinstance(before, Mapping) and before else []
+    listed = before if isinstance(before, list) else lone
+    ours = {entry["label"]: entry for entry in entries}
+    merged = [ours.pop(_label(entry), entry) for entry in listed]
+    return merged + list(ours.values())
+
+
+def _label(entry: Any) -> str:
+    return str(entry.get("label")) if isinstance(entry, Mapping) else ""
 
 
 def _tokenizer(recipe: Recipe) -> dict[str, Any]:
@@ -70,10 +118,12 @@ def _tokenizer(recipe: Recipe) -> dict[str, Any]:
     return {"name": recipe.tokenizer.name, "kwargs": kwargs}
 
 
-def _train(recipe: Recipe, streams: dict[str, Any]) -> dict[str, Any]:
+def _train(recipe: Recipe, streams: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     given = dict(recipe.train_loader)
-    dataset = {"streams": streams} | _shared(recipe) | {"shuffle": True} | _dataset(given)
-    return {"name": recipe.loader, "dataset": dataset} | _workers(given, drop_last=True)
+    kept = {k: v for k, v in _dataset(own).items() if k not in OF_RECIPE}
+    dataset = {"streams": streams} | _shared(recipe) | {"shuffle": True} | kept | _dataset(given)
+    workers = _workers(given, drop_last=True, own=own)
+    return {"name": recipe.loader, "dataset": dataset} | workers
 
 
 def _eval(recipe: Recipe, name: str, stream: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +136,7 @@ def _eval(recipe: Recipe, name: str, stream: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dataset(train_loader: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(train_loader.get("dataset") or {})
+    return _keys(train_loader.get("dataset"))
 
 
 def _shared(recipe: Recipe) -> dict[str, Any]:
@@ -99,9 +149,15 @@ def _shared(recipe: Recipe) -> dict[str, Any]:
     return shared
 
 
-def _workers(given: Mapping[str, Any], drop_last: bool) -> dict[str, Any]:
+def _workers(
+    given: Mapping[str, Any], drop_last: bool, own: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Without workers torch takes neither prefetching nor persistence, and Foundry's defaults ask for both."""
-    settings = {"drop_last": drop_last, "num_workers": given.get("num_workers", NUM_WORKERS)}
-    if settings["num_workers"] == 0:
-        settings |= {"prefetch_factor": None, "persistent_workers": False}
-    return settings | {k: v for k, v in given.items() if k not in ("name", "dataset")}
+    settings: dict[str, Any] = {"drop_last": drop_last, "num_workers": NUM_WORKERS} | dict(
+        own or {}
+    )
+    if "num_workers" in given:
+        settings["num_workers"] = given["num_workers"]
+        if given["num_workers"] == 0:
+            settings |= {"prefetch_factor": None, "persistent_workers": False}
+    return {k: v for k, v in (settings | dict(given)).items() if k not in ("name", "dataset")}

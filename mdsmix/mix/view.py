@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -135,15 +136,36 @@ def _evals(entries: Any) -> list[Mapping[str, Any]]:
 
 def resolved(tree: Any, origin: str) -> dict[str, Any]:
     """A config (text or mapping) with every `${...}` filled in; a section that cannot be and is not judged is left out."""
-    import yaml
+    with _readable(origin):
+        config = _parsed(tree, origin)
+        return {str(key): value for key in config for value in _filled(config, key)}
+
+
+def unresolved(text: str, origin: str) -> dict[str, Any]:
+    """A config's text as keys and values, every `${...}` as it stands."""
+    from omegaconf import OmegaConf
+
+    with _readable(origin):
+        found: Any = OmegaConf.to_container(_parsed(text, origin))
+        return dict(found)
+
+
+def _parsed(tree: Any, origin: str) -> Any:
     from omegaconf import DictConfig, OmegaConf
+
+    config = OmegaConf.create(tree)
+    if not isinstance(config, DictConfig):
+        raise RecipeError(f"{origin} is no training YAML: its top level must be keys.")
+    return config
+
+
+@contextmanager
+def _readable(origin: str) -> Iterator[None]:
+    import yaml
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        config = OmegaConf.create(tree)
-        if not isinstance(config, DictConfig):
-            raise RecipeError(f"{origin} is no training YAML: its top level must be keys.")
-        return {str(key): value for key in config for value in _filled(config, key)}
+        yield
     except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise RecipeError(f"{origin} is not a readable training YAML: {reason}.") from None
