@@ -8,6 +8,7 @@ compares it with the real signatures. Sources: llmfoundry/data/{text_data,data,u
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -123,7 +124,7 @@ COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 def in_units(value: Any, units: dict[str, int]) -> int | None:
     """A size or count as Streaming reads it (`500gb`, `64M`, 1000); None where it would not."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return int(value)
+        return int(value) if math.isfinite(value) else None
     text = str(value).strip().lower()
     number = text.rstrip("bkmgtpezy")
     unit = units.get(text[len(number) :], 1 if text == number else None)

@@ -167,10 +167,10 @@ class Mix:
 
 
 def whole(value: Any) -> int | None:
-    """The value where it is a whole number; YAML's true and 2.5 are none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
-        return None
-    return int(value)
+    """The value where it is a whole number; YAML's true, 2.5 and .inf are none."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def cache_folder(settings: Mapping[str, Any]) -> str | None:

@@ -21,9 +21,12 @@ from mdsmix.recipe.read import OVERRIDE
 from mdsmix.shards.index import BASENAME, find_published, parse_index, read_index
 from mdsmix.shards.manifest import TokenizerCard, read_manifest
 from mdsmix.storage import Location, locate
+from mdsmix.typed import brief
 
 JUDGED = ("max_seq_len", "tokenizer", "train_loader", "eval_loader")
 "Sections that must resolve; of others, what does resolve is looked at."
+DATA_KEYS = {"streams", "remote", "local", "hf_name"}
+"How a training YAML names its data, under train_loader.dataset."
 
 
 def view(targets: Sequence[str]) -> Mix:
@@ -41,15 +44,15 @@ def view(targets: Sequence[str]) -> Mix:
 
 
 def _is_recipe(path: str) -> bool:
-    """A recipe names its streams at the top level, where LLM-Foundry allows no such key."""
-    import yaml
-
+    """A recipe names its streams at the top level; a training YAML has a model, and data in train_loader.dataset."""
     try:
-        root = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
-    except yaml.YAMLError:
+        tree = unresolved(read_text(path), path)
+    except RecipeError:
         return False  # view_yaml says where it breaks
-    keys = {key.value for key, _ in root.value} if isinstance(root, yaml.MappingNode) else set()
-    return "streams" in keys
+    loader = tree.get("train_loader")
+    dataset = loader.get("dataset") if isinstance(loader, Mapping) else None
+    names_data = isinstance(dataset, Mapping) and bool(DATA_KEYS & set(dataset))
+    return "streams" in tree and "model" not in tree and not names_data
 
 
 def view_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> Mix:
@@ -292,8 +295,11 @@ def _tokenizer(
     section = config.get("tokenizer")
     if not isinstance(section, Mapping) or not section.get("name"):
         return None, None
+    given = section.get("kwargs") or {}
+    if not isinstance(given, Mapping):
+        return None, f"tokenizer.kwargs is {brief(given)}, and must hold keys"
     # model_max_length shapes no id, and the recipe's own spec is the one whose snapshot was taken when converting.
-    kwargs = {k: v for k, v in (section.get("kwargs") or {}).items() if k != "model_max_length"}
+    kwargs = {k: v for k, v in given.items() if k != "model_max_length"}
     spec = recipe.tokenizer if recipe else TokenizerSpec(name=str(section["name"]), kwargs=kwargs)
     try:
         found = open_tokenizer(spec)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mdsmix.recipe.spec import Recipe, SourceSpec, StreamSpec
+from mdsmix.typed import brief
 
 TARGET_PROMPTS = re.compile(r"none|all|length>=[1-9]\d*")
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -20,6 +21,9 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
         yield "streams is empty; name at least one stream, for example web."
     if recipe.loader not in ("text", "finetuning"):
         yield f"train_loader.name is {recipe.loader!r}; LLM-Foundry has the loaders text and finetuning."
+    dataset = recipe.train_loader.get("dataset")
+    if dataset is not None and not isinstance(dataset, Mapping):
+        yield f"train_loader.dataset is {brief(dataset)}; it must hold keys, for example packing_ratio."
     if not 2 <= recipe.max_seq_len < 2**31:
         yield f"max_seq_len is {recipe.max_seq_len}; a sample needs 2 tokens at least to give a loss."
     if not TARGET_PROMPTS.fullmatch(recipe.target_prompts):

@@ -51,7 +51,7 @@ def key_dropped(mix: Mix) -> Iterator[Hit]:
 def key_rejected(mix: Mix) -> Iterator[Hit]:
     for loader in mix.loaders:
         label = {"label"} if not loader.trains else set()
-        for key in sorted(set(loader.section) - LOADER_KEYS - label):
+        for key in sorted(set(map(str, loader.section)) - LOADER_KEYS - label):
             yield Hit(
                 [],
                 f"{loader.label} has the key {key}, which no loader takes.",
@@ -70,7 +70,7 @@ def key_rejected(mix: Mix) -> Iterator[Hit]:
                     f"{fix}.",
                 )
         for stream in loader.streams:
-            for key in sorted(set(stream.settings) - STREAM_KEYS):
+            for key in sorted(set(map(str, stream.settings)) - STREAM_KEYS):
                 yield Hit(
                     [stream.name],
                     f"{stream.name} has the key {key}, which a stream does not take.",

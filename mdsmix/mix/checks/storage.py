@@ -88,7 +88,7 @@ def shard_damaged(mix: Mix) -> Iterator[Hit]:
 def validate_hash(mix: Mix) -> Iterator[Hit]:
     for loader, stream in _per_loader(mix):
         wanted = stream.settings.get("validate_hash") or loader.dataset.get("validate_hash")
-        lacking = [s for s in stream.shards if wanted and wanted not in s.stored.hashes]
+        lacking = [s for s in stream.shards if wanted and str(wanted) not in s.stored.hashes]
         if lacking:
             known = sorted(lacking[0].stored.hashes)
             yield Hit(
