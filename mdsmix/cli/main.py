@@ -11,9 +11,12 @@ import typer
 from mdsmix import __version__
 from mdsmix.cli.check import check
 from mdsmix.cli.convert import convert
+from mdsmix.cli.gc import gc
 from mdsmix.cli.inspect import inspect
 from mdsmix.cli.mix import mix
 from mdsmix.cli.render_yaml import render_yaml
+from mdsmix.cli.repair import repair
+from mdsmix.cli.verify import verify
 from mdsmix.errors import MdsmixError
 
 app = typer.Typer(
@@ -25,7 +28,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, or the streams may be mixed; 1 mdsmix itself failed; 2 wrong usage or recipe; "
     "3 the streams may not be mixed; 4 could not look; 5 too many bad records.",
 )
-for command in (convert, check, render_yaml, mix, inspect):
+for command in (convert, check, render_yaml, mix, inspect, verify, repair, gc):
     app.command(no_args_is_help=True)(command)
 
 

@@ -22,7 +22,7 @@ from mdsmix.shards.manifest import (
     Totals,
 )
 from mdsmix.shards.shardfiles import distinct, store_shards
-from mdsmix.shards.target import write_if_new
+from mdsmix.shards.target import replace_index, write_if_new
 from mdsmix.storage import Location
 
 
@@ -51,7 +51,7 @@ def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile]) -> Man
         complete=True,
     )
     write_if_new(job.folder / manifest_file.BASENAME, manifest.to_bytes())
-    write_if_new(job.folder / index_file.BASENAME, index.content)
+    replace_index(job.folder, index)
     return manifest
 
 

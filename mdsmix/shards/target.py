@@ -6,7 +6,13 @@ backup, a running job) sees a change only where there is one.
 
 from __future__ import annotations
 
+import xxhash
+
+from mdsmix.shards.index import BASENAME, Index
 from mdsmix.storage import Location
+
+SUPERSEDED = ".mdsmix/{hash}.index"
+"Where an index that was replaced is kept."
 
 
 def write_if_new(at: Location, content: bytes) -> None:
@@ -21,3 +27,15 @@ def write_once(at: Location, parts: list[memoryview]) -> None:
     stat = at.stat()
     if stat is None or stat.size != sum(part.nbytes for part in parts):
         at.write(*parts)
+
+
+def replace_index(folder: Location, index: Index) -> None:
+    """Makes this the index of the stream. The one before is kept for a while, and its shards with it (`mdsmix gc`): caches
+    may hold it, and running jobs read by it."""
+    at = folder / BASENAME
+    if at.stat():
+        before = at.read()
+        if before == index.content:
+            return
+        (folder / SUPERSEDED.format(hash=xxhash.xxh128_hexdigest(before))).write(before)
+    at.write(index.content)

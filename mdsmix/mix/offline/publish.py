@@ -12,12 +12,11 @@ from mdsmix.mix.offline.buckets import Buckets
 from mdsmix.mix.offline.plan import Plan
 from mdsmix.mix.offline.take import Taken
 from mdsmix.mix.offline.target import RECORD, MixRecord
-from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.index import Index, Shard, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Part, Records, Totals
 from mdsmix.shards.shardfiles import distinct, store_shards
-from mdsmix.shards.target import write_if_new
+from mdsmix.shards.target import replace_index, write_if_new
 from mdsmix.storage import Location
 
 
@@ -53,7 +52,7 @@ def publish(plan: Plan, taken: list[Taken], stored: list[Stored], folder: Locati
         write_if_new(at, manifest.to_bytes())
     else:
         at.delete()
-    write_if_new(folder / index_file.BASENAME, index.content)
+    replace_index(folder, index)
     return record
 
 

@@ -1,0 +1,55 @@
+"""`mdsmix gc`: what of a published stream is no longer needed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def gc(
+    stream: Annotated[
+        str, typer.Argument(help="A published stream: a folder or s3:// URL.", show_default=False)
+    ],
+    older_than: Annotated[
+        str,
+        typer.Option(metavar="AGE", help="Only what was written longer ago: 7d, 12h, 30m or 0s."),
+    ] = "7d",
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete it; otherwise it is only listed.")
+    ] = False,
+) -> None:
+    """List what nothing names any more at STREAM: shards, unit records, quarantine files, writes that were killed.
+
+    What the index, the manifest or a unit record in use names always stays, as do shards of indexes replaced since AGE ago.
+    """
+    from mdsmix.convert.gc import (
+        KEEP_SECONDS,
+        delete_garbage,
+        find_folder,
+        find_garbage,
+        seconds_of,
+    )
+
+    age, folder = seconds_of(older_than), find_folder(stream)
+    if age < KEEP_SECONDS:
+        _warn(
+            f"WARNING: running jobs and caches may still name what is younger than {KEEP_SECONDS // 86_400} days"
+        )
+    garbage = delete_garbage(folder, age, _warn) if delete else find_garbage(folder, age)
+    for item in garbage:
+        days = item.age / 86_400
+        typer.echo(f"{item.kind:16}  {item.bytes:>13,} bytes  {days:>6.1f} days  {item.name}")
+    size = f"{len(garbage):,} files, {sum(item.bytes for item in garbage):,} bytes"
+    done = (
+        "deleted"
+        if delete
+        else "nothing is deleted without --delete"
+        if garbage
+        else "all is in use"
+    )
+    typer.echo(f"{folder}: {size}: {done}")
+
+
+def _warn(sentence: str) -> None:
+    typer.echo(sentence, err=True)

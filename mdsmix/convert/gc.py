@@ -1,0 +1,153 @@
+"""What nothing needs any more at a published stream: shards, unit records, quarantine files, writes that were killed.
+
+A shard goes when no index names it, none that was replaced in the last seven days, and no unit record that is kept; all
+that goes is older than that too. Only names that mdsmix itself gives are looked at, so whatever else lies in the folder
+stays. Deleting holds the stream's lease, so nothing is deleted that a conversion is about to name.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+from mdsmix.convert.lease import lease
+from mdsmix.convert.ledger import FOLDER, read_record
+from mdsmix.convert.quarantine import QUARANTINE
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.shards import index as index_file
+from mdsmix.shards.index import Shard, find_published, parse_index, read_index
+from mdsmix.shards.manifest import read_manifest
+from mdsmix.storage import Location, Stat, locate
+
+KEEP_SECONDS = 7 * 86_400
+THREADS = 16
+
+_HASH = "[0-9a-f]{32}"
+_KINDS = {
+    "unit record": rf"{re.escape(FOLDER)}/({_HASH})",
+    "bad records": rf"{re.escape(FOLDER)}/({_HASH})\.bad",
+    "old index": rf"{re.escape(FOLDER)}/({_HASH})\.index",
+    "quarantine": rf"{QUARANTINE}/({_HASH})\.jsonl\.zst",
+    "shard": rf"({_HASH})(-\d+)?\.mds(\.zstd)?",
+}
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Garbage:
+    """Something that may go."""
+
+    kind: str
+    name: str
+    "Below the stream's folder."
+    bytes: int
+    age: float
+    "Seconds since it was written."
+    discard: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    key: str
+    stat: Stat
+
+
+def seconds_of(text: str) -> float:
+    """An age such as 7d, 12h, 30m or 0s; RecipeError where it is none."""
+    found = re.fullmatch(r"(\d+)([smhd])", text)
+    if not found:
+        raise RecipeError(f"--older-than {text} is no age: write for example 7d, 12h, 30m or 0s.")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def find_folder(url: str) -> Location:
+    """The split folder of a stream, published or begun; Unreachable where there is none."""
+    at = locate(url)
+    try:
+        return find_published(at)
+    except Unreachable:
+        if any(True for _ in (at / FOLDER).list()):
+            return at
+        raise
+
+
+def find_garbage(folder: Location, older_than: float) -> list[Garbage]:
+    """All that nothing names and that is older than so many seconds."""
+    now = time.time()
+    manifest = read_manifest(folder)
+    current = {part.key for part in manifest.parts} if manifest else set()
+    files = _sorted_out(folder)
+    gone, kept = dict[str, list[_File]](), dict[str, list[_File]]()
+    for kind, found in files.items():
+        gone[kind], kept[kind] = [], []
+        for file in found:
+            may_go = file.key not in current and now - file.stat.modified >= older_than
+            (gone if may_go else kept)[kind].append(file)
+    named = _named(folder, kept)
+    gone["shard"] = [file for file in gone["shard"] if file.name not in named]
+    garbage = [
+        Garbage(
+            kind=kind,
+            name=file.name,
+            bytes=file.stat.size,
+            age=now - file.stat.modified,
+            discard=(folder / file.name).delete,
+        )
+        for kind in _KINDS
+        for file in gone[kind]
+    ]
+    return garbage + [
+        Garbage(
+            kind="unfinished write",
+            name=left.name,
+            bytes=left.size,
+            age=now - left.modified,
+            discard=left.discard,
+        )
+        for left in folder.unfinished()
+        if now - left.modified >= older_than
+    ]
+
+
+def delete_garbage(
+    folder: Location, older_than: float, say: Callable[[str], None]
+) -> list[Garbage]:
+    """Deletes what `find_garbage` finds while no conversion is at work; Unreachable where one is."""
+    with lease(folder, say):
+        garbage = find_garbage(folder, older_than)
+        with ThreadPoolExecutor(THREADS) as pool:
+            # Shards last: a unit record whose shards are gone would be believed.
+            for is_shard in (False, True):
+                chosen = [g for g in garbage if (g.kind == "shard") is is_shard]
+                list(pool.map(lambda item: item.discard(), chosen))
+    return garbage
+
+
+def _sorted_out(folder: Location) -> dict[str, list[_File]]:
+    """The files that mdsmix names, by kind."""
+    files: dict[str, list[_File]] = {kind: [] for kind in _KINDS}
+    for name, stat in folder.list(recursive=True):
+        for kind, pattern in _KINDS.items():
+            if found := re.fullmatch(pattern, name):
+                files[kind].append(_File(name, found[1], stat))
+    return files
+
+
+def _named(folder: Location, kept: Mapping[str, list[_File]]) -> set[str]:
+    """The shards that the index names, or an old one, or a unit record that stays."""
+    shards: list[Shard] = []
+    if (folder / index_file.BASENAME).stat():
+        shards += read_index(folder).shards
+    for old in kept["old index"]:
+        with suppress(Unreachable):  # damaged: no reader can have it
+            shards += parse_index((folder / old.name).read(), old.name).shards
+    keys = [record.key for record in kept["unit record"]]
+    with ThreadPoolExecutor(THREADS) as pool:
+        for record in pool.map(lambda key: read_record(folder, key), keys):
+            shards += record.shards if record else []
+    return {shard.stored.basename for shard in shards}

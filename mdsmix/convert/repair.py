@@ -1,0 +1,135 @@
+"""A damaged stream made whole: the units whose shards fail are converted again, and nothing else.
+
+The unit records make it cheap (what is whole is not encoded again), the names make it sure: a shard is named by the hash of
+its bytes, so a unit that comes out under the same names came out the same. Where the source is not what it was, the
+version that is damaged cannot be made again; that is refused before anything is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from mdsmix.convert.job import Job, on_day
+from mdsmix.convert.lease import lease
+from mdsmix.convert.ledger import FOLDER
+from mdsmix.convert.outcome import Watcher
+from mdsmix.convert.run import Options, convert, planned_jobs
+from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.recipe import Recipe
+from mdsmix.shards import index as index_file
+from mdsmix.shards.index import read_index
+from mdsmix.shards.manifest import Manifest, Part, read_manifest
+from mdsmix.shards.verify import Fault, Report, verify
+from mdsmix.sources import SourceFile
+from mdsmix.storage import Location, locate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repaired:
+    """What was wrong and what was done about it."""
+
+    stream: str
+    faults: tuple[Fault, ...]
+    shards: tuple[str, ...]
+    "Shards that were made again."
+    units: int
+    "Work units that were converted again for them."
+    of: int
+    "Work units in all."
+
+
+def repair(recipe: Recipe, folder: Location, workers: int | None, watcher: Watcher) -> Repaired:
+    """Makes the stream in `folder`, which this recipe publishes, what its manifest says.
+
+    RecipeError where recipe or source would make another stream; Unreachable where it cannot be looked at.
+    """
+    options = Options(only=(_name(recipe, folder),), again=True, workers=workers)
+    with lease(folder, watcher.say):
+        report = _look(folder, watcher)
+        if not report.faults:
+            return Repaired(stream=str(folder), faults=(), shards=(), units=0, of=0)
+        ((job, files),) = planned_jobs(recipe, options)
+        manifest = _refuse_others(job, files, read_manifest(folder))
+        faults = report.faults
+        if any(fault.file == index_file.BASENAME for fault in faults):
+            # Only the right index tells which shards there are to be; the unit records hold it.
+            list(convert(recipe, options, watcher))
+            faults = _look(folder, watcher).faults
+        shards, parts = _drop(folder, {fault.file for fault in faults}, manifest)
+        if faults:
+            list(convert(recipe, options, watcher))
+        _refuse_other_bytes(folder, manifest, _look(folder, watcher, quick=True))
+    return Repaired(
+        stream=str(folder),
+        faults=report.faults,
+        shards=shards,
+        units=len(parts),
+        of=len(manifest.parts),
+    )
+
+
+def _look(folder: Location, watcher: Watcher, quick: bool = False) -> Report:
+    return verify(folder, quick=quick, begin=watcher.begin, told=watcher.told)
+
+
+def _name(recipe: Recipe, folder: Location) -> str:
+    places = {s.name: locate(f"{recipe.published(s)}/{s.split}") for s in recipe.sourced}
+    for name, place in places.items():
+        if place == folder:
+            return name
+    raise RecipeError(
+        f"the recipe does not publish {folder}, so it cannot make its shards again; it publishes "
+        f"{', '.join(map(str, places.values())) or 'nothing'}."
+    )
+
+
+def _refuse_others(job: Job, files: Sequence[SourceFile], manifest: Manifest | None) -> Manifest:
+    """The manifest, if what the recipe makes now is the stream that it speaks of."""
+    if manifest is None:
+        raise RecipeError(
+            f"{job.target} has no manifest, so nothing tells what it is to be; run mdsmix convert with --reencode."
+        )
+    job = on_day(job, manifest.encoding.date_string)
+    is_same = job.encoding == manifest.encoding and job.tokenizer.hash == manifest.tokenizer.hash
+    if not is_same:
+        raise _another(job, "the recipe or its tokenizer was changed since")
+    found = {file.name: file.stat.size for file in files}
+    if found != {source.path: source.size for source in manifest.sources}:
+        raise _another(job, "files of its source were added, removed or changed since")
+    return manifest
+
+
+def _another(job: Job, why: str) -> RecipeError:
+    return RecipeError(
+        f"{job.target} cannot be repaired, because {why}, so the same shards would not come out; run mdsmix convert, "
+        "which publishes a new version, or bring the old recipe and source back."
+    )
+
+
+def _drop(
+    folder: Location, bad: set[str], manifest: Manifest
+) -> tuple[tuple[str, ...], list[Part]]:
+    """Takes away the bad shards and the records of their units; returns the two."""
+    names = [shard.stored.basename for shard in read_index(folder).shards]
+    ends = accumulate((part.shards for part in manifest.parts), initial=0)
+    spans = zip(manifest.parts, pairwise(ends), strict=True)
+    parts = [part for part, (a, b) in spans if bad.intersection(names[a:b])]
+    for part in parts:
+        (folder / FOLDER / part.key).delete()
+    shards = tuple(name for name in names if name in bad)
+    for name in shards:
+        (folder / name).delete()
+    return shards, parts
+
+
+def _refuse_other_bytes(folder: Location, before: Manifest, report: Report) -> None:
+    if report.faults:
+        raise MdsmixError(f"{folder} is still damaged after its repair: {report.faults[0]}")
+    after = read_manifest(folder)
+    if after is None or after.index_hash != before.index_hash:
+        raise MdsmixError(
+            f"{folder} was made again, but as a new version: a file of its source was changed without changing its "
+            "size. The version that was damaged is gone; render the YAML again before you train."
+        )

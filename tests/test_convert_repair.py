@@ -1,0 +1,236 @@
+"""A repaired stream has the bytes it had, only failing units are converted again, and what cannot be repaired is left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.convert import unit
+from mdsmix.convert.repair import Repaired, repair
+from mdsmix.errors import MdsmixError, RecipeError, Unreachable
+from mdsmix.recipe import load_recipe
+from mdsmix.shards.index import read_index
+from mdsmix.storage import locate
+from tests.converting import (
+    Told,
+    documents,
+    files,
+    mdsmix,
+    run_recipe,
+    times,
+    windows,
+    write_jsonl,
+    write_recipe,
+)
+
+TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
+SAME = [{"text": "the same text again and again"}] * 40
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    windows(monkeypatch, 1500)
+    write_jsonl(tmp_path / "a.jsonl", [*TEXTS, {"text": 5}])
+    write_jsonl(tmp_path / "b.jsonl", TEXTS)
+    streams = {"web": documents(tmp_path / "a.jsonl"), "other": documents(tmp_path / "b.jsonl")}
+    return write_recipe(tmp_path, tokenizer_folder, streams=streams)
+
+
+@pytest.fixture
+def published(tmp_path: Path, recipe: Path) -> Path:
+    run_recipe(recipe)
+    return tmp_path / "out" / "web" / "train"
+
+
+def mend(recipe: Path, folder: Path, *overrides: str) -> Repaired:
+    return repair(load_recipe(recipe, overrides), locate(folder), 1, Told())
+
+
+def shards(folder: Path) -> list[Path]:
+    return [folder / shard.stored.basename for shard in read_index(locate(folder)).shards]
+
+
+def flip(path: Path, at: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x55
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def converted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys of the units that are encoded from now on."""
+    keys: list[str] = []
+    real = unit._convert
+
+    def heard(job: Any, key: str, *rest: Any) -> Any:
+        keys.append(key)
+        return real(job, key, *rest)
+
+    monkeypatch.setattr(unit, "_convert", heard)
+    return keys
+
+
+def test_a_whole_stream_is_left_as_it_is(
+    published: Path, recipe: Path, converted: list[str]
+) -> None:
+    before = times(published)
+    assert mend(recipe, published).faults == ()
+    assert times(published) == before
+    assert converted == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [flip, Path.unlink, lambda path: os.truncate(path, 9), lambda path: path.write_bytes(b"")],
+)
+def test_only_the_units_of_damaged_shards_are_converted_again(
+    published: Path, recipe: Path, converted: list[str], damage: Callable[[Path], Any]
+) -> None:
+    before, stamps = files(published), times(published)
+    parts = json.loads(before["mdsmix.manifest"])["parts"]
+    assert len(parts) > 4
+    bad = [shards(published)[0], shards(published)[2]]
+    for path in bad:
+        damage(path)
+    done = mend(recipe, published)
+    assert files(published) == before
+    assert converted == [parts[0]["key"], parts[2]["key"]]
+    assert (done.units, done.of, len(done.faults)) == (2, len(parts), 2)
+    assert done.shards == tuple(path.name for path in bad)
+    written = {name for name, stamp in times(published).items() if stamp != stamps[name]}
+    records = [published / ".mdsmix" / key for key in converted]
+    assert written == {str(path) for path in (*bad, *records)}
+
+
+def test_the_part_of_leftovers_is_made_of_the_unit_records(
+    published: Path, recipe: Path, converted: list[str]
+) -> None:
+    before = files(published)
+    flip(shards(published)[-1])
+    done = mend(recipe, published)
+    assert files(published) == before
+    assert converted == []
+    assert done.units == 1
+
+
+def test_shards_of_equal_bytes(
+    tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second has a name of its own, and comes of the first."""
+    windows(monkeypatch, 42 * 10)
+    write_jsonl(tmp_path / "a.jsonl", SAME)
+    (outcome,) = run_recipe(recipe, "streams.web.layout=document", only=["web"])
+    folder = Path(outcome.target)
+    before = files(folder)
+    twins = [path for path in shards(folder) if "-" in path.name]
+    assert twins
+    for bad in ([twins[0]], [shards(folder)[0]], shards(folder)):
+        for path in bad:
+            flip(path)
+        mend(recipe, folder, "streams.web.layout=document")
+        assert files(folder) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", None])
+def test_an_index_is_written_again_and_then_believed(
+    published: Path, recipe: Path, converted: list[str], content: bytes | None
+) -> None:
+    before = files(published)
+    flip(shards(published)[1])
+    index = json.loads(before["index.json"])
+    index["shards"].pop()
+    (published / "index.json").write_bytes(
+        json.dumps(index).encode() if content is None else content
+    )
+    done = mend(recipe, published)
+    assert {fault.file for fault in done.faults} >= {"index.json"}
+    after = files(published)
+    assert {name: after[name] for name in before} == before
+    assert len(converted) == 1
+
+
+def test_lost_unit_records_are_made_again_too(published: Path, recipe: Path) -> None:
+    before = files(published)
+    for path in (published / ".mdsmix").iterdir():
+        path.unlink()
+    flip(shards(published)[0])
+    mend(recipe, published)
+    assert files(published) == before
+
+
+def test_a_manifest_that_lies_is_written_again(published: Path, recipe: Path) -> None:
+    before = files(published)
+    tree = json.loads(before["mdsmix.manifest"])
+    tree["totals"]["tokens"] += 1
+    (published / "mdsmix.manifest").write_text(json.dumps(tree))
+    mend(recipe, published)
+    assert files(published) == before
+
+
+@pytest.mark.parametrize("override", ["max_seq_len=32", "special_tokens_in_text=allow"])
+def test_another_recipe_is_refused_before_anything_is_touched(
+    published: Path, recipe: Path, override: str
+) -> None:
+    flip(shards(published)[0])
+    before = files(published)
+    with pytest.raises(RecipeError, match="the recipe or its tokenizer was changed since"):
+        mend(recipe, published, override)
+    assert files(published) == before
+
+
+def test_another_source_is_refused_before_anything_is_touched(
+    published: Path, recipe: Path, tmp_path: Path
+) -> None:
+    flip(shards(published)[0])
+    before = files(published)
+    write_jsonl(tmp_path / "a.jsonl", TEXTS[1:])
+    with pytest.raises(RecipeError, match="files of its source were added, removed or changed"):
+        mend(recipe, published)
+    assert files(published) == before
+
+
+def test_a_source_changed_in_secret_is_told(published: Path, recipe: Path, tmp_path: Path) -> None:
+    """Of the same size, so that only reading it tells: what comes out is whole, but it is another version."""
+    flip(shards(published)[0])
+    source = (tmp_path / "a.jsonl").read_bytes()
+    (tmp_path / "a.jsonl").write_bytes(source.replace(b"Document 0", b"Abstract 0"))
+    with pytest.raises(MdsmixError, match="made again, but as a new version"):
+        mend(recipe, published)
+    assert mdsmix("verify", published).code == 0
+
+
+def test_a_stream_that_the_recipe_does_not_publish(
+    published: Path, recipe: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError, match=r"does not publish .+; it publishes .+/web/train, "):
+        mend(recipe, tmp_path / "elsewhere")
+
+
+def test_a_manifest_that_cannot_be_read_or_is_lost(published: Path, recipe: Path) -> None:
+    (published / "mdsmix.manifest").write_bytes(b"{")
+    with pytest.raises(Unreachable, match="--reencode"):
+        mend(recipe, published)
+    (published / "mdsmix.manifest").unlink()
+    flip(shards(published)[0])
+    with pytest.raises(RecipeError, match="--reencode"):
+        mend(recipe, published)
+
+
+def test_the_command(published: Path, recipe: Path) -> None:
+    answer = mdsmix("repair", published, "--recipe", recipe)
+    assert (answer.code, answer.out) == (0, f"{published}: whole, nothing to repair\n")
+    name = shards(published)[0].name
+    flip(published / name)
+    assert mdsmix("verify", published).code == 3
+    answer = mdsmix("repair", published.parent, "--recipe", recipe, "--workers", "1")
+    first, last = answer.out.splitlines()
+    assert answer.code == 0
+    assert first.startswith(f"fault {name}: ")
+    assert "repaired, 1 shards of 1 of " in last
+    assert mdsmix("verify", published).code == 0
+    assert mdsmix("repair", published).code == 2
