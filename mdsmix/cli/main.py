@@ -26,7 +26,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="From raw pretraining and finetuning data to a checked mix of MDS streams and its LLM-Foundry YAML.",
     epilog="Exit codes: 0 done, or the streams may be mixed; 1 mdsmix itself failed; 2 wrong usage or recipe; "
-    "3 the streams may not be mixed; 4 could not look; 5 too many bad records.",
+    "3 the streams may not be mixed, or one is damaged; 4 could not look, or another run is at work; "
+    "5 too many bad records.",
 )
 for command in (convert, check, render_yaml, mix, inspect, verify, repair, gc):
     app.command(no_args_is_help=True)(command)

@@ -1,0 +1,219 @@
+"""Verify, repair, gc and the lease at a real store: the same answers as on a disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import boto3
+import orjson
+import pytest
+from botocore.exceptions import ClientError
+
+from mdsmix.convert import lease as lease_module
+from mdsmix.convert.gc import delete_garbage, find_garbage
+from mdsmix.convert.lease import lease
+from mdsmix.errors import Unreachable
+from mdsmix.shards.index import read_index
+from mdsmix.storage import Location, locate, s3_upkeep
+from tests.converting import documents, mdsmix, run_recipe, windows, write_jsonl, write_recipe
+from tests.test_convert_lease import BEAT, ELSEWHERE
+
+TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
+
+
+@pytest.fixture
+def root(bucket: str) -> Location:
+    return locate(f"s3://{bucket}/a folder/ü")
+
+
+@pytest.fixture
+def recipe(
+    bucket: str, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    windows(monkeypatch, 1500)
+    write_jsonl(tmp_path / "a.jsonl", [*TEXTS, {"text": 5}])
+    streams = {"web": documents(tmp_path / "a.jsonl")}
+    settings: dict[str, Any] = {"remote": f"s3://{bucket}/mix", "streams": streams}
+    return write_recipe(tmp_path, tokenizer_folder, **settings)
+
+
+@pytest.fixture
+def published(bucket: str, recipe: Path) -> Location:
+    run_recipe(recipe)
+    return locate(f"s3://{bucket}/mix/web/train")
+
+
+def content(folder: Location) -> dict[str, bytes]:
+    return {name: (folder / name).read() for name, _ in folder.list(recursive=True)}
+
+
+def shards(folder: Location) -> list[Location]:
+    return [folder / shard.stored.basename for shard in read_index(folder).shards]
+
+
+def flip(place: Location) -> None:
+    data = bytearray(place.read())
+    data[-1] ^= 0x55
+    place.write(data)
+
+
+def test_create_writes_where_nothing_is_and_replace_what_was_looked_at(root: Location) -> None:
+    place = root / "a"
+    first = place.create(b"one")
+    assert first is not None
+    assert first == place.stat()
+    assert place.create(b"two") is None
+    second = place.replace(first.stamp, b"three")
+    assert second is not None
+    assert place.replace(first.stamp, b"four") is None
+    assert (place.read(), place.stat()) == (b"three", second)
+    place.delete()
+    assert place.replace(second.stamp, b"five") is None
+    assert place.stat() is None
+    with pytest.raises(Unreachable, match="bucket does not exist"):
+        locate("s3://there-is-no-such-bucket/a").create(b"1")
+
+
+def test_of_many_that_create_one_does(root: Location) -> None:
+    together = threading.Barrier(4)
+
+    def create(number: int) -> bool:
+        together.wait(10)
+        return (root / "a").create(b"%d" % number) is not None
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(create, range(4))) == 1
+
+
+def test_a_store_without_conditions_is_written_to_all_the_same() -> None:
+    """What such a store answers is made up here: MinIO knows conditions."""
+    asked: list[dict[str, Any]] = []
+
+    class Simple:
+        def put_object(self, **request: Any) -> dict[str, str]:
+            asked.append(request)
+            if "IfNoneMatch" in request or "IfMatch" in request:
+                raise ClientError({"Error": {"Code": "NotImplemented"}}, "PutObject")
+            return {"ETag": '"stamp"'}
+
+    stat = s3_upkeep.put_if(Simple(), {"Bucket": "b", "Key": "k"}, b"12", None)
+    assert stat is not None
+    assert (stat.size, stat.stamp, len(asked)) == (2, "stamp", 2)
+
+
+def test_a_stream_is_verified_repaired_and_verified(published: Location, recipe: Path) -> None:
+    before = content(published)
+    answer = mdsmix("verify", published)
+    assert (answer.code, answer.out.endswith("bytes: whole\n")) == (0, True)
+    flipped, gone = shards(published)[0], shards(published)[2]
+    flip(flipped)
+    gone.delete()
+    answer = mdsmix("verify", published, "--json")
+    assert answer.code == 3
+    assert {f["file"] for f in json.loads(answer.out)["faults"]} == {flipped.name, gone.name}
+    assert mdsmix("verify", published, "--quick").out.count("fault ") == 1
+    answer = mdsmix("repair", published.parent, "--recipe", recipe, "--workers", "1")
+    assert answer.code == 0
+    assert "repaired, 2 shards of 2 of " in answer.out
+    assert content(published) == before
+    assert mdsmix("verify", published).code == 0
+
+
+def test_what_cannot_be_looked_at_is_no_verdict(
+    published: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mdsmix("verify", published / "nowhere").code == 4
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    answer = mdsmix("verify", published)
+    assert answer.code == 4
+    assert "secret key is wrong" in answer.err
+
+
+def test_gc_finds_replaced_shards_and_unfinished_uploads(
+    published: Location, recipe: Path, bucket: str, minio: str, tmp_path: Path
+) -> None:
+    store = boto3.client("s3", endpoint_url=minio)
+    ours = {"Bucket": bucket, "Key": "mix/web/train/large.mds"}
+    for key in (ours["Key"], "mix/web/trainer/other.mds"):
+        begun = store.create_multipart_upload(Bucket=bucket, Key=key)
+        part = {"Bucket": bucket, "Key": key, "UploadId": begun["UploadId"], "PartNumber": 1}
+        store.upload_part(**part, Body=b"12345")
+    write_jsonl(tmp_path / "a.jsonl", [{"text": TEXTS[0]["text"].upper()}, *TEXTS[1:]])
+    run_recipe(recipe)
+    assert find_garbage(published, 60) == []
+    found = find_garbage(published, 0)
+    assert {"shard", "unit record", "old index", "unfinished write"} <= {f.kind for f in found}
+    (upload,) = [item for item in found if item.kind == "unfinished write"]
+    assert (upload.name, upload.bytes) == ("large.mds", 5)
+    before = content(published)
+    delete_garbage(published, 0, lambda _: None)
+    left = [upload["Key"] for upload in store.list_multipart_uploads(Bucket=bucket)["Uploads"]]
+    assert left == ["mix/web/trainer/other.mds"]
+    assert before.keys() - content(published).keys() == {f.name for f in found if f is not upload}
+    assert find_garbage(published, 0) == []
+    assert mdsmix("verify", published).code == 0
+    assert run_recipe(recipe)[0].state == "up to date"
+
+
+def test_the_lease_is_refused_while_its_heart_beats_and_taken_over_when_it_stops(
+    root: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "BEAT_SECONDS", 4 * BEAT)
+    at = root / ".mdsmix" / "lease"
+    at.write(orjson.dumps(asdict(ELSEWHERE)))
+    beat = orjson.dumps(asdict(replace(ELSEWHERE, beat=1)))
+    later = threading.Timer(4 * BEAT, at.write, [beat])
+    later.start()
+    with pytest.raises(Unreachable, match=r"by process 12 on another\.host since 2031"):
+        lease(root, lambda _: None).__enter__()
+    later.join()
+    with lease(root, lambda _: None) as held:
+        held.confirm()
+        deadline = time.monotonic() + 10
+        while orjson.loads(at.read())["beat"] < 3:
+            assert time.monotonic() < deadline
+            time.sleep(BEAT)
+        at.write(beat)
+        with pytest.raises(Unreachable, match="taken over by another run"):
+            held.confirm()
+    assert at.read() == beat, "what another holds is not let go"
+
+
+def test_a_run_that_was_killed_is_gone_on_with_at_once(
+    recipe: Path, bucket: str, tmp_path: Path
+) -> None:
+    """Two in earnest: the second is told who is at work, and once that one is killed it does the work."""
+    write_jsonl(tmp_path / "a.jsonl", TEXTS * 2000)
+    code = (
+        "import sys; from mdsmix.cli.main import run; sys.argv = ['mdsmix', *sys.argv[1:]]; run()"
+    )
+    command = [sys.executable, "-c", code, "convert", str(recipe), "--workers", "1"]
+    first = subprocess.Popen(command, env=os.environ, start_new_session=True)
+    at = locate(f"s3://{bucket}/mix/web/train/.mdsmix/lease")
+    deadline = time.monotonic() + 30
+    while not at.stat():
+        assert time.monotonic() < deadline
+        assert first.poll() is None
+        time.sleep(0.02)
+    os.killpg(first.pid, signal.SIGSTOP)
+    answer = mdsmix("convert", recipe, "--workers", "1")
+    assert answer.code == 4
+    assert f"by process {first.pid} on " in answer.err
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    assert at.stat()
+    write_jsonl(tmp_path / "a.jsonl", TEXTS)
+    began = time.monotonic()
+    assert mdsmix("convert", recipe, "--workers", "1").code == 0
+    assert time.monotonic() - began < lease_module.STALE_BEATS * lease_module.BEAT_SECONDS
+    assert at.stat() is None
