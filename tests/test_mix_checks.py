@@ -574,6 +574,52 @@ def test_the_two_kinds_together_are_refused_with_the_ways_out(tmp_path: Path, lo
         assert part in text
 
 
+def test_the_command_is_named_only_for_streams_that_the_recipe_makes(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    mix = lab.finetuning(web=lab.web(), old=lab.web("old"), chat=lab.chat())
+    ours = {"web": dataclasses.replace(mix.train.streams[0], is_sourced=True)}
+    known = tuple(ours.get(s.name, s) for s in mix.train.streams)
+    train = dataclasses.replace(mix.train, streams=known)
+    for name in ("web", "old"):
+        shard_file({"local": str(tmp_path / name)}).unlink()
+    found = findings(dataclasses.replace(mix, recipe="mix.yaml", train=train))
+    fixes = {(f.id, f.streams[0]): f.fix for f in found}
+    command = "`mdsmix convert mix.yaml train_loader.name=finetuning --reencode`"
+    again = "have old published again by whoever made it"
+    assert f"re-encode web: {command}; {again}; or" in fixes["columns-loader", "web"]
+    assert fixes["shard-missing", "web"].startswith("publish again web: `mdsmix convert mix.yaml`;")
+    assert fixes["shard-missing", "old"] == f"{again}; or copy it there."
+
+
+def test_what_is_said_of_many_loaders_is_said_once(tmp_path: Path) -> None:
+    mix = evals(Lab(tmp_path), "one", "two")
+    wrong = {"batching_method": "sorted", "max_seq_len": None}
+    loaders = [
+        dataclasses.replace(e, section=e.section | {"dataset": e.section["dataset"] | wrong})
+        for e in mix.evals
+    ]
+    found = findings(dataclasses.replace(mix, evals=tuple(loaders)))
+    messages = [f.message for f in found if f.id in ("setting-value", "length-invalid")]
+    both = "eval_loader one, eval_loader two"
+    assert messages == [
+        f"dataset.max_seq_len of {both} is null.",
+        f"batching_method of {both} is sorted.",
+    ]
+
+
+def test_one_thing_and_many_are_spoken_of_rightly(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    one = findings(lab.text(web=lab.web(card=None)))
+    two = findings(lab.text(web=lab.web(card=None), docs=lab.web("docs", card=None)))
+    told = [f.message for found in (one, two) for f in found if f.id == "tokenizer-unknown"]
+    assert told == [
+        "web has no manifest, so its tokenizer is not known.",
+        "web, docs have no manifest, so their tokenizers are not known.",
+    ]
+    (resized,) = [f for f in findings(first_resized(lab, b"x")) if f.id == "shard-size"]
+    assert resized.message.startswith("1 shard of web has another size than the index says")
+
+
 @pytest.mark.parametrize(("loader", "other"), [("text", "finetuning"), ("finetuning", "text")])
 def test_where_the_other_loader_reads_all_streams_it_is_named(
     tmp_path: Path, loader: str, other: str

@@ -59,6 +59,17 @@ def test_streams_are_named_by_folder_split_or_index(streams: Path) -> None:
         assert "2 streams may be mixed" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("target", "name"), [("flat", "flat"), ("flat/index.json", "flat"), ("web/train", "web/train")]
+)
+def test_a_stream_is_called_as_the_user_names_it(
+    streams: Path, monkeypatch: pytest.MonkeyPatch, target: str, name: str
+) -> None:
+    publish(streams / "flat", SPLIT, [SPLIT_ROW] * 10, split=".")
+    monkeypatch.chdir(streams)
+    assert [s.name for s in view_streams([target]).streams] == [name]
+
+
 def test_two_kinds_are_refused_with_exit_code_3(streams: Path) -> None:
     result = run("check", streams / "plain", streams / "chat")
     assert result.exit_code == 3
@@ -160,7 +171,7 @@ def test_on_a_terminal_the_fix_stands_on_its_own_line(
     print_findings(findings(view_streams([str(streams / "plain"), str(streams / "chat")])))
     plain = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     assert plain.startswith("error columns-loader [plain, chat]\n  plain (tokens)")
-    assert "\n  Fix: re-encode all streams" in plain
+    assert "\n  Fix: train both kinds with the finetuning" in plain
 
 
 def _raised(result: Result) -> None:

@@ -6,7 +6,7 @@ its registration, so that the README's table, the JSON and the printed line cann
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -38,6 +38,8 @@ class Hit(NamedTuple):
     streams: Sequence[str]
     message: str
     fix: str
+    loader: str = ""
+    "What `{loader}` in the message stands for: one finding names all loaders of which the same is said."
 
 
 Look = Callable[[Mix], Iterator[Hit]]
@@ -53,14 +55,17 @@ class Check:
     look: Look
 
     def __call__(self, mix: Mix) -> Iterator[Finding]:
+        found: dict[tuple[tuple[str, ...], str, str], list[str]] = {}
         for hit in self.look(mix):
+            found.setdefault((tuple(hit.streams), hit.message, hit.fix), []).append(hit.loader)
+        for (streams, message, fix), loaders in found.items():
             yield Finding(
                 id=self.id,
                 severity=self.severity,
-                streams=tuple(hit.streams),
-                message=hit.message,
+                streams=streams,
+                message=message.replace("{loader}", ", ".join(dict.fromkeys(loaders))),
                 why=self.why,
-                fix=hit.fix,
+                fix=fix,
             )
 
 
@@ -76,6 +81,18 @@ def check(id: str, severity: Severity, why: str) -> Callable[[Look], Look]:
         return look
 
     return register
+
+
+def does(things: Sized, one: str = "does", more: str = "do") -> str:
+    """The verb of what is listed."""
+    return one if len(things) == 1 else more
+
+
+def spelled(value: object) -> str:
+    """The value as YAML writes it."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return str(value)
 
 
 def names(streams: Iterable[object]) -> list[str]:

@@ -7,7 +7,7 @@ written once. A stream's index and manifest are read at once, its stored files a
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,6 +38,8 @@ class Stream:
     manifest: Manifest | None
     settings: Mapping[str, Any]
     "The keys that Streaming's Stream is built from, as they stand in the YAML."
+    is_sourced: bool = False
+    "The recipe names its source, so `mdsmix convert` on that recipe makes it."
 
     @property
     def is_trusted(self) -> bool:
@@ -154,9 +156,20 @@ class Mix:
         """Samples that all devices draw together at a time."""
         return whole(self.config.get("global_train_batch_size"))
 
-    def reencode(self, loader: str) -> str:
-        """The command that writes every stream for the named loader."""
-        return f"mdsmix convert {self.recipe or 'RECIPE'} train_loader.name={loader} --reencode"
+    def makers(self, streams: Sequence[Stream], does: str, options: str = "") -> str:
+        """Who can make the streams anew: the recipe that names their source, or whoever published them."""
+        ours = [s.name for s in streams if s.is_sourced]
+        theirs = [s for s in streams if not s.is_sourced]
+        ways = (
+            [f"{does} {', '.join(ours)}: `mdsmix convert {self.recipe}{options}`"] if ours else []
+        )
+        if theirs:
+            # A manifest shows that some recipe made them: not this one, where there is one.
+            by_us = not self.recipe and all(s.manifest for s in theirs)
+            command = f" (`mdsmix convert RECIPE{options}`)" if by_us else ""
+            whose = ", ".join(s.name for s in theirs)
+            ways.append(f"have {whose} published again{command} by whoever made {them(theirs)}")
+        return "; ".join(ways)
 
     def section(self, *keys: str) -> Any:
         """A value deep in the config; None where a key on the way is missing."""
@@ -164,6 +177,15 @@ class Mix:
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
+
+
+def plural(count: int, word: str) -> str:
+    """`1 sample`, `2 samples`."""
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def them(things: Sized) -> str:
+    return "it" if len(things) == 1 else "them"
 
 
 def whole(value: Any) -> int | None:

@@ -252,6 +252,7 @@ def _of_recipe(recipe: Recipe, spec: StreamSpec) -> Stream:
         index=index,
         manifest=read_manifest(folder),
         settings=settings,
+        is_sourced=spec.source is not None,
     )
 
 
@@ -277,13 +278,14 @@ def _at(url: str) -> Stream:
     folder = find_published(place)
     settings = {"remote" if place.is_s3 else "local": str(place)}
     if folder == place:
-        return _open(_name(folder), folder, settings)
+        return _open(_name(url, folder), folder, settings)
     return _open(place.name, folder, settings | {"split": folder.name})
 
 
-def _name(folder: Location) -> str:
-    """`web/train` for a folder named by its split, which alone says little."""
-    return f"{folder.parent.name}/{folder.name}".strip("/")
+def _name(url: str, folder: Location) -> str:
+    """`web/train` for a folder named by its split, which alone says little; no more than the user named."""
+    named = url.rstrip("/").removesuffix(f"/{BASENAME}")
+    return f"{folder.parent.name}/{folder.name}".strip("/") if "/" in named else folder.name
 
 
 def _tokenizer(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mdsmix.mix.findings import Hit, check, names
+from mdsmix.mix.findings import Hit, check, does, names
 from mdsmix.mix.streams import Loader, Mix, Stream
 
 READS = {
@@ -62,7 +62,7 @@ def columns_loader(mix: Mix) -> Iterator[Hit]:
             others = f", as {_described(right)} has it" if right else ""
             yield Hit(
                 names([*wrong, *right]),
-                f"{_described(wrong)} does not hold what the {loader.name} loader reads "
+                f"{_described(wrong)} {does(wrong)} not hold what the {loader.name} loader reads "
                 f"({READS[loader.name]}){others}.",
                 _ways(mix, loader, wrong),
             )
@@ -78,15 +78,21 @@ def _ways(mix: Mix, loader: Loader, wrong: Sequence[Stream]) -> str:
         return "convert the stream again with `mdsmix convert`, or take it out of the mix."
     other = "finetuning" if loader.is_text else "text"
     if all(shape(s, other) for s in mix.streams):
-        again = f", or re-encode them: `{mix.reencode(loader.name)}`" if mix.recipe else ""
+        again = f", or {_again(mix, loader.name, wrong)}" if mix.recipe else ""
         return f"set train_loader.name: {other}, which reads all of these streams{again}."
     kinds = {s.card.encoding.kind if s.card else None for s in mix.streams}
     if loader.is_text and kinds == {"pretraining"}:
-        return f"re-encode all streams for the text loader: `{mix.reencode('text')}`."
+        return f"{_again(mix, 'text', wrong)}."
+    lacking = [s for s in mix.streams if not shape(s, "finetuning")]
     return (
-        "re-encode all streams for the finetuning loader, which trains both kinds: "
-        f"`{mix.reencode('finetuning')}`; or read both kinds in a training loop of your own with mdsmix.load.build_loader."
+        f"train both kinds with the finetuning loader: {_again(mix, 'finetuning', lacking)}; or read both kinds in a "
+        "training loop of your own with mdsmix.load.build_loader."
     )
+
+
+def _again(mix: Mix, loader: str, streams: Sequence[Stream]) -> str:
+    """How these streams come to hold what the loader reads."""
+    return mix.makers(streams, "re-encode", f" train_loader.name={loader} --reencode")
 
 
 @check(
@@ -103,7 +109,7 @@ def columns_text_and_tokens(mix: Mix) -> Iterator[Hit]:
         if texts and tokens:
             yield Hit(
                 names([*texts, *tokens]),
-                f"{', '.join(names(texts))} is text that the loader tokenizes, {', '.join(names(tokens))} is tokens.",
+                f"{', '.join(names(texts))} {does(texts, 'is', 'are')} text that the loader tokenizes, {', '.join(names(tokens))} {does(tokens, 'is', 'are')} tokens.",
                 "convert the text streams to tokens with `mdsmix convert`.",
             )
 
@@ -200,7 +206,7 @@ def columns_raw_and_tokenized(mix: Mix) -> Iterator[Hit]:
         if raw and ready:
             yield Hit(
                 raw + ready,
-                f"{', '.join(raw)} is text that the loader tokenizes, {', '.join(ready)} was tokenized before.",
+                f"{', '.join(raw)} {does(raw, 'is', 'are')} text that the loader tokenizes, {', '.join(ready)} {does(ready, 'was', 'were')} tokenized before.",
                 "convert the text streams too with `mdsmix convert`.",
             )
 

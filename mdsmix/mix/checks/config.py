@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mdsmix.mix.findings import Hit, check, names
+from mdsmix.mix.findings import Hit, check, names, spelled
 from mdsmix.mix.foundry import LOADER_DEFAULTS, VALUES
 from mdsmix.mix.streams import Mix, whole
 
@@ -16,8 +16,9 @@ def length_invalid(mix: Mix) -> Iterator[Hit]:
         if (whole(given) or 0) < 2:
             yield Hit(
                 [],
-                f"max_seq_len of {loader.label}.dataset is {given}.",
+                f"dataset.max_seq_len of {{loader}} is {spelled(given)}.",
                 "set max_seq_len: ${max_seq_len}.",
+                loader.label,
             )
 
 
@@ -32,8 +33,9 @@ def length_model(mix: Mix) -> Iterator[Hit]:
         if model and loader.max_seq_len and model < loader.max_seq_len:
             yield Hit(
                 [],
-                f"model.max_seq_len is {model}, and {loader.label} reads rows of {loader.max_seq_len} tokens.",
+                f"model.max_seq_len is {model}, and rows of {{loader}} have {loader.max_seq_len} tokens.",
                 "write ${max_seq_len} for both.",
+                loader.label,
             )
 
 
@@ -74,8 +76,9 @@ def workers(mix: Mix) -> Iterator[Hit]:
             if settings[key] != right:
                 yield Hit(
                     [],
-                    f"{loader.label} has num_workers: 0, and {key} is {str(settings[key]).lower()}.",
-                    f"set {key}: {str(right).lower().replace('none', 'null')}, or num_workers to at least 1.",
+                    f"num_workers of {{loader}} is 0, and {key} is {spelled(settings[key])}.",
+                    f"set {key}: {spelled(right)}, or num_workers to at least 1.",
+                    loader.label,
                 )
 
 
@@ -91,16 +94,18 @@ def setting_value(mix: Mix) -> Iterator[Hit]:
             if value is not None and value not in allowed:
                 yield Hit(
                     [],
-                    f"{key} of {loader.label} is {value}.",
+                    f"{key} of {{loader}} is {spelled(value)}.",
                     f"set it to one of {', '.join(allowed)}.",
+                    loader.label,
                 )
         for key, least in (("sampling_granularity", 1), ("shuffle_seed", 0)):
             value = loader.dataset.get(key)
             if value is not None and (whole(value) is None or (whole(value) or 0) < least):
                 yield Hit(
                     [],
-                    f"{key} of {loader.label} is {value}.",
+                    f"{key} of {{loader}} is {spelled(value)}.",
                     f"set it to a whole number of at least {least}.",
+                    loader.label,
                 )
 
 
@@ -114,7 +119,10 @@ def sequence_parallel(mix: Mix) -> Iterator[Hit]:
         value = whole(loader.dataset.get("seq_parallel_replication"))
         if value and value > 1:
             yield Hit(
-                [], f"seq_parallel_replication of {loader.label} is {value}.", "leave it out."
+                [],
+                f"seq_parallel_replication of {{loader}} is {value}.",
+                "leave it out.",
+                loader.label,
             )
 
 

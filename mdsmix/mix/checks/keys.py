@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mdsmix.mix.findings import Hit, check
+from mdsmix.mix.findings import Hit, check, spelled
 from mdsmix.mix.foundry import (
     DATASET_KEYS,
     LOADER_KEYS,
@@ -22,8 +22,9 @@ def loader_unknown(mix: Mix) -> Iterator[Hit]:
         if loader.name not in DATASET_KEYS:
             yield Hit(
                 [],
-                f"{loader.label} has name: {loader.name}, and mdsmix knows {' and '.join(sorted(DATASET_KEYS))}.",
+                f"name of {{loader}} is {spelled(loader.section.get('name'))}, and mdsmix knows {' and '.join(sorted(DATASET_KEYS))}.",
                 "write name: text or name: finetuning.",
+                loader.label,
             )
 
 
@@ -38,8 +39,9 @@ def key_dropped(mix: Mix) -> Iterator[Hit]:
             if key not in PASSED_TWICE:
                 yield Hit(
                     [],
-                    f"{loader.label}.dataset has the key {key}, which the text loader does not read.",
+                    f"the key {key} of dataset in {{loader}} is one that the text loader does not read.",
                     f"{nearest(key, DATASET_KEYS['text'])}.",
+                    loader.label,
                 )
 
 
@@ -54,8 +56,9 @@ def key_rejected(mix: Mix) -> Iterator[Hit]:
         for key in sorted(set(map(str, loader.section)) - LOADER_KEYS - label):
             yield Hit(
                 [],
-                f"{loader.label} has the key {key}, which no loader takes.",
+                f"the key {key} of {{loader}} is one that no loader takes.",
                 f"{nearest(key, LOADER_KEYS)}.",
+                loader.label,
             )
         for key in _unknown(loader):
             if not loader.is_text or key in PASSED_TWICE:
@@ -66,8 +69,9 @@ def key_rejected(mix: Mix) -> Iterator[Hit]:
                 )
                 yield Hit(
                     [],
-                    f"{loader.label}.dataset has the key {key}, which the {loader.name} loader does not take.",
+                    f"the key {key} of dataset in {{loader}} is one that the {loader.name} loader does not take.",
                     f"{fix}.",
+                    loader.label,
                 )
         for stream in loader.streams:
             for key in sorted(set(map(str, stream.settings)) - STREAM_KEYS):
@@ -88,7 +92,12 @@ def key_missing(mix: Mix) -> Iterator[Hit]:
     for loader in () if mix.is_bare else mix.loaders:
         for key in LOADER_NEEDS.get(loader.name, ()):
             if loader.section.get(key) is None:
-                yield Hit([], f"{loader.label} lacks {key}.", f"add {key}{_example(key)}.")
+                yield Hit(
+                    [],
+                    f"{key} is missing in {{loader}}.",
+                    f"add {key}{_example(key)}.",
+                    loader.label,
+                )
 
 
 def _example(key: str) -> str:

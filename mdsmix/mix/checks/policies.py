@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mdsmix.encode.targets import Targets
 from mdsmix.errors import RecipeError
 from mdsmix.mix.checks.columns import shape
-from mdsmix.mix.findings import Hit, check, names
+from mdsmix.mix.findings import Hit, check, does, names, spelled
 from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.shards.manifest import Encoding
 
@@ -32,8 +32,8 @@ def format_differs(mix: Mix) -> Iterator[Hit]:
         if isinstance(wanted, bool) and wanted != encoding.decoder_only_format:
             yield Hit(
                 [stream.name],
-                f"{stream.name} was converted under decoder_only_format: {_yaml(encoding.decoder_only_format)}, and "
-                f"{loader.label} says {_yaml(wanted)}.",
+                f"{stream.name} was converted under decoder_only_format: {spelled(encoding.decoder_only_format)}, and "
+                f"{loader.label} says {spelled(wanted)}.",
                 "convert the stream again, or train it in the format that it was converted for.",
             )
 
@@ -119,7 +119,12 @@ def targets_invalid(mix: Mix) -> Iterator[Hit]:
         decoder_only = loader.dataset.get("decoder_only_format")
         if not isinstance(decoder_only, bool):
             fix = "set it to true for a causal model, to false for an encoder-decoder."
-            yield Hit([], f"decoder_only_format of {loader.label} is {_yaml(decoder_only)}.", fix)
+            yield Hit(
+                [],
+                f"decoder_only_format of {{loader}} is {spelled(decoder_only)}.",
+                fix,
+                loader.label,
+            )
         prompts, responses = loader.targets
         try:
             Targets(
@@ -130,7 +135,7 @@ def targets_invalid(mix: Mix) -> Iterator[Hit]:
             )
         except RecipeError as error:
             problem, _, fix = str(error).partition(": ")
-            yield Hit([], f"{loader.label}: {problem}.", fix)
+            yield Hit([], f"{{loader}}: {problem}.", fix, loader.label)
 
 
 @check(
@@ -147,8 +152,9 @@ def packing_invalid(mix: Mix) -> Iterator[Hit]:
         if problem:
             yield Hit(
                 [],
-                f"packing_ratio of {loader.label} is {_yaml(ratio)}, {problem}.",
+                f"packing_ratio of {{loader}} is {spelled(ratio)}, {problem}.",
                 "set it to null, auto or a number of at least 1.",
+                loader.label,
             )
 
 
@@ -179,12 +185,6 @@ def documents_unseparated(mix: Mix) -> Iterator[Hit]:
     if joined:
         yield Hit(
             names(joined),
-            f"{', '.join(names(joined))} is pretraining text in full rows (layout: concat).",
+            f"{', '.join(names(joined))} {does(joined, 'is', 'are')} pretraining text in full rows (layout: concat).",
             "nothing, if that is wanted; layout: document with packing_ratio masks documents from each other.",
         )
-
-
-def _yaml(value: object) -> str:
-    return (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )

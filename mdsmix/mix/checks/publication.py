@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from mdsmix.mix.findings import Hit, check
-from mdsmix.mix.streams import Mix
+from mdsmix.mix.streams import Mix, plural
 
 
 @check(
@@ -52,7 +52,7 @@ def index_empty(mix: Mix) -> Iterator[Hit]:
         if not stream.index.samples:
             yield Hit(
                 [stream.name],
-                f"the index of {stream.name} lists {len(stream.shards)} shards and 0 samples.",
+                f"the index of {stream.name} lists {plural(len(stream.shards), 'shard')} and 0 samples.",
                 "look at what was filtered or quarantined when converting, or take the stream out.",
             )
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import xxhash
 
-from mdsmix.mix.findings import Hit, check
+from mdsmix.mix.findings import Hit, check, does
 from mdsmix.mix.foundry import BYTE_UNITS, in_units
-from mdsmix.mix.streams import Loader, Mix, Stream, cache_folder, whole
+from mdsmix.mix.streams import Loader, Mix, Stream, cache_folder, plural, them, whole
 from mdsmix.shards.index import BASENAME, Shard
 from mdsmix.storage import locate
 
@@ -44,8 +44,9 @@ def shard_missing(mix: Mix) -> Iterator[Hit]:
         if lost:
             yield Hit(
                 [stream.name],
-                f"{len(lost)} of {len(stream.shards)} shards of {stream.name} are not at {stream.folder}: {_shown(lost)}.",
-                "publish the stream again (`mdsmix convert`), or copy the shards there.",
+                f"{len(lost)} of {plural(len(stream.shards), 'shard')} of {stream.name} {does(lost, 'is', 'are')} not at "
+                f"{stream.folder}: {_shown(lost)}.",
+                f"{mix.makers([stream], 'publish again')}; or copy {them(lost)} there.",
             )
 
 
@@ -63,9 +64,9 @@ def shard_size(mix: Mix) -> Iterator[Hit]:
             first = other[0].stored
             yield Hit(
                 [stream.name],
-                f"{len(other)} shards of {stream.name} have other sizes than the index says ({_shown(other)}): "
+                f"{plural(len(other), 'shard')} of {stream.name} {does(other, 'has', 'have')} another size than the index says ({_shown(other)}): "
                 f"{first.basename} has {stream.files[first.basename].size} bytes, the index says {first.bytes}.",
-                "publish the stream again (`mdsmix convert`), or copy the shards again.",
+                f"{mix.makers([stream], 'publish again')}; or copy {them(other)} again.",
             )
 
 
@@ -76,7 +77,7 @@ def shard_damaged(mix: Mix) -> Iterator[Hit]:
             yield Hit(
                 [stream.name],
                 f"{stream.head.damage.partition(';')[0]}.",
-                "publish the stream again.",
+                f"{mix.makers([stream], 'publish again')}.",
             )
 
 
@@ -178,8 +179,9 @@ def cache_limit_small(mix: Mix) -> Iterator[Hit]:
         if given and limit is None:
             yield Hit(
                 [],
-                f"cache_limit of {loader.label} is {given!r}.",
+                f"cache_limit of {{loader}} is {given!r}.",
                 "write bytes, or a size such as 500gb.",
+                loader.label,
             )
         elif limit is not None and limit < least:
             yield Hit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mdsmix.mix.findings import Hit, check, names
+from mdsmix.mix.findings import Hit, check, does, names, spelled
 from mdsmix.mix.streams import Mix, Stream
 from mdsmix.shards.manifest import TokenizerCard
 
@@ -86,8 +86,8 @@ def tokenizer_unknown(mix: Mix) -> Iterator[Hit]:
     if unknown:
         yield Hit(
             names(unknown),
-            f"{', '.join(names(unknown))} has no manifest, so its tokenizer is not known.",
-            "make sure of it yourself, or convert the stream again with `mdsmix convert`.",
+            f"{', '.join(names(unknown))} {does(unknown, 'has', 'have')} no manifest, so {does(unknown, 'its tokenizer is', 'their tokenizers are')} not known.",
+            "make sure of it yourself, or convert again with `mdsmix convert`.",
         )
 
 
@@ -187,13 +187,21 @@ def separator_differs(mix: Mix) -> Iterator[Hit]:
     for loader in mix.loaders if mix.train.is_text else ():
         given = {w: loader.dataset.get(f"{w}_token_id") for w in ("eos", "bos")}
         if all(v is not None for v in given.values()):
-            yield Hit([], f"{loader.label} sets both eos_token_id and bos_token_id.", "keep one.")
+            yield Hit(
+                [],
+                "eos_token_id and bos_token_id are both set in {loader}.",
+                "keep one.",
+                loader.label,
+            )
         for word, token in given.items():
             own = getattr(mix.tokenizer, f"{word}_id", token)
             allowed = loader.dataset.get(f"override_{word}_token_id_mismatch_error")
             if token is not None and token != own and not allowed:
                 yield Hit(
                     [],
-                    f"{loader.label} sets {word}_token_id: {token}, and the tokenizer's is {own}.",
-                    f"set {word}_token_id: {own}.",
+                    f"{word}_token_id of {{loader}} is {token}, and the tokenizer's is {spelled(own)}.",
+                    f"set {word}_token_id: {own}."
+                    if own is not None
+                    else f"leave {word}_token_id out.",
+                    loader.label,
                 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mdsmix.mix.findings import Hit, check, names
+from mdsmix.mix.findings import Hit, check, does, names
 from mdsmix.mix.foundry import COUNT_UNITS, in_units
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.weights import draws_of, is_number, shares_of
@@ -27,7 +27,7 @@ def weights_scheme(mix: Mix) -> Iterator[Hit]:
         if relative and absolute:
             yield Hit(
                 relative + absolute,
-                f"{', '.join(relative)} is weighted by proportion and {', '.join(absolute)} is not.",
+                f"{', '.join(relative)} {does(relative, 'is', 'are')} weighted by proportion and {', '.join(absolute)} {does(absolute, 'is', 'are')} not.",
                 "give every stream a proportion, or none.",
             )
 
@@ -53,14 +53,15 @@ def weights_epoch_size(mix: Mix) -> Iterator[Hit]:
         if (in_units(given, COUNT_UNITS) or -1) < 0:
             yield Hit(
                 [],
-                f"epoch_size of {loader.label} is {given!r}.",
+                f"epoch_size of {{loader}} is {given!r}.",
                 "write a number of samples, for example 64M.",
+                loader.label,
             )
         absolute = [s for s in loader.streams if {"repeat", "choose"} & set(s.weight)]
         if absolute:
             yield Hit(
                 names(absolute),
-                f"{loader.label} sets epoch_size: {given}, and {', '.join(names(absolute))} has repeat or choose, which decide it too.",
+                f"{loader.label} sets epoch_size: {given}, and {', '.join(names(absolute))} {does(absolute, 'has', 'have')} repeat or choose, which decide it too.",
                 "leave epoch_size out, or weight all streams by proportion.",
             )
 
