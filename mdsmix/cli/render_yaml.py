@@ -37,7 +37,7 @@ def render_yaml(
     validate: Annotated[
         bool,
         typer.Option(
-            "--validate", help="Also build LLM-Foundry's real loader from it and draw two batches."
+            "--validate", help="Also build LLM-Foundry's real loaders from it and draw two batches of each."
         ),
     ] = False,
 ) -> None:

@@ -45,10 +45,15 @@ def test_the_real_loader_draws_batches_from_the_rendered_yaml(
 ) -> None:
     publish(tmp_path / "web", SPLIT, [SPLIT_ROW] * 30)
     publish(tmp_path / "chat", TURNS, [TURNS_ROW] * 30)
+    publish(tmp_path / "held", TURNS, [TURNS_ROW] * 1, split="val")
     recipe = {
         "tokenizer": str(tokenizer_folder),
         "max_seq_len": LENGTH,
-        "streams": {"web": {"local": "web"}, "chat": {"local": "chat"}},
+        "streams": {
+            "web": {"local": "web"},
+            "chat": {"local": "chat"},
+            "held": {"local": "held", "split": "val"},
+        },
         "train_loader": {"num_workers": 0},
     }
     (tmp_path / "mix.yaml").write_text(json.dumps(recipe))
@@ -61,5 +66,6 @@ def test_the_real_loader_draws_batches_from_the_rendered_yaml(
         env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
     )
     assert done.returncode == 0, done.stderr
-    assert f"(2, {LENGTH}), (2, {LENGTH})" in done.stderr
+    drawn = f"train_loader (2, {LENGTH}), (2, {LENGTH}); eval_loader held (1, {LENGTH})"
+    assert drawn in done.stderr
     assert (tmp_path / "out.yaml").exists()
