@@ -40,7 +40,8 @@ def gc(
     for item in garbage:
         days = item.age / 86_400
         typer.echo(f"{item.kind:16}  {item.bytes:>13,} bytes  {days:>6.1f} days  {item.name}")
-    size = f"{len(garbage):,} files, {sum(item.bytes for item in garbage):,} bytes"
+    files = f"{len(garbage):,} file{'s' if len(garbage) != 1 else ''}"
+    size = f"{files}, {sum(item.bytes for item in garbage):,} bytes"
     done = (
         "deleted"
         if delete

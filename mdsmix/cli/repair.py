@@ -48,6 +48,6 @@ def repair(
         typer.echo(f"{done.stream}: whole, nothing to repair")
         return
     typer.echo(
-        f"{done.stream}: repaired, {len(done.shards)} shards of {done.units} of {done.of} work units made again, byte for "
-        "byte as before"
+        f"{done.stream}: repaired, {done.units} of {done.of} work units made again "
+        f"({', '.join(done.shards) or 'no shard'}), byte for byte as before"
     )

@@ -52,16 +52,26 @@ def _print(report: Report, quick: bool, as_json: bool) -> None:
 
 
 def _verdict(report: Report, quick: bool) -> str:
-    held = f"{report.stream}: {report.shards:,} shards, {report.samples:,} samples, {report.bytes:,} bytes"
+    held = ", ".join(
+        (
+            _many(report.shards, "shard"),
+            _many(report.samples, "sample"),
+            _many(report.bytes, "byte"),
+        )
+    )
     if report.faults:
-        return f"{held}: {len(report.faults)} faults, the stream may not be used"
+        return f"{report.stream}: {held}: {_many(len(report.faults), 'fault')}, the stream may not be used"
     looked = "names and sizes are right" if quick else "whole"
     notes = [
-        f"; {number:,} shards {what}"
+        f"; {_many(number, 'shard')} {what}"
         for number, what in (
-            (report.undecoded, "were hashed and not decoded, for want of their decompressor"),
-            (0 if quick else report.unhashed, "have no hash in the index"),
+            (report.undecoded, "hashed and not decoded, for want of a decompressor"),
+            (0 if quick else report.unhashed, "without a hash in the index"),
         )
         if number
     ]
-    return f"{held}: {looked}{''.join(notes)}"
+    return f"{report.stream}: {held}: {looked}{''.join(notes)}"
+
+
+def _many(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' if count != 1 else ''}"
