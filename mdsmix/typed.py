@@ -119,4 +119,6 @@ def spelled(hint: Any) -> str:
         return " or ".join(map(spelled, args))
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     kind = typing.get_origin(hint) or hint
-    return names.get(kind, "a list" if kind is list else "null" if kind is type(None) else "keys")
+    return names.get(
+        kind, "a list" if kind is list else "null" if kind is type(None) else "keys and values"
+    )

@@ -116,6 +116,8 @@ REFUSED = {
     "streams.faq.columns=compact": "columns is for messages; take it out",
     "streams.web.layout=document streams.web.add_eos=false": "needs add_eos: true",
     "max_seq_len=${nothing}": "Interpolation key 'nothing' not found",
+    "streams=[]": "is not a readable recipe: Cannot merge incompatible container types",
+    "train_loader=3": "train_loader is 3; it must be keys and values",
     "no-equals-sign": "`no-equals-sign` is no override",
 }
 

@@ -61,7 +61,7 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
         raise RecipeError(f"There is no recipe {path}: name an existing YAML file.") from None
     except OSError as error:
         raise RecipeError(f"{path} cannot be read as a recipe: {error.strerror}.") from None
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, ValueError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise RecipeError(f"{path} is not a readable recipe: {reason}.") from None
     return typing.cast("dict[str, Any]", tree)
