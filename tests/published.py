@@ -52,8 +52,7 @@ def publish(
     home.mkdir(parents=True, exist_ok=True)
     cuts = np.linspace(0, len(rows), shards + 1).astype(int)
     listed = [
-        _shard(home, columns, rows[a:b], n, compression)
-        for n, (a, b) in enumerate(pairwise(cuts))
+        _shard(home, columns, rows[a:b], n, compression) for n, (a, b) in enumerate(pairwise(cuts))
     ]
     index = make_index([entry for entry in listed if entry.samples])
     if card is not None:

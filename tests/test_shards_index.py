@@ -135,7 +135,9 @@ def test_records_and_totals_add_up() -> None:
     assert both == Records(read=5, written=2, filtered={"a": 2}, quarantined={"b": 1})
     assert both.adds_up
     assert not Records(read=1).adds_up
-    total = Totals(samples=1, longest=5, lengths={"2^0": 1}) + Totals(samples=2, longest=3, largest_id=9)
+    total = Totals(samples=1, longest=5, lengths={"2^0": 1}) + Totals(
+        samples=2, longest=3, largest_id=9
+    )
     assert total == Totals(samples=3, longest=5, largest_id=9, lengths={"2^0": 1})
 
 

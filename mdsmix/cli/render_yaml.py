@@ -37,7 +37,8 @@ def render_yaml(
     validate: Annotated[
         bool,
         typer.Option(
-            "--validate", help="Also build LLM-Foundry's real loaders from it and draw two batches of each."
+            "--validate",
+            help="Also build LLM-Foundry's real loaders from it and draw two batches of each.",
         ),
     ] = False,
 ) -> None:
