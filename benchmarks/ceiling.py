@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import orjson
 from fastokens import Tokenizer
+from numpy.typing import NDArray
 
 BLOCK = 8 << 20
 SHARD_BYTES = 1 << 26
@@ -38,7 +39,7 @@ def main(source: str, tokenizer: str, out: str, row_tokens: int) -> None:
     (Path(out) / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
 
 
-def _token_blocks(source: str, tokenizer: str) -> Iterator[np.ndarray]:
+def _token_blocks(source: str, tokenizer: str) -> Iterator[NDArray[np.uint16]]:
     """The documents of each block, every one ended by EOS, as one array."""
     model = Tokenizer.from_file(tokenizer)
     eos = np.frombuffer(model.encode_batch_flat([EOS])[0], np.uint32)
@@ -62,7 +63,7 @@ def _line_blocks(source: str) -> Iterator[list[bytes]]:
             yield lines
 
 
-def _write(out: Path, number: int, tokens: np.ndarray, row_tokens: int) -> dict[str, Any]:
+def _write(out: Path, number: int, tokens: NDArray[np.uint16], row_tokens: int) -> dict[str, Any]:
     """One shard: sample count, offsets, settings, rows; and its entry in index.json."""
     rows = len(tokens) // row_tokens
     settings = {
