@@ -14,10 +14,10 @@ import pytest
 
 from mdsmix.convert import gc
 from mdsmix.convert.gc import Garbage, find_garbage, seconds_of
-from mdsmix.convert.lease import lease
 from mdsmix.convert.ledger import read_record
 from mdsmix.errors import RecipeError
 from mdsmix.shards.index import read_index
+from mdsmix.shards.lease import lease
 from mdsmix.shards.verify import verify
 from mdsmix.storage import locate
 from tests.converting import (
@@ -218,7 +218,7 @@ def test_nothing_is_deleted_while_a_conversion_is_at_work(republished: Path) -> 
         answer = pool.submit(mdsmix, "gc", republished, "--delete").result()
         listed = pool.submit(mdsmix, "gc", republished).result()
     assert (answer.code, answer.out) == (4, "")
-    assert "is being converted by process" in answer.err
+    assert "is being written by process" in answer.err
     assert listed.code == 0
     assert files(republished) == before
 

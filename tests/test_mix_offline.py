@@ -6,6 +6,7 @@ import json
 import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from mdsmix.mix.offline import publish as publishing
 from mdsmix.mix.offline.draw import Draw, random_keys, seed_of
 from mdsmix.mix.weights import draws
 from mdsmix.shards.index import read_index
+from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest, TokenizerCard, read_manifest
 from mdsmix.shards.whole import read_whole
-from mdsmix.storage import locate
+from mdsmix.storage import Location, locate
 from tests.published import CARD, CONCAT, LENGTH, PAIR, TURNS, publish
 
 Rows = list[dict[str, Any]]
@@ -91,12 +93,12 @@ def mix(recipe: Path, *arguments: object, out: str = "out") -> Path:
 
 
 def refused(kind: type[MdsmixError], match: str, recipe: Path, *arguments: object) -> None:
-    """Refused in one sentence that names the matter; without --out it goes to `out`, where nothing may lie then."""
+    """Refused in one sentence that names the matter; without --out it goes to `out`, where no file may lie then."""
     place = () if "--out" in arguments else ("--out", recipe.parent / "out")
     result = invoke(recipe, *place, *arguments)
     assert isinstance(result.exception, kind), (result.output, result.exception)
     assert match in str(result.exception) + result.output
-    assert not (recipe.parent / "out").exists()
+    assert files(recipe.parent / "out") == {}
 
 
 def samples(folder: Path) -> list[bytes]:
@@ -412,6 +414,36 @@ def test_an_interrupted_run_publishes_nothing_and_leaves_no_temporary_file(
     monkeypatch.setattr("mdsmix.mix.view._tokenizer", lambda config, recipe: (CARD, None))
     again = files(mix(two))
     assert {name: again[name] for name in whole} == whole
+
+
+def test_two_at_once_the_second_is_refused_and_told_who_is_at_work(two: Path) -> None:
+    """A mix or a conversion, whoever holds the stream. What is there already needs no lease."""
+    before, out = files(mix(two)), two.parent / "out"
+
+    def while_held(*arguments: object) -> Result:
+        with lease(locate(out / "train"), lambda _: None), ThreadPoolExecutor(1) as pool:
+            return pool.submit(invoke, two, "--out", out, *arguments).result()
+
+    result = while_held("mix.a.repeat=2")
+    assert isinstance(result.exception, Unreachable)
+    assert "is being written by process" in str(result.exception)
+    assert files(out / "train") == before
+    assert "up to date" in while_held().output
+
+
+def test_who_lost_the_lease_publishes_nothing(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, stored = files(mix(two)), publishing.store_shards
+
+    def robbed(folder: Location, *arguments: Any) -> Any:
+        (folder / ".mdsmix" / "lease").write(b"another's")
+        return stored(folder, *arguments)
+
+    monkeypatch.setattr(publishing, "store_shards", robbed)
+    result = invoke(two, "--out", two.parent / "out", "mix.a.repeat=2")
+    assert isinstance(result.exception, Unreachable)
+    assert "taken over by another run" in str(result.exception)
+    after = files(two.parent / "out" / "train")
+    assert {name: after[name] for name in before} == before
 
 
 def test_a_temporary_folder_without_room_is_said_before_anything_is_read(

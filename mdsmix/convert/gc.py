@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
-from mdsmix.convert.lease import lease
 from mdsmix.convert.ledger import FOLDER, read_record
 from mdsmix.convert.quarantine import QUARANTINE
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards.index import Shard, find_published, parse_index, read_index
+from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import read_manifest
 from mdsmix.storage import Location, Stat, locate
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from mdsmix.convert.job import Job, on_day
-from mdsmix.convert.lease import lease
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.outcome import Watcher
 from mdsmix.convert.run import Options, convert, planned_jobs
@@ -20,6 +19,7 @@ from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.recipe import Recipe
 from mdsmix.shards import index as index_file
 from mdsmix.shards.index import read_index
+from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest, Part, read_manifest
 from mdsmix.shards.verify import Fault, Report, verify
 from mdsmix.sources import SourceFile

@@ -17,7 +17,6 @@ from mdsmix import sources
 from mdsmix.convert import engine
 from mdsmix.convert.guard import published_manifest, refuse_replacing
 from mdsmix.convert.job import Job, make_job, on_day
-from mdsmix.convert.lease import lease
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.publish import is_published, publish, refuse_too_many_bad
 from mdsmix.convert.quarantine import forget_others, release
@@ -28,6 +27,7 @@ from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.index import read_index
+from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest, SourceFile
 from mdsmix.sources import Unit
 

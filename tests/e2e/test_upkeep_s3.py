@@ -19,14 +19,14 @@ import orjson
 import pytest
 from botocore.exceptions import ClientError
 
-from mdsmix.convert import lease as lease_module
 from mdsmix.convert.gc import delete_garbage, find_garbage
-from mdsmix.convert.lease import lease
 from mdsmix.errors import Unreachable
+from mdsmix.shards import lease as lease_module
 from mdsmix.shards.index import read_index
+from mdsmix.shards.lease import lease
 from mdsmix.storage import Location, locate, s3_upkeep
 from tests.converting import documents, mdsmix, run_recipe, windows, write_jsonl, write_recipe
-from tests.test_convert_lease import BEAT, ELSEWHERE
+from tests.test_shards_lease import BEAT, ELSEWHERE
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
 

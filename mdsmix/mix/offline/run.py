@@ -24,6 +24,7 @@ from mdsmix.mix.offline.publish import publish, store
 from mdsmix.mix.offline.take import take
 from mdsmix.mix.offline.target import SPLIT, MixRecord, read_record, refuse_replacing
 from mdsmix.shards.index import BASENAME, read_index
+from mdsmix.shards.lease import Lease, lease
 from mdsmix.storage import Location
 
 
@@ -33,6 +34,8 @@ class Watcher(Protocol):
     def begin(self, stream: str, size: int) -> None: ...
 
     def told(self, size: int, tokens: int) -> None: ...
+
+    def say(self, sentence: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +60,23 @@ def mix_offline(
     if is_new := not _is_published(plan, folder):
         if not replace:
             refuse_replacing(plan, out)
-        watcher.begin(out.name, 2 * plan.bytes)
-        with _room(temporary, plan.bytes) as buckets_folder:
-            buckets = Buckets(buckets_folder, plan.buckets, seed_of(plan.seed, "shuffle"))
-            taken = [take(source, plan.seed, buckets, watcher.told) for source in plan.sources]
-            publish(plan, taken, store(plan, buckets, folder, watcher.told), folder)
+        with lease(folder, watcher.say) as held:
+            if not replace:  # who held it until now may have published
+                refuse_replacing(plan, out)
+            _mix(plan, folder, temporary, watcher, held)
     return _outcome(plan, folder, is_new, time.monotonic() - began)
+
+
+def _mix(
+    plan: Plan, folder: Location, temporary: Path | None, watcher: Watcher, held: Lease
+) -> None:
+    watcher.begin(folder.parent.name, 2 * plan.bytes)
+    with _room(temporary, plan.bytes) as buckets_folder:
+        buckets = Buckets(buckets_folder, plan.buckets, seed_of(plan.seed, "shuffle"))
+        taken = [take(source, plan.seed, buckets, watcher.told) for source in plan.sources]
+        stored = store(plan, buckets, folder, watcher.told)
+        held.confirm()
+        publish(plan, taken, stored, folder)
 
 
 def _is_published(plan: Plan, folder: Location) -> bool:

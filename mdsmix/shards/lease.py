@@ -1,4 +1,4 @@
-"""One conversion of a stream at a time: the object `.mdsmix/lease` says who is at it, and lives while its heart beats.
+"""One writer of a stream at a time: the object `.mdsmix/lease` says who is at it, and lives while its heart beats.
 
 No clock is compared with another. A holder raises a counter in the object every five seconds; who finds a lease watches
 it, and takes it over only after it has stood still for four beats of his own. Where the holder's process can be looked
@@ -24,10 +24,10 @@ from pathlib import Path
 import orjson
 
 from mdsmix import typed
-from mdsmix.convert.ledger import FOLDER
 from mdsmix.errors import Unreachable
 from mdsmix.storage import Location
 
+PLACE = ".mdsmix/lease"
 BEAT_SECONDS = 5.0
 STALE_BEATS = 4
 LOOKS_A_BEAT = 5
@@ -41,7 +41,7 @@ os.register_at_fork(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who converts: for people host, pid and since; for this module the rest."""
+    """Who writes: for people host, pid and since; for this module the rest."""
 
     host: str
     pid: int
@@ -117,7 +117,7 @@ def lease(folder: Location, say: Callable[[str], None]) -> Iterator[Lease]:
     if folder.url in held:
         yield held[folder.url]
         return
-    mine = _take(folder / FOLDER / "lease", say)
+    mine = _take(folder / PLACE, say)
     before = _held.set({**held, folder.url: mine})
     try:
         yield mine
@@ -132,7 +132,7 @@ def _take(at: Location, say: Callable[[str], None]) -> Lease:
         seen = _look(at)
         if seen and not _is_over(at, seen, say):
             raise Unreachable(
-                f"{at.parent.parent} is being converted by {seen.holder or 'another run'}, and two at once would "
+                f"{at.parent.parent} is being written by {seen.holder or 'another run'}, and two at once would "
                 "publish over each other; wait until it is done or end it, then run the same command again."
             )
         stamp = _put(at, me, seen.stamp if seen else None)

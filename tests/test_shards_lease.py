@@ -16,9 +16,9 @@ from typing import Any
 import orjson
 import pytest
 
-from mdsmix.convert import lease as module
-from mdsmix.convert.lease import Holder, lease
 from mdsmix.errors import Unreachable
+from mdsmix.shards import lease as module
+from mdsmix.shards.lease import Holder, lease
 from mdsmix.storage import Location, locate
 from tests.converting import documents, mdsmix, run_recipe, write_jsonl, write_recipe
 
@@ -109,7 +109,7 @@ def test_who_holds_it_may_take_it_again(folder: Location) -> None:
 
 def test_a_run_that_was_killed_here_is_taken_over_at_once(folder: Location) -> None:
     code = (
-        "import os, sys; from mdsmix.convert.lease import lease; from mdsmix.storage import locate\n"
+        "import os, sys; from mdsmix.shards.lease import lease; from mdsmix.storage import locate\n"
         "with lease(locate(sys.argv[1]), print): os.kill(os.getpid(), 9)"
     )
     killed = subprocess.Popen([sys.executable, "-c", code, str(folder)])
@@ -262,7 +262,7 @@ def test_two_converts_at_once(tmp_path: Path, tokenizer_folder: Path) -> None:
 
     answer = while_held(lambda: mdsmix("convert", recipe))
     assert (answer.code, answer.out) == (4, "")
-    assert "is being converted by process" in answer.err
+    assert "is being written by process" in answer.err
     assert answer.err.count("\n") == 1
     assert list(target.list()) == []
     run_recipe(recipe)
