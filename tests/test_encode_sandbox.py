@@ -7,7 +7,8 @@ from datetime import datetime
 import pytest
 from jinja2 import TemplateError
 
-from mdsmix.encode.sandbox import RANGE_LIMIT, template_sandbox
+from mdsmix.encode.budget import RANGE_LIMIT
+from mdsmix.encode.sandbox import template_sandbox
 
 DAY = datetime(2026, 1, 2)
 

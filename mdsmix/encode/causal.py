@@ -13,6 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mdsmix.encode.budget import Overrun
+from mdsmix.errors import MdsmixError
+
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
     from jinja2.nodes import Node
@@ -37,11 +40,14 @@ class CausalTemplate:
     def turns(
         self, messages: Messages, variables: Mapping[str, Any]
     ) -> list[tuple[str, str]] | None:
-        """The (prompt, response) turns of a valid conversation; None where only prefixes can tell."""
+        """The (prompt, response) turns of a valid conversation; None where only prefixes can tell. Overrun where it is
+        over its budget: so would the last of its prefixes be."""
         if MARK in "".join([message["content"] for message in messages]):
             return None
         try:
             parts = render(self.marked, messages, False, variables).split(MARK)
+        except (MdsmixError, Overrun):
+            raise
         except Exception:  # a template may raise anything
             return None
         # 1 where the loop leaves out the first message, which the template has printed before it.

@@ -16,8 +16,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from mdsmix.encode.budget import Overrun
 from mdsmix.encode.causal import CausalTemplate, causal_form, flat_globals, render
-from mdsmix.errors import RecipeError
+from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.typed import brief
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -110,7 +112,10 @@ class ChatTemplate:
             NotRendered: the template fails on it (template_error), or what it prints for the first
                 messages is not the beginning of what it prints for more (not_prefix_stable).
         """
-        turns = self.causal.turns(messages, self.variables) if self.causal else None
+        try:
+            turns = self.causal.turns(messages, self.variables) if self.causal else None
+        except Overrun as error:
+            raise NotRendered("template_error") from error
         return self.turns_by_prefix(messages) if turns is None else turns
 
     def turns_by_prefix(self, messages: list[Message]) -> list[Turn]:
@@ -129,9 +134,11 @@ class ChatTemplate:
         return turns
 
     def render(self, messages: list[Message], add_generation_prompt: bool) -> str:
-        """The text of `messages`; NotRendered (template_error) where the template fails."""
+        """The text of `messages`; NotRendered (template_error) where the template fails or is over its budget."""
         try:
             return render(self.template, messages, add_generation_prompt, self.variables)
+        except MdsmixError:
+            raise
         except Exception as error:  # a template may raise anything, RecursionError too
             raise NotRendered("template_error") from error
 
@@ -158,7 +165,6 @@ def open_template(
 
 @lru_cache(maxsize=16)
 def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
-    from jinja2 import TemplateError
     from jinja2.meta import find_undeclared_variables
 
     from mdsmix.encode.sandbox import template_sandbox
@@ -169,9 +175,11 @@ def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
         template = flat_globals(environment.from_string(source))
         causal = causal_form(environment, source, variables)
         names = find_undeclared_variables(environment.parse(source))
-    except TemplateError as error:
+    except (
+        Exception
+    ) as error:  # not only jinja2's: Python's compiler meets its limits of depth and of digits
         raise RecipeError(
-            f"The chat template of the tokenizer cannot be compiled ({error}), so that no conversation "
+            f"The chat template of the tokenizer cannot be compiled ({brief(str(error))}), so that no conversation "
             "can be rendered: correct its chat_template."
         ) from error
     dated = bool(names & {"date_string", "strftime_now"})

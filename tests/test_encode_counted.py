@@ -1,0 +1,40 @@
+"""Looked at or not, a template prints the same."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+from jinja2 import Environment
+
+from mdsmix.encode.sandbox import template_sandbox
+
+VARIABLES = {"items": [1, 2, 3], "text": "a<b", "tree": [[1, [2]], [3]], "none": None, "many": "ab"}
+SOURCES = [
+    "{% for i in items %}{{ loop.index }}{{ loop.last }}{{ loop.length }}{{ loop.nextitem }}{{ loop.revindex }}{% endfor %}",
+    "{% for i in items if i > 1 %}{{ i }}{{ loop.length }}{% else %}none{% endfor %}",
+    "{% for i in nothing %}x{% else %}none{% endfor %}",
+    "{% for a, b in {'x': 1}.items() %}{{ a }}{{ b }}{% endfor %}",
+    "{% for t in tree recursive %}{{ t if t is number else '(' ~ loop(t) ~ ')' }}{{ loop.depth }}{% endfor %}",
+    "{% for i in range(5000) %}{{ loop.last }}{% endfor %}",
+    "{{ 'a' ~ 1 ~ none ~ nothing ~ text }}{{ 1 + 2 }}{{ [1] + items }}{{ 'a' + text + 'b' * 3 }}",
+    "{% set x = text + 'c' %}{% set y = [x, items] %}{% set z = {'k': x} %}{{ y }}{{ z }}{{ (x, 1) }}",
+    "{% set ns = namespace(n=0, t='') %}{% for i in items %}{% set ns.n = ns.n + i %}{% set ns.t = ns.t ~ i %}{% endfor %}{{ ns.n }}{{ ns.t }}",
+    "{% macro m(a, b='x') %}{{ a + b }}{{ caller() if caller }}{% endmacro %}{{ m('y') }}{% call m('z', b='w') %}inside{% endcall %}",
+    "{% set x %}{{ text | upper }}{{ items | join('-') }}{% endset %}{{ x }}{% filter upper %}{{ 'a' + text }}{% endfilter %}",
+    "{{ items | join(', ') }}{{ items | map('string') | join }}{{ ', '.join(['a', 'b']) }}{{ [many] | map('replace', 'a', 'c') | list }}",
+    "{{ text | replace('a', 'bb') }}{{ text.replace('a', 'c', 1) }}{{ text.center(9) }}{{ many | indent(2, first=true) }}{{ 'a b' | wordwrap(1) }}",
+    "{{ '%s-%5d' % (text, 3) }}{{ '%s' | format(1) }}{{ '{:>5}{}'.format(1, text) }}{{ '{a}'.format_map({'a': 1}) }}{{ 7 % 3 }}{{ 2 ** 9 }}{{ 2.5 ** 2 }}",
+    "{{ items | batch(2, 'x') | list }}{{ items | slice(2) | list }}{{ dict(a=1, b=text) }}{{ '7'.zfill(3) }}{{ items * 2 }}",
+    "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.current }}{% block b %}{{ text }}{% endblock %}{{ self.b() }}",
+    "{{ text if none else 'b' + text }}{{ 'x' in ['x', text] }}{{ items[1:] }}{{ text[::-1] }}{{ -(1 + 2) }}",
+    "{{ " + " + ".join(["text"] * 60) + " }}",
+]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_it_prints_what_jinja2_prints(source: str) -> None:
+    plain: Any = Environment(trim_blocks=True, lstrip_blocks=True)
+    counted = template_sandbox(datetime(2026, 1, 1)).from_string(source)
+    assert counted.render(**VARIABLES) == plain.from_string(source).render(**VARIABLES)
