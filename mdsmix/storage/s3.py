@@ -1,15 +1,12 @@
 """Objects in a bucket of S3 or of a store that speaks its protocol (MinIO and others).
 
-One object is one PUT up to 64 MiB, which is as large as a shard gets, and parts above; parts are
-taken back when the write is given up. A read that breaks in the middle goes on where it broke, as
-long as the object is still the same one.
+One object is one PUT up to 64 MiB, which is as large as a shard gets, and parts above. A read that
+breaks in the middle goes on where it broke, as long as the object is still the same one.
 """
 
 from __future__ import annotations
 
 import io
-import random
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -25,12 +22,13 @@ from mdsmix.storage.location import (
     has_pattern,
     path_matches,
 )
-from mdsmix.storage.s3_client import ask, error_code, refusal
+from mdsmix.storage.s3_client import Patience, ask
+from mdsmix.storage.s3_errors import error_code, failures
+from mdsmix.storage.s3_parts import copy, send
 from mdsmix.storage.s3_upkeep import put_if, uploads
 
 _PART_BYTES = 64 << 20
 _READ_BYTES = 8 << 20  # RawIOBase.readall would take 8 KiB at a time, 7 times slower
-_BREAKS_IN_A_ROW = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class S3Path(Location):
         return io.BufferedReader(_Reader(self, start, None), buffer_size=1 << 20)
 
     def write(self, *parts: Bytes) -> None:
-        ask(self.url, lambda client: _write(client, self._object(), _Joined(parts)))
+        send(self.url, self._object(), parts, _PART_BYTES)
 
     def create(self, content: bytes) -> Stat | None:
         return ask(self.url, lambda client: put_if(client, self._object(), content, None))
@@ -88,7 +86,7 @@ class S3Path(Location):
             other.write(self.read())
             return
         pair = f"{self.url} (to copy it to {other.url})"
-        ask(pair, lambda client: client.copy(self._object(), **other._object()))
+        copy(pair, self._object(), self.stat(), other._object(), _PART_BYTES)
 
     def delete(self) -> None:
         ask(self.url, lambda client: client.delete_object(**self._object()))
@@ -108,7 +106,7 @@ class S3Path(Location):
 
     def unfinished(self) -> Iterator[Unfinished]:
         prefix = f"{self.key}/" if self.key else ""
-        yield from ask(self.url, lambda client: list(uploads(client, self.bucket, prefix)))
+        yield from uploads(self.url, self.bucket, prefix)
 
     def expand(self) -> Found:
         itself = self.stat()
@@ -129,17 +127,6 @@ class S3Path(Location):
 def _page(wanted: dict[str, str], client: Any) -> dict[str, Any]:
     page: dict[str, Any] = client.list_objects_v2(**wanted)
     return page
-
-
-def _write(client: Any, place: dict[str, str], body: _Joined) -> None:
-    from boto3.s3.transfer import TransferConfig
-
-    if body.size <= _PART_BYTES:
-        client.put_object(**place, Body=body, ContentLength=body.size)
-        return
-    # Threads would hold one part each in memory; one at a time is bounded.
-    in_parts = TransferConfig(multipart_chunksize=_PART_BYTES, use_threads=False)
-    client.upload_fileobj(body, **place, Config=in_parts)
 
 
 def _stat(client: Any, place: dict[str, str]) -> Stat | None:
@@ -179,7 +166,7 @@ class _Reader(io.RawIOBase):
     def __init__(self, place: S3Path, start: int, end: int | None) -> None:
         self._place, self._position, self._end = place, start, end
         self._etag: str | None = None
-        self._breaks = 0
+        self._patience: Patience | None = None
         self._body: Any = self._request()
 
     def _request(self) -> Any:
@@ -196,26 +183,22 @@ class _Reader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        from botocore.exceptions import BotoCoreError
-
         target = memoryview(buffer).cast("B")
         while True:
             try:
                 data: bytes = self._body.read(len(target))
                 break
-            except BotoCoreError as error:
+            except failures() as error:
                 self._resume(error)
-        self._breaks = 0
+        self._patience = None
         self._position += len(data)
         target[: len(data)] = data
         return len(data)
 
     def _resume(self, error: Exception) -> None:
         self._body.close()
-        self._breaks += 1
-        if self._breaks == _BREAKS_IN_A_ROW:
-            raise refusal(self._place.url, error) from None
-        time.sleep(random.uniform(0, min(2**self._breaks, 10)))
+        self._patience = self._patience or Patience(self._place.url)
+        self._patience.wait(error, has_answered=True)
         self._body = self._request()
 
     def close(self) -> None:
@@ -235,39 +218,3 @@ def _get(wanted: dict[str, str], client: Any) -> tuple[str | None, Any]:
             raise
         return None, io.BytesIO()
     return answer["ETag"], answer["Body"]
-
-
-class _Joined(io.RawIOBase):
-    """Several buffers read as one file, without joining them in memory."""
-
-    def __init__(self, parts: tuple[Bytes, ...]) -> None:
-        self._parts = [memoryview(part).cast("B") for part in parts]
-        self.size = sum(map(len, self._parts))
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def readinto(self, buffer: Any, /) -> int:
-        """Fills the whole buffer but at the end: a short read would be a short part."""
-        target = memoryview(buffer).cast("B")
-        filled = begin = 0
-        for part in self._parts:
-            skipped = max(0, self._position - begin)
-            piece = part[skipped : skipped + len(target) - filled]
-            target[filled : filled + len(piece)] = piece
-            filled += len(piece)
-            self._position += len(piece)
-            begin += len(part)
-        return filled

@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any
 
 from mdsmix.storage.location import Stat, Unfinished
-from mdsmix.storage.s3_client import ask, error_code
+from mdsmix.storage.s3_client import ask
+from mdsmix.storage.s3_errors import error_code
 
 _NOT_SO = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404")
 
@@ -34,18 +35,33 @@ def put_if(client: Any, place: dict[str, str], content: bytes, stamp: str | None
     return Stat(len(content), answer["ETag"].strip('"'), time.time())
 
 
-def uploads(client: Any, bucket: str, prefix: str) -> Iterator[Unfinished]:
+def uploads(url: str, bucket: str, prefix: str) -> Iterator[Unfinished]:
     """The uploads in parts that were begun below `prefix`, picked out here: MinIO takes a prefix for a whole key."""
-    for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket):
+    wanted = {"Bucket": bucket}
+    while True:
+        page = ask(url, partial(_page, wanted))
         for upload in page.get("Uploads", []):
             if upload["Key"].startswith(prefix):
-                which = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
-                begun = upload["Initiated"].timestamp()
-                name = upload["Key"][len(prefix) :]
-                yield Unfinished(name, _size(client, which), begun, partial(_abort, which))
+                yield _unfinished(bucket, upload, prefix)
+        if not page["IsTruncated"]:
+            return
+        wanted["KeyMarker"] = page["NextKeyMarker"]
+        wanted["UploadIdMarker"] = page["NextUploadIdMarker"]
 
 
-def _size(client: Any, which: dict[str, str]) -> int:
+def _page(wanted: dict[str, str], client: Any) -> dict[str, Any]:
+    page: dict[str, Any] = client.list_multipart_uploads(**wanted)
+    return page
+
+
+def _unfinished(bucket: str, upload: dict[str, Any], prefix: str) -> Unfinished:
+    which = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+    size = ask(f"s3://{bucket}/{upload['Key']}", partial(_size, which))
+    begun = upload["Initiated"].timestamp()
+    return Unfinished(upload["Key"][len(prefix) :], size, begun, partial(_abort, which))
+
+
+def _size(which: dict[str, str], client: Any) -> int:
     size = 0
     with _gone_is_fine():
         for page in client.get_paginator("list_parts").paginate(**which):

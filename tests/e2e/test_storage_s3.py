@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +10,8 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources import find, plan, read
-from mdsmix.storage import Location, locate, s3
+from mdsmix.storage import Location, locate, s3, s3_client
+from tests.faults import Proxy, Rule, failing
 
 
 @pytest.fixture
@@ -138,57 +136,36 @@ def test_an_endpoint_that_does_not_answer_is_given_up_soon_and_its_password_is_n
 
 
 @pytest.fixture
-def breaking_proxy(minio: str) -> Iterator[str]:
-    """An endpoint before MinIO that cuts every answer after 3,000,000 bytes."""
-    host, port = minio.removeprefix("http://").split(":")
-    server = socket.create_server(("127.0.0.1", 0))
-
-    def pump(source: socket.socket, target: socket.socket, limit: int) -> None:
-        with contextlib.suppress(OSError):
-            while limit > 0 and (data := source.recv(min(limit, 1 << 16))):
-                target.sendall(data)
-                limit -= len(data)
-        for side in (source, target):
-            with contextlib.suppress(OSError):
-                side.shutdown(socket.SHUT_RDWR)
-
-    def accept() -> None:
-        while True:
-            try:
-                client, _ = server.accept()
-            except OSError:
-                return
-            store = socket.create_connection((host, int(port)))
-            for ends in ((client, store, 1 << 40), (store, client, 3_000_000)):
-                threading.Thread(target=pump, args=ends, daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    yield f"http://127.0.0.1:{server.getsockname()[1]}"
-    server.close()
+def proxy(minio: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Between mdsmix and the store; the pauses are short."""
+    monkeypatch.setattr(s3_client, "_PAUSE_SECONDS", (0.01, 0.02))
+    with failing(minio) as proxy:
+        monkeypatch.setenv("S3_ENDPOINT_URL", proxy.endpoint)
+        yield proxy
 
 
+@pytest.mark.parametrize("fault", ["reset in the answer", "cut short"])
 def test_a_body_that_breaks_is_taken_up_where_it_broke(
-    root: Location, breaking_proxy: str, monkeypatch: pytest.MonkeyPatch
+    fault: str, root: Location, proxy: Proxy
 ) -> None:
     data = os.urandom(10_000_000)
     (root / "x").write(data)
-    monkeypatch.setenv("S3_ENDPOINT_URL", breaking_proxy)
-    monkeypatch.setattr(s3.time, "sleep", lambda seconds: None)
+    proxy.rules = [Rule(fault, "GET", times=4)]
     assert (root / "x").read() == data
+    if fault == "cut short":  # a reset may take with it what had come
+        asked = [request.headers.get("range") for request in proxy.requests[1:]]
+        halves = (5_000_000, 7_500_000, 8_750_000, 9_375_000)
+        assert asked == [None, *(f"bytes={start}-" for start in halves)]
+    proxy.rules = [Rule(fault, "GET", times=2)]
     assert (root / "x").read(1_000_000, 8_000_000) == data[1_000_000:9_000_000]
 
 
-def test_a_broken_read_never_goes_on_in_another_version(
-    root: Location, minio: str, breaking_proxy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_read_never_goes_on_in_another_version(root: Location, proxy: Proxy) -> None:
     (root / "x").write(b"a" * 10_000_000)
-    monkeypatch.setattr(s3.time, "sleep", lambda seconds: None)
-    monkeypatch.setenv("S3_ENDPOINT_URL", breaking_proxy)
+    proxy.rules = [Rule("reset in the answer", "GET")]
     with (root / "x").open() as file:
         file.read(1000)
-        monkeypatch.setenv("S3_ENDPOINT_URL", minio)
         (root / "x").write(b"b" * 10_000_000)
-        monkeypatch.setenv("S3_ENDPOINT_URL", breaking_proxy)
         with pytest.raises(Unreachable, match="replaced while it was being read"):
             file.read()
 

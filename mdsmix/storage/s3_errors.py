@@ -1,0 +1,177 @@
+"""Every way in which a store says no: whether asking again may help, and the sentence where it does not.
+
+Sentences are built from error codes alone: the store's own words may quote a key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cache
+from typing import Any
+
+from mdsmix.errors import Unreachable
+
+_LATER = "run the same command again later"
+_AGAIN = "run the same command again"
+_RENEW = "renew the credentials and run the same command again: what is finished is kept"
+_SPACE = "free some space and run the same command again"
+_REPLACED = f"the object was replaced while it was being read; {_AGAIN}"
+_DENIED = "access denied; give these credentials the right to do this here"
+_REGION = "the bucket is in another region; set AWS_DEFAULT_REGION to it"
+
+_CODES = {
+    "NoSuchBucket": "the bucket does not exist; create it or correct its name",
+    "InvalidBucketName": "this is not a valid bucket name (at least 3 letters); correct it",
+    "NoSuchKey": "there is no such object; check the path",
+    "404": "there is no such object or bucket; check the path",
+    "NoSuchUpload": f"the upload was taken back by somebody else; {_AGAIN}",
+    "InvalidAccessKeyId": "the store does not know this access key, or it has expired; correct AWS_ACCESS_KEY_ID, or "
+    + _RENEW,
+    "SignatureDoesNotMatch": "the secret key is wrong; correct AWS_SECRET_ACCESS_KEY",
+    "InvalidToken": f"the session token is not valid, or has expired; {_RENEW}",
+    "InvalidTokenId": f"the session token is not valid, or has expired; {_RENEW}",
+    "ExpiredToken": f"the credentials have expired; {_RENEW}",
+    "ExpiredTokenException": f"the credentials have expired; {_RENEW}",
+    "TokenRefreshRequired": f"the credentials have expired; {_RENEW}",
+    "AccessDenied": _DENIED,
+    "AllAccessDisabled": _DENIED,
+    "403": "access denied, or wrong credentials; check both",
+    "RequestTimeTooSkewed": "this machine's clock is off by minutes; set it right",
+    "AuthorizationHeaderMalformed": "the region is wrong; set AWS_DEFAULT_REGION to the bucket's",
+    "PermanentRedirect": _REGION,
+    "301": _REGION,
+    "400": "the store refuses the request; check the region, the credentials and the clock",
+    "PreconditionFailed": _REPLACED,
+    "412": _REPLACED,
+    "SlowDown": f"the store asks to slow down; {_LATER}",
+    "InternalError": f"the store failed inside; {_LATER}",
+    "NotImplemented": "the store cannot do this; look up in its manual what it knows of S3",
+    "XMinioStorageFull": f"the store's disk is full; {_SPACE}",
+    "QuotaExceeded": f"the store's quota is used up; {_SPACE}",
+}
+_ADDRESS = "set S3_ENDPOINT_URL to an address such as http://localhost:9000"
+_EXCEPTIONS = {
+    "NoCredentialsError": "no credentials were found; set AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    "PartialCredentialsError": "a half of the credentials is missing; set both AWS_ACCESS_KEY_ID "
+    "and AWS_SECRET_ACCESS_KEY",
+    "CredentialRetrievalError": f"where the credentials come from, none came; {_RENEW}",
+    "UnauthorizedSSOTokenError": f"the SSO session has expired; {_RENEW}",
+    "ProfileNotFound": "the profile that AWS_PROFILE names does not exist; correct it",
+    "SSLError": "the TLS connection failed; check http:// against https://, and AWS_CA_BUNDLE",
+    "EndpointConnectionError": f"nothing answers there; start the server, or {_ADDRESS}",
+    "ConnectTimeoutError": f"nothing answers there in time; check the network, or {_ADDRESS}",
+    "ProxyConnectionError": "the proxy does not answer; check HTTP_PROXY and HTTPS_PROXY",
+    "ReadTimeoutError": f"the store stopped answering; {_AGAIN}",
+    "ConnectionClosedError": f"the store closed the connection; {_AGAIN}",
+    "ResponseStreamingError": f"the connection broke in the middle; {_AGAIN}",
+    "IncompleteReadError": f"the connection broke in the middle; {_AGAIN}",
+    "ResponseParserError": f"the store's answer was cut off, or is none of S3; {_AGAIN}",
+    "FlexibleChecksumError": f"the bytes that came are not those that were stored; {_AGAIN}",
+    "ValueError": f"the endpoint does not start with http:// or https://; {_ADDRESS}",
+    "ParamValidationError": "this is not a valid bucket or object name; correct it",
+}
+
+_ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+# The last three: the body was damaged or cut on its way to the store.
+_PASSING_CODES = (
+    "SlowDown",
+    "RequestTimeout",
+    "Throttling",
+    "TooManyRequests",
+    "BadDigest",
+    "IncompleteBody",
+    "XAmzContentSHA256Mismatch",
+)
+_PASSING_STATUS = (408, 425, 429)
+_LASTING_STATUS = (501, 507)  # cannot do this; full
+_EXPIRED_CODES = (
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "TokenRefreshRequired",
+    "InvalidToken",
+    "InvalidTokenId",
+    "InvalidAccessKeyId",
+)
+
+
+@cache
+def failures() -> tuple[type[Exception], ...]:
+    """What a request may raise. An answer that was cut off, and TLS that broke in a body, pass botocore unconverted."""
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+    from urllib3.exceptions import HTTPError
+
+    return BotoCoreError, ClientError, ResponseParserError, HTTPError
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether the same request may succeed later: a broken connection, a store in trouble."""
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        ConnectionError,
+        HTTPClientError,
+        IncompleteReadError,
+        SSLError,
+    )
+
+    if isinstance(error, ClientError):
+        named = error_code(error) in _PASSING_CODES
+        return named or _status_passes(error) or _was_cut_off(error)
+    if isinstance(error, BotoCoreError):
+        broken = isinstance(error, (ConnectionError, HTTPClientError, IncompleteReadError))
+        return broken and not isinstance(error, SSLError)
+    return True
+
+
+def _was_cut_off(error: Exception) -> bool:
+    """Whether an answer that was to have words came to its status alone. A HEAD has none, a web server's are no XML."""
+    said = _answer(error).get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    has_words = "xml" in said.get("content-type", "") and said.get("content-length", "0") != "0"
+    is_head = getattr(error, "operation_name", "").startswith("Head")
+    return has_words and error_code(error).isdigit() and not is_head
+
+
+def _status_passes(error: Exception) -> bool:
+    status = _answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return status in _PASSING_STATUS or (status >= 500 and status not in _LASTING_STATUS)
+
+
+def has_expired(error: Exception) -> bool:
+    """Whether other credentials may be taken where these no longer are. A store forgets keys that have expired."""
+    return error_code(error) in _EXPIRED_CODES
+
+
+def error_code(error: Exception) -> str:
+    """The code in a ClientError: a word from the answer's body, or the bare status of a HEAD."""
+    return str(_answer(error).get("Error", {}).get("Code", ""))
+
+
+def _answer(error: Exception) -> dict[str, Any]:
+    """What the store answered, where it did: a broken connection has an empty place for it."""
+    return getattr(error, "response", None) or {}
+
+
+def refusal(url: str, error: Exception, tries: int = 1, seconds: float = 0) -> Unreachable:
+    """The sentence for whatever was raised about `url`, after so many tries."""
+    tried = f" (tried {tries} times in {seconds:.0f} s)" if tries > 1 else ""
+    return Unreachable(f"cannot reach {url} at {_shown_endpoint()}{tried}: {_reason(error)}")
+
+
+def _shown_endpoint() -> str:
+    endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "AWS")
+    return re.sub(r"^(\w+://)?.*@", r"\1", endpoint)  # an address may hold a password
+
+
+def _reason(error: Exception) -> str:
+    code, kind = error_code(error), type(error).__name__
+    if code in _CODES:
+        return _CODES[code]
+    if code and _status_passes(error):
+        return f"the store is overloaded or down ({code}); {_LATER}"
+    if code:
+        return f"the store answers {code}; look it up in its log"
+    return _EXCEPTIONS.get(kind, f"the request failed ({kind}); check the address and settings")

@@ -1,0 +1,194 @@
+"""Whole runs through a store that fails: what passes costs time and not a byte, what lasts is one sentence and no loss."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+
+from mdsmix.convert.gc import find_garbage
+from mdsmix.storage import locate, s3_client
+from tests.converting import (
+    Answer,
+    documents,
+    files,
+    mdsmix,
+    run_recipe,
+    windows,
+    write_jsonl,
+    write_recipe,
+)
+from tests.faults import TRANSIENT, Proxy, Rule, Storm, failing
+
+TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(120)]
+WINDOW = 6000
+HASH = "[0-9a-f]{32}"
+PLACES = {
+    "the list of sources": ("GET list", ""),
+    "the look at a source": ("HEAD", r"raw/a\.jsonl$"),
+    "reading a source": ("GET", r"raw/a\.jsonl$"),
+    "taking the lease": ("PUT", "/lease$"),
+    "a shard": ("PUT", rf"/{HASH}\.mds$"),
+    "bad records": ("PUT", r"\.bad$"),
+    "a unit record": ("PUT", rf"\.mdsmix/{HASH}$"),
+    "a copy of an equal shard": ("PUT", r"-1\.mds$"),
+    "quarantine": ("PUT", r"\.jsonl\.zst$"),
+    "the manifest": ("PUT", r"mdsmix\.manifest$"),
+    "the index": ("PUT", r"index\.json$"),
+    "letting the lease go": ("DELETE", "/lease$"),
+}
+"Operation and key of what a run asks for."
+
+
+@pytest.fixture
+def proxy(minio: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Between mdsmix and the store; patience is short, since the faults of these tests are."""
+    for name, value in {"_PAUSE_SECONDS": (0.01, 0.1), "_READ_SECONDS": 1}.items():
+        monkeypatch.setattr(s3_client, name, value)
+    with failing(minio) as proxy:
+        monkeypatch.setenv("S3_ENDPOINT_URL", proxy.endpoint)
+        yield proxy
+
+
+@pytest.fixture
+def recipe(
+    bucket: str, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Sources and target in the bucket; the second source holds what the first does, so shards are copied."""
+    windows(monkeypatch, WINDOW)
+    raw = write_jsonl(tmp_path / "raw" / "a.jsonl", [*TEXTS, {"text": 5}]).read_bytes()
+    for name in ("a", "b"):
+        (tmp_path / "raw" / f"{name}.jsonl").write_bytes(raw)
+        locate(f"s3://{bucket}/raw/{name}.jsonl").write(raw)
+    streams = {"web": documents(f"s3://{bucket}/raw/*.jsonl")}
+    settings = {"remote": f"s3://{bucket}/mix", "streams": streams}
+    return write_recipe(tmp_path, tokenizer_folder, **settings)
+
+
+@pytest.fixture
+def undisturbed(recipe: Path, tmp_path: Path) -> dict[str, bytes]:
+    """What a run on a disk writes."""
+    source = f"streams.web.source.path={tmp_path}/raw/*.jsonl"
+    run_recipe(recipe, "remote=null", source)
+    return files(tmp_path / "out" / "web" / "train")
+
+
+def published(bucket: str, minio: str) -> dict[str, bytes]:
+    """All that lies at the target, asked without the proxy."""
+    store = boto3.client("s3", endpoint_url=minio)
+    found = store.list_objects_v2(Bucket=bucket, Prefix="mix/web/train/").get("Contents", [])
+    return {
+        entry["Key"].removeprefix("mix/web/train/"): store.get_object(
+            Bucket=bucket, Key=entry["Key"]
+        )["Body"].read()
+        for entry in found
+    }
+
+
+def uploads(bucket: str, minio: str) -> list[str]:
+    store = boto3.client("s3", endpoint_url=minio)
+    return [u["Key"] for u in store.list_multipart_uploads(Bucket=bucket).get("Uploads", [])]
+
+
+def sentence(answer: Answer) -> str:
+    """What the command said: one line, no traceback, no key."""
+    assert answer.code == 4, answer.err
+    (line,) = [line for line in answer.err.splitlines() if line.startswith("error: ")]
+    assert "Traceback" not in answer.err
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        assert os.environ[name] not in answer.err
+    return line
+
+
+@pytest.mark.parametrize("fault", [*TRANSIENT, "silence", "400 RequestTimeout", "429"])
+def test_a_fault_that_passes_costs_no_byte_wherever_it_hits(
+    fault: str, proxy: Proxy, recipe: Path, undisturbed: dict[str, bytes], bucket: str, minio: str
+) -> None:
+    chosen = PLACES if fault != "silence" else {"a shard": PLACES["a shard"]}
+    proxy.rules = [Rule(fault, *place) for place in chosen.values()]
+    run_recipe(recipe)
+    assert [rule for rule in proxy.rules if rule.times] == [], "every place met its fault"
+    assert published(bucket, minio) == undisturbed
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_command_gets_through_a_storm(
+    seed: int,
+    proxy: Proxy,
+    recipe: Path,
+    undisturbed: dict[str, bytes],
+    bucket: str,
+    minio: str,
+) -> None:
+    proxy.storm = Storm(seed, 0.2)
+    assert mdsmix("convert", recipe, "--workers", "1").code == 0
+    assert published(bucket, minio) == undisturbed
+    stream = f"s3://{bucket}/mix/web"
+    answers = [
+        mdsmix("verify", stream),
+        mdsmix("check", recipe),
+        mdsmix("render-yaml", recipe),
+        mdsmix("gc", stream, "--older-than", "0s"),
+    ]
+    assert [answer.code for answer in answers] == [0, 0, 0, 0], answers
+    assert "all is in use" in answers[3].out
+    assert len({request.fault for request in proxy.met()}) > 4
+    assert len(proxy.met()) > len(proxy.requests) / 10
+
+
+LASTING = {
+    "500": ("the store failed inside; run the same command again later", "tried "),
+    "503": ("the store asks to slow down; run the same command again later", "tried "),
+    "502": ("the store is overloaded or down (502)", "tried "),
+    "reset": ("the store closed the connection", "tried "),
+    "400": ("the store answers InvalidRequest", ""),
+    "507 XMinioStorageFull": ("the store's disk is full; free some space", ""),
+    "403 AccessDenied": ("access denied; give these credentials the right", ""),
+}
+"What lasts, the words for it, and whether it is tried again."
+
+
+@pytest.mark.parametrize(
+    ("fault", "place"),
+    [
+        *((fault, "a shard") for fault in LASTING),
+        *(
+            (fault, place)
+            for fault in ("500", "400")
+            for place in ("reading a source", "the index")
+        ),
+    ],
+)
+def test_a_fault_that_lasts_is_a_sentence_and_the_next_run_goes_on(
+    fault: str,
+    place: str,
+    proxy: Proxy,
+    recipe: Path,
+    undisturbed: dict[str, bytes],
+    bucket: str,
+    minio: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(s3_client, "_LATER_SECONDS", 0.3)
+    words, tried = LASTING[fault]
+    skip = {"a shard": 2, "reading a source": 4, "the index": 0}[place]
+    proxy.rules = [Rule(fault, *PLACES[place], times=999, skip=skip)]
+    began = time.monotonic()
+    line = sentence(mdsmix("convert", recipe, "--workers", "1"))
+    assert time.monotonic() - began < 8
+    key = {"a shard": HASH, "reading a source": r"raw/a\.jsonl", "the index": r"index\.json"}
+    assert re.search(rf"cannot reach s3://{bucket}/\S*{key[place]}\S* at {proxy.endpoint}", line)
+    assert words in line
+    assert (tried or "tried") in line if tried else "tried" not in line
+    assert len(proxy.met()) == 1 if not tried else len(proxy.met()) > 3
+    assert "index.json" not in published(bucket, minio)
+    proxy.rules = []
+    (outcome,) = run_recipe(recipe)
+    assert outcome.reused >= 2, "finished units are kept"
+    assert published(bucket, minio) == undisturbed
+    assert find_garbage(locate(f"s3://{bucket}/mix/web/train"), 0) == []

@@ -1,0 +1,279 @@
+"""A store that fails: an HTTP proxy on loopback before a real MinIO, whose rules say which requests go wrong, and how.
+
+It reads whole requests and whole answers, so it can do what a network does: lose an answer after the store did the work,
+break a body in the middle, damage a byte, be silent. Every request is kept, with the fault it met, so that a test can
+say that its fault was met at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import random
+import re
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO
+from urllib.parse import unquote
+
+XML = "<?xml version='1.0' encoding='UTF-8'?><Error><Code>{}</Code><Message>a fault of the tests</Message></Error>"
+TRANSIENT = (
+    "500",
+    "503",
+    "reset",
+    "reset in the request",
+    "reset in the answer",
+    "cut short",
+    "lost answer",
+    "500 after the work",
+    "damaged",
+)
+"Faults after which the same request may succeed, and none of which takes time."
+
+
+class Broken(Exception):
+    """The connection is at its end."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One request as it came, and the fault it met."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes = b""
+    fault: str = ""
+
+    @property
+    def operation(self) -> str:
+        """GET, PUT, ...; a word more where a query tells what it is."""
+        query = self.path.partition("?")[2]
+        for sign, word in WORDS.items():
+            if re.search(rf"(^|&){sign}(=|&|$)", query):
+                return f"{self.method} {word}"
+        return self.method
+
+    @property
+    def key(self) -> str:
+        """Bucket and key."""
+        return unquote(self.path.partition("?")[0])
+
+
+WORDS = {"partNumber": "part", "uploads": "uploads", "uploadId": "upload", "list-type": "list"}
+
+
+@dataclass(slots=True)
+class Rule:
+    """Which requests meet a fault: so many of an operation at a key, behind the first `skip`."""
+
+    fault: str
+    operation: str = ".*"
+    key: str = ""
+    times: int = 1
+    skip: int = 0
+    when: Callable[[Request], bool] = lambda request: True
+    then: Callable[[], None] = lambda: None
+    "Done before the fault."
+
+    def meets(self, request: Request) -> bool:
+        if not (
+            re.fullmatch(self.operation, request.operation)
+            and re.search(self.key, request.key)
+            and self.when(request)
+        ):
+            return False
+        self.skip -= 1
+        if self.skip >= 0 or not self.times:
+            return False
+        self.times -= 1
+        return True
+
+
+@dataclass(slots=True)
+class Storm:
+    """A share of all requests fails; which ones, the seed and the request say, not the order of threads."""
+
+    seed: int
+    share: float
+    faults: Sequence[str] = TRANSIENT
+    _asked: Counter[str] = field(default_factory=Counter)
+
+    def fault(self, request: Request) -> str:
+        key = re.sub("^/[^/]*", "", request.key)  # a bucket's name is new in every run
+        what = f"{self.seed} {request.operation} {key}"
+        self._asked[what] += 1
+        chance = random.Random(zlib.crc32(f"{what} {self._asked[what]}".encode()))
+        return chance.choice(self.faults) if chance.random() < self.share else ""
+
+
+class Proxy:
+    """Listens on a loopback port of its own; `rules` and `storm` may be changed at any time."""
+
+    def __init__(self, endpoint: str) -> None:
+        host, _, port = endpoint.removeprefix("http://").partition(":")
+        self._store = host, int(port)
+        self.rules: list[Rule] = []
+        self.storm: Storm | None = None
+        self.requests: list[Request] = []
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._listen(0)
+
+    def _listen(self, port: int) -> None:
+        self._server = socket.create_server(("127.0.0.1", port), backlog=64)
+        self._port = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, args=[self._server], daemon=True).start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def met(self, fault: str = "") -> list[Request]:
+        """The requests that met this fault, or any."""
+        with self._lock:
+            return [r for r in self.requests if r.fault and fault in (r.fault, "")]
+
+    def close(self) -> None:
+        self._ended.set()
+        self._server.close()
+
+    def _accept(self, server: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = server.accept()
+            except OSError:
+                return
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self._serve, args=[client], daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, client.makefile("rb") as stream, contextlib.suppress(OSError, Broken):
+            while (request := _read_head(stream)) is not None:
+                self._exchange(client, stream, request)
+
+    def _exchange(self, client: socket.socket, stream: BinaryIO, request: Request) -> None:
+        fault, then = self._fault(request)
+        size = int(request.headers.get("content-length", 0))
+        if fault == "reset in the request":
+            stream.read(_continued(client, request, size) // 2)
+            _reset(client)
+        request.body = stream.read(_continued(client, request, size))
+        then()
+        self._answer(client, request, fault)
+
+    def _fault(self, request: Request) -> tuple[str, Callable[[], None]]:
+        with self._lock:
+            rule = next((rule for rule in self.rules if rule.meets(request)), None)
+            request.fault = rule.fault if rule else self.storm.fault(request) if self.storm else ""
+            self.requests.append(request)
+        return request.fault, rule.then if rule else lambda: None
+
+    def _answer(self, client: socket.socket, request: Request, fault: str) -> None:
+        if fault == "reset":
+            _reset(client)
+        if fault == "silence":
+            self._ended.wait(60)
+            raise Broken
+        if found := re.fullmatch(r"(\d{3})( \w+)?", fault):
+            _refuse(client, request, int(found[1]), (found[2] or CODES.get(found[1], "")).strip())
+            return
+        if fault == "damaged" and request.body:
+            request.body = bytes([request.body[0] ^ 1]) + request.body[1:]
+        head, body = self._forward(request)
+        if fault == "lost answer":
+            _reset(client)
+        if fault == "500 after the work":
+            _refuse(client, request, 500, "InternalError")
+            return
+        if fault == "damaged answer" and body:
+            body = body[:-1] + bytes([body[-1] ^ 1])
+        _reply(client, head, body, fault)
+
+    def _forward(self, request: Request) -> tuple[bytes, bytes]:
+        connection = http.client.HTTPConnection(*self._store, timeout=60)
+        try:
+            connection.putrequest(
+                request.method, request.path, skip_host=True, skip_accept_encoding=True
+            )
+            for name, value in request.headers.items():
+                if name not in ("expect", "connection"):
+                    connection.putheader(name, value)
+            connection.endheaders(request.body)
+            answer = connection.getresponse()
+            body = answer.read()
+        except (OSError, http.client.HTTPException):
+            raise Broken from None
+        finally:
+            connection.close()
+        left_out = ("connection", "transfer-encoding", "content-length")
+        lines = [f"{k}: {v}" for k, v in answer.getheaders() if k.lower() not in left_out]
+        size = answer.getheader("content-length") if request.method == "HEAD" else str(len(body))
+        lines += [f"content-length: {size}"] if answer.status not in (204, 304) and size else []
+        return _head(answer.status, lines), body
+
+
+CODES = {"500": "InternalError", "503": "SlowDown", "400": "InvalidRequest"}
+
+
+@contextlib.contextmanager
+def failing(endpoint: str) -> Iterator[Proxy]:
+    """A proxy before this endpoint."""
+    proxy = Proxy(endpoint)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+
+
+def _read_head(stream: BinaryIO) -> Request | None:
+    first = stream.readline().decode("latin-1").split()
+    if len(first) != 3:
+        return None
+    headers = {}
+    while line := stream.readline().decode("latin-1").strip():
+        name, _, value = line.partition(":")
+        headers[name.lower()] = value.strip()
+    assert "transfer-encoding" not in headers, "the proxy knows only bodies of a known length"
+    return Request(first[0], first[1], headers)
+
+
+def _continued(client: socket.socket, request: Request, size: int) -> int:
+    """boto3 waits for leave to send a body."""
+    if request.headers.get("expect", "").lower() == "100-continue":
+        client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+    return size
+
+
+def _refuse(client: socket.socket, request: Request, status: int, code: str) -> None:
+    body = XML.format(code).encode() if code and request.method != "HEAD" else b""
+    lines = ["content-type: application/xml", f"content-length: {len(body)}"]
+    client.sendall(_head(status, lines) + body)
+
+
+def _reply(client: socket.socket, head: bytes, body: bytes, fault: str) -> None:
+    half = len(body) // 2
+    if fault == "reset in the answer":
+        client.sendall(head + body[:half])
+        time.sleep(0.01)  # a reset overtakes what was not yet taken
+        _reset(client)
+    if fault == "cut short":
+        client.sendall(head + body[:half])
+        raise Broken
+    client.sendall(head + body)
+
+
+def _head(status: int, lines: list[str]) -> bytes:
+    reason = http.client.responses.get(status, "")
+    return "\r\n".join([f"HTTP/1.1 {status} {reason}", *lines, "", ""]).encode("latin-1")
+
+
+def _reset(client: socket.socket) -> None:
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    raise Broken
