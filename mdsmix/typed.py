@@ -29,7 +29,7 @@ def _hints(cls: Any) -> dict[str, Any]:
 def read(cls: type[T], values: Any, where: str = "") -> T:
     """The dataclass `cls` from `values`; Misfit names an unknown key (and the nearest), a missing one, a wrong type."""
     if not isinstance(values, Mapping):
-        raise Misfit(f"{where or 'the top level'} must hold keys and values, not {values!r}.")
+        raise Misfit(f"{where or 'the top level'} must hold keys and values, not {brief(values)}.")
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in values:
         if key not in fields:

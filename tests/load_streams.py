@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -71,19 +68,3 @@ def config(
         }
         | loader,
     }
-
-
-@contextlib.contextmanager
-def at_most(seconds: int) -> Iterator[None]:
-    """Fails a test that hangs, which is what Streaming does when a worker loses a shard."""
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise AssertionError(f"no answer within {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)

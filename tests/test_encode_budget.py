@@ -50,12 +50,14 @@ def test_renderings_that_come_to_nothing_stop_the_run_in_the_end(
     monkeypatch.setattr(budget, "PATIENCE", 0.3)
     template = open_template("{% set l = range(999) | list %}" + ENDLESS, {"a": 1}, "2026-01-01")
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    with pytest.raises(
-        RecipeError, match="the conversion would not end: correct its chat_template"
-    ):
+
+    def convert() -> None:
         for _ in range(1000):
             with pytest.raises(NotRendered, match="template_error"):
                 template.turns(messages)
+
+    with pytest.raises(RecipeError, match="conversion would not end: correct its chat_template"):
+        convert()
 
 
 def test_one_rendering_that_makes_no_new_text_is_stopped_by_the_clock(

@@ -14,7 +14,8 @@ from streaming.base.dataset import _ShardState
 from mdsmix.errors import MdsmixError, MixRefused, Unreachable
 from mdsmix.load import build_loader
 from mdsmix.load.loader import MixLoader
-from tests.load_streams import IDS, at_most, config, write_stream, write_tokens
+from tests.alarm import at_most
+from tests.load_streams import IDS, config, write_stream, write_tokens
 
 ROWS, SHARD = 24, "shard.00002.mds"
 BEFORE = [10, 18, 26, 34, 42, 50]

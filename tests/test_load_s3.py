@@ -11,7 +11,8 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.load import MixLoader, build_loader
-from tests.load_streams import IDS, at_most, config, write_tokens
+from tests.alarm import at_most
+from tests.load_streams import IDS, config, write_tokens
 
 
 @pytest.fixture(autouse=True)

@@ -70,5 +70,10 @@ def run() -> None:
 
 
 def _end(sentence: str, code: int) -> None:
-    print(sentence, file=sys.stderr)
+    print(printable(sentence), file=sys.stderr)
     raise SystemExit(code)
+
+
+def printable(sentence: str) -> str:
+    """On one line, without what steers a terminal: names of files and columns may come from anyone."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from mdsmix.convert.job import Job
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
+from mdsmix.shards.links import refuse_links
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.sources import SourceFile
 
@@ -37,6 +38,8 @@ def refuse_replacing(jobs: Sequence[tuple[Job, list[SourceFile]]], reencode: boo
     """
     sentences = []
     for job, files in jobs:
+        stream = job.folder.parent
+        refuse_links(stream.parent, stream.name, job.folder.name)
         old = None if job.limit else published_manifest(job, reencode)
         if old and not reencode and (sentence := _why_not(job, old, [f.name for f in files])):
             sentences.append(sentence)

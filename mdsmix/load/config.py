@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import io
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +24,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.load.stream import BEST_HASH
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.recipe.rules import TARGET_PROMPTS
+from mdsmix.recipe.text import read_text
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -110,8 +113,10 @@ def _tree(config: Config) -> Any:
     from omegaconf import DictConfig, OmegaConf
 
     try:
-        is_tree = isinstance(config, Mapping)
-        tree = OmegaConf.create(dict(config)) if is_tree else OmegaConf.load(config)  # type: ignore[arg-type]
+        if isinstance(config, Mapping):
+            tree: Any = OmegaConf.create(dict(config))
+        else:
+            tree = OmegaConf.load(io.StringIO(read_text(Path(config))))
     except yaml.YAMLError as error:
         raise RecipeError(f"{config} is not YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(tree, DictConfig):
@@ -210,6 +215,11 @@ def _judge_keys(keys: Mapping[str, Any], reader: type, own: set[str], where: str
 def _contradictions(settings: LoaderSettings) -> Iterator[str]:
     """What LLM-Foundry refuses too, or silently reads otherwise."""
     rows, is_text = settings.rows, settings.loader.name == "text"
+    if settings.streaming.get("allow_unsafe_types"):
+        yield (
+            "allow_unsafe_types is set, which runs whatever code a shard of pickles holds; take it out, and write such "
+            "a stream again in another encoding."
+        )
     if rows.max_seq_len < 2:
         yield f"max_seq_len is {rows.max_seq_len}; a row of one token has no label."
     if rows.decoder_only_format is None and not is_text:

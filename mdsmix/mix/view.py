@@ -17,6 +17,7 @@ from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.mix import sections
 from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.recipe import Recipe, StreamSpec, TokenizerSpec, load_recipe
+from mdsmix.recipe import text as yaml_text
 from mdsmix.recipe.read import OVERRIDE
 from mdsmix.shards.index import BASENAME, find_published, parse_index, read_index
 from mdsmix.shards.manifest import TokenizerCard, read_manifest
@@ -190,7 +191,7 @@ def _filled(config: Any, key: Any) -> Iterator[Any]:
 
 def read_text(path: str | os.PathLike[str]) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return yaml_text.read_text(Path(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise RecipeError(f"{path} cannot be read as YAML: {reason}.") from None

@@ -6,6 +6,7 @@ paths become absolute here, from the recipe's folder; a section becomes its data
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import typing
@@ -15,8 +16,10 @@ from typing import Any
 
 from mdsmix import typed
 from mdsmix.errors import RecipeError
+from mdsmix.recipe import secrets
 from mdsmix.recipe.rules import contradictions
 from mdsmix.recipe.spec import Recipe
+from mdsmix.recipe.text import read_text
 
 OVERRIDE = re.compile(r"[\w.\-\[\]]+=")
 
@@ -44,7 +47,7 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
                 f"`{override}` is no override: write key=value, for example max_seq_len=4096."
             )
     try:
-        loaded = OmegaConf.load(path)
+        loaded = OmegaConf.load(io.StringIO(read_text(path)))
         if not isinstance(loaded, DictConfig):
             raise RecipeError(f"{path} is not a recipe: its top level must be keys and values.")
         changes = OmegaConf.from_dotlist(list(overrides))
@@ -56,15 +59,26 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
             if isinstance(name := config.get("tokenizer"), str):
                 config["tokenizer"] = {"name": name}
         merged = OmegaConf.merge(loaded, changes)
+        _refuse_secrets(path, secrets.asked_for(OmegaConf.to_container(merged)))
         tree = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except FileNotFoundError:
         raise RecipeError(f"There is no recipe {path}: name an existing YAML file.") from None
     except OSError as error:
         raise RecipeError(f"{path} cannot be read as a recipe: {error.strerror}.") from None
+    except RecursionError:
+        raise RecipeError(
+            f"{path} is not a readable recipe: it nests too deeply, or refers to itself."
+        ) from None
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
+        reason = secrets.without_secrets(" ".join(str(error).split()).rstrip("."))
         raise RecipeError(f"{path} is not a readable recipe: {reason}.") from None
+    _refuse_secrets(path, secrets.held(tree))
     return typing.cast("dict[str, Any]", tree)
+
+
+def _refuse_secrets(path: Path, found: tuple[str, str] | None) -> None:
+    if found:
+        raise RecipeError(f"{path}: {secrets.refusal(*found)}")
 
 
 def _settled(tree: dict[str, Any], path: Path) -> dict[str, Any]:

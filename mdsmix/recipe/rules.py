@@ -59,8 +59,8 @@ def _mix_contradictions(recipe: Recipe) -> Iterator[str]:
 def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     if not STREAM_NAME.fullmatch(stream.name):
         yield "a stream's name becomes a folder: use letters, digits, '.', '_' and '-'."
-    if "/" in stream.split or stream.split in ("", ".", ".."):
-        yield f"split is {stream.split!r}; it names one folder."
+    if not STREAM_NAME.fullmatch(stream.split):
+        yield f"split is {stream.split!r}; it names one folder: use letters, digits, '.', '_' and '-'."
     if stream.source is None:
         if not (stream.remote or stream.local):
             yield "has neither a source nor a remote or local; say what to convert or where it was published."

@@ -21,6 +21,8 @@ from mdsmix.shards.mds import Layout
 from mdsmix.storage import Location
 
 BASENAME = "index.json"
+LARGEST = 1 << 28
+"256 MiB: the index of 400,000 shards, 26 TB as a rule. More would take more memory than a look at a stream should."
 LIMITED = re.compile(r"limit-\d+")
 "What `convert --limit` publishes beside the splits: a first look."
 
@@ -110,7 +112,18 @@ def parse_index(content: bytes, where: str) -> Index:
 def read_index(folder: Location) -> Index:
     """The index of the stream published in `folder`; Unreachable where there is none."""
     at = folder / BASENAME
-    return parse_index(at.read(), str(at))
+    return parse_index(read_card(at), str(at))
+
+
+def read_card(at: Location) -> bytes:
+    """The bytes of an index or a manifest; Unreachable where it is missing, or larger than either can be."""
+    stat = at.stat()
+    if stat and stat.size > LARGEST:
+        raise Unreachable(
+            f"{at} has {stat.size:,} bytes, and no index or manifest has more than {LARGEST:,}, so it is not read; "
+            "publish the stream again."
+        )
+    return at.read()
 
 
 def find_published(at: Location) -> Location:

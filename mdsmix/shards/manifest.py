@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mdsmix import typed
 from mdsmix.errors import Unreachable
+from mdsmix.shards.index import read_card
 from mdsmix.storage import Location
 
 BASENAME = "mdsmix.manifest"
@@ -213,7 +214,7 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
                 f"its format_version is {version!r}, this mdsmix reads {FORMAT_VERSION}"
             )
         return typed.read(Manifest, tree)
-    except (orjson.JSONDecodeError, typed.Misfit) as error:
+    except (orjson.JSONDecodeError, RecursionError, typed.Misfit) as error:
         raise Unreachable(
             f"{where} cannot be read as a manifest: {str(error).rstrip('.')}; "
             "convert the stream again with this version, or use the version that wrote it."
@@ -223,7 +224,7 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
 def read_manifest(folder: Location) -> Manifest | None:
     """The manifest of the stream in `folder`, None where it was published without one."""
     at = folder / BASENAME
-    return parse_manifest(at.read(), str(at)) if at.stat() else None
+    return parse_manifest(read_card(at), str(at)) if at.stat() else None
 
 
 def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.decode import decode
-from mdsmix.shards.index import Index, Shard, parse_index
+from mdsmix.shards.index import Index, Shard, parse_index, read_card
 from mdsmix.shards.manifest import Manifest, Totals, parse_manifest
 from mdsmix.shards.sample import DECOMPRESSED
 from mdsmix.shards.whole import check_stored, samples_of
@@ -74,7 +74,7 @@ def verify(
     manifest, faults = _read_manifest(folder)
     fix = _fix(folder, manifest, bool(faults))
     at = folder / index_file.BASENAME
-    content = at.read()
+    content = read_card(at)
     try:
         index = parse_index(content, str(at))
     except Unreachable as error:
@@ -108,7 +108,7 @@ def _read_manifest(folder: Location) -> tuple[Manifest | None, list[Fault]]:
     at = folder / manifest_file.BASENAME
     if at.stat() is None:
         return None, []
-    content = at.read()
+    content = read_card(at)
     try:
         return parse_manifest(content, str(at)), []
     except Unreachable as error:

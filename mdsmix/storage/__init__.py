@@ -28,6 +28,8 @@ __all__ = ["Found", "Location", "Stat", "Unfinished", "fixed_prefix", "has_patte
 def locate(url: str | os.PathLike[str]) -> Location:
     """The place that `s3://bucket/key`, `file:///folder/file` or a (relative) path names."""
     text = os.fspath(url)
+    if "\0" in text:
+        raise RecipeError(f"{text!r} names no place: no path can hold a NUL character; take it out")
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", text)
     if scheme is None:
         return LocalPath(os.path.abspath(text))

@@ -90,15 +90,16 @@ class LocalPath(Location):
                 found = os.stat(self.path)
             except (FileNotFoundError, NotADirectoryError):
                 return None
+            _refuse_endless(found, self.path)
             return None if stat.S_ISDIR(found.st_mode) else _stat(found)
 
     def read(self, start: int = 0, length: int | None = None) -> bytes:
-        with _explained("read", self.path), Path(self.path).open("rb") as file:
-            file.seek(start)
+        with self.open(start) as file, _explained("read", self.path):
             return file.read(-1 if length is None else length)
 
     def open(self, start: int = 0) -> BinaryIO:
         with _explained("read", self.path):
+            _refuse_endless(os.stat(self.path), self.path)
             file = Path(self.path).open("rb", buffering=1 << 20)  # noqa: SIM115 - the caller closes it
             file.seek(start)
             return file
@@ -185,6 +186,14 @@ def _stat(found: os.stat_result) -> Stat:
     return Stat(found.st_size, f"{found.st_mtime_ns}-{found.st_ino}", found.st_mtime)
 
 
+def _refuse_endless(found: os.stat_result, path: str) -> None:
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        raise Unreachable(
+            f"cannot read {path}: it is a pipe, a socket or a device, whose end cannot be known; copy what comes out of "
+            "it into a file"
+        )
+
+
 def _write_all(file: io.FileIO, part: memoryview) -> None:
     while part:
         part = part[file.write(part) :]
@@ -198,10 +207,19 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
         return []
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
 def _walk(folder: str, prefix: str, recursive: bool) -> Iterator[tuple[str, Stat]]:
     for entry in _entries(folder):
-        if not entry.is_dir():
-            with suppress(FileNotFoundError):  # deleted since it was listed, or a dangling link
+        if not _is_folder(entry):
+            with suppress(
+                OSError
+            ):  # deleted since it was listed, or a link to nowhere or to itself
                 yield prefix + entry.name, _stat(entry.stat())
         elif recursive and not entry.is_symlink():  # a link to a parent would never end
             yield from _walk(entry.path, f"{prefix}{entry.name}/", recursive)
@@ -214,10 +232,10 @@ def _matching(folder: str, patterns: list[str]) -> Iterator[str]:
         yield from _matching(folder, rest or ["*"])
     for entry in _entries(folder):
         if head == "**":
-            if not entry.name.startswith(".") and entry.is_dir() and not entry.is_symlink():
+            if not entry.name.startswith(".") and _is_folder(entry) and not entry.is_symlink():
                 yield from _matching(entry.path, patterns)
         elif name_matches(entry.name, head):
-            if entry.is_dir() and rest:
+            if _is_folder(entry) and rest:
                 yield from _matching(entry.path, rest)
-            elif not entry.is_dir() and not rest:
+            elif not _is_folder(entry) and not rest:
                 yield entry.path

@@ -18,6 +18,7 @@ from mdsmix.mix.offline.plan import Plan
 from mdsmix.mix.streams import Stream
 from mdsmix.recipe import Recipe
 from mdsmix.shards.index import BASENAME, read_index
+from mdsmix.shards.links import refuse_links
 from mdsmix.shards.manifest import Mixed
 from mdsmix.storage import Location
 
@@ -72,6 +73,7 @@ def _real(place: object) -> str:
 def refuse_replacing(plan: Plan, out: Location) -> None:
     """RecipeError where another stream than an earlier version of this mix is published at `out`."""
     folder = out / SPLIT
+    refuse_links(out, SPLIT)
     held = next((f for f in (out, folder) if (f / BASENAME).stat()), None)
     if held is None:
         return

@@ -1,0 +1,88 @@
+"""The arena: commands run inside of it with hostile input, and what they did outside of their output folder is seen."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.recipe.secrets import SECRET_NAME
+from tests.alarm import at_most
+from tests.converting import Answer, mdsmix, write_recipe
+
+SECONDS = 20
+MEMORY = 256 << 20
+"Bytes that this process may grow by while a command runs: less than any bomb of these tests unfolds to."
+REFUSALS = {2, 3, 4, 5}
+"The exit codes of the README, but for 0 and for 1, which says that mdsmix itself failed."
+
+
+@dataclass(frozen=True)
+class Arena:
+    """A folder `out`, where commands may write, in a folder where they may not."""
+
+    home: Path
+    tokenizer: Path
+
+    @property
+    def out(self) -> Path:
+        return self.home / "out"
+
+    def recipe(self, **settings: Any) -> Path:
+        return write_recipe(self.home, settings.pop("tokenizer", self.tokenizer), **settings)
+
+    def run(self, *arguments: object) -> Answer:
+        """The command's answer, after a look at everything that no command may do."""
+        before, memory = self._outside(), _peak()
+        with at_most(SECONDS):
+            answer = mdsmix(*arguments)
+        assert self._outside() == before, "something outside of the output folder was changed"
+        if sys.platform == "linux":
+            assert _peak() - memory < MEMORY
+        assert answer.code in REFUSALS | {0}, answer
+        assert "Traceback" not in answer.err
+        assert sum(line.startswith("error: ") for line in answer.err.splitlines()) <= 1
+        for value in (v for n, v in os.environ.items() if SECRET_NAME.search(n) and len(v) > 11):
+            assert value not in answer.out + answer.err
+        return answer
+
+    def refused(self, *arguments: object) -> str:
+        """The one sentence with which the command refuses."""
+        answer = self.run(*arguments)
+        assert answer.code in REFUSALS, answer
+        *_, last = answer.err.splitlines()
+        assert last.startswith("error: ")
+        assert len(last) < 1000
+        return last
+
+    def _outside(self) -> dict[str, tuple[object, ...]]:
+        """Every file and folder around `out`: what a command may neither make, change nor take away."""
+        found = {}
+        for folder, folders, files in os.walk(self.home.parent):
+            if Path(folder) == self.home and "out" in folders:
+                folders.remove("out")
+            for name in [*folders, *files]:
+                at = os.lstat(os.path.join(folder, name))
+                is_folder = os.path.isdir(os.path.join(folder, name))
+                content = () if is_folder else (at.st_size, at.st_mtime_ns)
+                found[os.path.join(folder, name)] = (at.st_mode, at.st_ino, *content)
+        return found
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@pytest.fixture
+def arena(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Arena:
+    """An arena of this test's own, with something of value beside it."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "precious.jsonl").write_text('{"text": "not yours"}\n')
+    monkeypatch.chdir(home)
+    return Arena(home, tokenizer_folder)

@@ -1,0 +1,79 @@
+"""A credential of the environment reaches no manifest, no YAML, no message: a recipe that holds one is refused.
+
+Other variables are a fine place for a bucket's or a folder's name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.abuse.conftest import Arena
+from tests.converting import documents, write_jsonl
+
+SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
+ASKED = "${oc.env:AWS_SECRET_ACCESS_KEY}"
+PLACES: dict[str, dict[str, Any]] = {
+    "local": {"local": f"out/{ASKED}"},
+    "remote": {"remote": f"s3://bucket/{ASKED}"},
+    "a stream's name": {"streams": {SECRET: {"remote": "s3://b/x"}}},
+    "a source": {"streams": {"web": documents(f"data/{ASKED}.jsonl")}},
+    "a field": {
+        "streams": {"web": {"kind": "pretraining", "source": {"path": "a", "text": ASKED}}}
+    },
+    "a loader key": {"train_loader": {"name": "text", "dataset": {"note": ASKED}}},
+    "an unknown key": {"note": ASKED},
+    "a weight": {"mix": {"web": {"repeat": ASKED}}},
+    "a number": {"max_seq_len": ASKED},
+    "the tokenizer's token": {"tokenizer": {"name": "org/name", "kwargs": {"token": ASKED}}},
+    "through another": {"local": "${oc.env:${oc.env:NAME_OF_IT}}"},
+    "with spaces": {"local": "out/${ oc.env : AWS_SECRET_ACCESS_KEY }"},
+    "with a default": {"local": "${oc.env:AWS_SECRET_ACCESS_KEY,none}"},
+    "decoded": {"max_seq_len": f"${{oc.decode:{ASKED}}}"},
+    "written out": {"local": SECRET},
+}
+
+
+@pytest.fixture(autouse=True)
+def _secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("NAME_OF_IT", "AWS_SECRET_ACCESS_KEY")
+
+
+@pytest.mark.parametrize("command", ["convert", "check", "render-yaml"])
+@pytest.mark.parametrize("settings", PLACES.values(), ids=PLACES.keys())
+def test_a_credential_is_refused_by_its_name(
+    arena: Arena, settings: dict[str, Any], command: str
+) -> None:
+    streams = {"web": documents("a.jsonl")}
+    recipe = arena.recipe(**{"streams": streams, "tokenizer": {"name": "x"}} | settings)
+    assert "AWS_SECRET_ACCESS_KEY, a credential" in arena.refused(command, recipe)
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "WANDB_API_KEY", "MINIO_ROOT_PASSWORD", "azure_secret"]
+)
+def test_short_ones_and_others_are_known_by_their_names(
+    arena: Arena, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "short")
+    recipe = arena.recipe(streams={}, local=f"out/${{oc.env:{name}}}")
+    assert f"{name}, a credential" in arena.refused("convert", recipe)
+
+
+def test_on_the_command_line_too(arena: Arena) -> None:
+    recipe = arena.recipe(streams={"web": documents("a.jsonl")})
+    assert "a credential" in arena.refused("convert", recipe, f"local={ASKED}")
+    assert "a credential" in arena.refused("convert", recipe, f"local=out/{SECRET}")
+
+
+def test_a_folder_may_come_from_the_environment(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MIX_FOLDER", str(arena.out))
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    source = write_jsonl(arena.home / "a.jsonl", [{"text": "one two three four five " * 9}] * 9)
+    recipe = arena.recipe(streams={"web": documents(source)}, local="${oc.env:MIX_FOLDER}")
+    assert arena.run("convert", recipe, "--workers", 1).code == 0
+    assert (arena.out / "web" / "train" / "index.json").exists()
