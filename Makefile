@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-foundry lint bench venv foundry-env bench-env minio clean
+.PHONY: help demo test soak test-foundry lint bench venv foundry-env bench-env minio clean
 
 PYTHON ?= >=3.10,<3.13
 FOUNDRY_PYTHON ?= 3.11
@@ -35,6 +35,9 @@ demo: venv demo/tokenizer/tokenizer.json ## convert, check, render and load a sm
 
 test: venv minio ## the tests, with a real MinIO
 	$(BIN)/python -m pytest
+
+soak: venv minio ## the kill tests at 100 moments each, other ones every time: 6 minutes
+	MDSMIX_TEST_KILLS=100 MDSMIX_TEST_SEED=$$RANDOM $(BIN)/python -m pytest tests/e2e/test_killed.py
 
 test-foundry: venv foundry-env minio ## the tests against the real llm-foundry
 	$(BIN)/python -m pytest tests/foundry

@@ -45,7 +45,7 @@ class Outcome:
 
     @property
     def state(self) -> str:
-        if not self.done:
-            return "up to date"
         kept = f", {self.reused} reused" if self.reused else ""
+        if not self.done:
+            return f"up to date{kept}"
         return f"{self.done} of {self.units} work units converted{kept}"

@@ -1,0 +1,105 @@
+"""`mdsmix convert` in a process group of its own, to be killed as a machine that fails would end it: workers included.
+
+Forked, because starting Python and importing boto3 takes longer than these conversions. Every write is told in a file, a
+line each, so that a test knows how far the run is; and the run may kill its own group at a write that is named.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mdsmix import sources
+from mdsmix.cli.main import run
+from mdsmix.storage.local import LocalPath
+from mdsmix.storage.s3 import S3Path
+
+SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Write:
+    """A moment: before or after so many writes of this kind by the main process or a worker."""
+
+    who: str
+    what: str
+    side: str
+    count: int = 1
+
+
+class Run:
+    """A conversion that is under way."""
+
+    def __init__(self, arguments: list[str], window: int, log: Path, end: Write | None) -> None:
+        log.write_text("")
+        self._log, self._said = log, log.with_suffix(".said")
+        process: Any = multiprocessing.get_context("fork").Process
+        self._process = process(target=self._convert, args=(arguments, window, end))
+        self._process.start()
+
+    def await_write(self) -> float:
+        """Waits until the first write, and says when it was."""
+        while not self._log.stat().st_size and self._process.is_alive():
+            time.sleep(0.002)
+        return time.monotonic()
+
+    def kill(self) -> None:
+        if self._process.is_alive():
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def was_killed(self) -> bool:
+        """Waits for the end. A run that was not killed has done its work."""
+        self._process.join(SECONDS)
+        code = self._process.exitcode
+        assert code in (0, -signal.SIGKILL), f"exit code {code}: {self._said.read_text()}"
+        return code != 0
+
+    def _convert(self, arguments: list[str], window: int, end: Write | None) -> None:
+        os.setsid()
+        with self._said.open("w") as said:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        sources.plan = functools.partial(_plan, window_bytes=window)
+        for kind in (LocalPath, S3Path):
+            _watch(kind, self._log, end)
+        sys.argv = ["mdsmix", "convert", *arguments]
+        run()
+
+
+_plan = sources.plan
+
+
+def kind_of(name: str) -> str:
+    """What is written under this name."""
+    known = (".mds", ".bad", ".index", "mdsmix.manifest", "index.json", ".jsonl.zst")
+    return next((suffix for suffix in known if name.endswith(suffix)), "record")
+
+
+def _watch(kind: Any, log: Path, end: Write | None) -> None:
+    write, main_process = kind.write, os.getpid()
+    times = multiprocessing.Value("i", 0)
+
+    def writing(self: Any, *parts: Any) -> None:
+        who = "main" if os.getpid() == main_process else "worker"
+        what, is_last = kind_of(self.name), False
+        with log.open("a") as file:
+            file.write(f"{who} {what}\n")
+        if end and (who, what) == (end.who, end.what):
+            with times.get_lock():
+                times.value += 1
+                is_last = times.value == end.count
+        if is_last and end and end.side == "before":
+            os.killpg(0, signal.SIGKILL)
+        write(self, *parts)
+        if is_last:
+            os.killpg(0, signal.SIGKILL)
+
+    kind.write = writing

@@ -1,0 +1,211 @@
+"""Killed anywhere, same bytes: SIGKILL of the whole process tree at random moments, and the same command again.
+
+`MDSMIX_TEST_KILLS` says how often (20; `make soak`: 100), `MDSMIX_TEST_SEED` at which moments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from mdsmix.shards.index import read_index
+from mdsmix.shards.manifest import read_manifest
+from mdsmix.storage import Location, locate
+from tests.converting import documents, mdsmix, pairs, windows, write_jsonl, write_recipe
+from tests.doomed import Run, Write
+
+KILLS = int(os.environ.get("MDSMIX_TEST_KILLS", "20"))
+SEED = int(os.environ.get("MDSMIX_TEST_SEED", "0"))
+WINDOW = 4_000
+STREAMS = ("web", "faq")
+SHARD = re.compile(r"[0-9a-f]{32}(-\d+)?\.mds(\.zstd)?")
+RECORD = re.compile(r"\.mdsmix/([0-9a-f]{32})")
+LEFT_BEHIND = re.compile(r"\.[0-9a-f]{16}\.tmp$|/\.mdsmix/lease$")
+"By a run that was killed in a write, or between its last write and letting go."
+SAID = re.compile(
+    r"^(\w+): (?:up to date|\d+ of \d+ work units converted)(?:, (\d+) reused)?", re.MULTILINE
+)
+
+Moment = Write | float
+PUBLISHING = (".mds", ".jsonl.zst", "mdsmix.manifest", ".index", "index.json")
+"The leftovers part, the released bad records, the manifest, the index that is kept, the index."
+WRITES = [("main", what, side) for what in PUBLISHING for side in ("before", "after")]
+
+
+def write_sources(folder: Path, version: int) -> None:
+    """About six units a stream; version 2 is longer, another in its middle, and has other bad records."""
+    sentence = "the quick brown fox jumps over the lazy dog, number {} of version {}"
+    texts = [{"text": sentence.format(n, version if n > 100 else 1) * (n % 3)} for n in range(150)]
+    write_jsonl(folder / "a.jsonl", [*texts, {"text": version}, *texts[: 10 * version]])
+    packed = b"".join(json.dumps(text).encode() + b"\n" for text in texts[:90])
+    (folder / "b.jsonl.zst").write_bytes(zstandard.compress(packed))
+    asked = [{"prompt": f"What is {n}?", "response": f"It is {n + version}"} for n in range(300)]
+    write_jsonl(folder / "c.jsonl", [*asked, {"prompt": "a question without an answer"}])
+
+
+@dataclass
+class Runs:
+    """One recipe, run again and again: into a folder or into a bucket."""
+
+    recipe: Path
+    key: str
+    root: str
+
+    def arguments(self, target: str) -> list[str]:
+        return [str(self.recipe), f"{self.key}={self.root}/{target}", "--workers", "2"]
+
+    def start(self, target: str, end: Write | None = None) -> Run:
+        return Run(self.arguments(target), WINDOW, self.recipe.parent / "writes.log", end)
+
+    def folder(self, target: str, stream: str) -> Location:
+        return locate(f"{self.root}/{target}/{stream}/train")
+
+    def copy(self, source: str, target: str) -> None:
+        for stream in STREAMS:
+            here, there = self.folder(source, stream), self.folder(target, stream)
+            self._each(
+                here, lambda name, here=here, there=there: (here / name).copy_to(there / name)
+            )
+
+    def content(self, target: str) -> dict[str, bytes]:
+        """All that lies there but what a killed write may leave behind."""
+        folder = locate(f"{self.root}/{target}")
+        found = self._each(folder, lambda name: (name, (folder / name).read()))
+        return {name: content for name, content in found if not LEFT_BEHIND.search(name)}
+
+    def _each(self, folder: Location, work: Callable[[str], Any]) -> list[Any]:
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(work, [name for name, _ in folder.list(recursive=True)]))
+
+
+@pytest.fixture(params=["disk", "store"])
+def runs(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Runs:
+    windows(monkeypatch, WINDOW)
+    streams = {
+        "web": documents([tmp_path / "a.jsonl", tmp_path / "b.jsonl.zst"]),
+        "faq": pairs(tmp_path / "c.jsonl"),
+    }
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    if request.param == "disk":
+        return Runs(recipe, "local", str(tmp_path / "out"))
+    return Runs(recipe, "remote", f"s3://{request.getfixturevalue('bucket')}")
+
+
+def assert_readable(folder: Location) -> None:
+    """What a reader finds at any moment: an index whose shards are all there, or none yet."""
+    if (folder / "index.json").stat():
+        for shard in read_index(folder).shards:
+            stat = (folder / shard.stored.basename).stat()
+            assert SHARD.fullmatch(shard.stored.basename)
+            assert stat is not None
+            assert stat.size == shard.stored.bytes
+
+
+def recorded(runs: Runs, target: str) -> dict[str, set[str]]:
+    """The keys of the finished units of each stream."""
+    found = {}
+    for stream in STREAMS:
+        names = [name for name, _ in runs.folder(target, stream).list(recursive=True)]
+        found[stream] = {known[1] for name in names if (known := RECORD.fullmatch(name))}
+    return found
+
+
+def again(runs: Runs, target: str, expected: dict[str, bytes]) -> int:
+    """The same command again: it finishes what was begun, does nothing twice, and says so. How many units it reused."""
+    before = recorded(runs, target)
+    answer = mdsmix("convert", *runs.arguments(target))
+    assert answer.code == 0, answer.err
+    said = {stream: int(count or 0) for stream, count in SAID.findall(answer.out)}
+    for stream, reused in said.items():
+        manifest = read_manifest(runs.folder(target, stream))
+        assert manifest is not None
+        kept = before[stream] & {part.key for part in manifest.parts}
+        is_done = f"{stream}: up to date, {runs.folder(target, stream)}" in answer.out
+        assert reused == (0 if is_done else len(kept)), answer.out
+    assert runs.content(target) == expected
+    return sum(said.values())
+
+
+@dataclass
+class Life:
+    """A target, new or with an older stream, and the moments at which runs into it are killed, one after the other."""
+
+    is_old: bool
+    moments: list[Moment]
+
+
+def lives(rng: random.Random) -> Iterator[Life]:
+    """Half of the moments are shares of an undisturbed run's time, half are writes. The earlier come first, mostly."""
+    while True:
+        for who, what, side in rng.sample(WRITES, len(WRITES)):
+            count = 1 if what == ".mds" else rng.randint(1, 2)
+            by_time: list[Moment] = [rng.random()]
+            by_write: list[Moment] = [Write(who, what, side, count)]
+            is_old = what == ".index" or rng.random() < 0.5
+            if rng.random() < 0.75:
+                yield Life(is_old, by_time + by_write)
+            else:
+                yield Life(rng.random() < 0.5, by_time)
+                yield Life(is_old, by_write)
+
+
+def kill(runs: Runs, target: str, moment: Moment, length: float) -> bool:
+    """Whether the run was killed at this moment; it may have been done before."""
+    if isinstance(moment, Write):
+        return runs.start(target, moment).was_killed()
+    run = runs.start(target)
+    run.await_write()
+    time.sleep(moment * length)
+    run.kill()
+    return run.was_killed()
+
+
+def undisturbed(runs: Runs, target: str) -> tuple[float, dict[str, bytes]]:
+    """How long a run takes from its first write, and all that it publishes."""
+    run = runs.start(target)
+    began = run.await_write()
+    assert not run.was_killed()
+    return time.monotonic() - began, runs.content(target)
+
+
+def test_killed_anywhere_same_bytes(runs: Runs, tmp_path: Path) -> None:
+    write_sources(tmp_path, 1)
+    undisturbed(runs, "old")
+    write_sources(tmp_path, 2)
+    length, fresh = undisturbed(runs, "fresh")
+    runs.copy("old", "republished")
+    _, republished = undisturbed(runs, "republished")
+    assert len([name for name in fresh if RECORD.search(name)]) > 8
+
+    kills = reused = 0
+    coming = enumerate(lives(random.Random(SEED)))
+    while kills < KILLS:
+        number, life = next(coming)
+        target = str(number)
+        if life.is_old:
+            runs.copy("old", target)
+        for moment in life.moments:
+            print(f"MDSMIX_TEST_SEED={SEED}: kill {kills + 1}, {life}, {moment}")
+            kills += kill(runs, target, moment, length)
+            for stream in STREAMS:
+                assert_readable(runs.folder(target, stream))
+        reused += again(runs, target, republished if life.is_old else fresh)
+    assert reused > KILLS
+    for stream in STREAMS:
+        assert mdsmix("verify", runs.folder(target, stream)).code == 0
