@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from mdsmix.storage import s3_client
 from tests.corpus import train_tokenizer, write_corpus
+from tests.faults import Proxy, failing
 from tests.minio import running_minio
 
 # Read by huggingface_hub when it is imported, so it is set before any test module is.
@@ -69,3 +71,13 @@ def bucket(minio: str) -> str:
     name = f"mdsmix-{uuid.uuid4().hex[:12]}"
     boto3.client("s3", endpoint_url=minio).create_bucket(Bucket=name)
     return name
+
+
+@pytest.fixture
+def proxy(minio: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Between mdsmix and that MinIO, to make it fail; patience is short, since the faults of tests are."""
+    for name, value in {"_PAUSE_SECONDS": (0.01, 0.1), "_READ_SECONDS": 1}.items():
+        monkeypatch.setattr(s3_client, name, value)
+    with failing(minio) as proxy:
+        monkeypatch.setenv("S3_ENDPOINT_URL", proxy.endpoint)
+        yield proxy

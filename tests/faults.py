@@ -79,7 +79,7 @@ class Rule:
     times: int = 1
     skip: int = 0
     when: Callable[[Request], bool] = lambda request: True
-    then: Callable[[], None] = lambda: None
+    then: Callable[[], object] = lambda: None
     "Done before the fault."
 
     def meets(self, request: Request) -> bool:
@@ -168,7 +168,7 @@ class Proxy:
         then()
         self._answer(client, request, fault)
 
-    def _fault(self, request: Request) -> tuple[str, Callable[[], None]]:
+    def _fault(self, request: Request) -> tuple[str, Callable[[], object]]:
         with self._lock:
             rule = next((rule for rule in self.rules if rule.meets(request)), None)
             request.fault = rule.fault if rule else self.storm.fault(request) if self.storm else ""

@@ -31,20 +31,48 @@ def running_minio(folder: Path) -> Iterator[dict[str, str]]:
     if endpoint := os.environ.get("MDSMIX_TEST_S3_ENDPOINT"):
         yield {"S3_ENDPOINT_URL": endpoint}
         return
-    user, password = "mdsmix-tests", "a-password-for-loopback"
-    port = _free_port()
-    server = _start(folder, port, {"MINIO_ROOT_USER": user, "MINIO_ROOT_PASSWORD": password})
-    try:
-        _wait_until_live(f"http://127.0.0.1:{port}", server, folder)
-        yield {
-            "S3_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-            "AWS_ACCESS_KEY_ID": user,
-            "AWS_SECRET_ACCESS_KEY": password,
+    with own_minio(folder) as server:
+        yield server.settings
+
+
+class Server:
+    """A MinIO that a test may stop and start again, on the same port and with the same data."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._port = folder, _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {
+            "S3_ENDPOINT_URL": f"http://127.0.0.1:{self._port}",
+            "AWS_ACCESS_KEY_ID": "mdsmix-tests",
+            "AWS_SECRET_ACCESS_KEY": "a-password-for-loopback",
             "AWS_DEFAULT_REGION": "us-east-1",
         }
+
+    def start(self) -> None:
+        user, password = (self.settings[f"AWS_{n}"] for n in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
+        credentials = {"MINIO_ROOT_USER": user, "MINIO_ROOT_PASSWORD": password}
+        self._process = _start(self._folder, self._port, credentials)
+        _wait_until_live(self.settings["S3_ENDPOINT_URL"], self._process, self._folder)
+
+    def stop(self) -> None:
+        if self._process:
+            self._process.terminate()
+            self._process.wait(timeout=30)
+            self._process = None
+
+
+@contextlib.contextmanager
+def own_minio(folder: Path) -> Iterator[Server]:
+    """A server of the test's own, even where another one is named."""
+    server = Server(folder)
+    try:
+        server.start()
+        yield server
     finally:
-        server.terminate()
-        server.wait(timeout=30)
+        server.stop()
 
 
 def minio_binary() -> str:
@@ -70,11 +98,11 @@ def _free_port() -> int:
 
 
 def _start(folder: Path, port: int, credentials: dict[str, str]) -> subprocess.Popen[bytes]:
-    (folder / "data").mkdir(parents=True)
+    (folder / "data").mkdir(parents=True, exist_ok=True)
     listen = ["--address", f"127.0.0.1:{port}", "--console-address", "127.0.0.1:0"]
     command = [minio_binary(), "server", "--quiet", *listen, str(folder / "data")]
     offline = {"MINIO_UPDATE": "off", "MINIO_BROWSER": "off"}
-    with (folder / "minio.log").open("wb") as log:
+    with (folder / "minio.log").open("ab") as log:
         environment = os.environ | credentials | offline
         return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
 

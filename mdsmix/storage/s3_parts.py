@@ -19,8 +19,8 @@ from mdsmix.storage.location import Bytes, Stat
 from mdsmix.storage.s3_client import ask
 from mdsmix.storage.s3_errors import error_code
 
-Part = Callable[[Any, dict[str, Any]], str]
-"Sends one part, with this client to this upload and number, and returns its ETag."
+Part = Callable[[Any, dict[str, Any]], Any]
+"Sends one part, with this client to this upload and number, and returns what the store says of it."
 
 _TAKE_BACK_SECONDS = 3.0
 
@@ -31,7 +31,7 @@ def send(url: str, place: dict[str, str], buffers: Sequence[Bytes], part_bytes: 
     if len(pieces) <= 1:
         ask(url, partial(_put, place, pieces[0] if pieces else []))
         return
-    _in_parts(url, place, (partial(_send_part, piece) for piece in pieces))
+    _in_parts(url, place, _begin_sent, (partial(_send_part, piece) for piece in pieces))
 
 
 def copy(
@@ -44,16 +44,21 @@ def copy(
     origin = {"CopySource": source, "CopySourceIfMatch": f'"{found.stamp}"'}
     starts = range(0, found.size, part_bytes)
     ranges = (f"bytes={n}-{min(n + part_bytes, found.size) - 1}" for n in starts)
-    _in_parts(url, place, (partial(_copy_part, origin, wanted) for wanted in ranges))
+    _in_parts(url, place, _begin_copied, (partial(_copy_part, origin, wanted) for wanted in ranges))
 
 
-def _in_parts(url: str, place: dict[str, str], parts: Iterable[Part]) -> None:
+def _in_parts(
+    url: str,
+    place: dict[str, str],
+    begin: Callable[[dict[str, str], Any], Any],
+    parts: Iterable[Part],
+) -> None:
     """Makes one object of the parts, in order."""
-    begun = ask(url, lambda client: client.create_multipart_upload(**place))
+    begun = ask(url, partial(begin, place))
     upload = {**place, "UploadId": begun["UploadId"]}
     try:
         sent = [
-            {"PartNumber": number, "ETag": ask(url, partial(_numbered, part, upload, number))}
+            ask(url, partial(_numbered, part, upload, number))
             for number, part in enumerate(parts, 1)
         ]
         ask(url, partial(_complete, place, upload, sent))
@@ -68,14 +73,13 @@ def _put(place: dict[str, str], piece: list[memoryview], client: Any) -> None:
     client.put_object(**place, Body=body, ContentLength=body.size)
 
 
-def _send_part(piece: list[memoryview], client: Any, which: dict[str, Any]) -> str:
+def _send_part(piece: list[memoryview], client: Any, which: dict[str, Any]) -> Any:
     body = _Joined(piece)
-    return str(client.upload_part(**which, Body=body, ContentLength=body.size)["ETag"])
+    return client.upload_part(**which, Body=body, ContentLength=body.size)
 
 
-def _copy_part(origin: dict[str, Any], wanted: str, client: Any, which: dict[str, Any]) -> str:
-    answer = client.upload_part_copy(**which, **origin, CopySourceRange=wanted)
-    return str(answer["CopyPartResult"]["ETag"])
+def _copy_part(origin: dict[str, Any], wanted: str, client: Any, which: dict[str, Any]) -> Any:
+    return client.upload_part_copy(**which, **origin, CopySourceRange=wanted)["CopyPartResult"]
 
 
 def _cut(buffers: Sequence[Bytes], size: int) -> list[list[memoryview]]:
@@ -93,8 +97,21 @@ def _cut(buffers: Sequence[Bytes], size: int) -> list[list[memoryview]]:
     return pieces
 
 
-def _numbered(part: Part, upload: dict[str, Any], number: int, client: Any) -> str:
-    return part(client, {**upload, "PartNumber": number})
+def _begin_copied(place: dict[str, str], client: Any) -> Any:
+    return client.create_multipart_upload(**place)
+
+
+def _begin_sent(place: dict[str, str], client: Any) -> Any:
+    """Where boto3 sends checksums with the parts, the store wants to hear of them before."""
+    has_sums = client.meta.config.request_checksum_calculation == "when_supported"
+    sums = {"ChecksumAlgorithm": "CRC32"} if has_sums else {}
+    return client.create_multipart_upload(**place, **sums)
+
+
+def _numbered(part: Part, upload: dict[str, Any], number: int, client: Any) -> dict[str, Any]:
+    said = part(client, {**upload, "PartNumber": number})
+    told = {name: said[name] for name in ("ETag", "ChecksumCRC32") if name in said}
+    return {"PartNumber": number, **told}
 
 
 def _complete(

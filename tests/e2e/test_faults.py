@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
@@ -24,6 +27,7 @@ from tests.converting import (
     write_recipe,
 )
 from tests.faults import TRANSIENT, Proxy, Rule, Storm, failing
+from tests.minio import own_minio
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(120)]
 WINDOW = 6000
@@ -43,16 +47,6 @@ PLACES = {
     "letting the lease go": ("DELETE", "/lease$"),
 }
 "Operation and key of what a run asks for."
-
-
-@pytest.fixture
-def proxy(minio: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """Between mdsmix and the store; patience is short, since the faults of these tests are."""
-    for name, value in {"_PAUSE_SECONDS": (0.01, 0.1), "_READ_SECONDS": 1}.items():
-        monkeypatch.setattr(s3_client, name, value)
-    with failing(minio) as proxy:
-        monkeypatch.setenv("S3_ENDPOINT_URL", proxy.endpoint)
-        yield proxy
 
 
 @pytest.fixture
@@ -103,6 +97,31 @@ def sentence(answer: Answer) -> str:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         assert os.environ[name] not in answer.err
     return line
+
+
+def command(*arguments: object, window: int = WINDOW) -> subprocess.Popen[str]:
+    """A run in processes of its own: small work units, and parts of the least size that a store takes."""
+    code = f"""
+import functools, sys
+from mdsmix import sources
+from mdsmix.cli.main import run
+from mdsmix.storage import s3
+sources.plan = functools.partial(sources.plan, window_bytes={window})
+s3._PART_BYTES = 5 << 20
+run()
+"""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def answer_of(process: subprocess.Popen[str]) -> Answer:
+    out, err = process.communicate(timeout=120)
+    return Answer(process.returncode, out, err)
 
 
 @pytest.mark.parametrize("fault", [*TRANSIENT, "silence", "400 RequestTimeout", "429"])
@@ -192,3 +211,129 @@ def test_a_fault_that_lasts_is_a_sentence_and_the_next_run_goes_on(
     assert outcome.reused >= 2, "finished units are kept"
     assert published(bucket, minio) == undisturbed
     assert find_garbage(locate(f"s3://{bucket}/mix/web/train"), 0) == []
+
+
+def test_credentials_that_expire_in_mid_run_are_named_and_the_next_run_goes_on(
+    proxy: Proxy, recipe: Path, undisturbed: dict[str, bytes], bucket: str, minio: str
+) -> None:
+    proxy.rules = [Rule("400 ExpiredToken", times=9999, skip=40)]
+    line = sentence(answer_of(command("convert", recipe, "--workers", "2")))
+    assert "the credentials have expired; renew the credentials and run the same command" in line
+    assert "index.json" not in published(bucket, minio)
+    proxy.rules = []
+    (outcome,) = run_recipe(recipe)
+    assert outcome.reused
+    assert published(bucket, minio) == undisturbed
+
+
+@pytest.mark.parametrize(
+    "code", ["400 ExpiredToken", "403 InvalidTokenId", "403 InvalidAccessKeyId"]
+)
+def test_credentials_that_are_renewed_in_their_file_in_mid_run_are_taken(
+    code: str,
+    proxy: Proxy,
+    recipe: Path,
+    undisturbed: dict[str, bytes],
+    bucket: str,
+    minio: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Real ones of MinIO, each for a session; the proxy says of the first that it has expired."""
+    file = tmp_path / "credentials"
+    first, second = _session(minio), _session(minio)
+    file.write_text(first)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    key = first.split()[3]
+    proxy.rules = [
+        Rule(
+            code,
+            skip=40,
+            times=9999,
+            when=lambda request: key in request.headers["authorization"],
+            then=lambda: file.write_text(second),
+        )
+    ]
+    run_recipe(recipe)
+    assert 1 <= len(proxy.met()) <= 3
+    monkeypatch.undo()
+    assert published(bucket, minio) == undisturbed
+
+
+def _session(minio: str) -> str:
+    """A credentials file with a key of 15 minutes."""
+    made = boto3.client("sts", endpoint_url=minio).assume_role(
+        RoleArn="arn:aws:iam::1:role/any", RoleSessionName="tests", DurationSeconds=900
+    )["Credentials"]
+    return (
+        f"[default]\naws_access_key_id = {made['AccessKeyId']}\n"
+        f"aws_secret_access_key = {made['SecretAccessKey']}\naws_session_token = {made['SessionToken']}\n"
+    )
+
+
+def test_two_workers_get_through_a_storm(
+    proxy: Proxy, recipe: Path, undisturbed: dict[str, bytes], bucket: str, minio: str
+) -> None:
+    proxy.storm = Storm(4, 0.1)
+    answer = answer_of(command("convert", recipe, "--workers", "2"))
+    assert (answer.code, answer.err) == (0, "")
+    assert proxy.met()
+    assert published(bucket, minio) == undisturbed
+
+
+def test_a_store_that_is_away_for_20_seconds_is_waited_for(
+    recipe: Path, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real stop and start, in the moment in which the third shard is written."""
+    stopped = threading.Event()
+    with (
+        own_minio(tmp_path / "own") as server,
+        failing(server.settings["S3_ENDPOINT_URL"]) as proxy,
+    ):
+        store = boto3.client("s3", endpoint_url=server.settings["S3_ENDPOINT_URL"])
+        store.create_bucket(Bucket="away")
+        for name in ("a", "b"):
+            raw = (tmp_path / "raw" / f"{name}.jsonl").read_bytes()
+            store.put_object(Bucket="away", Key=f"raw/{name}.jsonl", Body=raw)
+        monkeypatch.setenv("S3_ENDPOINT_URL", proxy.endpoint)
+        stop = Rule(
+            "reset", *PLACES["a shard"], skip=2, then=lambda: (server.stop(), stopped.set())
+        )
+        proxy.rules = [stop]
+        source = "streams.web.source.path=s3://away/raw/*.jsonl"
+        process = command("convert", recipe, "remote=s3://away/mix", source, "--workers", "1")
+        assert stopped.wait(60)
+        time.sleep(20)
+        assert process.poll() is None, process.communicate()
+        server.start()
+        answer = answer_of(process)
+        assert answer.code == 0, answer.err
+        assert len(proxy.requests) > 60
+        monkeypatch.setenv("S3_ENDPOINT_URL", server.settings["S3_ENDPOINT_URL"])
+        assert published("away", server.settings["S3_ENDPOINT_URL"]) == undisturbed
+
+
+def test_an_upload_whose_run_was_killed_is_found_by_gc(
+    proxy: Proxy, recipe: Path, bucket: str, minio: str, tmp_path: Path
+) -> None:
+    rare = "".join(chr(n) for n in range(0x4E00, 0x9E00))  # three tokens each, of two bytes
+    write_jsonl(tmp_path / "large.jsonl", [{"text": rare} for _ in range(50)])
+    written = threading.Event()
+    proxy.rules = [Rule("silence", "PUT part", skip=1, then=written.set)]
+    large = (f"streams.web.source.path={tmp_path}/large.jsonl", "max_seq_len=4096")
+    process = command("convert", recipe, *large, "--workers", "1", window=1 << 27)
+    assert written.wait(60), answer_of(process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    (key,) = uploads(bucket, minio)
+    stream = f"s3://{bucket}/mix/web/train"
+    listed = mdsmix("gc", stream, "--older-than", "0s").out
+    assert f"unfinished write      5,242,880 bytes     0.0 days  {key.rpartition('/')[2]}" in listed
+    assert mdsmix("gc", stream, "--older-than", "0s", "--delete").code == 0
+    assert uploads(bucket, minio) == []
+    again = command("convert", recipe, *large, "--workers", "1", window=1 << 27)
+    assert answer_of(again).code == 0
+    assert mdsmix("verify", stream).code == 0
+    assert "all is in use" in mdsmix("gc", stream, "--older-than", "0s").out

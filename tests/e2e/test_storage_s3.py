@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources import find, plan, read
-from mdsmix.storage import Location, locate, s3, s3_client
-from tests.faults import Proxy, Rule, failing
+from mdsmix.storage import Location, locate, s3
+from tests.faults import Proxy, Rule
 
 
 @pytest.fixture
@@ -133,15 +132,6 @@ def test_an_endpoint_that_does_not_answer_is_given_up_soon_and_its_password_is_n
     with pytest.raises(Unreachable, match="nothing answers there") as refusal:
         locate(f"s3://{bucket}/x").stat()
     assert "PASSWORD" not in str(refusal.value)
-
-
-@pytest.fixture
-def proxy(minio: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """Between mdsmix and the store; the pauses are short."""
-    monkeypatch.setattr(s3_client, "_PAUSE_SECONDS", (0.01, 0.02))
-    with failing(minio) as proxy:
-        monkeypatch.setenv("S3_ENDPOINT_URL", proxy.endpoint)
-        yield proxy
 
 
 @pytest.mark.parametrize("fault", ["reset in the answer", "cut short"])
