@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
-from mdsmix.shards.index import Shard, StoredFile, find_published, make_index, parse_index
+from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index
 from mdsmix.shards.manifest import (
     Encoding,
     Manifest,
@@ -23,6 +23,7 @@ from mdsmix.shards.manifest import (
     parse_manifest,
 )
 from mdsmix.shards.mds import Layout
+from mdsmix.shards.published import find_published
 from mdsmix.storage import locate
 
 LAYOUT = Layout.of({"tokens": "ndarray:uint16:8"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 
@@ -15,6 +15,15 @@ def gc(
         str,
         typer.Option(metavar="AGE", help="Only what was written longer ago: 7d, 12h, 30m or 0s."),
     ] = "7d",
+    keep: Annotated[
+        Optional[int],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Of a stream published as versions: only the newest N and those replaced since AGE ago stay.",
+            show_default="all",
+        ),
+    ] = None,
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete it; otherwise it is only listed.")
     ] = False,
@@ -22,6 +31,7 @@ def gc(
     """List what nothing names any more at STREAM: shards, unit records, quarantine files, writes that were killed.
 
     What the index, the manifest or a unit record in use names always stays, as do shards of indexes replaced since AGE ago.
+    Versions stay unless --keep says how many are enough.
     """
     from mdsmix.convert.gc import (
         KEEP_SECONDS,
@@ -36,7 +46,9 @@ def gc(
         _warn(
             f"WARNING: running jobs and caches may still name what is younger than {KEEP_SECONDS // 86_400} days"
         )
-    garbage = delete_garbage(folder, age, _warn) if delete else find_garbage(folder, age)
+    garbage = (
+        delete_garbage(folder, age, _warn, keep) if delete else find_garbage(folder, age, keep)
+    )
     for item in garbage:
         days = item.age / 86_400
         typer.echo(f"{item.kind:16}  {item.bytes:>13,} bytes  {days:>6.1f} days  {item.name}")

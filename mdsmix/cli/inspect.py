@@ -30,8 +30,9 @@ def inspect(
     from mdsmix.encode.tokenizer import find_decoder
     from mdsmix.report.card import card_rows
     from mdsmix.report.samples import marked, segments
-    from mdsmix.shards.index import find_published, read_index
+    from mdsmix.shards.index import read_index
     from mdsmix.shards.manifest import read_manifest
+    from mdsmix.shards.published import find_published
     from mdsmix.shards.sample import read_head
     from mdsmix.storage import locate
 

@@ -36,7 +36,7 @@ def repair(
     from mdsmix.convert.repair import repair as make_whole
     from mdsmix.recipe import load_recipe
     from mdsmix.report.progress import watching
-    from mdsmix.shards.index import find_published
+    from mdsmix.shards.published import find_published
     from mdsmix.storage import locate
 
     folder = find_published(locate(stream))

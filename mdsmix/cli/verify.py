@@ -27,7 +27,7 @@ def verify(
     """
     from mdsmix.report.progress import watching
     from mdsmix.shards import verify as shards
-    from mdsmix.shards.index import find_published
+    from mdsmix.shards.published import find_published
     from mdsmix.storage import locate
 
     folder = find_published(locate(stream))

@@ -1,7 +1,7 @@
 """What nothing needs any more at a published stream: shards, unit records, quarantine files, writes that were killed.
 
 A shard goes when no index names it, none that was replaced in the last seven days, and no unit record that is kept; all
-that goes is older than that too. Only names that mdsmix itself gives are looked at, so whatever else lies in the folder
+that goes is older than that too. Versions go only where it is said how many are to be kept. Only names that mdsmix itself gives are looked at, so whatever else lies in the folder
 stays. Deleting holds the stream's lease, so nothing is deleted that a conversion is about to name.
 """
 
@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
 from mdsmix.convert.ledger import FOLDER, read_record
+from mdsmix.convert.old_versions import Version, beyond, find_versions
 from mdsmix.convert.quarantine import QUARANTINE
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
-from mdsmix.shards.index import Shard, find_published, parse_index, read_index
+from mdsmix.shards.index import Shard, parse_index, read_index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import read_manifest
+from mdsmix.shards.published import find_published, versions, working_folder
 from mdsmix.storage import Location, Stat, locate
 
 KEEP_SECONDS = 7 * 86_400
@@ -31,6 +33,7 @@ _KINDS = {
     "unit record": rf"{re.escape(FOLDER)}/({_HASH})",
     "bad records": rf"{re.escape(FOLDER)}/({_HASH})\.bad",
     "old index": rf"{re.escape(FOLDER)}/({_HASH})\.index",
+    "version mark": rf"{re.escape(FOLDER)}/([0-9a-f]{{8}})\.replaced",
     "quarantine": rf"{QUARANTINE}/({_HASH})\.jsonl\.zst",
     "shard": rf"({_HASH})(-\d+)?\.mds(\.zstd)?",
 }
@@ -43,10 +46,10 @@ class Garbage:
 
     kind: str
     name: str
-    "Below the stream's folder."
+    "Below the stream's folder; of a version, beside it."
     bytes: int
     age: float
-    "Seconds since it was written."
+    "Seconds since it was written, or, of a version, replaced."
     discard: Callable[[], None]
 
 
@@ -69,57 +72,75 @@ def find_folder(url: str) -> Location:
     """The split folder of a stream, published or begun; Unreachable where there is none."""
     at = locate(url)
     try:
-        return find_published(at)
+        return working_folder(find_published(at))
     except Unreachable:
         if any(True for _ in (at / FOLDER).list()):
             return at
         raise
 
 
-def find_garbage(folder: Location, older_than: float) -> list[Garbage]:
-    """All that nothing names and that is older than so many seconds."""
+def find_garbage(folder: Location, older_than: float, keep: int | None = None) -> list[Garbage]:
+    """All that nothing names and that is older than so many seconds, and versions that old beyond the newest `keep`."""
     now = time.time()
-    manifest = read_manifest(folder)
+    manifest, others = read_manifest(folder), find_versions(folder)
+    old = [v for v in beyond(folder, others, keep) if now - v.replaced >= older_than]
     current = {part.key for part in manifest.parts} if manifest else set()
-    files = _sorted_out(folder)
+    current |= {version.hash for version in others if version not in old}
     gone, kept = dict[str, list[_File]](), dict[str, list[_File]]()
-    for kind, found in files.items():
+    for kind, found in _sorted_out(folder).items():
         gone[kind], kept[kind] = [], []
         for file in found:
             may_go = file.key not in current and now - file.stat.modified >= older_than
             (gone if may_go else kept)[kind].append(file)
     named = _named(folder, kept)
     gone["shard"] = [file for file in gone["shard"] if file.name not in named]
-    garbage = [
-        Garbage(
-            kind=kind,
-            name=file.name,
-            bytes=file.stat.size,
-            age=now - file.stat.modified,
-            discard=(folder / file.name).delete,
-        )
-        for kind in _KINDS
-        for file in gone[kind]
+    files = [_of_file(folder, kind, file, now) for kind in _KINDS for file in gone[kind]]
+    unfinished = [
+        left
+        for place in (folder, *versions(folder))
+        for left in _unfinished(folder, place, now)
+        if left.age >= older_than
     ]
-    return garbage + [
-        Garbage(
+    return [*files, *(_of_version(version, now) for version in old), *unfinished]
+
+
+def _of_file(folder: Location, kind: str, file: _File, now: float) -> Garbage:
+    return Garbage(
+        kind=kind,
+        name=file.name,
+        bytes=file.stat.size,
+        age=now - file.stat.modified,
+        discard=(folder / file.name).delete,
+    )
+
+
+def _of_version(version: Version, now: float) -> Garbage:
+    return Garbage(
+        kind="version" if version.is_whole else "unfinished version",
+        name=version.folder.name,
+        bytes=version.bytes,
+        age=now - version.replaced,
+        discard=version.discard,
+    )
+
+
+def _unfinished(folder: Location, place: Location, now: float) -> Iterator[Garbage]:
+    for left in place.unfinished():
+        yield Garbage(
             kind="unfinished write",
-            name=left.name,
+            name=left.name if place == folder else f"{place.name}/{left.name}",
             bytes=left.size,
             age=now - left.modified,
             discard=left.discard,
         )
-        for left in folder.unfinished()
-        if now - left.modified >= older_than
-    ]
 
 
 def delete_garbage(
-    folder: Location, older_than: float, say: Callable[[str], None]
+    folder: Location, older_than: float, say: Callable[[str], None], keep: int | None = None
 ) -> list[Garbage]:
     """Deletes what `find_garbage` finds while no conversion is at work; Unreachable where one is."""
     with lease(folder, say):
-        garbage = find_garbage(folder, older_than)
+        garbage = find_garbage(folder, older_than, keep)
         with ThreadPoolExecutor(THREADS) as pool:
             # Shards last: a unit record whose shards are gone would be believed.
             for is_shard in (False, True):

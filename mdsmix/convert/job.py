@@ -13,8 +13,9 @@ from mdsmix.encode.columns import columns_of, has_messages
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.shards.manifest import FORMAT_VERSION, Encoding
+from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.mds import Layout
+from mdsmix.shards.published import version_folder, versions
 from mdsmix.storage import Location, locate
 
 
@@ -33,10 +34,23 @@ class Job:
     "The share of bad records above which nothing is published; it shapes no byte."
     limit: int | None = None
     "Only the first records are read: a first look."
+    is_versioned: bool = False
+    "Published as versions beside the target, not in it."
+    versions: tuple[str, ...] = ()
+    "Versions that are there, the current one first: what their shards hold is not made again."
 
     @property
     def folder(self) -> Location:
         return locate(self.target)
+
+    @property
+    def shard_folders(self) -> list[Location]:
+        """Where shards may lie that need not be made or uploaded again, the target first."""
+        return [self.folder, *map(locate, self.versions)]
+
+    def place(self, index_hash: str) -> Location:
+        """The folder that the index with this hash is, or will be, published in."""
+        return version_folder(self.folder, index_hash) if self.is_versioned else self.folder
 
     @property
     def layout(self) -> Layout:
@@ -87,7 +101,15 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
         target=f"{recipe.published(stream)}/{f'limit-{limit}' if limit else stream.split}",
         max_bad=recipe.max_bad_share,
         limit=limit,
+        is_versioned=recipe.publish == "versioned" and not limit,
     )
+
+
+def with_versions(job: Job, published: Manifest | None) -> Job:
+    """The job with the versions that lie beside its target; one that is published in place now may have some too."""
+    current = version_folder(job.folder, published.index_hash) if published else None
+    found = sorted(versions(job.folder), key=lambda version: version != current)
+    return replace(job, versions=tuple(version.url for version in found))
 
 
 def _refuse_missing(stream: StreamSpec, tokenizer: Tokenizer) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from mdsmix import sources
 from mdsmix.convert.guard import published_manifest
-from mdsmix.convert.job import Job, on_day
+from mdsmix.convert.job import Job, on_day, with_versions
 from mdsmix.convert.run import Options, planned_jobs
 from mdsmix.convert.seen import Content, Seen
 from mdsmix.convert.unit import find_record
@@ -24,7 +24,7 @@ def preview(recipe: Recipe, options: Options) -> Iterator[str]:
 
 def _preview_stream(job: Job, files: list[sources.SourceFile], options: Options) -> Iterator[str]:
     old = published_manifest(job, options.reencode)
-    job = on_day(job, old.encoding.date_string if old else None)
+    job = with_versions(on_day(job, old.encoding.date_string if old else None), old)
     units, seen = sources.plan(files), Seen.of(job.target)
     todo = [unit for unit in units if not _is_done(job, unit, seen, options.verify_source)]
     yield f"{job.name}: {len(todo)} of {len(units)} work units would be converted, into {job.target}"

@@ -1,4 +1,4 @@
-"""Unit records -> a published stream: the last part made of leftovers, the manifest, and the index last of all."""
+"""Unit records -> a published stream: the last part made of leftovers, the index and the manifest."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from mdsmix import __version__
 from mdsmix.convert.assemble import JoinedRows
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
-from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
-from mdsmix.shards import index as index_file
-from mdsmix.shards import manifest as manifest_file
-from mdsmix.shards.index import make_index, parse_index
+from mdsmix.convert.put import is_put, put
+from mdsmix.errors import MdsmixError, TooManyBadRecords
+from mdsmix.shards.index import make_index
 from mdsmix.shards.manifest import (
     FORMAT_VERSION,
     Manifest,
@@ -22,8 +21,6 @@ from mdsmix.shards.manifest import (
     Totals,
 )
 from mdsmix.shards.shardfiles import distinct, store_shards
-from mdsmix.shards.target import replace_index, write_if_new
-from mdsmix.storage import Location
 
 
 def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile]) -> Manifest:
@@ -33,7 +30,7 @@ def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile]) -> Man
     records = sum((unit.records for unit in units), Records())
     totals = sum((unit.totals for unit in units), Totals())
     _refuse_losses(job, records, totals)
-    index = make_index(distinct(job.folder, [shard for unit in units for shard in unit.shards]))
+    index = make_index(distinct([shard for unit in units for shard in unit.shards]))
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         tool_version=__version__,
@@ -50,8 +47,7 @@ def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile]) -> Man
         index_hash=index.hash,
         complete=True,
     )
-    write_if_new(job.folder / manifest_file.BASENAME, manifest.to_bytes())
-    replace_index(job.folder, index)
+    put(job, index, manifest)
     return manifest
 
 
@@ -65,23 +61,7 @@ def is_published(job: Job, manifest: Manifest, keys: list[str] | None) -> bool:
         return False
     if not all(map(job.trusts, manifest.backend.split(" + "))):
         return False
-    return _is_whole(job.folder, manifest)
-
-
-def _is_whole(folder: Location, manifest: Manifest) -> bool:
-    """Whether the index is the one that the manifest names, and every shard of it is there; one listing tells."""
-    at = folder / index_file.BASENAME
-    if at.stat() is None:
-        return False
-    try:
-        index = parse_index(at.read(), at.url)
-    except Unreachable:
-        return False  # damaged: it is written again
-    sizes = {name: stat.size for name, stat in folder.list()}
-    files = [shard.stored for shard in index.shards]
-    return index.hash == manifest.index_hash and all(
-        sizes.get(f.basename) == f.bytes for f in files
-    )
+    return is_put(job, manifest)
 
 
 def tokenizer_card(job: Job) -> TokenizerCard:

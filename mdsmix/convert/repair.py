@@ -21,6 +21,7 @@ from mdsmix.shards import index as index_file
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest, Part, read_manifest
+from mdsmix.shards.published import named_version, working_folder
 from mdsmix.shards.verify import Fault, Report, verify
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Location, locate
@@ -45,22 +46,25 @@ def repair(recipe: Recipe, folder: Location, workers: int | None, watcher: Watch
 
     RecipeError where recipe or source would make another stream; Unreachable where it cannot be looked at.
     """
-    options = Options(only=(_name(recipe, folder),), again=True, workers=workers)
-    with lease(folder, watcher.say):
+    split = working_folder(folder)
+    options = Options(only=(_name(recipe, split),), again=True, workers=workers)
+    _refuse_older(folder, split)
+    with lease(split, watcher.say):
         report = _look(folder, watcher)
         if not report.faults:
             return Repaired(stream=str(folder), faults=(), shards=(), units=0, of=0)
         ((job, files),) = planned_jobs(recipe, options)
-        manifest = _refuse_others(job, files, read_manifest(folder))
+        manifest = _refuse_others(job, files, read_manifest(split), folder)
         faults = report.faults
         if any(fault.file == index_file.BASENAME for fault in faults):
             # Only the right index tells which shards there are to be; the unit records hold it.
             list(convert(recipe, options, watcher))
             faults = _look(folder, watcher).faults
-        shards, parts = _drop(folder, {fault.file for fault in faults}, manifest)
+        shards, parts = _drop(folder, split, {fault.file for fault in faults}, manifest)
         if faults:
             list(convert(recipe, options, watcher))
-        _refuse_other_bytes(folder, manifest, _look(folder, watcher, quick=True))
+        _refuse_other_version(folder, manifest, read_manifest(split))
+        _refuse_damage(folder, _look(folder, watcher, quick=True))
     return Repaired(
         stream=str(folder),
         faults=report.faults,
@@ -85,12 +89,26 @@ def _name(recipe: Recipe, folder: Location) -> str:
     )
 
 
-def _refuse_others(job: Job, files: Sequence[SourceFile], manifest: Manifest | None) -> Manifest:
+def _refuse_older(folder: Location, split: Location) -> None:
+    """RecipeError for a version that is not the current one: what it was made of is not the source any more."""
+    now = named_version(split) or split
+    if folder != now:
+        raise RecipeError(
+            f"{folder} is an older version of the stream, and only the current one, {now}, can be made again from its "
+            "source; bring the old source back and run mdsmix convert, or let mdsmix gc --keep delete it."
+        )
+
+
+def _refuse_others(
+    job: Job, files: Sequence[SourceFile], manifest: Manifest | None, folder: Location
+) -> Manifest:
     """The manifest, if what the recipe makes now is the stream that it speaks of."""
     if manifest is None:
         raise RecipeError(
             f"{job.target} has no manifest, so nothing tells what it is to be; run mdsmix convert with --reencode."
         )
+    if job.place(manifest.index_hash) != folder:
+        raise _another(job, f"publish in the recipe would not publish it at {folder} again")
     job = on_day(job, manifest.encoding.date_string)
     is_same = job.encoding == manifest.encoding and job.tokenizer.hash == manifest.tokenizer.hash
     if not is_same:
@@ -109,7 +127,7 @@ def _another(job: Job, why: str) -> RecipeError:
 
 
 def _drop(
-    folder: Location, bad: set[str], manifest: Manifest
+    folder: Location, split: Location, bad: set[str], manifest: Manifest
 ) -> tuple[tuple[str, ...], list[Part]]:
     """Takes away the bad shards and the records of their units; returns the two."""
     names = [shard.stored.basename for shard in read_index(folder).shards]
@@ -117,17 +135,20 @@ def _drop(
     spans = zip(manifest.parts, pairwise(ends), strict=True)
     parts = [part for part, (a, b) in spans if bad.intersection(names[a:b])]
     for part in parts:
-        (folder / FOLDER / part.key).delete()
+        (split / FOLDER / part.key).delete()
     shards = tuple(name for name in names if name in bad)
     for name in shards:
         (folder / name).delete()
+        (split / name).delete()
     return shards, parts
 
 
-def _refuse_other_bytes(folder: Location, before: Manifest, report: Report) -> None:
+def _refuse_damage(folder: Location, report: Report) -> None:
     if report.faults:
         raise MdsmixError(f"{folder} is still damaged after its repair: {report.faults[0]}")
-    after = read_manifest(folder)
+
+
+def _refuse_other_version(folder: Location, before: Manifest, after: Manifest | None) -> None:
     if after is None or after.index_hash != before.index_hash:
         raise MdsmixError(
             f"{folder} was made again, but as a new version: a file of its source was changed without changing its "

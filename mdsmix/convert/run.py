@@ -16,7 +16,7 @@ import xxhash
 from mdsmix import sources
 from mdsmix.convert import engine
 from mdsmix.convert.guard import published_manifest, refuse_replacing
-from mdsmix.convert.job import Job, make_job, on_day
+from mdsmix.convert.job import Job, make_job, on_day, with_versions
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.publish import is_published, publish, refuse_too_many_bad
 from mdsmix.convert.quarantine import forget_others, release
@@ -104,6 +104,7 @@ def _convert_stream(
         return _outcome(job, old, [], began)
     crew = options.workers or _crew(job, files)
     with lease(job.folder, watcher.say) as held:
+        job = with_versions(job, old)
         watcher.begin(job.name, sum(file.stat.size for file in files))
         notes: tuple[str, ...] = ()
         try:
@@ -203,12 +204,15 @@ def _outcome(
     notes: tuple[str, ...] = (),
 ) -> Outcome:
     reused = sum(result.reused for result in results)
+    place = job.place(manifest.index_hash)
+    if job.is_versioned:
+        notes = (f"published as {place}", *notes)
     new = [r for result in results if not result.reused for r in result.records]
     return Outcome(
         stream=job.name,
         target=job.target,
         manifest=manifest,
-        bytes=read_index(job.folder).bytes,
+        bytes=read_index(place).bytes,
         units=sum(len(result.records) for result in results),
         reused=reused,
         new_tokens=sum(record.totals.tokens for record in new),

@@ -20,6 +20,7 @@ from mdsmix.convert.quarantine import described, keep
 from mdsmix.convert.seen import fingerprint
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.base import Encoded
+from mdsmix.shards.index import StoredFile
 from mdsmix.shards.manifest import Records
 from mdsmix.shards.shardfiles import store_shards
 from mdsmix.sources import RecordBatch, Unit, content_hash, has_one_window, read
@@ -71,10 +72,14 @@ def find_record(job: Job, content: str, window: int) -> UnitRecord | None:
     record = read_record(job.folder, window_key(job, content, window))
     if record is None or not job.trusts(record.backend):
         return None
-    files = [shard.stored for shard in record.shards]
-    stats = [(job.folder / file.basename).stat() for file in files]
-    whole = all(stat and stat.size == f.bytes for stat, f in zip(stats, files, strict=True))
-    return record if whole else None
+    return record if all(_is_there(job, shard.stored) for shard in record.shards) else None
+
+
+def _is_there(job: Job, file: StoredFile) -> bool:
+    """Versions are asked first: they hold what was published, the target what was not yet."""
+    target, *versions = job.shard_folders
+    stats = ((place / file.basename).stat() for place in (*versions, target))
+    return any(stat and stat.size == file.bytes for stat in stats)
 
 
 def _convert(job: Job, key: str, batches: Iterator[RecordBatch], told: Told) -> UnitRecord:

@@ -58,15 +58,20 @@ def is_train(spec: StreamSpec) -> bool:
     return spec.split == "train"
 
 
-def stream_section(recipe: Recipe, spec: StreamSpec, split: str, index: Index) -> dict[str, Any]:
-    """The keys of one stream. A cache folder ends in the index's short hash, so no stale index is ever read."""
-    remote = recipe.remote and f"{recipe.remote}/{spec.name}" if spec.source else spec.remote
+def stream_section(
+    recipe: Recipe, spec: StreamSpec, root: str, split: str, index: Index
+) -> dict[str, Any]:
+    """The keys of one stream, which was found in the folder `split` of `root`, or in `root` itself.
+
+    A cache folder ends in the index's short hash, so no stale index is ever read.
+    """
+    has_remote = bool(recipe.remote if spec.source else spec.remote)
     local = recipe.local and f"{recipe.local}/{spec.name}" if spec.source else spec.local
     section: dict[str, Any] = {}
     if local:
-        section["local"] = f"{local}-{index.hash[:8]}" if remote else local
-    if remote:
-        section["remote"] = remote
+        section["local"] = f"{local}-{index.hash[:8]}" if has_remote else root
+    if has_remote:
+        section["remote"] = root
     if split:
         section["split"] = split
     weight = recipe.mix.get(spec.name)

@@ -19,8 +19,9 @@ from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.recipe import Recipe, StreamSpec, TokenizerSpec, load_recipe
 from mdsmix.recipe import text as yaml_text
 from mdsmix.recipe.read import OVERRIDE
-from mdsmix.shards.index import BASENAME, find_published, parse_index, read_index
+from mdsmix.shards.index import BASENAME, read_index
 from mdsmix.shards.manifest import TokenizerCard, read_manifest
+from mdsmix.shards.published import current, find_published
 from mdsmix.storage import Location, locate
 from mdsmix.typed import brief
 
@@ -237,16 +238,15 @@ def _of_section(name: str, settings: Mapping[str, Any]) -> Stream:
 def _of_recipe(recipe: Recipe, spec: StreamSpec) -> Stream:
     """A stream of the recipe. One made by others may lie flat, without a folder for its split."""
     place = locate(recipe.published(spec))
-    split = spec.split
-    if not (place / split / BASENAME).stat():
-        if spec.source:
-            raise Unreachable(
-                f"the stream {spec.name} is not published at {place / split}: run `mdsmix convert` on this recipe first"
-            )
-        split = "" if (place / BASENAME).stat() else split
-    folder = place / split if split else place
+    folder = current(place / spec.split)
+    if folder is None and spec.source:
+        raise Unreachable(
+            f"the stream {spec.name} is not published at {place / spec.split}: run `mdsmix convert` on this recipe first"
+        )
+    folder = folder or current(place) or place / spec.split
     index = read_index(folder)
-    settings = sections.stream_section(recipe, spec, split, index)
+    root, split = (folder, "") if folder == place else (folder.parent, folder.name)
+    settings = sections.stream_section(recipe, spec, str(root), split, index)
     return Stream(
         name=spec.name,
         folder=folder,
@@ -259,14 +259,15 @@ def _of_recipe(recipe: Recipe, spec: StreamSpec) -> Stream:
 
 def _open(name: str, folder: Location, settings: Mapping[str, Any]) -> Stream:
     if not (folder / BASENAME).stat():
-        raise Unreachable(
-            f"the stream {name} is not at {folder}: there is no {BASENAME}; correct its remote, local or split"
+        version = current(folder)
+        fix = (
+            f"set its split to {version.name}" if version else "correct its remote, local or split"
         )
-    at = folder / BASENAME
+        raise Unreachable(f"the stream {name} is not at {folder}: there is no {BASENAME}; {fix}")
     return Stream(
         name=name,
         folder=folder,
-        index=parse_index(at.read(), str(at)),
+        index=read_index(folder),
         manifest=read_manifest(folder),
         settings=settings,
     )
@@ -274,13 +275,13 @@ def _open(name: str, folder: Location, settings: Mapping[str, Any]) -> Stream:
 
 def _at(url: str) -> Stream:
     """The stream that a user points at: by the folder of its split, the index in it, or the folder above one split."""
-    place = locate(url)
-    place = place.parent if place.name == BASENAME else place
+    place = at.parent if (at := locate(url)).name == BASENAME else at
     folder = find_published(place)
-    settings = {"remote" if place.is_s3 else "local": str(place)}
+    where = "remote" if place.is_s3 else "local"
     if folder == place:
-        return _open(_name(url, folder), folder, settings)
-    return _open(place.name, folder, settings | {"split": folder.name})
+        return _open(_name(url, folder), folder, {where: str(place)})
+    name = place.name if folder.parent == place else _name(url, place)
+    return _open(name, folder, {where: str(folder.parent), "split": folder.name})
 
 
 def _name(url: str, folder: Location) -> str:

@@ -97,6 +97,8 @@ class Recipe:
     compression: str | None = None
     max_bad: str | int | float | None = None
     "The share of quarantined records, 0.001 or 0.1%, above which nothing is published."
+    publish: Literal["replace", "versioned"] = "replace"
+    "In place, or as versions beside one another, which never change."
     remote: str | None = None
     local: str | None = None
     mix: Mapping[str, WeightSpec] = field(default_factory=dict)

@@ -7,7 +7,6 @@ shard. Unknown top-level keys are ignored, as Streaming ignores them. Source: st
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -23,8 +22,6 @@ from mdsmix.storage import Location
 BASENAME = "index.json"
 LARGEST = 1 << 28
 "256 MiB: the index of 400,000 shards, 26 TB as a rule. More would take more memory than a look at a stream should."
-LIMITED = re.compile(r"limit-\d+")
-"What `convert --limit` publishes beside the splits: a first look."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,29 +121,6 @@ def read_card(at: Location) -> bytes:
             "publish the stream again."
         )
     return at.read()
-
-
-def find_published(at: Location) -> Location:
-    """The folder that holds an index: `at` itself, or the one split folder below it; Unreachable where that is not clear."""
-    if (at / BASENAME).stat():
-        return at
-    found = [
-        n.removesuffix(f"/{BASENAME}") for n, _ in at.list(recursive=True) if _is_split_index(n)
-    ]
-    whole = [name for name in found if not LIMITED.fullmatch(name)]
-    if len(whole or found) == 1:
-        return at / (whole or found)[0]
-    if not found:
-        raise Unreachable(
-            f"{at} holds no published stream: neither it nor a folder in it has an {BASENAME}."
-        )
-    raise Unreachable(
-        f"{at} holds {len(found)} splits ({', '.join(found)}); name one, for example {at / found[0]}."
-    )
-
-
-def _is_split_index(name: str) -> bool:
-    return name.count("/") == 1 and name.endswith(f"/{BASENAME}")
 
 
 def _shard(entry: Any, number: int) -> Shard:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import xxhash
 
+from mdsmix.errors import Unreachable
 from mdsmix.shards.index import Shard, StoredFile
 from mdsmix.shards.mds import HASHES, Layout, Rows, shard_parts, split
 from mdsmix.shards.target import write_once
 from mdsmix.storage import Location
+
+THREADS = 16
+"Copies at a time: a store needs 20 ms for each, and nothing of this machine."
 
 
 def store_shards(folder: Location, layout: Layout, rows: Rows) -> list[Shard]:
@@ -17,29 +24,64 @@ def store_shards(folder: Location, layout: Layout, rows: Rows) -> list[Shard]:
     return [_store(folder, layout, piece) for piece in split(rows)]
 
 
-def distinct(folder: Location, shards: list[Shard]) -> list[Shard]:
+def distinct(shards: list[Shard]) -> list[Shard]:
     """Shards of equal bytes get names of their own: a cache that evicts one must not evict the other."""
     seen: dict[str, int] = {}
     named = []
     for shard in shards:
         ordinal = seen[shard.stored.basename] = seen.get(shard.stored.basename, -1) + 1
-        named.append(_numbered(folder, shard, ordinal) if ordinal else shard)
+        named.append(_numbered(shard, ordinal) if ordinal else shard)
     return named
 
 
-def _numbered(folder: Location, shard: Shard, ordinal: int) -> Shard:
+def _numbered(shard: Shard, ordinal: int) -> Shard:
     def renamed(file: StoredFile) -> StoredFile:
         return replace(file, basename=file.basename.replace(".mds", f"-{ordinal}.mds"))
 
-    twin = replace(
+    return replace(
         shard,
         raw_data=renamed(shard.raw_data),
         zip_data=renamed(shard.zip_data) if shard.zip_data else None,
     )
-    target = folder / twin.stored.basename
-    if target.stat() is None:
-        (folder / shard.stored.basename).copy_to(target)
-    return twin
+
+
+def gather(folder: Location, shards: Sequence[Shard], places: Sequence[Location]) -> None:
+    """Sees to it that all shards lie in `folder`. What is missing there is copied from the first of the places that
+    holds it, under its name or that of the shard with the same bytes: inside the store, nothing is uploaded."""
+    here = _sizes(folder)
+    missing = [s.stored for s in shards if here.get(s.stored.basename) != s.stored.bytes]
+    sources = _sources(missing, places)
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda name: _bring(sources[name], folder / name), sources))
+
+
+def _sizes(folder: Location) -> dict[str, int]:
+    return {name: stat.size for name, stat in folder.list()}
+
+
+def _sources(files: list[StoredFile], places: Sequence[Location]) -> dict[str, Location]:
+    """Name -> where its bytes lie."""
+    found: dict[str, Location] = {}
+    for place in places:
+        left = [file for file in files if file.basename not in found]
+        sizes = _sizes(place) if left else {}
+        for file in left:
+            names = (file.basename, re.sub(r"-\d+\.mds", ".mds", file.basename))
+            if name := next((n for n in names if sizes.get(n) == file.bytes), None):
+                found[file.basename] = place / name
+    if lost := [file.basename for file in files if file.basename not in found]:
+        raise Unreachable(
+            f"the shard {lost[0]} was deleted from {places[0]} while the stream was being published; run the same "
+            "command again, which makes it anew."
+        )
+    return found
+
+
+def _bring(source: Location, target: Location) -> None:
+    if source.name == target.name:
+        source.link_to(target)
+    else:  # twins are there to be files of their own
+        source.copy_to(target)
 
 
 def _store(folder: Location, layout: Layout, rows: Rows) -> Shard:

@@ -6,13 +6,19 @@ backup, a running job) sees a change only where there is one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+
 import xxhash
 
-from mdsmix.shards.index import BASENAME, Index
+from mdsmix.errors import Unreachable
+from mdsmix.shards.index import BASENAME, Index, parse_index
 from mdsmix.storage import Location
 
 SUPERSEDED = ".mdsmix/{hash}.index"
 "Where an index that was replaced is kept."
+REPLACED = ".mdsmix/{hash}.replaced"
+"Says when a version ceased to be the current one, by the first 8 digits of its index's hash."
 
 
 def write_if_new(at: Location, content: bytes) -> None:
@@ -37,5 +43,26 @@ def replace_index(folder: Location, index: Index) -> None:
         before = at.read()
         if before == index.content:
             return
-        (folder / SUPERSEDED.format(hash=xxhash.xxh128_hexdigest(before))).write(before)
+        _keep(folder, before)
     at.write(index.content)
+
+
+def retire_index(folder: Location) -> None:
+    """Takes the index away, kept as one that was replaced: the stream is published as versions from now on."""
+    at = folder / BASENAME
+    if at.stat():
+        _keep(folder, at.read())
+        at.delete()
+
+
+def _keep(folder: Location, index: bytes) -> None:
+    (folder / SUPERSEDED.format(hash=xxhash.xxh128_hexdigest(index))).write(index)
+
+
+def superseded(folder: Location) -> Iterator[Index]:
+    """The indexes that were replaced in this folder and are kept; a damaged one no reader can have."""
+    kept = folder / SUPERSEDED.partition("/")[0]
+    for name, _ in kept.list():
+        if name.endswith(".index"):
+            with suppress(Unreachable):
+                yield parse_index((kept / name).read(), name)

@@ -142,6 +142,16 @@ class LocalPath(Location):
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
 
+    def link_to(self, other: Location) -> None:
+        if isinstance(other, LocalPath):
+            with suppress(
+                OSError
+            ):  # two file systems, one without links, or another file in the way
+                os.makedirs(os.path.dirname(other.path), exist_ok=True)
+                os.link(self.path, other.path)
+                return
+        self.copy_to(other)
+
     @contextmanager
     def _replacing(self) -> Iterator[Path]:
         """A name beside this one: the file made there takes its place, or goes with the error."""
@@ -157,11 +167,20 @@ class LocalPath(Location):
 
     def delete(self) -> None:
         with _explained("delete", self.path), suppress(FileNotFoundError, NotADirectoryError):
-            os.unlink(self.path)
+            try:
+                os.unlink(self.path)
+            except IsADirectoryError:
+                with suppress(OSError):  # it is not empty
+                    os.rmdir(self.path)
 
     def list(self, recursive: bool = False) -> Iterator[tuple[str, Stat]]:
         with _explained("list", self.path):
             yield from sorted(_walk(self.path, "", recursive), key=lambda item: item[0])
+
+    def folders(self) -> Iterator[str]:
+        with _explained("list", self.path):
+            found = [e.name for e in _entries(self.path) if e.is_dir(follow_symlinks=False)]
+            yield from sorted(found)
 
     def unfinished(self) -> Iterator[Unfinished]:
         for name, found in self.list(recursive=True):

@@ -105,13 +105,21 @@ class Location(ABC):
     def copy_to(self, other: Location) -> None:
         """Write these bytes at `other`, inside the store where both are in one."""
 
+    def link_to(self, other: Location) -> None:
+        """Let these bytes, which never change, lie at `other` too: where the disk can, without taking room twice."""
+        self.copy_to(other)
+
     @abstractmethod
     def delete(self) -> None:
-        """Remove the file; a missing one is fine."""
+        """Remove the file, or the folder where it is empty; a missing one is fine."""
 
     @abstractmethod
     def list(self, recursive: bool = False) -> Iterator[tuple[str, Stat]]:
         """The files directly inside, or all below by relative path, sorted. Missing is empty."""
+
+    @abstractmethod
+    def folders(self) -> Iterator[str]:
+        """Names of the folders directly inside, sorted. Missing is empty."""
 
     @abstractmethod
     def unfinished(self) -> Iterator[Unfinished]:

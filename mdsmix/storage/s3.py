@@ -92,21 +92,32 @@ class S3Path(Location):
         ask(self.url, lambda client: client.delete_object(**self._object()))
 
     def list(self, recursive: bool = False) -> Iterator[tuple[str, Stat]]:
-        prefix = f"{self.key}/" if self.key else ""
-        wanted = {"Bucket": self.bucket, "Prefix": prefix, "Delimiter": "" if recursive else "/"}
-        while True:
-            page = ask(self.url, partial(_page, wanted))
+        for page in self._pages("" if recursive else "/"):
             for entry in page.get("Contents", []):
-                name = entry["Key"][len(prefix) :]
+                name = entry["Key"][len(self._prefix) :]
                 if name and not name.endswith("/"):  # the mark of an empty folder
                     yield name, _as_stat(entry, entry["Size"])
+
+    def folders(self) -> Iterator[str]:
+        for page in self._pages("/"):
+            for entry in page.get("CommonPrefixes", []):
+                yield entry["Prefix"][len(self._prefix) : -1]
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.key}/" if self.key else ""
+
+    def _pages(self, delimiter: str) -> Iterator[dict[str, Any]]:
+        wanted = {"Bucket": self.bucket, "Prefix": self._prefix, "Delimiter": delimiter}
+        while True:
+            page = ask(self.url, partial(_page, wanted))
+            yield page
             if not page["IsTruncated"]:
                 return
             wanted["ContinuationToken"] = page["NextContinuationToken"]
 
     def unfinished(self) -> Iterator[Unfinished]:
-        prefix = f"{self.key}/" if self.key else ""
-        yield from uploads(self.url, self.bucket, prefix)
+        yield from uploads(self.url, self.bucket, self._prefix)
 
     def expand(self) -> Found:
         itself = self.stat()

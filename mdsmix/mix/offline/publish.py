@@ -15,7 +15,7 @@ from mdsmix.mix.offline.target import RECORD, MixRecord
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.index import Index, Shard, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Part, Records, Totals
-from mdsmix.shards.shardfiles import distinct, store_shards
+from mdsmix.shards.shardfiles import distinct, gather, store_shards
 from mdsmix.shards.target import replace_index, write_if_new
 from mdsmix.storage import Location
 
@@ -42,7 +42,8 @@ def store(
 
 def publish(plan: Plan, taken: list[Taken], stored: list[Stored], folder: Location) -> MixRecord:
     """Makes the shards the stream's content. Nothing is written where nothing changed."""
-    index = make_index(distinct(folder, [shard for each in stored for shard in each.shards]))
+    index = make_index(distinct([shard for each in stored for shard in each.shards]))
+    gather(folder, index.shards, [folder])
     mixed = [each.mixed for each in taken]
     record = MixRecord(key=plan.key, index_hash=index.hash, seed=plan.seed, mixed=mixed)
     manifest = _manifest(plan, taken, stored, index)

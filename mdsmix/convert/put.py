@@ -1,0 +1,109 @@
+"""The last writes of a publication: shards to where the index names them, the manifest, and the index last.
+
+In place, the index of the target is replaced. As a version, a new folder is filled and then the manifest in the target
+names it; what the version holds is not kept in the target too. Every step is all or nothing and finds done what was done
+before, so a run that was killed at any of them is completed by the next.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from mdsmix.convert.job import Job
+from mdsmix.errors import MdsmixError, Unreachable
+from mdsmix.shards import index as index_file
+from mdsmix.shards import manifest as manifest_file
+from mdsmix.shards.index import Index, read_index
+from mdsmix.shards.manifest import Manifest, read_manifest
+from mdsmix.shards.published import named_version
+from mdsmix.shards.shardfiles import gather
+from mdsmix.shards.target import REPLACED, replace_index, retire_index, superseded, write_if_new
+from mdsmix.storage import Location
+
+
+def put(job: Job, index: Index, manifest: Manifest) -> None:
+    """Makes the index, whose shards lie in the job's folders, what is published. Nothing is written where it is so."""
+    place = job.place(index.hash)
+    if job.is_versioned:
+        _refuse_other(place, index)
+    gather(place, index.shards, job.shard_folders)
+    if job.is_versioned:
+        _fill(place, index, manifest)
+    _mark_replaced(job.folder, place)
+    write_if_new(job.folder / manifest_file.BASENAME, manifest.to_bytes())
+    if not job.is_versioned:
+        replace_index(job.folder, index)
+        return
+    retire_index(job.folder)
+    for copy in _second_copies(job.folder, index):
+        copy.delete()
+
+
+def is_put(job: Job, manifest: Manifest) -> bool:
+    """Whether all that `put` does is done: the index is the manifest's, every shard of it there; a listing tells."""
+    place = job.place(manifest.index_hash)
+    index = _index_in(place)
+    if index is None or index.hash != manifest.index_hash:
+        return False
+    sizes = {name: stat.size for name, stat in place.list()}
+    files = [shard.stored for shard in index.shards]
+    if any(sizes.get(file.basename) != file.bytes for file in files):
+        return False
+    if manifest_file.BASENAME not in sizes:
+        return False
+    if not job.is_versioned:
+        return True
+    is_settled = (job.folder / index_file.BASENAME).stat() is None
+    return is_settled and not _second_copies(job.folder, index)
+
+
+def _index_in(folder: Location) -> Index | None:
+    """None where there is none, or a damaged one, which is written again."""
+    if (folder / index_file.BASENAME).stat() is None:
+        return None
+    with suppress(Unreachable):
+        return read_index(folder)
+    return None
+
+
+def _refuse_other(version: Location, index: Index) -> None:
+    held = _index_in(version)
+    if held and held.hash != index.hash and held.hash[:8] == index.hash[:8]:
+        raise MdsmixError(
+            f"{version} holds another version whose hash begins with the same 8 digits, and versions never change; "
+            "publish under another stream name, or delete that one by `mdsmix gc --keep`."
+        )
+
+
+def _fill(version: Location, index: Index, manifest: Manifest) -> None:
+    """Card and index of a version. The card that it has stays, where it is of this index: sources that gave the same
+    shards in another way change the target's manifest alone."""
+    if not _has_card(version, index):
+        (version / manifest_file.BASENAME).write(manifest.to_bytes())
+    write_if_new(version / index_file.BASENAME, index.content)
+
+
+def _has_card(version: Location, index: Index) -> bool:
+    with suppress(Unreachable):
+        card = read_manifest(version)
+        return card is not None and card.index_hash == index.hash
+    return False
+
+
+def _mark_replaced(folder: Location, place: Location) -> None:
+    """Notes for `mdsmix gc` that the current version is replaced now, if it is."""
+    with suppress(Unreachable):  # a damaged manifest names none
+        before = named_version(folder)
+        if before and before != place and (before / index_file.BASENAME).stat():
+            at = folder / REPLACED.format(hash=before.name[-8:])
+            at.write(before.name.encode())
+
+
+def _second_copies(folder: Location, index: Index) -> list[Location]:
+    """Shards of the version that lie in the target too, and are not what jobs read by an index that lay there."""
+    names = {shard.stored.basename for shard in index.shards}
+    twice = [name for name, _ in folder.list() if name in names]
+    if not twice:
+        return []
+    read = {shard.stored.basename for old in superseded(folder) for shard in old.shards}
+    return [folder / name for name in twice if name not in read]

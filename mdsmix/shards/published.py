@@ -1,0 +1,86 @@
+"""Where a stream is read that somebody names: its split's own folder, or one of the versions beside it.
+
+A stream is published in place, its index replaced at every change, or as versions: `<split>-<hash8>/` folders that never
+change. Of versions the split's own folder holds no index, and the manifest in it names the current one by its index's
+hash: so one small write moves every reader that asks here, and none that reads by a version's own name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from mdsmix.errors import Unreachable
+from mdsmix.shards import manifest as manifest_file
+from mdsmix.shards.index import BASENAME
+from mdsmix.shards.manifest import read_manifest
+from mdsmix.storage import Location
+
+LIMITED = re.compile(r"limit-\d+")
+"What `convert --limit` publishes beside the splits: a first look."
+VERSION = re.compile(r"(.+)-([0-9a-f]{8})")
+
+
+def version_folder(folder: Location, index_hash: str) -> Location:
+    """The version with this index of the split in `folder`."""
+    return folder.parent / f"{folder.name}-{index_hash[:8]}"
+
+
+def versions(folder: Location) -> Iterator[Location]:
+    """The versions beside the split's folder, finished or not."""
+    for name in folder.parent.folders():
+        found = VERSION.fullmatch(name)
+        if found and found[1] == folder.name:
+            yield folder.parent / name
+
+
+def working_folder(folder: Location) -> Location:
+    """The folder of the split that a version belongs to, where it is converted; any other folder itself."""
+    found = VERSION.fullmatch(folder.name)
+    split = folder.parent / found[1] if found else folder
+    return split if (split / manifest_file.BASENAME).stat() else folder
+
+
+def named_version(folder: Location) -> Location | None:
+    """The version that the manifest in the split's folder names; None where the stream is published in place."""
+    if (folder / BASENAME).stat():
+        return None
+    manifest = read_manifest(folder)
+    return version_folder(folder, manifest.index_hash) if manifest else None
+
+
+def current(folder: Location) -> Location | None:
+    """The folder with the index of what is published at `folder`, None where nothing is."""
+    if (folder / BASENAME).stat():
+        return folder
+    version = named_version(folder)
+    return version if version and (version / BASENAME).stat() else None
+
+
+def find_published(at: Location) -> Location:
+    """The folder of the index: `at`, its current version, or that of the one split below; Unreachable where that is
+    not clear."""
+    if found := current(at):
+        return found
+    splits = list(_splits(at))
+    whole = [split for split in splits if not LIMITED.fullmatch(split.name)]
+    chosen = whole or splits
+    if len(chosen) == 1 and (found := current(chosen[0])):
+        return found
+    if not splits:
+        raise Unreachable(
+            f"{at} holds no published stream: neither it nor a folder in it has an {BASENAME}."
+        )
+    names = ", ".join(split.name for split in splits)
+    raise Unreachable(
+        f"{at} holds {len(splits)} splits ({names}); name one, for example {splits[0]}."
+    )
+
+
+def _splits(at: Location) -> Iterator[Location]:
+    """The published splits in `at`; a version whose split lies beside it is none of its own."""
+    names = set(at.folders())
+    for name in sorted(names):
+        found = VERSION.fullmatch(name)
+        if not (found and found[1] in names) and current(at / name):
+            yield at / name

@@ -1,0 +1,322 @@
+"""Versions never change, share what is unchanged, and a publication that was killed at any step is completed by the next run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from mdsmix.convert import put as put_module
+from mdsmix.convert.outcome import Outcome
+from mdsmix.errors import MdsmixError, RecipeError, Unreachable
+from mdsmix.mix.view import view
+from mdsmix.shards.index import read_index
+from mdsmix.shards.published import current, find_published, versions
+from mdsmix.storage import Location, locate
+from mdsmix.storage.local import LocalPath
+from tests.converting import (
+    documents,
+    files,
+    manifest_of,
+    mdsmix,
+    run_recipe,
+    times,
+    token_rows,
+    windows,
+    write_jsonl,
+    write_recipe,
+)
+
+TEXTS = [{"text": f"Document {n} is about the number {n}."} for n in range(30)]
+FIRST = {"text": "Another first document."}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    windows(monkeypatch, 300)
+    write_jsonl(tmp_path / "a.jsonl", TEXTS)
+    streams = {"web": documents(tmp_path / "a.jsonl", layout="document")}
+    return write_recipe(tmp_path, tokenizer_folder, streams=streams, publish="versioned")
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> Path:
+    return tmp_path / "out" / "web" / "train"
+
+
+def publish(recipe: Path, records: list[dict[str, str]], *overrides: str) -> tuple[Outcome, Path]:
+    """The outcome, and the folder that the stream is read in then."""
+    write_jsonl(recipe.parent / "a.jsonl", records)
+    (outcome,) = run_recipe(recipe, *overrides)
+    found = current(locate(outcome.target))
+    assert found is not None
+    return outcome, Path(found.url)
+
+
+def edited(number: int) -> list[dict[str, str]]:
+    """Its first work unit is another one."""
+    return [{"text": f"{TEXTS[0]['text'][:-4]} ({number})."}, *TEXTS[1:]]
+
+
+def names(folder: Path) -> set[str]:
+    return {shard.stored.basename for shard in read_index(locate(folder)).shards}
+
+
+def is_readable(folder: Location) -> bool:
+    shards = [shard.stored for shard in read_index(folder).shards]
+    stats = [(folder / file.basename).stat() for file in shards]
+    return all(s and s.size == f.bytes for s, f in zip(stats, shards, strict=True))
+
+
+def test_a_version_never_changes_and_shares_its_unchanged_shards(recipe: Path, split: Path) -> None:
+    _, first = publish(recipe, TEXTS)
+    assert first.name == f"train-{manifest_of(split).short_hash}"
+    assert files(first).keys() == {*names(first), "index.json", "mdsmix.manifest"}
+    before, stamps, rows = files(first), times(first), token_rows(first)
+    outcome, second = publish(recipe, edited(2))
+    assert (outcome.done, outcome.reused) == (1, outcome.units - 1)
+    assert (files(first), times(first)) == (before, stamps)
+    assert token_rows(first) == rows
+    assert token_rows(second) != rows
+    shared = names(first) & names(second)
+    assert len(shared) == len(names(second)) - 1
+    assert all(os.path.samefile(first / name, second / name) for name in shared)
+    assert not {"index.json", *names(second)} & files(split).keys(), "nothing is kept twice"
+    again = times(split.parent)
+    assert run_recipe(recipe)[0].state == "up to date"
+    assert times(split.parent) == again
+
+
+def test_its_bytes_are_those_of_a_stream_in_place(recipe: Path, split: Path) -> None:
+    _, first = publish(recipe, TEXTS)
+    (plain,) = run_recipe(recipe, "publish=replace", f"local={recipe.parent / 'plain'}")
+    in_place = files(Path(plain.target))
+    assert files(first).items() <= in_place.items()
+    assert files(split).items() <= in_place.items()
+
+
+def test_a_version_that_comes_back_is_the_one_that_is_there(recipe: Path) -> None:
+    _, first = publish(recipe, TEXTS)
+    stamps = times(first)
+    publish(recipe, edited(2))
+    outcome, third = publish(recipe, TEXTS)
+    assert (third, outcome.done) == (first, 0)
+    assert times(first) == stamps
+
+
+def test_the_card_of_a_version_stays_when_only_the_sources_are_others(
+    recipe: Path, split: Path
+) -> None:
+    _, first = publish(recipe, TEXTS)
+    stamps = times(first)
+    _, second = publish(recipe, [*TEXTS, {"text": ""}])
+    assert (second, times(first)) == (first, stamps)
+    assert manifest_of(split).records.dropped == 1
+    assert run_recipe(recipe)[0].state == "up to date"
+
+
+@pytest.mark.parametrize("named", ["", "train", "version"])
+def test_everything_that_reads_a_stream_finds_the_current_version(
+    recipe: Path, split: Path, named: str
+) -> None:
+    publish(recipe, TEXTS)
+    _, second = publish(recipe, edited(2))
+    place = second if named == "version" else split.parent / named
+    assert find_published(locate(place)) == locate(second)
+    (stream,) = view([str(place)]).streams
+    assert (stream.folder, stream.is_trusted) == (locate(second), True)
+    assert mdsmix("verify", place).out.startswith(f"{second}: ")
+    assert mdsmix("inspect", place).code == mdsmix("check", place).code == 0
+    assert mdsmix("gc", place).out.startswith(f"{split}: 0 files")
+
+
+def test_what_is_rendered_reads_the_version(recipe: Path, split: Path, tmp_path: Path) -> None:
+    _, first = publish(recipe, TEXTS)
+    (stream,) = view([str(recipe)]).streams
+    assert stream.settings == {"local": str(split.parent), "split": first.name}
+    (stream,) = view([str(recipe), f"remote={tmp_path / 'out'}", "local=/cache"]).streams
+    assert stream.settings == {
+        "local": f"/cache/web-{first.name[-8:]}",
+        "remote": str(split.parent),
+        "split": first.name,
+    }
+    rendered = tmp_path / "train.yaml"
+    assert mdsmix("render-yaml", recipe, "-o", rendered).code == 0
+    publish(recipe, edited(2))
+    (stream,) = view([str(rendered)]).streams
+    assert stream.folder == locate(first), "what was rendered before stays what it was"
+    rendered.write_text(rendered.read_text().replace(first.name, "train"))
+    with pytest.raises(Unreachable, match=r"no index\.json; set its split to train-[0-9a-f]{8}"):
+        view([str(rendered)])
+
+
+def test_a_recipe_that_only_mixes_finds_the_current_version(
+    recipe: Path, split: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    _, first = publish(recipe, TEXTS)
+    loader = {"name": "text"}
+    for place in (split.parent, split):
+        streams = {"old": {"local": str(place)}}
+        folder = tmp_path / f"of {place.name}"
+        folder.mkdir()
+        mixing = write_recipe(folder, tokenizer_folder, streams=streams, train_loader=loader)
+        (stream,) = view([str(mixing)]).streams
+        assert stream.folder == locate(first)
+        assert stream.settings == {"local": str(split.parent), "split": first.name}
+
+
+def test_a_first_look_is_published_in_place(recipe: Path, split: Path) -> None:
+    run_recipe(recipe, limit=3)
+    assert (split.parent / "limit-3" / "index.json").exists()
+    assert [path.name for path in split.parent.iterdir()] == ["limit-3"]
+
+
+def test_a_stream_may_be_published_the_other_way_from_now_on(recipe: Path, split: Path) -> None:
+    outcome, place = publish(recipe, TEXTS, "publish=replace")
+    in_place, rows = names(place), token_rows(place)
+    assert place == split
+    outcome, first = publish(recipe, TEXTS)
+    assert (outcome.done, token_rows(first)) == (0, rows)
+    assert in_place <= files(split).keys(), "jobs may read by the index that lay there"
+    assert run_recipe(recipe)[0].state == "up to date"
+    stamps = times(first)
+    outcome, place = publish(recipe, edited(2), "publish=replace")
+    assert (place, outcome.done) == (split, 1)
+    assert is_readable(locate(split))
+    assert find_published(locate(split.parent)) == locate(split)
+    outcome, again = publish(recipe, TEXTS)
+    assert (again, outcome.done, times(first)) == (first, 0, stamps)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@contextlib.contextmanager
+def killed_at(step: int) -> Iterator[list[str]]:
+    """Raises at that write, copy or deletion, before or (odd steps) after it is done; yields what was done."""
+    done: list[str] = []
+    numbers = count()  # handed out one by one, whatever the threads
+
+    def killing(name: str) -> None:
+        real = getattr(LocalPath, name)
+
+        def counted(self: LocalPath, *given: object) -> None:
+            is_last = self.name != "lease" and next(numbers) == step // 2
+            done.append(f"{name} {self.name}")
+            if is_last and step % 2 == 0:
+                raise Killed
+            real(self, *given)
+            if is_last:
+                raise Killed
+
+        patch.setattr(LocalPath, name, counted)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("write", "copy_to", "link_to", "delete"):
+            killing(name)
+        yield done
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("versioned", "versioned"), ("replace", "versioned"), ("versioned", "replace")],
+)
+def test_killed_at_any_step_the_next_run_completes_it(
+    recipe: Path, split: Path, tmp_path: Path, before: str, after: str
+) -> None:
+    """And whoever asks in between for what is published finds a whole stream, or none while it is switched."""
+    _, old = publish(recipe, TEXTS, f"publish={before}")
+    old_rows = token_rows(old)
+    shutil.copytree(tmp_path / "out", tmp_path / "old")
+    _, new = publish(recipe, edited(2), f"publish={after}")
+    wanted, new_rows = files(tmp_path / "out"), token_rows(new)
+    found_rows = []
+    for step in count():
+        shutil.rmtree(tmp_path / "out")
+        shutil.copytree(tmp_path / "old", tmp_path / "out")
+        with killed_at(step) as done:
+            try:
+                run_recipe(recipe, f"publish={after}")
+                break
+            except Killed:
+                pass
+        found = current(locate(split))
+        if found or (before, after) != ("versioned", "replace"):
+            assert found is not None, done
+            assert is_readable(found), done
+            found_rows.append(token_rows(found))
+            assert found_rows[-1] in (old_rows, new_rows)
+        if before == "versioned":
+            assert token_rows(old) == old_rows, done
+        run_recipe(recipe, f"publish={after}")
+        assert files(tmp_path / "out") == wanted, done
+    assert step >= 18
+    assert {old_rows == rows for rows in found_rows} == {True, False}
+
+
+def test_a_version_with_the_same_digits_is_refused(
+    recipe: Path, split: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(recipe, TEXTS)
+    before = files(split.parent)
+    real = put_module._index_in
+
+    def colliding(folder: Location) -> object:
+        held = real(folder)
+        if held:
+            held.__dict__["hash"] = f"{folder.name[-8:]}{'0' * 24}"
+        return held
+
+    monkeypatch.setattr(put_module, "_index_in", colliding)
+    with pytest.raises(MdsmixError, match="hash begins with the same 8 digits"):
+        run_recipe(recipe)
+    assert files(split.parent) == before
+
+
+def test_a_shard_that_disappears_while_publishing_is_told(
+    recipe: Path, split: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, first = publish(recipe, TEXTS)
+    monkeypatch.setattr("mdsmix.convert.unit._is_there", lambda *_: True)
+    (first / min(names(first))).unlink()
+    with pytest.raises(Unreachable, match=r"was deleted from .* while the stream was being"):
+        publish(recipe, edited(2))
+    assert [version.name for version in versions(locate(split))] == [first.name]
+
+
+def test_the_current_version_is_repaired_and_an_older_one_refused(
+    recipe: Path, split: Path
+) -> None:
+    _, first = publish(recipe, TEXTS)
+    _, second = publish(recipe, edited(2))
+    before = files(split.parent)
+    for name in sorted(names(second))[:2]:
+        shard = second / name
+        content = bytearray(shard.read_bytes())
+        content[-1] ^= 0x55
+        shard.unlink()
+        shard.write_bytes(content)
+    (second / "mdsmix.manifest").unlink()
+    assert mdsmix("verify", second).code == 3
+    answer = mdsmix("repair", second, "--recipe", recipe, "publish=replace")
+    assert answer.code == 2
+    assert f"publish in the recipe would not publish it at {second} again" in answer.err
+    answer = mdsmix("repair", split.parent, "--recipe", recipe, "--workers", "1")
+    assert (answer.code, answer.err) == (0, "")
+    assert "repaired, 2 of " in answer.out
+    assert files(split.parent) == before
+    (first / "index.json").write_bytes(b"{}")
+    answer = mdsmix("repair", first, "--recipe", recipe)
+    assert answer.code == 2
+    assert f"only the current one, {second}, can be made again" in answer.err
+
+
+def test_one_that_says_neither_is_refused(recipe: Path) -> None:
+    with pytest.raises(RecipeError, match="publish"):
+        run_recipe(recipe, "publish=sideways")
