@@ -1,0 +1,234 @@
+"""Every rank of a training run gets rows of its own; together they get the epoch, and after a stop exactly the rest of it.
+
+Streaming works the division out in rank 0 and hands it over by shared memory, so that it is asked here for 64 ranks in
+one process, by the functions and the state that the loader itself uses. Two real processes are at the end.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from streaming.base.batching import generate_work
+from streaming.base.world import World
+
+from mdsmix.load import build_loader
+from mdsmix.load.dataset import MixDataset
+from tests.converting import documents, run_recipe, write_jsonl, write_recipe
+from tests.corpus import docstrings
+from tests.load_streams import IDS, config, write_tokens
+
+RANKS = [1, 2, 8, 64]
+CANONICAL_NODES = [1, 2, 8, 64]
+ROWS = 211
+"Prime: no number of ranks divides it."
+GLOBAL_BATCH = 64
+MIXES = ["one", "repeated"]
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("streams")
+    web = {"local": str(write_tokens(folder / "web", ROWS, shard_bytes=600))}
+    faq = {"local": str(write_tokens(folder / "faq", 97, length=7, shard_bytes=600))}
+    return {"web": web, "faq": faq}
+
+
+@pytest.fixture(params=[(m, c) for m in MIXES for c in CANONICAL_NODES], ids=str, scope="module")
+def dataset(
+    request: pytest.FixtureRequest, streams: dict[str, dict[str, Any]]
+) -> Iterator[MixDataset]:
+    """One stream, or two of which one is seen twice."""
+    mix, nodes = request.param
+    mixed = {"web": streams["web"]}
+    if mix == "repeated":
+        mixed = {"web": streams["web"] | {"repeat": 2}, "faq": streams["faq"]}
+    settings = config(mixed, "text", shuffle=True, num_canonical_nodes=nodes)
+    yield build_loader(settings, 1, ids=IDS).dataset
+    gc.collect()
+
+
+def world(ranks: int) -> World:
+    """Nodes of eight ranks."""
+    nodes = max(1, ranks // 8)
+    return World(nodes, ranks // nodes, 1, 0)
+
+
+def steps(
+    dataset: MixDataset, ranks: int, batch_size: int, state: dict[str, Any] | None = None
+) -> NDArray[np.int64]:
+    """int64 [steps, ranks, batch_size]: what each rank reads in each step, -1 where there is no more; from `state` on."""
+    there = world(ranks)
+    dataset.batch_size, dataset.initial_physical_nodes = batch_size, None
+    if state:
+        dataset.load_state_dict(state)
+    epoch, start = dataset._resume(there, 0)
+    if state:  # it lies in shared memory, where the next to ask would find it
+        dataset._resume_shm.cleanup()
+    ids = generate_work(dataset.batching_method, dataset, there, epoch, start)
+    return ids.transpose(3, 2, 0, 1, 4).reshape(-1, ranks, batch_size)
+
+
+def stopped(dataset: MixDataset, ranks: int, samples: int) -> dict[str, Any]:
+    state = {
+        "epoch": 0,
+        "sample_in_epoch": samples,
+        "num_canonical_nodes": dataset.num_canonical_nodes,
+        "shuffle_seed": dataset.shuffle_seed,
+        "initial_physical_nodes": world(ranks).num_nodes,
+    }
+    assert state.keys() == dataset.state_dict(samples, True).keys()
+    return json.loads(json.dumps(state))
+
+
+def counted(ids: NDArray[np.int64]) -> Counter[int]:
+    return Counter(ids[ids != -1].tolist())
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_ranks_share_no_sample_and_repeat_only_what_fills_the_last_step(
+    dataset: MixDataset, ranks: int
+) -> None:
+    ids = steps(dataset, ranks, 4)
+    seen, wanted = counted(ids), counted(dataset.resample_streams(0)[1])
+    n = wanted.total()
+    # Streaming divides an epoch by its canonical nodes first: where these are more than the ranks, they are filled up.
+    parts = max(ranks, dataset.num_canonical_nodes)
+    assert seen.total() - n == -(-n // parts) * parts - n
+    assert not wanted - seen, "every sample is seen as often as the mix says"
+    if wanted.total() == len(wanted):
+        owners = Counter(s for rank in range(ranks) for s in counted(ids[:, rank]))
+        shared = sum(count - 1 for count in owners.values())
+        assert shared <= seen.total() - n, "but for the repeats, each sample has one owner"
+    per_rank = [counted(ids[:, rank]).total() for rank in range(ranks)]
+    assert set(per_rank) == {seen.total() // ranks}
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("done", [1, 2, 3])
+def test_after_a_stop_every_rank_sees_exactly_its_rest(
+    dataset: MixDataset, ranks: int, done: int
+) -> None:
+    size = max(1, GLOBAL_BATCH // ranks)
+    whole = steps(dataset, ranks, size)
+    rest = steps(dataset, ranks, size, stopped(dataset, ranks, done * ranks * size))
+    assert len(rest) == len(whole) - done
+    assert np.array_equal(whole[done:-1], rest[:-1]), "each rank its own, in the same order"
+    nothing_is_lost(dataset, whole[:done], rest)
+    assert counted(whole).total() == counted(whole[:done]).total() + counted(rest).total()
+
+
+def test_after_a_stop_another_number_of_ranks_sees_exactly_the_rest(dataset: MixDataset) -> None:
+    for before, after in product(RANKS, RANKS):
+        # Streaming keeps the order only where its canonical nodes can be shared out among the real ones.
+        if any(dataset.num_canonical_nodes % world(ranks).num_nodes for ranks in (before, after)):
+            continue
+        whole = steps(dataset, before, GLOBAL_BATCH // before)
+        state = stopped(dataset, before, 2 * GLOBAL_BATCH)
+        rest = steps(dataset, after, GLOBAL_BATCH // after, state)
+        assert len(whole) - 2 <= len(rest) <= len(whole) - 1
+        for one, other in zip(whole[2:-1], rest[:-1], strict=False):
+            assert counted(one) == counted(other), (before, after)
+        nothing_is_lost(dataset, whole[:2], rest)
+
+
+def nothing_is_lost(dataset: MixDataset, *parts: NDArray[np.int64]) -> None:
+    """The parts of an epoch hold every sample as often as the mix says; which are repeated to fill the last step may differ."""
+    seen = sum((counted(part) for part in parts), Counter[int]())
+    assert not counted(dataset.resample_streams(0)[1]) - seen
+
+
+RANK = """
+import json, os, sys
+from itertools import islice
+import torch.distributed as dist
+from mdsmix.load import TokenIds, build_loader
+
+config = json.loads(sys.argv[1])
+dist.init_process_group("gloo")
+
+def loader():
+    return build_loader(config, 4, ids=TokenIds(eos=0, pad=1))
+
+def rows(batches):
+    mine = [batch["input_ids"][:, 0].tolist() for batch in batches]
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return every
+
+whole = rows(loader())
+stopped = loader()
+batches = iter(stopped)
+before = rows(islice(batches, 3))
+state = json.loads(json.dumps(stopped.state_dict()))
+resumed = loader()
+resumed.load_state_dict(state)
+after = rows(resumed)
+if dist.get_rank() == 0:
+    print(json.dumps({"whole": whole, "before": before, "after": after, "state": state}))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def converted(tokenizer: Path, folder: Path) -> Path:
+    """A stream that `mdsmix convert` made: rows of 8 tokens."""
+
+    source = write_jsonl(folder / "a.jsonl", list(docstrings(40)))
+    settings = {"streams": {"web": documents(source)}, "max_seq_len": 8}
+    run_recipe(write_recipe(folder, tokenizer, **settings))
+    return folder / "out" / "web"
+
+
+def test_two_processes_share_a_converted_stream(tmp_path: Path, tokenizer_folder: Path) -> None:
+    stream = converted(tokenizer_folder, tmp_path)
+    streams = {"web": {"local": str(stream), "split": "train"}}
+    settings = config(streams, "text", shuffle=True, num_canonical_nodes=2, drop_last=True)
+    answer = json.loads(together(settings))
+    n = len(build_loader(settings, 4, ids=IDS).dataset)
+    whole, before, after = answer["whole"], answer["before"], answer["after"]
+    assert answer["state"]["sample_in_epoch"] == 3 * 2 * 4
+    for rank in (0, 1):
+        assert [len(batch) for batch in whole[rank]] == [4] * (-(-n // 2) // 4)
+        assert before[rank] + after[rank] == whole[rank]
+    assert whole[0] != whole[1]
+
+
+def together(settings: dict[str, Any], ranks: int = 2) -> str:
+    """What rank 0 prints, of `ranks` processes on this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    processes = [
+        _start(settings, common | {"RANK": str(n), "LOCAL_RANK": str(n)}) for n in range(ranks)
+    ]
+    try:
+        answers = [process.communicate(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * ranks, answers
+    return answers[0][0].splitlines()[-1]
+
+
+def _start(settings: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", RANK, json.dumps(settings)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment, "LOCAL_WORLD_SIZE": environment["WORLD_SIZE"]},
+    )
