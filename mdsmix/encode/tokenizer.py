@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -109,6 +110,8 @@ def keep_in_cache(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
         temporary.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
         raise Unreachable(
             f"cannot write {path} ({error.strerror}), a part of mdsmix's cache of what it knows of tokenizers and "
             "sources: set MDSMIX_CACHE to a folder that can be written."

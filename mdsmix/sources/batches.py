@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from mdsmix.errors import Unreachable
 from mdsmix.sources.blocks import Block, Origin
 from mdsmix.sources.content import check_unchanged
 from mdsmix.sources.formats import format_of
-from mdsmix.sources.units import BLOCK_BYTES, Span, Unit
+from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +93,22 @@ def _blocks(unit: Unit) -> Iterator[Block]:
         kind = format_of(file.name)
         span = Span(start=unit.start, end=unit.end, before=before, window_bytes=unit.window_bytes)
         size = 0
-        for block in kind.blocks(file, span):
+        for block in _unchanged(file, kind.blocks(file, span)):
             size += block.size
             yield block
-        check_unchanged(file)
         before += file.stat.size if kind.growth == 1 else size
+
+
+def _unchanged(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:
+    """The blocks, as long as the file is the one that was planned: a window is kept as soon as the next one begins."""
+    window = None
+    try:
+        for block in blocks:
+            if block.window != window:
+                check_unchanged(file)
+                window = block.window
+            yield block
+    except Unreachable:
+        check_unchanged(file)  # what looks damaged may be half written
+        raise
+    check_unchanged(file)

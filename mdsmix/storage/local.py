@@ -38,6 +38,7 @@ _REASONS = {
     errno.EPERM: "permission denied; give this user the right, or use another folder",
     errno.EROFS: "the file system is read-only; use a folder that can be written",
     errno.ENOSPC: "the disk is full; free some space and run the same command again",
+    errno.EFBIG: "a file may not be this large here (ulimit -f, or the file system); raise the limit or use another folder",
     errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
     errno.EISDIR: "it is a folder, and a file is needed; name a file in it",
     errno.ENOTDIR: "a part of the path is a file, not a folder; check the path",
@@ -114,7 +115,7 @@ class LocalPath(Location):
     def create(self, content: bytes) -> Stat | None:
         with _explained("write", self.path), suppress(FileExistsError):
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            with Path(self.path).open("xb", buffering=0) as file:
+            with Path(self.path).open("xb", buffering=0) as file, _gone_on_error(self.path):
                 _write_all(file, memoryview(content))
                 os.fsync(file.fileno())
                 return _stat(os.stat(file.fileno()))
@@ -157,13 +158,9 @@ class LocalPath(Location):
         """A name beside this one: the file made there takes its place, or goes with the error."""
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         temporary = Path(f"{self.path}.{secrets.token_hex(8)}.tmp")  # as _TEMPORARY finds it
-        try:
+        with _gone_on_error(temporary):
             yield temporary
             os.replace(temporary, self.path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
 
     def delete(self) -> None:
         with _explained("delete", self.path), suppress(FileNotFoundError, NotADirectoryError):
@@ -211,6 +208,17 @@ def _refuse_endless(found: os.stat_result, path: str) -> None:
             f"cannot read {path}: it is a pipe, a socket or a device, whose end cannot be known; copy what comes out of "
             "it into a file"
         )
+
+
+@contextmanager
+def _gone_on_error(path: str | Path) -> Iterator[None]:
+    """Half a file, as a full disk leaves it, is none."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(path)
+        raise
 
 
 def _write_all(file: io.FileIO, part: memoryview) -> None:
