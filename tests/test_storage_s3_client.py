@@ -49,7 +49,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """And an endpoint that never answered."""
     clock = Clock()
     monkeypatch.setattr(s3_client, "time", clock)
-    monkeypatch.setattr(s3_client, "_answered", set())
+    for known in ("_answered", "_given_up"):
+        monkeypatch.setattr(s3_client, known, set())
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     return clock
@@ -87,6 +88,18 @@ def test_a_store_that_never_answered_is_given_up_soon(
     with pytest.raises(Unreachable):
         ask("s3://b/x", clock.failing_until(1e9, error, work))
     assert clock.now - 1000 < most
+
+
+def test_what_is_asked_after_that_is_given_up_soon_until_the_store_answers(known: Clock) -> None:
+    with pytest.raises(Unreachable):
+        ask("s3://b/x", known.failing_until(1e9, SLOW_DOWN, 0))
+    before = known.now
+    with pytest.raises(Unreachable):
+        ask("s3://b/lease", known.failing_until(1e9, SLOW_DOWN, 0))
+    assert known.now - before < 4
+    ask("s3://b/x", lambda client: None)
+    away = known.now - 1000 + 60
+    assert ask("s3://b/x", known.failing_until(away, REFUSED, 0)) == "done"
 
 
 def test_patience_begins_with_the_first_failure(known: Clock) -> None:

@@ -209,7 +209,7 @@ class _Reader(io.RawIOBase):
     def _resume(self, error: Exception) -> None:
         self._body.close()
         self._patience = self._patience or Patience(self._place.url)
-        self._patience.wait(error, has_answered=True)
+        self._patience.wait(error)
         self._body = self._request()
 
     def close(self) -> None:

@@ -29,6 +29,8 @@ _CHECKSUMS = "when_required"
 
 _answered: set[str] = set()
 "Endpoints that have; a forked worker knows them from its parent."
+_given_up: set[str] = set()
+"Endpoints that were waited for in vain: who only wants to clean up after that does not wait as long again."
 
 
 class Patience:
@@ -38,19 +40,25 @@ class Patience:
         self._url, self._seconds = url, seconds
         self._began, self._tries = time.monotonic(), 0
 
-    def wait(self, error: Exception, has_answered: bool) -> None:
+    def wait(self, error: Exception) -> None:
         """Sleeps until the next try, longer each time; raises the refusal where there is to be none."""
-        now = time.monotonic()
-        if has_answered and not self._tries:
+        now, endpoint = time.monotonic(), _client_for(self._url).meta.endpoint_url
+        if endpoint in _answered and not self._tries:
             self._began = now  # a large body may have gone well for long before it broke
         self._tries += 1
-        limit = self._seconds or (_LATER_SECONDS if has_answered else _FIRST_SECONDS)
-        left = self._began + limit - now
+        left = self._began + (self._seconds or _seconds(endpoint)) - now
         if left <= 0 or not may_pass(error):
+            if may_pass(error):
+                _given_up.add(endpoint)
             raise refusal(self._url, error, self._tries, now - self._began) from None
         first, longest = _PAUSE_SECONDS
         pause = random.uniform(0, min(first * 2 ** (self._tries - 1), longest))
         time.sleep(min(pause, left))
+
+
+def _seconds(endpoint: str) -> float:
+    is_trusted = endpoint in _answered and endpoint not in _given_up
+    return _LATER_SECONDS if is_trusted else _FIRST_SECONDS
 
 
 def ask(url: str, request: Callable[[Any], T], seconds: float | None = None) -> T:
@@ -60,19 +68,19 @@ def ask(url: str, request: Callable[[Any], T], seconds: float | None = None) -> 
     patience, is_reopened = Patience(url, seconds), False
     while True:
         client = _client_for(url)
-        endpoint = client.meta.endpoint_url
         try:
             answer = request(client)
         except failures() as error:
             if isinstance(error, ClientError):
-                _answered.add(endpoint)
+                _answered.add(client.meta.endpoint_url)
             if has_expired(error) and not is_reopened:
                 is_reopened = True
                 _client.cache_clear()
                 continue
-            patience.wait(error, endpoint in _answered)
+            patience.wait(error)
         else:
-            _answered.add(endpoint)
+            _answered.add(client.meta.endpoint_url)
+            _given_up.discard(client.meta.endpoint_url)
             return answer
 
 

@@ -46,6 +46,7 @@ _CODES = {
     "412": _REPLACED,
     "SlowDown": f"the store asks to slow down; {_LATER}",
     "InternalError": f"the store failed inside; {_LATER}",
+    "500": f"the store failed inside; {_LATER}",
     "NotImplemented": "the store cannot do this; look up in its manual what it knows of S3",
     "XMinioStorageFull": f"the store's disk is full; {_SPACE}",
     "QuotaExceeded": f"the store's quota is used up; {_SPACE}",
