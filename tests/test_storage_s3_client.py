@@ -108,6 +108,32 @@ def test_patience_begins_with_the_first_failure(known: Clock) -> None:
     assert len(known.slept) == 1
 
 
+ANSWERS = {
+    (502, "502"): (True, "the store is overloaded or down (502); run the same command again later"),
+    (503, "SlowDownWrite"): (True, "the store is overloaded or down (SlowDownWrite)"),
+    (429, "429"): (True, "the store is overloaded or down (429)"),
+    (400, "RequestTimeout"): (True, "the store answers RequestTimeout"),
+    (400, "BadDigest"): (True, "the store answers BadDigest"),
+    (400, "InvalidRequest"): (False, "the store answers InvalidRequest; look it up in its log"),
+    (403, "AccessDenied"): (False, "access denied; give these credentials the right"),
+    (403, "RequestTimeTooSkewed"): (False, "this machine's clock is off by minutes"),
+    (404, "NoSuchBucket"): (False, "the bucket does not exist; create it or correct its name"),
+    (501, "NotImplemented"): (False, "the store cannot do this"),
+    (507, "XMinioStorageFull"): (False, "the store's disk is full; free some space"),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_only_what_may_pass_is_asked_again(answer: tuple[int, str], known: Clock) -> None:
+    status, code = answer
+    passes, words = ANSWERS[answer]
+    said = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    with pytest.raises(Unreachable) as refusal:
+        ask("s3://b/x", known.failing_until(1e9, ClientError(said, "PutObject"), 0))
+    assert words in str(refusal.value)
+    assert (len(known.slept) > 8) is passes
+
+
 def test_a_forked_worker_knows_what_its_parent_knows(known: Clock) -> None:
     child = os.fork()
     if not child:
