@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,24 @@ def test_the_counter_rises_while_it_is_held(folder: Location) -> None:
         while found(folder)["beat"] < 3:
             assert time.monotonic() < deadline
             time.sleep(BEAT)
+
+
+@pytest.mark.usefixtures("_quick_hearts")
+def test_a_clock_that_jumps_neither_ends_a_lease_nor_keeps_it(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, jumps = time.time(), count()
+    monkeypatch.setattr(time, "time", lambda: now + (-1) ** next(jumps) * 1e9)
+    with lease(folder, silent) as held:
+        while found(folder)["beat"] < 3:
+            time.sleep(BEAT)
+        held.confirm()
+        with pytest.raises(Unreachable, match="is being written by"):
+            in_a_thread(lambda: take(folder))
+    put(folder, ELSEWHERE)
+    began = time.monotonic()
+    take(folder)
+    assert time.monotonic() - began > module.STALE_BEATS * BEAT
 
 
 @pytest.mark.usefixtures("_quick_hearts")

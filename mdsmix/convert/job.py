@@ -156,6 +156,8 @@ def _encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Encod
     if stream.kind == "pretraining":
         return replace(
             common,
+            target_prompts="none",  # all its tokens are trained, whatever is trained of a conversation
+            target_responses="last",
             layout=stream.layout,
             add_bos=stream.add_bos,
             add_eos=stream.add_eos,
