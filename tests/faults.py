@@ -181,6 +181,12 @@ class Proxy:
         if fault == "silence":
             self._ended.wait(60)
             raise Broken
+        if fault == "a login page":
+            page = b"<html><p>Please log in"
+            client.sendall(
+                _head(200, ["content-type: text/html", f"content-length: {len(page)}"]) + page
+            )
+            return
         if found := re.fullmatch(r"(\d{3})( \w+)?", fault):
             _refuse(client, request, int(found[1]), (found[2] or CODES.get(found[1], "")).strip())
             return

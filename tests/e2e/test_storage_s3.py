@@ -9,7 +9,7 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources import find, plan, read
-from mdsmix.storage import Location, locate, s3
+from mdsmix.storage import Location, locate, s3, s3_client
 from tests.faults import Proxy, Rule
 
 
@@ -158,6 +158,17 @@ def test_a_broken_read_never_goes_on_in_another_version(root: Location, proxy: P
         (root / "x").write(b"b" * 10_000_000)
         with pytest.raises(Unreachable, match="replaced while it was being read"):
             file.read()
+
+
+def test_an_answer_that_is_none_of_s3_is_a_sentence(
+    root: Location, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy.rules = [Rule("a login page", "GET list")]
+    assert list(root.list()) == [], "it may have been the last of a server that went"
+    monkeypatch.setattr(s3_client, "_LATER_SECONDS", 0.1)
+    proxy.rules = [Rule("a login page", "GET list", times=99)]
+    with pytest.raises(Unreachable, match="; run the same command again"):
+        list(root.list())
 
 
 def test_sources_in_a_bucket_read_as_on_a_disk(root: Location, corpus_folder: Path) -> None:
