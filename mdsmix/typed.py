@@ -70,15 +70,23 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 def _value(value: Any, hint: Any, where: str) -> Any:
     """The value as the annotation wants it: sections become dataclasses, everything else stays."""
-    if dataclasses.is_dataclass(hint):
-        return read(typing.cast("type", hint), value, where)
-    options = typing.get_args(hint) if _is_union(hint) else (hint,)
-    sections = [o for o in options if dataclasses.is_dataclass(o)]
+    if type(value) is hint:  # text and numbers: most of an index of many shards
+        return value
+    options, sections = _options(hint)
+    if hint in sections:
+        return read(hint, value, where)
     if sections and isinstance(value, Mapping):
-        return read(typing.cast("type", sections[0]), value, where)
+        return read(sections[0], value, where)
     if not any(_fits(value, option) for option in options):
         raise Misfit(f"{where} is {brief(value)}; it must be {spelled(hint)}.")
     return _inside(value, options, where)
+
+
+@functools.cache
+def _options(hint: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What a value may be, and which of that are sections."""
+    options = typing.get_args(hint) if _is_union(hint) else (hint,)
+    return options, tuple(o for o in options if dataclasses.is_dataclass(o))
 
 
 def _inside(value: Any, options: Sequence[Any], where: str) -> Any:
@@ -88,6 +96,8 @@ def _inside(value: Any, options: Sequence[Any], where: str) -> Any:
     if isinstance(value, Mapping) and len(args) == 2:
         return {k: _value(v, args[1], _at(where, k)) for k, v in value.items()}
     if isinstance(value, list) and args:
+        if all(type(v) is args[0] for v in value):
+            return value
         return [_value(v, args[0], f"{where}[{i}]") for i, v in enumerate(value)]
     return value
 

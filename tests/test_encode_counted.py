@@ -29,7 +29,7 @@ SOURCES = [
     "{{ items | batch(2, 'x') | list }}{{ items | slice(2) | list }}{{ dict(a=1, b=text) }}{{ '7'.zfill(3) }}{{ items * 2 }}",
     "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.current }}{% block b %}{{ text }}{% endblock %}{{ self.b() }}",
     "{{ text if none else 'b' + text }}{{ 'x' in ['x', text] }}{{ items[1:] }}{{ text[::-1] }}{{ -(1 + 2) }}",
-    "{{ " + " + ".join(["text"] * 60) + " }}",
+    "{{ " + " + ".join(["text"] * 150) + " }}",
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
@@ -123,6 +123,7 @@ def test_a_damaged_or_newer_manifest_is_one_sentence(content: bytes, sentence: s
     assert sentence in str(refusal.value)
 
 
+@settings(derandomize=True, deadline=None)
 @given(st.binary(max_size=300))
 def test_no_bytes_are_a_traceback(content: bytes) -> None:
     for parse in (parse_index, parse_manifest):

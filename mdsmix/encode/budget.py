@@ -20,7 +20,7 @@ STEP_LIMIT = 1_000_000
 TEXT_LIMIT = 1 << 20
 "Characters of one text, besides GROWTH times the conversation's own."
 GROWTH = 8
-TEXTS = 256
+TEXTS = 128
 "So many times TEXT_LIMIT may be made in all: templates that add message to message make each text anew."
 RANGE_LIMIT = 100_000
 "Numbers from `range`: the sandbox's own limit for one call; here for all calls of a rendering together."

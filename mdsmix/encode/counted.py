@@ -16,7 +16,7 @@ from jinja2.visitor import NodeTransformer
 
 HELD, SHARED, JOINED, STEPPED = "_held", "_shared", "_joined", "_stepped"
 "The filters: a value that is kept, one that is put into a namespace, the parts of `~`, the items of a loop."
-_PLAIN_ADDITIONS = 32
+_PLAIN_PARTS = 32
 
 
 class Counted(NodeTransformer):
@@ -36,8 +36,7 @@ class Counted(NodeTransformer):
         return _filtered(nodes.List(node.nodes), JOINED)
 
     def visit_Add(self, node: nodes.Add) -> Any:
-        self.generic_visit(node)
-        return _filtered(node, HELD)
+        return _filtered(self._sum(node)[0], HELD)
 
     def visit_List(self, node: nodes.List) -> Any:
         return self._literal(node)
@@ -66,18 +65,18 @@ class Counted(NodeTransformer):
 
     def _printed(self, node: Any) -> Any:
         if isinstance(node, nodes.Add) and not self.is_kept:
-            few = len(list(node.find_all(nodes.Add))) < _PLAIN_ADDITIONS
-            return self._sum(node) if few else self.visit(node)
+            return self._sum(node)[0]
         shown: Any = self.visit(node)
         grown = isinstance(node, (nodes.Call, nodes.Filter, nodes.CondExpr))
         return _filtered(shown, HELD) if self.is_kept and grown else shown
 
-    def _sum(self, node: Any) -> Any:
-        """What is only printed is not longer than its few parts; these are looked at."""
+    def _sum(self, node: Any) -> tuple[Any, int]:
+        """A sum and its parts, so many of which are not much longer than one of them."""
         if not isinstance(node, nodes.Add):
-            return self.visit(node)
-        node.left, node.right = self._sum(node.left), self._sum(node.right)
-        return node
+            return self.visit(node), 1
+        (node.left, lefts), (node.right, rights) = self._sum(node.left), self._sum(node.right)
+        few = lefts + rights <= _PLAIN_PARTS
+        return (node, lefts + rights) if few else (_filtered(node, HELD), 1)
 
     def _visit_kept(self, node: nodes.Node) -> Any:
         before, self.is_kept = self.is_kept, True

@@ -126,12 +126,17 @@ def read_card(at: Location) -> bytes:
 def _shard(entry: Any, number: int) -> Shard:
     shard = typed.read(Shard, entry, f"shards[{number}]")
     for file in (shard.raw_data, shard.zip_data):
-        if file and (not file.basename or "/" in file.basename or file.basename in (".", "..")):
+        if file and not _is_inside(file.basename):
             raise typed.Misfit(
-                f"shards[{number}] names the file {file.basename!r}, which is not inside the stream's folder"
+                f"shards[{number}] names the file {typed.brief(file.basename)}, which is not inside the stream's folder"
             )
         if file and not 0 <= file.bytes < 1 << 32:
-            raise typed.Misfit(f"shards[{number}] says it has {file.bytes} bytes")
-    if shard.samples < 0 or len(shard.column_names) != len(shard.column_encodings):
+            raise typed.Misfit(f"shards[{number}] says it has {typed.brief(file.bytes)} bytes")
+    columns = {len(c) for c in (shard.column_names, shard.column_encodings, shard.column_sizes)}
+    if shard.samples < 0 or len(columns) != 1:
         raise typed.Misfit(f"shards[{number}] contradicts itself in samples or columns")
     return shard
+
+
+def _is_inside(basename: str) -> bool:
+    return basename not in ("", ".", "..") and "/" not in basename and "\0" not in basename

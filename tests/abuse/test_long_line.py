@@ -1,0 +1,54 @@
+"""A line of 500 MB, written and read for real: it is set aside by its place and length, in bounded memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.abuse.conftest import Arena
+from tests.converting import documents, manifest_of, quarantined
+from tests.processes import memory_of
+
+GOOD = b'{"text": "one two three four five six seven eight nine ten eleven twelve"}\n'
+LENGTH = 500 << 20
+MOST = 512 << 20
+"Bytes of memory: a line is kept up to 256 MiB, and the process itself takes 100."
+
+
+def write(path: Path) -> None:
+    block = b"x" * (1 << 20)
+    with path.open("wb", buffering=0) as file:
+        file.write(GOOD * 9 + b'{"text": "')
+        for _ in range(LENGTH >> 20):
+            file.write(block)
+        file.write(b'"}\n' + GOOD * 9)
+
+
+def test_it_is_set_aside_and_its_neighbours_are_converted(arena: Arena) -> None:
+    source = arena.home / "a.jsonl"
+    write(source)
+    recipe = arena.recipe(streams={"web": documents(source)})
+    command = [
+        sys.executable,
+        "-c",
+        "from mdsmix.cli.main import run; run()",
+        "convert",
+        str(recipe),
+    ]
+    process = subprocess.Popen([*command, "--workers", "2"], stderr=subprocess.PIPE, text=True)
+    peak, deadline = 0, time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        peak = max(peak, memory_of(process.pid))
+        time.sleep(0.02)
+    process.kill()
+    assert process.communicate()[1] == ""
+    assert process.returncode == 0
+    source.unlink()
+    folder = arena.out / "web" / "train"
+    assert manifest_of(folder).records.written == 18
+    [bad] = quarantined(folder)
+    assert (bad["reason"], bad["line"], bad["length"]) == ("line_too_long", 10, LENGTH + 12)
+    assert bad["raw"] == ""
+    assert peak < MOST, f"{peak >> 20} MiB"

@@ -1,0 +1,131 @@
+"""A shard from anyone: cut off, full of lies, packed a thousandfold, or with code inside that must never run."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from mdsmix.errors import MdsmixError
+from tests.abuse.conftest import Arena
+from tests.alarm import at_most
+from tests.published import CONCAT, TOKEN_ROW, TURNS, TURNS_ROW, publish
+
+Damage = Callable[[bytes], bytes]
+SHARD = "shard.00001.mds"
+
+
+def put(at: int, data: bytes) -> Damage:
+    return lambda shard: shard[:at] + data + shard[at + len(data) :]
+
+
+DAMAGE: dict[str, Damage] = {
+    "cut in the middle": lambda shard: shard[: len(shard) // 2],
+    "cut in its table": lambda shard: shard[:10],
+    "empty": lambda shard: b"",
+    "longer": lambda shard: shard + b"\0" * 99,
+    "one bit": lambda shard: shard[:-1] + bytes([shard[-1] ^ 1]),
+    "a count of 4 G": put(0, b"\xff\xff\xff\xff"),
+    "an offset of 4 G": put(8, b"\xff\xff\xff\xff"),
+    "an offset before its table": put(4, b"\0\0\0\0"),
+    "offsets that go back": put(12, b"\1\0\0\0"),
+    "a size of 4 G": put(-46, b"\xff\xff\xff\xff"),
+}
+
+
+def without_hashes(folder: Path) -> None:
+    """So that damage is to be seen by its layout alone."""
+    path = folder / "train" / "index.json"
+    tree = json.loads(path.read_bytes())
+    for shard in tree["shards"]:
+        shard["raw_data"]["hashes"] = {}
+        shard["raw_data"]["bytes"] = (
+            (folder / "train" / shard["raw_data"]["basename"]).stat().st_size
+        )
+    path.write_text(json.dumps(tree))
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+@pytest.mark.parametrize("hashed", [True, False])
+def test_a_damaged_shard_is_named(arena: Arena, damage: Damage, hashed: bool) -> None:
+    folder = publish(arena.out / "chat", TURNS, [TURNS_ROW] * 40, shards=4)
+    shard = folder / "train" / SHARD
+    shard.write_bytes(damage(shard.read_bytes()))
+    if not hashed:
+        without_hashes(folder)
+    answer = arena.run("verify", folder)
+    if hashed or damage is not DAMAGE["one bit"]:
+        assert answer.code == 3
+        assert SHARD in answer.out + answer.err
+    arena.run("inspect", folder)
+
+
+class Trap:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.fixture
+def pickled(arena: Arena) -> Path:
+    rows = [{"tokens": pickle.dumps(Trap(arena.home / "sprung"))}] * 9
+    return publish(arena.out / "web", {"tokens": "pkl"}, rows)
+
+
+def test_the_trap_is_one(arena: Arena) -> None:
+    pickle.loads(pickle.dumps(Trap(arena.home / "sprung")))
+    assert (arena.home / "sprung").exists()
+
+
+def test_no_command_unpickles(arena: Arena, pickled: Path) -> None:
+    recipe = arena.recipe(streams={"web": {"local": str(pickled)}})
+    for command in ("verify", "inspect", "gc"):
+        arena.run(command, pickled)
+    for command in ("check", "render-yaml"):
+        assert arena.refused(command, recipe)
+    arena.refused("mix", recipe, "--out", arena.out / "mixed")
+    assert not (arena.home / "sprung").exists()
+
+
+@pytest.mark.parametrize("setting", [{}, {"allow_unsafe_types": True}])
+def test_the_loader_does_not_unpickle(arena: Arena, pickled: Path, setting: dict[str, Any]) -> None:
+    from mdsmix.load import TokenIds, build_loader
+
+    streams = {"web": {"local": str(pickled), "split": "train"}}
+    section = {"name": "text", "dataset": {"streams": streams, "max_seq_len": 8} | setting}
+    with at_most(60), pytest.raises(MdsmixError, match="unsafe"):
+        build_loader({"train_loader": section}, 1, ids=TokenIds(eos=0, pad=1))
+    assert not (arena.home / "sprung").exists()
+
+
+@pytest.mark.parametrize("said", [1 << 16, 1 << 20])
+def test_a_packed_shard_is_not_unpacked_beyond_the_size_of_its_index(
+    arena: Arena, said: int
+) -> None:
+    folder = publish(arena.out / "web", CONCAT, [TOKEN_ROW] * 9, compression="zstd:3")
+    path = folder / "train" / "index.json"
+    tree = json.loads(path.read_bytes())
+    packer = zstandard.ZstdCompressor().compressobj()
+    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(2048)) + packer.flush()
+    (folder / "train" / "shard.00000.mds.zstd").write_bytes(bomb)
+    tree["shards"][0]["zip_data"] |= {"bytes": len(bomb), "hashes": {}}
+    tree["shards"][0]["raw_data"]["bytes"] = said
+    path.write_text(json.dumps(tree))
+    assert len(bomb) * 1000 < 2 << 30
+    assert "shard.00000.mds.zstd" in _all(arena, "verify", folder)
+    assert "damaged" in _all(arena, "inspect", folder)
+
+
+def _all(arena: Arena, *arguments: object) -> str:
+    answer = arena.run(*arguments)
+    assert answer.code in (3, 4)
+    return answer.out + answer.err
