@@ -79,7 +79,7 @@ _plan = sources.plan
 
 def kind_of(name: str) -> str:
     """What is written under this name."""
-    known = (".mds", ".bad", ".index", "mdsmix.manifest", "index.json", ".jsonl.zst")
+    known = (".mds", ".bad", ".index", ".replaced", "mdsmix.manifest", "index.json", ".jsonl.zst")
     return next((suffix for suffix in known if name.endswith(suffix)), "record")
 
 

@@ -21,6 +21,7 @@ import zstandard
 
 from mdsmix.shards.index import read_index
 from mdsmix.shards.manifest import read_manifest
+from mdsmix.shards.published import current
 from mdsmix.storage import Location, locate
 from tests.converting import documents, mdsmix, pairs, windows, write_jsonl, write_recipe
 from tests.doomed import Run, Write
@@ -38,9 +39,8 @@ SAID = re.compile(
 )
 
 Moment = Write | float
-PUBLISHING = (".mds", ".jsonl.zst", "mdsmix.manifest", ".index", "index.json")
-"The leftovers part, the released bad records, the manifest, the index that is kept, the index."
-WRITES = [("main", what, side) for what in PUBLISHING for side in ("before", "after")]
+PUBLISHING = (".mds", ".jsonl.zst", "mdsmix.manifest", "index.json")
+"The leftovers part, the released bad records, the manifest, the index."
 
 
 def write_sources(folder: Path, version: int) -> None:
@@ -61,9 +61,14 @@ class Runs:
     recipe: Path
     key: str
     root: str
+    replacing: str = ".index"
+    "What is written only where an older stream is replaced."
+    settings: tuple[str, ...] = ()
+    kills: int = KILLS
 
     def arguments(self, target: str) -> list[str]:
-        return [str(self.recipe), f"{self.key}={self.root}/{target}", "--workers", "2"]
+        place = f"{self.key}={self.root}/{target}"
+        return [str(self.recipe), place, *self.settings, "--workers", "2"]
 
     def start(self, target: str, end: Write | None = None) -> Run:
         return Run(self.arguments(target), WINDOW, self.recipe.parent / "writes.log", end)
@@ -72,11 +77,8 @@ class Runs:
         return locate(f"{self.root}/{target}/{stream}/train")
 
     def copy(self, source: str, target: str) -> None:
-        for stream in STREAMS:
-            here, there = self.folder(source, stream), self.folder(target, stream)
-            self._each(
-                here, lambda name, here=here, there=there: (here / name).copy_to(there / name)
-            )
+        here, there = locate(f"{self.root}/{source}"), locate(f"{self.root}/{target}")
+        self._each(here, lambda name: (here / name).copy_to(there / name))
 
     def content(self, target: str) -> dict[str, bytes]:
         """All that lies there but what a killed write may leave behind."""
@@ -89,7 +91,7 @@ class Runs:
             return list(pool.map(work, [name for name, _ in folder.list(recursive=True)]))
 
 
-@pytest.fixture(params=["disk", "store"])
+@pytest.fixture(params=["disk", "versions", "store"])
 def runs(
     request: pytest.FixtureRequest,
     tmp_path: Path,
@@ -104,14 +106,17 @@ def runs(
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
     if request.param == "disk":
         return Runs(recipe, "local", str(tmp_path / "out"))
+    if request.param == "versions":
+        settings = ("publish=versioned",)
+        return Runs(recipe, "local", str(tmp_path / "out"), ".replaced", settings, KILLS // 2)
     return Runs(recipe, "remote", f"s3://{request.getfixturevalue('bucket')}")
 
 
 def assert_readable(folder: Location) -> None:
     """What a reader finds at any moment: an index whose shards are all there, or none yet."""
-    if (folder / "index.json").stat():
-        for shard in read_index(folder).shards:
-            stat = (folder / shard.stored.basename).stat()
+    if place := current(folder):
+        for shard in read_index(place).shards:
+            stat = (place / shard.stored.basename).stat()
             assert SHARD.fullmatch(shard.stored.basename)
             assert stat is not None
             assert stat.size == shard.stored.bytes
@@ -127,9 +132,9 @@ def recorded(runs: Runs, target: str) -> dict[str, set[str]]:
 
 
 def again(runs: Runs, target: str, expected: dict[str, bytes]) -> int:
-    """The same command again: it finishes what was begun, does nothing twice, and says so. How many units it reused."""
+    """The same command again, in this process: it finishes what was begun, does nothing twice, and says so. How many units it reused."""
     before = recorded(runs, target)
-    answer = mdsmix("convert", *runs.arguments(target))
+    answer = mdsmix("convert", *runs.arguments(target)[:-1], "1")
     assert answer.code == 0, answer.err
     said = {stream: int(count or 0) for stream, count in SAID.findall(answer.out)}
     for stream, reused in said.items():
@@ -150,14 +155,15 @@ class Life:
     moments: list[Moment]
 
 
-def lives(rng: random.Random) -> Iterator[Life]:
+def lives(rng: random.Random, replacing: str) -> Iterator[Life]:
     """Half of the moments are shares of an undisturbed run's time, half are writes. The earlier come first, mostly."""
+    writes = [(what, side) for what in (*PUBLISHING, replacing) for side in ("before", "after")]
     while True:
-        for who, what, side in rng.sample(WRITES, len(WRITES)):
+        for what, side in rng.sample(writes, len(writes)):
             count = 1 if what == ".mds" else rng.randint(1, 2)
             by_time: list[Moment] = [rng.random()]
-            by_write: list[Moment] = [Write(who, what, side, count)]
-            is_old = what == ".index" or rng.random() < 0.5
+            by_write: list[Moment] = [Write("main", what, side, count)]
+            is_old = what == replacing or rng.random() < 0.5
             if rng.random() < 0.75:
                 yield Life(is_old, by_time + by_write)
             else:
@@ -194,8 +200,8 @@ def test_killed_anywhere_same_bytes(runs: Runs, tmp_path: Path) -> None:
     assert len([name for name in fresh if RECORD.search(name)]) > 8
 
     kills = reused = 0
-    coming = enumerate(lives(random.Random(SEED)))
-    while kills < KILLS:
+    coming = enumerate(lives(random.Random(SEED), runs.replacing))
+    while kills < runs.kills:
         number, life = next(coming)
         target = str(number)
         if life.is_old:
@@ -206,6 +212,6 @@ def test_killed_anywhere_same_bytes(runs: Runs, tmp_path: Path) -> None:
             for stream in STREAMS:
                 assert_readable(runs.folder(target, stream))
         reused += again(runs, target, republished if life.is_old else fresh)
-    assert reused > KILLS
+    assert reused > runs.kills
     for stream in STREAMS:
         assert mdsmix("verify", runs.folder(target, stream)).code == 0
