@@ -36,7 +36,7 @@ demo: venv demo/tokenizer/tokenizer.json ## convert, check, render and load a sm
 test: venv minio ## the tests, with a real MinIO
 	$(BIN)/python -m pytest
 
-soak: venv minio ## the kill tests at 100 moments each, other ones every time: 6 minutes
+soak: venv minio ## the kill tests at 100 moments each, other ones every time: 9 minutes
 	MDSMIX_TEST_KILLS=100 MDSMIX_TEST_SEED=$$RANDOM $(BIN)/python -m pytest tests/e2e/test_killed.py
 
 test-foundry: venv foundry-env minio ## the tests against the real llm-foundry
