@@ -19,7 +19,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.recipe import secrets
 from mdsmix.recipe.rules import contradictions
 from mdsmix.recipe.spec import Recipe
-from mdsmix.recipe.text import read_text
+from mdsmix.recipe.text import read_text, refuse_growth
 
 OVERRIDE = re.compile(r"[\w.\-\[\]]+=")
 
@@ -59,7 +59,9 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
             if isinstance(name := config.get("tokenizer"), str):
                 config["tokenizer"] = {"name": name}
         merged = OmegaConf.merge(loaded, changes)
-        _refuse_secrets(path, secrets.asked_for(OmegaConf.to_container(merged)))
+        written = OmegaConf.to_container(merged)
+        _refuse_secrets(path, secrets.asked_for(written))
+        refuse_growth(dict(secrets.texts(written)), path)
         tree = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except FileNotFoundError:
         raise RecipeError(f"There is no recipe {path}: name an existing YAML file.") from None

@@ -24,7 +24,7 @@ _LONG = 12
 
 def asked_for(tree: Any) -> tuple[str, str] | None:
     """The first key whose text asks for a variable that holds a credential, and the variable's name."""
-    for key, text in _texts(tree, ""):
+    for key, text in texts(tree):
         for name in _ENVIRONMENT.findall(text):
             if SECRET_NAME.search(name):
                 return key, name
@@ -34,7 +34,7 @@ def asked_for(tree: Any) -> tuple[str, str] | None:
 def held(tree: Any) -> tuple[str, str] | None:
     """The first key that holds the value of such a variable, and the variable's name."""
     values = _values()
-    for key, text in _texts(tree, ""):
+    for key, text in texts(tree):
         for name, value in values.items():
             if value in text:
                 return key, name
@@ -59,14 +59,14 @@ def _values() -> dict[str, str]:
     return {n: v for n, v in os.environ.items() if SECRET_NAME.search(n) and len(v) >= _LONG}
 
 
-def _texts(node: Any, at: str) -> Iterator[tuple[str, str]]:
+def texts(node: Any, at: str = "") -> Iterator[tuple[str, str]]:
     """Every text of a tree, keys too, with the key under which it stands."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             yield at or "the top level", str(key)
-            yield from _texts(value, f"{at}.{key}" if at else str(key))
+            yield from texts(value, f"{at}.{key}" if at else str(key))
     elif isinstance(node, list):
         for number, value in enumerate(node):
-            yield from _texts(value, f"{at}[{number}]")
+            yield from texts(value, f"{at}[{number}]")
     elif isinstance(node, str):
         yield at, node

@@ -6,6 +6,8 @@ The text is read once, so that it may come through a pipe, and never more than a
 from __future__ import annotations
 
 import contextlib
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from mdsmix.errors import RecipeError
@@ -63,3 +65,38 @@ def _extent(text: str) -> tuple[int, float]:
                 known[event.anchor] = 1
                 open_ones[-1][1].append(1)
     return deepest, sum(open_ones[0][1])
+
+
+def refuse_growth(texts: Mapping[str, str], path: Path) -> None:
+    """RecipeError where values that refer to each other (`${a}${a}`) come to more than a recipe can need.
+
+    Args:
+        texts: key -> value as it is written, of every value that is text.
+    """
+    known: dict[str, int] = {}
+
+    def size(key: str) -> int:
+        if key not in known:
+            known[key] = (
+                0  # while it is counted: one that refers to itself is OmegaConf's to refuse
+            )
+            referred = [_place(key, name) for name in _REFERENCE.findall(texts.get(key, ""))]
+            known[key] = len(texts.get(key, "")) + sum(map(size, referred))
+        return known[key]
+
+    for key in texts:
+        if size(key) > LONGEST:
+            raise RecipeError(
+                f"{path}: {key} comes to {size(key):,} characters once what it refers to is put in, more than any recipe "
+                "needs: write out what is meant."
+            )
+
+
+_REFERENCE = re.compile(r"\$\{\s*([\w.\[\]-]+)\s*\}")
+
+
+def _place(key: str, name: str) -> str:
+    """The key that a reference in `key` means: `.x` is beside it, `..x` one level up."""
+    rest = name.lstrip(".")
+    ups = len(name) - len(rest)
+    return ".".join([*key.split(".")[:-ups], rest]) if ups else rest

@@ -89,7 +89,7 @@ def zstd(block: bytes, times: int) -> bytes:
 
 
 PACK: dict[str, Callable[[bytes, int], bytes]] = {".gz": gzipped, ".zst": zstd}
-BOMBS = {"one line": b"0" * (4 << 20), "zeros": bytes(4 << 20), "spaces": b" " * (4 << 20)}
+BOMBS = {"zeros": bytes(4 << 20), "spaces": b" " * (4 << 20)}
 
 
 def test_every_packing_has_its_bomb() -> None:
