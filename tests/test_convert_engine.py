@@ -8,48 +8,90 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from itertools import pairwise
 
 import pytest
 
-from mdsmix.convert.engine import run
+from mdsmix.convert.attempts import Attempt, Place, pieces
+from mdsmix.convert.engine import LIFE_BYTES, Crew, Line, run
+from mdsmix.convert.memory import HEADROOM, Watch, resident
 from mdsmix.encode.backends import Unequal
 from mdsmix.errors import MdsmixError, Unreachable
 
-Told = Callable[[int, int], None]
 CREWS = pytest.mark.parametrize("workers", [1, 2, 3, 9])
+
+
+def crew(workers: int, set_aside: bool = False) -> Crew:
+    return Crew(workers=workers, watch=Watch(64 << 30), set_aside=set_aside)
 
 
 def silent(size: int, tokens: int) -> None: ...
 
 
-def square(number: int, seconds: float, told: Told) -> tuple[int, int]:
+def square(number: int, seconds: float, attempt: Attempt, line: Line) -> tuple[int, int]:
     time.sleep(seconds)
-    told(number, 2 * number)
+    line.told(number, 2 * number)
     return number * number, os.getpid()
 
 
-def fail(error: Exception, told: Told) -> None:
+def fail(error: Exception, attempt: Attempt, line: Line) -> None:
     raise error
 
 
-def die(number: int, told: Told) -> None:
-    os.kill(os.getpid(), number)
-
-
-def fail_untransportably(told: Told) -> None:
+def fail_untransportably(attempt: Attempt, line: Line) -> None:
     raise Untransportable("one, ", "two")
 
 
-def die_idle(told: Told) -> tuple[int, int]:
-    """Gives its result and dies while the run is still busy with what it told before."""
-    told(1, 1)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
-    return 0, os.getpid()
+def die_until(deaths: int, how: Callable[[], None], attempt: Attempt, line: Line) -> Attempt:
+    """Dies so often, then says how it was called."""
+    if attempt.deaths < deaths:
+        how()
+    return attempt
 
 
-def leave(code: int, told: Told) -> None:
-    os._exit(code)
+def die_of(killers: set[int], attempt: Attempt, line: Line) -> list[tuple[int, int]]:
+    """A unit of 100 records, of which some kill whoever has them in work; returns what was in work at once."""
+    skipped = {offset for _, offset in attempt.skipped}
+    done = []
+    for piece in pieces(100, attempt.halvings, skipped):
+        line.at(Place(file="a", offset=piece.start, length=9, records=len(piece)))
+        if killers.intersection(piece):
+            os.kill(os.getpid(), signal.SIGKILL)
+        done.append((piece.start, piece.stop))
+    line.at(None)
+    return done
+
+
+def die_storing(attempt: Attempt, line: Line) -> None:
+    line.at(Place(file="a", offset=0, length=9, records=1))
+    line.at(None)
+    os._exit(3)
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def leave() -> None:
+    os._exit(3)
+
+
+def hold(size: int, attempt: Attempt, line: Line) -> list[float]:
+    """Takes so much memory for each of three records; returns when it had it."""
+    times = []
+    for _ in range(3):
+        line.wait_for_room()
+        times.append(time.monotonic())
+        held = b"x" * size
+        time.sleep(0.15)
+        times.append(time.monotonic())
+        del held
+        line.told(1, 1)
+    return times
 
 
 class Untransportable(Exception):
@@ -63,20 +105,19 @@ class Untransportable(Exception):
 def test_every_task_is_done_once_and_found_by_its_number(workers: int) -> None:
     heard = []
     tasks = [partial(square, n, 0.05 if n % 3 == 0 else 0) for n in range(7)]
-    found = list(run(tasks, workers, lambda size, made: heard.append((size, made))))
+    found = list(run(tasks, crew(workers), lambda size, made: heard.append((size, made))))
     assert sorted((n, result[0]) for n, result in found) == [(n, n * n) for n in range(7)]
     assert sorted(heard) == [(n, 2 * n) for n in range(7)]
-    crew = {result[1] for _, result in found}
-    assert (crew == {os.getpid()}) == (workers == 1)
+    assert os.getpid() not in {result[1] for _, result in found}
 
 
 def test_a_slow_task_holds_up_no_other() -> None:
     tasks = [partial(square, 0, 0.5)] + [partial(square, n, 0) for n in range(1, 5)]
-    assert [n for n, _ in run(tasks, 2, silent)] == [1, 2, 3, 4, 0]
+    assert [n for n, _ in run(tasks, crew(2), silent)] == [1, 2, 3, 4, 0]
 
 
 def test_no_task_is_no_work() -> None:
-    assert list(run([], 4, silent)) == []
+    assert list(run([], crew(4), silent)) == []
 
 
 @CREWS
@@ -91,47 +132,75 @@ def test_no_task_is_no_work() -> None:
 )
 def test_an_error_keeps_its_class_and_its_words(workers: int, error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
-        list(run([partial(fail, error), partial(square, 1, 0)], workers, silent))
+        list(run([partial(fail, error), partial(square, 1, 0)], crew(workers), silent))
     assert str(caught.value) == str(error)
 
 
 def test_an_error_that_cannot_travel_keeps_its_words() -> None:
     tasks = [fail_untransportably, partial(square, 1, 0)]
     with pytest.raises(RuntimeError, match="Untransportable: one, two"):
-        list(run(tasks, 2, silent))
+        list(run(tasks, crew(2), silent))
 
 
-@pytest.mark.parametrize(
-    ("task", "how"),
-    [
-        (partial(die, signal.SIGKILL), r"\(signal SIGKILL, most likely for lack of memory\)"),
-        (partial(die, signal.SIGTERM), r"\(signal SIGTERM\)"),
-        (partial(leave, 3), r"\(exit code 3\)"),
-    ],
-)
-def test_a_worker_that_dies_is_one_sentence(task: Any, how: str) -> None:
-    with pytest.raises(
-        MdsmixError, match=f"^a worker process died {how}; .*run the same command again"
-    ):
-        list(run([task, partial(square, 1, 0.2)], 2, silent))
+@pytest.mark.parametrize("how", [kill, terminate, leave])
+@CREWS
+def test_a_worker_that_dies_is_replaced_and_its_task_tried_with_half_the_records(
+    workers: int, how: Callable[[], None]
+) -> None:
+    tasks = [partial(die_until, deaths, how) for deaths in (0, 1, 3)]
+    found = dict(run(tasks, crew(workers), silent))
+    assert {n: a.deaths for n, a in found.items()} == {0: 0, 1: 1, 2: 3}
+    assert {n: a.halvings for n, a in found.items()} == {0: 0, 1: 1, 2: 3}
 
 
-def test_a_worker_that_dies_between_two_tasks_is_the_same_sentence() -> None:
-    tasks = [die_idle, partial(square, 1, 0.3), *[partial(square, n, 0) for n in (2, 3)]]
-    with pytest.raises(MdsmixError, match="a worker process died"):
-        list(run(tasks, 2, lambda size, made: time.sleep(0.2)))
+def test_a_record_that_kills_is_found_and_named() -> None:
+    with pytest.raises(MdsmixError) as caught:
+        list(run([partial(die_of, {37})], crew(2), silent))
+    assert "(signal SIGKILL, most likely for lack of memory)" in str(caught.value)
+    assert "the record at byte 37 of a (9 bytes)" in str(caught.value)
+    assert "--quarantine-crashes" in str(caught.value)
+
+
+def test_records_that_kill_are_set_aside_where_that_is_asked_for() -> None:
+    ((_, done),) = run([partial(die_of, {0, 37, 38, 99})], crew(2, set_aside=True), silent)
+    assert [n for start, stop in done for n in range(start, stop)] == [
+        n for n in range(100) if n not in {0, 37, 38, 99}
+    ]
+
+
+def test_no_record_is_blamed_where_none_was_in_work() -> None:
+    with pytest.raises(MdsmixError, match=r"died 4 times over one work unit \(exit code 3\)"):
+        list(run([die_storing], crew(1, set_aside=True), silent))
+
+
+def test_a_worker_lives_for_one_unit_or_for_many_small_ones() -> None:
+    small = dict(run([partial(square, n, 0) for n in range(6)], crew(1), silent))
+    assert len({pid for _, pid in small.values()}) == 1
+    large = [partial(square, LIFE_BYTES + n, 0) for n in range(3)]
+    assert len({pid for _, (_, pid) in run(large, crew(1), silent)}) == 3
+
+
+def test_where_memory_is_tight_workers_take_turns() -> None:
+    """200 MB each fit once beside this process, as soon as one worker has shown that it takes them."""
+    room = (resident(os.getpid()) + 300_000_000) / HEADROOM
+    watch = Watch(int(room), _worst=1)
+    tasks = [partial(hold, 200_000_000)] * 3
+    found = [times for _, times in run(tasks, Crew(workers=3, watch=watch), silent)]
+    spans = sorted((a, b) for times in found for a, b in zip(times[::2], times[1::2], strict=True))
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+    assert watch.peak > 200_000_000
 
 
 def test_no_worker_outlives_the_run() -> None:
-    list(run([partial(square, n, 0) for n in range(4)], 2, silent))
+    list(run([partial(square, n, 0) for n in range(4)], crew(2), silent))
     assert multiprocessing.active_children() == []
     with pytest.raises(KeyError):
-        list(run([partial(fail, KeyError("x")), partial(square, 1, 60)], 2, silent))
+        list(run([partial(fail, KeyError("x")), partial(square, 1, 60)], crew(2), silent))
     assert multiprocessing.active_children() == []
 
 
 def test_a_run_that_is_given_up_ends_its_workers() -> None:
-    results = run([partial(square, n, 0.01) for n in range(50)], 2, silent)
+    results = run([partial(square, n, 0.01) for n in range(50)], crew(2), silent)
     next(results)
     results.close()  # type: ignore[attr-defined]
     assert multiprocessing.active_children() == []

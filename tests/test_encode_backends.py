@@ -126,9 +126,11 @@ def test_auto_is_the_fast_one_where_it_is_proved_and_the_proof_is_kept(
     backend = open_backend(tokenizer)
     assert isinstance(backend, Proved)
     assert backend.label.startswith("fastokens ")
-    assert backend.compared == 0
-    monkeypatch.setattr(Proved, "prove", None)
-    assert isinstance(open_backend(tokenizer), Proved), "not proved again"
+    backend.encode(["a"], False)
+    proved: list[str] = []
+    monkeypatch.setattr(Proved, "prove", lambda self, texts, match_special: proved.extend(texts))
+    open_backend(tokenizer).encode(["a"], False)
+    assert proved == [], "not proved again"
 
 
 @pytest.mark.parametrize("kind", ["WordPiece", "Unigram", "WordLevel"])
@@ -143,20 +145,35 @@ def test_a_tokenizer_that_the_fast_one_does_not_take_is_the_references(
         open_backend(tokenizer, "fastokens")
 
 
-def test_what_is_compared_follows_from_the_batch_alone(tokenizer: Tokenizer) -> None:
-    """The manifest counts it, so what the process compared before must not show."""
-    batch = [f"text {n}" for n in range(3000)]
+def test_what_is_counted_follows_from_the_texts_alone(tokenizer: Tokenizer) -> None:
+    """The manifest counts it, so how a run cuts its batches must not show."""
+    texts = [f"{n} is {n * n} " * (n % 17) for n in range(9000)]
     counts = []
-    backend = Proved(Fastokens(tokenizer), Reference(tokenizer))
-    for _ in range(2):
-        before = backend.compared
-        backend.encode(batch, True)
-        counts.append(backend.compared - before)
-    assert counts[0] == counts[1] > 0
-    before = backend.compared
-    backend.encode(batch[:5], True)
-    assert 0 < backend.compared - before <= 5
+    for size in (9000, 700, 3):
+        backend = Proved(tokenizer, Fastokens(tokenizer))
+        for start in range(0, len(texts), size):
+            backend.encode(texts[start : start + size], True)
+        counts.append(backend.compared)
+    assert counts[0] == counts[1] == counts[2] > 0
     assert len(backend.encode([], True)) == 0
+
+
+def test_of_every_batch_something_is_compared(tokenizer: Tokenizer) -> None:
+    seen: list[str] = []
+
+    class Seeing(Reference):
+        def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
+            seen.extend(texts)
+            return super().encode(texts, match_special)
+
+    backend = Proved(tokenizer, Fastokens(tokenizer))
+    backend.encode(["proved"], True)
+    backend.reference = Seeing(tokenizer)
+    for n in range(20):
+        seen.clear()
+        backend.encode([f"batch {n}", "one", "two"], True)
+        assert seen
+        assert set(seen) < {f"batch {n}", "one", "two"}
 
 
 def test_a_lie_on_a_hard_string_is_found_before_anything_is_encoded(
@@ -165,7 +182,10 @@ def test_a_lie_on_a_hard_string_is_found_before_anything_is_encoded(
     monkeypatch.setattr(backends, "Fastokens", Lying)
     monkeypatch.setattr(backends, "hard_strings", lambda tokenizer: ["a", LIE])
     with pytest.raises(RecipeError, match=f"fastokens .* differs from the reference on '{LIE}'"):
-        open_backend(tokenizer, "fastokens")
+        open_backend(tokenizer, "fastokens").encode(["a"], False)
+    with pytest.raises(Unequal, match=LIE) as caught:
+        open_backend(tokenizer).encode(["a"], False)
+    remember_unequal(tokenizer, caught.value)
     assert isinstance(open_backend(tokenizer), Reference)
     label = Fastokens(tokenizer).label
     assert is_unequal(tokenizer, label)
@@ -231,12 +251,15 @@ def test_the_recipe_may_ask_for_the_reference(recipe: Path) -> None:
 
 
 def test_the_manifest_says_who_encoded_and_how_much_was_compared(
-    recipe: Path, tokenizer: Tokenizer
+    tmp_path: Path, tokenizer_folder: Path, tokenizer: Tokenizer
 ) -> None:
-    run_recipe(recipe)
-    manifest = manifest_of(recipe.parent / "out" / "web" / "train")
+    source = tmp_path / "many.jsonl"
+    write_jsonl(source, [{"text": f"text {n} " * (n % 17)} for n in range(6000)])
+    streams = {"web": documents(source, layout="document")}
+    run_recipe(write_recipe(tmp_path, tokenizer_folder, streams=streams))
+    manifest = manifest_of(tmp_path / "out" / "web" / "train")
     assert manifest.backend == Fastokens(tokenizer).label
-    assert 3 <= manifest.totals.compared <= 24
+    assert 1 <= manifest.totals.compared <= 90
 
 
 def test_ids_are_uint32_whatever_the_backend(tokenizer: Tokenizer) -> None:
@@ -252,6 +275,6 @@ def test_the_ids_that_are_used_are_the_ones_compared(tokenizer: Tokenizer) -> No
             ids = super().encode(texts, match_special)
             return ids if len(texts) < 50 else Ragged(ids.values * 0 + 7, ids.offsets)
 
-    backend = Proved(WrongInBatches(tokenizer), Reference(tokenizer))
+    backend = Proved(tokenizer, WrongInBatches(tokenizer))
     with pytest.raises(Unequal):
         backend.encode([f"text number {n}" for n in range(3000)], False)

@@ -69,6 +69,23 @@ def convert(
             rich_help_panel="How",
         ),
     ] = None,
+    memory: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="SIZE",
+            help="What all processes together may take, e.g. 2GiB.",
+            show_default="half of the machine or its control group",
+            rich_help_panel="How",
+        ),
+    ] = None,
+    quarantine_crashes: Annotated[
+        bool,
+        typer.Option(
+            "--quarantine-crashes",
+            help="Set a record aside if worker processes die of it.",
+            rich_help_panel="How",
+        ),
+    ] = False,
 ) -> None:
     """Convert every stream of RECIPE that has a source, and publish it.
 
@@ -76,6 +93,7 @@ def convert(
 
     What is unchanged is not done again; bad records are set aside in quarantine/ and counted.
     """
+    from mdsmix.convert.memory import bytes_of
     from mdsmix.convert.outcome import Outcome
     from mdsmix.convert.preview import preview
     from mdsmix.convert.run import Options
@@ -91,6 +109,8 @@ def convert(
         limit=limit,
         reencode=reencode,
         workers=workers,
+        memory=bytes_of(memory) if memory else None,
+        quarantine_crashes=quarantine_crashes,
         verify_source=verify_source,
     )
     if dry_run:

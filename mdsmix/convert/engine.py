@@ -1,7 +1,9 @@
-"""Who works: the tasks of a run over local processes, or in this one where there is nothing to share out.
+"""Who works: the tasks of a run over local processes.
 
-A task is any picklable call. Results come back in the order in which they are finished; the caller puts them in the
-order of the plan, so the number of processes shapes no byte. Another engine (a cluster) is another `run`.
+A worker is forked in 10 ms and shares what its parent has opened. It lives for one full work unit, or for many small ones,
+and takes its memory with it when it ends, so that a run is no larger at its end than at its beginning. Where one dies, its
+task is given to another. Results come in the order in which they are finished; the caller puts them in the order of
+the plan, so the number of processes shapes no byte. Another engine (a cluster) is another `run`.
 """
 
 from __future__ import annotations
@@ -11,15 +13,86 @@ import os
 import pickle
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-from mdsmix.errors import MdsmixError
+from mdsmix.convert.attempts import Attempt, Place, after_death
+from mdsmix.convert.memory import PERIOD, Watch, give_back, resident
 
 R = TypeVar("R")
-Task = Callable[[Callable[[int, int], None]], R]
-"A call that does the work and tells of it on the way: bytes read and tokens made since it last told."
+
+LIFE_BYTES = 64 << 20
+"A worker that has read so much source ends with its task. Word caches grew by 230 MB in a worker that lived on."
+
+
+class Line:
+    """What a worker tells the run while it works, and hears of it."""
+
+    def __init__(self, pipe: Connection, parent: int, room: int) -> None:
+        self._pipe, self._parent, self._room = pipe, parent, room
+        self._waits = False
+
+    def told(self, size: int, tokens: int) -> None:
+        """So many more source bytes were read and tokens made of them."""
+        self._send("told", size, tokens)
+
+    def at(self, place: Place | None) -> None:
+        """These records are in work now, or none any more."""
+        self._send("at", place)
+
+    def wait_for_room(self) -> None:
+        """Returns when the run has room for this worker's next records."""
+        while self._waits or self._pipe.poll():
+            self._hear()
+
+    def next_task(self) -> tuple[Task[Any], Attempt] | None:
+        """The next one, None where there is none any more."""
+        while isinstance(message := self._hear(), bool):
+            pass
+        task: tuple[Task[Any], Attempt] | None = message
+        return task
+
+    def _hear(self) -> Any:
+        """The next message; a bool, which says whether to wait before the next records, is heeded."""
+        while not self._pipe.poll(1):
+            self._end_with_parent()
+        message = self._pipe.recv()
+        if isinstance(message, bool):
+            self._waits = message
+            give_back()
+        return message
+
+    def is_tight(self) -> bool:
+        """Whether this process holds more than its share, after what it has freed is given back."""
+        if resident(os.getpid()) <= self._room:
+            return False
+        give_back()
+        return resident(os.getpid()) > self._room
+
+    def _send(self, *message: Any) -> None:
+        self._end_with_parent()
+        self._pipe.send(message)
+
+    def _end_with_parent(self) -> None:
+        """A forked worker holds its elder siblings' pipes open, so only its parent's id shows that that was killed."""
+        if os.getppid() != self._parent:
+            os._exit(1)
+
+
+Task = Callable[[Attempt, Line], R]
+"A call that does the work."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """Who may work, and what is done where workers die."""
+
+    workers: int
+    watch: Watch
+    set_aside: bool = False
+    "Records that workers die of are set aside; else the first one ends the run."
 
 
 def cpu_count() -> int:
@@ -28,112 +101,136 @@ def cpu_count() -> int:
 
 
 def run(
-    tasks: Sequence[Task[R]], workers: int, told: Callable[[int, int], None]
+    tasks: Sequence[Task[R]], crew: Crew, told: Callable[[int, int], None]
 ) -> Iterator[tuple[int, R]]:
     """Yields (number of the task, its result); the first exception of a task ends the run."""
-    workers = min(workers, len(tasks))
-    if workers <= 1:
-        for number, task in enumerate(tasks):
-            yield number, task(told)
-        return
-    yield from _run_processes(tasks, workers, told)
+    waiting = [(number, Attempt()) for number in range(len(tasks))][::-1]
+    limit = min(crew.workers, len(tasks))
+    workers: list[_Worker] = []
+    dismissed: list[_Worker] = []
+    try:
+        while waiting or workers:
+            places = crew.watch.places(limit)
+            while waiting and len(workers) < places:
+                workers.append(_start(limit, crew.watch))
+                workers[-1].give(*waiting.pop(), tasks)
+            for position, worker in enumerate(workers):
+                worker.pause(position >= places)
+            for worker in _heard(workers):
+                kind, *message = worker.receive()
+                if kind == "told":
+                    crew.watch.shown(_pids(workers))
+                    worker.read += message[0]
+                    told(*message)
+                elif kind == "at":
+                    worker.at = message[0]
+                elif kind == "failed":
+                    raise message[0]
+                elif kind == "done":
+                    number = worker.number
+                    if waiting and worker.read < LIFE_BYTES:
+                        worker.give(*waiting.pop(), tasks)
+                    else:
+                        workers.remove(worker)
+                        worker.dismiss()
+                        dismissed.append(worker)
+                    yield number, message[0]
+                else:
+                    workers.remove(worker)
+                    again = after_death(worker.attempt, worker.at, worker.end(), crew.set_aside)
+                    waiting.append((worker.number, again))
+            crew.watch.look(_pids(workers))
+    finally:
+        for worker in workers:
+            worker.process.kill()
+        for worker in [*workers, *dismissed]:
+            worker.end()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Worker:
     process: Any
     pipe: Connection
-    task: int | None = None
+    number: int = 0
+    "Of the task it has in work."
+    attempt: Attempt = field(default_factory=Attempt)
+    at: Place | None = None
+    read: int = 0
+    "Bytes of source."
+    waits: bool = False
+
+    def give(self, number: int, attempt: Attempt, tasks: Sequence[Task[R]]) -> None:
+        self.number, self.attempt, self.at = number, attempt, None
+        with suppress(ConnectionError):  # it has died: `receive` will tell
+            self.pipe.send((tasks[number], attempt))
+
+    def dismiss(self) -> None:
+        """Nobody waits yet for the process to end, which takes 30 ms where much is freed."""
+        with suppress(ConnectionError):
+            self.pipe.send(None)
+        self.pipe.close()
+
+    def receive(self) -> tuple[Any, ...]:
+        """The worker's next message, ("died",) where none will come."""
+        try:
+            return tuple(self.pipe.recv())
+        except (EOFError, ConnectionError):
+            return ("died",)
+
+    def pause(self, waits: bool) -> None:
+        """Tells the worker to wait before its next records, or to go on."""
+        if waits != self.waits:
+            self.waits = waits
+            with suppress(ConnectionError):
+                self.pipe.send(waits)
+
+    def end(self) -> str:
+        """Waits for the process to end, and says how it did."""
+        self.process.join()
+        self.pipe.close()
+        code = self.process.exitcode or 0
+        if code >= 0:
+            return f"exit code {code}"
+        cause = ", most likely for lack of memory" if code == -signal.SIGKILL else ""
+        return f"signal {signal.Signals(-code).name}{cause}"
 
 
-def _run_processes(
-    tasks: Sequence[Task[R]], workers: int, told: Callable[[int, int], None]
-) -> Iterator[tuple[int, R]]:
-    waiting = list(range(len(tasks)))[::-1]
-    crew = [_start(workers) for _ in range(workers)]
-    try:
-        for worker in crew:
-            _give(worker, tasks, waiting)
-        while busy := [w for w in crew if w.task is not None]:
-            for worker in (
-                w for ready in wait([w.pipe for w in busy]) for w in busy if w.pipe is ready
-            ):
-                kind, *message = _receive(worker)
-                if kind == "told":
-                    told(*message)
-                elif kind == "failed":
-                    raise message[0]
-                elif worker.task is not None:
-                    number, worker.task = worker.task, None
-                    _give(worker, tasks, waiting)
-                    yield number, message[0]
-    finally:
-        for worker in crew:
-            worker.process.terminate()
-        for worker in crew:
-            worker.process.join()
+def _pids(workers: list[_Worker]) -> list[int]:
+    return [worker.process.pid for worker in workers]
 
 
-def _start(workers: int) -> _Worker:
-    """A forked worker starts in 10 ms and shares what is imported; where there is no fork it is spawned."""
+def _heard(workers: list[_Worker]) -> list[_Worker]:
+    """Those that have something to say; nobody, after a tenth of a second."""
+    ready = wait([worker.pipe for worker in workers], PERIOD)
+    return [worker for worker in workers if worker.pipe in ready]
+
+
+def _start(workers: int, watch: Watch) -> _Worker:
+    """A forked worker shares what is opened; where there is no fork it is spawned, and opens it itself."""
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     context: Any = multiprocessing.get_context(method)
     ours, its = context.Pipe()
-    process = context.Process(target=_work, args=(its, workers, os.getpid()), daemon=True)
+    room = watch.share(watch.places(workers))
+    process = context.Process(target=_work, args=(its, workers, os.getpid(), room), daemon=True)
     process.start()
     its.close()
     return _Worker(process, ours)
 
 
-def _give(worker: _Worker, tasks: Sequence[Task[R]], waiting: list[int]) -> None:
-    if not waiting:
-        return
-    worker.task = waiting.pop()
-    try:
-        worker.pipe.send(tasks[worker.task])
-    except ConnectionError:
-        raise _death(worker) from None
-
-
-def _receive(worker: _Worker) -> tuple[Any, ...]:
-    try:
-        return tuple(worker.pipe.recv())
-    except (EOFError, ConnectionError):
-        raise _death(worker) from None
-
-
-def _death(worker: _Worker) -> MdsmixError:
-    worker.process.join()
-    code = worker.process.exitcode or 0
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return MdsmixError(
-        f"a worker process died ({how}{', most likely for lack of memory' if code == -9 else ''}); "
-        "finished units are kept: run the same command again, with fewer --workers if it dies again."
-    )
-
-
-def _work(pipe: Connection, workers: int, parent: int) -> None:
-    """A worker's life: tasks in, results out, until the pipe or the parent is gone.
-
-    A forked worker holds its elder siblings' pipes open too, so a parent that was killed is seen by its process id.
-    """
+def _work(pipe: Connection, workers: int, parent: int, room: int) -> None:
+    """A worker's life: tasks in, results out, until it is dismissed or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, -(-cpu_count() // workers))))
-
-    def told(size: int, tokens: int) -> None:
-        if os.getppid() != parent:
-            os._exit(1)
-        pipe.send(("told", size, tokens))
-
-    while os.getppid() == parent:
-        if not pipe.poll(1):
-            continue
-        try:
-            pipe.send(("done", pipe.recv()(told)))
-        except (EOFError, BrokenPipeError):
-            return
-        except Exception as error:
-            pipe.send(("failed", _described(error)))
+    line = Line(pipe, parent, room)
+    with suppress(BrokenPipeError, EOFError):
+        while task := line.next_task():
+            try:
+                message: tuple[str, Any] = ("done", task[0](task[1], line))
+            except Exception as error:
+                message = ("failed", _described(error))
+            pipe.send(message)
+    # Nothing is torn down: thread pools and open files that it shares with its parent are not its own to close.
+    os._exit(0)
 
 
 def _described(error: Exception) -> Exception:

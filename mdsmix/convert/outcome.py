@@ -37,6 +37,8 @@ class Outcome:
     "Tokens of the units that were worked on now."
     seconds: float
     notes: tuple[str, ...] = ()
+    peak: int = 0
+    "Bytes that the run and its workers held at most; 0 where nothing was done or the system does not tell."
 
     @property
     def done(self) -> int:

@@ -17,11 +17,18 @@ from mdsmix import sources
 from mdsmix.convert import engine
 from mdsmix.convert.guard import published_manifest, refuse_replacing
 from mdsmix.convert.job import Job, make_job, on_day, with_versions
+from mdsmix.convert.memory import Watch, default_cap
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.publish import is_published, publish, refuse_too_many_bad
 from mdsmix.convert.quarantine import forget_others, release
 from mdsmix.convert.seen import Content, Seen
-from mdsmix.convert.unit import UnitResult, convert_unit, find_record, window_key
+from mdsmix.convert.unit import (
+    UnitResult,
+    convert_unit,
+    find_record,
+    open_tokenizer_backend,
+    window_key,
+)
 from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import RecipeError
@@ -43,6 +50,10 @@ class Options:
     reencode: bool = False
     "Published streams of other columns or other sources may be replaced."
     workers: int | None = None
+    memory: int | None = None
+    "Bytes that the run and its workers may hold; None: half of what the machine or its control group has."
+    quarantine_crashes: bool = False
+    "Records that workers die of are set aside; else the first one ends the run."
     verify_source: bool = False
     "Sources are read again even where size and stamp are as they were."
     again: bool = False
@@ -73,10 +84,14 @@ def planned_jobs(recipe: Recipe, options: Options) -> list[tuple[Job, list[sourc
     return jobs
 
 
-def _crew(job: Job, files: list[sources.SourceFile]) -> int:
+def _crew(job: Job, files: list[sources.SourceFile], options: Options) -> engine.Crew:
     """A process per processor; one more with a store, so that one loads or uploads while the others tokenize."""
     with_store = job.folder.is_s3 or any(file.location.is_s3 for file in files)
-    return engine.cpu_count() + with_store
+    return engine.Crew(
+        workers=options.workers or engine.cpu_count() + with_store,
+        watch=Watch(options.memory or default_cap()),
+        set_aside=options.quarantine_crashes,
+    )
 
 
 def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
@@ -102,7 +117,7 @@ def _convert_stream(
     if old and not options.again and is_published(job, old, _keys(job, known)):
         refuse_too_many_bad(job, old.records)
         return _outcome(job, old, [], began)
-    crew = options.workers or _crew(job, files)
+    crew = _crew(job, files, options)
     with lease(job.folder, watcher.say) as held:
         job = with_versions(job, old)
         watcher.begin(job.name, sum(file.stat.size for file in files))
@@ -124,7 +139,7 @@ def _convert_stream(
         forget_others(job.folder, {record.key for record in records if record.records.bad})
         if not job.limit:
             seen.save(units, [Content(hash=r.content, windows=r.windows) for r in results])
-    return _outcome(job, manifest, results, began, notes)
+    return _outcome(job, manifest, results, began, notes, crew.watch.peak)
 
 
 def _keys(job: Job, known: Sequence[Content | None]) -> list[str] | None:
@@ -136,16 +151,22 @@ def _keys(job: Job, known: Sequence[Content | None]) -> list[str] | None:
 
 
 def _results(
-    job: Job, units: list[Unit], known: Sequence[Content | None], crew: int, watcher: Watcher
+    job: Job,
+    units: list[Unit],
+    known: Sequence[Content | None],
+    crew: engine.Crew,
+    watcher: Watcher,
 ) -> list[UnitResult]:
     """One result per unit, in the order of the plan, whoever worked on it and whenever it was done."""
     if job.limit:
-        return list(_limited(job, units, job.limit, watcher))
+        return list(_limited(job, units, job.limit, crew, watcher))
     found = {n: r for n, c in enumerate(known) if c and (r := _recorded(job, c))}
     todo = [number for number in range(len(units)) if number not in found]
     for result in found.values():
         watcher.told(sum(record.size for record in result.records), 0)
     tasks = [partial(convert_unit, job, units[number], None) for number in todo]
+    if tasks:
+        open_tokenizer_backend(job)  # once, for all workers
     for task, result in engine.run(tasks, crew, watcher.told):
         found[todo[task]] = result
     return [found[number] for number in range(len(units))]
@@ -160,13 +181,16 @@ def _recorded(job: Job, content: Content) -> UnitResult | None:
     return UnitResult(content=content.hash, windows=content.windows, records=done, reused=len(done))
 
 
-def _limited(job: Job, units: list[Unit], limit: int, watcher: Watcher) -> Iterator[UnitResult]:
+def _limited(
+    job: Job, units: list[Unit], limit: int, crew: engine.Crew, watcher: Watcher
+) -> Iterator[UnitResult]:
     """The first `limit` records: unit by unit, since only reading tells how many one holds."""
     for unit in units:
         if limit <= 0:
             return
         # The rest of the limit is in the unit's key: it follows from what the units before held.
-        result = convert_unit(replace(job, limit=limit), unit, limit, watcher.told)
+        task = partial(convert_unit, replace(job, limit=limit), unit, limit)
+        ((_, result),) = engine.run([task], crew, watcher.told)
         limit -= sum(record.records.read for record in result.records)
         yield result
 
@@ -202,6 +226,7 @@ def _outcome(
     results: list[UnitResult],
     began: float,
     notes: tuple[str, ...] = (),
+    peak: int = 0,
 ) -> Outcome:
     reused = sum(result.reused for result in results)
     place = job.place(manifest.index_hash)
@@ -218,4 +243,5 @@ def _outcome(
         new_tokens=sum(record.totals.tokens for record in new),
         seconds=time.monotonic() - began,
         notes=notes,
+        peak=peak,
     )

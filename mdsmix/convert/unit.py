@@ -7,13 +7,15 @@ because only reading tells where they begin; each window has a record of its own
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from mdsmix.convert.assemble import open_assembler
+from mdsmix.convert.attempts import CRASHED, Attempt, pieces, place, skipped
 from mdsmix.convert.encoders import open_encoder
+from mdsmix.convert.engine import Line
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
 from mdsmix.convert.quarantine import described, keep
@@ -23,9 +25,10 @@ from mdsmix.encode.base import Encoded
 from mdsmix.shards.index import StoredFile
 from mdsmix.shards.manifest import Records
 from mdsmix.shards.shardfiles import store_shards
-from mdsmix.sources import RecordBatch, Unit, content_hash, has_one_window, read
+from mdsmix.sources import Origin, RecordBatch, Unit, content_hash, has_one_window, read
 
-Told = Callable[[int, int], None]
+MOST_SHRUNK = 6
+"Memory halves a batch so often, to 128 KB: what a worker holds beside its records is more than these then."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,24 +43,26 @@ class UnitResult:
     "Records that were there already."
 
 
-def convert_unit(job: Job, unit: Unit, limit: int | None, told: Told) -> UnitResult:
-    """Does what is not done of the unit; `told` hears of source bytes read and tokens made."""
+def convert_unit(
+    job: Job, unit: Unit, limit: int | None, attempt: Attempt, line: Line
+) -> UnitResult:
+    """Does what is not done of the unit, and tells the run of source bytes read and tokens made."""
     # A first look must not read the whole source: it knows files by their size and stamp.
     content = fingerprint(unit) if limit else content_hash(unit)
     if has_one_window(unit) and (record := find_record(job, content, 0)):
-        told(record.size, 0)
+        line.told(record.size, 0)
         return UnitResult(content=content, windows=(0,), records=[record], reused=1)
     records: dict[int, UnitRecord] = {}
     reused = 0
     for window, batches in groupby(read(unit, limit), key=lambda batch: batch.window):
         if record := find_record(job, content, window):
             reused += 1
-            told(record.size, 0)
+            line.told(record.size, 0)
         else:
-            record = _convert(job, window_key(job, content, window), batches, told)
+            record = _convert(job, window_key(job, content, window), batches, attempt, line)
         records[window] = record
     if not records:  # no line starts in the unit
-        records[0] = _convert(job, window_key(job, content, 0), iter(()), told)
+        records[0] = _convert(job, window_key(job, content, 0), iter(()), attempt, line)
     return UnitResult(
         content=content, windows=tuple(records), records=list(records.values()), reused=reused
     )
@@ -82,16 +87,22 @@ def _is_there(job: Job, file: StoredFile) -> bool:
     return any(stat and stat.size == file.bytes for stat in stats)
 
 
-def _convert(job: Job, key: str, batches: Iterator[RecordBatch], told: Told) -> UnitRecord:
+def _convert(
+    job: Job, key: str, batches: Iterator[RecordBatch], attempt: Attempt, line: Line
+) -> UnitRecord:
     """Encodes the batches, stores the shards, and then the record that says so."""
-    backend = _backend(job)
+    backend = open_tokenizer_backend(job)
     encoder, rows = open_encoder(job, backend), open_assembler(job)
     compared, tally = backend.compared, _Tally()
+    pace = _Pace(attempt, line)
     for batch in batches:
-        encoded = encoder.encode(batch.records)
-        rows.add(encoded)
-        tally.add(batch, encoded)
-        told(batch.size, encoded.tokens)
+        without = skipped(batch, attempt)
+        tally.begin(batch, without)
+        for piece in pace.pieces(batch, without):
+            encoded = encoder.encode(batch.records[piece.start : piece.stop])
+            rows.add(encoded)
+            tally.add(batch, piece, encoded)
+            line.told(batch.size * len(piece) // len(batch.records), encoded.tokens)
     full, totals, leftover = rows.finish()
     record = UnitRecord(
         key=key,
@@ -109,6 +120,26 @@ def _convert(job: Job, key: str, batches: Iterator[RecordBatch], told: Told) -> 
     return record
 
 
+class _Pace:
+    """How many records are in work at once: a batch, or fewer where memory is tight or workers have died of them."""
+
+    def __init__(self, attempt: Attempt, line: Line) -> None:
+        self._attempt, self._line, self._shrunk = attempt, line, 0
+
+    def pieces(self, batch: RecordBatch, without: set[int]) -> Iterator[range]:
+        """The positions to be worked on next; the run hears of it, and may make this worker wait."""
+        halvings = self._attempt.halvings + self._shrunk
+        for piece in pieces(len(batch.records), halvings, without):
+            self._line.wait_for_room()
+            if self._attempt.deaths:
+                self._line.at(place(batch, piece))
+            yield piece
+        if self._attempt.deaths:
+            self._line.at(None)
+        if self._line.is_tight() and self._shrunk < MOST_SHRUNK:
+            self._shrunk += 1
+
+
 class _Tally:
     """What became of the records, batch by batch."""
 
@@ -116,27 +147,39 @@ class _Tally:
         self.records, self.bad = Records(), list[dict[str, Any]]()
         self.size = self.lines = 0
 
-    def add(self, batch: RecordBatch, encoded: Encoded) -> None:
-        dropped = Counter(r.reason for r in encoded.rejected if r.filtered)
+    def begin(self, batch: RecordBatch, without: set[int]) -> None:
+        """Counts what is not to be encoded."""
         bad = [(line.origin, line.reason) for line in batch.bad]
-        bad += [(batch.origin(r.position), r.reason) for r in encoded.rejected if not r.filtered]
+        bad += [(batch.origin(position), CRASHED) for position in sorted(without)]
+        self._add(len(bad), bad)
+        self.size += batch.size
+        self.lines += batch.lines
+
+    def add(self, batch: RecordBatch, piece: range, encoded: Encoded) -> None:
+        """Counts what became of the records of a piece."""
+        dropped = Counter(r.reason for r in encoded.rejected if r.filtered)
+        bad = [
+            (batch.origin(piece[r.position]), r.reason) for r in encoded.rejected if not r.filtered
+        ]
+        self._add(len(piece), bad, dropped)
+
+    def _add(
+        self, read: int, bad: list[tuple[Origin, str]], dropped: Mapping[str, int] | None = None
+    ) -> None:
         self.records += Records(
-            read=len(batch.records) + len(batch.bad),
-            written=len(batch.records) - len(encoded.rejected),
-            filtered=dict(dropped),
+            read=read,
+            written=read - len(bad) - sum((dropped or {}).values()),
+            filtered=dict(dropped or {}),
             quarantined=dict(Counter(reason for _, reason in bad)),
         )
         self.bad += [described(origin, reason) for origin, reason in bad]
-        self.size += batch.size
-        self.lines += batch.lines
 
 
 _backends: dict[tuple[str, str], Backend] = {}
 
 
-def _backend(job: Job) -> Backend:
-    """One per process, kept from unit to unit and stream to stream: a tokenizer of 128,000 ids takes half a second and
-    100 MB to open."""
+def open_tokenizer_backend(job: Job) -> Backend:
+    """One per process, kept from stream to stream: a tokenizer of 128,000 ids takes half a second and 100 MB to open."""
     key = (job.tokenizer.path, job.backend)
     if key not in _backends:
         _backends.clear()

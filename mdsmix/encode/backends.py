@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -23,7 +22,7 @@ from mdsmix.ragged import Ragged
 ONE_IN = 1000
 "How many texts stand for one that is compared while running: about 2 % of the time of a core."
 SAMPLE = 2
-"Texts that are compared of a batch in which no hash says so. Never by what a process did before: the manifest counts them."
+"Texts that are compared of a batch in which no hash says so. The manifest does not count them: batches may be cut otherwise."
 SAMPLE_CHARACTERS = 1 << 14
 "Up to here the very ids that are used are compared; of a longer text, so that it does not stop a run, this much apart."
 
@@ -36,7 +35,7 @@ class Backend(Protocol):
         """Name and version, as the manifest records it."""
 
     compared: int
-    "Texts that the reference encoded too, with equal ids."
+    "Texts that the reference encoded too, with equal ids, because their hash says so."
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         """uint32 ids, one row per text. `match_special`: `<|im_start|>` in a text is the control token, not text."""
@@ -87,21 +86,23 @@ class Fastokens:
         return Ragged(np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.int64))
 
 
-@dataclass(slots=True)
 class Proved:
-    """A fast backend under the eye of the reference."""
+    """A fast backend under the eye of the reference, as `name` of the recipe asked for it."""
 
-    fast: Backend
-    reference: Backend
-    compared: int = 0
-
-    @property
-    def label(self) -> str:
-        return self.fast.label
+    def __init__(self, tokenizer: Tokenizer, fast: Backend, name: str = "auto") -> None:
+        self.fast, self.reference = fast, Reference(tokenizer)
+        self.label = fast.label
+        self.compared = 0
+        self._tokenizer, self._name = tokenizer, name
+        self._mark = _mark(tokenizer, fast.label, "equal")
+        self._is_proved = False
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
+        self._is_proved = self._is_proved or self._prove_hard()
         ids = self.fast.encode(texts, match_special)
         chosen = _chosen(ids)
+        self.compared += len(chosen)
+        chosen = chosen or _some(ids)
         whole = [row for row in chosen if len(texts[row]) <= SAMPLE_CHARACTERS]
         cut = [texts[row][:SAMPLE_CHARACTERS] for row in chosen if row not in whole]
         self._compare([texts[row] for row in whole], [ids[row] for row in whole], match_special)
@@ -113,19 +114,43 @@ class Proved:
         ids = self.fast.encode(texts, match_special)
         self._compare(texts, [ids[row] for row in range(len(texts))], match_special)
 
+    def _prove_hard(self) -> bool:
+        """Hard strings are compared once per tokenizer and versions; a mark in the cache remembers."""
+        if not self._mark.exists():
+            try:
+                for match_special in (False, True):
+                    self.prove(hard_strings(self._tokenizer), match_special)
+            except Unequal as unequal:
+                if self._name == "auto":
+                    raise
+                raise RecipeError(
+                    f"tokenizer.backend is {self._name}, but {unequal}: use auto."
+                ) from None
+            with suppress(Unreachable):  # then the next process compares them again
+                keep_in_cache(self._mark, b"")
+        return True
+
     def _compare(self, texts: Sequence[str], ids: Sequence[Any], match_special: bool) -> None:
         true = self.reference.encode(texts, match_special)
         for row, text in enumerate(texts):
             if not np.array_equal(ids[row], true[row]):
                 raise Unequal(self.label, text)
-        self.compared += len(texts)
 
 
 def _chosen(ids: Ragged) -> list[int]:
-    """The rows that a hash of their tokens chooses, or a few where it chooses none: the texts alone decide.
+    """The rows that a hash of their tokens chooses: their texts alone decide, whatever batch they are in."""
+    falls = _hashed(ids) % np.uint64(ONE_IN) == 0
+    return [int(row) for row in np.flatnonzero(falls & (ids.lengths > 0))]
 
-    Of a row its length, first and last token are hashed, for all rows at once: hashing texts cost 5 % of short records.
-    """
+
+def _some(ids: Ragged) -> list[int]:
+    """Rows of a batch in which that chooses none."""
+    return [int(row) for row in np.argsort(_hashed(ids), kind="stable")[:SAMPLE]]
+
+
+def _hashed(ids: Ragged) -> Any:
+    """uint64 [n]. Of a row its length, first and last token are hashed, for all rows at once: hashing texts cost 5 % of
+    short records."""
     lengths = ids.lengths.astype(np.uint64)
     ends = np.zeros((2, len(ids)), np.uint64)
     rows = np.flatnonzero(lengths)
@@ -134,10 +159,7 @@ def _chosen(ids: Ragged) -> list[int]:
     for part in (ends[1], lengths):  # SplitMix64's multiplier spreads each part over the high bits
         mixed = (mixed + part) * np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= mixed >> np.uint64(27)
-    chosen = np.flatnonzero(mixed % np.uint64(ONE_IN) == 0)
-    return [
-        int(row) for row in (chosen if len(chosen) else np.argsort(mixed, kind="stable")[:SAMPLE])
-    ]
+    return mixed
 
 
 def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
@@ -155,26 +177,7 @@ def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
         ) from None
     if name == "auto" and is_unequal(tokenizer, fast.label):
         return Reference(tokenizer)
-    return _proved(tokenizer, Proved(fast, Reference(tokenizer)), name)
-
-
-def _proved(tokenizer: Tokenizer, backend: Proved, name: str) -> Backend:
-    """Hard strings are compared once per tokenizer and versions; a mark in the cache remembers."""
-    mark = _mark(tokenizer, backend.label, "equal")
-    if mark.exists():
-        return backend
-    try:
-        for match_special in (False, True):
-            backend.prove(hard_strings(tokenizer), match_special)
-    except Unequal as unequal:
-        remember_unequal(tokenizer, unequal)
-        if name == "auto":
-            return Reference(tokenizer)
-        raise RecipeError(f"tokenizer.backend is {name}, but {unequal}: use auto.") from None
-    with suppress(Unreachable):  # then the next process compares them again
-        keep_in_cache(mark, b"")
-    backend.compared = 0
-    return backend
+    return Proved(tokenizer, fast, name)
 
 
 def remember_unequal(tokenizer: Tokenizer, unequal: Unequal) -> None:

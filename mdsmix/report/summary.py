@@ -37,6 +37,8 @@ def print_summary(outcomes: Sequence[Outcome]) -> None:
     console.print(table)
     for sentence in (s for outcome in outcomes for s in _sentences(outcome)):
         console.print(sentence, markup=False)
+    if peak := max(outcome.peak for outcome in outcomes):
+        console.print(f"peak memory: {peak / 1e6:,.0f} MB")
 
 
 def _row(outcome: Outcome) -> list[str]:

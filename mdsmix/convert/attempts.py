@@ -1,0 +1,88 @@
+"""What is tried next when the worker that did a unit has died.
+
+Whatever kills a worker (the kernel for want of memory, a crash inside a library) it does over some records. The unit is done
+again with half as many records at a time, and again, down to one: a worker that was only too greedy gets through, and a
+record that kills whoever touches it is found and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from mdsmix.errors import MdsmixError
+from mdsmix.sources import RecordBatch
+
+MOST_DEATHS = 25
+"A batch of 8 MB holds at most 2^22 lines, so that halving ends before; one more death has another cause."
+DEATHS_ELSEWHERE = 3
+"So often a unit may kill its worker while no record is in work: reading, laying out shards, storing."
+CRASHED = "crashed_worker"
+"The reason code of a record that is set aside because workers die of it."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The records that a worker has in work."""
+
+    file: str
+    offset: int
+    "Of the first one, in uncompressed bytes from the file's start."
+    length: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """How a unit is to be done, after what befell it before."""
+
+    deaths: int = 0
+    halvings: int = 0
+    died_at: Place | None = None
+    skipped: frozenset[tuple[str, int]] = frozenset()
+    "File and offset of records that are set aside unseen."
+
+
+def after_death(attempt: Attempt, at: Place | None, how: str, set_aside: bool) -> Attempt:
+    """The next attempt; MdsmixError where there is none: it names the record, if a single one is to blame twice."""
+    deaths = attempt.deaths + 1
+    if at and at.records == 1 and at == attempt.died_at:
+        if not set_aside:
+            raise MdsmixError(
+                f"worker processes die ({how}) of the record at byte {at.offset} of {at.file} ({at.length} bytes); "
+                "finished units are kept: mend or remove the record, give the run more memory, or run the same "
+                "command with --quarantine-crashes, which sets such records aside."
+            )
+        return Attempt(skipped=attempt.skipped | {(at.file, at.offset)}, deaths=1)
+    if deaths > (MOST_DEATHS if at else DEATHS_ELSEWHERE):
+        raise MdsmixError(
+            f"a worker process died {deaths} times over one work unit ({how}); finished units are kept: "
+            "run the same command again, with more memory or fewer --workers if it dies again."
+        )
+    return replace(attempt, deaths=deaths, halvings=attempt.halvings + 1, died_at=at)
+
+
+def skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:
+    """The records of the batch that workers died of before, and that are set aside."""
+    if not attempt.skipped:
+        return set()
+    origins = map(batch.origin, range(len(batch.records)))
+    return {p for p, o in enumerate(origins) if (o.file, o.offset) in attempt.skipped}
+
+
+def pieces(count: int, halvings: int, without: set[int]) -> Iterator[range]:
+    """The positions of a batch's records, but for those without, so many at a time."""
+    edges = {count, *range(0, count, max(1, count >> halvings))}
+    cuts = sorted(edges | without | {position + 1 for position in without})
+    for start, end in pairwise(cuts):
+        if start not in without:
+            yield range(start, end)
+
+
+def place(batch: RecordBatch, positions: range) -> Place:
+    """Where these records stand."""
+    origin = batch.origin(positions.start)
+    return Place(
+        file=origin.file, offset=origin.offset, length=origin.length, records=len(positions)
+    )

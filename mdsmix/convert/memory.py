@@ -1,0 +1,159 @@
+"""Memory is a cap: how much a run may take, who takes it, and who has to wait.
+
+What a worker needs is known only when it has worked (a document of 20 MB costs 500 MB to tokenize, 8 MB of short ones
+60), so it is watched: ten times a second the memory of the run is added up, and no more workers go on at once than
+fit if each took what the greediest has taken so far. Where the cap is tight the first worker shows what it takes before
+the others begin.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from mdsmix.errors import RecipeError
+
+WORKER_BYTES = 320 << 20
+"What a worker takes at least, reckoned before any has worked: 250-440 MB were measured on short records."
+AMPLE_BYTES = 1 << 30
+"A worker with so much room begins at once."
+LEAST_BYTES = 256 << 20
+HEADROOM = 0.8
+"Of the cap is given out, since a worker may grow between two looks, and the first document is not the largest."
+PERIOD = 0.1
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def bytes_of(text: str) -> int:
+    """`2GiB`, `2G` and `2147483648` are the same, 2GB is 2 * 10^9; RecipeError where it is none of these, or too little."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise RecipeError(f"--memory {text} is no size: write for example 2GiB or 800MiB.")
+    number, unit, suffix = float(found[1]), found[2].upper(), (found[3] or "iB").lower()
+    size = int(number * (1000 if suffix == "b" else 1024) ** _POWERS[unit])
+    if size < LEAST_BYTES:
+        raise RecipeError(
+            f"--memory {text} is less than one worker takes: give it at least {LEAST_BYTES >> 20}MiB."
+        )
+    return size
+
+
+def default_cap() -> int:
+    """Half of what the control group or the machine has, in bytes."""
+    limits = [_machine(), *_group_limits()]
+    return max(LEAST_BYTES, min(limits) // 2)
+
+
+def _machine() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _group_limits() -> list[int]:
+    """The limits of the control groups that this process is in, of version 2 and of version 1."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    limits = []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if not controllers:
+            limits += _limits(Path("/sys/fs/cgroup"), path, "memory.max")
+        elif "memory" in controllers.split(","):
+            limits += _limits(Path("/sys/fs/cgroup/memory"), path, "memory.limit_in_bytes")
+    return limits
+
+
+def _limits(root: Path, path: str, name: str) -> list[int]:
+    """Of the group and of all above it: the least one holds. In a container the path may not be there, the root is."""
+    group = root / path.lstrip("/")
+    found = [folder / name for folder in (group, *group.parents) if folder.is_relative_to(root)]
+    texts = [file.read_text().strip() for file in found if file.is_file()]
+    return [int(text) for text in texts if text.isdigit()]
+
+
+@dataclass(slots=True)
+class Watch:
+    """The memory of a run and of its workers, in bytes."""
+
+    cap: int
+    peak: int = 0
+    "The most that all processes held together (PSS: what is shared is counted once)."
+    _worst: int = WORKER_BYTES
+    "The most that one worker has taken."
+    _has_shown: bool = False
+    "A worker has worked, so that its need is known."
+    _held: int = 0
+    _looked: float = 0.0
+
+    def look(self, pids: Sequence[int]) -> None:
+        """Adds up, at most ten times a second."""
+        if time.monotonic() - self._looked >= PERIOD:
+            self._look(pids)
+
+    def shown(self, pids: Sequence[int]) -> None:
+        """A worker has done some records."""
+        if not self._has_shown:
+            self._has_shown = True
+            self._look(pids)
+
+    def _look(self, pids: Sequence[int]) -> None:
+        self._looked = time.monotonic()
+        self._held = sum(map(held, [os.getpid(), *pids]))
+        self.peak = max(self.peak, self._held)
+        shared = resident(os.getpid())
+        self._worst = max([self._worst, *(highest(pid) - shared for pid in pids)])
+
+    def places(self, workers: int) -> int:
+        """How many workers may be at work now, at least one."""
+        if not self._has_shown and self.cap < workers * AMPLE_BYTES:
+            return 1
+        most = int(self.cap * HEADROOM)
+        if self._held > most:
+            return 1
+        return max(1, min(workers, (most - resident(os.getpid())) // self._worst))
+
+    def share(self, workers: int) -> int:
+        """What each of so many workers may take."""
+        return int(self.cap * HEADROOM) // workers
+
+
+def held(pid: int) -> int:
+    """Proportional set size of a process, 0 where it cannot be told."""
+    return _field(f"/proc/{pid}/smaps_rollup", "Pss:")
+
+
+def resident(pid: int) -> int:
+    """Resident set size of a process."""
+    return _field(f"/proc/{pid}/status", "VmRSS:")
+
+
+def highest(pid: int) -> int:
+    """The largest resident set size that a process has had."""
+    return _field(f"/proc/{pid}/status", "VmHWM:")
+
+
+def _field(path: str, name: str) -> int:
+    """A field in kB of a file of /proc, in bytes."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:  # the process has ended, or this is no Linux
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(name)), 0)
+
+
+def give_back() -> None:
+    """Returns to the system what this process has freed; glibc keeps it otherwise."""
+    trim = getattr(_libc(), "malloc_trim", None)
+    if trim:
+        trim(0)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

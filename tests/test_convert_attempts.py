@@ -1,0 +1,125 @@
+"""However small the pieces in which a unit is done, its bytes are the same; a record that kills workers is named or set aside."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.convert import unit
+from mdsmix.convert.attempts import Attempt, Place, after_death, pieces
+from mdsmix.encode.pretraining import Documents
+from mdsmix.errors import MdsmixError
+from tests.converting import (
+    chats,
+    documents,
+    mdsmix,
+    pairs,
+    quarantined,
+    run_recipe,
+    write_jsonl,
+    write_recipe,
+)
+
+DEADLY = "this one kills"
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 64, 1000])
+@pytest.mark.parametrize("halvings", [0, 1, 3, 30])
+def test_pieces_are_all_records_in_order_once(count: int, halvings: int) -> None:
+    without = {n for n in (0, 3, 4, 6, 999) if n < count}
+    found = list(pieces(count, halvings, without))
+    assert [n for piece in found for n in piece] == [n for n in range(count) if n not in without]
+    assert all(1 <= len(piece) <= max(1, count >> halvings) for piece in found)
+
+
+def test_a_record_is_blamed_when_it_kills_alone_and_twice() -> None:
+    at = Place(file="a.jsonl", offset=7, length=3, records=1)
+    once = after_death(Attempt(deaths=1, halvings=4), at, "signal SIGKILL", False)
+    assert (once.deaths, once.halvings, once.died_at) == (2, 5, at)
+    elsewhere = Place(file="a.jsonl", offset=8, length=3, records=1)
+    assert after_death(once, elsewhere, "signal SIGKILL", False).died_at == elsewhere
+    with pytest.raises(MdsmixError, match=r"byte 7 of a\.jsonl \(3 bytes\)"):
+        after_death(once, at, "signal SIGKILL", False)
+    assert after_death(once, at, "signal SIGKILL", True).skipped == {("a.jsonl", 7)}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
+    text = "some words of the record number"
+    streams: dict[str, Any] = {}
+    write_jsonl(tmp_path / "web.jsonl", [{"text": f"{text} {n}"} for n in range(300)])
+    write_jsonl(tmp_path / "faq.jsonl", [{"prompt": text, "response": f"{n}"} for n in range(300)])
+    turns = [{"role": "user", "content": text}, {"role": "assistant", "content": "one"}]
+    write_jsonl(tmp_path / "chat.jsonl", [{"messages": turns * (1 + n % 3)} for n in range(300)])
+    streams = {
+        "web": documents(tmp_path / "web.jsonl"),
+        "faq": pairs(tmp_path / "faq.jsonl"),
+        "chat": chats(tmp_path / "chat.jsonl"),
+    }
+    return write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams)
+
+
+def test_batches_of_any_size_give_the_same_bytes(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest too, with what it counts."""
+    run_recipe(recipe)
+
+    def small(count: int, halvings: int, without: set[int]) -> Any:
+        return pieces(count, halvings + 5, without)
+
+    monkeypatch.setattr(unit, "pieces", small)
+    run_recipe(recipe, f"local={tmp_path / 'small'}")
+    for stream in ("web", "faq", "chat"):
+        whole = files_of(tmp_path / "out" / stream / "train")
+        assert len(whole) >= 3
+        assert files_of(tmp_path / "small" / stream / "train") == whole
+
+
+@pytest.fixture
+def deadly(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A source of which the 41st record kills the process that encodes it."""
+    encode = Documents.encode
+
+    def dying(self: Documents, records: list[Any]) -> Any:
+        if any(record["text"] == DEADLY for record in records):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encode(self, records)
+
+    monkeypatch.setattr(Documents, "encode", dying)
+    texts = [DEADLY if n == 40 else f"text number {n:04}" for n in range(100)]
+    write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in texts])
+    return write_recipe(
+        tmp_path, tokenizer_folder, streams={"web": documents(tmp_path / "a.jsonl")}
+    )
+
+
+def test_a_record_that_kills_workers_is_named(deadly: Path) -> None:
+    answer = mdsmix("convert", deadly)
+    assert answer.code == 1
+    (said,) = [line for line in answer.err.splitlines() if line.startswith("error: ")]
+    offset = 40 * len('{"text":"text number 0000"}\n')
+    assert f"die (signal SIGKILL, most likely for lack of memory) of the record at byte {offset} of a.jsonl" in said
+    assert "--quarantine-crashes" in said
+
+
+def test_a_record_that_kills_workers_is_set_aside(
+    deadly: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = mdsmix("convert", deadly, "--quarantine-crashes")
+    assert answer.code == 0
+    assert "quarantined: 1 crashed_worker" in answer.out
+    published = tmp_path / "out" / "web" / "train"
+    (bad,) = quarantined(published)
+    assert (bad["line"], bad["reason"]) == (41, "crashed_worker")
+    assert DEADLY in bad["raw"]
+    assert "up to date" in mdsmix("convert", deadly).out
+    monkeypatch.undo()

@@ -1,0 +1,93 @@
+"""Memory is a cap: sizes are read as they are written, the least limit counts, and a run stays below what it was given."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from benchmarks.measure import measure
+from mdsmix.convert import memory
+from mdsmix.convert.memory import Watch, bytes_of, default_cap
+from mdsmix.errors import RecipeError
+from tests.converting import documents, write_recipe
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("2GiB", 2 * GIB),
+        ("2G", 2 * GIB),
+        ("2gb", 2_000_000_000),
+        ("1.5 GiB", 3 * GIB // 2),
+        ("800MiB", 800 << 20),
+        ("1TB", 10**12),
+        ("2147483648", 2 * GIB),
+    ],
+)
+def test_sizes_are_what_they_say(text: str, size: int) -> None:
+    assert bytes_of(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "much", "-2GiB", "2XB", "GiB", "2GiB of it"])
+def test_no_size_is_one_sentence(text: str) -> None:
+    with pytest.raises(RecipeError, match="is no size: write for example 2GiB"):
+        bytes_of(text)
+
+
+@pytest.mark.parametrize("text", ["0", "12", "100MiB"])
+def test_too_little_for_one_worker_is_refused(text: str) -> None:
+    with pytest.raises(RecipeError, match="at least 256MiB"):
+        bytes_of(text)
+
+
+def test_the_least_limit_of_the_group_and_those_above_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path / "pod" / "container"
+    inner.mkdir(parents=True)
+    (inner / "memory.max").write_text("max\n")
+    (inner.parent / "memory.max").write_text(f"{3 * GIB}\n")
+    assert memory._limits(tmp_path, "/pod/container", "memory.max") == [3 * GIB]
+    (tmp_path / "memory.max").write_text(f"{GIB}\n")
+    assert set(memory._limits(tmp_path, "/pod/container", "memory.max")) == {3 * GIB, GIB}
+    assert memory._limits(tmp_path, "/not/there", "memory.max") == [GIB], "as within a container"
+    monkeypatch.setattr(memory, "_group_limits", lambda: [GIB])
+    assert default_cap() == GIB // 2
+
+
+def test_the_first_worker_shows_what_it_takes_where_the_cap_is_tight() -> None:
+    watch = Watch(2 * GIB)
+    assert watch.places(4) == 1
+    watch.shown([])
+    assert watch.places(4) == 4
+    assert Watch(4 * GIB).places(4) == 4
+    tight = Watch(512 << 20)
+    tight.shown([])
+    assert tight.places(8) == 1, "never none"
+
+
+def test_large_documents_stay_within_a_small_cap(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """1 GB of documents of 20 MB, the peak of the whole tree measured from outside. Uncapped it would take more."""
+    words = " ".join(f"word{n} and {n * n} of them\n" for n in range(600_000))
+    line = orjson.dumps({"text": words[: 20 << 20]}) + b"\n"
+    with (tmp_path / "large.jsonl").open("wb") as file:
+        for _ in range((1 << 30) // len(line) + 1):
+            file.write(line)
+    recipe = write_recipe(
+        tmp_path,
+        tokenizer_folder,
+        max_seq_len=2048,
+        streams={"web": documents(tmp_path / "large.jsonl")},
+    )
+    program = "from mdsmix.cli.main import run; run()"
+    command = [sys.executable, "-c", program, "convert", str(recipe), "--memory", "1GiB"]
+    log = tmp_path / "log"
+    run = measure([*command, "--workers", "2"], os.environ, log, memory=True)
+    assert "peak memory: " in log.read_text()
+    assert (1 << 28) < run.peak < GIB
