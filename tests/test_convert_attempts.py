@@ -107,7 +107,10 @@ def test_a_record_that_kills_workers_is_named(deadly: Path) -> None:
     assert answer.code == 1
     (said,) = [line for line in answer.err.splitlines() if line.startswith("error: ")]
     offset = 40 * len('{"text":"text number 0000"}\n')
-    assert f"die (signal SIGKILL, most likely for lack of memory) of the record at byte {offset} of a.jsonl" in said
+    assert (
+        f"die (signal SIGKILL, most likely for lack of memory) of the record at byte {offset} of a.jsonl"
+        in said
+    )
     assert "--quarantine-crashes" in said
 
 

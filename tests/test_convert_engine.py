@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -80,18 +81,13 @@ def leave() -> None:
     os._exit(3)
 
 
-def hold(size: int, attempt: Attempt, line: Line) -> list[float]:
-    """Takes so much memory for each of three records; returns when it had it."""
-    times = []
-    for _ in range(3):
-        line.wait_for_room()
-        times.append(time.monotonic())
-        held = b"x" * size
-        time.sleep(0.15)
-        times.append(time.monotonic())
-        del held
-        line.told(1, 1)
-    return times
+def hold(size: int, attempt: Attempt, line: Line) -> tuple[float, float]:
+    """Holds so much memory for a while; returns from when to when."""
+    began = time.monotonic()
+    held = b"x" * size
+    time.sleep(0.15)
+    del held
+    return began, time.monotonic()
 
 
 class Untransportable(Exception):
@@ -181,14 +177,26 @@ def test_a_worker_lives_for_one_unit_or_for_many_small_ones() -> None:
 
 
 def test_where_memory_is_tight_workers_take_turns() -> None:
-    """200 MB each fit once beside this process, as soon as one worker has shown that it takes them."""
+    """200 MB fit once beside this process: the first worker shows it, and so no two are at work at once."""
     room = (resident(os.getpid()) + 300_000_000) / HEADROOM
     watch = Watch(int(room), _worst=1)
-    tasks = [partial(hold, 200_000_000)] * 3
-    found = [times for _, times in run(tasks, Crew(workers=3, watch=watch), silent)]
-    spans = sorted((a, b) for times in found for a, b in zip(times[::2], times[1::2], strict=True))
+    tasks = [partial(hold, 200_000_000)] * 4
+    spans = sorted(span for _, span in run(tasks, Crew(workers=3, watch=watch), silent))
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert watch.peak > 200_000_000
+
+
+def test_a_worker_that_is_to_wait_waits_before_its_next_records() -> None:
+    ours, its = multiprocessing.Pipe()
+    line = Line(its, os.getppid(), room=1)
+    line.wait_for_room()
+    ours.send(True)
+    threading.Timer(0.3, ours.send, [False]).start()
+    began = time.monotonic()
+    line.wait_for_room()
+    assert time.monotonic() - began >= 0.29
+    assert line.is_tight()
+    assert not Line(its, os.getppid(), room=1 << 50).is_tight()
 
 
 def test_no_worker_outlives_the_run() -> None:

@@ -72,6 +72,28 @@ def test_the_first_worker_shows_what_it_takes_where_the_cap_is_tight() -> None:
     assert tight.places(8) == 1, "never none"
 
 
+def test_no_more_workers_go_on_than_fit_if_each_took_what_the_greediest_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = {os.getpid(): 100, 1: 150, 2: 700}
+    monkeypatch.setattr(memory, "resident", lambda pid: sizes[pid])
+    monkeypatch.setattr(memory, "highest", lambda pid: sizes[pid])
+    monkeypatch.setattr(memory, "held", lambda pid: sizes[pid])
+    watch = Watch(int(1400 / memory.HEADROOM), _worst=300)
+    assert watch.places(4) == 1
+    watch.shown([1])
+    assert watch.places(3) == 3
+    assert watch.places(8) == 4
+    watch._looked = 0
+    watch.look([1, 2])
+    assert watch.places(8) == 2
+    assert watch.peak == 950
+    sizes[1] = 800
+    watch._looked = 0
+    watch.look([1, 2])
+    assert watch.places(8) == 1, "more than is given out is held already"
+
+
 def test_large_documents_stay_within_a_small_cap(tmp_path: Path, tokenizer_folder: Path) -> None:
     """1 GB of documents of 20 MB, the peak of the whole tree measured from outside. Uncapped it would take more."""
     words = " ".join(f"word{n} and {n * n} of them\n" for n in range(600_000))

@@ -254,7 +254,7 @@ def test_the_manifest_says_who_encoded_and_how_much_was_compared(
     tmp_path: Path, tokenizer_folder: Path, tokenizer: Tokenizer
 ) -> None:
     source = tmp_path / "many.jsonl"
-    write_jsonl(source, [{"text": f"text {n} " * (n % 17)} for n in range(6000)])
+    write_jsonl(source, [{"text": f"{n} is {n * n} " * (n % 17)} for n in range(9000)])
     streams = {"web": documents(source, layout="document")}
     run_recipe(write_recipe(tmp_path, tokenizer_folder, streams=streams))
     manifest = manifest_of(tmp_path / "out" / "web" / "train")

@@ -119,7 +119,6 @@ def run(
             for worker in _heard(workers):
                 kind, *message = worker.receive()
                 if kind == "told":
-                    crew.watch.shown(_pids(workers))
                     worker.read += message[0]
                     told(*message)
                 elif kind == "at":
@@ -127,6 +126,7 @@ def run(
                 elif kind == "failed":
                     raise message[0]
                 elif kind == "done":
+                    crew.watch.shown(_pids(workers))
                     number = worker.number
                     if waiting and worker.read < LIFE_BYTES:
                         worker.give(*waiting.pop(), tasks)

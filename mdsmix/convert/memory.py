@@ -2,8 +2,8 @@
 
 What a worker needs is known only when it has worked (a document of 20 MB costs 500 MB to tokenize, 8 MB of short ones
 60), so it is watched: ten times a second the memory of the run is added up, and no more workers go on at once than
-fit if each took what the greediest has taken so far. Where the cap is tight the first worker shows what it takes before
-the others begin.
+fit if each took what the greediest has taken so far. Where the cap is tight the first unit is done by one worker alone,
+which shows what it takes: it grows by its rows until the unit is finished.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Watch:
     _worst: int = WORKER_BYTES
     "The most that one worker has taken."
     _has_shown: bool = False
-    "A worker has worked, so that its need is known."
+    "A unit is finished, so that a worker's need is known."
     _held: int = 0
     _looked: float = 0.0
 
@@ -97,7 +97,7 @@ class Watch:
             self._look(pids)
 
     def shown(self, pids: Sequence[int]) -> None:
-        """A worker has done some records."""
+        """A worker has finished a unit, and so has taken all that it will."""
         if not self._has_shown:
             self._has_shown = True
             self._look(pids)
