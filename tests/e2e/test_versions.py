@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -107,9 +108,8 @@ def test_a_job_that_reads_a_stream_while_it_is_replaced_finishes_on_the_old_byte
     assert [tokens(sample) for sample in after] == new_rows
 
 
-@dataclass(frozen=True)
-class Sent:
-    """A request of this process to the store."""
+class Sent(NamedTuple):
+    """A request to the store."""
 
     what: str
     key: str
@@ -117,44 +117,51 @@ class Sent:
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[Sent]:
-    """Every request as it leaves botocore."""
+def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Sent]]:
+    """Gives every request since it was asked last, as it left botocore, in this process or in a worker."""
     from botocore.endpoint import Endpoint
 
-    requests: list[Sent] = []
+    noted = tmp_path / "sent"
     real = Endpoint.make_request
 
     def noting(self: Endpoint, operation: Any, request: dict[str, Any]) -> Any:
         size = int(request["headers"].get("Content-Length", 0))
-        requests.append(Sent(operation.name, request["url_path"], size))
+        with noted.open("a") as file:
+            file.write(json.dumps([operation.name, request["url_path"], size]) + "\n")
         return real(self, operation, request)
 
+    def since() -> list[Sent]:
+        lines = noted.read_text().splitlines()
+        noted.unlink()
+        return [Sent(*json.loads(line)) for line in lines]
+
     monkeypatch.setattr(Endpoint, "make_request", noting)
-    return requests
+    return since
 
 
 VERSIONED = "publish=versioned"
 
 
 def test_two_versions_side_by_side_and_what_is_unchanged_is_copied_inside_the_store(
-    recipe: Path, split: Location, sent: list[Sent]
+    recipe: Path, split: Location, sent: Callable[[], list[Sent]]
 ) -> None:
     first = publish(recipe, split, "first", 0, VERSIONED)
     old_rows, stamps = token_rows(first), dict(first.list())
-    sent.clear()
+    sent()
     write_jsonl(recipe.parent / "a.jsonl", records("second", 2))
     (outcome,) = run_recipe(recipe, VERSIONED)
+    requests = sent()
     second = current(split)
     assert second is not None
     assert outcome.reused == outcome.units - 2
     new = names(second) - names(first)
     assert (len(new), len(names(second) & names(first))) == (2, SHARDS - 2)
-    uploaded = {s.key.rpartition("/")[2] for s in sent if s.what == "PutObject"}
+    uploaded = {s.key.rpartition("/")[2] for s in requests if s.what == "PutObject"}
     assert {name for name in uploaded if name.endswith(".mds")} == new
-    copied = {s.key.rpartition("/")[2] for s in sent if s.what == "CopyObject"}
+    copied = {s.key.rpartition("/")[2] for s in requests if s.what == "CopyObject"}
     assert copied == names(second)
-    assert not {"UploadPart", "CreateMultipartUpload"} & {s.what for s in sent}
-    downloaded = {s.key.rpartition("/")[2] for s in sent if s.what == "GetObject"}
+    assert not {"UploadPart", "CreateMultipartUpload"} & {s.what for s in requests}
+    downloaded = {s.key.rpartition("/")[2] for s in requests if s.what == "GetObject"}
     assert not downloaded & names(first)
     assert dict(first.list()) == stamps
     assert token_rows(first) == old_rows
