@@ -84,12 +84,12 @@ def test_no_more_workers_go_on_than_fit_if_each_took_what_the_greediest_took(
     watch.shown([1])
     assert watch.places(3) == 3
     assert watch.places(8) == 4
-    watch._looked = 0
+    watch._next = 0
     watch.look([1, 2])
     assert watch.places(8) == 2
     assert watch.peak == 950
     sizes[1] = 800
-    watch._looked = 0
+    watch._next = 0
     watch.look([1, 2])
     assert watch.places(8) == 1, "more than is given out is held already"
 
