@@ -1,9 +1,28 @@
-"""What a process and all that it started take of memory, seen from outside: /proc, so on Linux only."""
+"""A command as a user starts it, and what it and all that it starts take of memory: /proc, so on Linux only."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+MDSMIX = (sys.executable, "-c", "from mdsmix.cli.main import run; run()")
+
+
+def watched(*arguments: object, seconds: float) -> tuple[str, int]:
+    """Runs `mdsmix` with these arguments to its good end, without a complaint; returns what it printed and its most memory in bytes."""
+    command = [*MDSMIX, *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    peak, deadline = 0, time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < deadline:
+        peak = max(peak, memory_of(process.pid))
+        time.sleep(0.02)
+    process.kill()
+    printed, complaints = process.communicate()
+    assert (process.returncode, complaints) == (0, "")
+    return printed, peak
 
 
 def memory_of(pid: int) -> int:

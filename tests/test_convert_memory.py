@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import orjson
 import pytest
 
-from benchmarks.measure import measure
 from mdsmix.convert import memory
 from mdsmix.convert.memory import Watch, bytes_of, default_cap
 from mdsmix.errors import RecipeError
 from tests.converting import documents, write_recipe
+from tests.processes import watched
 
 GIB = 1 << 30
 
@@ -61,7 +60,10 @@ def test_the_least_limit_of_the_group_and_those_above_counts(
     assert default_cap() == GIB // 2
 
 
-def test_the_first_worker_shows_what_it_takes_where_the_cap_is_tight() -> None:
+def test_the_first_worker_shows_what_it_takes_where_the_cap_is_tight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "resident", lambda pid: 100 << 20)
     watch = Watch(2 * GIB)
     assert watch.places(4) == 1
     watch.shown([])
@@ -76,9 +78,8 @@ def test_no_more_workers_go_on_than_fit_if_each_took_what_the_greediest_took(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sizes = {os.getpid(): 100, 1: 150, 2: 700}
-    monkeypatch.setattr(memory, "resident", lambda pid: sizes[pid])
-    monkeypatch.setattr(memory, "highest", lambda pid: sizes[pid])
-    monkeypatch.setattr(memory, "held", lambda pid: sizes[pid])
+    for name in ("resident", "own", "most_own", "held"):
+        monkeypatch.setattr(memory, name, lambda pid: sizes[pid])
     watch = Watch(int(1400 / memory.HEADROOM), _worst=300)
     assert watch.places(4) == 1
     watch.shown([1])
@@ -107,9 +108,6 @@ def test_large_documents_stay_within_a_small_cap(tmp_path: Path, tokenizer_folde
         max_seq_len=2048,
         streams={"web": documents(tmp_path / "large.jsonl")},
     )
-    program = "from mdsmix.cli.main import run; run()"
-    command = [sys.executable, "-c", program, "convert", str(recipe), "--memory", "1GiB"]
-    log = tmp_path / "log"
-    run = measure([*command, "--workers", "2"], os.environ, log, memory=True)
-    assert "peak memory: " in log.read_text()
-    assert (1 << 28) < run.peak < GIB
+    printed, peak = watched("convert", recipe, "--memory", "1GiB", "--workers", 2, seconds=300)
+    assert "peak memory: " in printed
+    assert (1 << 28) < peak < GIB

@@ -104,47 +104,84 @@ def run(
     tasks: Sequence[Task[R]], crew: Crew, told: Callable[[int, int], None]
 ) -> Iterator[tuple[int, R]]:
     """Yields (number of the task, its result); the first exception of a task ends the run."""
-    waiting = [(number, Attempt()) for number in range(len(tasks))][::-1]
-    limit = min(crew.workers, len(tasks))
-    workers: list[_Worker] = []
-    dismissed: list[_Worker] = []
+    shift = _Shift(tasks, crew, told)
     try:
-        while waiting or workers:
-            places = crew.watch.places(limit)
-            while waiting and len(workers) < places:
-                workers.append(_start(limit, crew.watch))
-                workers[-1].give(*waiting.pop(), tasks)
-            for position, worker in enumerate(workers):
-                worker.pause(position >= places)
-            for worker in _heard(workers):
-                kind, *message = worker.receive()
-                if kind == "told":
-                    worker.read += message[0]
-                    told(*message)
-                elif kind == "at":
-                    worker.at = message[0]
-                elif kind == "failed":
-                    raise message[0]
-                elif kind == "done":
-                    crew.watch.shown(_pids(workers))
-                    number = worker.number
-                    if waiting and worker.read < LIFE_BYTES:
-                        worker.give(*waiting.pop(), tasks)
-                    else:
-                        workers.remove(worker)
-                        worker.dismiss()
-                        dismissed.append(worker)
-                    yield number, message[0]
-                else:
-                    workers.remove(worker)
-                    again = after_death(worker.attempt, worker.at, worker.end(), crew.set_aside)
-                    waiting.append((worker.number, again))
-            crew.watch.look(_pids(workers))
+        while shift.waiting or shift.workers:
+            shift.fill()
+            for worker in _heard(shift.workers):
+                yield from shift.hear(worker)
+            crew.watch.look(shift.pids())
     finally:
-        for worker in workers:
+        shift.end()
+
+
+class _Shift:
+    """Who is at work on what, from the first task to the last."""
+
+    def __init__(
+        self, tasks: Sequence[Task[Any]], crew: Crew, told: Callable[[int, int], None]
+    ) -> None:
+        self._tasks, self._crew, self._told = tasks, crew, told
+        self._limit = min(crew.workers, len(tasks))
+        self.waiting = [(number, Attempt()) for number in range(len(tasks))][::-1]
+        self.workers: list[_Worker] = []
+        self._dismissed: list[_Worker] = []
+
+    def fill(self) -> None:
+        """As many workers as have room; those beyond it wait before their next records."""
+        places = self._crew.watch.places(self._limit)
+        while self.waiting and len(self.workers) < places:
+            self.workers.append(_start(self._limit, self._crew.watch))
+            self._give(self.workers[-1])
+        for position, worker in enumerate(self.workers):
+            worker.pause(position >= places)
+
+    def hear(self, worker: _Worker) -> Iterator[tuple[int, Any]]:
+        """Heeds one message; yields the task's number and result where it is that."""
+        match worker.receive():
+            case "told", size, tokens:
+                worker.read += size
+                self._told(size, tokens)
+            case "at", place:
+                worker.at = place
+            case "failed", error:
+                raise error
+            case "done", result:
+                number = worker.number
+                self._go_on(worker)
+                yield number, result
+            case _:
+                self._replace(worker)
+
+    def pids(self) -> list[int]:
+        return [worker.process.pid for worker in self.workers]
+
+    def end(self) -> None:
+        """Kills whoever is at work, and waits until all have ended."""
+        for worker in self.workers:
             worker.process.kill()
-        for worker in [*workers, *dismissed]:
+        for worker in [*self.workers, *self._dismissed]:
             worker.end()
+
+    def _give(self, worker: _Worker) -> None:
+        number, attempt = self.waiting.pop()
+        worker.give(number, attempt, self._tasks[number])
+
+    def _go_on(self, worker: _Worker) -> None:
+        """With the next task, or without this worker, who has read enough."""
+        self._crew.watch.shown(self.pids())
+        if self.waiting and worker.read < LIFE_BYTES:
+            self._give(worker)
+        else:
+            self.workers.remove(worker)
+            self._dismissed.append(worker)
+            worker.dismiss()
+
+    def _replace(self, worker: _Worker) -> None:
+        """Its task waits for another one, who takes fewer records at once."""
+        self.workers.remove(worker)
+        again = after_death(worker.attempt, worker.at, worker.end(), self._crew.set_aside)
+        self.waiting.append((worker.number, again))
 
 
 @dataclass(slots=True, eq=False)
@@ -159,10 +196,10 @@ class _Worker:
     "Bytes of source."
     waits: bool = False
 
-    def give(self, number: int, attempt: Attempt, tasks: Sequence[Task[R]]) -> None:
+    def give(self, number: int, attempt: Attempt, task: Task[Any]) -> None:
         self.number, self.attempt, self.at = number, attempt, None
         with suppress(ConnectionError):  # it has died: `receive` will tell
-            self.pipe.send((tasks[number], attempt))
+            self.pipe.send((task, attempt))
 
     def dismiss(self) -> None:
         """Nobody waits yet for the process to end, which takes 30 ms where much is freed."""
@@ -193,10 +230,6 @@ class _Worker:
             return f"exit code {code}"
         cause = ", most likely for lack of memory" if code == -signal.SIGKILL else ""
         return f"signal {signal.Signals(-code).name}{cause}"
-
-
-def _pids(workers: list[_Worker]) -> list[int]:
-    return [worker.process.pid for worker in workers]
 
 
 def _heard(workers: list[_Worker]) -> list[_Worker]:

@@ -106,8 +106,8 @@ class Watch:
         began = time.monotonic()
         self._held = sum(map(held, [os.getpid(), *pids]))
         self.peak = max(self.peak, self._held)
-        shared = resident(os.getpid())
-        self._worst = max([self._worst, *(highest(pid) - shared for pid in pids)])
+        inherited = own(os.getpid())
+        self._worst = max([self._worst, *(most_own(pid) - inherited for pid in pids)])
         now = time.monotonic()
         self._next = now + max(PERIOD, 20 * (now - began))
 
@@ -135,9 +135,15 @@ def resident(pid: int) -> int:
     return _field(f"/proc/{pid}/status", "VmRSS:")
 
 
-def highest(pid: int) -> int:
-    """The largest resident set size that a process has had."""
-    return _field(f"/proc/{pid}/status", "VmHWM:")
+def own(pid: int) -> int:
+    """Resident memory of a process that is no file's: libraries are shared by all workers."""
+    return _field(f"/proc/{pid}/status", "RssAnon:")
+
+
+def most_own(pid: int) -> int:
+    """The most of such memory that a process has had."""
+    status = f"/proc/{pid}/status"
+    return _field(status, "VmHWM:") - _field(status, "RssFile:")
 
 
 def _field(path: str, name: str) -> int:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 from tests.abuse.conftest import Arena
 from tests.converting import documents, manifest_of, quarantined
-from tests.processes import memory_of
+from tests.processes import watched
 
 GOOD = b'{"text": "one two three four five six seven eight nine ten eleven twelve"}\n'
 LENGTH = 500 << 20
@@ -30,21 +27,7 @@ def test_it_is_set_aside_and_its_neighbours_are_converted(arena: Arena) -> None:
     source = arena.home / "a.jsonl"
     write(source)
     recipe = arena.recipe(streams={"web": documents(source)})
-    command = [
-        sys.executable,
-        "-c",
-        "from mdsmix.cli.main import run; run()",
-        "convert",
-        str(recipe),
-    ]
-    process = subprocess.Popen([*command, "--workers", "2"], stderr=subprocess.PIPE, text=True)
-    peak, deadline = 0, time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline:
-        peak = max(peak, memory_of(process.pid))
-        time.sleep(0.02)
-    process.kill()
-    assert process.communicate()[1] == ""
-    assert process.returncode == 0
+    _, peak = watched("convert", recipe, "--workers", 2, seconds=60)
     source.unlink()
     folder = arena.out / "web" / "train"
     assert manifest_of(folder).records.written == 18
