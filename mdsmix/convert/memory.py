@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -89,7 +89,7 @@ class Watch:
     _has_shown: bool = False
     "A unit is finished, so that a worker's need is known."
     _held: int = 0
-    _next: float = 0.0
+    _next: float = field(default_factory=lambda: time.monotonic() + PERIOD)
 
     def look(self, pids: Sequence[int]) -> None:
         """Adds up ten times a second, or so seldom that it takes a twentieth of the time: a GB in small pages costs 40 ms."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tests.foundry.conftest import Foundry
-from tests.load_streams import config, write_stream
+from tests.with_torch.load_streams import config, write_stream
 
 MAX_SEQ_LEN, EOS = 32, 0
 NO_PAD = {"pad_token": None}

@@ -10,7 +10,7 @@ import pytest
 
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.load import build_loader
-from tests.load_streams import IDS, config, write_tokens
+from tests.with_torch.load_streams import IDS, config, write_tokens
 
 
 def build(stream: dict[str, Any], **dataset: Any) -> Any:

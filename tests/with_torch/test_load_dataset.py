@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,10 @@ from streaming.base.dataset import _ShardState
 from mdsmix.errors import MdsmixError, MixRefused, Unreachable
 from mdsmix.load import build_loader
 from mdsmix.load.loader import MixLoader
+from tests.abuse.test_shard import Trap
 from tests.alarm import at_most
-from tests.load_streams import IDS, config, write_stream, write_tokens
+from tests.published import publish
+from tests.with_torch.load_streams import IDS, config, write_stream, write_tokens
 
 ROWS, SHARD = 24, "shard.00002.mds"
 BEFORE = [10, 18, 26, 34, 42, 50]
@@ -155,3 +158,16 @@ def test_room_that_cannot_be_made_gives_the_cache_lock_back(
         dataset.prepare_shard(0, blocking=False)
         dataset.prepare_shard(0)
     assert (tmp_path / "local" / "shard.00000.mds").exists()
+
+
+@pytest.mark.parametrize("setting", [{}, {"allow_unsafe_types": True}])
+def test_pickled_rows_are_refused_before_one_is_unpickled(
+    tmp_path: Path, setting: dict[str, Any]
+) -> None:
+    rows = [{"tokens": pickle.dumps(Trap(tmp_path / "sprung"))}] * 9
+    publish(tmp_path / "web", {"tokens": "pkl"}, rows)
+    streams = {"web": {"local": str(tmp_path / "web"), "split": "train"}}
+    section = {"name": "text", "dataset": {"streams": streams, "max_seq_len": 8} | setting}
+    with at_most(60), pytest.raises(MdsmixError, match="unsafe"):
+        build_loader({"train_loader": section}, 1, ids=IDS)
+    assert not (tmp_path / "sprung").exists()

@@ -28,7 +28,7 @@ from mdsmix.load import build_loader
 from mdsmix.load.dataset import MixDataset
 from tests.converting import documents, run_recipe, write_jsonl, write_recipe
 from tests.corpus import docstrings
-from tests.load_streams import IDS, config, write_tokens
+from tests.with_torch.load_streams import IDS, config, write_tokens
 
 RANKS = [1, 2, 8, 64]
 CANONICAL_NODES = [1, 2, 8, 64]

@@ -19,7 +19,7 @@ import torch
 from mdsmix.errors import RecipeError
 from mdsmix.load import MixLoader, TokenIds, build_loader
 from tests.alarm import at_most
-from tests.load_streams import EOS, IDS, PAD, config, write_stream, write_tokens
+from tests.with_torch.load_streams import EOS, IDS, PAD, config, write_stream, write_tokens
 
 X = -100
 WORKERS = pytest.mark.parametrize("workers", [0, 2])

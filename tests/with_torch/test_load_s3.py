@@ -12,7 +12,7 @@ import pytest
 from mdsmix.errors import Unreachable
 from mdsmix.load import MixLoader, build_loader
 from tests.alarm import at_most
-from tests.load_streams import IDS, config, write_tokens
+from tests.with_torch.load_streams import IDS, config, write_tokens
 
 
 @pytest.fixture(autouse=True)
