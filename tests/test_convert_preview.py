@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mdsmix import sources
 from mdsmix.convert.preview import preview
 from mdsmix.convert.run import Options
 from mdsmix.errors import RecipeError, TooManyBadRecords
@@ -26,7 +28,7 @@ def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
     return tmp_path / "recipe.yaml"
 
 
-def said(recipe: Path, *overrides: str, **options: bool) -> str:
+def said(recipe: Path, *overrides: str, **options: Any) -> str:
     return "\n".join(preview(load_recipe(recipe, overrides), Options(**options)))
 
 
@@ -41,6 +43,28 @@ def test_a_dry_run_says_why_and_touches_nothing(recipe: Path) -> None:
     assert "new or edited: a.jsonl, b.jsonl" in said(recipe)
     (recipe.parent / "b.jsonl").unlink()
     assert "no longer among the sources: b.jsonl" in said(recipe)
+
+
+def test_a_dry_run_says_what_is_lost_unpublished_or_no_longer_trusted(recipe: Path) -> None:
+    run(recipe)
+    published = recipe.parent / "out" / "web" / "train"
+    place = f"not all, at {published}"
+    assert f"{place}-" in said(recipe, "publish=versioned")
+    (published / "index.json").rename(recipe.parent / "index")
+    assert "0 of 1 work units" in said(recipe)
+    assert said(recipe).endswith(place)
+    (recipe.parent / "index").rename(published / "index.json")
+    assert "by the reference" in said(recipe, "tokenizer.backend=reference")
+    assert len(said(recipe).splitlines()) == 1
+    next(iter(published.glob("*.mds"))).unlink()
+    assert said(recipe).endswith("not whole at the target: a.jsonl, b.jsonl")
+
+
+def test_a_dry_run_of_a_first_look_reads_no_source(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "content_hash", None)
+    assert "the first 7 records would be converted" in said(recipe, limit=7)
 
 
 def test_other_bytes_of_the_same_size_and_time_are_seen_when_asked_for(recipe: Path) -> None:

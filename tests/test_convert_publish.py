@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -188,11 +190,24 @@ def test_a_stream_without_a_sample_is_refused_and_nothing_is_published(
     assert not {"index.json", "mdsmix.manifest"} & set(files(published))
 
 
-def test_an_unreadable_unit_record_is_done_again(recipe: Path, published: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-9],
+        lambda content: re.sub(rb'"shards":\[.*?\],"totals"', b'"shards":[],"totals"', content),
+        lambda content: content.replace(b'"leftover":"', b'"leftover":"A'),
+        lambda content: b"",
+    ],
+)
+def test_a_damaged_unit_record_is_done_again(
+    recipe: Path, published: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    """What it says would be published without a look at the shards."""
     run_recipe(recipe)
     before = files(published)
     record = next(iter(sorted((published / ".mdsmix").iterdir())))
-    record.write_bytes(record.read_bytes()[:-9])
+    assert damage(record.read_bytes()) != record.read_bytes()
+    record.write_bytes(damage(record.read_bytes()))
     (published / "index.json").unlink()
     outcome = run_recipe(recipe)[0]
     assert outcome.done == 1

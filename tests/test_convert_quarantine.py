@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from mdsmix.convert import run
 from tests.converting import (
     documents,
     files,
     manifest_of,
+    mdsmix,
     quarantined,
     run_recipe,
     windows,
@@ -63,3 +65,35 @@ def test_a_good_stream_has_no_quarantine(recipe: Path, tmp_path: Path) -> None:
         write_jsonl(tmp_path / f"{name}.jsonl", [{"text": "a good document of some words"}] * 9)
     run_recipe(recipe)
     assert not [name for name in files(tmp_path / "out") if "quarantine" in name]
+
+
+def test_a_run_killed_before_it_forgot_the_old_records_is_completed(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream is published by then, and its sources are known from before."""
+    run_recipe(recipe)
+    run_recipe(recipe, "max_seq_len=8", f"local={tmp_path / 'whole'}")
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "others", lambda *_: [])
+        run_recipe(recipe, "max_seq_len=8")
+    published = tmp_path / "out" / "web" / "train"
+    assert len(quarantined(published)) == 4
+    run_recipe(recipe, "max_seq_len=8")
+    assert quarantined(published) == quarantined(tmp_path / "whole" / "web" / "train")
+
+
+def test_lost_bad_records_are_found_again_and_damaged_ones_are_named(
+    recipe: Path, tmp_path: Path
+) -> None:
+    run_recipe(recipe)
+    whole = files(tmp_path / "out")
+    published = tmp_path / "out" / "web" / "train"
+    kept = min((published / ".mdsmix").glob("*.bad"))
+    (published / "index.json").unlink()
+    kept.write_bytes(b"no frame")
+    answer = mdsmix("convert", recipe)
+    assert answer.code == 4
+    assert f"{kept} is damaged" in answer.err
+    kept.unlink()
+    assert run_recipe(recipe)[0].done == 1
+    assert files(tmp_path / "out") == whole

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import xxhash
 from numpy.typing import NDArray
 
 from mdsmix import typed
@@ -48,17 +49,26 @@ def pack_tokens(tokens: NDArray[Any]) -> str:
 
 
 def write_record(folder: Location, record: UnitRecord) -> None:
-    (folder / FOLDER / record.key).write(orjson.dumps(asdict(record)))
+    content = orjson.dumps(asdict(record))
+    (folder / FOLDER / record.key).write(content, b"\n" + _digest(content))
 
 
 def read_record(folder: Location, key: str) -> UnitRecord | None:
-    """The record of a finished unit; None where there is none, or where it is not readable and the unit is redone."""
+    """The record of a finished unit; None where there is none, or where it is damaged and the unit is redone."""
     at = folder / FOLDER / key
     if at.stat() is None:
         return None
+    content, _, digest = at.read().rpartition(b"\n")
+    if digest != _digest(content):
+        return None
     try:
-        tree = orjson.loads(at.read())
+        tree = orjson.loads(content)
         record = typed.read(UnitRecord, tree if isinstance(tree, Mapping) else None)
     except (orjson.JSONDecodeError, typed.Misfit):
         return None
     return record if record.key == key else None
+
+
+def _digest(content: bytes) -> bytes:
+    """Stands below the record: what it says is published without another look at the shards."""
+    return xxhash.xxh128_hexdigest(content).encode()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from mdsmix import sources
 from mdsmix.convert.guard import published_manifest
 from mdsmix.convert.job import Job, on_day, with_versions
+from mdsmix.convert.put import is_put
 from mdsmix.convert.run import Options, planned_jobs
 from mdsmix.convert.seen import Content, Seen
-from mdsmix.convert.unit import find_record
+from mdsmix.convert.unit import find_record, window_key
 from mdsmix.recipe import Recipe
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import Unit
@@ -23,30 +24,49 @@ def preview(recipe: Recipe, options: Options) -> Iterator[str]:
 
 
 def _preview_stream(job: Job, files: list[sources.SourceFile], options: Options) -> Iterator[str]:
+    if job.limit:  # which units hold them only reading tells
+        yield f"{job.name}: the first {job.limit} records would be converted, where that is not done, into {job.target}"
+        return
     old = published_manifest(job, options.reencode)
     job = with_versions(on_day(job, old.encoding.date_string if old else None), old)
     units, seen = sources.plan(files), Seen.of(job.target)
-    todo = [unit for unit in units if not _is_done(job, unit, seen, options.verify_source)]
+    keys = {unit: _keys(job, unit, seen, options.verify_source) for unit in units}
+    todo = {unit: of_unit for unit, of_unit in keys.items() if not _are_done(job, of_unit)}
     yield f"{job.name}: {len(todo)} of {len(units)} work units would be converted, into {job.target}"
     if old is None:
         yield "  nothing is published there yet"
         return
-    changed = list(_changes(job, old))
-    yield from (f"  {change}" for change in changed)
-    if todo and not changed:
-        names = sorted({file.name for unit in todo for file in unit.files})
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        yield f"  new or edited: {', '.join(names[:5])}{more}"
+    yield from (f"  {reason}" for reason in list(_changes(job, old)) or _of_units(todo, old))
     gone = sorted({s.path for s in old.sources} - {file.name for file in files})
     if gone:
-        yield f"  no longer among the sources: {', '.join(gone)}"
+        yield f"  no longer among the sources: {_listed(gone)}"
+    if not todo and not is_put(job, old):
+        yield f"  what is finished would be published: it is not, or not all, at {job.place(old.index_hash)}"
 
 
-def _is_done(job: Job, unit: Unit, seen: Seen, verify: bool) -> bool:
-    """Whether every window of the unit has a record; of a file not seen before only its first window is known."""
+def _keys(job: Job, unit: Unit, seen: Seen, verify: bool) -> list[str]:
+    """The keys of the unit's windows; of a file not seen before only its first window is known."""
     content = None if verify else seen.content(unit)
     content = content or Content(hash=sources.content_hash(unit), windows=(0,))
-    return all(find_record(job, content.hash, window) for window in content.windows)
+    return [window_key(job, content.hash, window) for window in content.windows]
+
+
+def _are_done(job: Job, keys: list[str]) -> bool:
+    return all(find_record(job, key) for key in keys)
+
+
+def _of_units(todo: Mapping[Unit, list[str]], old: Manifest) -> Iterator[str]:
+    """Why these units are to be done, where no setting is the reason."""
+    published = {part.key for part in old.parts}
+    lost = {unit for unit, keys in todo.items() if published.issuperset(keys)}
+    for why, units in (("new or edited", todo.keys() - lost), ("not whole at the target", lost)):
+        names = sorted({file.name for unit in units for file in unit.files})
+        if names:
+            yield f"{why}: {_listed(names)}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _changes(job: Job, old: Manifest) -> Iterator[str]:
@@ -61,3 +81,5 @@ def _changes(job: Job, old: Manifest) -> Iterator[str]:
         old.tokenizer.chat_template_hash != job.tokenizer.chat_template_hash
     ):
         yield "the chat template is another"
+    if not all(map(job.trusts, old.backend.split(" + "))):
+        yield f"it was encoded by {old.backend}, and is to be by the reference"

@@ -51,10 +51,8 @@ def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile]) -> Man
     return manifest
 
 
-def is_published(job: Job, manifest: Manifest, keys: list[str] | None) -> bool:
+def is_published(job: Job, manifest: Manifest, keys: list[str]) -> bool:
     """Whether the manifest at the target says just these units, and the index is the one it names."""
-    if keys is None:
-        return False
     last = [leftover_key(job, keys)] if job.is_concat else []
     parts = [part.key for part in manifest.parts]
     if parts not in (keys, keys + last) or manifest.tool_version != __version__:

@@ -8,12 +8,13 @@ written to `quarantine/<unit key>.jsonl.zst` beside the shards with the numbers 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import orjson
 
 from mdsmix.convert.ledger import FOLDER
+from mdsmix.errors import Unreachable
 from mdsmix.shards.target import write_if_new
 from mdsmix.sources import Origin
 from mdsmix.storage import Location
@@ -43,22 +44,38 @@ def keep(folder: Location, key: str, bad: list[dict[str, Any]]) -> None:
     _kept(folder, key).write(_packed(bad))
 
 
+def is_kept(folder: Location, key: str) -> bool:
+    """Whether a unit's bad records are there."""
+    return _kept(folder, key).stat() is not None
+
+
 def release(folder: Location, key: str, lines_before: int) -> None:
     """Writes a unit's bad records to the quarantine, counted from the first line of their file."""
-    from zstandard import ZstdDecompressor
-
-    kept = ZstdDecompressor().decompress(_kept(folder, key).read())
-    records = [orjson.loads(line) for line in kept.splitlines()]
-    numbered = (record | {"line": record["line"] + lines_before} for record in records)
+    numbered = [
+        record | {"line": record["line"] + lines_before} for record in _read(_kept(folder, key))
+    ]
     write_if_new(folder / QUARANTINE / f"{key}.jsonl.zst", _packed(numbered))
 
 
-def forget_others(folder: Location, keys: set[str]) -> None:
-    """Removes what was released of units that the stream no longer has: a record that was mended is no longer bad."""
+def _read(at: Location) -> list[dict[str, Any]]:
+    from zstandard import ZstdDecompressor, ZstdError
+
+    try:
+        return [
+            orjson.loads(line) for line in ZstdDecompressor().decompress(at.read()).splitlines()
+        ]
+    except (ZstdError, orjson.JSONDecodeError) as error:
+        raise Unreachable(
+            f"{at} is damaged ({error}), and it holds the bad records of a work unit; delete it and run the same command "
+            "again, which goes through that unit once more."
+        ) from None
+
+
+def others(folder: Location, keys: Collection[str]) -> list[Location]:
+    """What was released of units that the stream no longer has: a record that was mended is no longer bad."""
     quarantine = folder / QUARANTINE
-    for name, _ in quarantine.list():
-        if name.partition(".")[0] not in keys:
-            (quarantine / name).delete()
+    names = [name for name, _ in quarantine.list()]
+    return [quarantine / name for name in names if name.partition(".")[0] not in keys]
 
 
 def _kept(folder: Location, key: str) -> Location:

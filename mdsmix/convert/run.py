@@ -20,7 +20,7 @@ from mdsmix.convert.job import Job, make_job, on_day, with_versions
 from mdsmix.convert.memory import Watch, default_cap
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.publish import is_published, publish, refuse_too_many_bad
-from mdsmix.convert.quarantine import forget_others, release
+from mdsmix.convert.quarantine import others, release
 from mdsmix.convert.seen import Content, Seen
 from mdsmix.convert.unit import (
     UnitResult,
@@ -114,7 +114,9 @@ def _convert_stream(
     old = published_manifest(job, options.reencode)
     job = on_day(job, old.encoding.date_string if old else None)
     known = [None if options.verify_source else seen.content(unit) for unit in units]
-    if old and not options.again and is_published(job, old, _keys(job, known)):
+    keys = _keys(job, known)
+    is_there = old and keys and is_published(job, old, keys) and not others(job.folder, keys)
+    if old and is_there and not options.again:
         refuse_too_many_bad(job, old.records)
         return _outcome(job, old, [], began)
     crew = _crew(job, files, options)
@@ -136,7 +138,8 @@ def _convert_stream(
         records = [record for result in results for record in result.records]
         held.confirm()
         manifest = publish(job, records, _source_files(units, results))
-        forget_others(job.folder, {record.key for record in records if record.records.bad})
+        for stale in others(job.folder, [record.key for record in records if record.records.bad]):
+            stale.delete()
         if not job.limit:
             seen.save(units, [Content(hash=r.content, windows=r.windows) for r in results])
     return _outcome(job, manifest, results, began, notes, crew.watch.peak)
@@ -174,7 +177,7 @@ def _results(
 
 def _recorded(job: Job, content: Content) -> UnitResult | None:
     """The unit as it was done before, where every window of it was."""
-    records = [find_record(job, content.hash, window) for window in content.windows]
+    records = [find_record(job, window_key(job, content.hash, n)) for n in content.windows]
     done = [record for record in records if record]
     if len(done) < len(records):
         return None

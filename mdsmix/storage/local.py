@@ -113,13 +113,16 @@ class LocalPath(Location):
                 os.fsync(file.fileno())
 
     def create(self, content: bytes) -> Stat | None:
-        with _explained("write", self.path), suppress(FileExistsError):
+        with _explained("write", self.path):
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            with Path(self.path).open("xb", buffering=0) as file, _gone_on_error(self.path):
-                _write_all(file, memoryview(content))
-                os.fsync(file.fileno())
-                return _stat(os.stat(file.fileno()))
-        return None
+            try:
+                with Path(self.path).open("xb", buffering=0) as file, _gone_on_error(self.path):
+                    _write_all(file, memoryview(content))
+                    os.fsync(file.fileno())
+                    return _stat(os.stat(file.fileno()))
+            except FileExistsError:
+                _refuse_no_file(self.path)
+                return None
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
         with _explained("write", self.path), suppress(FileNotFoundError):  # noqa: SIM117
@@ -207,6 +210,15 @@ def _refuse_endless(found: os.stat_result, path: str) -> None:
         raise Unreachable(
             f"cannot read {path}: it is a pipe, a socket or a device, whose end cannot be known; copy what comes out of "
             "it into a file"
+        )
+
+
+def _refuse_no_file(path: str) -> None:
+    """What is in the way and will never be read as a file: who waits for it to go would wait for ever."""
+    if os.path.isdir(path) or (os.path.islink(path) and not os.path.exists(path)):
+        raise Unreachable(
+            f"cannot write {path}: a folder, or a link that leads nowhere, lies in its place; take it away and run the "
+            "same command again"
         )
 
 
