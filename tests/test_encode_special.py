@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from mdsmix.encode.special import SpecialStrings, is_encodable
+from mdsmix.encode.backends import Reference
+from mdsmix.encode.special import SpecialStrings, encode_texts, is_encodable
+from tests.styles import letters
 
 LLAMA_3 = ["<|begin_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(250))]
 T5 = ["</s>", "<unk>", "<pad>", *(f"<extra_id_{i}>" for i in range(100))]
@@ -37,3 +42,39 @@ def test_a_tokenizer_without_special_tokens_marks_nothing() -> None:
 @pytest.mark.parametrize(("text", "ok"), [("", True), ("é\U0010ffff", True), ("a\ud800", False)])
 def test_a_lone_surrogate_has_no_bytes(text: str, ok: bool) -> None:
     assert is_encodable(text) is ok
+
+
+def _with_control_tokens_in_its_vocabulary(folder: Path, kind: str) -> Any:
+    """A tokenizer whose model knows </s> as a piece of text too, as T5's does."""
+    from tokenizers import Tokenizer as Model
+    from tokenizers import models, pre_tokenizers
+
+    words = ["</s>", "<unk>", "a", "<", "/", "s", ">"]
+    snapshot = letters(
+        folder,
+        special_tokens=["</s>", "<unk>", "<x>"],
+        special_ids=[0, 1, 7],
+        template_variables={"unk_token": "<unk>"},
+    )
+    models_of = {
+        "Unigram": lambda: models.Unigram([(w, 0.0 if w == "</s>" else -1.0) for w in words], 1),
+        "WordLevel": lambda: models.WordLevel({w: i for i, w in enumerate(words)}, "<unk>"),
+    }
+    made = Model(models_of[kind]())
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(snapshot.special_tokens)
+    made.save(snapshot.path)
+    return snapshot
+
+
+@pytest.mark.parametrize("kind", ["Unigram", "WordLevel"])
+@pytest.mark.parametrize(("rule", "refused"), [("escape", [1]), ("allow", []), ("reject", [1, 3])])
+def test_what_even_ordinary_text_makes_a_control_token_is_refused_where_it_is_to_be_text(
+    tmp_path: Path, kind: str, rule: str, refused: list[int]
+) -> None:
+    tokenizer = _with_control_tokens_in_its_vocabulary(tmp_path, kind)
+    texts = ["a a", "a </s> a", "a é a", "a <x> é"]
+    rows, marked, stopped = encode_texts(Reference(tokenizer), texts, rule, tokenizer)
+    assert (marked, stopped) == ([1, 3], refused)
+    assert rows[2].tolist() == [2, 1, 2], "an unknown character is no special token"
+    assert (7 in rows[3]) == (rule != "escape")

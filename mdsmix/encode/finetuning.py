@@ -47,10 +47,10 @@ class PromptResponse:
         (prompts, responses), positions, rejected = read_texts(
             records, (self.prompt, self.response)
         )
-        contexts, targets, marked = self._tokenize(prompts, responses)
-        if marked and self.special_tokens_in_text == "reject":
-            rejected += [Rejected(positions[i], "special_token_in_text", False) for i in marked]
-            good = np.delete(np.arange(len(positions)), marked)
+        contexts, targets, marked, refused = self._tokenize(prompts, responses)
+        if refused:
+            rejected += [Rejected(positions[i], "special_token_in_text", False) for i in refused]
+            good = np.delete(np.arange(len(positions)), refused)
             contexts, targets = contexts.take(good), targets.take(good)
             positions = [positions[i] for i in good]
         # The loader cuts either column to max_seq_len before it looks at the length of a prompt.
@@ -64,21 +64,26 @@ class PromptResponse:
 
     def _tokenize(
         self, prompts: list[str], responses: list[str]
-    ) -> tuple[Ragged, Ragged, list[int]]:
-        """Both with what the tokenizer adds around a text (a BOS that begins both leaves the response), and which
-        pairs hold a special token."""
-        n, rule, special = len(prompts), self.special_tokens_in_text, self.tokenizer.special_ids
-        ids, rows = encode_texts(self.backend, prompts + responses, rule, special)
-        marked = sorted({row % n for row in rows})
+    ) -> tuple[Ragged, Ragged, list[int], list[int]]:
+        """Both with what the tokenizer adds around a text (a BOS that begins both leaves the response), which pairs hold
+        a special token, and which of these are refused."""
+        n, rule = len(prompts), self.special_tokens_in_text
+        ids, *found = encode_texts(self.backend, prompts + responses, rule, self.tokenizer)
+        marked, refused = (sorted({row % n for row in rows}) for rows in found)
         head, tail = self.tokenizer.prefix_ids, self.tokenizer.suffix_ids
         bos, dtype = self.tokenizer.bos_id, self.tokenizer.dtype
         after_bos = head[1:] if bos is not None and head[:1] == [bos] else head
         contexts = frame(ids.slice(0, n), head, tail, dtype)
         targets = frame(ids.slice(n, 2 * n), after_bos, tail, dtype)
         if head or bos is None:
-            return contexts, targets, marked
+            return contexts, targets, marked, refused
         both = _begins_with(contexts, bos) & _begins_with(targets, bos)
-        return contexts, cut(targets, both.astype(np.int64), targets.lengths - both), marked
+        return (
+            contexts,
+            cut(targets, both.astype(np.int64), targets.lengths - both),
+            marked,
+            refused,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

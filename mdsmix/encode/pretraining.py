@@ -45,15 +45,12 @@ class Documents:
     def encode(self, records: list[Any]) -> Encoded:
         """Concat: one row per document, under `tokens`, to be joined and cut by the caller. Document: finished rows."""
         (texts,), positions, rejected = read_texts(records, (self.field,))
-        ids, marked = encode_texts(
-            self.backend,
-            texts,
-            self.special_tokens_in_text,
-            self.tokenizer.special_ids,
+        ids, marked, stopped = encode_texts(
+            self.backend, texts, self.special_tokens_in_text, self.tokenizer
         )
         rows = frame(ids, *self._frame, self.tokenizer.dtype)
         refused = np.zeros(len(rows), bool)
-        refused[marked] = self.special_tokens_in_text == "reject"
+        refused[stopped] = True
         keep, dropped = self._keep(ids.lengths, rows.lengths, refused)
         rejected += [Rejected(positions[i], why, why != SPECIAL) for i, why in dropped]
         return self._encoded(rows.take(keep), rejected, len(marked))

@@ -80,8 +80,8 @@ def _frame(full: list[int], bare: list[int]) -> tuple[tuple[int, ...], tuple[int
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, Any]:
-    special = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
-    return {"special_tokens": sorted(special), "special_ids": sorted(special.values())}
+    special = {i: t.content for i, t in sorted(tokenizer.added_tokens_decoder.items()) if t.special}
+    return {"special_tokens": list(special.values()), "special_ids": list(special)}
 
 
 def _chat_template(tokenizer: Any) -> str | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mdsmix.encode.backends import Backend
+from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.ragged import Ragged
 
 
@@ -54,26 +55,40 @@ def _common_start(texts: list[str]) -> str:
 
 
 def encode_texts(
-    backend: Backend, texts: Sequence[str], rule: str, ids: Sequence[int]
-) -> tuple[Ragged, list[int]]:
-    """The ids of the texts, and which rows hold a special token: those that encode otherwise as ordinary text.
+    backend: Backend, texts: Sequence[str], rule: str, tokenizer: Tokenizer
+) -> tuple[Ragged, list[int], list[int]]:
+    """The ids of the texts, which rows hold a special token, and which of these `rule` (special_tokens_in_text) refuses.
 
-    Args:
-        rule: special_tokens_in_text. Under `escape` those rows are ordinary text; under `allow` and `reject` they hold
-            the special ids, and the caller says what becomes of them.
-        ids: the special tokens' ids.
+    Those hold one that encode otherwise as ordinary text, or hold its control token even then. Under `escape` they are
+    ordinary text and the latter are refused; under `allow` and `reject` they hold the special ids.
     """
     rows = backend.encode(texts, match_special=True)
-    suspects = _rows_with(rows, ids)
+    suspects = _rows_with(rows, tokenizer.special_ids)
     if not suspects:
-        return rows, []
+        return rows, [], []
     plain = backend.encode([texts[row] for row in suspects], match_special=False)
-    marked = [r for i, r in enumerate(suspects) if not np.array_equal(plain[i], rows[r])]
+    stuck = [suspects[i] for i in _stuck(plain, [texts[row] for row in suspects], tokenizer)]
+    others = (r for i, r in enumerate(suspects) if not np.array_equal(plain[i], rows[r]))
+    marked = sorted({*stuck, *others})
+    refused = {"escape": stuck, "allow": [], "reject": marked}[rule]
     if rule != "escape" or not marked:
-        return rows, marked
+        return rows, marked, refused
     order = np.arange(len(texts))
     order[suspects] = len(texts) + np.arange(len(suspects))
-    return Ragged.concat([rows, plain]).take(order), marked
+    return Ragged.concat([rows, plain]).take(order), marked, refused
+
+
+def _stuck(plain: Ragged, texts: Sequence[str], tokenizer: Tokenizer) -> list[int]:
+    """The rows that hold a control token although their texts were encoded as ordinary ones: the vocabularies of Unigram
+    and WordLevel models hold its string like any word. The unknown token is none: any text may hold it."""
+    names = dict(zip(tokenizer.special_ids, tokenizer.special_tokens, strict=True))
+    unknown = tokenizer.template_variables.get("unk_token")
+    names = {i: name for i, name in names.items() if name != unknown}
+    return [
+        row
+        for row in _rows_with(plain, sorted(names))
+        if any(names[i] in texts[row] for i in names.keys() & set(plain[row].tolist()))
+    ]
 
 
 def _rows_with(rows: Ragged, ids: Sequence[int]) -> list[int]:

@@ -25,7 +25,7 @@ from mdsmix import typed
 from mdsmix.errors import Unreachable
 from mdsmix.recipe import TokenizerSpec
 
-SNAPSHOT_FORMAT = 2
+SNAPSHOT_FORMAT = 3
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".mds"}
 "Files beside a tokenizer that are model weights: they shape no token and take minutes to hash."
 
@@ -52,7 +52,7 @@ class Tokenizer:
     "What it puts behind."
     special_tokens: list[str]
     special_ids: list[int]
-    "Their ids, ascending."
+    "Their ids, ascending, in the order of the tokens."
     chat_template: str | None
     template_variables: dict[str, Any]
     "bos_token, eos_token, ... as transformers hands them to a chat template."
