@@ -158,6 +158,20 @@ def test_what_is_counted_follows_from_the_texts_alone(tokenizer: Tokenizer) -> N
     assert len(backend.encode([], True)) == 0
 
 
+def test_texts_that_begin_end_and_measure_alike_are_chosen_one_by_one(tokenizer: Tokenizer) -> None:
+    """Prompts made of a form would else be compared all or, nearly always, none."""
+    backend = Proved(tokenizer, Fastokens(tokenizer))
+    backend.encode([f"Translate {n:05} to French:" for n in range(30_000)], True)
+    assert 15 <= backend.compared <= 60
+
+
+@pytest.mark.parametrize("texts", [["", "", "", LIE], [f"{n} is {n}" for n in range(10)] + [LIE]])
+def test_a_difference_in_a_small_source_is_found(tokenizer: Tokenizer, texts: list[str]) -> None:
+    """Whatever their hashes, sixteen texts of the source are compared before one id is used."""
+    with pytest.raises(Unequal, match=LIE):
+        Proved(tokenizer, Lying(tokenizer)).encode(texts, True)
+
+
 def test_of_every_batch_something_is_compared(tokenizer: Tokenizer) -> None:
     seen: list[str] = []
 
@@ -171,8 +185,8 @@ def test_of_every_batch_something_is_compared(tokenizer: Tokenizer) -> None:
     backend.reference = Seeing(tokenizer)
     for n in range(20):
         seen.clear()
-        backend.encode([f"batch {n}", "one", "two"], True)
-        assert seen
+        backend.encode([f"batch {n}", "one", "two", "", ""], True)
+        assert len(seen) == 2
         assert set(seen) < {f"batch {n}", "one", "two"}
 
 
