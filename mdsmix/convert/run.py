@@ -29,7 +29,7 @@ from mdsmix.convert.unit import (
     open_tokenizer_backend,
     window_key,
 )
-from mdsmix.encode.backends import Unequal, remember_unequal
+from mdsmix.encode.backends import Unequal, known_unequal, remember_unequal
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, StreamSpec
@@ -233,6 +233,8 @@ def _outcome(
 ) -> Outcome:
     reused = sum(result.reused for result in results)
     place = job.place(manifest.index_hash)
+    if job.backend == "auto" and (unequal := known_unequal(job.tokenizer)):
+        notes = (f"{unequal}, as was found before; so the reference encodes", *notes)
     if job.is_versioned:
         notes = (f"published as {place}", *notes)
     new = [r for result in results if not result.reused for r in result.records]

@@ -73,10 +73,14 @@ class Reference:
 class Fastokens:
     """The Rust crate fastokens, through its flat buffers."""
 
+    @staticmethod
+    def name() -> str:
+        return f"fastokens {version('fastokens')}"
+
     def __init__(self, tokenizer: Tokenizer) -> None:
         from fastokens import Tokenizer as Model
 
-        self.label = f"fastokens {version('fastokens')}"
+        self.label = self.name()
         self.compared = 0
         self._model = Model.from_file(tokenizer.path)
 
@@ -138,7 +142,18 @@ class Proved:
         true = self.reference.encode(texts, match_special)
         for row, text in enumerate(texts):
             if not np.array_equal(ids[row], true[row]):
-                raise Unequal(self.label, text)
+                raise Unequal(self.label, self._smallest(text, match_special))
+
+    def _smallest(self, text: str, match_special: bool) -> str:
+        """What halving leaves of a text in which the two differ: a string to look at."""
+        while True:
+            half, quarter = len(text) // 2, len(text) // 4
+            parts = [text[:half], text[half:], text[quarter : quarter + half]]
+            fast, true = (b.encode(parts, match_special) for b in (self.fast, self.reference))
+            differ = [p for i, p in enumerate(parts) if not np.array_equal(fast[i], true[i])]
+            if not differ or differ[0] == text:
+                return text
+            text = differ[0]
 
 
 def _hashed(ids: Ragged) -> Any:
@@ -185,6 +200,13 @@ def remember_unequal(tokenizer: Tokenizer, unequal: Unequal) -> None:
 def is_unequal(tokenizer: Tokenizer, label: str) -> bool:
     """Whether this backend of this version is on that list."""
     return bool(_mark(tokenizer, label, "unequal").exists())
+
+
+def known_unequal(tokenizer: Tokenizer) -> Unequal | None:
+    """The difference for which `auto` is the reference; None where the list holds none."""
+    label = Fastokens.name()
+    mark = _mark(tokenizer, label, "unequal")
+    return Unequal(label, mark.read_text("utf-8")) if mark.exists() else None
 
 
 def _mark(tokenizer: Tokenizer, label: str, verdict: str) -> Any:
