@@ -257,6 +257,12 @@ def test_a_tokenizer_that_cannot_be_loaded_is_one_sentence(recipe: Path) -> None
     refused(mdsmix("convert", recipe, f"tokenizer.name={name}"), 4, name, "could not be loaded")
 
 
+@pytest.mark.parametrize("option", ["--memory", "--max-bad"])
+def test_an_option_without_a_value_is_not_overlooked(recipe: Path, option: str) -> None:
+    """As of a variable that is not set: `--memory "$CAP"`."""
+    assert mdsmix("convert", recipe, option, "").code == 2
+
+
 def test_an_output_with_another_streams_data_is_one_sentence(recipe: Path, tmp_path: Path) -> None:
     assert mdsmix("convert", recipe).code == 0
     write_jsonl(tmp_path / "b.jsonl", [{"text": "another stream's words, some of them"}] * 9)
@@ -315,7 +321,7 @@ def test_a_link_to_a_file_is_that_file(recipe: Path, tmp_path: Path) -> None:
 def test_a_link_that_leads_nowhere_is_one_sentence(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nothing.jsonl")
     answer = mdsmix("convert", recipe, f"streams.web.source.path={tmp_path / 'gone.jsonl'}")
-    refused(answer, 2, "gone.jsonl", "matches no file")
+    refused(answer, 4, "gone.jsonl: it is a link to", "take the link away")
 
 
 def test_two_runs_at_once_publish_one_whole_stream(recipe: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 from mdsmix.convert import unit
 from mdsmix.convert.repair import Repaired, repair
+from mdsmix.convert.run import Options
+from mdsmix.encode.pretraining import Documents
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.recipe import load_recipe
 from mdsmix.shards.index import read_index
@@ -48,7 +51,7 @@ def published(tmp_path: Path, recipe: Path) -> Path:
 
 
 def mend(recipe: Path, folder: Path, *overrides: str) -> Repaired:
-    return repair(load_recipe(recipe, overrides), locate(folder), 1, Told())
+    return repair(load_recipe(recipe, overrides), locate(folder), Options(workers=1), Told())
 
 
 def shards(folder: Path) -> list[Path]:
@@ -236,3 +239,24 @@ def test_the_command(published: Path, recipe: Path) -> None:
     assert "repaired, 1 of " in last
     assert mdsmix("verify", published).code == 0
     assert mdsmix("repair", published).code == 2
+
+
+def test_records_that_workers_die_of_are_set_aside_as_they_were(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = Documents.encode
+
+    def dying(self: Documents, records: list[Any]) -> Any:
+        if any(record["text"] == TEXTS[7]["text"] for record in records):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encode(self, records)
+
+    monkeypatch.setattr(Documents, "encode", dying)
+    run_recipe(recipe, only=["web"], quarantine_crashes=True)
+    before, published = files(tmp_path / "out"), tmp_path / "out" / "web" / "train"
+    flip(shards(published)[0])
+    command = ("repair", published, "--recipe", recipe, "--memory", "1GiB")
+    refused = mdsmix(*command)
+    assert (refused.code, "--quarantine-crashes" in refused.err) == (1, True)
+    assert mdsmix(*command, "--quarantine-crashes").code == 0
+    assert files(tmp_path / "out") == before

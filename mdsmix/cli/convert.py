@@ -102,14 +102,14 @@ def convert(
     from mdsmix.report.progress import watching
     from mdsmix.report.summary import print_summary
 
-    bound = [f"max_bad={max_bad}"] if max_bad else []
+    bound = [] if max_bad is None else [f'max_bad="{max_bad}"']
     loaded = load_recipe(recipe, [*(overrides or ()), *bound])
     options = Options(
         only=only or (),
         limit=limit,
         reencode=reencode,
         workers=workers,
-        memory=bytes_of(memory) if memory else None,
+        memory=None if memory is None else bytes_of(memory),
         quarantine_crashes=quarantine_crashes,
         verify_source=verify_source,
     )

@@ -31,17 +31,38 @@ def repair(
             show_default="one per processor",
         ),
     ] = None,
+    memory: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="SIZE",
+            help="What all processes together may take, e.g. 2GiB.",
+            show_default="half of the machine or its control group",
+        ),
+    ] = None,
+    quarantine_crashes: Annotated[
+        bool,
+        typer.Option(
+            "--quarantine-crashes", help="Set a record aside if worker processes die of it."
+        ),
+    ] = False,
 ) -> None:
     """Verify STREAM and convert again only the work units whose shards fail: it comes out byte for byte as it was."""
+    from mdsmix.convert.memory import bytes_of
     from mdsmix.convert.repair import repair as make_whole
+    from mdsmix.convert.run import Options
     from mdsmix.recipe import load_recipe
     from mdsmix.report.progress import watching
     from mdsmix.shards.published import find_published
     from mdsmix.storage import locate
 
+    options = Options(
+        workers=workers,
+        memory=None if memory is None else bytes_of(memory),
+        quarantine_crashes=quarantine_crashes,
+    )
     folder = find_published(locate(stream))
     with watching() as watcher:
-        done = make_whole(load_recipe(recipe, overrides or ()), folder, workers, watcher)
+        done = make_whole(load_recipe(recipe, overrides or ()), folder, options, watcher)
     for fault in done.faults:
         typer.echo(f"fault {fault.file}: {fault.problem}")
     if not done.faults:

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from mdsmix.convert.job import Job
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
+from mdsmix.shards import manifest as manifest_file
+from mdsmix.shards.index import read_card
 from mdsmix.shards.links import refuse_links
-from mdsmix.shards.manifest import Manifest, read_manifest
+from mdsmix.shards.manifest import Manifest, parse_manifest
 from mdsmix.sources import SourceFile
 
 
@@ -17,8 +19,10 @@ def published_manifest(job: Job, reencode: bool) -> Manifest | None:
 
     RecipeError where the target holds a stream that `mdsmix convert` did not make.
     """
+    at = job.folder / manifest_file.BASENAME
+    is_there = at.stat() is not None  # a store that cannot be reached says so here
     try:
-        manifest = read_manifest(job.folder)
+        manifest = parse_manifest(read_card(at), str(at)) if is_there else None
     except Unreachable as error:
         if reencode:
             return None

@@ -32,7 +32,7 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 def bytes_of(text: str) -> int:
     """`2GiB`, `2G` and `2147483648` are the same, 2GB is 2 * 10^9; RecipeError where it is none of these, or too little."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
     if not found:
         raise RecipeError(f"--memory {text} is no size: write for example 2GiB or 800MiB.")
     number, unit, suffix = float(found[1]), found[2].upper(), (found[3] or "iB").lower()

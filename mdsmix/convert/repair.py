@@ -8,7 +8,7 @@ version that is damaged cannot be made again; that is refused before anything is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from mdsmix.convert.job import Job, on_day
@@ -41,13 +41,13 @@ class Repaired:
     "Work units in all."
 
 
-def repair(recipe: Recipe, folder: Location, workers: int | None, watcher: Watcher) -> Repaired:
-    """Makes the stream in `folder`, which this recipe publishes, what its manifest says.
+def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher) -> Repaired:
+    """Makes the stream in `folder`, which this recipe publishes, what its manifest says; `options` say who may work.
 
     RecipeError where recipe or source would make another stream; Unreachable where it cannot be looked at.
     """
     split = working_folder(folder)
-    options = Options(only=(_name(recipe, split),), again=True, workers=workers)
+    options = replace(options, only=(_name(recipe, split),), again=True)
     _refuse_older(folder, split)
     with lease(split, watcher.say):
         report = _look(folder, watcher)
@@ -152,5 +152,6 @@ def _refuse_other_version(folder: Location, before: Manifest, after: Manifest | 
     if after is None or after.index_hash != before.index_hash:
         raise MdsmixError(
             f"{folder} was made again, but as a new version: a file of its source was changed without changing its "
-            "size. The version that was damaged is gone; render the YAML again before you train."
+            "size, or a record that workers died of then (crashed_worker) is none now. The version that was damaged is "
+            "gone; render the YAML again before you train."
         )

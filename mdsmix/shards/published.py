@@ -69,7 +69,8 @@ def find_published(at: Location) -> Location:
         return found
     if not splits:
         raise Unreachable(
-            f"{at} holds no published stream: neither it nor a folder in it has an {BASENAME}."
+            f"{at} holds no published stream: neither it nor a folder in it has an {BASENAME}; correct the "
+            "path, or publish it (again) with the tool that makes it."
         )
     names = ", ".join(split.name for split in splits)
     raise Unreachable(

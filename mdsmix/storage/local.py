@@ -188,7 +188,7 @@ class LocalPath(Location):
                 yield Unfinished(name, found.size, found.modified, (self / name).delete)
 
     def expand(self) -> Found:
-        itself = self.stat()
+        itself = self._source()
         if itself is not None:
             return [(self, itself)]
         if not has_pattern(self.path):
@@ -198,7 +198,17 @@ class LocalPath(Location):
         with _explained("list", root or "/"):
             paths = sorted(set(_matching(root or "/", patterns)))
         places = [LocalPath(path) for path in paths]
-        return [(place, found) for place in places if (found := place.stat()) is not None]
+        return [(place, found) for place in places if (found := place._source()) is not None]
+
+    def _source(self) -> Stat | None:
+        """As `stat`; a link that leads nowhere is refused, since what it led to would be missed without a word."""
+        found = self.stat()
+        if found is None and os.path.islink(self.path):
+            raise Unreachable(
+                f"cannot read {self.path}: it is a link to {os.path.realpath(self.path)}, where there is no file; bring "
+                "that back, or take the link away"
+            )
+        return found
 
 
 def _stat(found: os.stat_result) -> Stat:

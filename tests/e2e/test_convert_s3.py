@@ -85,7 +85,7 @@ def refused(*arguments: object, words: list[str], code: int = 4) -> None:
     assert answer.out == ""
     (line,) = answer.err.splitlines()
     assert line.startswith("error: ")
-    assert all(word in line for word in words), line
+    assert all(word in f"{line}\n" for word in words), line
     assert not any(secret in line for secret in SECRETS), line
 
 
@@ -101,7 +101,7 @@ def test_a_bucket_that_does_not_exist(recipe: Path, tmp_path: Path) -> None:
 def test_wrong_credentials(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-password")
     for command in ("convert", "check", "render-yaml"):
-        refused(command, recipe, words=["s3://mdsmix-"])
+        refused(command, recipe, words=["s3://mdsmix-", "correct AWS_SECRET_ACCESS_KEY\n"])
 
 
 def test_no_credentials(recipe: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
