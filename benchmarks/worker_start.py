@@ -8,15 +8,16 @@ from __future__ import annotations
 import sys
 import time
 from functools import partial
-from typing import Any
 
 from mdsmix.convert import engine
+from mdsmix.convert.attempts import Attempt
+from mdsmix.convert.memory import Watch, default_cap
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
 from mdsmix.recipe.spec import TokenizerSpec
 
 
-def ready(tokenizer: Tokenizer, told: Any) -> float:
+def ready(tokenizer: Tokenizer, attempt: Attempt, line: engine.Line) -> float:
     """The clock is the same for all processes of a machine."""
     open_backend(tokenizer).encode(["ready"], False)
     return time.monotonic()
@@ -24,9 +25,10 @@ def ready(tokenizer: Tokenizer, told: Any) -> float:
 
 def main() -> None:
     tokenizer = open_tokenizer(TokenizerSpec(name=sys.argv[1]))
+    crew = engine.Crew(workers=2, watch=Watch(default_cap()))
     began = time.monotonic()
     tasks = [partial(ready, tokenizer)] * 2
-    print(max(at for _, at in engine.run(tasks, 2, lambda size, tokens: None)) - began)
+    print(max(at for _, at in engine.run(tasks, crew, lambda size, tokens: None)) - began)
 
 
 if __name__ == "__main__":
