@@ -8,9 +8,11 @@ import shutil
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mdsmix.encode.pretraining import Documents
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.shards.index import read_index
 from mdsmix.storage import locate
@@ -222,3 +224,26 @@ def test_a_manifest_of_a_newer_format_is_not_overwritten(recipe: Path, published
     with pytest.raises(Unreachable, match="format_version is 2"):
         run_recipe(recipe)
     assert manifest.read_bytes() == newer
+
+
+@pytest.mark.parametrize(
+    ("layout", "wrong"),
+    [
+        ("concat", lambda records: records[1:]),
+        ("concat", lambda records: records[:1] + records),
+        ("document", lambda records: records[1:]),
+    ],
+)
+def test_counts_that_do_not_add_up_are_never_published(
+    recipe: Path,
+    published: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    layout: str,
+    wrong: Callable[[list[Any]], list[Any]],
+) -> None:
+    """An encoder that loses a record, or writes it twice, without a word."""
+    encode = Documents.encode
+    monkeypatch.setattr(Documents, "encode", lambda self, records: encode(self, wrong(records)))
+    with pytest.raises(MdsmixError, match=r"30 records read, but \d+ written, 0 filtered"):
+        run_recipe(recipe, f"streams.web.layout={layout}")
+    assert not {"index.json", "mdsmix.manifest"} & set(files(published))

@@ -108,6 +108,8 @@ REFUSED = {
     "streams.faq.source.response=null": "source names the fields prompt; finetuning reads prompt and response",
     "streams.web.source.path=[]": "source.path is empty",
     "streams.web.split=a/b": "split is 'a/b'; it names one folder",
+    "streams.web.split=train-0123abcd": "those of mdsmix's own first looks and versions",
+    "streams.web.split=limit-7": "those of mdsmix's own first looks and versions",
     "streams.web.remote=s3://b/x": "remote and local belong to streams without a source",
     "streams.old.remote=null streams.old.local=null": "streams.old: has neither a source nor a remote or local",
     "streams.faq.layout=document": "layout is for pretraining; take it out",

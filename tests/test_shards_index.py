@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,7 @@ def test_a_manifest_comes_back_byte_for_byte() -> None:
         (orjson.dumps({"format_version": 1}), "is missing"),
         (MANIFEST.to_bytes().replace(b'"complete"', b'"compleat"'), "did you mean complete"),
         (MANIFEST.to_bytes().replace(b'"complete": true', b'"complete": false'), "complete"),
+        (replace(MANIFEST, index_hash="../x").to_bytes(), "its index_hash is '../x', no xxh128"),
     ],
 )
 def test_a_damaged_or_newer_manifest_is_one_sentence(content: bytes, sentence: str) -> None:

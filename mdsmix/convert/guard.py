@@ -63,7 +63,7 @@ def _why_not(job: Job, manifest: Manifest, sources: list[str]) -> str | None:
     old, new = {s.path for s in manifest.sources}, set(sources)
     if not old & new:
         return (
-            f"stream {job.name}: {job.target} holds a stream made of {_listed(sorted(old))}, none of which is "
+            f"stream {job.name}: {job.target} holds a stream made of {_listed(sorted(old)) or 'other streams'}, none of which is "
             f"among its sources now ({_listed(sorted(new))}); publish elsewhere, or pass --reencode to replace it."
         )
     return None

@@ -97,7 +97,7 @@ def _convert(
     """Encodes the batches, stores the shards, and then the record that says so."""
     backend = open_tokenizer_backend(job)
     encoder, rows = open_encoder(job, backend), open_assembler(job)
-    compared, tally = backend.compared, _Tally()
+    compared, tally = backend.compared, _Tally(job.encoding.layout == "document")
     pace = _Pace(attempt, line)
     for batch in batches:
         without = skipped(batch, attempt)
@@ -145,9 +145,11 @@ class _Pace:
 
 
 class _Tally:
-    """What became of the records, batch by batch."""
+    """What became of the records, batch by batch. Those written are counted by their rows, so that a lost one is missed."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_many_rows: bool) -> None:
+        self._has_many_rows = has_many_rows
+        "A long document is split, any other record is one row."
         self.records, self.bad = Records(), list[dict[str, Any]]()
         self.size = self.lines = 0
 
@@ -155,7 +157,7 @@ class _Tally:
         """Counts what is not to be encoded."""
         bad = [(line.origin, line.reason) for line in batch.bad]
         bad += [(batch.origin(position), CRASHED) for position in sorted(without)]
-        self._add(len(bad), bad)
+        self._add(len(bad), 0, bad)
         self.size += batch.size
         self.lines += batch.lines
 
@@ -165,14 +167,20 @@ class _Tally:
         bad = [
             (batch.origin(piece[r.position]), r.reason) for r in encoded.rejected if not r.filtered
         ]
-        self._add(len(piece), bad, dropped)
+        rows, left = len(encoded.lengths), len(piece) - len(encoded.rejected)
+        written = min(rows, left) if self._has_many_rows else rows
+        self._add(len(piece), written, bad, dropped)
 
     def _add(
-        self, read: int, bad: list[tuple[Origin, str]], dropped: Mapping[str, int] | None = None
+        self,
+        read: int,
+        written: int,
+        bad: list[tuple[Origin, str]],
+        dropped: Mapping[str, int] | None = None,
     ) -> None:
         self.records += Records(
             read=read,
-            written=read - len(bad) - sum((dropped or {}).values()),
+            written=written,
             filtered=dict(dropped or {}),
             quarantined=dict(Counter(reason for _, reason in bad)),
         )

@@ -11,6 +11,8 @@ from mdsmix.typed import brief
 
 TARGET_PROMPTS = re.compile(r"none|all|length>=[1-9]\d*")
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+OWN_SPLIT = re.compile(r"limit-\d+|.+-[0-9a-f]{8}")
+"Folders beside a split: first looks, and versions, which `mdsmix gc --keep` deletes."
 SHARE = re.compile(r"(0?\.\d+|[01](\.0*)?)|(\d{1,2}(\.\d+)?|100)%")
 COMPRESSION = re.compile(r"zstd(:([1-9]|1\d|2[0-2]))?")
 
@@ -25,7 +27,7 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
     if dataset is not None and not isinstance(dataset, Mapping):
         yield f"train_loader.dataset is {brief(dataset)}; it must hold keys, for example packing_ratio."
     if not 2 <= recipe.max_seq_len < 2**31:
-        yield f"max_seq_len is {recipe.max_seq_len}; a sample needs 2 tokens at least to give a loss."
+        yield f"max_seq_len is {recipe.max_seq_len}; a sample needs 2 tokens at least to give a loss, and can hold 2^31 - 1."
     if not TARGET_PROMPTS.fullmatch(recipe.target_prompts):
         yield f"target_prompts is {recipe.target_prompts!r}; it must be none, all or length>=N with N of at least 1."
     if recipe.compression and not COMPRESSION.fullmatch(recipe.compression):
@@ -65,6 +67,11 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         if not (stream.remote or stream.local):
             yield "has neither a source nor a remote or local; say what to convert or where it was published."
         return
+    if OWN_SPLIT.fullmatch(stream.split):
+        yield (
+            f"split is {stream.split!r}; limit-N and names that end in - and 8 hex digits are those of mdsmix's own first "
+            "looks and versions, which are replaced and deleted: name it otherwise."
+        )
     if stream.remote or stream.local:
         yield "remote and local belong to streams without a source; this one is published under the recipe's remote or local."
     if not stream.source.path:

@@ -7,6 +7,7 @@ finished publication from an interrupted one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -213,7 +214,12 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
             raise typed.Misfit(
                 f"its format_version is {version!r}, this mdsmix reads {FORMAT_VERSION}"
             )
-        return typed.read(Manifest, tree)
+        manifest = typed.read(Manifest, tree)
+        if not re.fullmatch(
+            "[0-9a-f]{32}", manifest.index_hash
+        ):  # it names the folder of a version
+            raise typed.Misfit(f"its index_hash is {typed.brief(manifest.index_hash)}, no xxh128")
+        return manifest
     except (orjson.JSONDecodeError, RecursionError, typed.Misfit) as error:
         raise Unreachable(
             f"{where} cannot be read as a manifest: {str(error).rstrip('.')}; "

@@ -163,8 +163,6 @@ def _sums(index: Index, manifest: Manifest) -> Iterator[str]:
         yield f"expected {total:,} samples in the index, found {index.samples:,}"
     if not manifest.records.adds_up:
         yield f"expected as many records read as written, filtered and quarantined, found {manifest.records}"
-    if not parts:
-        return
     if sum(part.shards for part in parts) != len(index.shards):
         listed = sum(part.shards for part in parts)
         yield f"expected {listed:,} shards of all parts in the index, found {len(index.shards):,}"
