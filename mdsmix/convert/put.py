@@ -14,6 +14,7 @@ from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.index import Index, read_index
+from mdsmix.shards.links import refuse_links
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.published import named_version
 from mdsmix.shards.shardfiles import gather
@@ -25,6 +26,7 @@ def put(job: Job, index: Index, manifest: Manifest) -> None:
     """Makes the index, whose shards lie in the job's folders, what is published. Nothing is written where it is so."""
     place = job.place(index.hash)
     if job.is_versioned:
+        refuse_links(place.parent, place.name)
         _refuse_other(place, index)
     gather(place, index.shards, job.shard_folders)
     if job.is_versioned:

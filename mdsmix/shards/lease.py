@@ -80,8 +80,8 @@ class Lease:
         if not self._beat():
             raise Unreachable(
                 f"{self._at.parent.parent} was taken over by another run, because this one ({self._holder}) stood "
-                "still for too long; it publishes nothing, finished work units are kept: run the same command again "
-                "when the other is done."
+                f"still for too long, or somebody deleted {self._at}; it publishes nothing, finished work units are "
+                "kept: run the same command again when no other is at work."
             )
 
     def release(self) -> None:

@@ -83,6 +83,18 @@ def test_nothing_is_written_through_a_link_in_the_output(
         assert "is a link to" in arena.refused(*command)
 
 
+def test_a_version_is_not_published_through_a_link(
+    arena: Arena, recipe: Path, elsewhere: Path
+) -> None:
+    command = ["convert", recipe, "--workers", 1, "publish=versioned"]
+    assert arena.run(*command, f"local={arena.out / 'first'}").code == 0
+    (version,) = (arena.out / "first" / "web").glob("train-*")
+    (arena.out / "web").mkdir()
+    (arena.out / "web" / version.name).symlink_to(elsewhere)
+    assert "is a link to" in arena.refused(*command)
+    assert [path.name for path in elsewhere.iterdir()] == ["b.jsonl"]
+
+
 def test_a_file_in_the_output_that_is_a_link_is_put_in_place_of_the_link(
     arena: Arena, recipe: Path
 ) -> None:
