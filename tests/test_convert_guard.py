@@ -76,3 +76,15 @@ def test_a_manifest_without_an_index_is_an_interrupted_publication(recipe: Path)
     (published / "index.json").unlink()
     run_recipe(recipe)
     assert files(published) == before
+
+
+def test_the_quarantine_is_no_source(recipe: Path, tmp_path: Path) -> None:
+    """It would grow with every run: what is set aside there is no document."""
+    (tmp_path / "a.jsonl").write_text("not json\n" + (tmp_path / "a.jsonl").read_text())
+    everything = f"streams.web.source.path={tmp_path}/**/*.jsonl*"
+    run_recipe(recipe, everything)
+    for settings in ({}, {"limit": 3}, {"reencode": True}):
+        with pytest.raises(
+            RecipeError, match=r"finds .*/web/train/quarantine/.*narrow the pattern"
+        ):
+            run_recipe(recipe, everything, **settings)

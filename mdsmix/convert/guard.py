@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from mdsmix.convert.job import Job
+from mdsmix.convert.quarantine import QUARANTINE
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
@@ -12,6 +13,7 @@ from mdsmix.shards.index import read_card
 from mdsmix.shards.links import refuse_links
 from mdsmix.shards.manifest import Manifest, parse_manifest
 from mdsmix.sources import SourceFile
+from mdsmix.storage import Location
 
 
 def published_manifest(job: Job, reencode: bool) -> Manifest | None:
@@ -33,6 +35,19 @@ def published_manifest(job: Job, reencode: bool) -> Manifest | None:
             "overwrite; publish elsewhere (another stream name, remote or local), or pass --reencode to replace it."
         )
     return manifest
+
+
+def refuse_quarantine(
+    jobs: Sequence[tuple[Job, list[SourceFile]]], streams: Collection[Location]
+) -> None:
+    """RecipeError where a pattern finds what was set aside in these streams: it would be read, and set aside, every time."""
+    for job, files in jobs:
+        for place in (file.location for file in files):
+            if place.parent.name == QUARANTINE and place.parent.parent.parent in streams:
+                raise RecipeError(
+                    f"stream {job.name}: its source finds {place}, the bad records that convert itself has set aside; "
+                    "narrow the pattern, or publish outside of the folder that it searches."
+                )
 
 
 def refuse_replacing(jobs: Sequence[tuple[Job, list[SourceFile]]], reencode: bool) -> None:

@@ -15,7 +15,7 @@ import xxhash
 
 from mdsmix import sources
 from mdsmix.convert import engine
-from mdsmix.convert.guard import published_manifest, refuse_replacing
+from mdsmix.convert.guard import published_manifest, refuse_quarantine, refuse_replacing
 from mdsmix.convert.job import Job, make_job, on_day, with_versions
 from mdsmix.convert.memory import Watch, default_cap
 from mdsmix.convert.outcome import Outcome, Watcher
@@ -37,6 +37,7 @@ from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest, SourceFile
 from mdsmix.sources import Unit
+from mdsmix.storage import locate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,7 @@ def planned_jobs(recipe: Recipe, options: Options) -> list[tuple[Job, list[sourc
         )
         for stream, source in streams
     ]
+    refuse_quarantine(jobs, {locate(recipe.published(stream)) for stream in recipe.sourced})
     refuse_replacing(jobs, options.reencode)
     return jobs
 
