@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mdsmix.convert import memory
 from mdsmix.convert.outcome import Outcome
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.shards.index import read_index
@@ -397,3 +398,12 @@ def test_names_and_order_of_files_are_those_of_their_paths(
 def test_the_ids_are_uint16_arrays(recipe: Path, published: Path) -> None:
     run_recipe(recipe)
     assert {np.asarray(sample["tokens"]).dtype for sample in samples(published)} == {np.dtype("u2")}
+
+
+def test_a_cap_that_one_worker_does_not_keep_is_told(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not run_recipe(recipe, memory=1 << 40)[0].notes
+    monkeypatch.setattr(memory, "held", lambda pid: 1 << 40)
+    (note,) = run_recipe(recipe, "max_seq_len=8", memory=1 << 30)[0].notes
+    assert "MB of memory were held, more than --memory allows (1,074 MB)" in note

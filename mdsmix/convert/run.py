@@ -144,7 +144,16 @@ def _convert_stream(
             stale.delete()
         if not job.limit:
             seen.save(units, [Content(hash=r.content, windows=r.windows) for r in results])
-    return _outcome(job, manifest, results, began, notes, crew.watch.peak)
+    return _outcome(job, manifest, results, began, (*notes, *_over(crew.watch)), crew.watch.peak)
+
+
+def _over(watch: Watch) -> Iterator[str]:
+    if watch.peak > watch.cap:
+        yield (
+            f"WARNING: {watch.peak / 1e6:,.0f} MB of memory were held, more than --memory allows "
+            f"({watch.cap / 1e6:,.0f} MB): one worker at one record and the rows of its unit takes so much; raise it, or "
+            "split the largest records"
+        )
 
 
 def _keys(job: Job, known: Sequence[Content | None]) -> list[str] | None:
