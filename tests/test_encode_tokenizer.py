@@ -111,6 +111,20 @@ def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path, cache: Path) -> No
     assert not list(cache.glob("tokenizers/*/card.json"))
 
 
+def test_code_that_a_tokenizer_brings_is_not_run(
+    tmp_path: Path, cache: Path, tokenizer_folder: Path
+) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(tokenizer_folder, folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    own = {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | own))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(Unreachable, match="contains custom code"):
+        opened(folder)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MDSMIX_CACHE", "/one")
     assert module.cache_folder() == Path("/one")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import redirect_stdout
 from typing import Any
 
 PROBES = ("a", "Hello, world!", "one two  three\n", "déjà vu, 東京", "12345")
@@ -93,7 +94,10 @@ def _chat_template(tokenizer: Any) -> str | None:
 def main() -> None:
     asked = json.load(sys.stdin)
     try:
-        answer = take(asked["name"], asked["kwargs"])
+        with redirect_stdout(
+            sys.stderr
+        ):  # transformers asks there whether to run a tokenizer's own code
+            answer = take(asked["name"], asked["kwargs"])
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {error}" if str(error) else repr(error)}
     print(json.dumps(answer))
