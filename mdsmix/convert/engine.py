@@ -23,7 +23,7 @@ from mdsmix.convert.memory import PERIOD, Watch, give_back, resident
 
 R = TypeVar("R")
 
-LIFE_BYTES = 64 << 20
+LIFE_BYTES = 32 << 20
 "A worker that has read so much source ends with its task. Word caches grew by 230 MB in a worker that lived on."
 
 

@@ -83,6 +83,9 @@ def read(unit: Unit, limit: int | None = None) -> Iterator[RecordBatch]:
         left = None if left is None else left - added
         if left == 0:
             break
+        if batch.size > BLOCK_BYTES // 2:  # without a look at the next block, which is as large
+            yield batch
+            batch = None
     if batch is not None:
         yield batch
 
