@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from mdsmix.cli.options import Memory, Overrides, QuarantineCrashes, RecipePath, Workers
+
+if TYPE_CHECKING:
+    from mdsmix.convert.outcome import Outcome
+    from mdsmix.convert.run import Options
+    from mdsmix.recipe import Recipe
+
 
 def convert(
-    recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.", show_default=False)],
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
-        typer.Argument(metavar="[KEY=VALUE]...", help="Recipe keys to set, e.g. max_seq_len=4096."),
-    ] = None,
+    recipe: RecipePath,
+    overrides: Overrides = None,
     only: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        Optional[list[str]],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
         typer.Option(
             metavar="STREAM",
             help="Convert this stream only; may be repeated.",
@@ -59,33 +62,9 @@ def convert(
             rich_help_panel="How",
         ),
     ] = False,
-    workers: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Processes; they shape no byte.",
-            show_default="one per processor",
-            rich_help_panel="How",
-        ),
-    ] = None,
-    memory: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            metavar="SIZE",
-            help="What all processes together may take, e.g. 2GiB.",
-            show_default="half of the machine or its control group",
-            rich_help_panel="How",
-        ),
-    ] = None,
-    quarantine_crashes: Annotated[
-        bool,
-        typer.Option(
-            "--quarantine-crashes",
-            help="Set a record aside if worker processes die of it.",
-            rich_help_panel="How",
-        ),
-    ] = False,
+    workers: Workers = None,
+    memory: Memory = None,
+    quarantine_crashes: QuarantineCrashes = False,
 ) -> None:
     """Convert every stream of RECIPE that has a source, and publish it.
 
@@ -94,13 +73,9 @@ def convert(
     What is unchanged is not done again; bad records are set aside in quarantine/ and counted.
     """
     from mdsmix.convert.memory import bytes_of
-    from mdsmix.convert.outcome import Outcome
     from mdsmix.convert.preview import preview
     from mdsmix.convert.run import Options
-    from mdsmix.convert.run import convert as convert_recipe
     from mdsmix.recipe import load_recipe
-    from mdsmix.report.progress import watching
-    from mdsmix.report.summary import print_summary
 
     bound = [] if max_bad is None else [f'max_bad="{max_bad}"']
     loaded = load_recipe(recipe, [*(overrides or ()), *bound])
@@ -113,15 +88,24 @@ def convert(
         quarantine_crashes=quarantine_crashes,
         verify_source=verify_source,
     )
-    if dry_run:
-        for sentence in preview(loaded, options):
-            typer.echo(sentence)
+    if not dry_run:
+        _convert(loaded, options)
         return
+    for sentence in preview(loaded, options):
+        typer.echo(sentence)
+
+
+def _convert(recipe: Recipe, options: Options) -> None:
+    """Where a stream fails, those before it are published and told of."""
+    from mdsmix.convert.run import convert
+    from mdsmix.report.progress import watching
+    from mdsmix.report.summary import print_summary
+
     outcomes: list[Outcome] = []
     try:
         with watching() as watcher:
-            for outcome in convert_recipe(loaded, options, watcher):
+            for outcome in convert(recipe, options, watcher):
                 outcomes.append(outcome)
-    finally:  # where a stream fails, those before it are published
+    finally:
         if outcomes:
             print_summary(outcomes)

@@ -6,11 +6,11 @@ from typing import Annotated, Optional
 
 import typer
 
+from mdsmix.cli.options import Stream
+
 
 def gc(
-    stream: Annotated[
-        str, typer.Argument(help="A published stream: a folder or s3:// URL.", show_default=False)
-    ],
+    stream: Stream,
     older_than: Annotated[
         str,
         typer.Option(metavar="AGE", help="Only what was written longer ago: 7d, 12h, 30m or 0s."),

@@ -6,11 +6,11 @@ from typing import Annotated, Optional
 
 import typer
 
+from mdsmix.cli.options import Stream
+
 
 def inspect(
-    stream: Annotated[
-        str, typer.Argument(help="A published stream: a folder or s3:// URL.", show_default=False)
-    ],
+    stream: Stream,
     samples: Annotated[
         int, typer.Option("-n", "--samples", min=0, metavar="N", help="Samples to show.")
     ] = 3,
@@ -18,7 +18,8 @@ def inspect(
         Optional[str],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
         typer.Option(
             metavar="NAME",
-            help="Decode with this tokenizer [default: the one that made it, if known here].",
+            help="Decode with this tokenizer.",
+            show_default="the one that made it, if known here",
         ),
     ] = None,
 ) -> None:

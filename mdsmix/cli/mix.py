@@ -7,9 +7,11 @@ from typing import Annotated, Optional
 
 import typer
 
+from mdsmix.cli.options import Overrides, RecipePath
+
 
 def mix(
-    recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.", show_default=False)],
+    recipe: RecipePath,
     out: Annotated[
         str,
         typer.Option(
@@ -20,12 +22,7 @@ def mix(
             show_default=False,
         ),
     ],
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="Overrides of the recipe.", show_default=False
-        ),
-    ] = None,
+    overrides: Overrides = None,
     seed: Annotated[
         int,
         typer.Option(min=0, metavar="N", help="Decides which samples are drawn, and their order."),
@@ -34,7 +31,7 @@ def mix(
         bool, typer.Option("--replace", help="Allow replacing another stream that lies at STREAM.")
     ] = False,
     tmp: Annotated[
-        Optional[Path],  # noqa: UP045
+        Optional[Path],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
         typer.Option(
             metavar="FOLDER",
             help="Where all drawn samples lie meanwhile.",

@@ -6,24 +6,22 @@ from typing import Annotated, Optional
 
 import typer
 
+from mdsmix.cli.options import Overrides
+
 
 def render_yaml(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="The recipe.", show_default=False)
+        str, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.", show_default=False)
     ],
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="Overrides of the recipe.", show_default=False
-        ),
-    ] = None,
+    overrides: Overrides = None,
     out: Annotated[
-        Optional[str],  # noqa: UP045
+        Optional[str],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
         typer.Option(
             "-o",
             "--out",
             metavar="FILE",
-            help="Write here [default: the file of --into, else stdout].",
+            help="Write here.",
+            show_default="the file of --into, else stdout",
         ),
     ] = None,
     into: Annotated[

@@ -3,48 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
+from mdsmix.cli.options import Memory, Overrides, QuarantineCrashes, Stream, Workers
+
 
 def repair(
-    stream: Annotated[
-        str, typer.Argument(help="A published stream: a folder or s3:// URL.", show_default=False)
-    ],
+    stream: Stream,
     recipe: Annotated[
         Path,
         typer.Option(help="The recipe that made it.", show_default=False),
     ],
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="Overrides of the recipe.", show_default=False
-        ),
-    ] = None,
-    workers: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Processes; they shape no byte.",
-            show_default="one per processor",
-        ),
-    ] = None,
-    memory: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            metavar="SIZE",
-            help="What all processes together may take, e.g. 2GiB.",
-            show_default="half of the machine or its control group",
-        ),
-    ] = None,
-    quarantine_crashes: Annotated[
-        bool,
-        typer.Option(
-            "--quarantine-crashes", help="Set a record aside if worker processes die of it."
-        ),
-    ] = False,
+    overrides: Overrides = None,
+    workers: Workers = None,
+    memory: Memory = None,
+    quarantine_crashes: QuarantineCrashes = False,
 ) -> None:
     """Verify STREAM and convert again only the work units whose shards fail: it comes out byte for byte as it was."""
     from mdsmix.convert.memory import bytes_of

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mdsmix.cli.options import Stream
+
 if TYPE_CHECKING:
     from mdsmix.shards.verify import Report
 
@@ -13,9 +15,7 @@ DAMAGED = 3
 
 
 def verify(
-    stream: Annotated[
-        str, typer.Argument(help="A published stream: a folder or s3:// URL.", show_default=False)
-    ],
+    stream: Stream,
     quick: Annotated[
         bool, typer.Option("--quick", help="Presence and sizes only, by one listing.")
     ] = False,

@@ -1,0 +1,53 @@
+"""Arguments and options that several commands take, each said once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+RecipePath = Annotated[
+    Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.", show_default=False)
+]
+Stream = Annotated[
+    str,
+    typer.Argument(
+        metavar="STREAM", help="A published stream: a folder or s3:// URL.", show_default=False
+    ),
+]
+Overrides = Annotated[
+    Optional[list[str]],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Recipe keys to set, e.g. max_seq_len=4096.",
+        show_default=False,
+    ),
+]
+Workers = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Processes; they shape no byte.",
+        show_default="one per processor",
+        rich_help_panel="How",
+    ),
+]
+Memory = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        metavar="SIZE",
+        help="What all processes together may take, e.g. 2GiB.",
+        show_default="half of the machine or its control group",
+        rich_help_panel="How",
+    ),
+]
+QuarantineCrashes = Annotated[
+    bool,
+    typer.Option(
+        "--quarantine-crashes",
+        help="Set a record aside if worker processes die of it.",
+        rich_help_panel="How",
+    ),
+]
