@@ -34,7 +34,7 @@ demo: venv demo/tokenizer/tokenizer.json ## convert, check, render and load a sm
 	$(BIN)/python -c "$$BATCHES"
 
 test: venv minio ## the tests, with a real MinIO; those with torch in a process of their own
-	$(BIN)/python -m pytest --ignore tests/with_torch
+	$(BIN)/python -m pytest --ignore tests/with_torch --numprocesses 2 --dist loadfile
 	$(BIN)/python -m pytest tests/with_torch
 
 soak: venv minio ## the kill tests at 100 moments each, other ones every time: 9 minutes
