@@ -42,6 +42,18 @@ def test_a_record_that_was_mended_is_no_longer_there(recipe: Path, tmp_path: Pat
     assert manifest_of(published).records.bad == 1
 
 
+def test_equal_files_have_bad_records_of_their_own(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "b.jsonl").write_bytes((tmp_path / "a.jsonl").read_bytes())
+    run_recipe(recipe)
+    published = tmp_path / "out" / "web" / "train"
+    where = sorted((record["file"], record["line"]) for record in quarantined(published))
+    assert where == [("a.jsonl", 11), ("b.jsonl", 11)]
+    assert manifest_of(published).records.bad == 2
+    (tmp_path / "b.jsonl").rename(tmp_path / "c.jsonl")
+    run_recipe(recipe)
+    assert sorted(r["file"] for r in quarantined(published)) == ["a.jsonl", "c.jsonl"]
+
+
 def test_lines_above_shift_the_number_of_a_record_that_is_not_done_again(
     recipe: Path, tmp_path: Path
 ) -> None:

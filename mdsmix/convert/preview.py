@@ -31,7 +31,7 @@ def _preview_stream(job: Job, files: list[sources.SourceFile], options: Options)
     job = with_versions(on_day(job, old.encoding.date_string if old else None), old)
     units, seen = sources.plan(files), Seen.of(job.target)
     keys = {unit: _keys(job, unit, seen, options.verify_source) for unit in units}
-    todo = {unit: of_unit for unit, of_unit in keys.items() if not _are_done(job, of_unit)}
+    todo = {unit: of for unit, of in keys.items() if not _is_done(job, unit, of)}
     yield f"{job.name}: {len(todo)} of {len(units)} work units would be converted, into {job.target}"
     if old is None:
         yield "  nothing is published there yet"
@@ -51,8 +51,8 @@ def _keys(job: Job, unit: Unit, seen: Seen, verify: bool) -> list[str]:
     return [window_key(job, content.hash, window) for window in content.windows]
 
 
-def _are_done(job: Job, keys: list[str]) -> bool:
-    return all(find_record(job, key) for key in keys)
+def _is_done(job: Job, unit: Unit, keys: list[str]) -> bool:
+    return all(find_record(job, unit, key) for key in keys)
 
 
 def _of_units(todo: Mapping[Unit, list[str]], old: Manifest) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 A worker keeps its unit's bad records beside the unit's record, with line numbers counted from the unit's first line,
 since it does not know what stands before. When the stream is published the lines before are known, and the records are
-written to `quarantine/<unit key>.jsonl.zst` beside the shards with the numbers that a text editor shows.
+written to `quarantine/` beside the shards with the numbers that a text editor shows.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import orjson
+import xxhash
 
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.errors import Unreachable
 from mdsmix.shards.target import write_if_new
-from mdsmix.sources import Origin
+from mdsmix.sources import Origin, Unit
 from mdsmix.storage import Location
 
 QUARANTINE = "quarantine"
@@ -38,23 +39,29 @@ def described(origin: Origin, reason: str) -> dict[str, Any]:
     }
 
 
-def keep(folder: Location, key: str, bad: list[dict[str, Any]]) -> None:
-    """Keeps a unit's bad records, in the order of the source."""
+def bad_name(key: str, unit: Unit) -> str:
+    """The name of a window's bad records. They tell where they stood, so units of equal content share none."""
+    place = " ".join([*(file.name for file in unit.files), str(unit.start)])
+    return f"{key}-{xxhash.xxh32_hexdigest(place)}"
+
+
+def keep(folder: Location, name: str, bad: list[dict[str, Any]]) -> None:
+    """Keeps a window's bad records, in the order of the source."""
     bad = sorted(bad, key=lambda record: (record["file"], record["offset"]))
-    _kept(folder, key).write(_packed(bad))
+    _kept(folder, name).write(_packed(bad))
 
 
-def is_kept(folder: Location, key: str) -> bool:
-    """Whether a unit's bad records are there."""
-    return _kept(folder, key).stat() is not None
+def is_kept(folder: Location, name: str) -> bool:
+    """Whether a window's bad records are there."""
+    return _kept(folder, name).stat() is not None
 
 
-def release(folder: Location, key: str, lines_before: int) -> None:
-    """Writes a unit's bad records to the quarantine, counted from the first line of their file."""
+def release(folder: Location, name: str, lines_before: int) -> None:
+    """Writes a window's bad records to the quarantine, counted from the first line of their file."""
     numbered = [
-        record | {"line": record["line"] + lines_before} for record in _read(_kept(folder, key))
+        record | {"line": record["line"] + lines_before} for record in _read(_kept(folder, name))
     ]
-    write_if_new(folder / QUARANTINE / f"{key}.jsonl.zst", _packed(numbered))
+    write_if_new(folder / QUARANTINE / f"{name}.jsonl.zst", _packed(numbered))
 
 
 def _read(at: Location) -> list[dict[str, Any]]:
@@ -71,15 +78,15 @@ def _read(at: Location) -> list[dict[str, Any]]:
         ) from None
 
 
-def others(folder: Location, keys: Collection[str]) -> list[Location]:
+def others(folder: Location, names: Collection[str]) -> list[Location]:
     """What was released of units that the stream no longer has: a record that was mended is no longer bad."""
     quarantine = folder / QUARANTINE
-    names = [name for name, _ in quarantine.list()]
-    return [quarantine / name for name in names if name.partition(".")[0] not in keys]
+    released = [name for name, _ in quarantine.list()]
+    return [quarantine / name for name in released if name.partition(".")[0] not in names]
 
 
-def _kept(folder: Location, key: str) -> Location:
-    return folder / FOLDER / f"{key}.bad"
+def _kept(folder: Location, name: str) -> Location:
+    return folder / FOLDER / f"{name}.bad"
 
 
 def _packed(records: Iterable[dict[str, Any]]) -> bytes:

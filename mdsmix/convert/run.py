@@ -20,7 +20,7 @@ from mdsmix.convert.job import Job, make_job, on_day, with_versions
 from mdsmix.convert.memory import Watch, default_cap
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.publish import is_published, publish, refuse_too_many_bad
-from mdsmix.convert.quarantine import others, release
+from mdsmix.convert.quarantine import bad_name, others, release
 from mdsmix.convert.seen import Content, Seen
 from mdsmix.convert.unit import (
     UnitResult,
@@ -116,31 +116,19 @@ def _convert_stream(
     old = published_manifest(job, options.reencode)
     job = on_day(job, old.encoding.date_string if old else None)
     known = [None if options.verify_source else seen.content(unit) for unit in units]
-    keys = _keys(job, known)
-    is_there = old and keys and is_published(job, old, keys) and not others(job.folder, keys)
-    if old and is_there and not options.again:
+    if old and not options.again and _is_up_to_date(job, old, units, known):
         refuse_too_many_bad(job, old.records)
         return _outcome(job, old, [], began)
     crew = _crew(job, files, options)
     with lease(job.folder, watcher.say) as held:
         job = with_versions(job, old)
         watcher.begin(job.name, sum(file.stat.size for file in files))
-        notes: tuple[str, ...] = ()
-        try:
-            results = _results(job, units, known, crew, watcher)
-        except Unequal as unequal:
-            remember_unequal(job.tokenizer, unequal)
-            notes = (
-                f"{unequal}; the whole stream was encoded by the reference, and so will others be",
-            )
-            watcher.say(f"{job.name}: {unequal}; starting again with the reference tokenizer")
-            job = job.with_backend("reference")
-            results = _results(job, units, known, crew, watcher)
-        _release_bad(job, units, results)
+        job, results, notes = _proved_results(job, units, known, crew, watcher)
+        released = _release_bad(job, units, results)
         records = [record for result in results for record in result.records]
         held.confirm()
         manifest = publish(job, records, _source_files(units, results))
-        for stale in others(job.folder, [record.key for record in records if record.records.bad]):
+        for stale in others(job.folder, released):
             stale.delete()
         if not job.limit:
             seen.save(units, [Content(hash=r.content, windows=r.windows) for r in results])
@@ -156,12 +144,36 @@ def _over(watch: Watch) -> Iterator[str]:
         )
 
 
-def _keys(job: Job, known: Sequence[Content | None]) -> list[str] | None:
-    """The keys that the stream's parts would have, None where a source is not known by its stamp."""
-    contents = [content for content in known if content]
-    if len(contents) < len(known):
-        return None
-    return [window_key(job, c.hash, window) for c in contents for window in c.windows]
+def _is_up_to_date(
+    job: Job, old: Manifest, units: list[Unit], known: Sequence[Content | None]
+) -> bool:
+    """Whether each source is known by its stamp, and just these parts and bad records are published."""
+    windows = [
+        (unit, c.hash, n) for unit, c in zip(units, known, strict=True) if c for n in c.windows
+    ]
+    keys = [window_key(job, content, window) for _, content, window in windows]
+    if not keys or None in known or not is_published(job, old, keys):
+        return False
+    names = {bad_name(key, unit) for key, (unit, _, _) in zip(keys, windows, strict=True)}
+    return not others(job.folder, names)
+
+
+def _proved_results(
+    job: Job,
+    units: list[Unit],
+    known: Sequence[Content | None],
+    crew: engine.Crew,
+    watcher: Watcher,
+) -> tuple[Job, list[UnitResult], tuple[str, ...]]:
+    """The results, by the reference where the fast tokenizer turned out to be another; the job that made them, and what to say."""
+    try:
+        return job, _results(job, units, known, crew, watcher), ()
+    except Unequal as unequal:
+        remember_unequal(job.tokenizer, unequal)
+        watcher.say(f"{job.name}: {unequal}; starting again with the reference tokenizer")
+        note = f"{unequal}; the whole stream was encoded by the reference, and so will others be"
+    job = job.with_backend("reference")
+    return job, _results(job, units, known, crew, watcher), (note,)
 
 
 def _results(
@@ -174,7 +186,7 @@ def _results(
     """One result per unit, in the order of the plan, whoever worked on it and whenever it was done."""
     if job.limit:
         return list(_limited(job, units, job.limit, crew, watcher))
-    found = {n: r for n, c in enumerate(known) if c and (r := _recorded(job, c))}
+    found = {n: r for n, c in enumerate(known) if c and (r := _recorded(job, units[n], c))}
     todo = [number for number in range(len(units)) if number not in found]
     for result in found.values():
         watcher.told(sum(record.size for record in result.records), 0)
@@ -186,9 +198,9 @@ def _results(
     return [found[number] for number in range(len(units))]
 
 
-def _recorded(job: Job, content: Content) -> UnitResult | None:
+def _recorded(job: Job, unit: Unit, content: Content) -> UnitResult | None:
     """The unit as it was done before, where every window of it was."""
-    records = [find_record(job, window_key(job, content.hash, n)) for n in content.windows]
+    records = [find_record(job, unit, window_key(job, content.hash, n)) for n in content.windows]
     done = [record for record in records if record]
     if len(done) < len(records):
         return None
@@ -223,15 +235,17 @@ def _source_files(units: list[Unit], results: list[UnitResult]) -> list[SourceFi
     ]
 
 
-def _release_bad(job: Job, units: list[Unit], results: list[UnitResult]) -> None:
-    """Makes the bad records public, their lines counted from the start of their files."""
-    before = 0
+def _release_bad(job: Job, units: list[Unit], results: list[UnitResult]) -> list[str]:
+    """Makes the bad records public, their lines counted from the start of their files; returns their names."""
+    names, before = list[str](), 0
     for unit, result in zip(units, results, strict=False):
         before = before if unit.start else 0
         for record in result.records:
             if record.records.bad:
-                release(job.folder, record.key, before)
+                names.append(bad_name(record.key, unit))
+                release(job.folder, names[-1], before)
         before += sum(record.lines for record in result.records)
+    return names
 
 
 def _outcome(

@@ -18,7 +18,7 @@ from mdsmix.convert.encoders import open_encoder
 from mdsmix.convert.engine import Line
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
-from mdsmix.convert.quarantine import described, is_kept, keep
+from mdsmix.convert.quarantine import bad_name, described, is_kept, keep
 from mdsmix.convert.seen import fingerprint
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.base import Encoded
@@ -49,21 +49,21 @@ def convert_unit(
     """Does what is not done of the unit, and tells the run of source bytes read and tokens made."""
     # A first look must not read the whole source: it knows files by their size and stamp.
     content = fingerprint(unit) if limit else content_hash(unit)
-    if has_one_window(unit) and (record := find_record(job, window_key(job, content, 0))):
+    if has_one_window(unit) and (record := find_record(job, unit, window_key(job, content, 0))):
         line.told(record.size, 0)
         return UnitResult(content=content, windows=(0,), records=[record], reused=1)
     records: dict[int, UnitRecord] = {}
     reused = 0
     for window, batches in groupby(read(unit, limit), key=lambda batch: batch.window):
         key = window_key(job, content, window)
-        if record := find_record(job, key):
+        if record := find_record(job, unit, key):
             reused += 1
             line.told(record.size, 0)
         else:
-            record = _convert(job, key, batches, attempt, line)
+            record = _convert(job, unit, key, batches, attempt, line)
         records[window] = record
     if not records:  # no line starts in the unit
-        records[0] = _convert(job, window_key(job, content, 0), iter(()), attempt, line)
+        records[0] = _convert(job, unit, window_key(job, content, 0), iter(()), attempt, line)
     return UnitResult(
         content=content, windows=tuple(records), records=list(records.values()), reused=reused
     )
@@ -73,15 +73,14 @@ def window_key(job: Job, content: str, window: int) -> str:
     return job.key(f"{content} {window}")
 
 
-def find_record(job: Job, key: str) -> UnitRecord | None:
+def find_record(job: Job, unit: Unit, key: str) -> UnitRecord | None:
     """The record of a finished window, None where it is to be done (again): somebody may have removed what it came to."""
     record = read_record(job.folder, key)
     if record is None or not job.trusts(record.backend):
         return None
-    is_whole = all(_is_there(job, shard.stored) for shard in record.shards)
-    return (
-        record if is_whole and (not record.records.bad or is_kept(job.folder, record.key)) else None
-    )
+    if record.records.bad and not is_kept(job.folder, bad_name(key, unit)):
+        return None
+    return record if all(_is_there(job, shard.stored) for shard in record.shards) else None
 
 
 def _is_there(job: Job, file: StoredFile) -> bool:
@@ -92,7 +91,7 @@ def _is_there(job: Job, file: StoredFile) -> bool:
 
 
 def _convert(
-    job: Job, key: str, batches: Iterator[RecordBatch], attempt: Attempt, line: Line
+    job: Job, unit: Unit, key: str, batches: Iterator[RecordBatch], attempt: Attempt, line: Line
 ) -> UnitRecord:
     """Encodes the batches, stores the shards, and then the record that says so."""
     backend = open_tokenizer_backend(job)
@@ -119,7 +118,7 @@ def _convert(
         leftover=pack_tokens(leftover),
     )
     if tally.bad:
-        keep(job.folder, key, tally.bad)
+        keep(job.folder, bad_name(key, unit), tally.bad)
     write_record(job.folder, record)
     return record
 
