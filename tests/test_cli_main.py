@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -79,13 +80,16 @@ def test_a_defect_is_one_sentence_and_its_traceback_is_asked_for(
         raising(monkeypatch, ZeroDivisionError("a line"))
 
 
-def test_an_interruption_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_says_what_is_kept(
+    by: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(by)
 
     monkeypatch.setattr(recipe, "load_recipe", interrupt)
     answer = mdsmix("convert", "a.yaml")
-    assert (answer.code, answer.out) == (130, "")
+    assert (answer.code, answer.out) == (code, "")
     assert answer.err.startswith("interrupted: ")
     assert "finished work units are kept" in answer.err
     assert answer.err.count("\n") == 1

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from mdsmix.convert import engine
 from mdsmix.convert.attempts import Attempt, Place, pieces
 from mdsmix.convert.engine import LIFE_BYTES, Crew, Line, run
 from mdsmix.convert.memory import HEADROOM, Watch, resident
@@ -207,6 +208,39 @@ def test_a_worker_that_is_to_wait_waits_before_its_next_records() -> None:
     assert time.monotonic() - began >= 0.29
     assert line.is_tight()
     assert not Line(its, os.getppid(), room=1 << 50).is_tight()
+
+
+def write_slowly(path: Path, attempt: Attempt, line: Line) -> None:
+    """Half a file, and what is left of it once the worker is told to stop."""
+    path.touch()
+    try:
+        time.sleep(60)
+    except BaseException:
+        path.unlink()
+        raise
+
+
+def test_whoever_is_stopped_takes_back_what_is_half_written(tmp_path: Path) -> None:
+    half = tmp_path / "half"
+    results = run([partial(write_slowly, half), partial(wait_for, half)], crew(2), silent)
+    next(results)
+    results.close()  # type: ignore[attr-defined]
+    assert not half.exists()
+
+
+def be_deaf(file: Path, attempt: Attempt, line: Line) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    file.touch()
+    time.sleep(60)
+
+
+def test_whoever_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "GRACE_SECONDS", 0.2)
+    deaf = tmp_path / "deaf"
+    results = run([partial(be_deaf, deaf), partial(wait_for, deaf)], crew(2), silent)
+    next(results)
+    results.close()  # type: ignore[attr-defined]
+    assert multiprocessing.active_children() == []
 
 
 def test_no_worker_outlives_the_run() -> None:

@@ -45,6 +45,13 @@ def test_a_dry_run_says_why_and_touches_nothing(recipe: Path) -> None:
     assert "no longer among the sources: b.jsonl" in said(recipe)
 
 
+def test_a_dry_run_says_that_too_many_are_bad(recipe: Path) -> None:
+    (recipe.parent / "b.jsonl").write_text("no record\n")
+    run(recipe)
+    assert "refused" not in said(recipe, "max_bad=0.9")
+    assert "it would be refused: stream web: 1 of " in said(recipe, "max_bad=0.001")
+
+
 def test_a_dry_run_says_what_is_lost_unpublished_or_no_longer_trusted(recipe: Path) -> None:
     run(recipe)
     published = recipe.parent / "out" / "web" / "train"

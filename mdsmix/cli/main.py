@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -35,6 +37,8 @@ for command in (convert, check, render_yaml, mix, inspect, verify, repair, gc):
 
 INTERRUPTED = 130
 "What typer makes of Ctrl-C."
+TERMINATED = 143
+"A scheduler takes the machine back: workers are stopped, the lease is let go."
 KEPT = "interrupted: nothing was half published, finished work units are kept; the same command goes on."
 
 
@@ -49,12 +53,14 @@ def root(
 
 def run() -> None:
     """The console script. MDSMIX_DEBUG=1 shows the traceback of what is a defect."""
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         app()
     except MdsmixError as error:
         _end(f"error: {error}", error.exit_code)
     except SystemExit as end:
-        if end.code == INTERRUPTED:
+        if end.code in (INTERRUPTED, TERMINATED):
             print(KEPT, file=sys.stderr)
         raise
     except BrokenPipeError:

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ R = TypeVar("R")
 
 LIFE_BYTES = 32 << 20
 "A worker that has read so much source ends with its task. Word caches grew by 230 MB in a worker that lived on."
+GRACE_SECONDS = 5
+"A worker that is to stop takes back what it has half written; one that does not come to it is killed."
 
 
 class Line:
@@ -157,8 +160,12 @@ class _Shift:
         return [worker.process.pid for worker in self.workers]
 
     def end(self) -> None:
-        """Kills whoever is at work, and waits until all have ended."""
+        """Stops whoever is at work, and waits until all have ended."""
         for worker in self.workers:
+            worker.process.terminate()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for worker in self.workers:
+            worker.process.join(max(0, deadline - time.monotonic()))
             worker.process.kill()
         for worker in [*self.workers, *self._dismissed]:
             worker.end()
@@ -251,10 +258,21 @@ def _start(workers: int, watch: Watch) -> _Worker:
 
 
 def _work(pipe: Connection, workers: int, parent: int, room: int) -> None:
-    """A worker's life: tasks in, results out, until it is dismissed or the parent is gone."""
+    """A worker's life, until it is dismissed, told to stop, or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop)
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, -(-cpu_count() // workers))))
-    line = Line(pipe, parent, room)
+    try:
+        _do_tasks(pipe, Line(pipe, parent, room))
+    except _Stopped:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    # Nothing is torn down: thread pools and open files that it shares with its parent are not its own to close.
+    os._exit(0)
+
+
+def _do_tasks(pipe: Connection, line: Line) -> None:
+    """Tasks in, results out."""
     with suppress(BrokenPipeError, EOFError):
         while task := line.next_task():
             try:
@@ -262,8 +280,15 @@ def _work(pipe: Connection, workers: int, parent: int, room: int) -> None:
             except Exception as error:
                 message = ("failed", _described(error))
             pipe.send(message)
-    # Nothing is torn down: thread pools and open files that it shares with its parent are not its own to close.
-    os._exit(0)
+
+
+class _Stopped(BaseException):
+    """Whoever is writing takes back what is half written."""
+
+
+def _stop(*_: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _Stopped
 
 
 def _described(error: Exception) -> Exception:

@@ -8,10 +8,12 @@ from dataclasses import asdict
 from mdsmix import sources
 from mdsmix.convert.guard import published_manifest
 from mdsmix.convert.job import Job, on_day, with_versions
+from mdsmix.convert.publish import refuse_too_many_bad
 from mdsmix.convert.put import is_put
 from mdsmix.convert.run import Options, planned_jobs
 from mdsmix.convert.seen import Content, Seen
 from mdsmix.convert.unit import find_record, window_key
+from mdsmix.errors import TooManyBadRecords
 from mdsmix.recipe import Recipe
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import Unit
@@ -40,7 +42,13 @@ def _preview_stream(job: Job, files: list[sources.SourceFile], options: Options)
     gone = sorted({s.path for s in old.sources} - {file.name for file in files})
     if gone:
         yield f"  no longer among the sources: {_listed(gone)}"
-    if not todo and not is_put(job, old):
+    if todo:
+        return
+    try:
+        refuse_too_many_bad(job, old.records)
+    except TooManyBadRecords as refusal:
+        yield f"  it would be refused: {refusal}"
+    if not is_put(job, old):
         yield f"  what is finished would be published: it is not, or not all, at {job.place(old.index_hash)}"
 
 

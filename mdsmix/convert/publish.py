@@ -121,7 +121,7 @@ def refuse_too_many_bad(job: Job, records: Records) -> None:
         reasons = ", ".join(f"{n} {reason}" for reason, n in records.quarantined.items())
         raise TooManyBadRecords(
             f"stream {job.name}: {records.bad} of {records.read} records are bad ({reasons}), more than max_bad "
-            f"{job.max_bad:.4%}; nothing is published. They lie in {job.target}/quarantine: mend the source, "
+            f"{job.max_bad:.4%}; nothing new is published. They lie in {job.target}/quarantine: mend the source, "
             "or raise max_bad."
         )
 
