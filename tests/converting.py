@@ -1,6 +1,6 @@
 """Small conversions for tests: a recipe written, run in this process or by the command line, and its stream read back.
 
-Work units are windows of 64 MiB; `windows` makes them a few KB, so that a few KB of text are many units.
+Work units are windows of 96 MiB; `windows` makes them a few KB, so that a few KB of text are many units.
 """
 
 from __future__ import annotations

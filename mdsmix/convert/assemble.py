@@ -1,6 +1,6 @@
 """Encoded batches -> the rows of a work unit, growing in one buffer.
 
-A unit's rows are kept in memory until it is finished (31 MB for 64 MiB of English in uint16), because its shards are
+A unit's rows are kept in memory until it is finished (47 MB for 96 MiB of English in uint16), because its shards are
 cut evenly and so want the number of rows first. A bytearray grows in place, so the buffer is never held twice.
 """
 

@@ -24,7 +24,7 @@ from mdsmix.convert.memory import PERIOD, Watch, give_back, resident
 
 R = TypeVar("R")
 
-LIFE_BYTES = 32 << 20
+LIFE_BYTES = 48 << 20
 "A worker that has read so much source ends with its task. Word caches grew by 230 MB in a worker that lived on."
 GRACE_SECONDS = 5
 "A worker that is to stop takes back what it has half written; one that does not come to it is killed."
