@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -241,6 +242,28 @@ def test_whoever_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.Mon
     next(results)
     results.close()  # type: ignore[attr-defined]
     assert multiprocessing.active_children() == []
+
+
+def test_a_worker_that_has_just_been_forked_leaves_its_parents_handlers_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They clean up after the parent. The second worker is told to stop before it has handlers of its own."""
+    work, begun, ran = engine._work, tmp_path / "begun", tmp_path / "ran"
+
+    def begin(*arguments: Any) -> None:
+        if begun.exists():
+            time.sleep(0.5)
+        begun.touch()
+        work(*arguments)
+
+    monkeypatch.setattr(engine, "_work", begin)
+    before = signal.signal(signal.SIGTERM, lambda *_: ran.touch())
+    try:
+        with pytest.raises(KeyError):
+            list(run([partial(fail, KeyError("x")), partial(square, 1, 60)], crew(2), silent))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not ran.exists()
 
 
 def test_no_worker_outlives_the_run() -> None:

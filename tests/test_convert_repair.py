@@ -71,10 +71,10 @@ def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], l
     heard.touch()
     real = unit._convert
 
-    def hearing(job: Any, key: str, *rest: Any) -> Any:
+    def hearing(job: Any, of: Any, key: str, *rest: Any) -> Any:
         with heard.open("a") as file:
             file.write(f"{key}\n")
-        return real(job, key, *rest)
+        return real(job, of, key, *rest)
 
     monkeypatch.setattr(unit, "_convert", hearing)
     return lambda: heard.read_text().split()

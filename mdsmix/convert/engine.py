@@ -14,7 +14,7 @@ import pickle
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ LIFE_BYTES = 48 << 20
 "A worker that has read so much source ends with its task. Word caches grew by 230 MB in a worker that lived on."
 GRACE_SECONDS = 5
 "A worker that is to stop takes back what it has half written; one that does not come to it is killed."
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 class Line:
@@ -252,9 +253,21 @@ def _start(workers: int, watch: Watch) -> _Worker:
     ours, its = context.Pipe()
     room = watch.share(watch.places(workers))
     process = context.Process(target=_work, args=(its, workers, os.getpid(), room), daemon=True)
-    process.start()
+    with _signals_waiting():
+        process.start()
     its.close()
     return _Worker(process, ours)
+
+
+@contextmanager
+def _signals_waiting() -> Iterator[None]:
+    """A forked worker must not run its parent's handlers, which clean up after the parent: it hears of signals when it has
+    its own."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(pipe: Connection, workers: int, parent: int, room: int) -> None:
@@ -263,6 +276,7 @@ def _work(pipe: Connection, workers: int, parent: int, room: int) -> None:
     signal.signal(signal.SIGTERM, _stop)
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, -(-cpu_count() // workers))))
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         _do_tasks(pipe, Line(pipe, parent, room))
     except _Stopped:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
