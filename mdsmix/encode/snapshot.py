@@ -94,9 +94,8 @@ def _chat_template(tokenizer: Any) -> str | None:
 def main() -> None:
     asked = json.load(sys.stdin)
     try:
-        with redirect_stdout(
-            sys.stderr
-        ):  # transformers asks there whether to run a tokenizer's own code
+        # transformers asks on stdout whether to run a tokenizer's own code.
+        with redirect_stdout(sys.stderr):
             answer = take(asked["name"], asked["kwargs"])
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {error}" if str(error) else repr(error)}
