@@ -48,7 +48,7 @@ lint: venv ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: venv foundry-env bench-env ## the side-by-side, written to benchmarks/RESULTS.md: 25 minutes; BENCH=--quick: 5
+bench: venv foundry-env bench-env ## the side-by-side, written to benchmarks/RESULTS.md: 22 minutes; BENCH=--quick: 5
 	$(BIN)/python -m benchmarks $(BENCH)
 
 venv: .venv/.ready ## mdsmix and its tools in .venv
