@@ -37,7 +37,7 @@ test: venv minio ## the tests, with a real MinIO; those with torch in a process 
 	$(BIN)/python -m pytest --ignore tests/with_torch --numprocesses 2 --dist loadfile
 	$(BIN)/python -m pytest tests/with_torch
 
-soak: venv minio ## the kill tests at 100 moments each, other ones every time: 9 minutes
+soak: venv minio ## the kill tests at 100 moments each, other ones every time: 4 minutes
 	MDSMIX_TEST_KILLS=100 MDSMIX_TEST_SEED=$$RANDOM $(BIN)/python -m pytest tests/e2e/test_killed.py
 
 test-foundry: venv foundry-env minio ## the tests against the real llm-foundry
