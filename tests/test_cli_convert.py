@@ -8,7 +8,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
+from tests.processes import MDSMIX
 
 EOS = 0
 
@@ -325,7 +325,7 @@ def test_a_link_that_leads_nowhere_is_one_sentence(recipe: Path, tmp_path: Path)
 
 
 def test_two_runs_at_once_publish_one_whole_stream(recipe: Path) -> None:
-    command = [sys.executable, "-c", "from mdsmix.cli.main import run; run()", "convert", recipe]
+    command = [*MDSMIX, "convert", recipe]
     both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     ends = [(process.communicate(timeout=60)[1], process.returncode) for process in both]
     assert ("", 0) in ends
@@ -346,7 +346,8 @@ def test_converting_checking_and_rendering_import_nothing_heavy(
         "chat": chats(corpus_folder / "chat.jsonl"),
     }
     write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=512)
-    run = [sys.executable, "-X", "importtime", "-c", "from mdsmix.cli.main import run; run()"]
+    python, *program = MDSMIX
+    run = [python, "-X", "importtime", *program]
     for command in ("convert", "check", "render-yaml"):
         arguments = [*run, command, str(recipe), *["--reencode"] * (command == "convert")]
         done = subprocess.run(arguments, capture_output=True, text=True, env=os.environ)

@@ -7,9 +7,8 @@ from typing import Annotated, Optional
 
 import typer
 
-RecipePath = Annotated[
-    Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.", show_default=False)
-]
+RECIPE = typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.", show_default=False)
+RecipePath = Annotated[Path, RECIPE]
 Stream = Annotated[
     str,
     typer.Argument(

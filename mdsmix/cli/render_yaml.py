@@ -6,13 +6,11 @@ from typing import Annotated, Optional
 
 import typer
 
-from mdsmix.cli.options import Overrides
+from mdsmix.cli.options import RECIPE, Overrides
 
 
 def render_yaml(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.", show_default=False)
-    ],
+    recipe: Annotated[str, RECIPE],
     overrides: Overrides = None,
     out: Annotated[
         Optional[str],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10

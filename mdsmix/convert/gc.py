@@ -29,12 +29,13 @@ KEEP_SECONDS = 7 * 86_400
 THREADS = 16
 
 _HASH = "[0-9a-f]{32}"
+_BAD_NAME = rf"({_HASH})-[0-9a-f]{{8}}"
 _KINDS = {
     "unit record": rf"{re.escape(FOLDER)}/({_HASH})",
-    "bad records": rf"{re.escape(FOLDER)}/({_HASH})-[0-9a-f]{{8}}\.bad",
+    "bad records": rf"{re.escape(FOLDER)}/{_BAD_NAME}\.bad",
     "old index": rf"{re.escape(FOLDER)}/({_HASH})\.index",
     "version mark": rf"{re.escape(FOLDER)}/([0-9a-f]{{8}})\.replaced",
-    "quarantine": rf"{QUARANTINE}/({_HASH})-[0-9a-f]{{8}}\.jsonl\.zst",
+    "quarantine": rf"{QUARANTINE}/{_BAD_NAME}\.jsonl\.zst",
     "shard": rf"({_HASH})(-\d+)?\.mds(\.zstd)?",
 }
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

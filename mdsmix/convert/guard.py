@@ -71,19 +71,20 @@ def _why_not(job: Job, manifest: Manifest, sources: list[str]) -> str | None:
     if manifest.encoding.columns.keys() != job.encoding.columns.keys():
         return (
             f"stream {job.name} is published for the {manifest.encoding.loader} loader with the columns "
-            f"{_listed(manifest.encoding.columns)}; the recipe now wants {_listed(job.encoding.columns)} for the "
+            f"{listed(manifest.encoding.columns)}; the recipe now wants {listed(job.encoding.columns)} for the "
             f"{job.encoding.loader} loader: all {manifest.records.read:,} records, {manifest.totals.tokens:,} tokens, "
             "are to be encoded again; pass --reencode if that is meant."
         )
     old, new = {s.path for s in manifest.sources}, set(sources)
     if not old & new:
         return (
-            f"stream {job.name}: {job.target} holds a stream made of {_listed(sorted(old)) or 'other streams'}, none of which is "
-            f"among its sources now ({_listed(sorted(new))}); publish elsewhere, or pass --reencode to replace it."
+            f"stream {job.name}: {job.target} holds a stream made of {listed(sorted(old)) or 'other streams'}, none of which is "
+            f"among its sources now ({listed(sorted(new))}); publish elsewhere, or pass --reencode to replace it."
         )
     return None
 
 
-def _listed(names: Iterable[str]) -> str:
-    first = list(names)
-    return ", ".join(first[:3]) + (f" and {len(first) - 3} more" if len(first) > 3 else "")
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
+    every = list(names)
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from mdsmix import sources
-from mdsmix.convert.guard import published_manifest
+from mdsmix.convert.guard import listed, published_manifest
 from mdsmix.convert.job import Job, on_day, with_versions
 from mdsmix.convert.publish import refuse_too_many_bad
 from mdsmix.convert.put import is_put
 from mdsmix.convert.run import Options, planned_jobs
 from mdsmix.convert.seen import Content, Seen
-from mdsmix.convert.unit import find_record, window_key
+from mdsmix.convert.unit import find_record, window_keys
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.recipe import Recipe
 from mdsmix.shards.manifest import Manifest
@@ -41,7 +41,7 @@ def _preview_stream(job: Job, files: list[sources.SourceFile], options: Options)
     yield from (f"  {reason}" for reason in list(_changes(job, old)) or _of_units(todo, old))
     gone = sorted({s.path for s in old.sources} - {file.name for file in files})
     if gone:
-        yield f"  no longer among the sources: {_listed(gone)}"
+        yield f"  no longer among the sources: {listed(gone, 5)}"
     if todo:
         return
     try:
@@ -55,8 +55,7 @@ def _preview_stream(job: Job, files: list[sources.SourceFile], options: Options)
 def _keys(job: Job, unit: Unit, seen: Seen, verify: bool) -> list[str]:
     """The keys of the unit's windows; of a file not seen before only its first window is known."""
     content = None if verify else seen.content(unit)
-    content = content or Content(hash=sources.content_hash(unit), windows=(0,))
-    return [window_key(job, content.hash, window) for window in content.windows]
+    return window_keys(job, content or Content(hash=sources.content_hash(unit), windows=(0,)))
 
 
 def _is_done(job: Job, unit: Unit, keys: list[str]) -> bool:
@@ -70,11 +69,7 @@ def _of_units(todo: Mapping[Unit, list[str]], old: Manifest) -> Iterator[str]:
     for why, units in (("new or edited", todo.keys() - lost), ("not whole at the target", lost)):
         names = sorted({file.name for unit in units for file in unit.files})
         if names:
-            yield f"{why}: {_listed(names)}"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            yield f"{why}: {listed(names, 5)}"
 
 
 def _changes(job: Job, old: Manifest) -> Iterator[str]:

@@ -27,7 +27,7 @@ from mdsmix.convert.unit import (
     convert_unit,
     find_record,
     open_tokenizer_backend,
-    window_key,
+    window_keys,
 )
 from mdsmix.encode.backends import Unequal, known_unequal, remember_unequal
 from mdsmix.encode.tokenizer import open_tokenizer
@@ -149,13 +149,15 @@ def _is_up_to_date(
 ) -> bool:
     """Whether each source is known by its stamp, and just these parts and bad records are published."""
     windows = [
-        (unit, c.hash, n) for unit, c in zip(units, known, strict=True) if c for n in c.windows
+        (key, unit)
+        for unit, content in zip(units, known, strict=True)
+        if content
+        for key in window_keys(job, content)
     ]
-    keys = [window_key(job, content, window) for _, content, window in windows]
+    keys = [key for key, _ in windows]
     if not keys or None in known or not is_published(job, old, keys):
         return False
-    names = {bad_name(key, unit) for key, (unit, _, _) in zip(keys, windows, strict=True)}
-    return not others(job.folder, names)
+    return not others(job.folder, {bad_name(key, unit) for key, unit in windows})
 
 
 def _proved_results(
@@ -200,7 +202,7 @@ def _results(
 
 def _recorded(job: Job, unit: Unit, content: Content) -> UnitResult | None:
     """The unit as it was done before, where every window of it was."""
-    records = [find_record(job, unit, window_key(job, content.hash, n)) for n in content.windows]
+    records = [find_record(job, unit, key) for key in window_keys(job, content)]
     done = [record for record in records if record]
     if len(done) < len(records):
         return None

@@ -19,7 +19,7 @@ from mdsmix.convert.engine import Line
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
 from mdsmix.convert.quarantine import bad_name, described, is_kept, keep
-from mdsmix.convert.seen import fingerprint
+from mdsmix.convert.seen import Content, fingerprint
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.base import Encoded
 from mdsmix.shards.index import StoredFile
@@ -71,6 +71,11 @@ def convert_unit(
 
 def window_key(job: Job, content: str, window: int) -> str:
     return job.key(f"{content} {window}")
+
+
+def window_keys(job: Job, content: Content) -> list[str]:
+    """The keys of all windows of a unit that is known."""
+    return [window_key(job, content.hash, window) for window in content.windows]
 
 
 def find_record(job: Job, unit: Unit, key: str) -> UnitRecord | None:

@@ -215,9 +215,8 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
                 f"its format_version is {version!r}, this mdsmix reads {FORMAT_VERSION}"
             )
         manifest = typed.read(Manifest, tree)
-        if not re.fullmatch(
-            "[0-9a-f]{32}", manifest.index_hash
-        ):  # it names the folder of a version
+        # It names the folder of a version.
+        if not re.fullmatch("[0-9a-f]{32}", manifest.index_hash):
             raise typed.Misfit(f"its index_hash is {typed.brief(manifest.index_hash)}, no xxh128")
         return manifest
     except (orjson.JSONDecodeError, RecursionError, typed.Misfit) as error:

@@ -166,8 +166,7 @@ def test_pickled_rows_are_refused_before_one_is_unpickled(
 ) -> None:
     rows = [{"tokens": pickle.dumps(Trap(tmp_path / "sprung"))}] * 9
     publish(tmp_path / "web", {"tokens": "pkl"}, rows)
-    streams = {"web": {"local": str(tmp_path / "web"), "split": "train"}}
-    section = {"name": "text", "dataset": {"streams": streams, "max_seq_len": 8} | setting}
+    web = {"local": str(tmp_path / "web"), "split": "train"}
     with at_most(60), pytest.raises(MdsmixError, match="unsafe"):
-        build_loader({"train_loader": section}, 1, ids=IDS)
+        loader_of(web, **setting)
     assert not (tmp_path / "sprung").exists()
