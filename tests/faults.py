@@ -50,6 +50,8 @@ class Request:
     headers: dict[str, str]
     body: bytes = b""
     fault: str = ""
+    status: int = 0
+    "What the store answered; 0 where it was not asked, or did not answer."
 
     @property
     def operation(self) -> str:
@@ -214,6 +216,7 @@ class Proxy:
             connection.endheaders(request.body)
             answer = connection.getresponse()
             body = answer.read()
+            request.status = answer.status
         except (OSError, http.client.HTTPException):
             raise Broken from None
         finally:

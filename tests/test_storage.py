@@ -62,6 +62,23 @@ def test_missing_is_an_answer_to_stat_delete_and_list_and_an_error_to_read(tmp_p
         place.copy_to(locate(tmp_path) / "copy")
 
 
+def test_fetch_is_stat_and_read_of_one_file(tmp_path: Path) -> None:
+    place = locate(tmp_path) / "a"
+    assert place.fetch() is None
+    assert locate(tmp_path).fetch() is None
+    place.write(b"abc")
+    assert (place / "below").fetch() is None
+    assert place.fetch() == (place.stat(), b"abc")
+    assert place.fetch(most=3) == (place.stat(), b"abc")
+    assert place.fetch(most=2) == (place.stat(), b"")
+
+
+def test_fetch_refuses_what_has_no_end(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(Unreachable, match="whose end cannot be known"):
+        locate(tmp_path / "pipe").fetch()
+
+
 def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
     assert locate(tmp_path).stat() is None
     with pytest.raises(Unreachable, match="it is a folder"):

@@ -98,6 +98,15 @@ class LocalPath(Location):
         with self.open(start) as file, _explained("read", self.path):
             return file.read(-1 if length is None else length)
 
+    def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
+        gone = suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError)
+        with _explained("read", self.path), gone:
+            _refuse_endless(os.stat(self.path), self.path)
+            with Path(self.path).open("rb") as file:
+                found = _stat(os.fstat(file.fileno()))
+                return found, b"" if found.size > most else file.read()
+        return None
+
     def open(self, start: int = 0) -> BinaryIO:
         with _explained("read", self.path):
             _refuse_endless(os.stat(self.path), self.path)

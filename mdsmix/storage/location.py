@@ -86,6 +86,11 @@ class Location(ABC):
         """The bytes from `start`, fewer than `length` only at the end. Missing is `Unreachable`."""
 
     @abstractmethod
+    def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
+        """Stat and bytes of one and the same file, in one request; None where there is none, and no bytes of one that is
+        larger than `most`."""
+
+    @abstractmethod
     def open(self, start: int = 0) -> BinaryIO:
         """A sequential reader from `start`."""
 

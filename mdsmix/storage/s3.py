@@ -69,6 +69,16 @@ class S3Path(Location):
         with _Reader(self, start, None if length is None else start + length) as reader:
             return b"".join(iter(lambda: reader.read(_READ_BYTES), b""))
 
+    def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
+        answer = ask(self.url, partial(_found, self._object()))
+        if answer is None:
+            return None
+        found = _as_stat(answer, answer["ContentLength"])
+        with _Reader(self, 0, None, (answer["ETag"], answer["Body"])) as reader:
+            if found.size > most:
+                return found, b""
+            return found, b"".join(iter(lambda: reader.read(_READ_BYTES), b""))
+
     def open(self, start: int = 0) -> BinaryIO:
         return io.BufferedReader(_Reader(self, start, None), buffer_size=1 << 20)
 
@@ -137,33 +147,47 @@ class S3Path(Location):
 
 def _page(wanted: dict[str, str], client: Any) -> dict[str, Any]:
     page: dict[str, Any] = client.list_objects_v2(**wanted)
+    _seen.add((client.meta.endpoint_url, wanted["Bucket"]))
     return page
+
+
+_seen: set[tuple[str, str]] = set()
+"Endpoint and bucket, where this process had an answer from inside of that bucket: there a HEAD's bare 404 is an object's."
 
 
 def _stat(client: Any, place: dict[str, str]) -> Stat | None:
     from botocore.exceptions import ClientError
 
+    bucket = client.meta.endpoint_url, place["Bucket"]
     try:
         head = client.head_object(**place)
     except ClientError as error:
         if error_code(error) not in ("400", "403", "404"):
             raise
+        if error_code(error) == "404" and bucket in _seen:
+            return None
         # A HEAD has no body that tells a missing object from a missing bucket or a wrong key.
-        return _stat_by_reading(client, place)
+        answer = _found(place, client)
+        if answer is None:
+            return None
+        answer["Body"].close()
+        return _as_stat(answer, answer["ContentLength"])
+    _seen.add(bucket)
     return _as_stat(head, head["ContentLength"])
 
 
-def _stat_by_reading(client: Any, place: dict[str, str]) -> Stat | None:
+def _found(place: dict[str, str], client: Any) -> dict[str, Any] | None:
+    """What a GET answers; None where the bucket has no such object."""
     from botocore.exceptions import ClientError
 
     try:
-        answer = client.get_object(**place)
+        answer: dict[str, Any] | None = client.get_object(**place)
     except ClientError as error:
         if error_code(error) != "NoSuchKey":
             raise
-        return None
-    answer["Body"].close()
-    return _as_stat(answer, answer["ContentLength"])
+        answer = None
+    _seen.add((client.meta.endpoint_url, place["Bucket"]))
+    return answer
 
 
 def _as_stat(said: dict[str, Any], size: int) -> Stat:
@@ -174,11 +198,17 @@ def _as_stat(said: dict[str, Any], size: int) -> Stat:
 class _Reader(io.RawIOBase):
     """The bytes [start, end) of one version of an object, taken up again where a body breaks."""
 
-    def __init__(self, place: S3Path, start: int, end: int | None) -> None:
+    def __init__(
+        self, place: S3Path, start: int, end: int | None, begun: tuple[str, Any] | None = None
+    ) -> None:
+        """`begun`: the ETag and the body of a request that was made already."""
         self._place, self._position, self._end = place, start, end
         self._etag: str | None = None
         self._patience: Patience | None = None
-        self._body: Any = self._request()
+        if begun:
+            self._etag, self._body = begun
+        else:
+            self._body = self._request()
 
     def _request(self) -> Any:
         wanted = self._place._object()

@@ -10,6 +10,7 @@ import pytest
 from mdsmix.errors import Unreachable
 from mdsmix.sources import find, plan, read
 from mdsmix.storage import Location, locate, s3, s3_client
+from tests.counting import counted
 from tests.faults import Proxy, Rule
 
 
@@ -44,6 +45,49 @@ def test_missing_is_an_answer_to_stat_delete_and_list_and_an_error_to_read(root:
         (root / "none").read()
     with pytest.raises(Unreachable, match="there is no such object"):
         (root / "none").open()
+
+
+def test_fetch_is_stat_and_read_in_one_request(root: Location, proxy: Proxy) -> None:
+    (root / "a").write(b"abc")
+    (root / "empty").write()
+    known = {name: (root / name).stat() for name in ("a", "empty")}
+    with counted(proxy) as found:
+        assert (root / "a").fetch() == (known["a"], b"abc")
+        assert (root / "a").fetch(most=2) == (known["a"], b"")
+        assert (root / "empty").fetch() == (known["empty"], b"")
+        assert (root / "none").fetch() is None
+    assert found.by_operation == {"GET": 4}
+
+
+@pytest.mark.parametrize("fault", ["cut short", "reset in the answer", "500", "lost answer"])
+def test_what_is_fetched_is_whole_or_asked_for_again(
+    root: Location, proxy: Proxy, fault: str
+) -> None:
+    (root / "a").write(b"abcdefgh" * 1000)
+    proxy.rules = [Rule(fault, operation="GET")]
+    found = (root / "a").fetch()
+    assert found is not None
+    assert found[1] == b"abcdefgh" * 1000
+    assert proxy.met(fault)
+
+
+def test_not_there_costs_one_request_where_the_bucket_has_answered(
+    root: Location, proxy: Proxy
+) -> None:
+    s3._seen.clear()
+    with counted(proxy) as first:
+        assert (root / "none").stat() is None
+    assert first.by_operation == {"HEAD": 1, "GET": 1}  # is it the object or the bucket?
+    with counted(proxy) as then:
+        assert (root / "none").stat() is None
+    assert then.by_operation == {"HEAD": 1}
+
+
+@pytest.mark.parametrize("ask", ["stat", "fetch"])
+def test_a_bucket_that_is_missing_is_no_missing_object(proxy: Proxy, bucket: str, ask: str) -> None:
+    assert locate(f"s3://{bucket}/x").stat() is None
+    with pytest.raises(Unreachable, match="bucket"):
+        getattr(locate(f"s3://{bucket}-not/x"), ask)()
 
 
 def test_list_and_expand_answer_as_on_a_disk(root: Location, tmp_path: Path) -> None:

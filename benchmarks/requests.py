@@ -1,0 +1,183 @@
+"""What mdsmix asks of a store: the requests of whole commands at a real MinIO, counted by a proxy before it.
+
+    python -m benchmarks.requests [--most N] [NAME ...]
+
+Requests, unlike seconds, are the same on every machine. `goal` is what issue-sized streams may cost; a command that asks
+for more ends with exit code 1. The sources lie on the disk, so that only what is asked of the target counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from mdsmix.mix.check import findings
+from mdsmix.mix.view import view
+from tests.converting import documents, run_recipe, windows, write_jsonl, write_recipe
+from tests.corpus import train_tokenizer
+from tests.counting import Counted, counted
+from tests.faults import Proxy, failing
+from tests.minio import own_minio
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where a case works: a folder and a bucket of its own, behind the proxy."""
+
+    folder: Path
+    tokenizer: Path
+    proxy: Proxy
+    bucket: str
+
+    def recipe(self, streams: dict[str, Any], **settings: Any) -> Path:
+        remote = f"s3://{self.bucket}/mix"
+        return write_recipe(self.folder, self.tokenizer, remote=remote, streams=streams, **settings)
+
+    def streams(self, count: int) -> dict[str, Any]:
+        """Streams of one unit each."""
+        return {f"s{n}": documents(self._file(f"s{n}", [n])) for n in range(count)}
+
+    def units(self, count: int) -> dict[str, Any]:
+        """A stream of so many units, a shard each."""
+        return {"web": documents(self._file("web", range(count)), layout="document")}
+
+    def _file(self, name: str, numbers: Any) -> Path:
+        path = self.folder / f"{name}.jsonl"
+        return write_jsonl(path, [{"text": f"Document {n:08} of many. " * 8} for n in numbers])
+
+
+LINE = len(b'{"text":""}\n') + 8 * len("Document 00000000 of many. ")
+"Bytes of a document: windows of so many make each a unit."
+
+
+def check(bench: Bench, n: int) -> Counted:
+    recipe = bench.recipe(bench.streams(n))
+    run_recipe(recipe)
+    with counted(bench.proxy) as found:
+        findings(view([str(recipe)]))
+    return found
+
+
+def check_versioned(bench: Bench, n: int) -> Counted:
+    recipe = bench.recipe(bench.streams(n), publish="versioned")
+    run_recipe(recipe)
+    with counted(bench.proxy) as found:
+        findings(view([str(recipe)]))
+    return found
+
+
+def second_convert(bench: Bench, n: int) -> Counted:
+    recipe = bench.recipe(bench.streams(n))
+    run_recipe(recipe)
+    with counted(bench.proxy) as found:
+        run_recipe(recipe)
+    return found
+
+
+def first_convert(bench: Bench, n: int) -> Counted:
+    recipe = bench.recipe(bench.streams(n))
+    with counted(bench.proxy) as found:
+        run_recipe(recipe)
+    return found
+
+
+def many_shards(bench: Bench, n: int) -> Counted:
+    recipe = bench.recipe(bench.units(n))
+    with counted(bench.proxy) as found:
+        run_recipe(recipe, workers=2)
+    return found
+
+
+def one_more(bench: Bench, n: int, **settings: Any) -> Counted:
+    recipe = bench.recipe(bench.units(n), **settings)
+    run_recipe(recipe, workers=2)
+    recipe = bench.recipe(bench.units(n + 1), **settings)
+    with counted(bench.proxy) as found:
+        run_recipe(recipe)
+    return found
+
+
+def one_more_version(bench: Bench, n: int) -> Counted:
+    return one_more(bench, n, publish="versioned")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command, how often it is multiplied, and what it may cost."""
+
+    what: str
+    run: Callable[[Bench, int], Counted]
+    n: int
+    before: int
+    "Requests before anybody counted them."
+    goal: int
+
+
+CASES = [
+    Case("check of {} streams", check, 100, 1000, 310),
+    Case("check of {} versioned streams", check_versioned, 4, 68, 17),
+    Case("second convert of {} streams", second_convert, 100, 1300, 410),
+    Case("first convert of {} streams", first_convert, 4, 152, 60),
+    Case("convert of {} units of a shard", many_shards, 1001, 8074, 2050),
+    Case("{} known units and one new", one_more, 1000, 3069, 1060),
+    Case("{} known units and one new, versioned", one_more_version, 1000, 5089, 2080),
+]
+
+
+def main() -> None:
+    arguments = _arguments()
+    chosen = [c for c in CASES if not arguments.names or c.run.__name__ in arguments.names]
+    failed = False
+    with tempfile.TemporaryDirectory() as work, _surroundings(Path(work)) as (tokenizer, proxy):
+        for number, case in enumerate(chosen):
+            n = min(case.n, arguments.most or case.n)
+            bench = Bench(Path(work) / str(number), tokenizer, proxy, f"bench-{number}")
+            bench.folder.mkdir()
+            boto3.client("s3", endpoint_url=proxy.endpoint).create_bucket(Bucket=bench.bucket)
+            began = time.monotonic()
+            found = case.run(bench, n)
+            goal = case.goal if n == case.n else None
+            failed |= bool(goal and found.total > goal)
+            print(
+                f"{case.what.format(n)}: {found}; {case.before} before, goal {goal}, "
+                f"{time.monotonic() - began:.0f} s with what came before",
+                flush=True,
+            )
+    sys.exit(failed)
+
+
+@contextmanager
+def _surroundings(work: Path) -> Iterator[tuple[Path, Proxy]]:
+    """A tokenizer, and a proxy before a MinIO that the environment names."""
+    with pytest.MonkeyPatch.context() as patch, own_minio(work) as server:
+        patch.setenv("MDSMIX_CACHE", str(work / "cache"))
+        for name, value in server.settings.items():
+            patch.setenv(name, value)
+        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
+            patch.delenv(name, raising=False)
+        windows(patch, LINE)
+        with failing(os.environ["S3_ENDPOINT_URL"]) as proxy:
+            patch.setenv("S3_ENDPOINT_URL", proxy.endpoint)
+            yield train_tokenizer(work / "tokenizer", documents_n=30), proxy
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.requests", description=__doc__)
+    parser.add_argument("names", nargs="*", help="cases, by the names of their functions")
+    parser.add_argument("--most", type=int, help="streams or units of a case, at most")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

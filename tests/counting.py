@@ -1,0 +1,54 @@
+"""How many requests a piece of work makes at a store, by operation: what is paid for, and what a slow link waits for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tests.faults import Proxy, Request
+
+
+@dataclass
+class Counted:
+    """The requests of one piece of work, once it is done."""
+
+    requests: Sequence[Request] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        return len(self.requests)
+
+    @property
+    def missed(self) -> int:
+        """Those that asked for what is not there."""
+        return sum(request.status == 404 for request in self.requests)
+
+    @property
+    def by_operation(self) -> Counter[str]:
+        """HEAD, GET, GET list, PUT, PUT copy, DELETE, ..."""
+        return Counter(map(_operation, self.requests))
+
+    def at(self, key: str) -> Counter[str]:
+        """Of the objects whose key ends so."""
+        return Counter(_operation(r) for r in self.requests if r.key.endswith(key))
+
+    def __str__(self) -> str:
+        """What a failing test shows."""
+        counts = ", ".join(f"{n} {what}" for what, n in sorted(self.by_operation.items()))
+        return f"{self.total} requests ({counts}; {self.missed} of them for what is not there)"
+
+
+@contextmanager
+def counted(proxy: Proxy) -> Iterator[Counted]:
+    """Counts what goes through the proxy inside of the block, by whatever process."""
+    found, before = Counted(), len(proxy.requests)
+    yield found
+    found.requests = proxy.requests[before:]
+
+
+def _operation(request: Request) -> str:
+    if request.method == "PUT" and "x-amz-copy-source" in request.headers:
+        return f"{request.operation} copy"
+    return request.operation
