@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import threading
 import time
@@ -186,6 +187,53 @@ def test_a_worker_lives_for_one_unit_or_for_many_small_ones() -> None:
     assert len({pid for _, pid in small.values()}) == 1
     large = [partial(square, LIFE_BYTES + n, 0) for n in range(3)]
     assert len({pid for _, (_, pid) in run(large, crew(1), silent)}) == 3
+
+
+def wear_out(attempt: Attempt, line: Line) -> None:
+    line.told(LIFE_BYTES, 0)
+
+
+def find_done(attempt: Attempt, line: Line) -> int:
+    line.found(LIFE_BYTES)
+    return os.getpid()
+
+
+def test_a_run_of_any_length_holds_no_more_than_at_its_beginning() -> None:
+    """Descriptors and children, zombies too, under a limit that leaves room for 24 descriptors: of each worker two were kept."""
+    held, limits = opened(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 24, limits[1]))
+    try:
+        most = [(len(opened()), len(children())) for _ in run([wear_out] * 200, crew(2), silent)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(most) == 200
+    assert max(number for number, _ in most) <= len(held) + 20
+    assert max(number for _, number in most) <= 8
+    assert (opened(), children()) == (held, [])
+
+
+def test_five_thousand_units_are_done() -> None:
+    assert sorted(
+        n for n, _ in run([partial(square, n, 0) for n in range(5000)], crew(2), silent)
+    ) == [*range(5000)]
+
+
+def test_units_that_an_earlier_run_did_wear_no_worker_out() -> None:
+    heard = []
+    pids = {pid for _, pid in run([find_done] * 30, crew(1), lambda *told: heard.append(told))}
+    assert len(pids) == 1
+    assert heard == [(LIFE_BYTES, 0)] * 30, "they are told of as work done"
+
+
+def opened() -> set[int]:
+    """This process's descriptors, but for the one that lists them."""
+    found = {int(name) for name in os.listdir("/proc/self/fd")}
+    return {number for number in found if Path(f"/proc/self/fd/{number}").exists()}
+
+
+def children() -> list[str]:
+    """Zombies are among them."""
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 
 
 def test_where_memory_is_tight_workers_take_turns() -> None:

@@ -42,6 +42,10 @@ class Line:
         """So many more source bytes were read and tokens made of them."""
         self._send("told", size, tokens)
 
+    def found(self, size: int) -> None:
+        """So many more source bytes were done by a run before: they cost this worker no memory, and so none of its life."""
+        self._send("found", size)
+
     def at(self, place: Place | None) -> None:
         """These records are in work now, or none any more."""
         self._send("at", place)
@@ -135,6 +139,7 @@ class _Shift:
         """As many workers as have room; those beyond it wait before their next records."""
         places = self._crew.watch.places(self._limit)
         while self.waiting and len(self.workers) < places:
+            self._reap()
             self.workers.append(_start(self._limit, self._crew.watch))
             self._give(self.workers[-1])
         for position, worker in enumerate(self.workers):
@@ -146,6 +151,8 @@ class _Shift:
             case "told", size, tokens:
                 worker.read += size
                 self._told(size, tokens)
+            case "found", size:
+                self._told(size, 0)
             case "at", place:
                 worker.at = place
             case "failed", error:
@@ -170,6 +177,14 @@ class _Shift:
             worker.process.kill()
         for worker in [*self.workers, *self._dismissed]:
             worker.end()
+
+    def _reap(self) -> None:
+        """A dismissed worker holds two descriptors until it has ended: as many as are at work may be at that, and no more."""
+        late = len(self._dismissed) - self._limit
+        for number, worker in enumerate([*self._dismissed]):
+            if number < late or worker.process.exitcode is not None:
+                self._dismissed.remove(worker)
+                worker.end()
 
     def _give(self, worker: _Worker) -> None:
         number, attempt = self.waiting.pop()
@@ -230,10 +245,13 @@ class _Worker:
                 self.pipe.send(waits)
 
     def end(self) -> str:
-        """Waits for the process to end, and says how it did."""
+        """Sees to it that the process has ended, and says how it did."""
+        self.process.join(GRACE_SECONDS)
+        self.process.kill()
         self.process.join()
         self.pipe.close()
         code = self.process.exitcode or 0
+        self.process.close()
         if code >= 0:
             return f"exit code {code}"
         cause = ", most likely for lack of memory" if code == -signal.SIGKILL else ""

@@ -50,7 +50,7 @@ def convert_unit(
     # A first look must not read the whole source: it knows files by their size and stamp.
     content = fingerprint(unit) if limit else content_hash(unit)
     if has_one_window(unit) and (record := find_record(job, unit, window_key(job, content, 0))):
-        line.told(record.size, 0)
+        line.found(record.size)
         return UnitResult(content=content, windows=(0,), records=[record], reused=1)
     records: dict[int, UnitRecord] = {}
     reused = 0
@@ -58,7 +58,7 @@ def convert_unit(
         key = window_key(job, content, window)
         if record := find_record(job, unit, key):
             reused += 1
-            line.told(record.size, 0)
+            line.found(record.size)
         else:
             record = _convert(job, unit, key, batches, attempt, line)
         records[window] = record
