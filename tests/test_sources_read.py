@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources import BadLine, Origin, RecordBatch, Unit, batches, find, lines, plan, read
+from mdsmix.sources.jsonl import decode_lines
 
 FUZZ = settings(
     derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -239,3 +241,44 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
     (tmp_path / "x.jsonl").write_bytes(b"1\n2\n3\n")
     with pytest.raises(Unreachable, match="was changed while it was being read"):
         list(read(unit))
+
+
+def seconds_to_place(folder: Path, between: bytes, records: int) -> float:
+    """Processor time to say of every record where it stands, with such a line between each two."""
+    (folder / "x.jsonl").write_bytes((b"1\n" + between + b"\n") * records)
+    [batch] = read_all(units_of(folder))
+    before = time.process_time()
+    found = origins(batch)
+    assert [origin.offset for origin in found] == [n * (len(between) + 3) for n in range(records)]
+    return time.process_time() - before
+
+
+@pytest.mark.parametrize("between", [b"", b"{"], ids=["blank lines", "bad lines"])
+def test_the_place_of_a_record_takes_as_long_in_a_block_of_many_bad_lines(
+    tmp_path: Path, between: bytes
+) -> None:
+    """Eight times the records take eight times as long; walking the lines before each would take 64 times."""
+    ratios = (
+        seconds_to_place(tmp_path, between, 8_000) / seconds_to_place(tmp_path, between, 1_000)
+        for _ in range(5)
+    )
+    assert any(ratio < 24 for ratio in ratios)
+
+
+def test_the_place_of_a_record_takes_as_long_in_a_batch_of_many_files(tmp_path: Path) -> None:
+    for n in range(300):
+        (tmp_path / f"{n:03}.jsonl").write_bytes(b"\n" if n % 3 else b"\n1\n2\n")
+    [batch] = read_all(units_of(tmp_path))
+    placed = [(origin.file, origin.line) for origin in origins(batch)]
+    assert placed == [(f"{n:03}.jsonl", line) for n in range(0, 300, 3) for line in (2, 3)]
+
+
+@pytest.mark.parametrize("line", [b"", b" \t\r", b"{"])
+def test_a_block_of_only_such_lines_takes_as_long_as_it_is(tmp_path: Path, line: bytes) -> None:
+    def seconds(lines: int) -> float:
+        began = time.process_time()
+        decoded = decode_lines([line] * lines)
+        assert (len(decoded.bad), len(decoded.blank))[line != b"{"] == lines
+        return time.process_time() - began
+
+    assert any(seconds(80_000) / seconds(10_000) < 24 for _ in range(5))

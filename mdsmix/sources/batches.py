@@ -6,9 +6,10 @@ when somebody asks, which is for the bad ones.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources.blocks import Block, Origin
@@ -26,6 +27,16 @@ class BadLine:
     origin: Origin
 
 
+class _Held(NamedTuple):
+    """A block of a batch."""
+
+    first: int
+    "The position of its first record in the batch."
+    block: Block
+    before: list[int]
+    "Of each of its lines that hold no record, how many records stand before it: ascending."
+
+
 @dataclass(slots=True, kw_only=True)
 class RecordBatch:
     """Consecutive lines of one window of a unit, possibly of several small files."""
@@ -37,16 +48,13 @@ class RecordBatch:
     "All lines, blank ones too. What a plain unit's batches add up to is where the next one begins."
     size: int = 0
     "Uncompressed bytes."
-    _blocks: list[tuple[int, Block, list[int]]] = field(default_factory=list)
-    "The position of a block's first record, the block, and which of its lines hold no record."
+    _blocks: list[_Held] = field(default_factory=list)
 
     def origin(self, position: int) -> Origin:
         """Where `records[position]` comes from."""
-        first, block, without = next(b for b in reversed(self._blocks) if b[0] <= position)
-        index = position - first
-        for line in without:
-            index += line <= index
-        return block.origin(index)
+        held = self._blocks[bisect_right(self._blocks, position, key=lambda held: held.first) - 1]
+        index = position - held.first
+        return held.block.origin(index + bisect_right(held.before, index))
 
     def _has_room(self, block: Block) -> bool:
         return block.window == self.window and self.size + block.size <= BLOCK_BYTES
@@ -61,7 +69,8 @@ class RecordBatch:
             block = block.first(lines)
             decoded = block.decode()
         without = sorted([*decoded.blank, *(index for index, _ in decoded.bad)])
-        self._blocks.append((len(self.records), block, without))
+        before = [line - lines for lines, line in enumerate(without)]
+        self._blocks.append(_Held(len(self.records), block, before))
         self.records += decoded.records
         self.bad += [BadLine(reason=why, origin=block.origin(i)) for i, why in decoded.bad]
         self.lines += block.lines

@@ -24,18 +24,29 @@ _WHITESPACE = b" \t\r"
 def decode_lines(lines: list[bytes]) -> Decoded:
     """The values of the lines; a line that is none is listed as bad or, if empty, as blank."""
     decoded = Decoded(records=[], bad=[], blank=[])
-    rest = iter(lines)
+    try:
+        decoded.records.extend(map(orjson.loads, lines))
+    except orjson.JSONDecodeError:
+        decoded.records.clear()
+        # An exception takes 1 us or more, a look at a line 0.05 us: none is raised for those that are blank.
+        held = [index for index, line in enumerate(lines) if line.strip(_WHITESPACE)]
+        if len(held) < len(lines):
+            decoded.blank.extend(sorted(set(range(len(lines))).difference(held)))
+        _decode_each(lines, held, decoded)
+    return decoded
+
+
+def _decode_each(lines: list[bytes], held: list[int], decoded: Decoded) -> None:
+    """The values of the lines `held`, none of which is blank."""
+    rest = map(lines.__getitem__, held)
     while True:
         try:
             # On an error `extend` has kept what came before, and `rest` stands behind the bad line.
             decoded.records.extend(map(orjson.loads, rest))
-            return decoded
+            return
         except orjson.JSONDecodeError as error:
-            index = len(decoded.records) + len(decoded.bad) + len(decoded.blank)
-            if lines[index].strip(_WHITESPACE):
-                decoded.bad.append((index, _reason(lines[index], str(error))))
-            else:
-                decoded.blank.append(index)
+            index = held[len(decoded.records) + len(decoded.bad)]
+            decoded.bad.append((index, _reason(lines[index], str(error))))
 
 
 def _reason(line: bytes, message: str) -> str:
