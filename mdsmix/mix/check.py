@@ -21,6 +21,7 @@ def findings(mix: Mix) -> list[Finding]:
     """Everything there is to say of the mix, errors first, then in the order of the README's table."""
     import mdsmix.mix.checks  # noqa: F401 - registers them
 
+    mix.look()
     found = [finding for check in CHECKS.values() for finding in check(mix)]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 

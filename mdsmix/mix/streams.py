@@ -16,7 +16,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.mix.foundry import WEIGHT_KEYS
 from mdsmix.shards.index import Index, Shard
 from mdsmix.shards.manifest import Manifest, TokenizerCard
-from mdsmix.storage import Location, Stat
+from mdsmix.storage import Location, Stat, together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +150,10 @@ class Mix:
     @property
     def streams(self) -> tuple[Stream, ...]:
         return tuple(stream for loader in self.loaders for stream in loader.streams)
+
+    def look(self) -> None:
+        """Lists what is stored of every stream, many at a time: at a store each listing takes 20 ms or more."""
+        together(lambda stream: stream.files, {id(s): s for s in self.streams}.values())
 
     @property
     def batch_size(self) -> int | None:

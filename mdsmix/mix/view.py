@@ -1,6 +1,6 @@
 """What was asked about -> a Mix: a recipe, a training YAML, or folders of published streams.
 
-Indexes and manifests are read here, each stream's in turn: two small files. The rest of a stream is looked at only when
+Indexes and manifests are read here, two small files a stream, of many streams at a time. The rest of a stream is looked at only when
 a check asks. A stream is read where it was published, at its remote, or in its local folder where it has none.
 """
 
@@ -21,8 +21,8 @@ from mdsmix.recipe import text as yaml_text
 from mdsmix.recipe.read import OVERRIDE
 from mdsmix.shards.index import BASENAME, read_index
 from mdsmix.shards.manifest import TokenizerCard, read_manifest
-from mdsmix.shards.published import current, find_published
-from mdsmix.storage import Location, locate
+from mdsmix.shards.published import Published, find_published, read_published
+from mdsmix.storage import Location, locate, together
 from mdsmix.typed import brief
 
 JUDGED = ("max_seq_len", "tokenizer", "train_loader", "eval_loader")
@@ -59,7 +59,10 @@ def _is_recipe(path: str) -> bool:
 
 def view_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> Mix:
     """The mix that a recipe renders."""
-    streams = {name: _of_recipe(recipe, spec) for name, spec in recipe.streams.items()}
+    specs = recipe.streams.values()
+    streams = dict(
+        zip(recipe.streams, together(lambda spec: _of_recipe(recipe, spec), specs), strict=True)
+    )
     tree = sections.sections(recipe, {n: s.settings for n, s in streams.items()})
     return mix_of(resolved(tree, str(path)), str(path), streams, recipe=recipe)
 
@@ -72,8 +75,7 @@ def view_yaml(path: str | os.PathLike[str]) -> Mix:
 def view_streams(urls: Sequence[str]) -> Mix:
     """The mix of streams at these places, unweighted, under the loader that can read most of them."""
     streams: dict[str, Stream] = {}
-    for url in urls:
-        stream = _at(url)
+    for url, stream in zip(urls, together(_at, urls), strict=True):
         if stream.name in streams:
             raise RecipeError(f"{url} is named twice; name every stream once.")
         streams[stream.name] = stream
@@ -203,11 +205,15 @@ def _loader(label: str, section: Mapping[str, Any], known: Mapping[str, Stream])
     found = dict(_stream_sections(dataset if isinstance(dataset, Mapping) else {}))
     if not found and label != "train_loader":
         return Loader(label=label, section=section, streams=())
-    streams = tuple(
-        known[n] if n in known and known[n].settings == s else _of_section(n, s)
-        for n, s in found.items()
+    streams = together(
+        lambda item: (
+            known[item[0]]
+            if item[0] in known and known[item[0]].settings == item[1]
+            else _of_section(*item)
+        ),
+        found.items(),
     )
-    return Loader(label=label, section=section, streams=streams)
+    return Loader(label=label, section=section, streams=tuple(streams))
 
 
 def _stream_sections(dataset: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -238,50 +244,56 @@ def _of_section(name: str, settings: Mapping[str, Any]) -> Stream:
 def _of_recipe(recipe: Recipe, spec: StreamSpec) -> Stream:
     """A stream of the recipe. One made by others may lie flat, without a folder for its split."""
     place = locate(recipe.published(spec))
-    folder = current(place / spec.split)
-    if folder is None and spec.source:
+    found = read_published(place / spec.split)
+    if found is None and spec.source:
         raise Unreachable(
             f"the stream {spec.name} is not published at {place / spec.split}: run `mdsmix convert` on this recipe first"
         )
-    folder = folder or current(place) or place / spec.split
-    index = read_index(folder)
-    root, split = (folder, "") if folder == place else (folder.parent, folder.name)
-    settings = sections.stream_section(recipe, spec, str(root), split, index)
+    found = found or read_published(place) or _in(place / spec.split)
+    root, split = (place, "") if found.folder == place else (found.folder.parent, found.folder.name)
+    settings = sections.stream_section(recipe, spec, str(root), split, found.index)
+    return _stream(spec.name, found, settings, is_sourced=spec.source is not None)
+
+
+def _in(folder: Location) -> Published:
+    """What is published in just this folder; where it has no index, the reading of it says so."""
+    return Published(folder=folder, index=read_index(folder), manifest=read_manifest(folder))
+
+
+def _stream(
+    name: str, found: Published, settings: Mapping[str, Any], is_sourced: bool = False
+) -> Stream:
     return Stream(
-        name=spec.name,
-        folder=folder,
-        index=index,
-        manifest=read_manifest(folder),
+        name=name,
+        folder=found.folder,
+        index=found.index,
+        manifest=found.manifest,
         settings=settings,
-        is_sourced=spec.source is not None,
+        is_sourced=is_sourced,
     )
 
 
 def _open(name: str, folder: Location, settings: Mapping[str, Any]) -> Stream:
-    if not (folder / BASENAME).stat():
-        version = current(folder)
+    found = read_published(folder)
+    if found is None or found.folder != folder:
         fix = (
-            f"set its split to {version.name}" if version else "correct its remote, local or split"
+            f"set its split to {found.folder.name}"
+            if found
+            else "correct its remote, local or split"
         )
         raise Unreachable(f"the stream {name} is not at {folder}: there is no {BASENAME}; {fix}")
-    return Stream(
-        name=name,
-        folder=folder,
-        index=read_index(folder),
-        manifest=read_manifest(folder),
-        settings=settings,
-    )
+    return _stream(name, found, settings)
 
 
 def _at(url: str) -> Stream:
     """The stream that a user points at: by the folder of its split, the index in it, or the folder above one split."""
     place = at.parent if (at := locate(url)).name == BASENAME else at
-    folder = find_published(place)
-    where = "remote" if place.is_s3 else "local"
+    found = read_published(place) or _in(find_published(place))
+    folder, where = found.folder, "remote" if place.is_s3 else "local"
     if folder == place:
-        return _open(_name(url, folder), folder, {where: str(place)})
+        return _stream(_name(url, folder), found, {where: str(place)})
     name = place.name if folder.parent == place else _name(url, place)
-    return _open(name, folder, {where: str(folder.parent), "split": folder.name})
+    return _stream(name, found, {where: str(folder.parent), "split": folder.name})
 
 
 def _name(url: str, folder: Location) -> str:

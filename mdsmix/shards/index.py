@@ -112,15 +112,31 @@ def read_index(folder: Location) -> Index:
     return parse_index(read_card(at), str(at))
 
 
+def find_index(folder: Location) -> Index | None:
+    """The index in `folder`; None where there is none."""
+    at = folder / BASENAME
+    content = find_card(at)
+    return None if content is None else parse_index(content, str(at))
+
+
 def read_card(at: Location) -> bytes:
     """The bytes of an index or a manifest; Unreachable where it is missing, or larger than either can be."""
-    stat = at.stat()
-    if stat and stat.size > LARGEST:
+    content = find_card(at)
+    return at.read() if content is None else content  # which says why it cannot
+
+
+def find_card(at: Location) -> bytes | None:
+    """As `read_card`, in one request; None where it is missing."""
+    found = at.fetch(LARGEST)
+    if found is None:
+        return None
+    stat, content = found
+    if stat.size > LARGEST:
         raise Unreachable(
             f"{at} has {stat.size:,} bytes, and no index or manifest has more than {LARGEST:,}, so it is not read; "
             "publish the stream again."
         )
-    return at.read()
+    return content
 
 
 def _shard(entry: Any, number: int) -> Shard:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mdsmix import typed
 from mdsmix.errors import Unreachable
-from mdsmix.shards.index import read_card
+from mdsmix.shards.index import find_card
 from mdsmix.storage import Location
 
 BASENAME = "mdsmix.manifest"
@@ -229,7 +229,8 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
 def read_manifest(folder: Location) -> Manifest | None:
     """The manifest of the stream in `folder`, None where it was published without one."""
     at = folder / BASENAME
-    return parse_manifest(read_card(at), str(at)) if at.stat() else None
+    content = find_card(at)
+    return None if content is None else parse_manifest(content, str(at))
 
 
 def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, Any]:

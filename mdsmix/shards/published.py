@@ -9,16 +9,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from mdsmix.errors import Unreachable
 from mdsmix.shards import manifest as manifest_file
-from mdsmix.shards.index import BASENAME
-from mdsmix.shards.manifest import read_manifest
+from mdsmix.shards.index import BASENAME, Index, find_index
+from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.storage import Location
 
 LIMITED = re.compile(r"limit-\d+")
 "What `convert --limit` publishes beside the splits: a first look."
 VERSION = re.compile(r"(.+)-([0-9a-f]{8})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A stream as it is read."""
+
+    folder: Location
+    "Where index.json lies."
+    index: Index
+    manifest: Manifest | None
+
+
+def read_published(folder: Location) -> Published | None:
+    """What is published at `folder`, by two small reads, or three where it is published as versions; None where nothing is.
+
+    Of a version that was found by the split's manifest, that manifest is the card: it names this index by its hash, and
+    says the newest sources.
+    """
+    index, manifest = find_index(folder), read_manifest(folder)
+    if index is None and manifest:
+        folder = version_folder(folder, manifest.index_hash)
+        index = find_index(folder)
+    return Published(folder=folder, index=index, manifest=manifest) if index else None
 
 
 def version_folder(folder: Location, index_hash: str) -> Location:

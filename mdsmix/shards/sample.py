@@ -106,11 +106,13 @@ def _array(settings: list[str], data: bytes) -> NDArray[Any]:
 
 def _first(read: Read, shard: Shard, limit: int) -> Iterator[bytes]:
     """The bytes of the first samples, as the shard's own table of offsets cuts them."""
-    count = int.from_bytes(read(0, 4), "little")
+    wanted = min(shard.samples, limit)
+    head = read(0, 4 * (wanted + 2))
+    count = int.from_bytes(head[:4], "little")
     if count != shard.samples:
         raise ValueError(f"it holds {count} samples, and its index says {shard.samples}")
-    wanted = min(count, limit)
-    offsets = np.frombuffer(read(4, 4 * (wanted + 1)), "<u4").astype(np.int64)
+    table = head[4:]
+    offsets = np.frombuffer(table[: len(table) // 4 * 4], "<u4").astype(np.int64)
     if len(offsets) != wanted + 1 or (np.diff(offsets) < 0).any():
         raise ValueError("its table of samples is cut off or not ascending")
     if offsets[0] < 4 * (count + 2) or offsets[-1] > shard.raw_data.bytes:

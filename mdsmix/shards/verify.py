@@ -18,7 +18,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.decode import decode
-from mdsmix.shards.index import Index, Shard, parse_index, read_card
+from mdsmix.shards.index import Index, Shard, find_card, parse_index, read_card
 from mdsmix.shards.manifest import Manifest, Totals, parse_manifest
 from mdsmix.shards.sample import DECOMPRESSED
 from mdsmix.shards.whole import check_stored, samples_of
@@ -106,9 +106,9 @@ def verify(
 
 def _read_manifest(folder: Location) -> tuple[Manifest | None, list[Fault]]:
     at = folder / manifest_file.BASENAME
-    if at.stat() is None:
+    content = find_card(at)
+    if content is None:
         return None, []
-    content = read_card(at)
     try:
         return parse_manifest(content, str(at)), []
     except Unreachable as error:

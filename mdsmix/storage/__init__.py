@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from mdsmix.errors import RecipeError
@@ -22,7 +25,28 @@ from mdsmix.storage.location import (
     has_pattern,
 )
 
-__all__ = ["Found", "Location", "Stat", "Unfinished", "fixed_prefix", "has_pattern", "locate"]
+__all__ = [
+    "Found",
+    "Location",
+    "Stat",
+    "Unfinished",
+    "fixed_prefix",
+    "has_pattern",
+    "locate",
+    "together",
+]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+THREADS = 16
+"Requests at a time: a store needs 20 ms for each, and nothing of this machine."
+
+
+def together(request: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """What `request` returns for each item, in their order, of many at a time; raises what the first that failed raised."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(request, items))
 
 
 def locate(url: str | os.PathLike[str]) -> Location:

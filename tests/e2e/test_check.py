@@ -41,7 +41,7 @@ def test_only_the_head_of_a_shard_is_read(
     monkeypatch.setattr(S3Path, "read", counted)
     found = findings(view_streams([url]))
     assert not is_refused(found)
-    assert {name for name, _ in read} == {"index.json", "shard.00000.mds"}
+    assert [name for name, _ in read] == ["shard.00000.mds"] * 2
     assert sum(size for _, size in read) < HEAD_BYTES < 1200 * 2048 * 4 / 3
 
 

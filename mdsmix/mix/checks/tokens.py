@@ -43,6 +43,8 @@ def tokens_dtype(mix: Mix) -> Iterator[Hit]:
 def _dtype_of_bytes(stream: Stream, limit: int) -> str | None:
     """The widest dtype under which the first samples hold ids of a vocabulary of `limit`; None without bytes columns."""
     columns = rows.bytes_columns(stream)
+    if not columns:
+        return None
     samples = [s[c] for s in stream.head.samples for c in columns if isinstance(s.get(c), bytes)]
     for dtype in ("int64", "int32", "uint16", "uint8"):
         if samples and all(_fits(data, dtype, limit) for data in samples):
@@ -237,6 +239,8 @@ def _seen(stream: Stream, loader: Loader, token: int) -> bool:
 def sample_unusable(mix: Mix) -> Iterator[Hit]:
     for loader in mix.loaders:
         for stream in () if loader.is_text else loader.streams:
+            if _was_judged_so(stream, loader):
+                continue
             reasons = {*_text_reasons(stream), *_token_reasons(stream, loader)}
             if reasons:
                 yield Hit(
@@ -245,6 +249,18 @@ def sample_unusable(mix: Mix) -> Iterator[Hit]:
                     f"{loader.max_seq_len} and {'/'.join(loader.targets)}: {', '.join(sorted(reasons))}.",
                     "convert the stream again with `mdsmix convert`, which leaves such records out and counts them.",
                 )
+
+
+def _was_judged_so(stream: Stream, loader: Loader) -> bool:
+    """Whether every sample was judged by this loader's rule when it was encoded: its shard need not be looked at."""
+    if stream.card is None:
+        return False
+    encoding, limit = stream.card.encoding, loader.max_seq_len or 0
+    if encoding.kind == "pretraining":
+        return limit >= 2  # a prompt of one token, and something behind it
+    is_full = loader.dataset.get("decoder_only_format") is not False
+    rules = (encoding.target_prompts, encoding.target_responses), encoding.decoder_only_format
+    return encoding.max_seq_len <= limit and rules == (loader.targets, is_full)
 
 
 def _text_reasons(stream: Stream) -> Iterator[str]:
