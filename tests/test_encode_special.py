@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mdsmix.encode.backends import Reference
 from mdsmix.encode.special import SpecialStrings, encode_texts, is_encodable
+from mdsmix.ragged import Ragged
 from tests.styles import letters
 
 LLAMA_3 = ["<|begin_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(250))]
@@ -78,3 +83,35 @@ def test_what_even_ordinary_text_makes_a_control_token_is_refused_where_it_is_to
     assert (marked, stopped) == ([1, 3], refused)
     assert rows[2].tolist() == [2, 1, 2], "an unknown character is no special token"
     assert (7 in rows[3]) == (rule != "escape")
+
+
+class Codes:
+    """The ids of a text are the codes of its characters; as ordinary text an upper-case one is lower case."""
+
+    label, compared = "codes", 0
+
+    def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
+        read = str if match_special else str.lower
+        return Ragged.of([[ord(character) for character in read(text)] for text in texts], "u4")
+
+
+@given(
+    st.lists(st.text("aABbCcDZz", max_size=4), max_size=6),
+    st.sets(st.sampled_from("ABCDZ"), max_size=4),
+    st.sampled_from(["escape", "allow", "reject"]),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_record_holds_a_special_token_where_one_of_its_ids_is_special(
+    tmp_path: Path, texts: list[str], special: set[str], rule: str
+) -> None:
+    """Wherever the special ids stand in the vocabulary, and whatever ids stand beside them in a batch."""
+    tokens = sorted(special)
+    tokenizer = replace(
+        letters(tmp_path), special_tokens=tokens, special_ids=[ord(token) for token in tokens]
+    )
+    rows, marked, refused = encode_texts(Codes(), texts, rule, tokenizer)
+    expected = [row for row, text in enumerate(texts) if special & set(text)]
+    assert marked == expected
+    assert refused == (expected if rule == "reject" else [])
+    read = [t.lower() if rule == "escape" and special & set(t) else t for t in texts]
+    assert [rows[row].tolist() for row in range(len(texts))] == [list(map(ord, t)) for t in read]

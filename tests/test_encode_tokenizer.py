@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mdsmix.encode import tokenizer as module
@@ -63,6 +64,91 @@ def test_a_snapshot_is_taken_once_for_each_content(
     assert opened(tmp_path / "copy").hash != first.hash
 
 
+ANSWER = {
+    "tokenizer_json": '{"model": {"vocab": {"a": 0, "b": 1}}}',
+    "class_name": "PreTrainedTokenizerFast",
+    "vocab_size": 2,
+    "bos_id": 0,
+    "eos_id": 1,
+    "pad_id": None,
+    "padding_side": "right",
+    "prefix_ids": [0],
+    "suffix_ids": [],
+    "special_tokens": ["a"],
+    "special_ids": [0],
+    "chat_template": None,
+    "template_variables": {},
+}
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What transformers is to answer, the last one first; nobody asks it."""
+    answers: list[dict[str, Any]] = []
+    monkeypatch.setattr(module, "_ask", lambda spec: ANSWER | answers.pop())
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("change", "shapes_ids"),
+    [
+        ({"tokenizer_json": '{"model": {"vocab": {"a": 1, "b": 0}}}'}, True),
+        ({"bos_id": None}, True),
+        ({"eos_id": 0}, True),
+        ({"pad_id": 1}, True),
+        ({"tokenizer_json": '{"model":{"vocab":{"b":1,"a":0}}}'}, False),
+        ({"chat_template": "x", "template_variables": {"x": "y"}}, False),
+        ({"padding_side": "left", "class_name": "GPT2TokenizerFast"}, False),
+    ],
+)
+def test_tokenizers_have_one_hash_where_they_give_the_same_ids(
+    cache: Path, answered: list[dict[str, Any]], change: dict[str, Any], shapes_ids: bool
+) -> None:
+    answered += [change, {}]
+    one, other = opened("org/one"), opened("org/other")
+    assert (one.hash != other.hash) == shapes_ids
+
+
+def test_a_snapshot_is_of_the_files_the_arguments_and_the_version_of_transformers(
+    tmp_path: Path,
+    cache: Path,
+    answered: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, hub = tmp_path / "tokenizer", tmp_path / "hub"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "one.json").write_text("12")
+    (folder / "two.json").write_text("3")
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub))
+    branch = hub / "models--org--name" / "refs" / "main"
+    branch.parent.mkdir(parents=True)
+    steps = {
+        "the first of all": lambda: None,
+        "as many bytes in another file": lambda: [
+            (folder / "one.json").write_text("1"),
+            (folder / "two.json").write_text("23"),
+        ],
+        "another name": lambda: (folder / "two.json").rename(folder / "six.json"),
+        "a file in a folder": lambda: (folder / "inner" / "x.json").write_text("{}"),
+        "another version": lambda: monkeypatch.setattr(module, "version", lambda name: "4.99"),
+    }
+    for step, change in steps.items():
+        change()
+        answered.append({})
+        opened(folder)
+        opened(folder)
+        assert answered == [], f"{step} is asked about, and once"
+    for commit in ("1" * 40, "2" * 40):
+        branch.write_text(commit)
+        answered.append({})
+        opened("org/name")
+        opened("org/name")
+        assert answered == [], "where the hub's cache has moved to another commit"
+    answered.append({})
+    opened("org/name", revision="v2")
+    assert answered == []
+
+
 def test_keyword_arguments_are_the_tokenizers(
     tokenizer_folder: Path, cache: Path, asked: list[str]
 ) -> None:
@@ -76,6 +162,25 @@ def test_what_a_tokenizer_adds_by_itself_is_read_off(
 ) -> None:
     both = opened(train_style(tmp_path / "t", "adds_both"))
     assert (both.prefix_ids, both.suffix_ids, both.bos_id, both.eos_id) == ([0], [1], 0, 1)
+
+
+def test_a_vocabulary_with_holes_is_as_large_as_its_largest_id_says(
+    tmp_path: Path, cache: Path, asked: list[str]
+) -> None:
+    from tokenizers import Tokenizer as Model
+    from tokenizers import models
+
+    Model(models.WordLevel({"a": 0, "b": 9}, unk_token="a")).save(str(tmp_path / "holes.json"))
+    assert opened(tmp_path / "holes.json").vocab_size == 10
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(1 << 16, "uint16"), ((1 << 16) + 1, "int32")])
+def test_the_dtype_holds_the_largest_id(
+    cache: Path, answered: list[dict[str, Any]], size: int, dtype: str
+) -> None:
+    answered.append({"vocab_size": size})
+    assert opened("org/name").dtype == dtype
+    assert np.iinfo(dtype).max >= size - 1
 
 
 def test_a_moved_cache_still_decodes(

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from mdsmix.cli.main import app
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
-from mdsmix.mix.offline import buckets, plan
+from mdsmix.mix.offline import buckets, plan, run
 from mdsmix.mix.offline import publish as publishing
 from mdsmix.mix.offline.draw import Draw, random_keys, seed_of
 from mdsmix.mix.weights import draws
@@ -418,6 +418,28 @@ def test_an_interrupted_run_publishes_nothing_and_leaves_no_temporary_file(
     monkeypatch.setattr("mdsmix.mix.view._tokenizer", lambda config, recipe: (CARD, None))
     again = files(mix(two))
     assert {name: again[name] for name in whole} == whole
+
+
+@pytest.mark.parametrize("harm", ["lost", "cut by a sample's last byte", "cut within its keys"])
+def test_a_bucket_that_somebody_harmed_is_noticed_and_nothing_is_published(
+    two: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    stored, tmp = run.store, two.parent / "tmp"
+
+    def after_harm(*arguments: Any) -> Any:
+        bucket = max(tmp.glob("*/*"), key=lambda path: int(path.name))
+        data = bucket.read_bytes()
+        bucket.unlink()
+        if harm != "lost":
+            bucket.write_bytes(data[:-1] if "last" in harm else data[:12])
+        return stored(*arguments)
+
+    monkeypatch.setattr(plan, "BUCKET_BYTES", 700)
+    monkeypatch.setattr(run, "store", after_harm)
+    result = invoke(two, "--out", two.parent / "out", "--tmp", tmp)
+    assert isinstance(result.exception, MdsmixError), result.exception
+    assert "nothing is published" in str(result.exception)
+    assert not (two.parent / "out" / "train" / "index.json").exists()
 
 
 def test_two_at_once_the_second_is_refused_and_told_who_is_at_work(two: Path) -> None:

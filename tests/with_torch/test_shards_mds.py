@@ -124,8 +124,11 @@ def test_rows_are_split_evenly_within_both_limits(
     assert b"".join(piece.body.tobytes() for piece in pieces) == body.tobytes()
 
 
-def test_a_shard_beyond_32_bit_offsets_is_refused() -> None:
-    layout = Layout.of({"turns": "json"})
-    huge = Rows(np.empty(0, np.uint8), np.array([1 << 32], np.int64))
-    with pytest.raises(ValueError, match="32-bit offsets"):
-        shard_parts(layout, huge)
+def test_a_shards_last_offset_fits_32_bits_or_the_shard_is_refused() -> None:
+    layout, body = Layout.of({"turns": "json"}), np.empty(0, np.uint8)
+    head = len(shard_parts(layout, Rows(body, np.array([0], np.int64)))[0])
+    last = (1 << 32) - 1
+    written, _ = shard_parts(layout, Rows(body, np.array([last - head], np.int64)))
+    assert np.frombuffer(written, "<u4", 3).tolist() == [1, head, last]
+    with pytest.raises(ValueError, match=f"a sample of {last + 1} bytes"):
+        shard_parts(layout, Rows(body, np.array([last + 1 - head], np.int64)))

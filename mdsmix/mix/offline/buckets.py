@@ -53,7 +53,10 @@ class Buckets:
         """The rows of each bucket, in their order, its file deleted. MdsmixError where a sample is not there any more."""
         found = 0
         for bucket in range(self._number):
-            rows = _sorted(self._read(bucket))
+            try:
+                rows = _sorted(self._read(bucket))
+            except ValueError:  # it is shorter than it says
+                break
             found += len(rows)
             yield rows
             del rows  # or the next bucket is read while this one is still held
@@ -120,7 +123,7 @@ def _sorted(data: bytes) -> Rows:
 
 
 def _places(data: bytes) -> Iterator[tuple[Keys, NDArray[np.int64], NDArray[np.int64]]]:
-    """The keys, starts and sizes of the samples of each block."""
+    """The keys, starts and sizes of the samples of each block; ValueError where blocks are not whole."""
     at = 0
     while at < len(data):
         count = int.from_bytes(data[at : at + 8], "little")
@@ -129,3 +132,5 @@ def _places(data: bytes) -> Iterator[tuple[Keys, NDArray[np.int64], NDArray[np.i
         ends = at + 8 + 12 * count + np.cumsum(sizes)
         yield keys, ends - sizes, sizes
         at = int(ends[-1])
+    if at != len(data):
+        raise ValueError("the last block is cut")

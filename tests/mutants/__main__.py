@@ -1,0 +1,167 @@
+"""`python -m tests.mutants --seed N`: a sample of faults, one at a time, and those that no test notices."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import random
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from math import sqrt
+from pathlib import Path
+
+from tests.mutants.contexts import KEPT, TestFile, collect
+from tests.mutants.places import Place, mutants, places
+from tests.mutants.trial import copy_tree, pytest_run
+
+ROOMS = (
+    *("encode", "shards", "convert", "sources", "storage", "mix/weights.py", "mix/offline"),
+    *("load/rows.py", "load/pack.py", "load/collate.py", "load/stream.py"),
+)
+ROOT = Path(__file__).parents[2]
+_own = threading.local()
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault and what became of it."""
+
+    place: Place
+    verdict: str
+    "`failed` (noticed), `hung` (noticed by the time limit), `passed` (not noticed), `unreached` (no test runs it)."
+    by: str
+    seconds: float
+    diff: str
+
+    @property
+    def is_caught(self) -> bool:
+        return self.verdict in ("failed", "hung")
+
+
+def main() -> None:
+    options = _options()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        clean = copy_tree(ROOT, Path(folder, "clean"))
+        tests = collect(clean, options.tests)
+        drawn = list(_draw(clean, options))
+        print(f"seed {options.seed}: {len(drawn)} mutants", flush=True)
+        with ThreadPoolExecutor(options.jobs) as pool:
+            tried = [pool.submit(_try, folder, tests, options.patience, *one) for one in drawn]
+            done = [_told(one.result()) for one in tried]
+    (KEPT / f"seed-{options.seed}.json").write_text(json.dumps([asdict(m) for m in done], indent=1))
+    _report(done)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sample", type=int, default=100, help="mutants to try")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--patience", type=float, default=120, help="seconds of tests for a mutant")
+    parser.add_argument("--tests", nargs="*", default=["test_*.py"], help="patterns of test files")
+    parser.add_argument("rooms", nargs="*", default=ROOMS, help="files or folders below mdsmix")
+    return parser.parse_args()
+
+
+def _draw(clean: Path, options: argparse.Namespace) -> Iterator[tuple[Place, str]]:
+    """Places are drawn evenly, then one fault of each: a call with many arguments weighs no more than a comparison."""
+    named = [clean / "mdsmix" / room for room in options.rooms]
+    files = [f for path in named for f in ([path] if path.is_file() else path.rglob("*.py"))]
+    population = [p for f in sorted(files) for p in places(clean, str(f.relative_to(clean)))]
+    order = random.Random(options.seed)
+    print(f"{len(population)} places in {len(files)} files", flush=True)
+    order.shuffle(population)
+    faults = ((place, sources) for place in population if (sources := mutants(clean, place)))
+    for (place, sources), _ in zip(faults, range(options.sample), strict=False):
+        yield place, order.choice(sources)
+
+
+def _try(
+    folder: str, tests: Sequence[TestFile], patience: float, place: Place, source: str
+) -> Mutant:
+    """In a copy of this thread's own: the module's own test file first, then the rest of those that reach the place."""
+    if not hasattr(_own, "copy"):
+        _own.copy = copy_tree(ROOT, Path(tempfile.mkdtemp(dir=folder)))
+    file = _own.copy / place.file
+    original = file.read_text()
+    diff = "".join(difflib.unified_diff(original.splitlines(True), source.splitlines(True), n=0))
+    verdict, by, seconds = "unreached", "", 0.0
+    file.write_text(source)
+    try:
+        for arguments, expected in _steps(tests, place, patience):
+            outcome = pytest_run(_own.copy, arguments, 60 + 4 * expected)
+            verdict, by, seconds = outcome.verdict, outcome.by, seconds + outcome.seconds
+            if verdict != "passed":
+                break
+    finally:
+        file.write_text(original)
+    return Mutant(place, verdict, by, seconds, "".join(diff.splitlines(True)[2:]))
+
+
+def _steps(
+    tests: Sequence[TestFile], place: Place, patience: float
+) -> Iterator[tuple[list[str], float]]:
+    """pytest's arguments and the seconds that these files take: own tests, others without torch, others with it; cheap
+    ones first, and as many as patience allows."""
+    where = _reached_as(tests, place)
+    own = place.file.removeprefix("mdsmix/").removesuffix(".py").replace("/", "_")
+    steps: dict[tuple[bool, bool], tuple[list[str], float]] = {}
+    spent = 0.0
+    costs = [(sum(t.cost(w) for w in where), t) for t in tests if any(t.tests(w) for w in where)]
+    for cost, test in sorted(costs, key=lambda pair: pair[0]):
+        is_own = own.startswith(Path(test.path).stem.removeprefix("test_"))
+        if spent + cost > patience and not is_own:
+            continue
+        spent += cost
+        kind = (not is_own, "with_torch" in test.path)
+        arguments, expected = steps.get(kind, ([], 0.0))
+        named = {argument for w in where for argument in test.tests(w)}
+        named = {test.path} if test.path in named else named
+        steps[kind] = ([*arguments, *sorted(named)], expected + sum(test.seconds.values()))
+    yield from (steps[kind] for kind in sorted(steps))
+
+
+def _reached_as(tests: Sequence[TestFile], place: Place) -> list[str]:
+    """The place's function, where a test reaches it; else (module level, new code) every function of its module."""
+    exact = f"{place.file}::{place.function}"
+    if any(exact in test.reached for test in tests):
+        return [exact]
+    return sorted({p for t in tests for p in t.reached if p.startswith(f"{place.file}::")})
+
+
+def _told(mutant: Mutant) -> Mutant:
+    where = f"{mutant.place.file}:{mutant.place.line}"
+    print(f"{mutant.verdict:9} {mutant.seconds:4.0f} s  {where}  {mutant.by}", flush=True)
+    return mutant
+
+
+def _report(done: Sequence[Mutant]) -> None:
+    caught = [mutant for mutant in done if mutant.is_caught]
+    low, high = wilson(len(caught), len(done))
+    for mutant in done:
+        if not mutant.is_caught:
+            print(
+                f"\n{mutant.verdict}: {mutant.place.file}:{mutant.place.line}\n{mutant.diff}",
+                end="",
+            )
+    hung = sum(mutant.verdict == "hung" for mutant in done)
+    print(
+        f"\n{len(caught)} of {len(done)} caught ({hung} by the time limit): "
+        f"{len(caught) / len(done):.0%}, 95 % interval {low:.0%} to {high:.0%}"
+    )
+
+
+def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's interval of a share: it stays within 0 and 1, and holds for few and for extreme ones."""
+    share = hits / n
+    middle = share + z * z / (2 * n)
+    half = z * sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
+
+
+if __name__ == "__main__":
+    main()

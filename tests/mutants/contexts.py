@@ -1,0 +1,120 @@
+"""Which tests reach which function: every test file once under coverage, kept until the file changes.
+
+A test file runs in a process of its own, and coverage follows forks and subprocesses. What ran there, or in a fixture,
+belongs to no one test: then the whole file counts as reaching the function.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from coverage import CoverageData
+
+from tests.mutants.places import function_at, functions
+from tests.mutants.trial import pytest_run
+
+KEPT = Path(".mutants")
+SETTINGS = """[run]
+source_pkgs = mdsmix
+data_file = {folder}/data
+parallel = true
+patch = fork, subprocess, _exit
+dynamic_context = test_function
+"""
+
+
+@dataclass(frozen=True)
+class TestFile:
+    """What one test file reaches."""
+
+    path: str
+    digest: str
+    seconds: dict[str, float]
+    "Of each of its test functions."
+    reached: dict[str, list[str]]
+    "`file::function` -> the test functions that reach it; an empty name where only the file is known to."
+
+    def tests(self, place: str) -> list[str]:
+        """Arguments for pytest: those that reach the place, or the whole file."""
+        names = self.reached.get(place, [])
+        return [self.path] if "" in names else [f"{self.path}::{name}" for name in names]
+
+    def cost(self, place: str) -> float:
+        names = self.reached.get(place, [])
+        whole = self.seconds if "" in names else names
+        return sum(self.seconds.get(name, 0) for name in whole)
+
+
+def collect(copy: Path, patterns: Sequence[str]) -> list[TestFile]:
+    """Every such test file but those for the environment of `make test-foundry`; one that fails here is left out."""
+    found = []
+    for path in sorted({p for pattern in patterns for p in (copy / "tests").rglob(pattern)}):
+        name = str(path.relative_to(copy))
+        if not name.startswith("tests/foundry"):
+            found += _known(copy, name) or _measured(copy, name)
+    return found
+
+
+def _known(copy: Path, name: str) -> list[TestFile]:
+    kept = KEPT / f"{name.replace('/', '.')}.json"
+    if not kept.exists():
+        return []
+    known = TestFile(**json.loads(kept.read_bytes()))
+    return [known] if known.digest == _digest(copy / name) else []
+
+
+def _measured(copy: Path, name: str) -> list[TestFile]:
+    folder = copy / ".coverage-data"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "rc").write_text(SETTINGS.format(folder=folder))
+    under = ["-m", "coverage", "run", f"--rcfile={folder / 'rc'}"]
+    outcome = pytest_run(copy, [name, f"--junit-xml={folder / 'times.xml'}"], 1200, under)
+    print(f"{name}: {outcome.seconds:.0f} s {outcome.verdict}", flush=True)
+    if outcome.verdict != "passed":
+        print(f"  left out, since it fails without a fault: {outcome.by}", flush=True)
+        return []
+    measured = TestFile(
+        name, _digest(copy / name), _times(folder / "times.xml"), _reached(copy, name)
+    )
+    KEPT.mkdir(exist_ok=True)
+    (KEPT / f"{name.replace('/', '.')}.json").write_text(json.dumps(asdict(measured)))
+    return [measured]
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _times(report: Path) -> dict[str, float]:
+    seconds: dict[str, float] = defaultdict(float)
+    for case in ElementTree.parse(report).iter("testcase"):
+        seconds[case.attrib["name"].partition("[")[0]] += float(case.attrib["time"])
+    return dict(seconds)
+
+
+def _reached(copy: Path, name: str) -> dict[str, list[str]]:
+    """Only tests that the file defines are named by their name: a helper's `test_...` is none."""
+    tree = ast.parse((copy / name).read_text())
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    reached: dict[str, set[str]] = defaultdict(set)
+    for part in (copy / ".coverage-data").glob("data*"):
+        data = CoverageData(str(part))
+        data.read()
+        for file in data.measured_files():
+            spans = functions(Path(file).read_text())
+            bodies = [(name, start + 1, stop) for name, start, stop in spans]
+            for line, contexts in data.contexts_by_lineno(file).items():
+                if function := function_at(bodies, line):
+                    tests = (context.rpartition(".")[2] for context in contexts)
+                    place = f"{Path(file).relative_to(copy)}::{function}"
+                    reached[place] |= {test if test in own else "" for test in tests}
+    return {place: sorted(tests) for place, tests in sorted(reached.items())}
