@@ -34,7 +34,7 @@ def read(cls: type[T], values: Any, where: str = "") -> T:
     for key in values:
         if key not in fields:
             raise Misfit(
-                f"{_at(where, key)} is not a known key; {_nearest(str(key), [n for n, f in fields.items() if not f.metadata])}"
+                f"{_at(where, key)} is not a known key; {nearest(str(key), [n for n, f in fields.items() if not f.metadata])}"
             )
     hints = _hints(typing.cast(Any, cls))
     for name, field in fields.items():
@@ -55,7 +55,7 @@ def _at(where: str, key: Any) -> str:
     return f"{where}.{name}" if where else str(name)
 
 
-def _nearest(key: str, known: list[str]) -> str:
+def nearest(key: str, known: list[str]) -> str:
     near = difflib.get_close_matches(key, known, 1, 0.5)
     return f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}."
 

@@ -24,7 +24,7 @@ from mdsmix import sources
 from mdsmix.cli.main import run
 from mdsmix.convert.outcome import Outcome
 from mdsmix.convert.run import Options, convert
-from mdsmix.recipe import load_recipe
+from mdsmix.kinds import open_recipe
 from mdsmix.shards.index import read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.sample import read_head
@@ -103,7 +103,7 @@ def run_recipe(recipe: Path, *overrides: str, **settings: Any) -> list[Outcome]:
     """One worker and a silent watcher unless `settings` say otherwise."""
     watcher = settings.pop("watcher", None) or Told()
     options = Options(**{"workers": 1} | settings)
-    return list(convert(load_recipe(recipe, overrides), options, watcher))
+    return list(convert(open_recipe(recipe, overrides), options, watcher))
 
 
 def windows(monkeypatch: pytest.MonkeyPatch, size: int) -> None:

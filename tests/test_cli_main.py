@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix import __version__, recipe
+from mdsmix import __version__
 from mdsmix.cli import main
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, TooManyBadRecords, Unreachable
 from tests.converting import Answer, mdsmix
@@ -87,7 +87,7 @@ def test_an_interruption_says_what_is_kept(
     def interrupt(*_: object, **__: object) -> None:
         signal.raise_signal(by)
 
-    monkeypatch.setattr(recipe, "load_recipe", interrupt)
+    monkeypatch.setattr(kinds, "open_recipe", interrupt)
     answer = mdsmix("convert", "a.yaml")
     assert (answer.code, answer.out) == (code, "")
     assert answer.err.startswith("interrupted: ")

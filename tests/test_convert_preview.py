@@ -12,7 +12,7 @@ from mdsmix import sources
 from mdsmix.convert.preview import preview
 from mdsmix.convert.run import Options
 from mdsmix.errors import RecipeError, TooManyBadRecords
-from mdsmix.recipe import load_recipe
+from mdsmix.kinds import open_recipe
 from tests.converting import run_recipe as run
 
 
@@ -29,7 +29,7 @@ def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
 
 
 def said(recipe: Path, *overrides: str, **options: Any) -> str:
-    return "\n".join(preview(load_recipe(recipe, overrides), Options(**options)))
+    return "\n".join(preview(open_recipe(recipe, overrides), Options(**options)))
 
 
 def test_a_dry_run_says_why_and_touches_nothing(recipe: Path) -> None:
@@ -116,4 +116,4 @@ def test_too_many_bad_records_publish_nothing_but_are_kept(recipe: Path) -> None
 @pytest.mark.parametrize("share", ["2", "x", "101%", "-1", "true"])
 def test_a_share_is_between_none_and_all(recipe: Path, share: str) -> None:
     with pytest.raises(RecipeError, match="max_bad"):
-        load_recipe(recipe, [f"max_bad={share}"])
+        open_recipe(recipe, [f"max_bad={share}"])

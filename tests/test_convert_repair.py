@@ -16,7 +16,7 @@ from mdsmix.convert.repair import Repaired, repair
 from mdsmix.convert.run import Options
 from mdsmix.encode.pretraining import Documents
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
-from mdsmix.recipe import load_recipe
+from mdsmix.kinds import open_recipe
 from mdsmix.shards.index import read_index
 from mdsmix.storage import locate
 from tests.converting import (
@@ -51,7 +51,7 @@ def published(tmp_path: Path, recipe: Path) -> Path:
 
 
 def mend(recipe: Path, folder: Path, *overrides: str) -> Repaired:
-    return repair(load_recipe(recipe, overrides), locate(folder), Options(workers=1), Told())
+    return repair(open_recipe(recipe, overrides), locate(folder), Options(workers=1), Told())
 
 
 def shards(folder: Path) -> list[Path]:

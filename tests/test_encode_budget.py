@@ -12,6 +12,7 @@ from mdsmix.encode.budget import Overrun
 from mdsmix.encode.chat import NotRendered, open_template
 from mdsmix.encode.sandbox import template_sandbox
 from mdsmix.errors import RecipeError
+from mdsmix.record import Conversation
 
 ACCUMULATES = (
     "{% set ns = namespace(text='', seen=[]) %}{% for m in messages %}"
@@ -54,7 +55,7 @@ def test_renderings_that_come_to_nothing_stop_the_run_in_the_end(
     def convert() -> None:
         for _ in range(1000):
             with pytest.raises(NotRendered, match="template_error"):
-                template.turns(messages)
+                template.turns(Conversation(messages))
 
     with pytest.raises(RecipeError, match="conversion would not end: correct its chat_template"):
         convert()

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from mdsmix.encode.causal import MARK
-from mdsmix.encode.chat import NotRendered, conversation_fault, open_template
+from mdsmix.encode.chat import NotRendered, open_template
+from mdsmix.record import Conversation
+from mdsmix.shapes.messages import conversation_fault
 from tests.styles import GENERATION, LLAMA_2, TEMPLATES
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -62,8 +64,9 @@ def test_both_ways_give_the_same_turns_or_the_same_reason(name: str) -> None:
 def test_a_message_that_holds_the_mark_is_text_like_any_other() -> None:
     messages = [{"role": "user", "content": f"a{MARK}b"}, {"role": "assistant", "content": MARK}]
     template = open_template(None, VARIABLES, "2026-01-01")
-    assert template.turns(messages) == template.turns_by_prefix(messages)
-    assert template.turns(messages)[0][1] == f"{MARK}<|im_end|>\n"
+    said = Conversation(messages)
+    assert template.turns(said) == template.turns_by_prefix(said)
+    assert template.turns(said)[0][1] == f"{MARK}<|im_end|>\n"
 
 
 def test_a_system_message_that_the_loop_leaves_out_belongs_to_the_first_prompt() -> None:
@@ -82,13 +85,13 @@ def test_an_answer_that_does_not_begin_with_the_generation_prompt_is_not_stable(
     source = GENERATION.replace("%}A:{% endif", "%}B:{% endif")
     with pytest.raises(NotRendered, match="not_prefix_stable"):
         open_template(source, VARIABLES).turns(
-            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+            Conversation([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
         )
 
 
 def _outcome(render: Any, messages: list[dict[str, str]]) -> list[tuple[str, str]] | str:
     try:
-        return list(render(messages))
+        return list(render(Conversation(messages)))
     except NotRendered as fault:
         return fault.reason
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.chat import NotRendered, conversation_fault, open_template, parse_day, today
+from mdsmix.encode.chat import NotRendered, open_template, parse_day, today
 from mdsmix.errors import RecipeError
+from mdsmix.record import Conversation
+from mdsmix.shapes.messages import conversation_fault
 from tests.styles import DATED, FORGETS, NO_SYSTEM, TEMPLATES
 from tests.test_encode_causal import conversations
 
@@ -85,7 +87,9 @@ def _text_or_fault(render: Any, messages: list[dict[str, str]], asked: bool) -> 
 
 
 def test_without_a_template_chatml_is_cut_at_each_answer() -> None:
-    turns = open_template(None, {}).turns(say("system", "user", "assistant", "user", "assistant"))
+    turns = open_template(None, {}).turns(
+        Conversation(say("system", "user", "assistant", "user", "assistant"))
+    )
     assert turns == [
         (
             "<|im_start|>system\nsystem 0<|im_end|>\n<|im_start|>user\nuser 1<|im_end|>\n"
@@ -98,7 +102,7 @@ def test_without_a_template_chatml_is_cut_at_each_answer() -> None:
 
 def test_an_empty_template_is_a_template() -> None:
     """Foundry falls back to ChatML where there is none, not where it prints nothing."""
-    assert open_template("", {}).turns(say("user", "assistant")) == [("", "")]
+    assert open_template("", {}).turns(Conversation(say("user", "assistant"))) == [("", "")]
 
 
 @pytest.mark.parametrize(
@@ -125,23 +129,25 @@ def test_what_a_template_cannot_do_has_a_reason(
     source: str, roles: tuple[str, ...], reason: str
 ) -> None:
     with pytest.raises(NotRendered, match=reason):
-        open_template(source, {}).turns(say(*roles))
+        open_template(source, {}).turns(Conversation(say(*roles)))
 
 
 def test_a_template_that_rewrites_the_past_is_stable_where_it_need_not() -> None:
     template = open_template(FORGETS, {})
     messages = say("user", "assistant", "user", "assistant")
-    assert len(template.turns(messages)) == 2
+    assert len(template.turns(Conversation(messages))) == 2
     messages[1]["content"] = "<think>hm</think>yes"
     with pytest.raises(NotRendered, match="not_prefix_stable"):
-        template.turns(messages)
+        template.turns(Conversation(messages))
 
 
 @pytest.mark.parametrize("date_string", ["2026-01-02", "02 Jan 2026"])
 def test_a_pinned_day_is_the_day_everywhere(date_string: str) -> None:
     template = open_template(DATED, {}, date_string)
     assert template.prints_date
-    assert template.turns(say("user", "assistant"))[0][0].startswith("02 Jan 2026 2026\n")
+    assert template.turns(Conversation(say("user", "assistant")))[0][0].startswith(
+        "02 Jan 2026 2026\n"
+    )
 
 
 def test_without_a_pin_it_is_today_as_foundry_writes_it() -> None:
@@ -164,3 +170,24 @@ def test_a_template_is_compiled_once() -> None:
     assert open_template(DATED, VARIABLES, "2026-01-02") is open_template(
         DATED, VARIABLES, "2026-01-02"
     )
+
+
+def test_an_answer_that_is_not_trained_belongs_to_the_next_prompt() -> None:
+    """So LLM-Foundry's loader, which trains every answer or the last, trains just the others."""
+    messages = say("user", "assistant", "user", "assistant", "user", "assistant")
+    template = open_template(None, {})
+    every = template.turns(Conversation(messages))
+    trained = [True, True, True, False, True, True]
+    some = template.turns(Conversation(messages, trained=trained))
+    assert some == [every[0], (every[1][0] + every[1][1] + every[2][0], every[2][1])]
+
+
+def test_tools_reach_the_template_as_transformers_hands_them_over() -> None:
+    source = "{{ tools | tojson if tools else 'none' }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ '<assistant>' if add_generation_prompt }}"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    template, messages = open_template(source, {}), say("user", "assistant")
+    ((plain, _),) = template.turns(Conversation(messages))
+    ((prompt, answer),) = template.turns(Conversation(messages, tools=tools))
+    assert plain.startswith("none<user>")
+    assert prompt.startswith('[{"type": "function", "function": {"name": "f"}}]<user>')
+    assert answer == "assistant 1"

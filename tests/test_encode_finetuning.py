@@ -16,6 +16,8 @@ from mdsmix.encode.finetuning import Chat, PromptResponse
 from mdsmix.encode.special import SpecialStrings
 from mdsmix.encode.targets import Targets
 from mdsmix.errors import RecipeError
+from mdsmix.kinds.reading import Reading
+from mdsmix.shapes import SHAPES
 from tests.styles import BOS, END, EOS, LLAMA_3, START, letters
 
 Outcome = tuple[int, str, bool]
@@ -32,9 +34,10 @@ def encoder_of(folder: Path, policy: dict[str, Any], snapshot: dict[str, Any]) -
 
 @pytest.fixture
 def faq(tmp_path: Path) -> Any:
-    def make(special: str = "escape", policy: Any = {}, **snapshot: Any) -> PromptResponse:  # noqa: B006
+    def make(special: str = "escape", policy: Any = {}, **snapshot: Any) -> Reading:  # noqa: B006
         parts = encoder_of(tmp_path, policy, snapshot)
-        return PromptResponse(prompt="q", response="a", special_tokens_in_text=special, **parts)
+        encoder = PromptResponse(special_tokens_in_text=special, **parts)
+        return Reading(SHAPES["prompt_response"], {"prompt": "q", "response": "a"}, encoder)
 
     return make
 
@@ -46,16 +49,16 @@ def chat(tmp_path: Path) -> Any:
         policy: Any = {},  # noqa: B006
         template: str | None = None,
         is_compact: bool = False,
-    ) -> Chat:
+    ) -> Reading:
         parts = encoder_of(tmp_path, policy, {})
-        return Chat(
-            messages="m",
+        encoder = Chat(
             specials=SpecialStrings.of(parts["tokenizer"].special_tokens),
             template=open_template(template, {"bos_token": "<s>"}, "2026-01-01"),
             is_compact=is_compact,
             special_tokens_in_text=special,
             **parts,
         )
+        return Reading(SHAPES["messages"], {"messages": "m"}, encoder)
 
     return make
 

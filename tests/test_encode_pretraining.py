@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from mdsmix.encode.backends import Reference
 from mdsmix.encode.base import Encoded
 from mdsmix.encode.pretraining import Documents, as_targets, frame, split_rows
+from mdsmix.kinds.reading import Reading
 from mdsmix.ragged import Ragged
+from mdsmix.shapes import SHAPES
 from tests.styles import BOS, EOS, START, letters
 
 
@@ -24,7 +26,6 @@ def encode(tmp_path: Path) -> Any:
     def run(records: list[Any], tokenizer: dict[str, Any] | None = None, **changes: Any) -> Encoded:
         snapshot = letters(tmp_path, **tokenizer or {})
         common: dict[str, Any] = {
-            "field": "text",
             "max_seq_len": 4,
             "is_concat": False,
             "has_targets": False,
@@ -35,7 +36,7 @@ def encode(tmp_path: Path) -> Any:
             "special_tokens_in_text": "escape",
         }
         encoder = Documents(tokenizer=snapshot, backend=Reference(snapshot), **common | changes)
-        return encoder.encode(records)
+        return Reading(SHAPES["text"], {"text": "text"}, encoder).encode(records)
 
     return run
 

@@ -6,14 +6,18 @@ import re
 from pathlib import Path
 
 import mdsmix.encode
+import mdsmix.shapes
 from mdsmix.encode.targets import VERDICTS
 
 FOLDER = Path(mdsmix.encode.__file__).parent
+SHAPES = Path(mdsmix.shapes.__file__).parent
 GIVEN = r"""NotRendered\("(\w+)"\)|return "([a-z]+_[a-z_]+)"|Rejected\(.*?"(\w+)"|"(\w+)": .*(?:whole|bare)"""
 
 
 def test_the_readme_explains_every_reason_code() -> None:
-    source = "\n".join(path.read_text("utf-8") for path in FOLDER.glob("*.py"))
+    source = "\n".join(
+        path.read_text("utf-8") for folder in (FOLDER, SHAPES) for path in folder.glob("*.py")
+    )
     found = {code for match in re.findall(GIVEN, source) for code in match if code}
     found |= {"no_messages"} | {code for code in VERDICTS if code}
     section = (FOLDER / "README.md").read_text("utf-8").split("## Reason codes")[1]

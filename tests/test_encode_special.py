@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.encode.backends import Reference
-from mdsmix.encode.special import SpecialStrings, encode_texts, is_encodable
+from mdsmix.encode.special import SpecialStrings, encode_texts
 from mdsmix.ragged import Ragged
+from mdsmix.record import is_encodable
 from tests.styles import letters
 
 LLAMA_3 = ["<|begin_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(250))]

@@ -8,7 +8,8 @@ from textwrap import dedent
 import pytest
 
 from mdsmix.errors import RecipeError
-from mdsmix.recipe import Recipe, load_recipe
+from mdsmix.kinds import open_recipe
+from mdsmix.recipe import Recipe
 
 RECIPE = """
 tokenizer: {name: ./tok, kwargs: {}}
@@ -25,7 +26,7 @@ mix: {web: {repeat: 0.5}}
 
 def load(folder: Path, *overrides: str, text: str = RECIPE) -> Recipe:
     (folder / "recipe.yaml").write_text(dedent(text))
-    return load_recipe(folder / "recipe.yaml", overrides)
+    return open_recipe(folder / "recipe.yaml", overrides)
 
 
 def test_paths_are_rooted_in_the_recipes_folder_and_urls_stay(tmp_path: Path) -> None:
@@ -150,6 +151,6 @@ def test_what_is_no_mapping_is_no_recipe(tmp_path: Path, text: str) -> None:
 
 def test_a_missing_recipe_and_a_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="There is no recipe"):
-        load_recipe(tmp_path / "none.yaml")
+        open_recipe(tmp_path / "none.yaml")
     with pytest.raises(RecipeError, match="cannot be read as a recipe"):
-        load_recipe(tmp_path)
+        open_recipe(tmp_path)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mdsmix.kinds import stored_pieces
 from mdsmix.report.samples import Segment, marked, segments
 
 TURNS = {
@@ -31,7 +32,7 @@ PAIR = {"input_ids": np.array([1, 2], "u2"), "labels": np.array([3, 4], "u2")}
 def test_the_trained_tokens_are_marked(
     sample: dict[str, Any], prompts: str, responses: str, text: str
 ) -> None:
-    assert marked(segments(sample, prompts, responses), None) == text
+    assert marked(segments(stored_pieces(sample, prompts, responses)), None) == text
 
 
 def test_neighbours_are_decoded_together() -> None:

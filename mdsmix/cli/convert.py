@@ -75,10 +75,10 @@ def convert(
     from mdsmix.convert.memory import bytes_of
     from mdsmix.convert.preview import preview
     from mdsmix.convert.run import Options
-    from mdsmix.recipe import load_recipe
+    from mdsmix.kinds import open_recipe
 
     bound = [] if max_bad is None else [f'max_bad="{max_bad}"']
-    loaded = load_recipe(recipe, [*(overrides or ()), *bound])
+    loaded = open_recipe(recipe, [*(overrides or ()), *bound])
     options = Options(
         only=only or (),
         limit=limit,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from mdsmix.cli.options import Stream
+
+if TYPE_CHECKING:
+    from mdsmix.kinds import Piece
+    from mdsmix.shards.manifest import Encoding
 
 
 def inspect(
@@ -47,16 +52,22 @@ def inspect(
     if not samples or not index.shards:
         return
     decode = find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None)
-    prompts = manifest.encoding.target_prompts if manifest else "none"
-    responses = manifest.encoding.target_responses if manifest else "last"
+    encoding = manifest.encoding if manifest else None
     for number, sample in enumerate(read_head(folder, index.shards[0], samples)):
         console.rule(f"sample {number}", align="left")
         text = (
-            marked(segments(sample, prompts, responses), decode)
+            marked(segments(_pieces(sample, encoding)), decode)
             if _has_tokens(sample)
             else str(sample)
         )
         console.print(text, markup=False, soft_wrap=True)  # no line break that is not in the text
+
+
+def _pieces(sample: dict[str, Any], encoding: Encoding | None) -> Iterator[Piece]:
+    """Which tokens are trained: as the manifest says, else by LLM-Foundry's default policies."""
+    from mdsmix.kinds import kind_of, stored_pieces
+
+    return kind_of(encoding).pieces(sample, encoding) if encoding else stored_pieces(sample)
 
 
 def _has_tokens(sample: dict[str, object]) -> bool:

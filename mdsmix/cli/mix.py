@@ -45,16 +45,16 @@ def mix(
     """
     from mdsmix.cli.check import print_findings
     from mdsmix.errors import MixRefused
+    from mdsmix.kinds import open_recipe
     from mdsmix.mix.check import is_refused, verdict
     from mdsmix.mix.offline.plan import findings_on_streams, make_plan, view_training
     from mdsmix.mix.offline.run import mix_offline
     from mdsmix.mix.offline.target import refuse_sources
-    from mdsmix.recipe import load_recipe
     from mdsmix.report.mixture import print_mixture
     from mdsmix.report.progress import watching
     from mdsmix.storage import locate
 
-    loaded = load_recipe(recipe, overrides or ())
+    loaded = open_recipe(recipe, overrides or ())
     streams = view_training(loaded, recipe)
     refuse_sources(loaded, streams.train.streams, locate(out))
     found = findings_on_streams(streams)

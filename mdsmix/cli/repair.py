@@ -25,7 +25,7 @@ def repair(
     from mdsmix.convert.memory import bytes_of
     from mdsmix.convert.repair import repair as make_whole
     from mdsmix.convert.run import Options
-    from mdsmix.recipe import load_recipe
+    from mdsmix.kinds import open_recipe
     from mdsmix.report.progress import watching
     from mdsmix.shards.published import find_published
     from mdsmix.storage import locate
@@ -37,7 +37,7 @@ def repair(
     )
     folder = find_published(locate(stream))
     with watching() as watcher:
-        done = make_whole(load_recipe(recipe, overrides or ()), folder, options, watcher)
+        done = make_whole(open_recipe(recipe, overrides or ()), folder, options, watcher)
     for fault in done.faults:
         typer.echo(f"fault {fault.file}: {fault.problem}")
     if not done.faults:

@@ -9,9 +9,10 @@ import orjson
 import xxhash
 
 from mdsmix.encode.backends import is_unequal
-from mdsmix.encode.columns import columns_of, has_messages
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
+from mdsmix.kinds import Kind, kind_of, kind_of_stream
+from mdsmix.kinds.registry import make_encoding
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.mds import Layout
@@ -57,8 +58,13 @@ class Job:
         return Layout.of(self.encoding.columns, self.encoding.compression)
 
     @property
-    def is_concat(self) -> bool:
-        return self.encoding.kind == "pretraining" and self.encoding.layout == "concat"
+    def kind(self) -> Kind:
+        return kind_of(self.encoding)
+
+    @property
+    def joins_units(self) -> bool:
+        """Whether units leave tokens over, which together make the last part."""
+        return self.kind.joins_units(self.encoding)
 
     def key(self, content: str) -> str:
         """The key of a work unit: its content and everything that shapes its bytes, hashed to 32 hex digits."""
@@ -83,7 +89,7 @@ def _settings_hash(shaping: bytes) -> str:
 
 def settings_hash(job: Job) -> str:
     """Of every setting and version that shapes a unit's bytes; mix weights and the backend are not among them."""
-    tokenizer, has_template = job.tokenizer, "messages" in job.encoding.fields
+    tokenizer, has_template = job.tokenizer, job.kind.has_template
     template = [tokenizer.chat_template, tokenizer.template_variables] if has_template else None
     shaping = [FORMAT_VERSION, asdict(job.encoding), tokenizer.hash, template, job.limit]
     return _settings_hash(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
@@ -91,11 +97,13 @@ def settings_hash(job: Job) -> str:
 
 def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: int | None) -> Job:
     """The job of a stream with a source; RecipeError where it wants a token that the tokenizer does not have."""
-    if stream.kind == "pretraining":
-        _refuse_missing(stream, tokenizer)
+    kind = kind_of_stream(stream)
+    assert kind is not None, "a recipe that was opened has a kind for each stream with a source"
+    for sentence in kind.lacking(stream, tokenizer):
+        raise RecipeError(sentence)
     return Job(
         name=stream.name,
-        encoding=_encoding(recipe, stream, tokenizer),
+        encoding=make_encoding(recipe, stream, tokenizer),
         tokenizer=tokenizer,
         backend=recipe.tokenizer.backend,
         target=f"{recipe.published(stream)}/{f'limit-{limit}' if limit else stream.split}",
@@ -112,23 +120,12 @@ def with_versions(job: Job, published: Manifest | None) -> Job:
     return replace(job, versions=tuple(version.url for version in found))
 
 
-def _refuse_missing(stream: StreamSpec, tokenizer: Tokenizer) -> None:
-    wanted = [("bos", stream.add_bos, tokenizer.bos_id), ("eos", stream.add_eos, tokenizer.eos_id)]
-    for name, is_wanted, token in wanted:
-        if is_wanted and token is None:
-            raise RecipeError(
-                f"stream {stream.name} is to have add_{name}: true, but the tokenizer {tokenizer.name} has no "
-                f"{name.upper()} token, so nothing would mark where a document {'begins' if name == 'bos' else 'ends'}: "
-                f"set add_{name}: false for this stream, or name one in tokenizer.kwargs ({name}_token)."
-            )
-
-
 def on_day(job: Job, published: str | None) -> Job:
     """The job with the day that its chat template prints, where it prints one and the recipe names none.
 
     LLM-Foundry prints today's. Here a published stream keeps the day it has, or every morning would rebuild it.
     """
-    if "messages" not in job.encoding.fields or job.encoding.date_string:
+    if not job.kind.has_template or job.encoding.date_string:
         return job
     from mdsmix.encode.chat import open_template, today
 
@@ -136,34 +133,3 @@ def on_day(job: Job, published: str | None) -> Job:
     template = open_template(tokenizer.chat_template, tokenizer.template_variables)
     day = (published or today()) if template.prints_date else None
     return replace(job, encoding=replace(job.encoding, date_string=day))
-
-
-def _encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Encoding:
-    assert stream.source is not None
-    assert stream.kind is not None
-    common = Encoding(
-        kind=stream.kind,
-        loader="text" if recipe.loader == "text" else "finetuning",
-        columns=columns_of(recipe, stream, tokenizer),
-        max_seq_len=recipe.max_seq_len,
-        decoder_only_format=recipe.decoder_only_format,
-        target_prompts=recipe.target_prompts,
-        target_responses=recipe.target_responses,
-        special_tokens_in_text=recipe.special_tokens_in_text,
-        compression=recipe.compression,
-        fields={shape: getattr(stream.source, shape) for shape in stream.source.shape},
-    )
-    if stream.kind == "pretraining":
-        return replace(
-            common,
-            target_prompts="none",  # all its tokens are trained, whatever is trained of a conversation
-            target_responses="last",
-            layout=stream.layout,
-            add_bos=stream.add_bos,
-            add_eos=stream.add_eos,
-            min_tokens=stream.min_tokens,
-            max_tokens=stream.max_tokens,
-        )
-    if not has_messages(stream):
-        return common
-    return replace(common, compact=stream.columns == "compact", date_string=stream.date_string)

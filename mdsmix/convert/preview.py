@@ -80,7 +80,7 @@ def _changes(job: Job, old: Manifest) -> Iterator[str]:
             yield f"{name} was {before[name]} and is {value}"
     if old.tokenizer.hash != job.tokenizer.hash:
         yield f"the tokenizer was {old.tokenizer.name} ({old.tokenizer.hash[:8]}) and is another ({job.tokenizer.hash[:8]})"
-    elif "messages" in job.encoding.fields and (
+    elif job.kind.has_template and (
         old.tokenizer.chat_template_hash != job.tokenizer.chat_template_hash
     ):
         yield "the chat template is another"

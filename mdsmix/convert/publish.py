@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mdsmix import __version__
-from mdsmix.convert.assemble import JoinedRows
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
 from mdsmix.convert.put import is_put, put
 from mdsmix.errors import MdsmixError, TooManyBadRecords
+from mdsmix.kinds.assemble import JoinedRows
 from mdsmix.shards.index import make_index
 from mdsmix.shards.manifest import (
     FORMAT_VERSION,
@@ -25,7 +25,7 @@ from mdsmix.shards.shardfiles import distinct, store_shards
 
 def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile]) -> Manifest:
     """Makes the units, in the order of the plan, the stream's content. Nothing is written where nothing changed."""
-    if job.is_concat and (last := _join_leftovers(job, units)):
+    if job.joins_units and (last := _join_leftovers(job, units)):
         units = [*units, last]
     records = sum((unit.records for unit in units), Records())
     totals = sum((unit.totals for unit in units), Totals())
@@ -53,7 +53,7 @@ def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile]) -> Man
 
 def is_published(job: Job, manifest: Manifest, keys: list[str]) -> bool:
     """Whether the manifest at the target says just these units, and the index is the one it names."""
-    last = [leftover_key(job, keys)] if job.is_concat else []
+    last = [leftover_key(job, keys)] if job.joins_units else []
     parts = [part.key for part in manifest.parts]
     if parts not in (keys, keys + last) or manifest.tool_version != __version__:
         return False
@@ -84,7 +84,7 @@ def leftover_key(job: Job, keys: list[str]) -> str:
 
 def _join_leftovers(job: Job, units: list[UnitRecord]) -> UnitRecord | None:
     """The units' leftovers, in order, as the stream's last part; less than one row is lost, and counted."""
-    rows = JoinedRows(job)
+    rows = JoinedRows(job.layout, job.encoding.max_seq_len, job.tokenizer.dtype)
     for unit in units:
         if unit.leftover:
             rows.add_tokens(unit.leftover_tokens(job.tokenizer.dtype))

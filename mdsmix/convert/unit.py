@@ -12,9 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from mdsmix.convert.assemble import open_assembler
 from mdsmix.convert.attempts import CRASHED, Attempt, pieces, place, skipped
-from mdsmix.convert.encoders import open_encoder
 from mdsmix.convert.engine import Line
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
@@ -22,6 +20,7 @@ from mdsmix.convert.quarantine import bad_name, described, is_kept, keep
 from mdsmix.convert.seen import Content, fingerprint
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.base import Encoded
+from mdsmix.kinds.reading import open_reading
 from mdsmix.shards.index import StoredFile
 from mdsmix.shards.manifest import Records
 from mdsmix.shards.shardfiles import store_shards
@@ -100,8 +99,9 @@ def _convert(
 ) -> UnitRecord:
     """Encodes the batches, stores the shards, and then the record that says so."""
     backend = open_tokenizer_backend(job)
-    encoder, rows = open_encoder(job, backend), open_assembler(job)
-    compared, tally = backend.compared, _Tally(job.encoding.layout == "document")
+    encoder = open_reading(job.encoding, job.tokenizer, backend)
+    rows = job.kind.open_rows(job.encoding, job.layout, job.tokenizer.dtype)
+    compared, tally = backend.compared, _Tally(job.kind.splits_records(job.encoding))
     pace = _Pace(attempt, line)
     for batch in batches:
         without = skipped(batch, attempt)

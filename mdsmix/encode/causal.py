@@ -78,11 +78,12 @@ def render(
     messages: Messages,
     add_generation_prompt: bool,
     variables: Mapping[str, Any],
+    tools: list[Any] | None = None,
 ) -> str:
     """The text of `messages`, with the variables that transformers passes."""
     return template.render(
         messages=messages,
-        tools=None,
+        tools=tools,
         documents=None,
         add_generation_prompt=add_generation_prompt,
         **variables,

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.encode.budget import Overrun
 from mdsmix.encode.causal import CausalTemplate, causal_form, flat_globals, render
 from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.record import Conversation, Message
 from mdsmix.typed import brief
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-ROLES = frozenset({"user", "assistant", "system", "tool"})
 FOUNDRY_DATE = "%d %b %Y"
 "How Foundry writes the day that it hands to templates as `date_string`."
 
@@ -34,7 +33,6 @@ DEFAULT_TEMPLATE = (
 )
 "ChatML, which Foundry falls back to where a tokenizer has no template."
 
-Message = dict[str, Any]
 Turn = tuple[str, str]
 "Prompt and response: all text since the previous turn up to where the assistant speaks, and what it says."
 
@@ -45,53 +43,6 @@ class NotRendered(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-def conversation_fault(messages: Any) -> str | None:
-    """The reason code of the first rule of Foundry's that `messages` breaks; None for a valid conversation.
-
-    A valid conversation is seen from its sets of types and its tuple of roles, which few corpora have many of: 1 us,
-    where looking at message by message took 4.
-    """
-    if not isinstance(messages, list):
-        return "messages_not_a_list"
-    if len(messages) < 2:
-        return "too_few_messages" if messages else "no_messages"
-    try:
-        contents = {type(message["content"]) for message in messages}
-        if (
-            set(map(len, messages)) == {2}
-            and set(map(type, messages)) == {dict}
-            and contents == {str}
-        ):
-            return _roles_fault(tuple([message["role"] for message in messages]))
-    except (KeyError, TypeError):
-        pass
-    return next(filter(None, map(_message_fault, messages)), None)
-
-
-@lru_cache(maxsize=4096)
-def _roles_fault(roles: tuple[Any, ...]) -> str | None:
-    if not ROLES.issuperset(roles):
-        return "unknown_role"
-    if any(one == other for one, other in pairwise(roles)):
-        return "repeated_role"
-    if roles[-1] != "assistant":
-        return "last_not_assistant"
-    # Foundry renders what stands before each answer; transformers cannot render nothing.
-    return "starts_with_assistant" if roles[0] == "assistant" else None
-
-
-def _message_fault(message: Any) -> str | None:
-    if not isinstance(message, dict) or len(message) != 2:
-        return "bad_message_keys"
-    if "role" not in message or "content" not in message:
-        return "bad_message_keys"
-    if not isinstance(message["role"], str) or message["role"] not in ROLES:
-        return "unknown_role"
-    if not isinstance(message["content"], str):
-        return "content_not_text"
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,42 +56,53 @@ class ChatTemplate:
     prints_date: bool
     "Whether its text may depend on the date."
 
-    def turns(self, messages: list[Message]) -> list[Turn]:
-        """The (prompt, response) turns of a valid conversation, one for each assistant message.
+    def turns(self, conversation: Conversation) -> list[Turn]:
+        """The (prompt, response) turns of a conversation, one for each answer that is trained.
 
         Raises:
             NotRendered: the template fails on it (template_error), or what it prints for the first
                 messages is not the beginning of what it prints for more (not_prefix_stable).
         """
+        is_plain = conversation.trained is None and conversation.tools is None
+        if not (self.causal and is_plain):
+            return self.turns_by_prefix(conversation)
         try:
-            turns = self.causal.turns(messages, self.variables) if self.causal else None
+            turns = self.causal.turns(conversation.messages, self.variables)
         except Overrun as error:
             raise NotRendered("template_error") from error
-        return self.turns_by_prefix(messages) if turns is None else turns
+        return self.turns_by_prefix(conversation) if turns is None else turns
 
-    def turns_by_prefix(self, messages: list[Message]) -> list[Turn]:
+    def turns_by_prefix(self, conversation: Conversation) -> list[Turn]:
         """The same turns from two renderings for each of them, as Foundry makes them."""
-        turns = []
-        before = ""
-        for i, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            prompt = self.render(messages[:i], True)
-            full = self.render(messages[: i + 1], False)
+        messages, tools, turns, before = conversation.messages, conversation.tools, [], ""
+        for i in _answers(conversation):
+            prompt = self.render(messages[:i], True, tools)
+            full = self.render(messages[: i + 1], False, tools)
             if not (prompt.startswith(before) and full.startswith(prompt)):
                 raise NotRendered("not_prefix_stable")
             turns.append((prompt[len(before) :], full[len(prompt) :]))
             before = full
         return turns
 
-    def render(self, messages: list[Message], add_generation_prompt: bool) -> str:
+    def render(
+        self, messages: list[Message], add_generation_prompt: bool, tools: list[Any] | None = None
+    ) -> str:
         """The text of `messages`; NotRendered (template_error) where the template fails or is over its budget."""
         try:
-            return render(self.template, messages, add_generation_prompt, self.variables)
+            return render(self.template, messages, add_generation_prompt, self.variables, tools)
         except MdsmixError:
             raise
         except Exception as error:  # a template may raise anything, RecursionError too
             raise NotRendered("template_error") from error
+
+
+def _answers(conversation: Conversation) -> Iterator[int]:
+    """Which messages are answers to be trained."""
+    for i, message in enumerate(conversation.messages):
+        if message["role"] == "assistant" and (
+            conversation.trained is None or conversation.trained[i]
+        ):
+            yield i
 
 
 def open_template(

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import orjson
@@ -19,15 +18,15 @@ from numpy.typing import NDArray
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoded, Rejected
-from mdsmix.encode.chat import ChatTemplate, Message, NotRendered, Turn, conversation_fault
-from mdsmix.encode.fields import read_texts
+from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn
 from mdsmix.encode.pairs import cut, encode_pairs, lacks_eos, largest_id
 from mdsmix.encode.pretraining import frame
-from mdsmix.encode.special import SpecialStrings, encode_texts, is_encodable
+from mdsmix.encode.special import SpecialStrings, encode_texts
 from mdsmix.encode.targets import USABLE, VERDICTS, Targets, Turns, count_losses, judge
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
+from mdsmix.record import Conversation, Pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,29 +35,23 @@ class PromptResponse:
 
     tokenizer: Tokenizer
     backend: Backend
-    prompt: str
-    "The field that holds the prompt; likewise `response`."
-    response: str
     targets: Targets
     special_tokens_in_text: str
 
-    def encode(self, records: list[Any]) -> Encoded:
-        """Columns `input_ids` and `labels`, one row per record that can be trained on."""
-        (prompts, responses), positions, rejected = read_texts(
-            records, (self.prompt, self.response)
-        )
+    def encode(self, pairs: Sequence[Pair]) -> Encoded:
+        """Columns `input_ids` and `labels`, one row per pair that can be trained on."""
+        prompts, responses = ([pair[side] for pair in pairs] for side in (0, 1))
         contexts, targets, marked, refused = self._tokenize(prompts, responses)
+        positions = np.delete(np.arange(len(pairs)), refused)
+        rejected = [Rejected(position, "special_token_in_text", False) for position in refused]
         if refused:
-            rejected += [Rejected(positions[i], "special_token_in_text", False) for i in refused]
-            good = np.delete(np.arange(len(positions)), refused)
-            contexts, targets = contexts.take(good), targets.take(good)
-            positions = [positions[i] for i in good]
+            contexts, targets = contexts.take(positions), targets.take(positions)
         # The loader cuts either column to max_seq_len before it looks at the length of a prompt.
         longest = self.targets.max_seq_len
         lengths = (np.minimum(rows.lengths, longest) for rows in (contexts, targets))
         verdicts = judge(self.targets, Turns.single(*lengths))
         keep = verdicts == USABLE
-        rejected += _filtered(verdicts, positions)
+        rejected += _filtered(verdicts, positions.tolist())
         kept = contexts.take(keep), targets.take(keep)
         return encode_pairs(*kept, self.targets, self.tokenizer, rejected, len(marked))
 
@@ -92,8 +85,6 @@ class Chat:
 
     tokenizer: Tokenizer
     backend: Backend
-    messages: str
-    "The field that holds the messages."
     template: ChatTemplate
     targets: Targets
     is_compact: bool
@@ -108,12 +99,12 @@ class Chat:
                 "under target_prompts: none and target_responses: last alone: use columns: turns."
             )
 
-    def encode(self, records: list[Any]) -> Encoded:
-        """Column `turns` (json), or `input_ids` and `labels`, one row per trainable record."""
-        conversations, positions, rejected, specials = self._read(records)
-        texts = [text for turns in conversations for turn in turns for text in turn]
+    def encode(self, conversations: Sequence[Conversation]) -> Encoded:
+        """Column `turns` (json), or `input_ids` and `labels`, one row per conversation that can be trained on."""
+        rendered, positions, rejected, specials = self._render(conversations)
+        texts = [text for turns in rendered for turn in turns for text in turn]
         ids = self.backend.encode(texts, match_special=True)
-        counts = np.array([len(turns) for turns in conversations], np.int64)
+        counts = np.array([len(turns) for turns in rendered], np.int64)
         turns = _lay_out(ids, counts)
         verdicts = judge(self.targets, turns)
         keep = verdicts == USABLE
@@ -124,34 +115,26 @@ class Chat:
             return encode_pairs(*pairs, self.targets, self.tokenizer, rejected, specials)
         return self._encoded(kept, counts[keep], rejected, specials)
 
-    def _read(self, records: list[Any]) -> tuple[list[list[Turn]], list[int], list[Rejected], int]:
-        """The turns of the good records, their positions, the bad records, how many hold a special token."""
-        conversations, positions, rejected, specials = [], [], [], 0
-        for position, record in enumerate(records):
+    def _render(
+        self, conversations: Sequence[Conversation]
+    ) -> tuple[list[list[Turn]], list[int], list[Rejected], int]:
+        """The turns of those that render, their positions, the bad ones, how many hold a special token."""
+        rendered, positions, rejected, specials = [], [], [], 0
+        for position, conversation in enumerate(conversations):
             try:
-                messages = self._messages(record)
-                said = "\n".join([message["content"] for message in messages])
-                if not is_encodable(said):
-                    raise NotRendered("lone_surrogate")
-                if self.specials.within(said):
+                if self._holds_special(conversation):
                     specials += 1
                     if self.special_tokens_in_text != "allow":
                         raise NotRendered("special_token_in_text")
-                conversations.append(self.template.turns(messages))
+                rendered.append(self.template.turns(conversation))
                 positions.append(position)
             except NotRendered as fault:
                 rejected.append(Rejected(position, fault.reason, False))
-        return conversations, positions, rejected, specials
+        return rendered, positions, rejected, specials
 
-    def _messages(self, record: Any) -> list[Message]:
-        if not isinstance(record, dict):
-            raise NotRendered("not_an_object")
-        if self.messages not in record:
-            raise NotRendered("missing_field")
-        messages: list[Message] = record[self.messages]
-        if fault := conversation_fault(messages):
-            raise NotRendered(fault)
-        return messages
+    def _holds_special(self, conversation: Conversation) -> bool:
+        said = "\n".join([message["content"] for message in conversation.messages])
+        return self.specials.within(said)
 
     def _encoded(
         self, ids: Ragged, counts: NDArray[np.int64], rejected: list[Rejected], specials: int

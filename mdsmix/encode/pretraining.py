@@ -8,19 +8,18 @@ LLM-Foundry's collator computes exactly the language-modelling loss.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoded, Rejected
-from mdsmix.encode.fields import read_texts
 from mdsmix.encode.special import encode_texts
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.ragged import Ragged
+from mdsmix.record import Document
 
 SPECIAL = "special_token_in_text"
 
@@ -31,7 +30,6 @@ class Documents:
 
     tokenizer: Tokenizer
     backend: Backend
-    field: str
     max_seq_len: int
     is_concat: bool
     has_targets: bool
@@ -42,9 +40,9 @@ class Documents:
     max_tokens: int | None
     special_tokens_in_text: str
 
-    def encode(self, records: list[Any]) -> Encoded:
+    def encode(self, documents: Sequence[Document]) -> Encoded:
         """Concat: one row per document, under `tokens`, to be joined and cut by the caller. Document: finished rows."""
-        (texts,), positions, rejected = read_texts(records, (self.field,))
+        texts = [document.text for document in documents]
         ids, marked, stopped = encode_texts(
             self.backend, texts, self.special_tokens_in_text, self.tokenizer
         )
@@ -52,7 +50,7 @@ class Documents:
         refused = np.zeros(len(rows), bool)
         refused[stopped] = True
         keep, dropped = self._keep(ids.lengths, rows.lengths, refused)
-        rejected += [Rejected(positions[i], why, why != SPECIAL) for i, why in dropped]
+        rejected = [Rejected(position, why, why != SPECIAL) for position, why in dropped]
         return self._encoded(rows.take(keep), rejected, len(marked))
 
     @property

@@ -99,14 +99,3 @@ def _rows_with(rows: Ragged, ids: Sequence[int]) -> list[int]:
     hits = np.flatnonzero((values >= min(ids)) & (values <= max(ids)))
     hits = hits[np.isin(values[hits], ids)]
     return [int(row) for row in np.unique(np.searchsorted(rows.offsets, hits, "right") - 1)]
-
-
-def is_encodable(text: str) -> bool:
-    """False for a text with a lone surrogate: it has no UTF-8 form, and no tokenizer takes it."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

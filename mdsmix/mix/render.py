@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mdsmix.kinds import open_recipe
 from mdsmix.mix.into import set_into
 from mdsmix.mix.sections import sections
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.text import dump, head
 from mdsmix.mix.view import mix_of, read_text, resolved, unresolved, view_recipe
-from mdsmix.recipe import Recipe, load_recipe
+from mdsmix.recipe import Recipe
 
 
 def render(path: str, overrides: Sequence[str], into: str | None) -> tuple[Mix, str]:
     """The mix of a recipe and its YAML, a file of its own or set into the config `into`. Nothing is checked or written."""
-    recipe = load_recipe(path, overrides)
+    recipe = open_recipe(path, overrides)
     mix = view_recipe(recipe, path)
     if into is None:
         return mix, document(recipe, mix)

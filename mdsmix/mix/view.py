@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
+from mdsmix.kinds import open_recipe
 from mdsmix.mix import sections
 from mdsmix.mix.streams import Loader, Mix, Stream
-from mdsmix.recipe import Recipe, StreamSpec, TokenizerSpec, load_recipe
+from mdsmix.recipe import Recipe, StreamSpec, TokenizerSpec
 from mdsmix.recipe import text as yaml_text
 from mdsmix.recipe.read import OVERRIDE
 from mdsmix.shards.index import BASENAME, read_index
@@ -37,7 +38,7 @@ def view(targets: Sequence[str]) -> Mix:
     named = [t for t in targets if t not in overrides]
     if len(named) == 1 and os.path.isfile(named[0]) and os.path.basename(named[0]) != BASENAME:
         if _is_recipe(named[0]):
-            return view_recipe(load_recipe(named[0], overrides), named[0])
+            return view_recipe(open_recipe(named[0], overrides), named[0])
         if not overrides:
             return view_yaml(named[0])
     if overrides:

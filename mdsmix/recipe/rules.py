@@ -1,4 +1,5 @@
-"""What cannot be right in a recipe, whatever the data: each rule yields one sentence that says why and what to do."""
+"""What cannot be right in a recipe, whatever the data and the kind of a stream: each rule yields one sentence that says why
+and what to do. `mdsmix.kinds.open_recipe` adds the rules of the kinds."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 
-from mdsmix.recipe.spec import Recipe, SourceSpec, StreamSpec
+from mdsmix.recipe.spec import Recipe, StreamSpec
 from mdsmix.typed import brief
 
 TARGET_PROMPTS = re.compile(r"none|all|length>=[1-9]\d*")
@@ -76,62 +77,5 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         yield "remote and local belong to streams without a source; this one is published under the recipe's remote or local."
     if not stream.source.path:
         yield "source.path is empty; name a file, a glob or an s3:// URL."
-    expected: dict[str, list[tuple[str, ...]]] = {
-        "pretraining": [("text",)],
-        "finetuning": [("prompt", "response"), ("messages",)],
-    }
     if stream.kind is None:
         yield "kind is missing; it is pretraining or finetuning."
-    elif stream.source.shape not in expected[stream.kind]:
-        yield (
-            f"source names the fields {', '.join(stream.source.shape) or 'none'}; {stream.kind} reads "
-            + ("text." if stream.kind == "pretraining" else "prompt and response, or messages.")
-        )
-    yield from _foreign_keys(stream, stream.source)
-    yield from _loader_contradictions(recipe, stream, stream.source)
-    yield from _number_contradictions(recipe, stream)
-
-
-def _loader_contradictions(recipe: Recipe, stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
-    if stream.kind == "finetuning" and recipe.loader == "text":
-        yield (
-            "is finetuning data, which the text loader cannot read; set train_loader.name: finetuning, "
-            "which reads pretraining streams too, take the stream out, or load both kinds by mdsmix.load in a "
-            "training loop of your own."
-        )
-    if stream.kind == "pretraining" and recipe.loader == "finetuning":
-        if not recipe.decoder_only_format:
-            yield (
-                "is pretraining data under decoder_only_format: false: the encoder would see one token of each "
-                "sample; train it with train_loader.name: text or set decoder_only_format: true."
-            )
-        if stream.layout == "document" and not stream.add_eos:
-            yield (
-                "layout: document needs add_eos: true under the finetuning loader, which would else add an EOS "
-                "that the data does not hold and train on it."
-            )
-    policies = (recipe.target_prompts, recipe.target_responses)
-    if stream.columns == "compact" and policies != ("none", "last"):
-        yield (
-            "columns: compact holds only what target_prompts: none and target_responses: last train on; "
-            f"the recipe says {'/'.join(policies)}: use columns: turns."
-        )
-
-
-def _foreign_keys(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
-    """Keys of another kind of stream, which would change nothing."""
-    plain = StreamSpec(name=stream.name)
-    of_text = ("layout", "add_bos", "add_eos", "min_tokens", "max_tokens")
-    of_messages = ("columns", "date_string")
-    foreign = [] if stream.kind == "pretraining" else [*of_text]
-    foreign += [] if source.messages else [*of_messages]
-    for key in foreign:
-        if getattr(stream, key) != getattr(plain, key):
-            yield f"{key} is for {'pretraining' if key in of_text else 'messages'}; take it out, it would change nothing."
-
-
-def _number_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-    if stream.min_tokens < 0:
-        yield f"min_tokens is {stream.min_tokens}; it cannot be below 0."
-    if stream.max_tokens is not None and stream.max_tokens < max(1, stream.min_tokens):
-        yield f"max_tokens is {stream.max_tokens}, below min_tokens {stream.min_tokens}: no document would be left."

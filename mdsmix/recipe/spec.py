@@ -26,7 +26,7 @@ class TokenizerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """Where raw records are and which of their fields to read: `text`, or `prompt` and `response`, or `messages`."""
+    """Where raw records are, and which of their fields to read: `text`, or `prompt` and `response`, or `messages`."""
 
     path: list[str]
     "Files, globs or s3:// URLs; a recipe may write one without the list."
@@ -34,11 +34,14 @@ class SourceSpec:
     prompt: str | None = None
     response: str | None = None
     messages: str | None = None
+    shape: str | None = None
+    "How a record is written, where the fields do not tell."
 
     @property
-    def shape(self) -> tuple[str, ...]:
-        """The fields that the recipe names: ("text",), ("prompt", "response") or ("messages",) where it is right."""
-        return tuple(n for n in ("text", "prompt", "response", "messages") if getattr(self, n))
+    def fields(self) -> dict[str, str]:
+        """The record's fields by what they hold, as far as the recipe names them: {"prompt": "question", ...}."""
+        keys = ("text", "prompt", "response", "messages")
+        return {key: field for key in keys if (field := getattr(self, key))}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,6 +62,8 @@ class Encoding:
     max_tokens: int | None = None
     fields: dict[str, str] = field(default_factory=dict)
     "What was read from a record: text, prompt and response, or messages -> the field's name."
+    shape: str | None = None
+    "How a record is written, where the fields do not tell."
     compact: bool = False
     "Conversations flattened into input_ids and labels: trains right under none/last only."
     date_string: str | None = None

@@ -15,6 +15,7 @@ import pytest
 
 from mdsmix.encode.chat import NotRendered, open_template
 from mdsmix.errors import RecipeError
+from mdsmix.record import Conversation
 from tests.abuse.conftest import Arena
 from tests.converting import chats, manifest_of, quarantined, write_jsonl
 
@@ -109,7 +110,7 @@ def test_it_is_counted_as_a_failure_in_little_time_and_memory(source: str) -> No
     began, memory = time.perf_counter(), _peak()
     template = open_template(source, {"bos_token": "<s>"}, "2026-01-01")
     with pytest.raises(NotRendered, match="template_error"):
-        template.turns(MESSAGES)
+        template.turns(Conversation(MESSAGES))
     assert time.perf_counter() - began < 5
     assert _peak() - memory < 256 << 20
 

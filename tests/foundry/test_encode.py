@@ -21,7 +21,9 @@ from mdsmix.encode.finetuning import Chat, PromptResponse
 from mdsmix.encode.special import SpecialStrings
 from mdsmix.encode.targets import Targets
 from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
+from mdsmix.kinds.reading import Reading
 from mdsmix.recipe import TokenizerSpec
+from mdsmix.shapes import SHAPES
 from tests.foundry.conftest import Foundry
 from tests.foundry.records import POLICIES, ROWS, chat_records, pairs, policy
 from tests.styles import STYLES
@@ -51,10 +53,12 @@ def encoder(tokenizer: Tokenizer, targets: Targets, date: str, **chat: Any) -> A
         "special_tokens_in_text": "allow",
     }
     if not chat:
-        return PromptResponse(prompt="prompt", response="response", **parts)
+        fields = {"prompt": "prompt", "response": "response"}
+        return Reading(SHAPES["prompt_response"], fields, PromptResponse(**parts))
     template = open_template(tokenizer.chat_template, tokenizer.template_variables, date)
     specials = SpecialStrings.of(tokenizer.special_tokens)
-    return Chat(messages="messages", template=template, specials=specials, **chat, **parts)
+    rendered = Chat(template=template, specials=specials, **chat, **parts)
+    return Reading(SHAPES["messages"], {"messages": "messages"}, rendered)
 
 
 def stored(encoded: Encoded) -> list[list[dict[str, list[int]]]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from mdsmix.kinds import kind_of
 from mdsmix.mix.findings import Hit, check, does, names
 from mdsmix.mix.streams import Loader, Mix, Stream
 
@@ -80,8 +81,8 @@ def _ways(mix: Mix, loader: Loader, wrong: Sequence[Stream]) -> str:
     if all(shape(s, other) for s in mix.streams):
         again = f", or {_again(mix, loader.name, wrong)}" if mix.recipe else ""
         return f"set train_loader.name: {other}, which reads all of these streams{again}."
-    kinds = {s.card.encoding.kind if s.card else None for s in mix.streams}
-    if loader.is_text and kinds == {"pretraining"}:
+    is_plain = all(s.card and not kind_of(s.card.encoding).has_targets for s in mix.streams)
+    if loader.is_text and is_plain:
         return f"{_again(mix, 'text', wrong)}."
     lacking = [s for s in mix.streams if not shape(s, "finetuning")]
     return (

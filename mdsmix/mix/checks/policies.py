@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from mdsmix.encode.targets import Targets
 from mdsmix.errors import RecipeError
+from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.findings import Hit, check, does, names, spelled
 from mdsmix.mix.streams import Loader, Mix, Stream
@@ -14,10 +15,10 @@ from mdsmix.shards.manifest import Encoding
 WIDTH = {"none": 0, "length": 1, "all": 2, "last": 0}
 
 
-def _encodings(mix: Mix, kind: str) -> Iterator[tuple[Loader, Stream, Encoding]]:
+def _encodings(mix: Mix, has_targets: bool) -> Iterator[tuple[Loader, Stream, Encoding]]:
     for loader in mix.loaders:
         for stream in () if loader.is_text else loader.streams:
-            if stream.card and stream.card.encoding.kind == kind:
+            if stream.card and kind_of(stream.card.encoding).has_targets is has_targets:
                 yield loader, stream, stream.card.encoding
 
 
@@ -27,7 +28,7 @@ def _encodings(mix: Mix, kind: str) -> Iterator[tuple[Loader, Stream, Encoding]]
     "The two formats cut and filter samples differently, so samples may be left without anything to train on.",
 )
 def format_differs(mix: Mix) -> Iterator[Hit]:
-    for loader, stream, encoding in _encodings(mix, "finetuning"):
+    for loader, stream, encoding in _encodings(mix, has_targets=True):
         wanted = loader.dataset.get("decoder_only_format")
         if isinstance(wanted, bool) and wanted != encoding.decoder_only_format:
             yield Hit(
@@ -44,7 +45,7 @@ def format_differs(mix: Mix) -> Iterator[Hit]:
     "The encoder would see one token of every pretraining sample, and the loss would mean nothing.",
 )
 def format_pretraining(mix: Mix) -> Iterator[Hit]:
-    for loader, stream, _ in _encodings(mix, "pretraining"):
+    for loader, stream, _ in _encodings(mix, has_targets=False):
         if loader.dataset.get("decoder_only_format") is False:
             yield Hit(
                 [stream.name],
@@ -72,7 +73,7 @@ def targets_wider(mix: Mix) -> Iterator[Hit]:
 
 
 def _targets(mix: Mix, narrower: bool) -> Iterator[Hit]:
-    for loader, stream, encoding in _encodings(mix, "finetuning"):
+    for loader, stream, encoding in _encodings(mix, has_targets=True):
         made = (encoding.target_prompts, encoding.target_responses)
         if made != loader.targets and _is_narrower(loader.targets, made) == narrower:
             yield Hit(
@@ -98,7 +99,7 @@ def _width(policy: str) -> float:
     "Compact columns hold a whole conversation as one prompt and its last response: other policies would train on what is not theirs.",
 )
 def targets_compact(mix: Mix) -> Iterator[Hit]:
-    for loader, stream, encoding in _encodings(mix, "finetuning"):
+    for loader, stream, encoding in _encodings(mix, has_targets=True):
         if encoding.compact and loader.targets != ("none", "last"):
             yield Hit(
                 [stream.name],
@@ -179,7 +180,7 @@ def _packing_problem(loader: Loader, ratio: object) -> str | None:
 def documents_unseparated(mix: Mix) -> Iterator[Hit]:
     joined = [
         stream
-        for _, stream, encoding in _encodings(mix, "pretraining")
+        for _, stream, encoding in _encodings(mix, has_targets=False)
         if encoding.layout == "concat" and shape(stream, "finetuning")
     ]
     if joined:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mdsmix.kinds import kind_of
 from mdsmix.mix.findings import Hit, check, does, names, spelled
 from mdsmix.mix.streams import Mix, Stream
 from mdsmix.shards.manifest import TokenizerCard
@@ -61,7 +62,7 @@ def tokenizer_differs(mix: Mix) -> Iterator[Hit]:
 def template_differs(mix: Mix) -> Iterator[Hit]:
     reference = _reference(mix)
     for stream in mix.streams:
-        if not reference or not stream.card or "messages" not in stream.card.encoding.fields:
+        if not reference or not stream.card or not kind_of(stream.card.encoding).has_template:
             continue
         own, other = stream.card.tokenizer, reference[1]
         if own.hash == other.hash and own.chat_template_hash != other.chat_template_hash:
@@ -169,7 +170,8 @@ def pad_eos_text(mix: Mix) -> Iterator[Hit]:
 )
 def pad_eos_finetuning(mix: Mix) -> Iterator[Hit]:
     card = _known(mix)
-    plain = [s for s in mix.train.streams if s.card and s.card.encoding.kind == "pretraining"]
+    cards = ((s, s.card) for s in mix.train.streams)
+    plain = [s for s, own in cards if own and not kind_of(own.encoding).has_targets]
     if not mix.train.is_text and plain and card and _pads_with_eos(card):
         yield Hit(
             names(plain),

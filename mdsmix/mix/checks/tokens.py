@@ -12,6 +12,7 @@ import numpy as np
 
 from mdsmix.encode.targets import USABLE, VERDICTS, Targets, Turns, judge
 from mdsmix.errors import RecipeError
+from mdsmix.kinds import kind_of
 from mdsmix.mix import rows
 from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.findings import Hit, check
@@ -132,7 +133,7 @@ def _was_judged(stream: Stream, loader: Loader, limit: int) -> bool:
         # LLM-Foundry's converter keeps turns by that rule too, and sample-unusable judges the first of them.
         return "turns" in stream.columns and not loader.is_text
     encoding = stream.card.encoding
-    return encoding.kind == "finetuning" and encoding.max_seq_len <= limit
+    return kind_of(encoding).has_targets and encoding.max_seq_len <= limit
 
 
 @check(

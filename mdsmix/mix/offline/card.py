@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mdsmix.errors import MixRefused
+from mdsmix.kinds import kind_of
 from mdsmix.mix.streams import Stream
 from mdsmix.shards.manifest import Encoding, Manifest, TokenizerCard
 
@@ -25,11 +26,11 @@ def merged(streams: Sequence[Stream]) -> tuple[Encoding, TokenizerCard] | None:
     carded = [(stream, stream.card) for stream in streams if stream.card]
     if len(carded) < len(streams):
         return None
-    finetuning = [(s, card) for s, card in carded if card.encoding.kind == "finetuning"]
-    _refuse_disagreement([(s.name, c.encoding) for s, c in finetuning], DECISIVE)
+    targeted = [(s, card) for s, card in carded if kind_of(card.encoding).has_targets]
+    _refuse_disagreement([(s.name, c.encoding) for s, c in targeted], DECISIVE)
     _refuse_disagreement([(s.name, c.encoding) for s, c in carded], DECISIVE[:1])
     encodings = [card.encoding for _, card in carded]
-    leading = _leading([card for _, card in finetuning or carded])
+    leading = _leading([card for _, card in targeted or carded])
     disputed: dict[str, Any] = {k: None for k in BY_THE_WAY if not _agree(encodings, k)}
     rules = sorted({encoding.special_tokens_in_text for encoding in encodings})
     encoding = replace(
@@ -44,7 +45,7 @@ def merged(streams: Sequence[Stream]) -> tuple[Encoding, TokenizerCard] | None:
 
 def _leading(cards: Sequence[Manifest]) -> Manifest:
     """The card of conversations where there are some: theirs is the chat template that samples depend on."""
-    return next((card for card in cards if "messages" in card.encoding.fields), cards[0])
+    return next((card for card in cards if kind_of(card.encoding).has_template), cards[0])
 
 
 def _agree(encodings: Sequence[Encoding], key: str) -> bool:

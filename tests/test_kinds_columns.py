@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.columns import columns_of
+from mdsmix.kinds import kind_of_stream
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, TokenizerSpec
 from tests.styles import letters
 
@@ -54,7 +54,9 @@ def test_the_table(
         train_loader={"name": loader},
     )
     tokenizer = replace(letters(tmp_path), vocab_size=vocab_size)
-    found = columns_of(recipe, stream, tokenizer)
+    kind = kind_of_stream(stream)
+    assert kind is not None
+    found = kind.columns(recipe, stream, tokenizer)
     if vocab_size > 1 << 16:
         columns = {name: spelled.replace("uint16", "int32") for name, spelled in columns.items()}
     assert found == columns

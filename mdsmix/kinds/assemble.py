@@ -11,10 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.convert.job import Job
 from mdsmix.encode.base import Encoded
 from mdsmix.shards.manifest import Totals, histogram
-from mdsmix.shards.mds import Rows, fixed_rows, lay_out
+from mdsmix.shards.mds import Layout, Rows, fixed_rows, lay_out
 
 
 class Assembler(Protocol):
@@ -27,15 +26,11 @@ class Assembler(Protocol):
         ...
 
 
-def open_assembler(job: Job) -> Assembler:
-    return JoinedRows(job) if job.is_concat else SampleRows(job)
-
-
 class JoinedRows:
     """Concat: documents one behind the other, cut into rows of max_seq_len."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, layout: Layout, width: int, dtype: str) -> None:
+        self._layout, self._width, self._dtype = layout, width, dtype
         self._tokens = bytearray()
         self._largest = -1
         self._specials = 0
@@ -50,8 +45,8 @@ class JoinedRows:
             self._largest = max(self._largest, int(tokens.max()))
 
     def finish(self) -> tuple[Rows, Totals, NDArray[Any]]:
-        width = self._job.encoding.max_seq_len
-        tokens = np.frombuffer(self._tokens, self._job.tokenizer.dtype)
+        width = self._width
+        tokens = np.frombuffer(self._tokens, self._dtype)
         full = len(tokens) // width
         totals = Totals(
             samples=full,
@@ -62,14 +57,14 @@ class JoinedRows:
             lengths=histogram(np.full(full, width)),
             specials=self._specials,
         )
-        return fixed_rows(self._job.layout, tokens[: full * width]), totals, tokens[full * width :]
+        return fixed_rows(self._layout, tokens[: full * width]), totals, tokens[full * width :]
 
 
 class SampleRows:
     """Every other layout: each batch's samples are laid out as they come."""
 
-    def __init__(self, job: Job) -> None:
-        self._layout = job.layout
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
         self._body = bytearray()
         self._sizes: list[NDArray[np.int64]] = []
         self._totals = Totals()

@@ -1,0 +1,103 @@
+"""What a kind of stream is: all that differs between pretraining text, pairs, conversations and whatever comes next.
+
+The recipe's `kind:` has two words, pretraining and finetuning; the Kind follows from that word and the shape of the
+records. No other room asks which kind a stream is of: it asks the Kind for what it needs to know.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from mdsmix.encode.backends import Backend
+from mdsmix.encode.base import Encoder
+from mdsmix.encode.targets import Lengths
+from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.kinds.assemble import Assembler, SampleRows
+from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.shards.manifest import Encoding
+from mdsmix.shards.mds import Layout
+from mdsmix.shards.tokens import Tokens
+
+Piece = tuple[Sequence[int], bool]
+"Token ids of a stored sample, and whether they are trained."
+
+
+class Kind(ABC):
+    """One kind of stream. It holds no state, so one object stands for all streams of the kind."""
+
+    name: ClassVar[str]
+    word: ClassVar[Literal["pretraining", "finetuning"]]
+    "The recipe's `kind:`."
+    reads: ClassVar[type]
+    "What a shape must give: Document, Pair or Conversation."
+    keys: ClassVar[tuple[str, ...]] = ()
+    "Keys of a stream in the recipe that mean something to this kind alone, and what they are `for`."
+    called: ClassVar[str] = ""
+    has_template: ClassVar[bool] = False
+    "A chat template shapes its samples."
+    has_targets: ClassVar[bool] = True
+    "The run's target policies decide what of a sample is trained; else all of it is."
+
+    @abstractmethod
+    def columns(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
+        """Column name -> MDS encoding. Decided by the recipe, never by the content of a record."""
+
+    @abstractmethod
+    def open_encoder(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> Encoder:
+        """What turns the records that its shapes give into samples."""
+
+    def contradictions(self, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+        """Sentences on what cannot be right in a recipe about such a stream."""
+        yield from ()
+
+    def lacking(self, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
+        """Sentences on what the stream wants and the tokenizer does not have."""
+        yield from ()
+
+    def settings(self, stream: StreamSpec) -> Mapping[str, Any]:
+        """Keys of Encoding that shape its samples, beyond those that all kinds share."""
+        return {}
+
+    def open_rows(self, encoding: Encoding, layout: Layout, dtype: str) -> Assembler:
+        """What puts encoded batches together as the rows of a work unit."""
+        return SampleRows(layout)
+
+    def joins_units(self, encoding: Encoding) -> bool:
+        """Whether a row may hold parts of several records, so that every unit leaves tokens over for the last part."""
+        return False
+
+    def splits_records(self, encoding: Encoding) -> bool:
+        """Whether a record may become several rows."""
+        return False
+
+    @abstractmethod
+    def losses(self, tokens: Tokens, encoding: Encoding, eos: int | None) -> Lengths:
+        """int64 [n]: the positions of stored samples that give a loss."""
+
+    def pieces(self, sample: Mapping[str, Any], encoding: Encoding) -> Iterator[Piece]:
+        """A stored sample, decoded, as runs of tokens that are trained or not, in order."""
+        return stored_pieces(sample, encoding.target_prompts, encoding.target_responses)
+
+
+def stored_pieces(
+    sample: Mapping[str, Any], target_prompts: str = "none", target_responses: str = "last"
+) -> Iterator[Piece]:
+    """The pieces of a sample of one of the layouts that LLM-Foundry's loaders read, by its columns alone."""
+    if "tokens" in sample:
+        yield np.asarray(sample["tokens"]).tolist(), True
+        return
+    turns = sample.get("turns") or [sample]
+    for number, turn in enumerate(turns):
+        prompt, response = (np.asarray(turn[name]).tolist() for name in ("input_ids", "labels"))
+        yield prompt, _is_prompt_trained(prompt, target_prompts)
+        yield response, target_responses == "all" or number == len(turns) - 1
+
+
+def _is_prompt_trained(prompt: Sequence[int], policy: str) -> bool:
+    if policy.startswith("length>="):
+        return len(prompt) >= int(policy[8:])
+    return policy == "all"

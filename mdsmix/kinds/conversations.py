@@ -1,0 +1,57 @@
+"""Conversations: rendered by the tokenizer's chat template, and cut into the turns that are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mdsmix.encode.backends import Backend
+from mdsmix.encode.base import Encoder
+from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.kinds.finetuning import Finetuning, targets_of
+from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.record import Conversation
+from mdsmix.shards.manifest import Encoding
+
+
+class Conversations(Finetuning):
+    name = "conversations"
+    reads = Conversation
+    keys = ("columns", "date_string")
+    called = "messages"
+    has_template = True
+
+    def columns(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
+        if stream.columns == "turns":
+            return {"turns": "json"}
+        return dict.fromkeys(("input_ids", "labels"), f"ndarray:{tokenizer.dtype}")
+
+    def settings(self, stream: StreamSpec) -> Mapping[str, Any]:
+        return {"compact": stream.columns == "compact", "date_string": stream.date_string}
+
+    def contradictions(self, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+        yield from super().contradictions(recipe, stream)
+        policies = (recipe.target_prompts, recipe.target_responses)
+        if stream.columns == "compact" and policies != ("none", "last"):
+            yield (
+                "columns: compact holds only what target_prompts: none and target_responses: last train on; "
+                f"the recipe says {'/'.join(policies)}: use columns: turns."
+            )
+
+    def open_encoder(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> Encoder:
+        from mdsmix.encode.chat import open_template
+        from mdsmix.encode.finetuning import Chat
+        from mdsmix.encode.special import SpecialStrings
+
+        template = open_template(
+            tokenizer.chat_template, tokenizer.template_variables, encoding.date_string
+        )
+        return Chat(
+            tokenizer=tokenizer,
+            backend=backend,
+            template=template,
+            targets=targets_of(encoding),
+            is_compact=encoding.compact,
+            special_tokens_in_text=encoding.special_tokens_in_text,
+            specials=SpecialStrings.of(tokenizer.special_tokens),
+        )

@@ -1,0 +1,38 @@
+"""What pairs and conversations share: samples of prompts and responses, trained by the run's target policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mdsmix.encode.pairs import lacks_eos
+from mdsmix.encode.targets import Lengths, Targets, Turns, count_losses
+from mdsmix.kinds.base import Kind
+from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.shards.manifest import Encoding
+from mdsmix.shards.tokens import Tokens
+
+
+class Finetuning(Kind):
+    word = "finetuning"
+
+    def contradictions(self, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+        if recipe.loader == "text":
+            yield (
+                "is finetuning data, which the text loader cannot read; set train_loader.name: finetuning, "
+                "which reads pretraining streams too, take the stream out, or load both kinds by mdsmix.load in a "
+                "training loop of your own."
+            )
+
+    def losses(self, tokens: Tokens, encoding: Encoding, eos: int | None) -> Lengths:
+        turns = Turns(tokens.prompts, tokens.responses, tokens.turns)
+        return count_losses(targets_of(encoding), turns, lacks_eos(tokens.ids, eos))
+
+
+def targets_of(encoding: Encoding) -> Targets:
+    """The policies that a stream was converted under."""
+    return Targets(
+        target_prompts=encoding.target_prompts,
+        target_responses=encoding.target_responses,
+        decoder_only_format=encoding.decoder_only_format,
+        max_seq_len=encoding.max_seq_len,
+    )

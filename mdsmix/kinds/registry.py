@@ -1,0 +1,80 @@
+"""Which kind a stream is of: by the recipe's word and the shape of its records, or by what its manifest says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.kinds.base import Kind
+from mdsmix.kinds.conversations import Conversations
+from mdsmix.kinds.pairs import Pairs
+from mdsmix.kinds.pretraining import Pretraining
+from mdsmix.recipe import Recipe, SourceSpec, StreamSpec
+from mdsmix.shapes import SHAPES, Shape, find_shape
+from mdsmix.shards.manifest import Encoding
+
+KINDS: list[Kind] = [Pretraining(), Pairs(), Conversations()]
+
+
+def kinds_of_word(word: str | None) -> list[Kind]:
+    """The kinds that the recipe's `kind:` may mean."""
+    return [kind for kind in KINDS if kind.word == word]
+
+
+def kind_of_stream(stream: StreamSpec) -> Kind | None:
+    """The kind of a stream with a source; None where the recipe gives none, or fields that none reads."""
+    shape = stream.source and shape_of_source(stream.source)
+    return _reading(stream.kind, shape) if shape else None
+
+
+def shape_of_source(source: SourceSpec) -> Shape | None:
+    return find_shape(source.shape, source.fields)
+
+
+def shape_of(encoding: Encoding) -> Shape:
+    """The shape of the records that a stream is made of."""
+    shape = find_shape(encoding.shape, encoding.fields)
+    assert shape is not None, f"a stream of the unknown shape {encoding.shape}"
+    return shape
+
+
+def kind_of(encoding: Encoding) -> Kind:
+    """The kind of a stream that is published or about to be.
+
+    A stream that `mdsmix mix` drew from several holds the fields of all of them: what needs most to be known is what it
+    counts as, conversations before pairs.
+    """
+    found = [kind for shape in _shapes(encoding) if (kind := _reading(encoding.kind, shape))]
+    return max(found or kinds_of_word(encoding.kind), key=KINDS.index)
+
+
+def _shapes(encoding: Encoding) -> Iterator[Shape]:
+    if encoding.shape:
+        yield SHAPES[encoding.shape]
+    yield from (s for s in SHAPES.values() if s.fields and encoding.fields.keys() >= set(s.fields))
+
+
+def _reading(word: str | None, shape: Shape) -> Kind | None:
+    return next((kind for kind in kinds_of_word(word) if kind.reads is shape.gives), None)
+
+
+def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Encoding:
+    """How the records of a stream with a source become samples."""
+    source, kind = stream.source, kind_of_stream(stream)
+    assert source is not None
+    assert kind is not None
+    common = Encoding(
+        kind=kind.word,
+        loader="text" if recipe.loader == "text" else "finetuning",
+        columns=kind.columns(recipe, stream, tokenizer),
+        max_seq_len=recipe.max_seq_len,
+        decoder_only_format=recipe.decoder_only_format,
+        target_prompts=recipe.target_prompts,
+        target_responses=recipe.target_responses,
+        special_tokens_in_text=recipe.special_tokens_in_text,
+        compression=recipe.compression,
+        fields=source.fields,
+        shape=source.shape if source.shape and not find_shape(None, source.fields) else None,
+    )
+    return replace(common, **kind.settings(stream))

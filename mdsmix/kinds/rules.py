@@ -1,0 +1,57 @@
+"""A recipe read by the rules of its streams' kinds: what `mdsmix.recipe` alone cannot know, since it knows no kind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from mdsmix.errors import RecipeError
+from mdsmix.kinds.base import Kind
+from mdsmix.kinds.registry import KINDS, kind_of_stream, kinds_of_word, shape_of_source
+from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe
+from mdsmix.shapes import SHAPES, Shape
+from mdsmix.typed import nearest
+
+
+def open_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
+    """Reads a recipe with its overrides; RecipeError says in a sentence what is wrong in it, whatever the data."""
+    recipe = load_recipe(path, overrides)
+    for stream in recipe.sourced:
+        for sentence in _contradictions(recipe, stream):
+            raise RecipeError(f"{path}: streams.{stream.name}: {sentence}")
+    return recipe
+
+
+def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+    source = stream.source
+    assert source is not None
+    if source.shape and source.shape not in SHAPES:
+        yield f"source.shape is {source.shape!r}; {nearest(source.shape, list(SHAPES))}"
+    kind = kind_of_stream(stream)
+    if kind is None:
+        yield _no_kind(stream, source)
+        return
+    yield from _foreign_keys(kind, stream)
+    yield from kind.contradictions(recipe, stream)
+
+
+def _no_kind(stream: StreamSpec, source: SourceSpec) -> str:
+    word = stream.kind
+    wanted = [" and ".join(shape.fields) for kind in kinds_of_word(word) for shape in _shapes(kind)]
+    reads = f"{word} reads {', or '.join(wanted)}."
+    if (shape := shape_of_source(source)) and source.shape:
+        return f"source.shape is {shape.name}, which gives {shape.gives.__name__}s; {reads}"
+    return f"source names the fields {', '.join(source.fields) or 'none'}; {reads}"
+
+
+def _shapes(kind: Kind) -> list[Shape]:
+    return [shape for shape in SHAPES.values() if shape.gives is kind.reads and shape.fields]
+
+
+def _foreign_keys(kind: Kind, stream: StreamSpec) -> Iterator[str]:
+    """Keys of another kind of stream, which would change nothing."""
+    plain = StreamSpec(name=stream.name)
+    for other in KINDS:
+        for key in set(other.keys) - set(kind.keys):
+            if getattr(stream, key) != getattr(plain, key):
+                yield f"{key} is for {other.called}; take it out, it would change nothing."

@@ -1,0 +1,27 @@
+"""Record shapes: how people write a document, a pair or a conversation into a JSON object.
+
+A shape is one pure function from a decoded record to a `Document`, `Pair` or `Conversation`, or to the reason code (a
+`str`) of why it is none: no I/O, no tokenizer, no template. Another shape is one more file and one line in `SHAPES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mdsmix.shapes import messages, prompt_response, text
+from mdsmix.shapes.base import Fields, Shape
+
+SHAPES: dict[str, Shape] = {
+    shape.name: shape for shape in (text.SHAPE, prompt_response.SHAPE, messages.SHAPE)
+}
+
+
+def find_shape(name: str | None, keys: Iterable[str]) -> Shape | None:
+    """The shape that a recipe names, else the one whose keys are just these; None where there is none."""
+    if name is not None:
+        return SHAPES.get(name)
+    given = set(keys)
+    return next((shape for shape in SHAPES.values() if given and set(shape.fields) == given), None)
+
+
+__all__ = ["SHAPES", "Fields", "Shape", "find_shape"]

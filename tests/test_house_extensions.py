@@ -1,0 +1,106 @@
+"""A stranger adds a shape or a kind of stream as one file and one line that registers it: here each is added by a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mdsmix.encode.backends import Backend
+from mdsmix.encode.base import Encoded
+from mdsmix.encode.targets import Lengths
+from mdsmix.kinds import KINDS, Kind
+from mdsmix.ragged import Ragged
+from mdsmix.record import Pair
+from mdsmix.shapes import SHAPES, Shape
+from tests.converting import manifest_of, mdsmix, token_rows, write_jsonl, write_recipe
+
+DATA = [{"q": "hello", "a": "world"}, {"q": 3}, {"q": "one", "a": "two"}]
+
+
+def _read_quiz(record: Any, fields: Any) -> Pair | str:
+    if not isinstance(record, dict) or not isinstance(record.get("q"), str):
+        return "no_question"
+    return Pair(record["q"], record["a"])
+
+
+@pytest.fixture
+def quiz(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shape."""
+    monkeypatch.setitem(SHAPES, "quiz", Shape(name="quiz", gives=Pair, read=_read_quiz))
+
+
+class Length(int):
+    """What the shape of the kind below gives."""
+
+
+class CountedQuestions(Kind):
+    """A kind: each record is a row that begins with the length of its question."""
+
+    name, word, reads, has_targets = "lengths", "finetuning", Length, True
+
+    def columns(self, recipe: Any, stream: Any, tokenizer: Any) -> dict[str, str]:
+        return dict.fromkeys(("input_ids", "labels"), f"ndarray:{tokenizer.dtype}")
+
+    def open_encoder(self, encoding: Any, tokenizer: Any, backend: Backend) -> Any:
+        return _Counting()
+
+    def losses(self, tokens: Any, encoding: Any, eos: int | None) -> Lengths:
+        return np.ones(len(tokens.turns) - 1, np.int64)
+
+
+class _Counting:
+    def encode(self, records: list[Length]) -> Encoded:
+        rows = Ragged.of([[int(n)] for n in records], np.uint16)
+        ends = Ragged.of([[5] for _ in records], np.uint16)
+        count = len(records)
+        return Encoded(columns={"input_ids": rows, "labels": ends}, tokens=2 * count, loss_tokens=count, lengths=np.full(count, 2, np.int64), largest_id=max([5, *map(int, records)]))  # fmt: skip
+
+
+def _read_length(record: Any, fields: Any) -> Length | str:
+    return Length(len(record["q"])) if isinstance(record["q"], str) else "no_question"
+
+
+@pytest.fixture
+def lengths(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A kind, and a shape that gives what it reads."""
+    monkeypatch.setitem(SHAPES, "length", Shape(name="length", gives=Length, read=_read_length))
+    KINDS.append(CountedQuestions())
+    yield
+    KINDS.pop()
+
+
+def converted(folder: Path, tokenizer: Path, shape: str) -> Path:
+    source = {"path": str(write_jsonl(folder / "a.jsonl", DATA)), "shape": shape}
+    recipe = write_recipe(folder, tokenizer, max_bad=1.0, streams={"quiz": {"kind": "finetuning", "source": source}})  # fmt: skip
+    for command in (("convert", recipe), ("check", recipe), ("inspect", folder / "out/quiz"), ("verify", folder / "out/quiz")):  # fmt: skip
+        answer = mdsmix(*command)
+        assert answer.code == 0, answer.out + answer.err
+    return recipe
+
+
+@pytest.mark.usefixtures("quiz")
+def test_a_shape_is_one_function_and_one_line(tmp_path: Path, tokenizer_folder: Path) -> None:
+    converted(tmp_path, tokenizer_folder, "quiz")
+    records = manifest_of(tmp_path / "out/quiz/train").records
+    assert (records.read, records.written, records.quarantined) == (3, 2, {"no_question": 1})
+
+
+@pytest.mark.usefixtures("lengths")
+def test_a_kind_is_one_class_and_one_line(tmp_path: Path, tokenizer_folder: Path) -> None:
+    converted(tmp_path, tokenizer_folder, "length")
+    assert token_rows(tmp_path / "out/quiz/train") == [[5, 5], [3, 5]]
+
+
+@pytest.mark.usefixtures("quiz")
+def test_a_shape_that_no_kind_of_that_word_reads_is_refused(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    source = {"path": str(write_jsonl(tmp_path / "a.jsonl", DATA)), "shape": "quiz"}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"quiz": {"kind": "pretraining", "source": source}})  # fmt: skip
+    answer = mdsmix("convert", recipe)
+    assert answer.code == 2
+    assert "source.shape is quiz, which gives Pairs; pretraining reads text" in answer.err
