@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix import __version__
+from mdsmix import __version__, kinds
 from mdsmix.cli import main
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, TooManyBadRecords, Unreachable
 from tests.converting import Answer, mdsmix
