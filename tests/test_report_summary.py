@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mdsmix.convert.outcome import Outcome
-from mdsmix.report.summary import HEADINGS, print_summary
+from mdsmix.report.summary import COLUMNS, print_summary
 from mdsmix.shards.index import make_index
 from mdsmix.shards.manifest import Manifest, Part, Records, Totals
 from tests.published import CONCAT, TOKEN_ROW, make_manifest
@@ -37,7 +37,7 @@ def printed(capsys: pytest.CaptureFixture[str], *outcomes: Outcome) -> list[str]
 
 def test_one_stream_is_one_row(capsys: pytest.CaptureFixture[str]) -> None:
     head, _, row, *said = printed(capsys, outcome("web"))
-    assert head.split() == list(HEADINGS)
+    assert head.split() == [column.heading for column in COLUMNS]
     assert row.split() == ["web", "3", "3", "0", "0", "24,000", "2", "1,000", "0.5", "48,000"]
     assert said == ["web: 4 of 4 work units converted, /mix/web/train"]
 

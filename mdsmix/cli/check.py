@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mdsmix.cli.options import AsJson, echo_json
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -23,7 +25,7 @@ def check(
             show_default=False,
         ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say whether streams may be mixed, from indexes, manifests and first samples. Exit code 3: they may not."""
     from mdsmix.mix.check import as_json as report
@@ -33,9 +35,7 @@ def check(
     mix = view(targets)
     found = findings(mix)
     if as_json:
-        import orjson
-
-        typer.echo(orjson.dumps(report(mix, found), option=orjson.OPT_INDENT_2).decode())
+        echo_json(report(mix, found))
     else:
         print_findings(found)
         typer.echo(verdict(mix, found))

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from mdsmix.cli.options import Memory, Overrides, QuarantineCrashes, RecipePath, Workers
+from mdsmix.cli.options import (
+    AsJson,
+    Memory,
+    Overrides,
+    QuarantineCrashes,
+    RecipePath,
+    Workers,
+    echo_json,
+)
 
 if TYPE_CHECKING:
     from mdsmix.convert.outcome import Outcome
@@ -65,6 +73,7 @@ def convert(
     workers: Workers = None,
     memory: Memory = None,
     quarantine_crashes: QuarantineCrashes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Convert every stream of RECIPE that has a source, and publish it.
 
@@ -89,17 +98,18 @@ def convert(
         verify_source=verify_source,
     )
     if not dry_run:
-        _convert(loaded, options)
-        return
-    for sentence in preview(loaded, options):
-        typer.echo(sentence)
+        _convert(loaded, options, as_json)
+    elif as_json:
+        echo_json({"plan": list(preview(loaded, options))})
+    else:
+        typer.echo("\n".join(preview(loaded, options)))
 
 
-def _convert(recipe: Recipe, options: Options) -> None:
+def _convert(recipe: Recipe, options: Options, as_json: bool) -> None:
     """Where a stream fails, those before it are published and told of."""
     from mdsmix.convert.run import convert
     from mdsmix.report.progress import watching
-    from mdsmix.report.summary import print_summary
+    from mdsmix.report.summary import print_summary, summary_json
 
     outcomes: list[Outcome] = []
     try:
@@ -107,5 +117,7 @@ def _convert(recipe: Recipe, options: Options) -> None:
             for outcome in convert(recipe, options, watcher):
                 outcomes.append(outcome)
     finally:
-        if outcomes:
+        if as_json:
+            echo_json(summary_json(outcomes))
+        elif outcomes:
             print_summary(outcomes)

@@ -6,7 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from mdsmix.cli.options import Stream
+from mdsmix.cli.options import AsJson, Stream, echo_json
 
 
 def gc(
@@ -27,6 +27,7 @@ def gc(
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete it; otherwise it is only listed.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List what nothing names any more at STREAM: shards, unit records, quarantine files, writes that were killed.
 
@@ -49,6 +50,11 @@ def gc(
     garbage = (
         delete_garbage(folder, age, _warn, keep) if delete else find_garbage(folder, age, keep)
     )
+    if as_json:
+        keys = ("kind", "name", "bytes", "age")
+        found = [{key: getattr(item, key) for key in keys} for item in garbage]
+        echo_json({"stream": str(folder), "deleted": delete, "garbage": found})
+        return
     for item in garbage:
         days = item.age / 86_400
         typer.echo(f"{item.kind:16}  {item.bytes:>13,} bytes  {days:>6.1f} days  {item.name}")

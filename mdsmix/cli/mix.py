@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from mdsmix.cli.options import Overrides, RecipePath
+from mdsmix.cli.options import AsJson, Overrides, RecipePath, echo_json
 
 
 def mix(
@@ -38,6 +38,7 @@ def mix(
             show_default="the cache folder",
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Draw from the train streams of RECIPE by weight, and publish one stream of it, shuffled across all of them.
 
@@ -50,7 +51,7 @@ def mix(
     from mdsmix.mix.offline.plan import findings_on_streams, make_plan, view_training
     from mdsmix.mix.offline.run import mix_offline
     from mdsmix.mix.offline.target import refuse_sources
-    from mdsmix.report.mixture import print_mixture
+    from mdsmix.report.mixture import mixture_json, print_mixture
     from mdsmix.report.progress import watching
     from mdsmix.storage import locate
 
@@ -64,4 +65,7 @@ def mix(
     plan = make_plan(streams, loaded.compression, seed)
     with watching() as watcher:
         outcome = mix_offline(plan, locate(out), replace=replace, temporary=tmp, watcher=watcher)
-    print_mixture(outcome)
+    if as_json:
+        echo_json(mixture_json(outcome))
+    else:
+        print_mixture(outcome)

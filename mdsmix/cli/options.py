@@ -1,9 +1,9 @@
-"""Arguments and options that several commands take, each said once."""
+"""Arguments and options that several commands take, each said once, and how they print JSON."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -50,3 +50,11 @@ QuarantineCrashes = Annotated[
         rich_help_panel="How",
     ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
+
+
+def echo_json(tree: Any) -> None:
+    """One JSON document on stdout; whatever else a command says goes to stderr."""
+    import orjson
+
+    typer.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())

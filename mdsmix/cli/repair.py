@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mdsmix.cli.options import Memory, Overrides, QuarantineCrashes, Stream, Workers
+from mdsmix.cli.options import (
+    AsJson,
+    Memory,
+    Overrides,
+    QuarantineCrashes,
+    Stream,
+    Workers,
+    echo_json,
+)
 
 
 def repair(
@@ -20,6 +29,7 @@ def repair(
     workers: Workers = None,
     memory: Memory = None,
     quarantine_crashes: QuarantineCrashes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Verify STREAM and convert again only the work units whose shards fail: it comes out byte for byte as it was."""
     from mdsmix.convert.memory import bytes_of
@@ -38,6 +48,9 @@ def repair(
     folder = find_published(locate(stream))
     with watching() as watcher:
         done = make_whole(open_recipe(recipe, overrides or ()), folder, options, watcher)
+    if as_json:
+        echo_json(asdict(done))
+        return
     for fault in done.faults:
         typer.echo(f"fault {fault.file}: {fault.problem}")
     if not done.faults:

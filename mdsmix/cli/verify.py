@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mdsmix.cli.options import Stream
+from mdsmix.cli.options import AsJson, Stream, echo_json
 
 if TYPE_CHECKING:
     from mdsmix.shards.verify import Report
@@ -19,7 +20,7 @@ def verify(
     quick: Annotated[
         bool, typer.Option("--quick", help="Presence and sizes only, by one listing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say whether STREAM is what its index and manifest say: every shard is read, hashed, decoded and counted.
 
@@ -40,11 +41,7 @@ def verify(
 
 def _print(report: Report, quick: bool, as_json: bool) -> None:
     if as_json:
-        from dataclasses import asdict
-
-        import orjson
-
-        typer.echo(orjson.dumps(asdict(report), option=orjson.OPT_INDENT_2).decode())
+        echo_json(asdict(report))
         return
     for fault in report.faults:
         typer.echo(f"fault {fault}")

@@ -1,45 +1,43 @@
-"""What a published stream is, as a table: its manifest, or what its index alone can say."""
+"""What a published stream is: its manifest, or what its index alone can say, as data and as the lines of a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
 
+from mdsmix.report.table import spelled
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Manifest
+
+MOST_SOURCES = 5
+
+
+def card(where: str, index: Index, manifest: Manifest | None) -> dict[str, Any]:
+    """The stream for programs: the counts of its index, and its manifest as it is published."""
+    counts = {"samples": index.samples, "shards": len(index.shards), "bytes": index.bytes}
+    found: dict[str, Any] = {"stream": where, **counts, "index_hash": index.hash}
+    if manifest is None:
+        columns = dict(index.shards[0].columns) if index.shards else {}
+        return found | {"manifest": None, "columns": columns}
+    is_whole = manifest.index_hash == index.hash
+    return found | {"is_whole": is_whole, "manifest": asdict(manifest)}
 
 
 def card_rows(where: str, index: Index, manifest: Manifest | None) -> Iterator[tuple[str, str]]:
     """(what, value) lines, the most asked for first."""
     yield "stream", where
-    yield "samples, shards, bytes", f"{index.samples:,}, {len(index.shards):,}, {index.bytes:,}"
+    yield (
+        "samples, shards, bytes",
+        spelled((index.samples, len(index.shards), index.bytes)),
+    )
     if manifest is None:
         yield "manifest", "none: not made by mdsmix convert; only the index speaks"
-        columns = index.shards[0].columns if index.shards else {}
-        yield "columns", _spelled(columns)
+        yield "columns", spelled(index.shards[0].columns if index.shards else {})
         return
-    encoding, totals = manifest.encoding, manifest.totals
-    yield "kind", f"{encoding.kind}, for the {encoding.loader} loader"
-    yield "columns", _spelled(encoding.columns)
-    yield (
-        "max_seq_len",
-        f"{encoding.max_seq_len:,}" + (f", {encoding.layout}" if encoding.layout else ""),
-    )
-    yield "tokenizer", _tokenizer(manifest)
-    yield (
-        "targets",
-        f"prompts {encoding.target_prompts}, responses {encoding.target_responses}, "
-        + ("decoder-only" if encoding.decoder_only_format else "encoder-decoder"),
-    )
-    yield (
-        "tokens",
-        f"{totals.tokens:,}, {totals.loss_tokens:,} with a loss, {totals.lost_tokens:,} in no sample",
-    )
-    yield (
-        "lengths",
-        ", ".join(f"{k}: {n:,}" for k, n in totals.lengths.items())
-        + f"; longest {totals.longest:,}",
-    )
+    yield from _encoded(manifest)
     yield from _mixed(manifest) if manifest.mixed else _records(manifest)
+    encoding, totals = manifest.encoding, manifest.totals
     yield (
         "special tokens in text",
         f"{encoding.special_tokens_in_text}, {totals.specials:,} records",
@@ -49,48 +47,61 @@ def card_rows(where: str, index: Index, manifest: Manifest | None) -> Iterator[t
         "index",
         manifest.index_hash
         if manifest.index_hash == index.hash
-        else ("does not fit the manifest: a publication was interrupted, run convert again"),
+        else "does not fit the manifest: a publication was interrupted, run convert again",
     )
+
+
+def _encoded(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """How records became samples, and what the samples come to."""
+    encoding, totals = manifest.encoding, manifest.totals
+    layout = f", {encoding.layout}" if encoding.layout else ""
+    side = "decoder-only" if encoding.decoder_only_format else "encoder-decoder"
+    yield "kind", f"{encoding.kind}, for the {encoding.loader} loader"
+    yield "columns", spelled(encoding.columns)
+    yield "max_seq_len", f"{encoding.max_seq_len:,}{layout}"
+    yield "tokenizer", _tokenizer(manifest)
+    yield (
+        "targets",
+        f"prompts {encoding.target_prompts}, responses {encoding.target_responses}, {side}",
+    )
+    yield (
+        "tokens",
+        f"{totals.tokens:,}, {totals.loss_tokens:,} with a loss, {totals.lost_tokens:,} in no sample",
+    )
+    yield "lengths", f"{spelled(by_length(totals.lengths))}; longest {totals.longest:,}"
+
+
+def by_length(lengths: Mapping[str, int]) -> dict[str, int]:
+    """The histogram from short to long: as text `2^10` stands before `2^5`."""
+    return dict(sorted(lengths.items(), key=lambda each: int(each[0].removeprefix("2^"))))
 
 
 def _records(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """What became of the records of which sources."""
-    records = manifest.records
+    records, sources = manifest.records, manifest.sources
     yield (
         "records",
-        (
-            f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered "
-            f"+ {records.bad:,} quarantined"
-        ),
+        f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered "
+        f"+ {records.bad:,} quarantined",
     )
     for what, reasons in (("filtered", records.filtered), ("quarantined", records.quarantined)):
         if reasons:
-            yield what, _spelled(reasons)
-    yield (
-        "sources",
-        ", ".join(f"{s.path} ({s.size:,} bytes)" for s in manifest.sources[:5])
-        + (f" and {len(manifest.sources) - 5} more" if len(manifest.sources) > 5 else ""),
-    )
+            yield what, spelled(reasons)
+    named = ", ".join(f"{s.path} ({s.size:,} bytes)" for s in sources[:MOST_SOURCES])
+    more = len(sources) - MOST_SOURCES
+    yield "sources", f"{named} and {more} more" if more > 0 else named
 
 
 def _mixed(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """What a mix was drawn from."""
     for part in manifest.mixed:
         weight = ", ".join(f"{k} {v}" for k, v in part.weight.items()) or "all of it"
-        yield (
-            "mixed from",
-            f"{part.name} ({part.index_hash[:8]}): {part.drawn:,} samples, {weight} of {part.samples:,}",
-        )
+        drawn = f"{part.drawn:,} samples, {weight} of {part.samples:,}"
+        yield "mixed from", f"{part.name} ({part.index_hash[:8]}): {drawn}"
     yield "seed", str(manifest.seed)
 
 
 def _tokenizer(manifest: Manifest) -> str:
-    card = manifest.tokenizer
-    ids = ", ".join(
-        f"{n} {v}" for n, v in (("bos", card.bos_id), ("eos", card.eos_id), ("pad", card.pad_id))
-    )
-    return f"{card.name}, {card.vocab_size:,} ids, {ids}, {card.hash[:8]}"
-
-
-def _spelled(pairs: dict[str, str] | dict[str, int]) -> str:
-    return ", ".join(f"{name}: {value}" for name, value in pairs.items())
+    own = manifest.tokenizer
+    ids = f"bos {own.bos_id}, eos {own.eos_id}, pad {own.pad_id}"
+    return f"{own.name}, {own.vocab_size:,} ids, {ids}, {own.hash[:8]}"

@@ -3,55 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mdsmix.mix.offline.run import MixOutcome
+from mdsmix.report.table import Column, Row, Table, as_json, print_table
 from mdsmix.shards.manifest import Mixed
 
-HEADINGS = ("stream", "in it", "weight", "drawn", "share", "tokens", "share")
+COLUMNS = (
+    Column("stream", "text"),
+    Column("in it", key="samples"),
+    Column("weight", "weight"),
+    Column("drawn"),
+    Column("share", "share", key="share_of_samples"),
+    Column("tokens"),
+    Column("share", "share", key="share_of_tokens"),
+)
+
+
+def mixture(outcome: MixOutcome) -> Table:
+    """One row a stream, the sum, then where it lies and what should be known of it."""
+    *rows, total = mixture_rows(outcome.record.mixed)
+    return Table(columns=COLUMNS, rows=rows, total=total, notes=_sentences(outcome))
+
+
+def mixture_json(outcome: MixOutcome) -> dict[str, Any]:
+    return as_json(mixture(outcome)) | {"target": outcome.target, "seed": outcome.record.seed}
 
 
 def print_mixture(outcome: MixOutcome) -> None:
-    """One row a stream, the sum, then where it lies and what should be known of it."""
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
 
-    console = Console(soft_wrap=True, highlight=False)
-    table = Table(box=SIMPLE_HEAD)
-    for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading == "stream" else "right", no_wrap=True)
-    *rows, total = mixture_rows(outcome.record.mixed)
-    for row in rows:
-        table.add_row(*row)
-    table.add_section()
-    table.add_row(*total)
-    console.print(table)
-    for sentence in _sentences(outcome):
+    console, table = Console(soft_wrap=True, highlight=False), mixture(outcome)
+    print_table(table, console)
+    for sentence in table.notes:
         console.print(sentence, markup=False)
 
 
-def mixture_rows(mixed: Sequence[Mixed]) -> list[tuple[str, ...]]:
-    """A row a stream and one for all; `?` for tokens that the columns do not tell."""
+def mixture_rows(mixed: Sequence[Mixed]) -> list[Row]:
+    """A row a stream and one for all; None for tokens that the columns do not tell."""
     drawn = sum(each.drawn for each in mixed)
     known = [each.tokens for each in mixed if each.tokens is not None]
     tokens = sum(known) if len(known) == len(mixed) else None
-    rows = [
+    rows: list[Row] = [
         (
             each.name,
-            f"{each.samples:,}",
-            ", ".join(f"{k} {v}" for k, v in each.weight.items()) or "all",
-            f"{each.drawn:,}",
-            f"{each.drawn / drawn:.1%}",
-            _grouped(each.tokens),
-            f"{(each.tokens or 0) / max(1, tokens):.1%}" if tokens is not None else "?",
+            each.samples,
+            dict(each.weight),
+            each.drawn,
+            each.drawn / drawn,
+            each.tokens,
+            None if tokens is None else (each.tokens or 0) / max(1, tokens),
         )
         for each in mixed
     ]
-    samples = f"{sum(each.samples for each in mixed):,}"
-    return [
-        *rows,
-        ("all", samples, "", f"{drawn:,}", "100.0%", _grouped(tokens), "100.0%" if tokens else "?"),
-    ]
+    samples = sum(each.samples for each in mixed)
+    return [*rows, ("all", samples, "", drawn, 1.0, tokens, 1.0 if tokens else None)]
 
 
 def _sentences(outcome: MixOutcome) -> list[str]:
@@ -65,7 +71,3 @@ def _sentences(outcome: MixOutcome) -> list[str]:
             "  a stream has no manifest, so the mix has none: only its index tells what it is"
         )
     return said
-
-
-def _grouped(number: int | None) -> str:
-    return "?" if number is None else f"{number:,}"

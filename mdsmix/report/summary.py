@@ -6,66 +6,66 @@ from collections.abc import Sequence
 from typing import Any
 
 from mdsmix.convert.outcome import Outcome
+from mdsmix.report.table import Column, Row, Table, as_json, print_table
 from mdsmix.shards.manifest import Manifest
 
 BAD_SHARE = 0.01
 "More bad records than this are warned of."
-HEADINGS = (
-    "stream", "read", "written", "filtered", "quarantined",
-    "tokens", "shards", "bytes", "seconds", "tokens/s",
-)  # fmt: skip
+COLUMNS = (
+    Column("stream", "text"),
+    *map(Column, ("read", "written", "filtered", "quarantined", "tokens", "shards", "bytes")),
+    Column("seconds", "seconds"),
+    Column("tokens/s", key="tokens_per_second"),
+)
+
+
+def summary(outcomes: Sequence[Outcome]) -> Table:
+    """One row per stream, and the sum where there are several."""
+    rows: list[Row] = [(outcome.stream, *_figures([outcome])) for outcome in outcomes]
+    total = ("all", *_figures(outcomes)) if len(outcomes) > 1 else None
+    notes = [sentence for outcome in outcomes for sentence in _sentences(outcome)]
+    peak = max((outcome.peak for outcome in outcomes), default=0)
+    notes += [f"peak memory: {peak / 1e6:,.0f} MB"] if peak else []
+    return Table(columns=COLUMNS, rows=rows, total=total, notes=notes)
 
 
 def print_summary(outcomes: Sequence[Outcome]) -> None:
-    """One row per stream, the sum where there are several, then what became of the other records."""
-    from rich.box import SIMPLE_HEAD
+    """The table, then what became of the other records."""
     from rich.console import Console
-    from rich.table import Table
 
-    console = Console(soft_wrap=True, highlight=False)
-    table = Table(box=SIMPLE_HEAD)
-    for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading == "stream" else "right", no_wrap=True)
-    for outcome in outcomes:
-        table.add_row(*_row(outcome))
-    if len(outcomes) > 1:
-        table.add_section()
-        table.add_row(*_total(outcomes))
-    # A narrow terminal wraps the table rather than loses digits.
-    whole = console.measure(table, options=console.options.update(max_width=1000)).maximum
-    console.width = max(console.width, whole)
-    console.print(table)
-    for sentence in (s for outcome in outcomes for s in _sentences(outcome)):
+    console, table = Console(soft_wrap=True, highlight=False), summary(outcomes)
+    print_table(table, console)
+    for sentence in table.notes:
         console.print(sentence, markup=False)
-    if peak := max(outcome.peak for outcome in outcomes):
-        console.print(f"peak memory: {peak / 1e6:,.0f} MB")
 
 
-def _row(outcome: Outcome) -> list[str]:
-    return [outcome.stream, *_figures([outcome])]
+def summary_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The same for programs, with each stream's reasons and place."""
+    found = as_json(summary(outcomes))
+    for row, outcome in zip(found["rows"], outcomes, strict=True):
+        records = outcome.manifest.records
+        row |= {"target": outcome.target, "state": outcome.state}
+        row |= {"reasons": {"filtered": records.filtered, "quarantined": records.quarantined}}
+        row |= {"index_hash": outcome.manifest.index_hash, "peak_bytes": outcome.peak}
+    return found
 
 
-def _total(outcomes: Sequence[Outcome]) -> list[str]:
-    return ["all", *_figures(outcomes)]
-
-
-def _figures(outcomes: Sequence[Outcome]) -> list[str]:
+def _figures(outcomes: Sequence[Outcome]) -> Row:
     manifests = [outcome.manifest for outcome in outcomes]
     seconds = sum(outcome.seconds for outcome in outcomes)
-    tokens = sum(m.totals.tokens for m in manifests)
     made = sum(outcome.new_tokens for outcome in outcomes)
     counts = (
         sum(m.records.read for m in manifests),
         sum(m.records.written for m in manifests),
         sum(m.records.dropped for m in manifests),
         sum(m.records.bad for m in manifests),
-        tokens,
+        sum(m.totals.tokens for m in manifests),
         sum(p.shards for m in manifests for p in m.parts),
         sum(outcome.bytes for outcome in outcomes),
     )
     if not any(outcome.done for outcome in outcomes):
-        return [*map(_grouped, counts), "up to date", ""]
-    return [*map(_grouped, counts), f"{seconds:.1f}", _grouped(int(made / max(seconds, 1e-3)))]
+        return (*counts, "up to date", "")
+    return (*counts, seconds, int(made / max(seconds, 1e-3)))
 
 
 def _sentences(outcome: Outcome) -> list[str]:
@@ -90,13 +90,9 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
         notes.append(f"WARNING: {records.bad / records.read:.1%} of the records are bad")
     if totals.lost_tokens:
         notes.append(
-            f"{_grouped(totals.lost_tokens)} tokens are in no sample (less than a row, or cut off)"
+            f"{totals.lost_tokens:,} tokens are in no sample (less than a row, or cut off)"
         )
     if totals.specials:
         rule = manifest.encoding.special_tokens_in_text
         notes.append(f"{totals.specials} records hold the text of a special token; rule: {rule}")
     return notes
-
-
-def _grouped(number: Any) -> str:
-    return f"{number:,}"

@@ -1,0 +1,45 @@
+"""What `mdsmix inspect` looks at: a published stream's index, manifest and first samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mdsmix.encode.tokenizer import find_decoder
+from mdsmix.report.card import card
+from mdsmix.report.samples import Decode, Sample, first_samples, sample_json
+from mdsmix.shards.index import Index, read_index
+from mdsmix.shards.manifest import Manifest, read_manifest
+from mdsmix.shards.published import find_published
+from mdsmix.storage import locate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """A stream as it was found."""
+
+    where: str
+    index: Index
+    manifest: Manifest | None
+    samples: Sequence[Sample]
+    decode: Decode | None
+    "Ids -> text, where this machine knows the tokenizer."
+
+
+def look(stream: str, samples: int, tokenizer: str | None) -> Inspection:
+    """Reads what there is to see of a stream; Unreachable where there is none."""
+    folder = find_published(locate(stream))
+    index, manifest = read_index(folder), read_manifest(folder)
+    return Inspection(
+        where=str(folder),
+        index=index,
+        manifest=manifest,
+        samples=list(first_samples(folder, index, manifest, samples)),
+        decode=find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None),
+    )
+
+
+def inspection_json(found: Inspection) -> dict[str, Any]:
+    shown = [sample_json(sample, found.decode) for sample in found.samples]
+    return card(found.where, found.index, found.manifest) | {"first_samples": shown}

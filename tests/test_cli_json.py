@@ -1,0 +1,67 @@
+"""`--json` of every command: one JSON document on stdout with the figures that a person is shown, and nothing else there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.converting import documents, manifest_of, mdsmix, pairs, write_jsonl, write_recipe
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
+    write_jsonl(tmp_path / "docs.jsonl", [{"text": f"Document {n}"} for n in range(20)])
+    write_jsonl(tmp_path / "faq.jsonl", [{"prompt": "a", "response": "b"}, {"prompt": 1}])
+    streams = {
+        "docs": documents(tmp_path / "docs.jsonl"),
+        "faq": pairs(tmp_path / "faq.jsonl"),
+    }
+    return write_recipe(tmp_path, tokenizer_folder, streams=streams, max_bad=1.0)
+
+
+def answer(*arguments: object) -> Any:
+    said = mdsmix(*arguments, "--json")
+    assert said.code == 0, said.err
+    return json.loads(said.out)
+
+
+def test_convert(recipe: Path, tmp_path: Path) -> None:
+    docs, faq = answer("convert", recipe)["rows"]
+    totals = manifest_of(tmp_path / "out/docs/train").totals
+    assert (docs["stream"], docs["read"], docs["tokens"]) == ("docs", 20, totals.tokens)
+    assert faq["reasons"] == {"filtered": {}, "quarantined": {"field_not_text": 1}}
+    again = answer("convert", recipe)
+    assert again["rows"][0]["state"].startswith("up to date")
+    assert again["total"]["read"] == 22
+    assert answer("convert", recipe, "--dry-run")["plan"]
+
+
+def test_the_others(recipe: Path, tmp_path: Path) -> None:
+    answer("convert", recipe)
+    docs = tmp_path / "out/docs"
+    card = answer("inspect", docs)
+    assert card["manifest"]["totals"]["samples"] == card["samples"] > 0
+    assert len(card["first_samples"]) == 3
+    assert card["first_samples"][0][-1]["trained"] is True
+    assert card["is_whole"] is True
+    assert answer("verify", docs)["faults"] == []
+    assert answer("repair", docs, "--recipe", recipe)["units"] == 0
+    garbage = answer("gc", docs, "--older-than", "0s")
+    assert (garbage["deleted"], garbage["garbage"]) == (False, [])
+    assert answer("check", recipe)["may_be_mixed"] is True
+
+
+def test_what_steers_a_terminal_is_shown_as_its_name(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """A sample may come from anyone: its escape codes must not reach the terminal."""
+    write_jsonl(tmp_path / "docs.jsonl", [{"text": "red\x1b[31m\x07 and\x9b2J\nnext"}])
+    streams = {"docs": documents(tmp_path / "docs.jsonl", layout="document")}
+    assert mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)).code == 0  # fmt: skip
+    out = mdsmix("inspect", tmp_path / "out/docs").out
+    assert "\x1b" not in out
+    assert "\x9b" not in out
+    assert "\\x1b[31m\\x07" in out

@@ -1,0 +1,67 @@
+"""One table, two readers: programs get raw values, people get the same ones spelled; no digit is lost where it is narrow."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from mdsmix.report.table import Column, Table, as_json, print_table
+
+TABLE = Table(
+    columns=(
+        Column("stream", "text"),
+        Column("tokens"),
+        Column("share", "share", key="share_of_tokens"),
+        Column("seconds", "seconds"),
+    ),
+    rows=[("web[a]", 123_456_789_012, 0.25, 1.26), ("chat", None, 0.75, "up to date")],
+    total=("all", 5, 1.0, 2.0),
+    notes=["a note"],
+)
+
+
+def printed(width: int) -> list[str]:
+    out = io.StringIO()
+    print_table(TABLE, Console(file=out, width=width, force_terminal=True, color_system=None))
+    return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+
+
+def test_programs_get_raw_values() -> None:
+    found = as_json(TABLE)
+    assert found["rows"][0] == {
+        "stream": "web[a]",
+        "tokens": 123_456_789_012,
+        "share_of_tokens": 0.25,
+        "seconds": 1.26,
+    }
+    assert found["rows"][1]["tokens"] is None
+    assert found["total"]["tokens"] == 5
+    assert found["notes"] == ["a note"]
+
+
+def test_people_get_them_spelled() -> None:
+    head, _, first, second, *_, total = printed(100)
+    assert head.split() == ["stream", "tokens", "share", "seconds"]
+    assert first.split() == ["web[a]", "123,456,789,012", "25.0%", "1.3"]
+    assert second.split() == ["chat", "?", "75.0%", "up", "to", "date"]
+    assert total.split() == ["all", "5", "100.0%", "2.0"]
+
+
+@pytest.mark.parametrize("width", [20, 30, 36, 80])
+def test_a_narrow_terminal_folds_columns_and_never_a_number(width: int) -> None:
+    words = [line.split() for line in printed(width)]
+    for cell in ("123,456,789,012", "25.0%", "1.3", "100.0%"):
+        holding = [line for line in words if cell in line]
+        assert len(holding) == 1, cell
+        assert holding[0][0] in ("web[a]", "all"), "each piece begins with the row's name"
+
+
+def test_what_is_no_terminal_gets_whole_lines() -> None:
+    out = io.StringIO()
+    print_table(TABLE, Console(file=out, width=20))
+    assert any(
+        line.split() == ["web[a]", "123,456,789,012", "25.0%", "1.3"]
+        for line in out.getvalue().splitlines()
+    )
