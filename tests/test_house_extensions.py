@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from mdsmix.kinds import KINDS, Kind
 from mdsmix.ragged import Ragged
 from mdsmix.record import Pair
 from mdsmix.shapes import SHAPES, Shape
-from tests.converting import manifest_of, mdsmix, token_rows, write_jsonl, write_recipe
+from mdsmix.shards.codecs import CODECS, Codec
+from tests.converting import manifest_of, mdsmix, samples, token_rows, write_jsonl, write_recipe
 
 DATA = [{"q": "hello", "a": "world"}, {"q": 3}, {"q": "one", "a": "two"}]
 
@@ -93,6 +96,34 @@ def test_a_shape_is_one_function_and_one_line(tmp_path: Path, tokenizer_folder: 
 def test_a_kind_is_one_class_and_one_line(tmp_path: Path, tokenizer_folder: Path) -> None:
     converted(tmp_path, tokenizer_folder, "length")
     assert token_rows(tmp_path / "out/quiz/train") == [[5, 5], [3, 5]]
+
+
+class Scored(CountedQuestions):
+    """The kind above with one more column, of an encoding that Streaming has and mdsmix does not know yet."""
+
+    def columns(self, recipe: Any, stream: Any, tokenizer: Any) -> dict[str, str]:
+        return super().columns(recipe, stream, tokenizer) | {"score": "str_decimal"}
+
+    def open_encoder(self, encoding: Any, tokenizer: Any, backend: Backend) -> Any:
+        return _Scoring()
+
+
+class _Scoring(_Counting):
+    def encode(self, records: list[Length]) -> Encoded:
+        encoded = super().encode(records)
+        scores = Ragged.of([f"{n}.50".encode() for n in records], np.uint8)
+        return replace(encoded, columns={**encoded.columns, "score": scores})
+
+
+@pytest.mark.usefixtures("lengths")
+def test_a_codec_is_one_object_and_one_line(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CODECS, "str_decimal", Codec(decode=lambda _, data: Decimal(data.decode())))
+    KINDS[-1] = Scored()
+    converted(tmp_path, tokenizer_folder, "length")
+    scores = [sample["score"] for sample in samples(tmp_path / "out/quiz/train")]
+    assert scores == [Decimal("5.50"), Decimal("3.50")]
 
 
 @pytest.mark.usefixtures("quiz")

@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 
 from mdsmix.shards.cells import array_dtype, cells, payload
+from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.index import Shard
 from mdsmix.shards.manifest import Totals, histogram
-from mdsmix.shards.sample import decode_value
 from mdsmix.shards.tokens import token_columns, tokens_of
 from mdsmix.shards.whole import Samples
-
-_ONE_BY_ONE = ("str", "str_int", "str_float", "json", "ndarray")
 
 
 def decode(shard: Shard, samples: Samples) -> Totals | None:
@@ -22,14 +20,14 @@ def decode(shard: Shard, samples: Samples) -> Totals | None:
     _check_settings(shard, samples)
     counted = token_columns(shard)
     for part in cells(shard, samples):
-        kind = part.column.encoding.split(":")[0]
-        if part.column.name in counted or kind not in _ONE_BY_ONE:
+        codec, settings = codec_of(part.column.encoding)
+        if part.column.name in counted or not codec.is_decoded:
             continue
         if array_dtype(part.column):
             payload(samples, part)
             continue
         for start, stop in zip(part.starts.tolist(), part.stops.tolist(), strict=True):
-            decode_value(part.column.encoding, samples.data[start:stop])
+            codec.decode(settings, samples.data[start:stop])
     tokens = tokens_of(shard, samples)
     if tokens is None:
         return Totals() if counted else None

@@ -12,7 +12,6 @@ length in 1, 2 or 4 bytes. Source: streaming/base/format/mds/{writer,encodings}.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.ragged import Ragged
+from mdsmix.shards.codecs import Part, codec_of
 
 SHARD_BYTES = 1 << 26
 "64 MiB, MDSWriter's own default: a shard is the unit of download and of eviction."
@@ -29,17 +29,11 @@ SHARD_ROWS = 1 << 17
 "131,072 rows: half of Streaming's smallest shuffle block; shards of more rows shuffle badly."
 HASHES = ("xxh128",)
 "Hashes in the index: xxh128 runs at 29 GB/s here, xxh64 at 10, and it names the shard too."
-_NUMBERS = (
-    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-    *(f"float{bits}" for bits in (16, 32, 64)),
-)
-SCALARS = {"int": "int64"} | {name: name for name in _NUMBERS}
-"MDS's encodings of one number -> its dtype."
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its name and its MDS encoding, `ndarray:<int>`, `ndarray:<int>:<length>` or `json`."""
+    """One column: its name and its MDS encoding."""
 
     name: str
     encoding: str
@@ -47,23 +41,22 @@ class Column:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the column's flat values: the token dtype, or uint8 for the text of a json column."""
-        return np.dtype("uint8" if self.encoding == "json" else self.encoding.split(":")[1])
-
-    @property
-    def length(self) -> int | None:
-        """Tokens in every row, where the encoding fixes it."""
-        parts = self.encoding.split(":")
-        return int(parts[2]) if len(parts) == 3 else None
+        codec, settings = codec_of(self.encoding)
+        return np.dtype(codec.dtype(settings))
 
     @property
     def size(self) -> int | None:
         """Bytes of every row, where the encoding fixes them."""
-        kind, *settings = self.encoding.split(":")
-        if kind in SCALARS:
-            return np.dtype(SCALARS[kind]).itemsize
-        if kind != "ndarray" or len(settings) < 2:
-            return None
-        return math.prod(map(int, settings[1].split(","))) * self.dtype.itemsize
+        codec, settings = codec_of(self.encoding)
+        return codec.size(settings)
+
+    def lay_out(self, rows: Ragged) -> Part:
+        """The column's values as they stand in a shard."""
+        codec, settings = codec_of(self.encoding)
+        try:
+            return codec.lay_out(settings, rows)
+        except ValueError as error:
+            raise ValueError(f"column {self.name} {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +113,11 @@ def lay_out(layout: Layout, columns: Mapping[str, Ragged]) -> Rows:
     """The samples' bytes from one Ragged per column; an empty ndarray row is refused, as MDSWriter refuses it."""
     if layout.is_fixed:
         parts = [
-            columns[c.name].values.reshape(-1, c.length or 1).view(np.uint8) for c in layout.columns
+            columns[c.name].values.view(np.uint8).reshape(-1, c.size or 1) for c in layout.columns
         ]
         body = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         return Rows(body.reshape(-1), np.full(len(body), body.shape[1], np.int64))
-    return _lay_out_ragged([_Part.of(c, columns[c.name]) for c in layout.columns])
+    return _lay_out_ragged([c.lay_out(columns[c.name]) for c in layout.columns])
 
 
 def fixed_rows(layout: Layout, tokens: NDArray[Any]) -> Rows:
@@ -134,40 +127,7 @@ def fixed_rows(layout: Layout, tokens: NDArray[Any]) -> Rows:
     return Rows(body, np.full(len(body) // row, row, np.int64))
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One column of a ragged layout: per row a prefix (the array's length) and a payload."""
-
-    payload: NDArray[np.uint8]
-    sizes: NDArray[np.int64]
-    prefix: NDArray[np.uint8]
-    prefix_sizes: NDArray[np.int64]
-    has_size: bool
-
-    @staticmethod
-    def of(column: Column, rows: Ragged) -> _Part:
-        lengths = rows.lengths
-        none = np.empty(0, np.uint8)
-        sizes = lengths * column.dtype.itemsize
-        payload = rows.values.view(np.uint8)
-        if column.encoding == "json" or column.length is not None:
-            return _Part(payload, sizes, none, np.zeros_like(sizes), column.length is None)
-        if len(lengths) and not lengths.min():
-            raise ValueError(f"column {column.name} holds an empty row, which MDS cannot store")
-        return _Part(payload, sizes, *_length_prefixes(lengths), True)
-
-
-def _length_prefixes(lengths: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The shape heads of 1-d arrays: `1 << 2 | log2(width)`, then the length in `width` bytes."""
-    log_width = (lengths > 0xFF).astype(np.int64) + (lengths > 0xFFFF)
-    widest = np.empty((len(lengths), 5), np.uint8)
-    widest[:, 0] = 4 | log_width
-    widest[:, 1:] = lengths.astype("<u4")[:, None].view(np.uint8).reshape(-1, 4)
-    widths = 1 + (1 << log_width)
-    return widest[np.arange(5) < widths[:, None]], widths
-
-
-def _lay_out_ragged(parts: Sequence[_Part]) -> Rows:
+def _lay_out_ragged(parts: Sequence[Part]) -> Rows:
     """Interleaves size heads, prefixes and payloads; each source fills its own bytes of the body by a mask."""
     heads = np.stack([p.sizes + p.prefix_sizes for p in parts if p.has_size], axis=1).astype("<u4")
     sources = [heads.reshape(-1).view(np.uint8)]

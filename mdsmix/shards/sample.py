@@ -10,18 +10,16 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, BinaryIO, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mdsmix.errors import Unreachable
+from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.index import Shard
-from mdsmix.shards.mds import SCALARS
 from mdsmix.storage import Location
 
 HEAD_SAMPLES = 32
@@ -30,13 +28,6 @@ HEAD_BYTES = 1 << 20
 
 DECOMPRESSED = ("zstd", "gz", "bz2")
 "Of Streaming's compressions those that Python and zstandard undo."
-
-_DTYPES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 18: "f2", 32: "u4", 33: "i4", 34: "f4"} | {
-    64: "u8",
-    65: "i8",
-    66: "f8",
-}
-"MDS's codes of an array's dtype, where the column's encoding does not fix it."
 
 Read = Callable[[int, int], bytes]
 "(start, length) -> bytes of the raw shard; starts only grow."
@@ -78,30 +69,8 @@ def decode_sample(shard: Shard, data: bytes) -> dict[str, Any]:
 
 def decode_value(encoding: str, data: bytes) -> Any:
     """One value of a column: ndarray, str, number, JSON value, or bytes."""
-    kind, *settings = encoding.split(":")
-    if kind == "ndarray":
-        return _array(settings, data)
-    if kind == "str":
-        return data.decode()
-    if kind == "json":
-        return json.loads(data)
-    if kind in SCALARS:
-        return np.frombuffer(data, SCALARS[kind])[0].item()
-    return {"str_int": int, "str_float": float}.get(kind, bytes)(data)
-
-
-def _array(settings: list[str], data: bytes) -> NDArray[Any]:
-    """An array whose dtype and shape are fixed by the encoding or stand before its values."""
-    position = 0
-    if not settings:
-        settings, position = [_DTYPES[data[0]]], 1
-    if len(settings) == 2:
-        shape = [int(n) for n in settings[1].split(",")]
-    else:
-        ndim, width = data[position] >> 2, 1 << (data[position] & 3)
-        shape = np.frombuffer(data, f"<u{width}", ndim, position + 1).tolist()
-        position += 1 + ndim * width
-    return np.frombuffer(data, np.dtype(settings[0]), offset=position).reshape(shape)
+    codec, settings = codec_of(encoding)
+    return codec.decode(settings, data)
 
 
 def _first(read: Read, shard: Shard, limit: int) -> Iterator[bytes]:
