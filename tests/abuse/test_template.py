@@ -82,6 +82,9 @@ GREEDY = {
     "much printed": BIG + "{% for i in range(99999) %}{{ x }}{% endfor %}",
     "much printed in a macro": BIG
     + "{% macro m() %}{% for i in range(99999) %}{{ x | upper }}{% endfor %}{% endmacro %}{{ m() }}",
+    "much printed behind what is kept": BIG
+    + "{% macro m() %}{% set y %}a{% endset %}"
+    + "{% for i in range(99999) %}{{ x | upper }}{% endfor %}{% endmacro %}{{ m() }}",
     "much printed into a name": BIG
     + "{% set y %}{% for i in range(99999) %}{{ x + x }}{% endfor %}{% endset %}",
     "a long sum": BIG + "{{ " + " + ".join(["x"] * 150) + " }}",

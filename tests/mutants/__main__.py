@@ -7,7 +7,6 @@ import difflib
 import json
 import random
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -16,14 +15,15 @@ from pathlib import Path
 
 from tests.mutants.contexts import KEPT, TestFile, collect
 from tests.mutants.places import Place, mutants, places
-from tests.mutants.trial import copy_tree, pytest_run
+from tests.mutants.trial import Warm, copy_tree
 
 ROOMS = (
     *("encode", "shards", "convert", "sources", "storage", "mix/weights.py", "mix/offline"),
     *("load/rows.py", "load/pack.py", "load/collate.py", "load/stream.py"),
 )
 ROOT = Path(__file__).parents[2]
-_own = threading.local()
+WITH_TORCH = ("with_torch/", "test_encode_tokenizer")
+"Test files that import torch, or transformers and with it torch."
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,12 @@ def main() -> None:
         tests = collect(clean, options.tests)
         drawn = list(_draw(clean, options))
         print(f"seed {options.seed}: {len(drawn)} mutants", flush=True)
+        copies = [_Copy(Path(folder, str(number))) for number in range(options.jobs)]
         with ThreadPoolExecutor(options.jobs) as pool:
-            tried = [pool.submit(_try, folder, tests, options.patience, *one) for one in drawn]
+            tried = [pool.submit(_try, copies, tests, options.patience, *one) for one in drawn]
             done = [_told(one.result()) for one in tried]
+        for copy in copies:
+            copy.close()
     (KEPT / f"seed-{options.seed}.json").write_text(json.dumps([asdict(m) for m in done], indent=1))
     _report(done)
 
@@ -80,33 +83,45 @@ def _draw(clean: Path, options: argparse.Namespace) -> Iterator[tuple[Place, str
         yield place, order.choice(sources)
 
 
+class _Copy:
+    """A copy of the tree, for one mutant at a time, and its warm processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = copy_tree(ROOT, folder)
+        self.warm = {with_torch: Warm(folder, with_torch) for with_torch in (False, True)}
+
+    def close(self) -> None:
+        for warm in self.warm.values():
+            warm.close()
+
+
 def _try(
-    folder: str, tests: Sequence[TestFile], patience: float, place: Place, source: str
+    copies: list[_Copy], tests: Sequence[TestFile], patience: float, place: Place, source: str
 ) -> Mutant:
-    """In a copy of this thread's own: the module's own test file first, then the rest of those that reach the place."""
-    if not hasattr(_own, "copy"):
-        _own.copy = copy_tree(ROOT, Path(tempfile.mkdtemp(dir=folder)))
-    file = _own.copy / place.file
+    """The module's own test file first, then the rest of those that reach the place."""
+    own = copies.pop()
+    file = own.folder / place.file
     original = file.read_text()
     diff = "".join(difflib.unified_diff(original.splitlines(True), source.splitlines(True), n=0))
     verdict, by, seconds = "unreached", "", 0.0
     file.write_text(source)
     try:
-        for arguments, expected in _steps(tests, place, patience):
-            outcome = pytest_run(_own.copy, arguments, 60 + 4 * expected)
+        for with_torch, arguments, expected in _steps(tests, place, patience):
+            outcome = own.warm[with_torch].run(arguments, 60 + 4 * expected)
             verdict, by, seconds = outcome.verdict, outcome.by, seconds + outcome.seconds
             if verdict != "passed":
                 break
     finally:
         file.write_text(original)
+        copies.append(own)
     return Mutant(place, verdict, by, seconds, "".join(diff.splitlines(True)[2:]))
 
 
 def _steps(
     tests: Sequence[TestFile], place: Place, patience: float
-) -> Iterator[tuple[list[str], float]]:
-    """pytest's arguments and the seconds that these files take: own tests, others without torch, others with it; cheap
-    ones first, and as many as patience allows."""
+) -> Iterator[tuple[bool, list[str], float]]:
+    """Whether torch is needed, pytest's arguments, and the seconds that these files take: own tests, others without
+    torch, others with it; cheap ones first, and as many as patience allows."""
     where = _reached_as(tests, place)
     own = place.file.removeprefix("mdsmix/").removesuffix(".py").replace("/", "_")
     steps: dict[tuple[bool, bool], tuple[list[str], float]] = {}
@@ -114,15 +129,16 @@ def _steps(
     costs = [(sum(t.cost(w) for w in where), t) for t in tests if any(t.tests(w) for w in where)]
     for cost, test in sorted(costs, key=lambda pair: pair[0]):
         is_own = own.startswith(Path(test.path).stem.removeprefix("test_"))
-        if spent + cost > patience and not is_own:
+        if steps and spent + cost > patience and not is_own:
             continue
         spent += cost
-        kind = (not is_own, "with_torch" in test.path)
+        kind = (not is_own, any(name in test.path for name in WITH_TORCH))
         arguments, expected = steps.get(kind, ([], 0.0))
         named = {argument for w in where for argument in test.tests(w)}
         named = {test.path} if test.path in named else named
         steps[kind] = ([*arguments, *sorted(named)], expected + sum(test.seconds.values()))
-    yield from (steps[kind] for kind in sorted(steps))
+    for kind in sorted(steps):
+        yield kind[1], *steps[kind]
 
 
 def _reached_as(tests: Sequence[TestFile], place: Place) -> list[str]:
@@ -136,18 +152,14 @@ def _reached_as(tests: Sequence[TestFile], place: Place) -> list[str]:
 def _told(mutant: Mutant) -> Mutant:
     where = f"{mutant.place.file}:{mutant.place.line}"
     print(f"{mutant.verdict:9} {mutant.seconds:4.0f} s  {where}  {mutant.by}", flush=True)
+    if not mutant.is_caught:
+        print(mutant.diff, end="", flush=True)
     return mutant
 
 
 def _report(done: Sequence[Mutant]) -> None:
     caught = [mutant for mutant in done if mutant.is_caught]
     low, high = wilson(len(caught), len(done))
-    for mutant in done:
-        if not mutant.is_caught:
-            print(
-                f"\n{mutant.verdict}: {mutant.place.file}:{mutant.place.line}\n{mutant.diff}",
-                end="",
-            )
     hung = sum(mutant.verdict == "hung" for mutant in done)
     print(
         f"\n{len(caught)} of {len(done)} caught ({hung} by the time limit): "

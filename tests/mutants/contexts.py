@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 from coverage import CoverageData
 
 from tests.mutants.places import function_at, functions
-from tests.mutants.trial import pytest_run
+from tests.mutants.trial import cold_run
 
 KEPT = Path(".mutants")
 SETTINGS = """[run]
@@ -77,7 +77,7 @@ def _measured(copy: Path, name: str) -> list[TestFile]:
     folder.mkdir()
     (folder / "rc").write_text(SETTINGS.format(folder=folder))
     under = ["-m", "coverage", "run", f"--rcfile={folder / 'rc'}"]
-    outcome = pytest_run(copy, [name, f"--junit-xml={folder / 'times.xml'}"], 1200, under)
+    outcome = cold_run(copy, [name, f"--junit-xml={folder / 'times.xml'}"], 1200, under)
     print(f"{name}: {outcome.seconds:.0f} s {outcome.verdict}", flush=True)
     if outcome.verdict != "passed":
         print(f"  left out, since it fails without a fault: {outcome.by}", flush=True)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from streaming import MDSWriter
+from streaming.base.format.mds.encodings import mds_encode
 
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import Shard, StoredFile, read_index
 from mdsmix.shards.mds import Layout
-from mdsmix.shards.sample import decode_sample
+from mdsmix.shards.sample import decode_sample, decode_value
 from mdsmix.shards.whole import read_whole
 from mdsmix.storage import locate
 
@@ -37,6 +39,33 @@ def test_every_sample_is_there(tmp_path: Path, compression: str, hashes: list[st
     decoded = [decode_sample(shard, samples.data[a:b]) for a, b in edges]
     assert [(s["id"], s["n"], len(s["text"])) for s in decoded] == [(i, i, i) for i in range(20)]
     assert samples.sizes.sum() == samples.offsets[-1] - samples.offsets[0]
+
+
+NUMBERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+NUMBERS += [f"float{bits}" for bits in (16, 32, 64)]
+SHAPES = [(1,), (3,), (2, 3), (1, 2, 3), (255,), (256,), (65_535,), (65_536,), (2, 65_536)]
+VALUES: list[tuple[str, Any]] = [
+    ("int", -(1 << 62)),
+    ("str", "é 東京"),
+    ("str_int", 12),
+    ("str_float", 0.5),
+    ("json", {"a": [1, None]}),
+    ("bytes", b"\x00z"),
+    *((name, np.dtype(name).type(5)) for name in NUMBERS),
+    *(("ndarray", np.arange(1, 4).astype(name)) for name in NUMBERS),
+    *((f"ndarray:{name}", np.arange(1, 4).astype(name)) for name in NUMBERS),
+    *(("ndarray:int16", np.ones(shape, np.int16)) for shape in SHAPES),
+    *(("ndarray", np.ones(shape, np.uint8)) for shape in SHAPES),
+    ("ndarray:int32:2,3", np.arange(6, dtype=np.int32).reshape(2, 3)),
+]
+
+
+@pytest.mark.parametrize(("encoding", "value"), VALUES)
+def test_what_streaming_encodes_is_decoded(encoding: str, value: Any) -> None:
+    found = decode_value(encoding, mds_encode(encoding, value))
+    assert np.array_equal(found, value)
+    if isinstance(value, np.ndarray):
+        assert (found.dtype, found.shape) == (value.dtype, value.shape)
 
 
 def test_a_layout_knows_the_sizes_that_mdswriter_states(tmp_path: Path) -> None:
