@@ -1,0 +1,61 @@
+"""The pages that people read say what is there: links lead somewhere, keys and options are all named, the first recipe converts."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from mdsmix.cli.main import app
+from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, TokenizerSpec
+from tests.converting import manifest_of, mdsmix, write_jsonl
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("docs", "mdsmix", "tests", "benchmarks")
+PAGES = [ROOT / "README.md", *(page for f in FOLDERS for page in sorted((ROOT / f).rglob("*.md")))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_inside_leads_to_a_file(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text("utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("section", "prefix"),
+    [
+        (Recipe, ""),
+        (TokenizerSpec, "tokenizer."),
+        (StreamSpec, "streams.<name>."),
+        (SourceSpec, "streams.<name>.source."),
+    ],
+)
+def test_every_key_of_a_recipe_is_explained(section: type, prefix: str) -> None:
+    page = (ROOT / "docs/recipe.md").read_text("utf-8")
+    named = set(re.findall(r"`\.?([\w.<>]+)`", page))
+    keys = [f.name for f in dataclasses.fields(section) if not f.metadata]
+    left = {"streams", "mix", "source", "name", "kwargs"}  # explained by their own keys
+    assert [k for k in keys if k not in left and not named & {f"{prefix}{k}", k}] == []
+
+
+@pytest.mark.parametrize("command", sorted(typer.main.get_command(app).commands))  # type: ignore[attr-defined]
+def test_every_option_is_named(command: str) -> None:
+    page = (ROOT / "docs/commands.md").read_text("utf-8")
+    options = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
+    long = [name for option in options for name in option.opts if name.startswith("--")]
+    assert [name for name in long if name not in page] == []
+
+
+def test_the_first_recipe_of_the_readme_converts(tmp_path: Path, tokenizer_folder: Path) -> None:
+    text = (ROOT / "README.md").read_text("utf-8").split("$ cat recipe.yaml\n")[1].split("$ ")[0]
+    (tmp_path / "recipe.yaml").write_text(text)
+    (tmp_path / "tokenizer").symlink_to(tokenizer_folder)
+    says = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}]
+    write_jsonl(tmp_path / "mine.jsonl", [{"messages": says}])
+    assert len(text.splitlines()) == 5
+    assert mdsmix("convert", tmp_path / "recipe.yaml").code == 0
+    assert manifest_of(tmp_path / "mix/mine/train").totals.samples == 1
+    assert mdsmix("check", tmp_path / "recipe.yaml").code == 0
