@@ -115,13 +115,10 @@ def test_a_snapshot_is_of_the_files_the_arguments_and_the_version_of_transformer
     answered: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder, hub = tmp_path / "tokenizer", tmp_path / "hub"
+    folder = tmp_path / "tokenizer"
     (folder / "inner").mkdir(parents=True)
     (folder / "one.json").write_text("12")
     (folder / "two.json").write_text("3")
-    monkeypatch.setenv("HF_HUB_CACHE", str(hub))
-    branch = hub / "models--org--name" / "refs" / "main"
-    branch.parent.mkdir(parents=True)
     steps = {
         "the first of all": lambda: None,
         "as many bytes in another file": lambda: [
@@ -138,12 +135,35 @@ def test_a_snapshot_is_of_the_files_the_arguments_and_the_version_of_transformer
         opened(folder)
         opened(folder)
         assert answered == [], f"{step} is asked about, and once"
+
+
+@pytest.mark.parametrize(
+    ("variable", "hub"),
+    [
+        ("HF_HUB_CACHE", "home"),
+        ("HF_HOME", "home/hub"),
+        ("HOME", "home/.cache/huggingface/hub"),
+    ],
+)
+def test_a_hub_name_is_the_commit_that_the_hubs_cache_holds_of_it(
+    tmp_path: Path,
+    cache: Path,
+    answered: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    hub: str,
+) -> None:
+    for name in ("HF_HUB_CACHE", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "home"))
+    branch = tmp_path / hub / "models--org--name" / "refs" / "main"
+    branch.parent.mkdir(parents=True)
     for commit in ("1" * 40, "2" * 40):
         branch.write_text(commit)
         answered.append({})
         opened("org/name")
         opened("org/name")
-        assert answered == [], "where the hub's cache has moved to another commit"
+        assert answered == []
     answered.append({})
     opened("org/name", revision="v2")
     assert answered == []

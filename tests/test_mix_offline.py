@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from mdsmix.cli.main import app
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
+from mdsmix.kinds import open_recipe
 from mdsmix.mix.offline import buckets, plan, run
 from mdsmix.mix.offline import publish as publishing
 from mdsmix.mix.offline.draw import Draw, random_keys, seed_of
@@ -440,6 +442,50 @@ def test_a_bucket_that_somebody_harmed_is_noticed_and_nothing_is_published(
     assert isinstance(result.exception, MdsmixError), result.exception
     assert "nothing is published" in str(result.exception)
     assert not (two.parent / "out" / "train" / "index.json").exists()
+
+
+def test_who_watches_is_told_of_every_byte_twice_and_of_every_token(two: Path) -> None:
+    """Dealt and stored: a bar that is full in the end, and not before."""
+    told: dict[str, list[tuple[int, int]]] = {}
+
+    class Watcher:
+        def begin(self, stream: str, size: int) -> None:
+            told[stream] = [(-size, 0)]
+
+        def told(self, size: int, tokens: int) -> None:
+            (steps,) = told.values()
+            steps.append((size, tokens))
+
+        def say(self, sentence: str) -> None:
+            raise AssertionError(sentence)
+
+    loaded = open_recipe(two, ["mix.a.repeat=2"])
+    planned = plan.make_plan(plan.view_training(loaded, two), None, 0)
+    out = locate(two.parent / "out")
+    run.mix_offline(planned, out, replace=False, temporary=None, watcher=Watcher())
+    assert told.keys() == {"out"}
+    size, tokens = np.sum(told["out"], axis=0).tolist()
+    assert abs(size) < 0.3 * -told["out"][0][0], "the sum of what was announced, but for the tables"
+    assert all(done >= 0 for done, _ in told["out"][1:])
+    assert tokens == 800 * LENGTH
+
+
+def test_what_was_published_while_the_lease_was_waited_for_stays(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = two.parent / "out"
+
+    @contextmanager
+    def late(*arguments: Any) -> Iterator[Any]:
+        with lease(*arguments) as held:
+            publish(out, CONCAT, concat_rows(3), card={})
+            yield held
+
+    monkeypatch.setattr(run, "lease", late)
+    result = invoke(two, "--out", out)
+    assert isinstance(result.exception, RecipeError)
+    assert "`mdsmix mix` did not make" in str(result.exception)
+    assert len(samples(out / "train")) == 3
 
 
 def test_two_at_once_the_second_is_refused_and_told_who_is_at_work(two: Path) -> None:

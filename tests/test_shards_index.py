@@ -145,6 +145,34 @@ def test_records_and_totals_add_up() -> None:
     assert total == Totals(samples=3, longest=5, largest_id=9, lengths={"2^0": 1})
 
 
+def test_nothing_adds_nothing() -> None:
+    records = Records(read=5, written=2, filtered={"a": 2}, quarantined={"b": 1})
+    totals = Totals(
+        samples=3,
+        tokens=40,
+        loss_tokens=30,
+        lost_tokens=2,
+        largest_id=9,
+        longest=20,
+        lengths={"2^3": 3},
+        specials=1,
+        compared=2,
+    )
+    assert records + Records() == Records() + records == records
+    assert totals + Totals() == Totals() + totals == totals
+    assert (totals + totals).largest_id == 9
+
+
+def test_what_a_manifest_leaves_out_is_not_known() -> None:
+    tree = orjson.loads(MANIFEST.to_bytes())
+    for part, kept in (("tokenizer", ("name", "hash", "vocab_size")), ("totals", ())):
+        tree[part] = {key: tree[part][key] for key in kept}
+    card = parse_manifest(orjson.dumps(tree), "x")
+    ids = (card.tokenizer.bos_id, card.tokenizer.eos_id, card.tokenizer.pad_id)
+    assert {*ids, card.tokenizer.chat_template_hash, card.seed} == {None}
+    assert (card.totals.samples, card.totals.largest_id) == (0, -1)
+
+
 def test_the_histogram_counts_by_powers_of_two() -> None:
     import numpy as np
 

@@ -74,22 +74,23 @@ def test_every_encoding_is_decoded_or_left_as_bytes(
 
 
 @pytest.mark.parametrize(
-    ("at", "data"),
+    ("at", "data", "why"),
     [
-        (0, b"\x05\x00\x00\x00"),  # another number of samples
-        (4, b"\x00\x00\x00\x00"),  # samples that begin inside the table
-        (8, b"\xff\xff\xff\x7f"),  # samples that end outside the file
-        (-6, b"\xff\xff\xff\xff\xff\xff"),  # a JSON column that is none
+        (0, b"\x05\x00\x00\x00", "it holds 5 samples, and its index says 4"),
+        (4, b"\x00\x00\x00\x00", "leads outside"),  # the first one begins inside the table
+        (8, b"\xff\xff\xff\x7f", "not ascending"),
+        (20, b"\xff\xff\xff\x7f", "leads outside"),  # the last one ends outside the file
+        (-6, b"\xff\xff\xff\xff\xff\xff", "decode"),  # a JSON column that is none
     ],
 )
-def test_a_damaged_shard_is_named(tmp_path: Path, at: int, data: bytes) -> None:
+def test_a_damaged_shard_is_named(tmp_path: Path, at: int, data: bytes, why: str) -> None:
     publish(tmp_path, {"c": "json"}, [{"c": [1, 2, 3]}] * 4)
     path = tmp_path / "train" / "shard.00000.mds"
     content = bytearray(path.read_bytes())
     at %= len(content)
     content[at : at + len(data)] = data
     path.write_bytes(content)
-    with pytest.raises(Unreachable, match=r"shard\.00000\.mds is damaged"):
+    with pytest.raises(Unreachable, match=rf"shard\.00000\.mds is damaged: .*{why}"):
         head(tmp_path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -297,7 +298,12 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
     packed = b"".join(packer.compress(bytes(1 << 24)) for _ in range(64)) + packer.flush()
     assert len(packed) < 1 << 20
     _repacked(home, packed)
-    ((_, problem),) = faults(home)
+    tracemalloc.start()
+    try:
+        ((_, problem),) = faults(home)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
     assert "decompressed it is not the" in problem
 
 

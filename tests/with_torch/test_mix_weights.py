@@ -127,3 +127,14 @@ def test_shares_are_told_in_samples_and_in_tokens(tmp_path: Path) -> None:
     assert (web.samples, web.drawn, web.tokens, web.is_exact) == (30, 15, 15 * LENGTH, True)
     assert (chat.drawn, chat.tokens, chat.is_exact) == (30, 30 * 4, False)
     assert (web.share, web.tokens_share) == (pytest.approx(1 / 3), 0.5)
+
+
+def test_where_one_streams_tokens_are_not_known_no_share_of_them_is(tmp_path: Path) -> None:
+    publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 30, card={})
+    publish(tmp_path / "raw", {"text": "str"}, [{"text": "a b"}] * 10)
+    streams = {name: {"local": str(tmp_path / name), "split": "train"} for name in ("web", "raw")}
+    section = {"name": "text", "dataset": {"streams": streams, "max_seq_len": LENGTH}}
+    web, raw = shares_of(mix_of({"train_loader": section}, "x").train)
+    assert (raw.drawn, raw.share, raw.tokens, raw.is_exact) == (10, 0.25, None, False)
+    assert (web.tokens, web.is_exact) == (30 * LENGTH, True)
+    assert (web.tokens_share, raw.tokens_share) == (None, None)

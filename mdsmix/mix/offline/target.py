@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 import orjson
 
@@ -35,7 +35,7 @@ class MixRecord:
     "Plan.key."
     index_hash: str
     seed: int
-    mixed: list[Mixed] = field(default_factory=list)
+    mixed: list[Mixed]
 
     def to_bytes(self) -> bytes:
         return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
