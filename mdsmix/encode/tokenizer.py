@@ -1,6 +1,6 @@
 """The tokenizer as mdsmix uses it: a snapshot on disk, keyed by everything that shapes it.
 
-The first use of a tokenizer costs one subprocess with transformers (2-5 s); every later one reads two small files. A
+The first use of a tokenizer costs one subprocess with transformers (1-3 s); every later one reads two small files. A
 hub name is resolved to the commit in the local hub cache, so a tokenizer that moved on the hub is not seen before the
 hub cache sees it: the same recipe gives the same bytes.
 """
