@@ -38,6 +38,7 @@ _KINDS = {
     "quarantine": rf"{QUARANTINE}/{_BAD_NAME}\.jsonl\.zst",
     "shard": rf"({_HASH})(-\d+)?\.mds(\.zstd)?",
 }
+_WITH_SHARDS = ("shard", "version", "unfinished version")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -143,10 +144,12 @@ def delete_garbage(
     with lease(folder, say):
         garbage = find_garbage(folder, older_than, keep)
         with ThreadPoolExecutor(THREADS) as pool:
-            # Shards last: a unit record whose shards are gone would be believed.
-            for is_shard in (False, True):
-                chosen = [g for g in garbage if (g.kind == "shard") is is_shard]
+            # Shards last, those of versions too: a unit record whose shards are gone would be believed.
+            for is_last in (False, True):
+                chosen = [g for g in garbage if (g.kind in _WITH_SHARDS) is is_last]
                 list(pool.map(lambda item: item.discard(), chosen))
+                if chosen and not is_last:
+                    (folder / FOLDER).flush()
     return garbage
 
 

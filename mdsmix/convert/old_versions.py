@@ -46,6 +46,7 @@ class Version:
     def discard(self) -> None:
         """Deletes all of it, the index first: nobody is to begin to read what is going."""
         (self.folder / BASENAME).delete()
+        self.folder.flush()
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(lambda name: (self.folder / name).delete(), self.files))
         self.folder.delete()

@@ -53,6 +53,8 @@ def gather(folder: Location, shards: Sequence[Shard], places: Sequence[Location]
     sources = _sources(missing, places)
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(lambda name: _bring(sources[name], folder / name), sources))
+    if sources:
+        folder.flush()
 
 
 def _sizes(folder: Location) -> dict[str, int]:

@@ -114,6 +114,9 @@ class Location(ABC):
         """Let these bytes, which never change, lie at `other` too: where the disk can, without taking room twice."""
         self.copy_to(other)
 
+    def flush(self) -> None:  # noqa: B027 - a store has done it
+        """Let what was linked and deleted in this folder last, whatever happens to the machine; what was written does."""
+
     @abstractmethod
     def delete(self) -> None:
         """Remove the file, or the folder where it is empty; a missing one is fine."""
