@@ -52,6 +52,8 @@ class Request:
     fault: str = ""
     status: int = 0
     "What the store answered; 0 where it was not asked, or did not answer."
+    began: int = field(default_factory=time.monotonic_ns)
+    ended: int = 0
 
     @property
     def operation(self) -> str:
@@ -217,6 +219,7 @@ class Proxy:
             answer = connection.getresponse()
             body = answer.read()
             request.status = answer.status
+            request.ended = time.monotonic_ns()
         except (OSError, http.client.HTTPException):
             raise Broken from None
         finally:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import re
-import shutil
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,11 @@ import pytest
 from mdsmix.encode.pretraining import Documents
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.shards.index import read_index
+from mdsmix.shards.published import current
 from mdsmix.storage import locate
-from mdsmix.storage.local import LocalPath
 from tests.converting import (
     documents,
     files,
-    manifest_of,
     run_recipe,
     times,
     token_rows,
@@ -45,75 +42,6 @@ def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
     return tmp_path / "out" / "web" / "train"
-
-
-class Killed(Exception):
-    """The process ends here."""
-
-
-def write_at_most(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Lets `number` files be written and raises at the next."""
-    left, write = [number], LocalPath.write
-
-    def writing(self: LocalPath, *parts: bytes) -> None:
-        if not left[0]:
-            raise Killed
-        left[0] -= 1
-        write(self, *parts)
-
-    monkeypatch.setattr(LocalPath, "write", writing)
-
-
-def assert_readable(published: Path) -> None:
-    """Every shard that the index names is there in its full size."""
-    folder = locate(str(published))
-    for shard in read_index(folder).shards:
-        stat = (folder / shard.stored.basename).stat()
-        assert stat is not None
-        assert stat.size == shard.stored.bytes
-
-
-def test_killed_before_any_write_the_old_stream_stays_and_the_next_run_completes(
-    recipe: Path, published: Path, tmp_path: Path
-) -> None:
-    run_recipe(recipe)
-    shutil.copytree(tmp_path / "out", tmp_path / "old")
-    write_jsonl(tmp_path / "a.jsonl", AFTER)
-    run_recipe(recipe, f"local={tmp_path / 'undisturbed'}")
-    new = files(tmp_path / "undisturbed" / "web" / "train")
-    for number in count():
-        shutil.rmtree(tmp_path / "out")
-        shutil.copytree(tmp_path / "old", tmp_path / "out")
-        with pytest.MonkeyPatch.context() as patch:
-            write_at_most(patch, number)
-            with contextlib.suppress(Killed):
-                run_recipe(recipe)
-                break
-        assert_readable(published)
-        assert index_of(published) == index_of(tmp_path / "old" / "web" / "train")
-        run_recipe(recipe)
-        assert new.items() <= files(published).items()
-    assert number > 10
-    assert new.items() <= files(published).items()
-
-
-def index_of(published: Path) -> bytes:
-    return (published / "index.json").read_bytes()
-
-
-def test_the_last_writes_are_the_manifest_and_then_the_index(
-    recipe: Path, published: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written, write = [], LocalPath.write
-
-    def noting(self: LocalPath, *parts: bytes) -> None:
-        written.append(self.name)
-        write(self, *parts)
-
-    monkeypatch.setattr(LocalPath, "write", noting)
-    run_recipe(recipe)
-    assert written[-2:] == ["mdsmix.manifest", "index.json"]
-    assert manifest_of(published).index_hash == read_index(locate(str(published))).hash
 
 
 @pytest.mark.parametrize("lost", ["index.json", "mdsmix.manifest"])
@@ -195,25 +123,50 @@ def test_a_stream_without_a_sample_is_refused_and_nothing_is_published(
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda content: content[:-9],
-        lambda content: re.sub(rb'"shards":\[.*?\],"totals"', b'"shards":[],"totals"', content),
-        lambda content: content.replace(b'"leftover":"', b'"leftover":"A'),
-        lambda content: b"",
+        lambda content, other: content[:-9],
+        lambda content, other: re.sub(
+            rb'"shards":\[.*?\],"totals"', b'"shards":[],"totals"', content
+        ),
+        lambda content, other: content.replace(b'"leftover":"', b'"leftover":"A'),
+        lambda content, other: b"",
+        lambda content, other: other,
     ],
+    ids=["cut", "no shards", "another leftover", "empty", "that of another unit"],
 )
 def test_a_damaged_unit_record_is_done_again(
-    recipe: Path, published: Path, damage: Callable[[bytes], bytes]
+    recipe: Path, published: Path, damage: Callable[[bytes, bytes], bytes]
 ) -> None:
     """What it says would be published without a look at the shards."""
     run_recipe(recipe)
     before = files(published)
-    record = next(iter(sorted((published / ".mdsmix").iterdir())))
-    assert damage(record.read_bytes()) != record.read_bytes()
-    record.write_bytes(damage(record.read_bytes()))
+    record, another, *_ = sorted((published / ".mdsmix").iterdir())
+    content = record.read_bytes()
+    damaged = damage(content, another.read_bytes())
+    assert damaged != content
+    record.write_bytes(damaged)
     (published / "index.json").unlink()
     outcome = run_recipe(recipe)[0]
     assert outcome.done == 1
     assert files(published) == before
+
+
+@pytest.mark.parametrize("number", [0, -1], ids=["of a unit", "of the leftovers"])
+@pytest.mark.parametrize("way", ["publish=replace", "publish=versioned"])
+@pytest.mark.parametrize("was_published", [True, False])
+def test_a_cut_shard_is_made_again(
+    recipe: Path, published: Path, number: int, way: str, was_published: bool
+) -> None:
+    run_recipe(recipe, way)
+    place = current(locate(published))
+    assert place is not None
+    before, folder = files(published.parent), Path(place.url)
+    shard = folder / read_index(place).shards[number].stored.basename
+    os.truncate(shard, shard.stat().st_size - 1)
+    if not was_published:
+        (folder / "index.json").unlink()
+    outcome = run_recipe(recipe, way)[0]
+    assert outcome.done == (number == 0)
+    assert files(published.parent) == before
 
 
 def test_a_manifest_of_a_newer_format_is_not_overwritten(recipe: Path, published: Path) -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -18,7 +14,6 @@ from mdsmix.mix.view import view
 from mdsmix.shards.index import read_index
 from mdsmix.shards.published import current, find_published, versions
 from mdsmix.storage import Location, locate
-from mdsmix.storage.local import LocalPath
 from tests.converting import (
     documents,
     files,
@@ -191,73 +186,6 @@ def test_a_stream_may_be_published_the_other_way_from_now_on(recipe: Path, split
     assert find_published(locate(split.parent)) == locate(split)
     outcome, again = publish(recipe, TEXTS)
     assert (again, outcome.done, times(first)) == (first, 0, stamps)
-
-
-class Killed(Exception):
-    """The process ends here."""
-
-
-@contextlib.contextmanager
-def killed_at(step: int) -> Iterator[list[str]]:
-    """Raises at that write, copy or deletion, before or (odd steps) after it is done; yields what was done."""
-    done: list[str] = []
-    numbers = count()  # handed out one by one, whatever the threads
-
-    def killing(name: str) -> None:
-        real = getattr(LocalPath, name)
-
-        def counted(self: LocalPath, *given: object) -> None:
-            is_last = self.name != "lease" and next(numbers) == step // 2
-            done.append(f"{name} {self.name}")
-            if is_last and step % 2 == 0:
-                raise Killed
-            real(self, *given)
-            if is_last:
-                raise Killed
-
-        patch.setattr(LocalPath, name, counted)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("write", "copy_to", "link_to", "delete"):
-            killing(name)
-        yield done
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [("versioned", "versioned"), ("replace", "versioned"), ("versioned", "replace")],
-)
-def test_killed_at_any_step_the_next_run_completes_it(
-    recipe: Path, split: Path, tmp_path: Path, before: str, after: str
-) -> None:
-    """And whoever asks in between for what is published finds a whole stream, or none while it is switched."""
-    _, old = publish(recipe, TEXTS, f"publish={before}")
-    old_rows = token_rows(old)
-    shutil.copytree(tmp_path / "out", tmp_path / "old")
-    _, new = publish(recipe, edited(2), f"publish={after}")
-    wanted, new_rows = files(tmp_path / "out"), token_rows(new)
-    found_rows = []
-    for step in count():
-        shutil.rmtree(tmp_path / "out")
-        shutil.copytree(tmp_path / "old", tmp_path / "out")
-        with killed_at(step) as done:
-            try:
-                run_recipe(recipe, f"publish={after}")
-                break
-            except Killed:
-                pass
-        found = current(locate(split))
-        if found or (before, after) != ("versioned", "replace"):
-            assert found is not None, done
-            assert is_readable(found), done
-            found_rows.append(token_rows(found))
-            assert found_rows[-1] in (old_rows, new_rows)
-        if before == "versioned":
-            assert token_rows(old) == old_rows, done
-        run_recipe(recipe, f"publish={after}")
-        assert files(tmp_path / "out") == wanted, done
-    assert step >= 12
-    assert {old_rows == rows for rows in found_rows} == {True, False}
 
 
 def test_a_version_with_the_same_digits_is_refused(

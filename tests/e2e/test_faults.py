@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import boto3
@@ -367,16 +368,27 @@ def test_a_store_that_is_away_for_20_seconds_is_waited_for(
         assert published("away", server.settings["S3_ENDPOINT_URL"]) == undisturbed
 
 
-def test_an_upload_whose_run_was_killed_is_found_by_gc(
-    proxy: Proxy, recipe: Path, bucket: str, minio: str, tmp_path: Path
-) -> None:
+@pytest.fixture
+def uploading(proxy: Proxy, recipe: Path, tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
+    """Starts a run, which stands still in the second part of an upload the first time."""
     rare = "".join(chr(n) for n in range(0x4E00, 0x9E00))  # three tokens each, of two bytes
     write_jsonl(tmp_path / "large.jsonl", [{"text": rare} for _ in range(50)])
+    large = (f"streams.web.source.path={tmp_path}/large.jsonl", "max_seq_len=4096")
     written = threading.Event()
     proxy.rules = [Rule("silence", "PUT part", skip=1, then=written.set)]
-    large = (f"streams.web.source.path={tmp_path}/large.jsonl", "max_seq_len=4096")
-    process = command("convert", recipe, *large, "--workers", "1", window=1 << 27)
-    assert written.wait(60), answer_of(process)
+
+    def start() -> subprocess.Popen[str]:
+        process = command("convert", recipe, *large, "--workers", "1", window=1 << 27)
+        assert written.wait(60), answer_of(process)
+        return process
+
+    return start
+
+
+def test_an_upload_whose_run_was_killed_is_found_by_gc(
+    uploading: Callable[[], subprocess.Popen[str]], bucket: str, minio: str
+) -> None:
+    process = uploading()
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     (key,) = uploads(bucket, minio)
@@ -385,7 +397,16 @@ def test_an_upload_whose_run_was_killed_is_found_by_gc(
     assert f"unfinished write      5,242,880 bytes     0.0 days  {key.rpartition('/')[2]}" in listed
     assert mdsmix("gc", stream, "--older-than", "0s", "--delete").code == 0
     assert uploads(bucket, minio) == []
-    again = command("convert", recipe, *large, "--workers", "1", window=1 << 27)
-    assert answer_of(again).code == 0
+    assert answer_of(uploading()).code == 0
     assert mdsmix("verify", stream).code == 0
     assert "all is in use" in mdsmix("gc", stream, "--older-than", "0s").out
+
+
+def test_an_upload_that_ctrl_c_ends_is_taken_back(
+    uploading: Callable[[], subprocess.Popen[str]], bucket: str, minio: str
+) -> None:
+    process = uploading()
+    assert uploads(bucket, minio)
+    os.killpg(process.pid, signal.SIGINT)
+    assert answer_of(process).code == 130
+    assert uploads(bucket, minio) == []

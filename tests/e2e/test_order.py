@@ -1,0 +1,207 @@
+"""Whatever is done to a stream, on a disk or in a store, is done in an order that a reader and a killed process can live with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mdsmix.shards.index import read_index
+from mdsmix.shards.published import current
+from mdsmix.storage import Location, locate
+from mdsmix.storage.local import LocalPath
+from mdsmix.storage.s3 import S3Path
+from tests.converting import documents, mdsmix, windows, write_jsonl, write_recipe
+from tests.faults import Proxy
+from tests.order import RECORD, RULES, Story, held_against
+from tests.recording import Disk, lying_at, steps_in_a_store
+
+TEXTS = [{"text": f"Document {n} is about the number {n}. "} for n in range(40)]
+
+
+@dataclass
+class Place:
+    """A recipe that publishes into a folder or a bucket, and what its publications are seen to change."""
+
+    recipe: Path
+    url: str
+    settings: tuple[str, ...]
+    proxy: Proxy | None
+
+    @property
+    def split(self) -> Location:
+        return locate(self.url) / "web/train"
+
+    def recorded(self, work: Callable[[Place], object]) -> Story:
+        before = lying_at(self.url)
+        if self.proxy:
+            self.proxy.requests.clear()
+            work(self)
+            steps = steps_in_a_store(self.proxy, self.url.removeprefix("s3://"), before)
+        else:
+            disk = Disk(Path(self.url), self.recipe.parent / "recorded")
+            with disk.recording():
+                work(self)
+            steps = disk.steps
+        story = Story(before, steps)
+        assert story.after == lying_at(self.url), "nothing was changed unseen"
+        return story
+
+
+@pytest.fixture(params=["disk", "store"])
+def place(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Place:
+    windows(monkeypatch, 500)
+    write_sources(tmp_path, 1)
+    streams = {"web": documents(tmp_path / "*.jsonl")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    if request.param == "disk":
+        return Place(recipe, str(tmp_path / "out"), (), None)
+    url = f"s3://{request.getfixturevalue('bucket')}/out"
+    return Place(recipe, url, (f"remote={url}",), request.getfixturevalue("proxy"))
+
+
+def write_sources(folder: Path, version: int) -> None:
+    """Equal files give equal shards; of a.jsonl one line is bad, and the others are of this version."""
+    write_jsonl(folder / "a.jsonl", [{"text": version}, {"text": str(version)}, *TEXTS])
+    for name in ("b", "c"):
+        write_jsonl(folder / f"{name}.jsonl", TEXTS[:10])
+
+
+def convert(*settings: str) -> Callable[[Place], None]:
+    return lambda place: run(place, "convert", place.recipe, *place.settings, *settings)
+
+
+def run(place: Place, *arguments: object) -> None:
+    workers = ("--workers", "2") if arguments[0] in ("convert", "repair") else ()
+    answer = mdsmix(*arguments, *workers)
+    assert answer.code == 0, answer
+
+
+def edit(place: Place) -> None:
+    write_sources(place.recipe.parent, 2)
+
+
+def mend(place: Place) -> None:
+    """No record is bad any more."""
+    write_jsonl(place.recipe.parent / "a.jsonl", TEXTS)
+
+
+def damage(place: Place) -> None:
+    """One shard is flipped, and one is gone."""
+    folder = current(place.split)
+    assert folder is not None
+    flipped, gone, *_ = (folder / shard.stored.basename for shard in read_index(folder).shards)
+    content = flipped.read()
+    flipped.delete()
+    flipped.write(content[:-1] + bytes([content[-1] ^ 1]))
+    gone.delete()
+
+
+def repair(*settings: str) -> Callable[[Place], None]:
+    def work(place: Place) -> None:
+        run(place, "repair", place.split, "--recipe", place.recipe, *place.settings, *settings)
+
+    return work
+
+
+def gc(*options: str) -> Callable[[Place], None]:
+    """Unit records are slow to go, so whatever does not wait for them is seen to overtake them."""
+
+    def work(place: Place) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            for kind in (LocalPath, S3Path):
+                patch.setattr(kind, "delete", _slowly(kind.delete))
+            run(place, "gc", place.split, "--older-than", "0s", "--delete", *options)
+
+    return work
+
+
+def _slowly(delete: Callable[[Location], None]) -> Callable[[Location], None]:
+    def slow(place: Location) -> None:
+        if RECORD.fullmatch(place.url.removeprefix("s3:/")):
+            time.sleep(0.1)
+        delete(place)
+
+    return slow
+
+
+def mix(seed: int) -> Callable[[Place], None]:
+    def work(place: Place) -> None:
+        out = f"{place.url}/mixed"
+        run(place, "mix", place.recipe, *place.settings, "--out", out, "--seed", seed)
+
+    return work
+
+
+VERSIONED = "publish=versioned"
+SCENARIOS: dict[str, tuple[Sequence[Callable[[Place], object]], str]] = {
+    "a first conversion": (
+        [convert()],
+        "shards_bear_the_hash_of_their_bytes shards_before_the_unit_record bad_records_before_the_unit_record "
+        "shards_before_the_index shards_before_the_manifest the_manifest_before_its_index "
+        "bad_records_are_public_before_the_manifest the_lease_is_confirmed_before_the_index",
+    ),
+    "a second one in its place": ([convert(), edit, convert()], "an_index_is_kept_before_it_goes"),
+    "a source that was mended": (
+        [convert(), mend, convert()],
+        "bad_records_stay_public_until_the_index_is_another",
+    ),
+    "a first version": (
+        [convert(VERSIONED)],
+        "a_version_is_whole_before_the_manifest_names_it no_index_loses_a_shard",
+    ),
+    "a second version": (
+        [convert(VERSIONED), edit, convert(VERSIONED)],
+        "a_version_is_marked_before_another_is_named",
+    ),
+    "to versions": (
+        [convert(), edit, convert(VERSIONED)],
+        "an_index_is_kept_before_it_goes an_index_goes_when_a_version_has_its_place",
+    ),
+    "back from versions": (
+        [convert(VERSIONED), edit, convert()],
+        "a_version_is_marked_before_another_is_named",
+    ),
+    "a repair in place": ([convert(), damage, repair()], "shards_before_the_unit_record"),
+    "a repair of a version": (
+        [convert(VERSIONED), damage, repair(VERSIONED)],
+        "a_version_never_changes",
+    ),
+    "garbage": (
+        [convert(), edit, convert(), gc()],
+        "no_index_loses_a_shard unit_records_before_their_shards_go",
+    ),
+    "old versions": (
+        [convert(VERSIONED), edit, convert(VERSIONED), gc("--keep", "1")],
+        "the_index_goes_first_of_a_version unit_records_before_their_shards_go",
+    ),
+    "a mix": ([convert(), mix(1)], "shards_before_the_manifest the_manifest_before_its_index"),
+    "a mix again": ([convert(), mix(1), mix(2)], "an_index_is_kept_before_it_goes"),
+}
+"What is done one after the other; the last of it is watched. And the rules of which at least it must give an example."
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_everything_is_done_in_an_order_that_can_end_anywhere(place: Place, scenario: str) -> None:
+    (*before, watched), expected = SCENARIOS[scenario]
+    for work in before:
+        work(place)
+    spoke = held_against(place.recorded(watched))
+    assert {*expected.split(), "all_is_done_under_the_lease"} <= spoke.keys()
+
+
+def test_every_rule_has_its_example() -> None:
+    named = {name for _, expected in SCENARIOS.values() for name in expected.split()}
+    assert {rule.__name__ for rule in RULES} - named == {
+        "all_is_done_under_the_lease",
+        "a_shard_that_lay_there_is_not_written_again",
+        "twins_are_files_of_their_own",
+    }

@@ -1,0 +1,138 @@
+"""A run may end anywhere, killed or by a power cut: the old stream is there or the new one, whole, and the same command again
+makes what it would have made.
+
+Every state that a run leaves behind one of its system calls is looked at. From some the run is started again:
+its last ten, and as many before and power cuts as `MDSMIX_TEST_ENDS` says (4); `MDSMIX_TEST_SEED` says which.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mdsmix.shards import lease as lease_module
+from tests.converting import documents, mdsmix, windows, write_jsonl, write_recipe
+from tests.order import INDEX, RECORD, VERSION, index_in, lacks, lost_of, manifest_in
+from tests.power import ends, lay_down
+from tests.recording import TEMPORARY, Disk, State, lying_at
+
+ENDS = int(os.environ.get("MDSMIX_TEST_ENDS", "4"))
+SEED = int(os.environ.get("MDSMIX_TEST_SEED", "0"))
+TEXTS = [f"Document {n} is about the number {n}. " for n in range(30)]
+SPLIT = "web/train"
+LEFT = re.compile(rf"{TEMPORARY.pattern}|/\.mdsmix/lease$")
+"A half-made file; and where the run had done all, its lease."
+CHANGES = ("rename", "link", "unlink")
+REPLACE, VERSIONED = "publish=replace", "publish=versioned"
+WAYS = {
+    "first": (None, REPLACE),
+    "in place": (REPLACE, REPLACE),
+    "versions": (VERSIONED, VERSIONED),
+    "to versions": (REPLACE, VERSIONED),
+    "from versions": (VERSIONED, REPLACE),
+}
+"How the stream was published, and how it is when the run ends."
+
+
+def write_sources(folder: Path, version: int) -> None:
+    """One record is bad; b.jsonl stays as it is."""
+    texts = [{"text": f"{text}{version}"} for text in TEXTS]
+    write_jsonl(folder / "a.jsonl", [{"text": version}, *texts])
+    write_jsonl(folder / "b.jsonl", [{"text": text} for text in TEXTS[:20]])
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    windows(monkeypatch, 400)
+    streams = {"web": documents(tmp_path / "*.jsonl")}
+    return write_recipe(tmp_path, tokenizer_folder, streams=streams)
+
+
+def convert(recipe: Path, way: str) -> None:
+    answer = mdsmix("convert", recipe, way, "--workers", "1")
+    assert answer.code == 0, answer
+
+
+def gc(out: Path, *options: str) -> None:
+    assert mdsmix("gc", out / "web", "--older-than", "0s", "--delete", *options).code == 0
+
+
+def current_of(state: State) -> str:
+    """The index that a reader of the stream is sent to; none while there is none."""
+    manifest = manifest_in(state, SPLIT)
+    version = f"{SPLIT}-{manifest.index_hash[:8]}" if manifest else ""
+    return next((name for f in (SPLIT, version) if (name := f"{f}/{INDEX}") in state), "")
+
+
+def assert_whole(state: State) -> None:
+    """No index that is read now, is kept, or is that of a version lacks a shard; nor does a unit record."""
+    for name in state:
+        if name.endswith((f"/{INDEX}", ".index")):
+            folder, index = name.partition("/.mdsmix/")[0], index_in(state, name)
+            assert index, name
+            assert not lacks(state, folder.removesuffix(f"/{INDEX}"), index), name
+        if RECORD.fullmatch(name):
+            assert not lost_of(state, name), name
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_wherever_a_conversion_ends_the_old_stream_stays_or_the_new_one_is_there(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    before, after = WAYS[way]
+    out = tmp_path / "out"
+    write_sources(tmp_path, 1)
+    if before:
+        convert(recipe, before)
+    write_sources(tmp_path, 2)
+    old, disk = lying_at(str(out)), Disk(out, tmp_path / "recorded")
+    with disk.recording(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lease_module, "_machine", lambda: "the machine until it failed")
+        convert(recipe, after)
+    new = lying_at(str(out))
+    killed, cut = ends(disk, old, SEED, each=8)
+    assert len(killed) > 30
+    assert len(cut) > 40
+    for end in (*killed, *cut):
+        assert_whole(end.state)
+        reads = current_of(end.state)
+        assert not reads or end.state[reads] in (*old.values(), *new.values())
+        # A stream in place has its card before its index, and the card names no version.
+        assert reads or not before or way == "from versions", end.call
+        versions = {name for name in old if VERSION.match(name.rpartition("/")[0])}
+        assert all(end.state.get(name) == old[name] for name in versions), end.call
+
+    monkeypatch.setattr(lease_module, "BEAT_SECONDS", 0.01)
+    rng, named = random.Random(SEED), [end for end in killed if end.call.what in CHANGES]
+    chosen = [*named[-10:], *rng.sample(named[:-10], ENDS), *rng.sample(cut, ENDS)]
+    for end in chosen:
+        shutil.rmtree(out)
+        lay_down(end.state, out)
+        convert(recipe, after)
+        left = lying_at(str(out)).items()
+        assert {name: content for name, content in left if not LEFT.search(name)} == new, end.call
+        assert mdsmix("verify", out / "web").code == 0
+
+
+@pytest.mark.parametrize("way", [REPLACE, VERSIONED])
+def test_wherever_gc_ends_nothing_that_is_left_lacks_a_shard(
+    recipe: Path, tmp_path: Path, way: str
+) -> None:
+    out = tmp_path / "out"
+    for version in (1, 2):
+        write_sources(tmp_path, version)
+        convert(recipe, way)
+    before, disk = lying_at(str(out)), Disk(out, tmp_path / "recorded")
+    with disk.recording():
+        gc(out, "--keep", "1")
+    killed, cut = ends(disk, before, SEED, each=16)
+    assert len(killed) > 5
+    assert len(cut) > 5
+    for end in (*killed, *cut):
+        assert_whole(end.state)
+        assert current_of(end.state) == current_of(before)
