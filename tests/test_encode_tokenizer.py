@@ -56,9 +56,13 @@ def test_a_snapshot_is_taken_once_for_each_content(
     assert asked == [str(tokenizer_folder)]
 
     shutil.copytree(tokenizer_folder, tmp_path / "copy")
-    (tmp_path / "copy" / "model.safetensors").write_bytes(b"weights shape no token")
+    for weights in WEIGHTS:
+        (tmp_path / "copy" / weights).write_bytes(b"weights shape no token")
     copy = opened(tmp_path / "copy")
     assert (copy.hash, len(asked)) == (first.hash, 2)
+    (tmp_path / "copy" / "model.safetensors").unlink()
+    opened(tmp_path / "copy")
+    assert len(asked) == 2
 
     tree = json.loads((tmp_path / "copy" / "tokenizer.json").read_text())
     tree["model"]["merges"].pop()
@@ -66,6 +70,10 @@ def test_a_snapshot_is_taken_once_for_each_content(
     assert opened(tmp_path / "copy").hash != first.hash
 
 
+WEIGHTS = (
+    *("model.safetensors", "pytorch_model.bin", "tf_model.h5", "flax_model.msgpack"),
+    *("model.onnx", "model-q4.gguf", "consolidated.00.pth", "model.pt", "shard.00000.mds"),
+)
 ANSWER = {
     "tokenizer_json": '{"model": {"vocab": {"a": 0, "b": 1}}}',
     "class_name": "PreTrainedTokenizerFast",
@@ -236,6 +244,12 @@ def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path, cache: Path) -> No
     assert "\n" not in sentence
     assert "Traceback" not in sentence
     assert not list(cache.glob("tokenizers/*/card.json"))
+
+
+def test_a_tokenizer_without_a_fast_form_is_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    with pytest.raises(ValueError, match=r"ByT5Tokenizer has no fast form .* convert it once"):
+        take(str(tmp_path), {})
 
 
 def test_code_that_a_tokenizer_brings_is_not_run(

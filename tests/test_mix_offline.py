@@ -278,6 +278,8 @@ def test_the_manifest_says_what_came_from_where(two: Path) -> None:
     assert (card.seed, card.tokenizer, card.records.adds_up) == (9, CARD, True)
     assert card.index_hash == index.hash
     assert card.totals.samples == index.samples == sum(part.samples for part in card.parts)
+    record = json.loads((folder / ".mdsmix" / "mixed").read_bytes())
+    assert (record["seed"], record["index_hash"], len(record["mixed"])) == (9, index.hash, 2)
 
 
 def test_a_converted_stream_has_no_key_of_a_mix(two: Path) -> None:

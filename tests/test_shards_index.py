@@ -94,6 +94,7 @@ def test_a_hostile_or_damaged_index_is_one_sentence(content: bytes, sentence: st
         parse_index(content, "there/index.json")
     assert sentence in str(refusal.value)
     assert "there/index.json" in str(refusal.value)
+    assert ".;" not in str(refusal.value)
 
 
 def test_unknown_top_level_keys_are_ignored_as_streaming_ignores_them() -> None:
@@ -165,9 +166,15 @@ def test_nothing_adds_nothing() -> None:
 
 def test_what_a_manifest_leaves_out_is_not_known() -> None:
     tree = orjson.loads(MANIFEST.to_bytes())
-    for part, kept in (("tokenizer", ("name", "hash", "vocab_size")), ("totals", ())):
+    stated = ("kind", "loader", "columns", "max_seq_len", "decoder_only_format")
+    stated += ("target_prompts", "target_responses", "special_tokens_in_text")
+    parts = {"tokenizer": ("name", "hash", "vocab_size"), "totals": (), "encoding": stated}
+    for part, kept in parts.items():
         tree[part] = {key: tree[part][key] for key in kept}
     card = parse_manifest(orjson.dumps(tree), "x")
+    how = card.encoding
+    assert {how.layout, how.add_bos, how.add_eos, how.min_tokens, how.max_tokens} == {None}
+    assert (how.fields, how.compact, how.date_string, how.compression) == ({}, False, None, None)
     ids = (card.tokenizer.bos_id, card.tokenizer.eos_id, card.tokenizer.pad_id)
     assert {*ids, card.tokenizer.chat_template_hash, card.seed} == {None}
     assert (card.totals.samples, card.totals.largest_id) == (0, -1)

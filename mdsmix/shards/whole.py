@@ -91,8 +91,10 @@ def _raw(shard: Shard, data: bytes) -> bytes:
 
 def _offsets(shard: Shard, raw: bytes) -> NDArray[np.int64]:
     count = int.from_bytes(raw[:4], "little")
-    if count != shard.samples or len(raw) < 4 * (count + 2):
+    if count != shard.samples:
         raise ValueError(f"it holds {count} samples, and its index says {shard.samples}")
+    if len(raw) < 4 * (count + 2):
+        raise ValueError("its table of samples is cut off")
     offsets = np.frombuffer(raw, "<u4", count + 1, 4).astype(np.int64)
     if offsets[0] < 4 * (count + 2) or offsets[-1] != len(raw) or (np.diff(offsets) < 0).any():
         raise ValueError("its table of samples leads outside of it")

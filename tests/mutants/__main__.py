@@ -18,7 +18,17 @@ from tests.mutants.places import Place, mutants, places
 from tests.mutants.trial import Warm, copy_tree
 
 ROOMS = (
-    *("encode", "shards", "convert", "sources", "storage", "mix/weights.py", "mix/offline"),
+    *(
+        "encode",
+        "kinds",
+        "shapes",
+        "shards",
+        "convert",
+        "sources",
+        "storage",
+        "mix/weights.py",
+        "mix/offline",
+    ),
     *("load/rows.py", "load/pack.py", "load/collate.py", "load/stream.py"),
 )
 ROOT = Path(__file__).parents[2]

@@ -125,5 +125,5 @@ def _verdict(code: int, output: str | None) -> tuple[str, str]:
         return "hung", "the time limit"
     if code in (0, 5):
         return "passed", ""
-    named = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    named = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
     return "failed", named[1] if named else f"exit code {code}"

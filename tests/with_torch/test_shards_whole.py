@@ -68,6 +68,13 @@ def test_what_streaming_encodes_is_decoded(encoding: str, value: Any) -> None:
         assert (found.dtype, found.shape) == (value.dtype, value.shape)
 
 
+def test_hashes_that_nobody_here_can_make_are_left_alone(tmp_path: Path) -> None:
+    shard = write(tmp_path / "s")
+    unknown = dataclasses.replace(shard.raw_data, hashes={"shake_128": "ab", "murmur3": "cd"})
+    again = dataclasses.replace(shard, raw_data=unknown)
+    assert len(read_whole(locate(tmp_path / "s"), again)) == 20
+
+
 def test_a_layout_knows_the_sizes_that_mdswriter_states(tmp_path: Path) -> None:
     shard = write(tmp_path / "s")
     assert Layout.of(COLUMNS).settings["column_sizes"] == shard.column_sizes == [8, 1, 24, None]
@@ -88,7 +95,9 @@ def test_a_shard_that_contradicts_its_index_is_damaged(tmp_path: Path) -> None:
     shard = write(tmp_path / "s")
     file = tmp_path / "s" / shard.stored.basename
     data = file.read_bytes()
+    short = dataclasses.replace(shard.raw_data, bytes=4 * (1 + 20 + 1) - 1, hashes={})
     wrongs = {
+        "table of samples is cut off": (data[: short.bytes], {"raw_data": short}),
         "its index says 21": (data, {"samples": 21}),
         "bytes, and its index says": (data[:-1], {}),
         "leads outside": (data[:4] + b"\xff" * 4 + data[8:], {}),
