@@ -11,7 +11,8 @@ from functools import partial
 
 from mdsmix.convert import engine
 from mdsmix.convert.attempts import Attempt
-from mdsmix.convert.memory import Watch, default_cap
+from mdsmix.convert.limits import default_cap
+from mdsmix.convert.memory import Watch
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
 from mdsmix.recipe.spec import TokenizerSpec

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from mdsmix.convert import unit
-from mdsmix.convert.attempts import Attempt, Place, after_death, pieces
+from mdsmix.convert.attempts import (
+    MOST_DEATHS,
+    Attempt,
+    End,
+    Place,
+    after_death,
+    pieces,
+)
 from mdsmix.encode.pretraining import Documents
 from mdsmix.errors import MdsmixError
 from tests.converting import (
@@ -40,15 +47,53 @@ def test_pieces_are_all_records_in_order_once(count: int, halvings: int) -> None
     assert all(1 <= len(piece) <= max(1, count >> halvings) for piece in found)
 
 
+DIED, HUNG = End(how="signal SIGKILL"), End(how="no sign of life for 300 s", hung=True)
+
+
 def test_a_record_is_blamed_when_it_kills_alone_and_twice() -> None:
     at = Place(file="a.jsonl", offset=7, length=3, records=1)
-    once = after_death(Attempt(deaths=1, halvings=4), at, "signal SIGKILL", False)
+    once = after_death(Attempt(deaths=1, halvings=4), at, DIED, False, "a")
     assert (once.deaths, once.halvings, once.died_at) == (2, 5, at)
     elsewhere = Place(file="a.jsonl", offset=8, length=3, records=1)
-    assert after_death(once, elsewhere, "signal SIGKILL", False).died_at == elsewhere
+    assert after_death(once, elsewhere, DIED, False, "a").died_at == elsewhere
     with pytest.raises(MdsmixError, match=r"byte 7 of a\.jsonl \(3 bytes\)"):
-        after_death(once, at, "signal SIGKILL", False)
-    assert after_death(once, at, "signal SIGKILL", True).skipped == {("a.jsonl", 7)}
+        after_death(once, at, DIED, False, "a")
+    aside = after_death(once, at, DIED, True, "a")
+    assert aside == Attempt(deaths=1, skipped=frozenset({("a.jsonl", 7)}))
+
+
+def test_several_records_are_not_blamed_however_often_they_kill() -> None:
+    at = Place(file="a.jsonl", offset=7, length=3, records=2)
+    attempt = Attempt(deaths=1, died_at=at)
+    for deaths in range(2, MOST_DEATHS + 1):
+        attempt = after_death(attempt, at, DIED, True, "a")
+        assert (attempt.deaths, attempt.skipped) == (deaths, frozenset())
+    with pytest.raises(MdsmixError, match="died 26 times over one work unit, of a"):
+        after_death(attempt, at, DIED, True, "of a")
+
+
+def test_after_a_hang_records_are_done_alone_and_other_records_that_are_set_aside_stay_so() -> None:
+    """A hang takes minutes to notice: halving down to one record would take hours."""
+    many = Place(file="a.jsonl", offset=0, length=3, records=4000, size=1 << 23)
+    once = after_death(Attempt(skipped=frozenset({("a.jsonl", 1)})), many, HUNG, True, "a")
+    assert (len(list(pieces(4000, once.halvings, set()))), once.died_at) == (4000, many)
+    one = Place(file="a.jsonl", offset=7, length=3, records=1)
+    twice = after_death(once, one, HUNG, True, "a")
+    with pytest.raises(
+        MdsmixError, match=r"hang \(no sign of life for 300 s\) at the record at byte 7 of a"
+    ):
+        after_death(twice, one, HUNG, False, "a")
+    aside = after_death(twice, one, HUNG, True, "a")
+    assert aside.skipped == {("a.jsonl", 1), ("a.jsonl", 7)}
+    assert len(list(pieces(4000, aside.halvings, set()))) == 4000
+
+
+def test_what_hangs_outside_of_records_is_tried_once_more() -> None:
+    once = after_death(Attempt(), None, HUNG, True, "of a.jsonl")
+    with pytest.raises(
+        MdsmixError, match=r"hang over one work unit, of a\.jsonl, while no record was in work"
+    ):
+        after_death(once, None, HUNG, True, "of a.jsonl")
 
 
 @pytest.fixture

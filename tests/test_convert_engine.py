@@ -178,7 +178,9 @@ def test_records_that_kill_are_set_aside_where_that_is_asked_for() -> None:
 
 
 def test_no_record_is_blamed_where_none_was_in_work() -> None:
-    with pytest.raises(MdsmixError, match=r"died 4 times over one work unit \(exit code 3\)"):
+    with pytest.raises(
+        MdsmixError, match=r"died 4 times over one work unit, number 1 of 1 \(exit code 3\)"
+    ):
         list(run([die_storing], crew(1, set_aside=True), silent))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_a_key_follows_from_content_and_settings(tmp_path: Path) -> None:
 
 def test_who_works_and_where_is_not_in_a_key(tmp_path: Path) -> None:
     job = job_of(letters(tmp_path))
-    moved = replace(job, target="s3://elsewhere/web", name="other", max_bad=0.5)
+    moved = replace(job, target="s3://elsewhere/web", name="other", max_bad=Fraction(1, 2))
     assert moved.with_backend("reference").key("one") == job.key("one")
     named = replace(job.tokenizer, name="/elsewhere/letters", path="/elsewhere/tokenizer.json")
     assert replace(job, tokenizer=named).key("one") == job.key("one")

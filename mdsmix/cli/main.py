@@ -39,6 +39,7 @@ INTERRUPTED = 130
 "What typer makes of Ctrl-C."
 TERMINATED = 143
 "A scheduler takes the machine back: workers are stopped, the lease is let go."
+WINDOWS = "error: mdsmix runs on Linux, and on macOS, not on Windows itself: run it in WSL, where the same commands work."
 KEPT = "interrupted: nothing was half published, finished work units are kept; the same command goes on."
 
 
@@ -53,6 +54,8 @@ def root(
 
 def run() -> None:
     """The console script. MDSMIX_DEBUG=1 shows the traceback of what is a defect."""
+    if sys.platform == "win32":
+        _end(WINDOWS, 4)
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:

@@ -1,4 +1,4 @@
-"""What is tried next when the worker that did a unit has died.
+"""What is tried next when the worker that did a unit has died, or hung and was killed.
 
 Whatever kills a worker (the kernel for want of memory, a crash inside a library) it does over some records. The unit is done
 again with half as many records at a time, and again, down to one: a worker that was only too greedy gets through, and a
@@ -18,6 +18,11 @@ MOST_DEATHS = 25
 "A batch of 8 MB holds at most 2^22 lines, so that halving ends before; one more death has another cause."
 DEATHS_ELSEWHERE = 3
 "So often a unit may kill its worker while no record is in work: reading, laying out shards, storing."
+HANGS_ELSEWHERE = 1
+"So often its worker may hang there: a mount that does not answer twice is not waited for a third time."
+ALONE = 30
+"Halvings after which records are done one at a time."
+ELSEWHERE = "while no record was in work (reading, laying out shards, storing)"
 CRASHED = "crashed_worker"
 "The reason code of a record that is set aside because workers die of it."
 
@@ -31,6 +36,25 @@ class Place:
     "Of the first one, in uncompressed bytes from the file's start."
     length: int
     records: int
+    size: int = 0
+    "Bytes that they come to at most."
+
+    def __str__(self) -> str:
+        if self.records == 1:
+            return f"the record at byte {self.offset} of {self.file} ({self.length} bytes)"
+        return f"the {self.records:,} records from byte {self.offset} of {self.file} on"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a worker came to its end."""
+
+    how: str
+    hung: bool = False
+
+    @property
+    def verb(self) -> str:
+        return "hung" if self.hung else "died"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +68,39 @@ class Attempt:
     "File and offset of records that are set aside unseen."
 
 
-def after_death(attempt: Attempt, at: Place | None, how: str, set_aside: bool) -> Attempt:
-    """The next attempt; MdsmixError where there is none: it names the record, if a single one is to blame twice."""
+def after_death(
+    attempt: Attempt, at: Place | None, end: End, set_aside: bool, unit: str
+) -> Attempt:
+    """The next attempt; MdsmixError where there is none: it names the record, if a single one is to blame twice.
+
+    A hang takes minutes to notice, so after one the records are not halved, but done one at a time.
+    """
     deaths = attempt.deaths + 1
     if at and at.records == 1 and at == attempt.died_at:
         if not set_aside:
             raise MdsmixError(
-                f"worker processes die ({how}) of the record at byte {at.offset} of {at.file} ({at.length} bytes); "
+                f"worker processes {'hang' if end.hung else 'die'} ({end.how}) {'at' if end.hung else 'of'} {at}; "
                 "finished units are kept: mend or remove the record, give the run more memory, or run the same "
                 "command with --quarantine-crashes, which sets such records aside."
             )
-        return Attempt(skipped=attempt.skipped | {(at.file, at.offset)}, deaths=1)
-    if deaths > (MOST_DEATHS if at else DEATHS_ELSEWHERE):
-        raise MdsmixError(
-            f"a worker process died {deaths} times over one work unit ({how}); finished units are kept: "
-            "run the same command again, with more memory or fewer --workers if it dies again."
+        return Attempt(
+            skipped=attempt.skipped | {(at.file, at.offset)}, deaths=1, halvings=_kept(attempt)
         )
-    return replace(attempt, deaths=deaths, halvings=attempt.halvings + 1, died_at=at)
+    if deaths > (MOST_DEATHS if at else HANGS_ELSEWHERE if end.hung else DEATHS_ELSEWHERE):
+        raise MdsmixError(
+            f"a worker process died {deaths} times over one work unit, {unit} ({end.how}); finished units are kept: "
+            "run the same command again, with more memory or fewer --workers if it dies again."
+            if not end.hung
+            else f"worker processes hang over one work unit, {unit}, {at or ELSEWHERE} ({end.how}); finished units are "
+            "kept: see that its files and the store answer, and run the same command again."
+        )
+    halvings = ALONE if end.hung else attempt.halvings + 1
+    return replace(attempt, deaths=deaths, halvings=halvings, died_at=at)
+
+
+def _kept(attempt: Attempt) -> int:
+    """A unit whose workers hang is gone on with one record at a time; one that is only too large is not."""
+    return ALONE if attempt.halvings >= ALONE else 0
 
 
 def skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:
@@ -84,5 +124,9 @@ def place(batch: RecordBatch, positions: range) -> Place:
     """Where these records stand."""
     origin = batch.origin(positions.start)
     return Place(
-        file=origin.file, offset=origin.offset, length=origin.length, records=len(positions)
+        file=origin.file,
+        offset=origin.offset,
+        length=origin.length,
+        records=len(positions),
+        size=batch.size,
     )

@@ -12,14 +12,17 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-from mdsmix.convert.attempts import Attempt, Place, after_death
+from mdsmix.convert.attempts import ELSEWHERE, Attempt, End, Place, after_death
+from mdsmix.convert.hang import Pulse
+from mdsmix.convert.limits import cpu_count
 from mdsmix.convert.memory import PERIOD, Watch, give_back, resident
 
 R = TypeVar("R")
@@ -100,25 +103,25 @@ class Crew:
     workers: int
     watch: Watch
     set_aside: bool = False
-    "Records that workers die of are set aside; else the first one ends the run."
-
-
-def cpu_count() -> int:
-    """The processors this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    "Records that workers die of or hang at are set aside; else the first one ends the run."
+    say: Callable[[str], None] = print
+    "Is told of a worker that hung."
 
 
 def run(
-    tasks: Sequence[Task[R]], crew: Crew, told: Callable[[int, int], None]
-) -> Iterator[tuple[int, R]]:
-    """Yields (number of the task, its result); the first exception of a task ends the run."""
-    shift = _Shift(tasks, crew, told)
+    tasks: Sequence[Task[R]],
+    crew: Crew,
+    told: Callable[[int, int], None],
+    names: Sequence[str] = (),
+) -> Generator[tuple[int, R], None, None]:
+    """Yields (number of the task, its result); the first exception of a task ends the run. `names`: of the tasks, for people."""
+    shift = _Shift(tasks, crew, told, names)
     try:
         while shift.waiting or shift.workers:
             shift.fill()
             for worker in _heard(shift.workers):
                 yield from shift.hear(worker)
-            crew.watch.look(shift.pids())
+            shift.look()
     finally:
         shift.end()
 
@@ -127,9 +130,14 @@ class _Shift:
     """Who is at work on what, from the first task to the last."""
 
     def __init__(
-        self, tasks: Sequence[Task[Any]], crew: Crew, told: Callable[[int, int], None]
+        self,
+        tasks: Sequence[Task[Any]],
+        crew: Crew,
+        told: Callable[[int, int], None],
+        names: Sequence[str],
     ) -> None:
         self._tasks, self._crew, self._told = tasks, crew, told
+        self._names = names or [f"number {n} of {len(tasks)}" for n in range(1, len(tasks) + 1)]
         self._limit = min(crew.workers, len(tasks))
         self.waiting = [(number, Attempt()) for number in range(len(tasks))][::-1]
         self.workers: list[_Worker] = []
@@ -162,7 +170,21 @@ class _Shift:
                 self._go_on(worker)
                 yield number, result
             case _:
-                self._replace(worker)
+                self._replace(worker, End(how=worker.end()))
+
+    def look(self) -> None:
+        """After memory, and after those that hang."""
+        self._crew.watch.look(self.pids())
+        for worker in list(self.workers):
+            size = worker.at.size if worker.at else None
+            if why := worker.pulse.look(worker.process.pid, size, worker.waits):
+                worker.process.kill()
+                worker.end()
+                self._crew.say(
+                    f"a worker process hung ({why}) over the work unit {self._names[worker.number]}, "
+                    f"{worker.at or ELSEWHERE}; it was ended, and another one does the unit"
+                )
+                self._replace(worker, End(how=why, hung=True))
 
     def pids(self) -> list[int]:
         return [worker.process.pid for worker in self.workers]
@@ -200,10 +222,11 @@ class _Shift:
             self._dismissed.append(worker)
             worker.dismiss()
 
-    def _replace(self, worker: _Worker) -> None:
+    def _replace(self, worker: _Worker, end: End) -> None:
         """Its task waits for another one, who takes fewer records at once."""
         self.workers.remove(worker)
-        again = after_death(worker.attempt, worker.at, worker.end(), self._crew.set_aside)
+        unit = self._names[worker.number]
+        again = after_death(worker.attempt, worker.at, end, self._crew.set_aside, unit)
         self.waiting.append((worker.number, again))
 
 
@@ -218,6 +241,7 @@ class _Worker:
     read: int = 0
     "Bytes of source."
     waits: bool = False
+    pulse: Pulse = field(default_factory=Pulse)
 
     def give(self, number: int, attempt: Attempt, task: Task[Any]) -> None:
         self.number, self.attempt, self.at = number, attempt, None
@@ -232,6 +256,7 @@ class _Worker:
 
     def receive(self) -> tuple[Any, ...]:
         """The worker's next message, ("died",) where none will come."""
+        self.pulse.beat()
         try:
             return tuple(self.pipe.recv())
         except (EOFError, ConnectionError):
@@ -264,10 +289,14 @@ def _heard(workers: list[_Worker]) -> list[_Worker]:
     return [worker for worker in workers if worker.pipe in ready]
 
 
+def start_method() -> str:
+    """macOS has fork too, but its libraries may crash in a forked process, so that Python itself spawns there."""
+    return "fork" if sys.platform.startswith("linux") else "spawn"
+
+
 def _start(workers: int, watch: Watch) -> _Worker:
-    """A forked worker shares what is opened; where there is no fork it is spawned, and opens it itself."""
-    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-    context: Any = multiprocessing.get_context(method)
+    """A forked worker shares what is opened; a spawned one opens it itself."""
+    context: Any = multiprocessing.get_context(start_method())
     ours, its = context.Pipe()
     room = watch.share(watch.places(workers))
     process = context.Process(target=_work, args=(its, workers, os.getpid(), room), daemon=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 
 import orjson
 import xxhash
@@ -31,7 +32,7 @@ class Job:
     "auto or the name of one."
     target: str
     "Where the stream is published."
-    max_bad: float | None = None
+    max_bad: Fraction = Fraction(1)
     "The share of bad records above which nothing is published; it shapes no byte."
     limit: int | None = None
     "Only the first records are read: a first look."

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from mdsmix.convert.limits import LEAST_BYTES
 from mdsmix.errors import RecipeError
 
 WORKER_BYTES = 320 << 20
 "What a worker takes at least, reckoned before any has worked: 250-440 MB were measured on short records."
 AMPLE_BYTES = 1 << 30
 "A worker with so much room begins at once."
-LEAST_BYTES = 256 << 20
 HEADROOM = 0.8
 "Of the cap is given out, since a worker may grow between two looks, and the first document is not the largest."
 PERIOD = 0.1
@@ -42,39 +42,6 @@ def bytes_of(text: str) -> int:
             f"--memory {text} is less than one worker takes: give it at least {LEAST_BYTES >> 20}MiB."
         )
     return size
-
-
-def default_cap() -> int:
-    """Half of what the control group or the machine has, in bytes."""
-    limits = [_machine(), *_group_limits()]
-    return max(LEAST_BYTES, min(limits) // 2)
-
-
-def _machine() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _group_limits() -> list[int]:
-    """The limits of the control groups that this process is in, of version 2 and of version 1."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    limits = []
-    for _, controllers, path in (line.split(":", 2) for line in lines):
-        if not controllers:
-            limits += _limits(Path("/sys/fs/cgroup"), path, "memory.max")
-        elif "memory" in controllers.split(","):
-            limits += _limits(Path("/sys/fs/cgroup/memory"), path, "memory.limit_in_bytes")
-    return limits
-
-
-def _limits(root: Path, path: str, name: str) -> list[int]:
-    """Of the group and of all above it: the least one holds. In a container the path may not be there, the root is."""
-    group = root / path.lstrip("/")
-    found = [folder / name for folder in (group, *group.parents) if folder.is_relative_to(root)]
-    texts = [file.read_text().strip() for file in found if file.is_file()]
-    return [int(text) for text in texts if text.isdigit()]
 
 
 @dataclass(slots=True)
@@ -123,6 +90,11 @@ class Watch:
     def share(self, workers: int) -> int:
         """What each of so many workers may take."""
         return int(self.cap * HEADROOM) // workers
+
+
+def is_told() -> bool:
+    """Whether this system tells what a process holds: macOS and some sandboxes do not."""
+    return held(os.getpid()) > 0
 
 
 def held(pid: int) -> int:

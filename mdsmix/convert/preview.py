@@ -8,11 +8,11 @@ from dataclasses import asdict
 from mdsmix import sources
 from mdsmix.convert.guard import listed, published_manifest
 from mdsmix.convert.job import Job, on_day, with_versions
-from mdsmix.convert.publish import refuse_too_many_bad
 from mdsmix.convert.put import is_put
 from mdsmix.convert.run import Options, planned_jobs
 from mdsmix.convert.seen import Content, Seen
 from mdsmix.convert.unit import find_record, window_keys
+from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.recipe import Recipe
 from mdsmix.shards.manifest import Manifest

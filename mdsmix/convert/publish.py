@@ -8,6 +8,7 @@ from mdsmix import __version__
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
 from mdsmix.convert.put import is_put, put
+from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.kinds.assemble import JoinedRows
 from mdsmix.shards.index import make_index
@@ -112,17 +113,6 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
         raise TooManyBadRecords(
             f"stream {job.name}: not one sample came of its source ({_why_empty(records, totals)}), and Streaming "
             "refuses an empty stream; nothing is published. Look at the source, or take the stream out of the recipe."
-        )
-
-
-def refuse_too_many_bad(job: Job, records: Records) -> None:
-    """TooManyBadRecords where more records were bad than the recipe's max_bad allows."""
-    if job.max_bad is not None and records.bad > job.max_bad * records.read:
-        reasons = ", ".join(f"{n} {reason}" for reason, n in records.quarantined.items())
-        raise TooManyBadRecords(
-            f"stream {job.name}: {records.bad} of {records.read} records are bad ({reasons}), more than max_bad "
-            f"{job.max_bad:.4%}; nothing new is published. They lie in {job.target}/quarantine: mend the source, "
-            "or raise max_bad."
         )
 
 

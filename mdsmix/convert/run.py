@@ -7,7 +7,8 @@ so that each is published as soon as it can be, and what goes wrong in one leave
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,9 +18,10 @@ from mdsmix import sources
 from mdsmix.convert import engine
 from mdsmix.convert.guard import published_manifest, refuse_quarantine, refuse_replacing
 from mdsmix.convert.job import Job, make_job, on_day, with_versions
-from mdsmix.convert.memory import Watch, default_cap
+from mdsmix.convert.limits import cpu_count, default_cap
+from mdsmix.convert.memory import Watch, is_told
 from mdsmix.convert.outcome import Outcome, Watcher
-from mdsmix.convert.publish import is_published, publish, refuse_too_many_bad
+from mdsmix.convert.publish import is_published, publish
 from mdsmix.convert.quarantine import bad_name, others, release
 from mdsmix.convert.seen import Content, Seen
 from mdsmix.convert.unit import (
@@ -29,6 +31,7 @@ from mdsmix.convert.unit import (
     open_tokenizer_backend,
     window_keys,
 )
+from mdsmix.convert.verdict import FirstUnits, refuse_too_many_bad
 from mdsmix.encode.backends import Unequal, known_unequal, remember_unequal
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import RecipeError
@@ -38,6 +41,11 @@ from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest, SourceFile
 from mdsmix.sources import Unit
 from mdsmix.storage import locate
+
+UNTOLD = (
+    "this system does not tell what a process holds (no /proc/PID/smaps_rollup), so --memory is not enforced: "
+    "give fewer --workers where memory is short"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +74,8 @@ def convert(recipe: Recipe, options: Options, watcher: Watcher) -> Iterator[Outc
 
     What can be refused without reading a source is refused before the first stream is touched.
     """
+    if not is_told():
+        watcher.say(UNTOLD)
     for job, files in planned_jobs(recipe, options):
         yield _convert_stream(job, files, options, watcher)
 
@@ -86,13 +96,16 @@ def planned_jobs(recipe: Recipe, options: Options) -> list[tuple[Job, list[sourc
     return jobs
 
 
-def _crew(job: Job, files: list[sources.SourceFile], options: Options) -> engine.Crew:
+def _crew(
+    job: Job, files: list[sources.SourceFile], options: Options, watcher: Watcher
+) -> engine.Crew:
     """A process per processor; one more with a store, so that one loads or uploads while the others tokenize."""
     with_store = job.folder.is_s3 or any(file.location.is_s3 for file in files)
     return engine.Crew(
-        workers=options.workers or engine.cpu_count() + with_store,
+        workers=options.workers or cpu_count() + with_store,
         watch=Watch(options.memory or default_cap()),
         set_aside=options.quarantine_crashes,
+        say=lambda sentence: watcher.say(f"{job.name}: {sentence}"),
     )
 
 
@@ -119,7 +132,7 @@ def _convert_stream(
     if old and not options.again and _is_up_to_date(job, old, units, known):
         refuse_too_many_bad(job, old.records)
         return _outcome(job, old, [], began)
-    crew = _crew(job, files, options)
+    crew = _crew(job, files, options, watcher)
     with lease(job.folder, watcher.say) as held:
         job = with_versions(job, old)
         watcher.begin(job.name, sum(file.stat.size for file in files))
@@ -193,11 +206,30 @@ def _results(
     for result in found.values():
         watcher.told(sum(record.size for record in result.records), 0)
     tasks = [partial(convert_unit, job, units[number], None) for number in todo]
+    first = FirstUnits(job, units)
+    _refuse_hopeless(first, found)
     if tasks:
         open_tokenizer_backend(job)  # once, for all workers
-    for task, result in engine.run(tasks, crew, watcher.told):
-        found[todo[task]] = result
+    names = [_named(units[number]) for number in todo]
+    with closing(engine.run(tasks, crew, watcher.told, names)) as finished:
+        for task, result in finished:
+            found[todo[task]] = result
+            _refuse_hopeless(first, found)
     return [found[number] for number in range(len(units))]
+
+
+def _refuse_hopeless(first: FirstUnits, found: Mapping[int, UnitResult]) -> None:
+    """TooManyBadRecords where what is done shows that the stream cannot be published; its bad records can be read then."""
+    if first.is_hopeless(found):
+        done = range(first.done)
+        _release_bad(first.job, [first.units[n] for n in done], [found[n] for n in done])
+        raise first.refusal()
+
+
+def _named(unit: Unit) -> str:
+    """For people."""
+    more = f" and {len(unit.files) - 1} files more" if unit.files[1:] else ""
+    return f"of {unit.name}{more}" + (f" from byte {unit.start} on" if unit.start else "")
 
 
 def _recorded(job: Job, unit: Unit, content: Content) -> UnitResult | None:
@@ -218,7 +250,7 @@ def _limited(
             return
         # The rest of the limit is in the unit's key: it follows from what the units before held.
         task = partial(convert_unit, replace(job, limit=limit), unit, limit)
-        ((_, result),) = engine.run([task], crew, watcher.told)
+        ((_, result),) = engine.run([task], crew, watcher.told, [_named(unit)])
         limit -= sum(record.records.read for record in result.records)
         yield result
 

@@ -139,11 +139,9 @@ class _Pace:
         halvings = self._attempt.halvings + self._shrunk
         for piece in pieces(len(batch.records), halvings, without):
             self._line.wait_for_room()
-            if self._attempt.deaths:
-                self._line.at(place(batch, piece))
+            self._line.at(place(batch, piece))
             yield piece
-        if self._attempt.deaths:
-            self._line.at(None)
+        self._line.at(None)
         if self._line.is_tight() and self._shrunk < MOST_SHRUNK:
             self._shrunk += 1
 

@@ -33,7 +33,7 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
         yield f"target_prompts is {recipe.target_prompts!r}; it must be none, all or length>=N with N of at least 1."
     if recipe.compression and not COMPRESSION.fullmatch(recipe.compression):
         yield f"compression is {recipe.compression!r}; it must be zstd or zstd:N with N from 1 to 22."
-    if recipe.max_bad is not None and not SHARE.fullmatch(str(recipe.max_bad)):
+    if not SHARE.fullmatch(str(recipe.max_bad)):
         yield f"max_bad is {recipe.max_bad!r}; it must be a share such as 0.001 or 0.1%."
     if not recipe.decoder_only_format and (recipe.target_prompts, recipe.target_responses) != (
         "none",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,7 +99,7 @@ class Recipe:
     target_responses: Literal["last", "all"] = "last"
     special_tokens_in_text: Literal["escape", "allow", "reject"] = "escape"
     compression: str | None = None
-    max_bad: str | int | float | None = None
+    max_bad: str | int | float = "10%"
     "The share of quarantined records, 0.001 or 0.1%, above which nothing is published."
     publish: Literal["replace", "versioned"] = "replace"
     "In place, or as versions beside one another, which never change."
@@ -119,11 +120,10 @@ class Recipe:
         return "name" in self.train_loader
 
     @property
-    def max_bad_share(self) -> float | None:
-        if self.max_bad is None:
-            return None
+    def max_bad_share(self) -> Fraction:
+        """Exact: 29 of 100 records are not more than 29%, which as a float they are."""
         text = str(self.max_bad)
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        return Fraction(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
 
     @property
     def sourced(self) -> list[StreamSpec]:

@@ -1,0 +1,96 @@
+"""How many bad records are too many: of the whole stream, and on the way to it.
+
+What counts is the share of all records. A run stops before it knows them where that share can be told: where the first
+units are nearly all bad (the wrong file, the wrong field), or where the records still to come are too few to bring the
+share down. Units are looked at in the order of the plan, so that any number of workers comes to the same sentence. How many
+records are to come nobody knows; a line takes two bytes, which is a sound bound, if a wide one, of a plain file, and a
+compressed file has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import accumulate
+from math import inf
+
+from mdsmix.convert.job import Job
+from mdsmix.convert.unit import UnitResult
+from mdsmix.errors import TooManyBadRecords
+from mdsmix.shards.manifest import Records
+from mdsmix.sources import Unit, has_one_window
+
+FIRST_UNITS = 3
+NEARLY_ALL = Fraction(9, 10)
+LEAST_LINE = 2
+"Bytes."
+
+
+def refuse_too_many_bad(job: Job, records: Records) -> None:
+    """TooManyBadRecords where more records of the whole stream were bad than the recipe's max_bad allows."""
+    if records.bad > job.max_bad * records.read:
+        raise TooManyBadRecords(
+            f"stream {job.name}: {_bad_of(records)}, more than max_bad {_percent(job.max_bad)}; nothing new is published. "
+            f"{_where(job)}"
+        )
+
+
+@dataclass(slots=True)
+class FirstUnits:
+    """The first units of the plan, as far as all of them are done."""
+
+    job: Job
+    units: Sequence[Unit]
+    done: int = 0
+    records: Records = field(default_factory=Records)
+    _to_come: list[float] = field(default_factory=list)
+    "For each number of finished units: how many records the others hold at most."
+
+    def is_hopeless(self, found: Mapping[int, UnitResult]) -> bool:
+        """Whether no later unit can mend the share; `done` then says how many were needed to know. `found`: what is
+        finished, by the unit's number."""
+        self._to_come = self._to_come or _most_to_come(self.units)
+        while self.done in found:
+            self.records = sum((r.records for r in found[self.done].records), self.records)
+            self.done += 1
+            if self.done < len(self.units) and self._is_beyond():
+                return True
+        return False
+
+    def refusal(self) -> TooManyBadRecords:
+        of = f"the first {self.done} of {len(self.units)} work units"
+        return TooManyBadRecords(
+            f"stream {self.job.name}: {_bad_of(self.records)} in {of}, and max_bad is {_percent(self.job.max_bad)}, so the others "
+            f"were not waited for; nothing new is published, finished units are kept. {_where(self.job)}"
+        )
+
+    def _is_beyond(self) -> bool:
+        bad, read, most = self.records.bad, self.records.read, self.job.max_bad
+        if self.done == FIRST_UNITS and bad > max(NEARLY_ALL, most) * read:
+            return True
+        return bad > most * (read + self._to_come[self.done])
+
+
+def _most_to_come(units: Sequence[Unit]) -> list[float]:
+    return [*accumulate(map(_most_records, reversed(units)), initial=0)][::-1]
+
+
+def _most_records(unit: Unit) -> float:
+    if not has_one_window(unit):
+        return inf
+    ends = [file.stat.size if unit.end is None else unit.end for file in unit.files]
+    return sum((end - unit.start) // LEAST_LINE + 1 for end in ends)
+
+
+def _bad_of(records: Records) -> str:
+    reasons = ", ".join(f"{n:,} {reason}" for reason, n in records.quarantined.items())
+    return f"{records.bad:,} of {records.read:,} records are bad ({reasons})"
+
+
+def _percent(share: Fraction) -> str:
+    return f"{float(100 * share):.4f}".rstrip("0").rstrip(".") + "%"
+
+
+def _where(job: Job) -> str:
+    return f"They lie in {job.target}/quarantine: mend the source, or raise max_bad (1.0 allows any number)."

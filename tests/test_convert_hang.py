@@ -1,0 +1,279 @@
+"""A worker of which nothing will come is noticed, told of and replaced; one that only takes long is left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.convert import hang
+from mdsmix.convert.attempts import Attempt, Place, pieces
+from mdsmix.convert.engine import Crew, Line, run
+from mdsmix.convert.memory import Watch
+from mdsmix.encode.pretraining import Documents
+from mdsmix.errors import MdsmixError
+from tests.alarm import at_most
+from tests.converting import (
+    chats,
+    documents,
+    mdsmix,
+    quarantined,
+    run_recipe,
+    token_rows,
+    write_jsonl,
+    write_recipe,
+)
+
+SILENT = 0.6
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang, "SILENT_SECONDS", SILENT)
+    monkeypatch.setattr(hang, "LOOK_SECONDS", 0.05)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def loop() -> None:
+    while True:
+        pass
+
+
+def read_what_never_comes() -> None:
+    """What a mount that does not answer looks like: the read does not return."""
+    os.read(os.pipe()[0], 1)
+
+
+def hang_once(how: Any, attempt: Attempt, line: Line) -> tuple[int, int]:
+    """Hangs while nothing is in work."""
+    if not attempt.deaths:
+        how()
+    return attempt.deaths, attempt.halvings
+
+
+def hang_at(stuck: int, how: Any, attempt: Attempt, line: Line) -> list[int]:
+    """A unit of 8 records, one of which hangs whoever has it in work."""
+    skipped = {offset for _, offset in attempt.skipped}
+    done = list[int]()
+    for piece in pieces(8, attempt.halvings, skipped):
+        line.at(Place(file="a", offset=piece.start, length=9, records=len(piece), size=72))
+        if stuck in piece:
+            how()
+        done += piece
+    line.at(None)
+    return done
+
+
+def silent(size: int, tokens: int) -> None: ...
+
+
+def crew(said: list[str], workers: int = 1, set_aside: bool = False) -> Crew:
+    watch = Watch(64 << 30)
+    return Crew(workers=workers, watch=watch, set_aside=set_aside, say=said.append)
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [(stop, "it was stopped by a signal"), (read_what_never_comes, "uses no processor time")],
+)
+def test_a_worker_without_a_sign_of_life_is_told_of_and_replaced(how: Any, why: str) -> None:
+    said: list[str] = []
+    with at_most(30):
+        ((_, result),) = run([partial(hang_once, how)], crew(said), silent, ["of a.jsonl"])
+    assert result == (1, 30)
+    (sentence,) = said
+    assert "a worker process hung (no sign of life for " in sentence
+    assert why in sentence
+    assert "over the work unit of a.jsonl, while no record was in work" in sentence
+
+
+def test_an_endless_loop_over_a_record_is_found_and_named() -> None:
+    said: list[str] = []
+    with at_most(60), pytest.raises(MdsmixError) as caught:
+        list(run([partial(hang_at, 5, loop)], crew(said), silent, ["of a"]))
+    assert "worker processes hang (not done with 72 bytes after " in str(caught.value)
+    assert "at the record at byte 5 of a (9 bytes)" in str(caught.value)
+    assert "the 8 records from byte 0 of a on" in said[0]
+    assert "the record at byte 5 of a" in said[1]
+
+
+def test_a_record_that_hangs_workers_is_set_aside_where_that_is_asked_for() -> None:
+    with at_most(60):
+        ((_, done),) = run([partial(hang_at, 5, loop)], crew([], set_aside=True), silent)
+    assert done == [0, 1, 2, 3, 4, 6, 7]
+
+
+def test_the_others_go_on(tmp_path: Path) -> None:
+    with at_most(30):
+        tasks = [partial(hang_once, stop), *[partial(hang_once, int)] * 20]
+        assert sorted(n for n, _ in run(tasks, crew([], workers=2), silent)) == [*range(21)]
+
+
+def work_in_silence(seconds: float, attempt: Attempt, line: Line) -> int:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+    return attempt.deaths
+
+
+def take_long(size: int, attempt: Attempt, line: Line) -> int:
+    """Longer than the patience with an endless loop, over many bytes."""
+    line.at(Place(file="a", offset=0, length=9, records=1, size=size))
+    work_in_silence(3 * SILENT, attempt, line)
+    line.at(None)
+    return attempt.deaths
+
+
+def tell_now_and_then(attempt: Attempt, line: Line) -> int:
+    for _ in range(8):
+        time.sleep(SILENT / 3)
+        line.told(1, 1)
+    return attempt.deaths
+
+
+@pytest.mark.parametrize(
+    "task",
+    [partial(work_in_silence, 3 * SILENT), partial(take_long, 6_000_000), tell_now_and_then],
+)
+def test_who_works_or_tells_is_left_alone(task: Any) -> None:
+    said: list[str] = []
+    with at_most(60):
+        assert list(run([task], crew(said), silent)) == [(0, 0)]
+    assert said == []
+
+
+def test_who_waits_for_room_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pulse = hang.Pulse()
+    for _ in range(8):
+        time.sleep(SILENT / 4)
+        assert pulse.look(os.getppid(), None, waits=True) is None
+    assert pulse.silent <= SILENT / 2
+
+
+def test_a_run_that_stood_still_itself_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-Z, and hours later `fg`: what passed between two looks was not waited."""
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(hang, "_process", lambda pid: ("S", 7))
+    pulse = hang.Pulse()
+    for step in (1, 7200, 0.06):
+        clock[0] += step
+        assert pulse.look(1, 10, False) is None
+    for _ in range(20):
+        clock[0] += 0.06
+        why = pulse.look(1, 10, False)
+    assert why is not None
+
+
+def test_where_the_system_tells_nothing_only_records_are_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    pulse = hang.Pulse()
+    gone = 2**22 + 1
+    for _ in range(100):
+        clock[0] += 0.1
+        assert pulse.look(gone, None, False) is None
+    assert "not done with 10 bytes" in str(pulse.look(gone, 10, False) or pulse._why(" ", 10))
+
+
+def test_the_patience_is_longer_than_a_silent_store_lasts() -> None:
+    """In a process of its own, where nothing is patched."""
+    code = "from mdsmix.convert.hang import SILENT_SECONDS; print(SILENT_SECONDS)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) > 2 * 123
+
+
+@pytest.fixture
+def stuck(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A source of which the 8th record's encoding waits for ever."""
+    encode = Documents.encode
+
+    def encoding(self: Documents, records: list[Any]) -> Any:
+        if any(record["text"] == "stuck" for record in records):
+            read_what_never_comes()
+        return encode(self, records)
+
+    monkeypatch.setattr(Documents, "encode", encoding)
+    texts = ["stuck" if n == 7 else f"text number {n:04}" for n in range(30)]
+    write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in texts])
+    streams = {"web": documents(tmp_path / "a.jsonl")}
+    return write_recipe(tmp_path, tokenizer_folder, streams=streams)
+
+
+def test_a_conversion_names_the_stream_the_unit_and_the_record(stuck: Path) -> None:
+    with at_most(120):
+        answer = mdsmix("convert", stuck)
+    *said, error = answer.err.splitlines()
+    offset = 7 * len('{"text":"text number 0000"}\n')
+    assert answer.code == 1
+    assert error.startswith("error: worker processes hang (no sign of life for ")
+    assert f"at the record at byte {offset} of a.jsonl" in error
+    first = next(line for line in said if "hung" in line)
+    assert first.startswith("web: a worker process hung (no sign of life for ")
+    assert "over the work unit of a.jsonl, the 30 records from byte 0 of a.jsonl on" in first
+
+
+def test_a_conversion_sets_aside_the_record_that_it_hangs_at(stuck: Path, tmp_path: Path) -> None:
+    with at_most(120):
+        run_recipe(stuck, quarantine_crashes=True)
+    (bad,) = quarantined(tmp_path / "out" / "web" / "train")
+    assert (bad["line"], bad["reason"]) == (8, "crashed_worker")
+
+
+def test_a_chat_template_that_never_ends_is_noticed(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its budget ends it long before; here the budget is taken away."""
+    from mdsmix.encode import budget
+
+    monkeypatch.setattr(budget, "STEP_LIMIT", 10**15)
+    monkeypatch.setattr(budget, "RANGE_LIMIT", 10**15)
+    monkeypatch.setattr(budget, "PATIENCE", 1e9)
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    write_jsonl(tmp_path / "a.jsonl", [{"messages": turns}])
+    loops = "{% for a in range(99999999) %}{% endfor %}"
+    kwargs = {"chat_template": f"{loops * 99}{{{{ messages[0].content }}}}"}
+    streams = {"chat": chats(tmp_path / "a.jsonl")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    tree = json.loads(recipe.read_text())
+    recipe.write_text(json.dumps(tree | {"tokenizer": tree["tokenizer"] | {"kwargs": kwargs}}))
+    with at_most(120):
+        answer = mdsmix("convert", recipe)
+    assert answer.code == 1
+    assert "at the record at byte 0 of a.jsonl" in answer.err
+
+
+def test_a_unit_that_was_stopped_once_gives_the_same_rows(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"text": f"text number {n}"} for n in range(30)])
+    streams = {"web": documents(tmp_path / "a.jsonl")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    run_recipe(recipe, f"local={tmp_path / 'whole'}")
+    encode, was_stopped = Documents.encode, tmp_path / "stopped"
+
+    def encoding(self: Documents, records: list[Any]) -> Any:
+        if not was_stopped.exists():
+            was_stopped.touch()
+            stop()
+        return encode(self, records)
+
+    monkeypatch.setattr(Documents, "encode", encoding)
+    with at_most(120):
+        run_recipe(recipe)
+    assert was_stopped.exists()
+    whole = token_rows(tmp_path / "whole" / "web" / "train")
+    assert token_rows(tmp_path / "out" / "web" / "train") == whole
