@@ -135,7 +135,7 @@ def deadly(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPat
     encode = Documents.encode
 
     def dying(self: Documents, records: list[Any]) -> Any:
-        if any(record["text"] == DEADLY for record in records):
+        if any(record.text == DEADLY for record in records):
             os.kill(os.getpid(), signal.SIGKILL)
         return encode(self, records)
 

@@ -202,7 +202,7 @@ def stuck(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatc
     encode = Documents.encode
 
     def encoding(self: Documents, records: list[Any]) -> Any:
-        if any(record["text"] == "stuck" for record in records):
+        if any(record.text == "stuck" for record in records):
             read_what_never_comes()
         return encode(self, records)
 

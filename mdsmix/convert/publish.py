@@ -108,12 +108,12 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
             f"stream {job.name}: {records.read} records read, but {records.written} written, {records.dropped} "
             f"filtered and {records.bad} quarantined; nothing is published. This is a defect of mdsmix."
         )
-    refuse_too_many_bad(job, records)
     if not totals.samples:
         raise TooManyBadRecords(
             f"stream {job.name}: not one sample came of its source ({_why_empty(records, totals)}), and Streaming "
             "refuses an empty stream; nothing is published. Look at the source, or take the stream out of the recipe."
         )
+    refuse_too_many_bad(job, records)
 
 
 def _why_empty(records: Records, totals: Totals) -> str:
