@@ -102,3 +102,13 @@ def test_starting_up_imports_nothing_heavy(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"torch", "streaming", "transformers", "tokenizers", "boto3", "numpy", "omegaconf"}
     assert not heavy & set(done.stdout.split())
+
+
+def test_windows_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no fcntl, so a run would end in a traceback."""
+    monkeypatch.setattr(sys, "platform", "win32")
+    answer = mdsmix("convert", "recipe.yaml")
+    assert (answer.code, answer.out) == (4, "")
+    assert answer.err.splitlines() == [
+        "error: mdsmix runs on Linux, and on macOS, not on Windows itself: run it in WSL, where the same commands work."
+    ]

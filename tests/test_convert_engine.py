@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -328,4 +329,19 @@ def test_a_run_that_is_given_up_ends_its_workers() -> None:
     results = run([partial(square, n, 0.01) for n in range(50)], crew(2), silent)
     next(results)
     results.close()  # type: ignore[attr-defined]
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    ("platform", "method"), [("linux", "fork"), ("darwin", "spawn"), ("freebsd14", "spawn")]
+)
+def test_only_linux_forks(platform: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    assert engine.start_method() == method
+
+
+def test_spawned_workers_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "start_method", lambda: "spawn")
+    found = dict(run([partial(square, n, 0) for n in range(3)], crew(2), silent))
+    assert {n: result for n, (result, _) in found.items()} == {0: 0, 1: 1, 2: 4}
     assert multiprocessing.active_children() == []
