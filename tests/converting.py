@@ -69,10 +69,12 @@ def write_jsonl(path: Path, records: Sequence[Any]) -> Path:
 
 
 def write_recipe(folder: Path, tokenizer: Path, **settings: Any) -> Path:
-    """A recipe in `folder` that publishes below `folder`/out and reads rows of 16 tokens, unless `settings` say otherwise."""
+    """A recipe in `folder` that publishes below `folder`/out, reads rows of 16 tokens and allows any number of bad records,
+    unless `settings` say otherwise; None leaves a key out."""
     tree = {
         "tokenizer": {"name": str(tokenizer)},
         "max_seq_len": 16,
+        "max_bad": "100%",
         "local": str(folder / "out"),
     } | settings
     path = folder / "recipe.yaml"

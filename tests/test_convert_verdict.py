@@ -53,7 +53,7 @@ def records(bad: int, count: int = 10, seed: int = 0) -> list[dict[str, str]]:
 def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     windows(monkeypatch, WINDOW)
     streams = {"web": documents(tmp_path / "data" / "*.jsonl")}
-    return write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    return write_recipe(tmp_path, tokenizer_folder, streams=streams, max_bad=None)
 
 
 def done_units(folder: Path) -> int:
@@ -173,7 +173,9 @@ def test_a_share_of_exactly_max_bad_is_not_more(
 
 def make(folder: Path, tokenizer_folder: Path, *overrides: str) -> Any:
     streams = {"web": documents(folder / "*.jsonl")}
-    recipe = load_recipe(write_recipe(folder, tokenizer_folder, streams=streams), overrides)
+    recipe = load_recipe(
+        write_recipe(folder, tokenizer_folder, streams=streams, max_bad=None), overrides
+    )
     return make_job(recipe, recipe.sourced[0], open_tokenizer(recipe.tokenizer), None)
 
 
