@@ -164,6 +164,12 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
+def lying_at(place: object) -> dict[str, bytes]:
+    """The same of a folder or a bucket."""
+    folder = locate(str(place))
+    return {name: (folder / name).read() for name, _ in folder.list(recursive=True)}
+
+
 def times(folder: Path) -> dict[str, int]:
     return {str(p): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
 

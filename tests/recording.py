@@ -26,7 +26,6 @@ from urllib.parse import unquote
 import pytest
 import xxhash
 
-from mdsmix.storage import locate
 from tests.faults import Proxy, Request
 
 State = Mapping[str, bytes]
@@ -200,8 +199,3 @@ def _step_of(request: Request, name: str, root: str, lying: dict[str, bytes]) ->
         "create" if "if-none-match" in headers else "replace" if "if-match" in headers else "write"
     )
     return Step(how, name, request.body, *times)
-
-
-def lying_at(url: str) -> State:
-    folder = locate(url)
-    return {name: (folder / name).read() for name, _ in folder.list(recursive=True)}

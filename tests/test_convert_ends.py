@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from mdsmix.shards import lease as lease_module
-from tests.converting import documents, mdsmix, windows, write_jsonl, write_recipe
+from tests.converting import documents, lying_at, mdsmix, windows, write_jsonl, write_recipe
 from tests.order import INDEX, RECORD, VERSION, index_in, lacks, lost_of, manifest_in
 from tests.power import ends, lay_down
-from tests.recording import TEMPORARY, Disk, State, lying_at
+from tests.recording import TEMPORARY, Disk, State
 
 ENDS = int(os.environ.get("MDSMIX_TEST_ENDS", "4"))
 SEED = int(os.environ.get("MDSMIX_TEST_SEED", "0"))
@@ -90,11 +90,11 @@ def test_wherever_a_conversion_ends_the_old_stream_stays_or_the_new_one_is_there
     if before:
         convert(recipe, before)
     write_sources(tmp_path, 2)
-    old, disk = lying_at(str(out)), Disk(out, tmp_path / "recorded")
+    old, disk = lying_at(out), Disk(out, tmp_path / "recorded")
     with disk.recording(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(lease_module, "_machine", lambda: "the machine until it failed")
         convert(recipe, after)
-    new = lying_at(str(out))
+    new = lying_at(out)
     killed, cut = ends(disk, old, SEED, each=8)
     assert len(killed) > 30
     assert len(cut) > 40
@@ -114,7 +114,7 @@ def test_wherever_a_conversion_ends_the_old_stream_stays_or_the_new_one_is_there
         shutil.rmtree(out)
         lay_down(end.state, out)
         convert(recipe, after)
-        left = lying_at(str(out)).items()
+        left = lying_at(out).items()
         assert {name: content for name, content in left if not LEFT.search(name)} == new, end.call
         assert mdsmix("verify", out / "web").code == 0
 
@@ -127,7 +127,7 @@ def test_wherever_gc_ends_nothing_that_is_left_lacks_a_shard(
     for version in (1, 2):
         write_sources(tmp_path, version)
         convert(recipe, way)
-    before, disk = lying_at(str(out)), Disk(out, tmp_path / "recorded")
+    before, disk = lying_at(out), Disk(out, tmp_path / "recorded")
     with disk.recording():
         gc(out, "--keep", "1")
     killed, cut = ends(disk, before, SEED, each=16)

@@ -1,4 +1,4 @@
-"""Versions never change, share what is unchanged, and a publication that was killed at any step is completed by the next run."""
+"""Versions never change, share what is unchanged, and are found by whoever asks for the stream."""
 
 from __future__ import annotations
 

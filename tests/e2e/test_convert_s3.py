@@ -13,6 +13,7 @@ from tests.converting import (
     chats,
     documents,
     files,
+    lying_at,
     mdsmix,
     pairs,
     run_recipe,
@@ -22,11 +23,6 @@ from tests.converting import (
 )
 
 SECRETS = ("a-password-for-loopback", "not-the-password", "mdsmix-tests")
-
-
-def objects(url: str) -> dict[str, bytes]:
-    folder = locate(url)
-    return {name: (folder / name).read() for name, _ in folder.list(recursive=True)}
 
 
 @pytest.fixture
@@ -65,7 +61,7 @@ def test_a_bucket_gets_the_bytes_of_a_disk_whatever_the_workers(
     for workers in (1, 3):
         remote = f"s3://{bucket}/mix-{workers}"
         run_recipe(recipe, f"remote={remote}", workers=workers)
-        assert objects(remote) == on_disk
+        assert lying_at(remote) == on_disk
     before = dict(locate(remote).list(recursive=True))
     outcomes = run_recipe(recipe, f"remote={remote}")
     assert {outcome.state for outcome in outcomes} == {"up to date"}

@@ -1,6 +1,6 @@
 """Killed anywhere, same bytes: SIGKILL of the whole process tree at random moments, and the same command again.
 
-`MDSMIX_TEST_KILLS` says how often (20; `make soak`: 100), `MDSMIX_TEST_SEED` at which moments.
+`MDSMIX_TEST_KILLS` says how often (10; `make soak`: 100), `MDSMIX_TEST_SEED` at which moments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mdsmix.storage import Location, locate
 from tests.converting import documents, mdsmix, pairs, windows, write_jsonl, write_recipe
 from tests.doomed import Run, Write
 
-KILLS = int(os.environ.get("MDSMIX_TEST_KILLS", "20"))
+KILLS = int(os.environ.get("MDSMIX_TEST_KILLS", "10"))
 SEED = int(os.environ.get("MDSMIX_TEST_SEED", "0"))
 WINDOW = 4_000
 STREAMS = ("web", "faq")

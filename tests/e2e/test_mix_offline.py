@@ -17,7 +17,8 @@ from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import read_manifest
 from mdsmix.shards.whole import read_whole
-from mdsmix.storage import Location, locate
+from mdsmix.storage import locate
+from tests.converting import lying_at
 from tests.published import CARD, CONCAT, LENGTH, publish
 
 
@@ -55,10 +56,6 @@ def mix(recipe: Path, out: object) -> Result:
     return CliRunner().invoke(app, command)
 
 
-def objects(folder: Location) -> dict[str, bytes]:
-    return {name: (folder / name).read() for name, _ in folder.list(recursive=True)}
-
-
 def test_from_a_bucket_into_it_as_from_folders_into_one(
     recipe: Path, bucket: str, tmp_path: Path
 ) -> None:
@@ -74,7 +71,7 @@ def test_from_a_bucket_into_it_as_from_folders_into_one(
 
     here = mix(write_recipe(tmp_path / "local.yaml", str(tmp_path), "a", "b"), tmp_path / "all")
     assert here.exit_code == 0, here.output
-    assert objects(folder) == objects(locate(tmp_path / "all" / "train"))
+    assert lying_at(folder) == lying_at(locate(tmp_path / "all" / "train"))
     assert "up to date" in mix(recipe, out).output
     again = write_recipe(tmp_path / "again.yaml", f"s3://{bucket}/mixes", "all")
     assert CliRunner().invoke(app, ["render-yaml", str(again)]).exit_code == 0

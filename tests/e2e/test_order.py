@@ -14,10 +14,10 @@ from mdsmix.shards.published import current
 from mdsmix.storage import Location, locate
 from mdsmix.storage.local import LocalPath
 from mdsmix.storage.s3 import S3Path
-from tests.converting import documents, mdsmix, windows, write_jsonl, write_recipe
+from tests.converting import documents, lying_at, mdsmix, windows, write_jsonl, write_recipe
 from tests.faults import Proxy
 from tests.order import RECORD, RULES, Story, held_against
-from tests.recording import Disk, lying_at, steps_in_a_store
+from tests.recording import Disk, steps_in_a_store
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. "} for n in range(40)]
 

@@ -25,7 +25,15 @@ from mdsmix.shards import lease as lease_module
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
 from mdsmix.storage import Location, locate, s3_upkeep
-from tests.converting import documents, mdsmix, run_recipe, windows, write_jsonl, write_recipe
+from tests.converting import (
+    documents,
+    lying_at,
+    mdsmix,
+    run_recipe,
+    windows,
+    write_jsonl,
+    write_recipe,
+)
 from tests.test_shards_lease import BEAT, ELSEWHERE
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
@@ -51,10 +59,6 @@ def recipe(
 def published(bucket: str, recipe: Path) -> Location:
     run_recipe(recipe)
     return locate(f"s3://{bucket}/mix/web/train")
-
-
-def content(folder: Location) -> dict[str, bytes]:
-    return {name: (folder / name).read() for name, _ in folder.list(recursive=True)}
 
 
 def shards(folder: Location) -> list[Location]:
@@ -112,7 +116,7 @@ def test_a_store_without_conditions_is_written_to_all_the_same() -> None:
 
 
 def test_a_stream_is_verified_repaired_and_verified(published: Location, recipe: Path) -> None:
-    before = content(published)
+    before = lying_at(published)
     answer = mdsmix("verify", published)
     assert (answer.code, answer.out.endswith("bytes: whole\n")) == (0, True)
     flipped, gone = shards(published)[0], shards(published)[2]
@@ -125,7 +129,7 @@ def test_a_stream_is_verified_repaired_and_verified(published: Location, recipe:
     answer = mdsmix("repair", published.parent, "--recipe", recipe, "--workers", "1")
     assert answer.code == 0
     assert "repaired, 2 of " in answer.out
-    assert content(published) == before
+    assert lying_at(published) == before
     assert mdsmix("verify", published).code == 0
 
 
@@ -155,11 +159,11 @@ def test_gc_finds_replaced_shards_and_unfinished_uploads(
     assert {"shard", "unit record", "old index", "unfinished write"} <= {f.kind for f in found}
     (upload,) = [item for item in found if item.kind == "unfinished write"]
     assert (upload.name, upload.bytes) == ("large.mds", 5)
-    before = content(published)
+    before = lying_at(published)
     delete_garbage(published, 0, lambda _: None)
     left = [upload["Key"] for upload in store.list_multipart_uploads(Bucket=bucket)["Uploads"]]
     assert left == ["mix/web/trainer/other.mds"]
-    assert before.keys() - content(published).keys() == {f.name for f in found if f is not upload}
+    assert before.keys() - lying_at(published).keys() == {f.name for f in found if f is not upload}
     assert find_garbage(published, 0) == []
     assert mdsmix("verify", published).code == 0
     assert run_recipe(recipe)[0].state == "up to date"
