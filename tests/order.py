@@ -294,10 +294,13 @@ def the_lease_is_confirmed_before_the_index(story: Story, step: Step) -> Iterato
     """After the last unit record, or the last shard of a mix."""
     if step.content is not None and _base(step) == INDEX:
         split = split_of(_home(step))
+        is_mix = f"{split}/.mdsmix/mixed" in story.after
         mine = [s for s in story.steps if split_of(_home(s)) == split and s.ended <= step.began]
-        work = [s.ended for s in mine if RECORD.fullmatch(s.name)]
-        beats = [s.began for s in mine if s.name == f"{split}/{LEASE}" and s.content is not None]
-        yield max(beats) > max(work, default=0)
+        work = [
+            s for s in mine if (SHARD.fullmatch(_base(s)) if is_mix else RECORD.fullmatch(s.name))
+        ]
+        beats = [s for s in mine if s.name == f"{split}/{LEASE}" and s.content is not None]
+        yield max(s.began for s in beats) > max((s.ended for s in work), default=0)
 
 
 RULES: tuple[Rule, ...] = (

@@ -104,6 +104,14 @@ def test_a_version_that_comes_back_is_the_one_that_is_there(recipe: Path) -> Non
     assert times(first) == stamps
 
 
+def test_a_version_that_lost_its_card_gets_it_back(recipe: Path) -> None:
+    _, first = publish(recipe, TEXTS)
+    before = files(first)
+    (first / "mdsmix.manifest").unlink()
+    assert publish(recipe, TEXTS)[0].done == 0
+    assert files(first) == before
+
+
 def test_the_card_of_a_version_stays_when_only_the_sources_are_others(
     recipe: Path, split: Path
 ) -> None:
