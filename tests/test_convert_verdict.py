@@ -232,3 +232,15 @@ def test_no_bound_holds_for_what_a_compressed_file_may_hold(
     first = FirstUnits(job, units)
     assert len(units) >= 4
     assert not first.is_hopeless({number: result(50, 45) for number in range(3)})
+
+
+def test_only_the_first_three_units_are_judged_by_what_they_are_alone(
+    units: list[Unit], tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """94 % after eight units, and two that may still be good."""
+    job = make(tmp_path, tokenizer_folder, "max_bad=89%")
+    found = {number: result(50, 42 if number < 3 else 50) for number in range(8)}
+    assert not FirstUnits(job, units).is_hopeless(found)
+    first = FirstUnits(job, units)
+    assert first.is_hopeless({number: result(50, 46) for number in range(8)})
+    assert first.done == 3
