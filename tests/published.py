@@ -18,7 +18,14 @@ import xxhash
 import zstandard
 
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
-from mdsmix.shards.manifest import Encoding, Manifest, Records, TokenizerCard, Totals
+from mdsmix.shards.manifest import (
+    FORMAT_VERSION,
+    Encoding,
+    Manifest,
+    Records,
+    TokenizerCard,
+    Totals,
+)
 from mdsmix.shards.mds import Layout, Rows, shard_parts
 
 CARD = TokenizerCard(name="tok", hash="a" * 32, vocab_size=512, bos_id=None, eos_id=0, pad_id=1)
@@ -145,7 +152,7 @@ def make_manifest(
         "add_eos": True if is_plain else None,
     }
     return Manifest(
-        format_version=1,
+        format_version=FORMAT_VERSION,
         tool_version="0",
         encoding=Encoding(**settings | encoding),
         tokenizer=tokenizer,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, TokenizerSpec
+from mdsmix.shards.manifest import Encoding
 from tests.corpus import CHATML
 from tests.styles import DATED, letters
 
@@ -101,3 +102,27 @@ def test_a_backend_is_trusted_until_it_is_found_unequal(
     remember_unequal(job.tokenizer, Unequal("fastokens 1", "text"))
     assert not job.trusts("fastokens 1")
     assert job.trusts("fastokens 2")
+
+
+def test_a_setting_at_its_default_is_in_no_key(tmp_path: Path) -> None:
+    """What a later version adds to the settings rebuilds nobody's streams, until somebody uses it."""
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Later(Encoding):
+        pictures: str | None = None
+        tags: dict[str, str] = field(default_factory=dict)
+
+    job = job_of(letters(tmp_path))
+    settings = {f.name: getattr(job.encoding, f.name) for f in fields(job.encoding)}
+    assert replace(job, encoding=Later(**settings)).key("one") == job.key("one")
+    used = Later(**settings, pictures="yes")
+    assert replace(job, encoding=used).key("one") != job.key("one")
+    tagged = Later(**settings, tags={"a": "b"})
+    assert replace(job, encoding=tagged).key("one") not in (
+        job.key("one"),
+        replace(job, encoding=used).key("one"),
+    )
+    for name in ("layout", "add_bos", "add_eos", "min_tokens"):
+        assert name in job.encoding.stated, (
+            "what a recipe's stream says, none of it at our defaults"
+        )

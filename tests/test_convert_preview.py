@@ -70,7 +70,7 @@ def test_a_dry_run_says_what_is_lost_unpublished_or_no_longer_trusted(recipe: Pa
 def test_a_dry_run_of_a_first_look_reads_no_source(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "content_hash", None)
+    monkeypatch.setattr(sources, "content_of", None)
     assert "the first 7 records would be converted" in said(recipe, limit=7)
 
 

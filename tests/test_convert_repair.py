@@ -71,10 +71,11 @@ def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], l
     heard.touch()
     real = unit._convert
 
-    def hearing(job: Any, of: Any, key: str, *rest: Any) -> Any:
+    def hearing(*settings: Any) -> Any:
+        record = real(*settings)
         with heard.open("a") as file:
-            file.write(f"{key}\n")
-        return real(job, of, key, *rest)
+            file.write(f"{record.key}\n")
+        return record
 
     monkeypatch.setattr(unit, "_convert", hearing)
     return lambda: heard.read_text().split()

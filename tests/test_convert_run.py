@@ -171,7 +171,7 @@ def test_an_added_and_a_removed_file_change_their_own_units_only(
     assert only(run_recipe(recipe)).done == 0
     assert _parts(published) == before
     assert files(published)["index.json"] == content
-    assert {s.path for s in manifest_of(published).sources} == {"0.jsonl", "1.jsonl", "2.jsonl"}
+    assert {s.path for s in manifest_of(published).sources} == {f"data/{n}.jsonl" for n in range(3)}
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mdsmix.convert.seen import Content, Seen
-from mdsmix.sources import SourceFile, Unit
+from mdsmix.convert.seen import Seen
+from mdsmix.sources import Content, SourceFile, Unit, Window
 from mdsmix.storage import Stat, locate
 
-CONTENT = Content(hash="c" * 32, windows=(0, 2))
+WINDOWS = tuple(Window(number=n, digest=f"{n}" * 32, place="p") for n in (0, 2))
+CONTENT = Content(windows=WINDOWS, files=("f" * 32,))
+OTHER = Content(windows=WINDOWS[:1], files=("f" * 32,))
 
 
 @pytest.fixture(autouse=True)
@@ -36,11 +37,13 @@ def test_a_unit_is_known_by_its_files_their_stamps_and_its_place() -> None:
 
 def test_what_is_no_longer_in_the_plan_is_forgotten() -> None:
     Seen.of("/mix").save([unit()], [CONTENT])
-    Seen.of("/mix").save([unit(start=5)], [replace(CONTENT, hash="d" * 32)])
+    Seen.of("/mix").save([unit(start=5)], [OTHER])
     assert Seen.of("/mix").content(unit()) is None
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"7", b'{"a": 7}', b'{"a": {"hash": "x"}}'])
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"[]", b"7", b'{"a": 7}', b'{"unit": "x", "windows": 3}']
+)
 def test_a_damaged_memory_is_none(cache: Path, damage: bytes) -> None:
     Seen.of("/mix").save([unit()], [CONTENT])
     (file,) = (cache / "seen").iterdir()
@@ -55,3 +58,32 @@ def test_a_memory_that_cannot_be_kept_costs_a_reading_and_no_run(
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "file"))
     Seen.of("/mix").save([unit()], [CONTENT])
     assert Seen.of("/mix").contents == {}
+
+
+def test_what_is_noted_while_a_run_works_is_there_though_it_is_killed(cache: Path) -> None:
+    """A window, then another, then the unit is done; half a line is what was being written then."""
+    seen = Seen(Seen.of("/mix").path)
+    for number, window in enumerate(WINDOWS, 1):
+        seen.note_window(unit(), window)
+        assert list(Seen.of("/mix").begun(unit()).values()) == list(WINDOWS[:number])
+    assert Seen.of("/mix").content(unit()) is None
+    assert set(Seen.of("/mix").digests([unit()])) == {window.digest for window in WINDOWS}
+    seen.note(unit(start=5), OTHER)
+    (file,) = (cache / "seen").iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole + whole[:50])
+    assert Seen.of("/mix").content(unit(start=5)) == OTHER
+    assert set(Seen.of("/mix").digests([unit(start=5)])) == {OTHER.windows[0].digest}
+    Seen.of("/mix").save([unit()], [CONTENT])
+    assert Seen.of("/mix").windows == {}
+    assert Seen.of("/mix").content(unit()) == CONTENT
+
+
+def test_a_line_is_added_and_the_file_never_written_anew(cache: Path) -> None:
+    seen = Seen(Seen.of("/mix").path)
+    sizes = []
+    for n in range(5):
+        seen.note(unit(start=n), CONTENT)
+        (file,) = (cache / "seen").iterdir()
+        sizes.append(file.stat().st_size)
+    assert sizes == [n * sizes[0] for n in range(1, 6)]

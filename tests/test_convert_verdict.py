@@ -19,7 +19,7 @@ from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.recipe import load_recipe
 from mdsmix.shards.manifest import Records, Totals
-from mdsmix.sources import Unit, find, plan
+from mdsmix.sources import Content, Unit, find, plan
 from tests.converting import (
     Answer,
     documents,
@@ -78,7 +78,7 @@ def test_a_source_that_is_bad_from_the_beginning_is_not_gone_through(
     assert 3 <= done_units(tmp_path / "out") < 3 + 4 * workers
     bad = quarantined(published)
     assert [(b["file"], b["line"]) for b in sorted(bad, key=lambda b: (b["file"], b["line"]))] == [
-        (f"{n:02}.jsonl", line) for n in range(3) for line in range(1, 11)
+        (f"data/{n:02}.jsonl", line) for n in range(3) for line in range(1, 11)
     ]
 
 
@@ -182,7 +182,7 @@ def make(folder: Path, tokenizer_folder: Path, *overrides: str) -> Any:
 def result(read: int, bad: int) -> UnitResult:
     records = Records(read=read, written=read - bad, quarantined={"not_json": bad} if bad else {})
     record = UnitRecord(key="k", backend="b", shards=[], totals=Totals(), records=records)
-    return UnitResult(content="c", windows=(0,), records=[record], reused=0)
+    return UnitResult(content=Content(windows=(), files=()), records=[record], reused=0)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ LAYOUT = Layout.of({"tokens": "ndarray:uint16:8"})
 FILE = StoredFile(basename="ab.mds", bytes=100, hashes={"xxh128": "ab"})
 INDEX = make_index([Shard.of(LAYOUT, 3, FILE, None)])
 MANIFEST = Manifest(
-    format_version=1,
+    format_version=2,
     tool_version="0",
     encoding=Encoding(
         kind="pretraining",
@@ -108,12 +108,21 @@ def test_a_manifest_comes_back_byte_for_byte() -> None:
     assert again.to_bytes() == MANIFEST.to_bytes()
 
 
+def test_settings_at_their_defaults_are_not_written() -> None:
+    tree = json.loads(MANIFEST.to_bytes())
+    assert "compact" not in tree["encoding"]
+    assert "compression" not in tree["encoding"]
+    used = replace(MANIFEST, encoding=replace(MANIFEST.encoding, compact=True))
+    assert json.loads(used.to_bytes())["encoding"] == tree["encoding"] | {"compact": True}
+    assert parse_manifest(used.to_bytes(), "x") == used
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
         (b"{", "cannot be read as a manifest"),
         (b"3", "format_version is None"),
-        (orjson.dumps({"format_version": 2}), "format_version is 2, this mdsmix reads 1"),
+        (orjson.dumps({"format_version": 3}), "format_version is 3, this mdsmix reads 1 and 2"),
         (orjson.dumps({"format_version": 1}), "is missing"),
         (MANIFEST.to_bytes().replace(b'"complete"', b'"compleat"'), "did you mean complete"),
         (MANIFEST.to_bytes().replace(b'"complete": true', b'"complete": false'), "complete"),

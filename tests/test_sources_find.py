@@ -20,24 +20,31 @@ def names(paths: list[str], base: Path) -> list[str]:
     return [file.name for file in find(paths, base)]
 
 
-def test_names_are_relative_to_the_pattern_so_that_a_moved_folder_changes_none(
+def test_names_are_relative_to_the_recipe_so_that_both_may_be_moved_together(
     tmp_path: Path,
 ) -> None:
     for folder in ("here", "there [1]"):
         make(tmp_path / folder, "data/a.jsonl", "data/sub/b.jsonl.gz")
-        assert names(["data/**/*.jsonl*"], tmp_path / folder) == ["a.jsonl", "sub/b.jsonl.gz"]
-        assert names([f"{tmp_path}/{folder}/data/a.jsonl"], tmp_path) == ["a.jsonl"]
+        expected = ["data/a.jsonl", "data/sub/b.jsonl.gz"]
+        assert names(["data/**/*.jsonl*"], tmp_path / folder) == expected
+        assert names([f"{tmp_path}/{folder}/data/a.jsonl"], tmp_path / folder) == expected[:1]
+        (tmp_path / folder / "recipes").mkdir()
+        assert names(["../data/a.jsonl"], tmp_path / folder / "recipes") == ["../data/a.jsonl"]
 
 
 def test_a_file_that_two_paths_name_is_found_once(tmp_path: Path) -> None:
     make(tmp_path, "data/a.jsonl", "data/b.jsonl")
-    assert names(["data/b.jsonl", "data/*.jsonl"], tmp_path) == ["b.jsonl", "a.jsonl"]
+    paths = ["data/b.jsonl", "data/*.jsonl", "**/*.jsonl", f"{tmp_path}/data/../data/a.jsonl"]
+    assert names(paths, tmp_path) == ["data/b.jsonl", "data/a.jsonl"]
 
 
-def test_equal_names_below_several_folders_stay_apart(tmp_path: Path) -> None:
-    make(tmp_path, "a/x.jsonl", "b/x.jsonl", "c/b/x.jsonl")
-    paths = ["a/*.jsonl", "b/x.jsonl", "c/b/x.jsonl"]
-    assert names(paths, tmp_path) == ["a/x.jsonl", "b/x.jsonl", "b~1/x.jsonl"]
+def test_no_entry_has_a_part_in_the_names_of_another(tmp_path: Path) -> None:
+    make(tmp_path, "a/x.jsonl", "b/x.jsonl", "c/b/x.jsonl", "c/x~1/x.jsonl", "b~1/x.jsonl")
+    paths = ["a/*.jsonl", "b/x.jsonl", "c/b/x.jsonl", "c/x~1/*", "b~1/x.jsonl"]
+    alone = [name for path in paths for name in names([path], tmp_path)]
+    assert names(paths, tmp_path) == alone
+    assert len(set(alone)) == 5
+    assert sorted(names(["**/*.jsonl"], tmp_path)) == sorted(alone)
 
 
 @pytest.mark.parametrize(

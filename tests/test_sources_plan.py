@@ -92,3 +92,42 @@ def test_on_average_one_more_file_changes_fewer_than_two_units() -> None:
     names = [f"{rng.getrandbits(40):010x}.jsonl" for _ in range(100)]
     changed = [len(groups({**tree, name: 500}) - before) for name in names]
     assert sum(changed) / len(changed) < 2
+
+
+PARTS = st.sampled_from(["a", "b", "2024-01", "part-0", "x~1"])
+PATHS = st.lists(PARTS, min_size=1, max_size=3).map(lambda parts: "/".join(parts) + ".jsonl")
+
+
+def grouped(tree: dict[str, int], root: str) -> set[tuple[str, ...]]:
+    """The groups, with names as they are below the root."""
+    units = plan([file(root + name, size) for name, size in tree.items()], window_bytes=100)
+    return {tuple(f.name.removeprefix(root) for f in unit.files) for unit in units}
+
+
+@FIXED
+@given(
+    st.dictionaries(PATHS, st.integers(1, 99), max_size=60),
+    st.sampled_from(["", "../", "data/", "s3://bucket/some/where/", "../../x/part-0/"]),
+)
+def test_a_folder_that_is_moved_or_renamed_keeps_its_groups(
+    tree: dict[str, int], root: str
+) -> None:
+    assert grouped(tree, root) == grouped(tree, "here/")
+
+
+@settings(FIXED, max_examples=60)
+@given(st.integers(0, 1 << 32), st.sampled_from(["0/", "data/m", "z/"]))
+def test_one_more_folder_changes_no_unit_but_at_its_borders(seed: int, other: str) -> None:
+    """Widening a glob, adding an entry: names stay, so do the units, but for the neighbours of what is new."""
+    rng = random.Random(seed)
+    ours = {f"data/{rng.getrandbits(40):010x}.jsonl": rng.randint(1, 999) for _ in range(500)}
+    theirs = {f"{other}{rng.getrandbits(40):010x}.jsonl": rng.randint(1, 999) for _ in range(500)}
+    lost = groups(ours) - groups(ours | theirs)
+    assert len(groups(ours)) > 25
+    assert len(lost) <= 4
+
+
+def test_files_of_one_name_in_many_folders_are_grouped_as_others_are() -> None:
+    """Their last names say nothing: the folders decide, and not each file becomes a unit."""
+    tree = {f"{n:04}/data.jsonl": 500 for n in range(1000)}
+    assert 50 <= len(groups(tree)) <= 150

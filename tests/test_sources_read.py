@@ -282,3 +282,25 @@ def test_a_block_of_only_such_lines_takes_as_long_as_it_is(tmp_path: Path, line:
         return time.process_time() - began
 
     assert any(seconds(80_000) / seconds(10_000) < 24 for _ in range(5))
+
+
+def long_frame(text: bytes, log: int) -> bytes:
+    """A frame whose window is 2^log bytes, as `zstd --long=31` writes them; its header says so, whatever it holds."""
+    settings = zstandard.ZstdCompressionParameters(window_log=log)
+    frame = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+    return frame.compress(text) + frame.flush()
+
+
+@pytest.mark.parametrize("log", [28, 31])
+def test_a_window_above_128_mb_is_read_where_memory_allows(tmp_path: Path, log: int) -> None:
+    (tmp_path / "x.jsonl.zst").write_bytes(
+        PACK[".zst"](b"1\n") + long_frame(b"2\n", log) + b"\0" * 99
+    )
+    [unit] = units_of(tmp_path)
+    [batch] = read(unit, memory=2 << log)
+    assert batch.records == [1, 2]
+    with pytest.raises(Unreachable) as refusal:
+        list(read(unit, memory=(2 << log) - 2))
+    assert f"with a window of {(1 << log) / 1e6:,.0f} MB" in str(refusal.value)
+    assert "--memory" in str(refusal.value)
+    assert "damaged" not in str(refusal.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from mdsmix import sources
 from mdsmix.convert.job import Job
 from mdsmix.convert.quarantine import QUARANTINE
 from mdsmix.errors import RecipeError, Unreachable
@@ -11,7 +12,7 @@ from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.index import read_card
 from mdsmix.shards.links import refuse_links
-from mdsmix.shards.manifest import Manifest, parse_manifest
+from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, parse_manifest
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Location
 
@@ -60,13 +61,13 @@ def refuse_replacing(jobs: Sequence[tuple[Job, list[SourceFile]]], reencode: boo
         stream = job.folder.parent
         refuse_links(stream.parent, stream.name, job.folder.name)
         old = None if job.limit else published_manifest(job, reencode)
-        if old and not reencode and (sentence := _why_not(job, old, [f.name for f in files])):
+        if old and not reencode and (sentence := _why_not(job, old, files)):
             sentences.append(sentence)
     if sentences:
         raise RecipeError(" ".join(sentences))
 
 
-def _why_not(job: Job, manifest: Manifest, sources: list[str]) -> str | None:
+def _why_not(job: Job, manifest: Manifest, files: list[SourceFile]) -> str | None:
     """A sentence where the new stream would not be a new version of the old one, but another stream in its place."""
     if manifest.encoding.columns.keys() != job.encoding.columns.keys():
         return (
@@ -75,13 +76,47 @@ def _why_not(job: Job, manifest: Manifest, sources: list[str]) -> str | None:
             f"{job.encoding.loader} loader: all {manifest.records.read:,} records, {manifest.totals.tokens:,} tokens, "
             "are to be encoded again; pass --reencode if that is meant."
         )
-    old, new = {s.path for s in manifest.sources}, set(sources)
-    if not old & new:
+    if not _share_a_file(manifest, files):
+        old, new = ({s.path for s in manifest.sources}, {file.name for file in files})
         return (
             f"stream {job.name}: {job.target} holds a stream made of {listed(sorted(old)) or 'other streams'}, none of which is "
             f"among its sources now ({listed(sorted(new))}); publish elsewhere, or pass --reencode to replace it."
         )
     return None
+
+
+def _share_a_file(manifest: Manifest, files: list[SourceFile]) -> bool:
+    """Whether a file of the published stream is among these, by its name or, where it was moved, by its content."""
+    old, new = {source.path for source in manifest.sources}, {file.name for file in files}
+    if manifest.format_version == 1:  # whose names began at a root that is not known any more
+        old, new = ({name.rpartition("/")[2] for name in names} for names in (old, new))
+        return bool(old & new)
+    return bool(old & new) or _share_content(manifest, files)
+
+
+def _share_content(manifest: Manifest, files: list[SourceFile]) -> bool:
+    """Only files as large as one of the published stream are read, the smallest first, until one is the same."""
+    hashes: dict[int, set[str]] = {}
+    for source in manifest.sources:
+        hashes.setdefault(source.size, set()).add(source.hash)
+    alike = sorted((f for f in files if f.stat.size in hashes), key=lambda file: file.stat.size)
+    return any(_hash(file) in hashes[file.stat.size] for file in alike)
+
+
+def _hash(file: SourceFile) -> str:
+    """As a manifest says it."""
+    found = (sources.content_of(unit) for unit in sources.plan([file]))
+    return sources.file_hash(digest for content in found for digest in content.files)
+
+
+def why_rebuilt(job: Job, old: Manifest | None) -> str | None:
+    """A sentence where the published stream is of an older format, so that all of it is converted again."""
+    if old is None or old.format_version == FORMAT_VERSION:
+        return None
+    return (
+        f"{job.name}: it is published in format version {old.format_version}, which names work units and source files in "
+        f"another way: all of it is converted again, into version {FORMAT_VERSION}"
+    )
 
 
 def listed(names: Iterable[str], most: int = 3) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import orjson
@@ -92,7 +92,7 @@ def settings_hash(job: Job) -> str:
     """Of every setting and version that shapes a unit's bytes; mix weights and the backend are not among them."""
     tokenizer, has_template = job.tokenizer, job.kind.has_template
     template = [tokenizer.chat_template, tokenizer.template_variables] if has_template else None
-    shaping = [FORMAT_VERSION, asdict(job.encoding), tokenizer.hash, template, job.limit]
+    shaping = [FORMAT_VERSION, job.encoding.stated, tokenizer.hash, template, job.limit]
     return _settings_hash(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from mdsmix import sources
-from mdsmix.convert.guard import listed, published_manifest
+from mdsmix.convert.guard import listed, published_manifest, why_rebuilt
 from mdsmix.convert.job import Job, on_day, with_versions
 from mdsmix.convert.put import is_put
 from mdsmix.convert.run import Options, planned_jobs
-from mdsmix.convert.seen import Content, Seen
-from mdsmix.convert.unit import find_record, window_keys
+from mdsmix.convert.seen import Seen
+from mdsmix.convert.unit import recorded, window_keys
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.recipe import Recipe
@@ -32,13 +32,16 @@ def _preview_stream(job: Job, files: list[sources.SourceFile], options: Options)
     old = published_manifest(job, options.reencode)
     job = with_versions(on_day(job, old.encoding.date_string if old else None), old)
     units, seen = sources.plan(files), Seen.of(job.target)
-    keys = {unit: _keys(job, unit, seen, options.verify_source) for unit in units}
-    todo = {unit: of for unit, of in keys.items() if not _is_done(job, unit, of)}
+    known = {unit: None if options.verify_source else seen.content(unit) for unit in units}
+    contents = {unit: content or sources.content_of(unit) for unit, content in known.items()}
+    todo = {u: window_keys(job, c) for u, c in contents.items() if not recorded(job, c)}
     yield f"{job.name}: {len(todo)} of {len(units)} work units would be converted, into {job.target}"
     if old is None:
         yield "  nothing is published there yet"
         return
-    yield from (f"  {reason}" for reason in list(_changes(job, old)) or _of_units(todo, old))
+    older = why_rebuilt(job, old)
+    reasons = [older] if older else list(_changes(job, old)) or _of_units(todo, old)
+    yield from (f"  {reason}" for reason in reasons)
     gone = sorted({s.path for s in old.sources} - {file.name for file in files})
     if gone:
         yield f"  no longer among the sources: {listed(gone, 5)}"
@@ -50,16 +53,6 @@ def _preview_stream(job: Job, files: list[sources.SourceFile], options: Options)
         yield f"  it would be refused: {refusal}"
     if not is_put(job, old):
         yield f"  what is finished would be published: it is not, or not all, at {job.place(old.index_hash)}"
-
-
-def _keys(job: Job, unit: Unit, seen: Seen, verify: bool) -> list[str]:
-    """The keys of the unit's windows; of a file not seen before only its first window is known."""
-    content = None if verify else seen.content(unit)
-    return window_keys(job, content or Content(hash=sources.content_hash(unit), windows=(0,)))
-
-
-def _is_done(job: Job, unit: Unit, keys: list[str]) -> bool:
-    return all(find_record(job, unit, key) for key in keys)
 
 
 def _of_units(todo: Mapping[Unit, list[str]], old: Manifest) -> Iterator[str]:

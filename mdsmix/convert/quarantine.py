@@ -12,12 +12,11 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import orjson
-import xxhash
 
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.errors import Unreachable
 from mdsmix.shards.target import write_if_new
-from mdsmix.sources import Origin, Unit
+from mdsmix.sources import Origin, Window
 from mdsmix.storage import Location
 
 QUARANTINE = "quarantine"
@@ -39,10 +38,9 @@ def described(origin: Origin, reason: str) -> dict[str, Any]:
     }
 
 
-def bad_name(key: str, unit: Unit) -> str:
-    """The name of a window's bad records. They tell where they stood, so units of equal content share none."""
-    place = " ".join([*(file.name for file in unit.files), str(unit.start)])
-    return f"{key}-{xxhash.xxh32_hexdigest(place)}"
+def bad_name(key: str, window: Window) -> str:
+    """The name of a window's bad records. They tell where they stood, so windows of equal content share none."""
+    return f"{key}-{window.place}"
 
 
 def keep(folder: Location, name: str, bad: list[dict[str, Any]]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
+from mdsmix.convert.guard import why_rebuilt
 from mdsmix.convert.job import Job, on_day
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.outcome import Watcher
@@ -109,6 +110,8 @@ def _refuse_others(
         )
     if job.place(manifest.index_hash) != folder:
         raise _another(job, f"publish in the recipe would not publish it at {folder} again")
+    if older := why_rebuilt(job, manifest):
+        raise RecipeError(f"{older}, by mdsmix convert; mdsmix repair cannot.")
     job = on_day(job, manifest.encoding.date_string)
     is_same = job.encoding == manifest.encoding and job.tokenizer.hash == manifest.tokenizer.hash
     if not is_same:

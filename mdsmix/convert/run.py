@@ -6,30 +6,36 @@ so that each is published as soon as it can be, and what goes wrong in one leave
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
-import xxhash
-
 from mdsmix import sources
 from mdsmix.convert import engine
-from mdsmix.convert.guard import published_manifest, refuse_quarantine, refuse_replacing
+from mdsmix.convert.guard import (
+    published_manifest,
+    refuse_quarantine,
+    refuse_replacing,
+    why_rebuilt,
+)
 from mdsmix.convert.job import Job, make_job, on_day, with_versions
+from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.limits import cpu_count, default_cap
 from mdsmix.convert.memory import Watch, is_told
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.publish import is_published, publish
 from mdsmix.convert.quarantine import bad_name, others, release
-from mdsmix.convert.seen import Content, Seen
+from mdsmix.convert.seen import Seen
 from mdsmix.convert.unit import (
+    Before,
     UnitResult,
     convert_unit,
-    find_record,
     open_tokenizer_backend,
-    window_keys,
+    recorded,
+    window_key,
 )
 from mdsmix.convert.verdict import FirstUnits, refuse_too_many_bad
 from mdsmix.encode.backends import Unequal, known_unequal, remember_unequal
@@ -39,7 +45,7 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest, SourceFile
-from mdsmix.sources import Unit
+from mdsmix.sources import Content, Unit
 from mdsmix.storage import locate
 
 UNTOLD = (
@@ -129,14 +135,16 @@ def _convert_stream(
     old = published_manifest(job, options.reencode)
     job = on_day(job, old.encoding.date_string if old else None)
     known = [None if options.verify_source else seen.content(unit) for unit in units]
-    if old and not options.again and _is_up_to_date(job, old, units, known):
+    if old and not options.again and _is_up_to_date(job, old, known):
         refuse_too_many_bad(job, old.records)
         return _outcome(job, old, [], began)
+    if why := why_rebuilt(job, old):
+        watcher.say(why)
     crew = _crew(job, files, options, watcher)
     with lease(job.folder, watcher.say) as held:
         job = with_versions(job, old)
         watcher.begin(job.name, sum(file.stat.size for file in files))
-        job, results, notes = _proved_results(job, units, known, crew, watcher)
+        job, results, notes = _proved_results(job, units, options, crew, watcher)
         released = _release_bad(job, units, results)
         records = [record for result in results for record in result.records]
         held.confirm()
@@ -144,7 +152,7 @@ def _convert_stream(
         for stale in others(job.folder, released):
             stale.delete()
         if not job.limit:
-            seen.save(units, [Content(hash=r.content, windows=r.windows) for r in results])
+            seen.save(units, [result.content for result in results])
     return _outcome(job, manifest, results, began, (*notes, *_over(crew.watch)), crew.watch.peak)
 
 
@@ -157,55 +165,66 @@ def _over(watch: Watch) -> Iterator[str]:
         )
 
 
-def _is_up_to_date(
-    job: Job, old: Manifest, units: list[Unit], known: Sequence[Content | None]
-) -> bool:
+def _is_up_to_date(job: Job, old: Manifest, known: Sequence[Content | None]) -> bool:
     """Whether each source is known by its stamp, and just these parts and bad records are published."""
     windows = [
-        (key, unit)
-        for unit, content in zip(units, known, strict=True)
+        (window_key(job, window), window)
+        for content in known
         if content
-        for key in window_keys(job, content)
+        for window in content.windows
     ]
     keys = [key for key, _ in windows]
     if not keys or None in known or not is_published(job, old, keys):
         return False
-    return not others(job.folder, {bad_name(key, unit) for key, unit in windows})
+    return not others(job.folder, {bad_name(key, window) for key, window in windows})
 
 
 def _proved_results(
     job: Job,
     units: list[Unit],
-    known: Sequence[Content | None],
+    options: Options,
     crew: engine.Crew,
     watcher: Watcher,
 ) -> tuple[Job, list[UnitResult], tuple[str, ...]]:
     """The results, by the reference where the fast tokenizer turned out to be another; the job that made them, and what to say."""
     try:
-        return job, _results(job, units, known, crew, watcher), ()
+        return job, _results(job, units, options, crew, watcher), ()
     except Unequal as unequal:
         remember_unequal(job.tokenizer, unequal)
         watcher.say(f"{job.name}: {unequal}; starting again with the reference tokenizer")
         note = f"{unequal}; the whole stream was encoded by the reference, and so will others be"
     job = job.with_backend("reference")
-    return job, _results(job, units, known, crew, watcher), (note,)
+    return job, _results(job, units, options, crew, watcher), (note,)
 
 
 def _results(
     job: Job,
     units: list[Unit],
-    known: Sequence[Content | None],
+    options: Options,
     crew: engine.Crew,
     watcher: Watcher,
 ) -> list[UnitResult]:
     """One result per unit, in the order of the plan, whoever worked on it and whenever it was done."""
     if job.limit:
         return list(_limited(job, units, job.limit, crew, watcher))
-    found = {n: r for n, c in enumerate(known) if c and (r := _recorded(job, units[n], c))}
+    seen = Seen.of(job.target)
+    known = [None if options.verify_source else seen.content(unit) for unit in units]
+    found = {n: r for n, c in enumerate(known) if c and (r := recorded(job, c))}
     todo = [number for number in range(len(units)) if number not in found]
     for result in found.values():
         watcher.told(sum(record.size for record in result.records), 0)
-    tasks = [partial(convert_unit, job, units[number], None) for number in todo]
+    look = options.verify_source or not _are_explained(job, seen, units)
+    tasks = [
+        partial(
+            convert_unit,
+            job,
+            units[number],
+            None,
+            _before(units[number], known[number], seen, look),
+            crew.watch.cap,
+        )
+        for number in todo
+    ]
     first = FirstUnits(job, units)
     _refuse_hopeless(first, found)
     if tasks:
@@ -214,6 +233,7 @@ def _results(
     with closing(engine.run(tasks, crew, watcher.told, names)) as finished:
         for task, result in finished:
             found[todo[task]] = result
+            seen.note(units[todo[task]], result.content)
             _refuse_hopeless(first, found)
     return [found[number] for number in range(len(units))]
 
@@ -232,13 +252,18 @@ def _named(unit: Unit) -> str:
     return f"of {unit.name}{more}" + (f" from byte {unit.start} on" if unit.start else "")
 
 
-def _recorded(job: Job, unit: Unit, content: Content) -> UnitResult | None:
-    """The unit as it was done before, where every window of it was."""
-    records = [find_record(job, unit, key) for key in window_keys(job, content)]
-    done = [record for record in records if record]
-    if len(done) < len(records):
-        return None
-    return UnitResult(content=content.hash, windows=content.windows, records=done, reused=len(done))
+def _before(unit: Unit, known: Content | None, seen: Seen, look: bool) -> Before:
+    """What a worker is told of a unit that is not done, or not all."""
+    windows = {w.number: w for w in known.windows} if known else {} if look else seen.begun(unit)
+    return Before(windows=windows, look=look, seen=Seen(seen.path))
+
+
+def _are_explained(job: Job, seen: Seen, units: list[Unit]) -> bool:
+    """Whether every record at the target is known to be of units that are planned now: then others have none there, and
+    are read once. So it is at a first conversion, and where one that was killed goes on."""
+    explained = {job.key(digest) for digest in seen.digests(units)}
+    names = (name for name, _ in (job.folder / FOLDER).list())
+    return all(name in explained for name in names if re.fullmatch("[0-9a-f]{32}", name))
 
 
 def _limited(
@@ -249,23 +274,24 @@ def _limited(
         if limit <= 0:
             return
         # The rest of the limit is in the unit's key: it follows from what the units before held.
-        task = partial(convert_unit, replace(job, limit=limit), unit, limit)
+        before = Before(look=True)
+        task = partial(convert_unit, replace(job, limit=limit), unit, limit, before, crew.watch.cap)
         ((_, result),) = engine.run([task], crew, watcher.told, [_named(unit)])
         limit -= sum(record.records.read for record in result.records)
         yield result
 
 
 def _source_files(units: list[Unit], results: list[UnitResult]) -> list[SourceFile]:
-    """Each source file once, with a hash of what its units hold."""
-    contents: dict[str, list[str]] = {}
+    """Each source file once, with the hash of what it holds."""
+    digests: dict[str, list[str]] = {}
     sizes: dict[str, int] = {}
     for unit, result in zip(units, results, strict=False):
-        for file in unit.files:
+        for file, digest in zip(unit.files, result.content.files, strict=True):
             sizes[file.name] = file.stat.size
-            contents.setdefault(file.name, []).append(result.content)
+            digests.setdefault(file.name, []).append(digest)
     return [
-        SourceFile(path=name, size=sizes[name], hash=xxhash.xxh128_hexdigest(" ".join(hashes)))
-        for name, hashes in contents.items()
+        SourceFile(path=name, size=sizes[name], hash=sources.file_hash(of_units))
+        for name, of_units in digests.items()
     ]
 
 
@@ -274,9 +300,9 @@ def _release_bad(job: Job, units: list[Unit], results: list[UnitResult]) -> list
     names, before = list[str](), 0
     for unit, result in zip(units, results, strict=False):
         before = before if unit.start else 0
-        for record in result.records:
+        for record, window in zip(result.records, result.content.windows, strict=True):
             if record.records.bad:
-                names.append(bad_name(record.key, unit))
+                names.append(bad_name(record.key, window))
                 release(job.folder, names[-1], before)
         before += sum(record.lines for record in result.records)
     return names

@@ -1,29 +1,25 @@
 """What source files were found to hold, by their sizes and stamps: a second run stats them and reads nothing.
 
-One small file per stream in the user's cache folder. It may be deleted at any time, which costs one reading of the
-sources. A file that was changed without changing its size or its modification time is not noticed.
+One small file per stream in the user's cache folder, a line for each window as its worker has stored it and for each unit
+as it is done, so that a run that was killed reads nothing again that it had finished. When a stream is published what is
+no longer needed is dropped. The file may be deleted at any time, which costs one reading of the sources. A source that was
+changed without changing its size or its modification time is not noticed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import orjson
 import xxhash
 
 from mdsmix.encode.tokenizer import cache_folder, keep_in_cache
 from mdsmix.errors import Unreachable
-from mdsmix.sources import Unit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
-    """What a unit held: the hash of its bytes, and which windows lines start in."""
-
-    hash: str
-    windows: tuple[int, ...]
+from mdsmix.sources import Content, Unit, Window
 
 
 @dataclass(slots=True)
@@ -32,28 +28,71 @@ class Seen:
 
     path: Path
     contents: dict[str, Content] = field(default_factory=dict)
+    "Of units that were read to their ends, by their fingerprints."
+    windows: dict[str, dict[int, Window]] = field(default_factory=dict)
+    "Those that are stored, of units that were not."
 
     @staticmethod
     def of(target: str) -> Seen:
         """What is remembered of the stream published at `target`."""
-        path = cache_folder() / "seen" / f"{xxhash.xxh128_hexdigest(target)}.json"
-        try:
-            entries = orjson.loads(path.read_bytes())
-            known = {
-                k: Content(hash=c["hash"], windows=tuple(c["windows"])) for k, c in entries.items()
-            }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            known = {}
-        return Seen(path, known)
+        seen = Seen(cache_folder() / "seen" / f"{xxhash.xxh128_hexdigest(target)}.jsonl")
+        with suppress(OSError):
+            for line in seen.path.read_bytes().splitlines():
+                # What was being written when the machine went down is half a line.
+                with suppress(ValueError, KeyError, TypeError, AttributeError):
+                    seen._learn(orjson.loads(line))
+        return seen
+
+    def _learn(self, entry: Mapping[str, Any]) -> None:
+        windows = tuple(Window(**window) for window in entry["windows"])
+        unit = entry["unit"]
+        if entry["files"] is not None:
+            self.contents[unit] = Content(windows=windows, files=tuple(entry["files"]))
+        else:
+            self.windows.setdefault(unit, {}).update({w.number: w for w in windows})
 
     def content(self, unit: Unit) -> Content | None:
         return self.contents.get(fingerprint(unit))
 
+    def digests(self, units: Iterable[Unit]) -> Iterator[str]:
+        """Of all windows of these units that are known."""
+        for unit in units:
+            content = self.content(unit)
+            windows = content.windows if content else self.begun(unit).values()
+            yield from (window.digest for window in windows)
+
+    def begun(self, unit: Unit) -> dict[int, Window]:
+        """The windows that are stored of a unit that is not done."""
+        return self.windows.get(fingerprint(unit), {})
+
+    def note(self, unit: Unit, content: Content) -> None:
+        """A unit is done."""
+        self._append(_line(fingerprint(unit), content.windows, content.files))
+
+    def note_window(self, unit: Unit, window: Window) -> None:
+        """A window of it is stored."""
+        self._append(_line(fingerprint(unit), [window], None))
+
+    def _append(self, line: bytes) -> None:
+        """A line at once: workers and their run write to the same file."""
+        with suppress(OSError):  # all that is lost is a reading
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab", buffering=0) as file:
+                file.write(line)
+
     def save(self, units: list[Unit], contents: list[Content]) -> None:
         """Remembers these units and forgets all others."""
-        entries = {fingerprint(u): asdict(c) for u, c in zip(units, contents, strict=True)}
+        lines = [
+            _line(fingerprint(unit), content.windows, content.files)
+            for unit, content in zip(units, contents, strict=True)
+        ]
         with suppress(Unreachable):  # the stream is published; all that is lost is a reading
-            keep_in_cache(self.path, orjson.dumps(entries))
+            keep_in_cache(self.path, b"".join(lines))
+
+
+def _line(unit: str, windows: Collection[Window], files: Collection[str] | None) -> bytes:
+    entry = {"unit": unit, "windows": [asdict(w) for w in windows], "files": files}
+    return orjson.dumps(entry) + b"\n"
 
 
 def fingerprint(unit: Unit) -> str:

@@ -1,14 +1,15 @@
 """One work unit, from its source bytes to its stored shards and its record: what a worker does.
 
-A unit is done again only where no record of it is found under its key. A compressed file is one unit of many windows,
-because only reading tells where they begin; each window has a record of its own, so a killed run repeats no window.
+A window is done again only where no record of it is found under its key, which its lines make and the settings. A
+compressed file is one unit of many windows, because only reading tells where they begin; each has a record of its own, so a
+killed run repeats none.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -17,14 +18,25 @@ from mdsmix.convert.engine import Line
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
 from mdsmix.convert.quarantine import bad_name, described, is_kept, keep
-from mdsmix.convert.seen import Content, fingerprint
+from mdsmix.convert.seen import Seen
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.base import Encoded
+from mdsmix.errors import Unreachable
 from mdsmix.kinds.reading import open_reading
 from mdsmix.shards.index import StoredFile
 from mdsmix.shards.manifest import Records
 from mdsmix.shards.shardfiles import store_shards
-from mdsmix.sources import Origin, RecordBatch, Unit, content_hash, has_one_window, read
+from mdsmix.sources import (
+    Content,
+    Digests,
+    Origin,
+    RecordBatch,
+    Unit,
+    Window,
+    content_of,
+    read,
+)
+from mdsmix.storage import CHANGED
 
 MOST_SHRUNK = 6
 "Memory halves a batch so often, to 128 KB: what a worker holds beside its records is more than these then."
@@ -34,57 +46,93 @@ MOST_SHRUNK = 6
 class UnitResult:
     """A unit that is done, by this run or by one before."""
 
-    content: str
-    windows: tuple[int, ...]
+    content: Content
     records: list[UnitRecord]
     "One per window."
     reused: int
     "Records that were there already."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """What is known of a unit before it is read."""
+
+    windows: Mapping[int, Window] = field(default_factory=dict)
+    "Those that are stored, most likely."
+    look: bool = False
+    "Whether others may be too, so that it is read to know them before anything is done: some record has no known source."
+    seen: Seen | None = None
+    "Where finished windows are noted."
+
+
 def convert_unit(
-    job: Job, unit: Unit, limit: int | None, attempt: Attempt, line: Line
+    job: Job,
+    unit: Unit,
+    limit: int | None,
+    before: Before,
+    memory: int,
+    attempt: Attempt,
+    line: Line,
 ) -> UnitResult:
-    """Does what is not done of the unit, and tells the run of source bytes read and tokens made."""
-    # A first look must not read the whole source: it knows files by their size and stamp.
-    content = fingerprint(unit) if limit else content_hash(unit)
-    if has_one_window(unit) and (record := find_record(job, unit, window_key(job, content, 0))):
-        line.found(record.size)
-        return UnitResult(content=content, windows=(0,), records=[record], reused=1)
-    records: dict[int, UnitRecord] = {}
-    reused = 0
-    for window, batches in groupby(read(unit, limit), key=lambda batch: batch.window):
-        key = window_key(job, content, window)
-        if record := find_record(job, unit, key):
-            reused += 1
-            line.found(record.size)
-        else:
-            record = _convert(job, unit, key, batches, attempt, line)
-        records[window] = record
+    """Does what is not done of the unit, and tells the run of source bytes read and tokens made.
+
+    It is hashed while it is read, and its records get the keys that come of that.
+    """
+    known, looks = before.windows, bool(attempt.deaths or (before.look and not before.windows))
+    if looks:
+        found = content_of(unit, limit)
+        known = {window.number: window for window in found.windows}
+        if done := recorded(job, found):
+            line.found(sum(record.size for record in done.records))
+            return done
+    # Of the first so many records all are counted anew, wherever they stand.
+    records = {n: r for n, w in known.items() if not limit and (r := find_record(job, w))}
+    line.found(sum(record.size for record in records.values()))
+    reused, digests = frozenset(records), Digests(unit)
+    batches = read(unit, limit, memory, digests, reused)
+    for number, of_window in groupby(batches, key=lambda batch: batch.window):
+        records[number] = _convert(job, unit, number, of_window, digests, attempt, line)
+        if before.seen:
+            before.seen.note_window(unit, digests.window(number))
+    content = digests.content()
+    windows = {window.number: window for window in content.windows}
+    if any(windows.get(number) != known[number] for number in reused):
+        # What is remembered is not what is there: a file was changed and kept its stamp.
+        if looks:
+            raise Unreachable(CHANGED.format(url=unit.files[0].location.url))
+        anew = replace(before, windows={}, look=True)
+        return convert_unit(job, unit, limit, anew, memory, attempt, line)
     if not records:  # no line starts in the unit
-        records[0] = _convert(job, unit, window_key(job, content, 0), iter(()), attempt, line)
-    return UnitResult(
-        content=content, windows=tuple(records), records=list(records.values()), reused=reused
-    )
+        records[0] = _convert(job, unit, 0, iter(()), digests, attempt, line)
+    return UnitResult(content=content, records=[records[n] for n in windows], reused=len(reused))
 
 
-def window_key(job: Job, content: str, window: int) -> str:
-    return job.key(f"{content} {window}")
+def window_key(job: Job, window: Window) -> str:
+    return job.key(window.digest)
 
 
 def window_keys(job: Job, content: Content) -> list[str]:
     """The keys of all windows of a unit that is known."""
-    return [window_key(job, content.hash, window) for window in content.windows]
+    return [window_key(job, window) for window in content.windows]
 
 
-def find_record(job: Job, unit: Unit, key: str) -> UnitRecord | None:
+def find_record(job: Job, window: Window) -> UnitRecord | None:
     """The record of a finished window, None where it is to be done (again): somebody may have removed what it came to."""
-    record = read_record(job.folder, key)
+    record = read_record(job.folder, window_key(job, window))
     if record is None or not job.trusts(record.backend):
         return None
-    if record.records.bad and not is_kept(job.folder, bad_name(key, unit)):
+    if record.records.bad and not is_kept(job.folder, bad_name(record.key, window)):
         return None
     return record if all(_is_there(job, shard.stored) for shard in record.shards) else None
+
+
+def recorded(job: Job, content: Content) -> UnitResult | None:
+    """The unit as it was done before, where every window of it was."""
+    records = [find_record(job, window) for window in content.windows]
+    done = [record for record in records if record]
+    if len(done) < len(records):
+        return None
+    return UnitResult(content=content, records=done, reused=len(done))
 
 
 def _is_there(job: Job, file: StoredFile) -> bool:
@@ -95,9 +143,15 @@ def _is_there(job: Job, file: StoredFile) -> bool:
 
 
 def _convert(
-    job: Job, unit: Unit, key: str, batches: Iterator[RecordBatch], attempt: Attempt, line: Line
+    job: Job,
+    unit: Unit,
+    number: int,
+    batches: Iterator[RecordBatch],
+    digests: Digests,
+    attempt: Attempt,
+    line: Line,
 ) -> UnitRecord:
-    """Encodes the batches, stores the shards, and then the record that says so."""
+    """Encodes the batches of a window, stores the shards, and then the record that says so."""
     backend = open_tokenizer_backend(job)
     encoder = open_reading(job.encoding, job.tokenizer, backend)
     rows = job.kind.open_rows(job.encoding, job.layout, job.tokenizer.dtype)
@@ -112,8 +166,9 @@ def _convert(
             tally.add(batch, piece, encoded)
             line.told(batch.size * len(piece) // len(batch.records), encoded.tokens)
     full, totals, leftover = rows.finish()
+    window = digests.window(number)  # all of it has been read now
     record = UnitRecord(
-        key=key,
+        key=window_key(job, window),
         backend=backend.label,
         shards=store_shards(job.folder, job.layout, full),
         totals=replace(totals, compared=backend.compared - compared),
@@ -123,7 +178,7 @@ def _convert(
         leftover=pack_tokens(leftover),
     )
     if tally.bad:
-        keep(job.folder, bad_name(key, unit), tally.bad)
+        keep(job.folder, bad_name(record.key, window), tally.bad)
     write_record(job.folder, record)
     return record
 

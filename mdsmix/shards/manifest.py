@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -22,8 +22,10 @@ from mdsmix.shards.index import find_card
 from mdsmix.storage import Location
 
 BASENAME = "mdsmix.manifest"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 "Raised when the meaning of a key, a work unit's window or a shard's bytes change: older streams are then rebuilt."
+READABLE = (1, FORMAT_VERSION)
+"Versions whose manifests are understood: such streams are mixed, loaded and verified as they are."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,10 @@ class TokenizerCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """How records became samples. Where two streams of a mix disagree in one of these, `check` says so."""
+    """How records became samples. Where two streams of a mix disagree in one of these, `check` says so.
+
+    What is at its default is written nowhere: a key that comes later, with a default, changes no stream that is there.
+    """
 
     kind: Literal["pretraining", "finetuning"]
     loader: Literal["text", "finetuning"]
@@ -68,6 +73,13 @@ class Encoding:
     "Conversations flattened into input_ids and labels: trains right under none/last only."
     date_string: str | None = None
     compression: str | None = None
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The settings that are not at their defaults, as they stand in a manifest and shape a unit's key."""
+        return {
+            f.name: given for f in fields(self) if (given := getattr(self, f.name)) != _default(f)
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +143,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """One file that was read: its path below the source's root, its stored bytes, the hash of its content."""
+    """One file that was read: its path from the recipe's folder or its URL, its stored bytes, the hash of its content."""
 
     path: str
     size: int
@@ -193,7 +205,7 @@ class Manifest:
         return self.index_hash[:8]
 
     def to_bytes(self) -> bytes:
-        tree = asdict(self)
+        tree = asdict(self) | {"encoding": self.encoding.stated}
         if not self.mixed:
             # The keys came later: what was converted keeps the bytes it had.
             del tree["mixed"], tree["seed"]
@@ -212,9 +224,9 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
     try:
         tree = orjson.loads(content)
         version = tree.get("format_version") if isinstance(tree, dict) else None
-        if version != FORMAT_VERSION:
+        if version not in READABLE:
             raise typed.Misfit(
-                f"its format_version is {version!r}, this mdsmix reads {FORMAT_VERSION}"
+                f"its format_version is {version!r}, this mdsmix reads {' and '.join(map(str, READABLE))}"
             )
         manifest = typed.read(Manifest, tree)
         # It names the folder of a version.
@@ -233,6 +245,10 @@ def read_manifest(folder: Location) -> Manifest | None:
     at = folder / BASENAME
     content = find_card(at)
     return None if content is None else parse_manifest(content, str(at))
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, Any]:

@@ -2,16 +2,17 @@
 
 files = find(["data/*.jsonl.zst"], base=recipe_folder)      # paths and sizes, nothing is read
 for unit in plan(files):                                    # the same units on every machine
-    key = content_hash(unit)                                # of the bytes that the unit owns
-    for batch in read(unit):                                # about 8 MB of decoded records each
+    digests = Digests(unit)                                 # of the lines of each window
+    for batch in read(unit, digests=digests):               # about 8 MB of decoded records each
         batch.records, batch.bad, batch.window
+    content = digests.content()                             # by which the unit is known again
 """
 
 from __future__ import annotations
 
-from mdsmix.sources.batches import BadLine, RecordBatch, read
+from mdsmix.sources.batches import BadLine, RecordBatch, content_of, read
 from mdsmix.sources.blocks import Origin
-from mdsmix.sources.content import content_hash
+from mdsmix.sources.content import Content, Digests, Window, file_hash
 from mdsmix.sources.find import find
 from mdsmix.sources.plan import has_one_window, plan
 from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit
@@ -19,11 +20,15 @@ from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit
 __all__ = [
     "WINDOW_BYTES",
     "BadLine",
+    "Content",
+    "Digests",
     "Origin",
     "RecordBatch",
     "SourceFile",
     "Unit",
-    "content_hash",
+    "Window",
+    "content_of",
+    "file_hash",
     "find",
     "has_one_window",
     "plan",

@@ -7,13 +7,14 @@ when somebody asks, which is for the bad ones.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mdsmix.errors import Unreachable
+from mdsmix.sources.ahead import fetched_ahead
 from mdsmix.sources.blocks import Block, Origin
-from mdsmix.sources.content import check_unchanged
+from mdsmix.sources.content import Content, Digests, check_unchanged
 from mdsmix.sources.formats import format_of
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
 
@@ -78,12 +79,21 @@ class RecordBatch:
         return len(decoded.records) + len(decoded.bad)
 
 
-def read(unit: Unit, limit: int | None = None) -> Iterator[RecordBatch]:
+def read(
+    unit: Unit,
+    limit: int | None = None,
+    memory: int = 4 << 30,
+    digests: Digests | None = None,
+    done: Container[int] = (),
+) -> Iterator[RecordBatch]:
     """The unit's batches in order, none of which crosses a window; `limit`: the first so many
-    records, good or bad. A damaged, missing or changed file is `Unreachable`."""
+    records, good or bad; `memory`: what may be held; `digests`: told of all that is read; `done`: windows that are
+    read but not wanted. A damaged, missing or changed file is `Unreachable`."""
     batch: RecordBatch | None = None
     left = limit
-    for block in _blocks(unit):
+    for block in _blocks(unit, memory, digests):
+        if block.window in done:
+            continue
         if batch is not None and not batch._has_room(block):
             yield batch
             batch = None
@@ -99,20 +109,46 @@ def read(unit: Unit, limit: int | None = None) -> Iterator[RecordBatch]:
         yield batch
 
 
-def _blocks(unit: Unit) -> Iterator[Block]:
+def content_of(unit: Unit, limit: int | None = None) -> Content:
+    """What the unit holds, found by reading it: no record is kept, and none decoded where there is no limit."""
+    digests = Digests(unit)
+    if limit is None:
+        for _ in _blocks(unit, 4 << 30, digests):
+            pass
+    else:
+        for _ in read(unit, limit, digests=digests):
+            pass
+    return digests.content()
+
+
+def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]:
     before = -unit.start
-    for file in unit.files:
+    for position, file in enumerate(fetched_ahead(unit.files)):
         kind = format_of(file.name)
-        span = Span(start=unit.start, end=unit.end, before=before, window_bytes=unit.window_bytes)
+        span = Span(
+            start=unit.start,
+            end=unit.end,
+            before=before,
+            window_bytes=unit.window_bytes,
+            memory=memory,
+        )
         size = 0
         for block in _unchanged(file, kind.blocks(file, span)):
             size += block.size
+            if digests:
+                digests.add(position, block)
             yield block
         before += file.stat.size if kind.growth == 1 else size
 
 
 def _unchanged(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:
-    """The blocks, as long as the file is the one that was planned: a window is kept as soon as the next one begins."""
+    """The blocks, as long as the file is the one that was planned: a window is kept as soon as the next one begins.
+
+    A store gives bytes of the version that was asked for or none, so it is not asked again.
+    """
+    if file.location.is_s3:
+        yield from blocks
+        return
     window = None
     try:
         for block in blocks:

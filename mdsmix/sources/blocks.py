@@ -14,7 +14,7 @@ class Origin:
     """Where a record comes from, and what stands there."""
 
     file: str
-    "The path below the source's folder."
+    "The file's name."
     line: int
     "From 1, counted from the unit's first line: absolute unless the unit starts inside its file."
     offset: int
@@ -48,6 +48,13 @@ class Block(Protocol):
     def lines(self) -> int:
         """Lines or rows, whether they hold a record or not."""
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Number and offset of its first line, as an Origin says them."""
+
+    def content(self) -> bytes:
+        """By which it is known again: the lines as one, however they were cut into blocks."""
+
     def first(self, lines: int) -> Block:
         """The block of the first so many lines."""
 
@@ -59,6 +66,10 @@ class Block(Protocol):
 
 class Format(Protocol):
     """One kind of file."""
+
+    @property
+    def name(self) -> str:
+        """What shapes records beside the bytes: files of one name are read alike, packed or not."""
 
     @property
     def growth(self) -> int:

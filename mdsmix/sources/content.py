@@ -1,51 +1,97 @@
-"""The hash of exactly the bytes that a unit owns, by which it is known again whatever its name.
+"""What a unit holds, by digests that are worked out while its blocks stream by.
 
-Plain files are hashed from the first line that the unit owns to the end of the last, so that lines
-appended to a file change its last unit only. Of compressed files the stored bytes are hashed, since
-inflating them only to find them unchanged would cost most of a conversion.
+Each window is known by the lines that start in it, uncompressed: not by the name of a file, how it is packed, or what the
+unit's other windows hold. So a file that was renamed or compressed anew is known again, and a window is known as soon as it
+has been read, which is when its shards are made: at a first conversion every byte is read once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
 import xxhash
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources.formats import suffix_of
-from mdsmix.sources.lines import owned_bytes
-from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Unit
+from mdsmix.sources.blocks import Block
+from mdsmix.sources.formats import format_of
+from mdsmix.sources.units import SourceFile, Unit
+from mdsmix.storage import CHANGED
 
 
-def content_hash(unit: Unit) -> str:
-    """xxh3_128, as 32 hex digits, of the owned bytes, their lengths and their formats.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A window of a unit in which lines start."""
 
-    The windows of a compressed unit share it: a window is known by this and its number.
-    """
-    total = xxhash.xxh3_128()
-    for file in unit.files:
-        hasher = xxhash.xxh3_128()
-        length = 0
-        for piece in _pieces(file, unit):
-            hasher.update(piece)
-            length += len(piece)
-        check_unchanged(file)
-        total.update(f"{suffix_of(file.name)} {length} {hasher.hexdigest()}\n")
-    return total.hexdigest()
+    number: int
+    digest: str
+    "xxh3_128 of its lines and of where one file ends and another begins, 32 hex digits: equal lines give equal records."
+    place: str
+    "8 hex digits for the files and where in them the lines stand: what is kept of bad records says that."
 
 
-def _pieces(file: SourceFile, unit: Unit) -> Iterator[bytes]:
-    with file.location.open(max(0, unit.start - 1)) as stored:
-        if unit.end is None:
-            yield from iter(lambda: stored.read(BLOCK_BYTES), b"")
-        else:
-            yield from (piece for _, piece in owned_bytes(stored.read, unit.start, unit.end))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What a unit was found to hold."""
+
+    windows: tuple[Window, ...]
+    files: tuple[str, ...]
+    "Of each of its files, the xxh3_128 of the lines that the unit owns."
+
+
+@dataclass(slots=True)
+class _Part:
+    """The lines of one file in one window."""
+
+    format: str
+    place: tuple[str, int, int]
+    hasher: Any = field(default_factory=xxhash.xxh3_128)
+    length: int = 0
+
+
+class Digests:
+    """Told of a unit's blocks in their order."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+        self._files = [xxhash.xxh3_128() for _ in unit.files]
+        self._windows: dict[int, dict[int, _Part]] = {}
+
+    def add(self, position: int, block: Block) -> None:
+        """The next block, of the unit's file at this position."""
+        name, lines = self._unit.files[position].name, block.content()
+        parts = self._windows.setdefault(block.window, {})
+        if position not in parts:
+            parts[position] = _Part(format_of(name).name, (name, *block.place))
+        parts[position].hasher.update(lines)
+        parts[position].length += len(lines)
+        self._files[position].update(lines)
+
+    def window(self, number: int) -> Window:
+        """What was read of a window; all of it, where a block of a later one was."""
+        parts = self._windows.get(number, {}).values()
+        lines = [f"{part.format} {part.length} {part.hasher.hexdigest()}\n" for part in parts]
+        return Window(
+            number=number,
+            digest=xxhash.xxh3_128_hexdigest("".join(lines)),
+            place=xxhash.xxh32_hexdigest(repr([part.place for part in parts])),
+        )
+
+    def content(self) -> Content:
+        """Of the whole unit, which has a window even where no line starts in it."""
+        return Content(
+            windows=tuple(map(self.window, self._windows or [0])),
+            files=tuple(hasher.hexdigest() for hasher in self._files),
+        )
+
+
+def file_hash(digests: Iterable[str]) -> str:
+    """Of a file, from the digests of what its units hold of it, in order: which other files are read with it counts for nothing."""
+    return xxhash.xxh128_hexdigest(" ".join(digests))
 
 
 def check_unchanged(file: SourceFile) -> None:
     """Refuses a file that is no longer the one that was planned."""
     if file.location.stat() != file.stat:
-        raise Unreachable(
-            f"{file.location.url} was changed while it was being read, so its records may be half "
-            "old and half new: wait until it is complete and run the same command again"
-        )
+        raise Unreachable(CHANGED.format(url=file.location.url))

@@ -18,27 +18,30 @@ from mdsmix.storage import Location, fixed_prefix, has_pattern, locate
 
 def find(paths: list[str], base: str | os.PathLike[str]) -> list[SourceFile]:
     """The files of the paths, globs and s3:// URLs, relative ones below `base`, each file once."""
-    roots = [_root(path, base) for path in paths]
-    labels = _labels(roots)
     found: dict[str, SourceFile] = {}
-    for path, root in zip(paths, roots, strict=True):
-        for file in _find_one(path, base, root, labels[root.url]):
+    for path in paths:
+        for file in _find_one(path, base):
             found.setdefault(file.location.url, file)
     return list(found.values())
 
 
-def _find_one(
-    path: str, base: str | os.PathLike[str], root: Location, label: str
-) -> list[SourceFile]:
-    matches = _absolute(path, base).expand()
+def _find_one(path: str, base: str | os.PathLike[str]) -> list[SourceFile]:
+    place = _absolute(path, base)
+    matches = place.expand()
     if not matches:
-        raise _nothing(path, _absolute(path, base), root)
+        raise _nothing(path, place, _root(path, base))
     files = []
     for location, stat in matches:
-        name = label + location.url[len(root.url) :].lstrip("/")
+        name = _name(location, base)
         _check_name(name, location)
         files.append(SourceFile(location=location, stat=stat, name=name))
     return files
+
+
+def _name(location: Location, base: str | os.PathLike[str]) -> str:
+    """Its URL in a bucket, else its path from `base`: no other entry and no other file has a part in it, so that one
+    more of them changes no name, and folder and recipe may be moved together."""
+    return location.url if location.is_s3 else os.path.relpath(location.url, base)
 
 
 def _absolute(path: str, base: str | os.PathLike[str]) -> Location:
@@ -49,25 +52,11 @@ def _absolute(path: str, base: str | os.PathLike[str]) -> Location:
 
 
 def _root(path: str, base: str | os.PathLike[str]) -> Location:
-    place = _absolute(path, base)
-    if not has_pattern(path) or place.stat() is not None:  # a file may be called `a[1].jsonl`
-        return place.parent
+    """Where a path that finds nothing looked."""
+    if not has_pattern(path):
+        return _absolute(path, base).parent
     top = "/" if path.startswith("/") else ""
     return _absolute(fixed_prefix(path) or top, base)
-
-
-def _labels(roots: list[Location]) -> dict[str, str]:
-    """What tells apart equal names below several folders: the folder's own name, numbered if need
-    be. With one folder nothing, so that it can be moved or renamed without changing any name."""
-    urls = list(dict.fromkeys(root.url for root in roots))
-    if len(urls) == 1:
-        return {urls[0]: ""}
-    names = [url.rstrip("/").rpartition("/")[2] for url in urls]
-    before = [names[:i].count(name) for i, name in enumerate(names)]
-    return {
-        url: f"{name}~{n}/" if n else f"{name}/"
-        for url, name, n in zip(urls, names, before, strict=True)
-    }
 
 
 def _check_name(name: str, location: Location) -> None:

@@ -21,11 +21,19 @@ _GZIP_OUTPUT = 1 << 20
 _ZSTD_STORED = 4 << 10
 
 
-class Inflated:
-    """Reads like a file; `read(n)` is shorter than `n` only at the end."""
+_ZSTD_HEADER = 18
+"Bytes of the longest header of a frame."
 
-    def __init__(self, file: BinaryIO, packing: str, url: str) -> None:
-        self._pieces = _INFLATE[packing](file)
+
+class _Window(Exception):
+    """A frame wants more memory than there is."""
+
+
+class Inflated:
+    """Reads like a file; `read(n)` is shorter than `n` only at the end. A frame may want half of `memory`."""
+
+    def __init__(self, file: BinaryIO, packing: str, url: str, memory: int) -> None:
+        self._pieces = _INFLATE[packing](file, memory // 2)
         self._url, self._position = url, 0
         self._rest = memoryview(b"")
 
@@ -45,6 +53,11 @@ class Inflated:
     def _next(self) -> bytes | None:
         try:
             piece = next(self._pieces, None)
+        except _Window as window:
+            raise Unreachable(
+                f"{self._url} was compressed with a window of {window}: give the run more memory (--memory), or compress "
+                "it again with a smaller window (zstd without --long and --ultra needs 8 MB)"
+            ) from None
         except (zlib.error, zstandard.ZstdError, EOFError) as error:
             raise Unreachable(
                 f"{self._url} is damaged after {self._position} uncompressed bytes ({error}): "
@@ -54,22 +67,30 @@ class Inflated:
         return piece
 
 
-def _gunzip(file: BinaryIO) -> Iterator[bytes]:
+def _gunzip(file: BinaryIO, _: int) -> Iterator[bytes]:
     return _inflate(
         file,
         _GZIP_STORED,
-        lambda: zlib.decompressobj(wbits=31),
+        lambda _: zlib.decompressobj(wbits=31),
         lambda d, s: d.decompress(s, _GZIP_OUTPUT),
     )
 
 
-def _unzstd(file: BinaryIO) -> Iterator[bytes]:
-    decompressor = zstandard.ZstdDecompressor()
-    return _inflate(file, _ZSTD_STORED, decompressor.decompressobj, lambda d, s: d.decompress(s))
+def _unzstd(file: BinaryIO, most: int) -> Iterator[bytes]:
+    def new(header: bytes) -> Any:
+        window = zstandard.get_frame_parameters(header).window_size
+        if window > most:
+            raise _Window(
+                f"{window / 1e6:,.0f} MB, and no more than {most / 1e6:,.0f} MB may be taken to read it"
+            )
+        # Its own default is 128 MB, beyond which a frame would pass for a damaged one.
+        return zstandard.ZstdDecompressor(max_window_size=max(window, 1 << 27)).decompressobj()
+
+    return _inflate(file, _ZSTD_STORED, new, lambda d, s: d.decompress(s))
 
 
 def _inflate(
-    file: BinaryIO, step: int, new: Callable[[], Any], feed: Callable[[Any, bytes], bytes]
+    file: BinaryIO, step: int, new: Callable[[bytes], Any], feed: Callable[[Any, bytes], bytes]
 ) -> Iterator[bytes]:
     stored, decoder = b"", None
     while stored := stored or file.read(step):
@@ -77,7 +98,8 @@ def _inflate(
             stored = stored.lstrip(b"\0")  # tapes and some tools pad with zeros
             if not stored:
                 continue
-            decoder = new()
+            stored += file.read(_ZSTD_HEADER)  # of the header there may be a byte so far
+            decoder = new(stored)
         yield feed(decoder, stored)
         stored = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
         decoder = None if decoder.eof else decoder

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import orjson
 
@@ -65,15 +66,17 @@ class Jsonl:
     """`*.jsonl` and, compressed, `*.jsonl.gz` and `*.jsonl.zst`."""
 
     packing: str = ""
+    name: ClassVar[str] = "jsonl"
 
     @property
     def growth(self) -> int:
         return 4 if self.packing else 1  # text compresses three- to fivefold
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        with file.location.open(max(0, span.start - 1)) as stored:
+        with file.open(max(0, span.start - 1), span.end) as stored:
             if self.packing:
-                pieces = all_bytes(Inflated(stored, self.packing, file.location.url).read, span)
+                inflated = Inflated(stored, self.packing, file.location.url, span.memory)
+                pieces = all_bytes(inflated.read, span)
             elif span.end is None:
                 pieces = all_bytes(stored.read, span)
             else:

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from mdsmix.sources.blocks import Decoded, Origin
-from mdsmix.sources.units import BLOCK_BYTES, Span
+from mdsmix.sources.units import BLOCK_BYTES, TAIL_BYTES, Span
 
 LONGEST_LINE = 256 << 20
 _PIECE_BYTES = BLOCK_BYTES - (1 << 20)
 """Leaves room in a batch of 8 MB for the line that crosses into it."""
-_TAIL_BYTES = 64 << 10
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 Read = Callable[[int], bytes]
@@ -46,6 +45,15 @@ class LineBlock:
     @property
     def size(self) -> int:
         return self.skipped or sum(map(len, self.texts)) + len(self.texts)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.line, self.offset
+
+    def content(self) -> bytes:
+        if self.skipped:
+            return b"%d bytes too long\n" % self.skipped
+        return b"\n".join(self.texts) + b"\n"
 
     def first(self, lines: int) -> LineBlock:
         return replace(self, texts=self.texts[:lines], _starts=[])
@@ -88,7 +96,7 @@ def owned_bytes(read: Read, start: int, end: int) -> Pieces:
         if piece:
             last = piece[-1:]
             yield position - len(piece), piece
-    while last != b"\n" and (piece := read(_TAIL_BYTES)):
+    while last != b"\n" and (piece := read(TAIL_BYTES)):
         head, last, _ = piece.partition(b"\n")
         yield position, head + last
         position += len(head) + len(last)

@@ -4,7 +4,8 @@ Never from the number of workers, so that the same files make the same units eve
 small files are grouped, the files themselves say where a group ends: a run that is too large is
 split at the file whose name hashes highest, and both halves again. Another file then changes the
 group that it falls into, and the boundaries elsewhere stay where they were; groups are about half
-as full as fixed cutting would make them, which costs nothing but a few more units.
+as full as fixed cutting would make them, which costs nothing but a few more units. The last part of
+the path counts first, so that a folder may be moved or renamed and its files stay in their groups.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _windows(file: SourceFile, window_bytes: int) -> Iterator[Unit]:
 def _runs(files: list[SourceFile], window_bytes: int) -> Iterator[list[SourceFile]]:
     """Consecutive files of at most a window in all, in order."""
     before = list(accumulate(map(weight, files), initial=0))
-    priorities = [xxhash.xxh3_64_intdigest(file.name) for file in files]
+    priorities = [_priority(file.name) for file in files]
     waiting = [(0, len(files))] if files else []
     while waiting:
         begin, end = waiting.pop()
@@ -63,3 +64,9 @@ def _runs(files: list[SourceFile], window_bytes: int) -> Iterator[list[SourceFil
         # Not at the first file, which would leave nothing before it.
         cut = max(range(begin + 1, end), key=priorities.__getitem__)
         waiting += [(cut, end), (begin, cut)]
+
+
+def _priority(name: str) -> tuple[int, ...]:
+    """Of two files, what all paths begin with decides nothing: equal last names differ in depth, or in a folder below."""
+    *folders, last = [xxhash.xxh3_64_intdigest(part) for part in name.split("/")]
+    return last, len(folders), *reversed(folders)

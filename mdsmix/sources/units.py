@@ -6,7 +6,9 @@ names its bytes and nothing else, so that whichever worker reads it gets the sam
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from mdsmix.storage import Location, Stat
 
@@ -17,14 +19,26 @@ with 64 MiB it is 30 MB smaller, and 5 % slower since each unit has a fresh work
 BLOCK_BYTES = 8 << 20
 """Bytes that are read, decoded and handed on at once, unless one record alone is longer."""
 
+TAIL_BYTES = 64 << 10
+"""Beyond the end of a window, where its last line may end: the same request brings them, and most lines are shorter."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """One file as it was found. `name` is its path below the source's own folder."""
+    """One file as it was found. `name` is its path from the recipe's folder, or its URL in a bucket."""
 
     location: Location
     stat: Stat
     name: str
+    held: bytes | None = None
+    "All of it, where it was fetched before it is read."
+
+    def open(self, start: int = 0, end: int | None = None) -> BinaryIO:
+        """A reader of the version that was found, from `start`; `end`: where the last line wanted begins, or before it."""
+        if self.held is not None:
+            return io.BytesIO(self.held)
+        until = None if end is None else end + TAIL_BYTES
+        return self.location.open(start, until, self.stat.stamp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +71,8 @@ class Span:
     before: int
     "Uncompressed bytes of the unit before byte 0 of this file; negative where it starts inside."
     window_bytes: int
+    memory: int = 4 << 30
+    "Bytes that whoever reads may hold: half of them for what a compressed file says it needs."
 
     def window_of(self, offset: int) -> int:
         return (self.before + offset) // self.window_bytes

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from mdsmix.errors import RecipeError
 from mdsmix.storage.local import LocalPath
 from mdsmix.storage.location import (
+    CHANGED,
     Found,
     Location,
     Stat,
@@ -26,6 +27,7 @@ from mdsmix.storage.location import (
 )
 
 __all__ = [
+    "CHANGED",
     "Found",
     "Location",
     "Stat",

@@ -24,6 +24,7 @@ from typing import BinaryIO
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage.location import (
+    CHANGED,
     Bytes,
     Found,
     Location,
@@ -111,10 +112,13 @@ class LocalPath(Location):
                 return found, b"" if found.size > most else file.read()
         return None
 
-    def open(self, start: int = 0) -> BinaryIO:
+    def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
         with _explained("read", self.path):
             _refuse_endless(os.stat(self.path), self.path)
             file = Path(self.path).open("rb", buffering=1 << 20)  # noqa: SIM115 - the caller closes it
+            if stamp and _stat(os.fstat(file.fileno())).stamp != stamp:
+                file.close()
+                raise Unreachable(CHANGED.format(url=self.path))
             file.seek(start)
             return file
 

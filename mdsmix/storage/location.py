@@ -39,6 +39,12 @@ class Unfinished:
     "Takes it back."
 
 
+CHANGED = (
+    "{url} was changed while it was being read, so its records may be half old and half new: wait until it is complete and "
+    "run the same command again"
+)
+
+
 class Location(ABC):
     """A file or folder on a disk or in a bucket. Frozen, hashable and picklable."""
 
@@ -91,8 +97,9 @@ class Location(ABC):
         larger than `most`."""
 
     @abstractmethod
-    def open(self, start: int = 0) -> BinaryIO:
-        """A sequential reader from `start`."""
+    def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
+        """A sequential reader from `start`, of the file with this stamp and no other (Unreachable), where one is given.
+        `until`: where reading will most likely end; a store is asked for so much, and for more where more is read."""
 
     @abstractmethod
     def write(self, *parts: Bytes) -> None:

@@ -7,6 +7,7 @@ breaks in the middle goes on where it broke, as long as the object is still the 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ from mdsmix.storage.s3_parts import copy, send
 from mdsmix.storage.s3_upkeep import put_if, uploads
 
 _PART_BYTES = 64 << 20
+_MORE_BYTES = 1 << 20  # a line that is longer than was thought
 _READ_BYTES = 8 << 20  # RawIOBase.readall would take 8 KiB at a time, 7 times slower
 
 
@@ -79,8 +81,9 @@ class S3Path(Location):
                 return found, b""
             return found, b"".join(iter(lambda: reader.read(_READ_BYTES), b""))
 
-    def open(self, start: int = 0) -> BinaryIO:
-        return io.BufferedReader(_Reader(self, start, None), buffer_size=1 << 20)
+    def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
+        reader = _Reader(self, start, until, etag=f'"{stamp}"' if stamp else None, goes_on=True)
+        return io.BufferedReader(reader, buffer_size=1 << 20)
 
     def write(self, *parts: Bytes) -> None:
         send(self.url, self._object(), parts, _PART_BYTES)
@@ -102,7 +105,11 @@ class S3Path(Location):
         ask(self.url, lambda client: client.delete_object(**self._object()))
 
     def list(self, recursive: bool = False) -> Iterator[tuple[str, Stat]]:
-        for page in self._pages("" if recursive else "/"):
+        yield from self._listed(recursive)
+
+    def _listed(self, recursive: bool, beginning: str = "") -> Iterator[tuple[str, Stat]]:
+        """The names that begin so: the store passes over all others."""
+        for page in self._pages("" if recursive else "/", beginning):
             for entry in page.get("Contents", []):
                 name = entry["Key"][len(self._prefix) :]
                 if name and not name.endswith("/"):  # the mark of an empty folder
@@ -117,8 +124,9 @@ class S3Path(Location):
     def _prefix(self) -> str:
         return f"{self.key}/" if self.key else ""
 
-    def _pages(self, delimiter: str) -> Iterator[dict[str, Any]]:
-        wanted = {"Bucket": self.bucket, "Prefix": self._prefix, "Delimiter": delimiter}
+    def _pages(self, delimiter: str, beginning: str = "") -> Iterator[dict[str, Any]]:
+        prefix = self._prefix + beginning
+        wanted = {"Bucket": self.bucket, "Prefix": prefix, "Delimiter": delimiter}
         while True:
             page = ask(self.url, partial(_page, wanted))
             yield page
@@ -138,9 +146,10 @@ class S3Path(Location):
         root = S3Path(self.bucket, fixed_prefix(self.key))
         patterns = self.key[len(root.key) :].strip("/").split("/")
         deep = len(patterns) > 1 or patterns == ["**"]
+        beginning = re.split(r"[*?[]", patterns[0])[0]
         return [
             (root / name, found)
-            for name, found in root.list(recursive=deep)
+            for name, found in root._listed(deep, beginning)
             if path_matches(name.split("/"), patterns)
         ]
 
@@ -199,11 +208,18 @@ class _Reader(io.RawIOBase):
     """The bytes [start, end) of one version of an object, taken up again where a body breaks."""
 
     def __init__(
-        self, place: S3Path, start: int, end: int | None, begun: tuple[str, Any] | None = None
+        self,
+        place: S3Path,
+        start: int,
+        end: int | None,
+        begun: tuple[str, Any] | None = None,
+        etag: str | None = None,
+        goes_on: bool = False,
     ) -> None:
-        """`begun`: the ETag and the body of a request that was made already."""
+        """`begun`: the ETag and the body of a request that was made already; `etag`: of the version that is to be read;
+        `goes_on`: beyond `end` too, by further requests."""
         self._place, self._position, self._end = place, start, end
-        self._etag: str | None = None
+        self._etag, self._goes_on = etag, goes_on and end is not None
         self._patience: Patience | None = None
         if begun:
             self._etag, self._body = begun
@@ -217,7 +233,8 @@ class _Reader(io.RawIOBase):
         if self._position or self._end is not None:
             last = "" if self._end is None else self._end - 1
             wanted["Range"] = f"bytes={self._position}-{last}"
-        self._etag, body = ask(self._place.url, partial(_get, wanted))
+        etag, body = ask(self._place.url, partial(_get, wanted))
+        self._etag = etag or self._etag
         return body
 
     def readable(self) -> bool:
@@ -228,13 +245,23 @@ class _Reader(io.RawIOBase):
         while True:
             try:
                 data: bytes = self._body.read(len(target))
-                break
+                if data or not target or not self._go_on():
+                    break
             except failures() as error:
                 self._resume(error)
         self._patience = None
         self._position += len(data)
         target[: len(data)] = data
         return len(data)
+
+    def _go_on(self) -> bool:
+        """Asks for more where all that was asked for has been read."""
+        if not self._goes_on or self._position != self._end:
+            return False
+        self._body.close()
+        self._end += _MORE_BYTES
+        self._body = self._request()
+        return True
 
     def _resume(self, error: Exception) -> None:
         self._body.close()

@@ -80,7 +80,7 @@ class Plan:
         streams = [
             [s.stream.name, s.stream.index.hash, s.stream.weight, s.drawn] for s in self.sources
         ]
-        cards = [card and asdict(card) for card in (self.encoding, self.tokenizer)]
+        cards = [self.encoding and self.encoding.stated, self.tokenizer and asdict(self.tokenizer)]
         shaping = [FORMAT_VERSION, self.seed, streams, self.layout.settings, cards]
         return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
 

@@ -1,0 +1,117 @@
+"""Sources in a bucket are fetched once, by as few requests as can be, and only as they were when they were listed."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from mdsmix.errors import Unreachable
+from mdsmix.sources import content_of, find, plan, read
+from mdsmix.storage import locate, s3
+from tests.converting import documents, run_recipe, windows, write_recipe
+from tests.counting import counted
+from tests.faults import Proxy, Rule
+
+
+def put(bucket: str, name: str, content: bytes) -> None:
+    locate(f"s3://{bucket}/{name}").write(content)
+
+
+def text(number: int) -> bytes:
+    return b'{"text": "This is the text number %d of some words."}\n' % number
+
+
+def test_a_first_conversion_fetches_each_small_object_once(
+    tmp_path: Path, tokenizer_folder: Path, bucket: str, proxy: Proxy
+) -> None:
+    for n in range(60):
+        data, suffix = (gzip.compress(text(n)), ".gz") if n % 3 == 0 else (text(n), "")
+        put(bucket, f"raw/{n:03}.jsonl{suffix}", data)
+    streams = {"web": documents(f"s3://{bucket}/raw/*.jsonl*")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    with counted(proxy) as seen:
+        (outcome,) = run_recipe(recipe, workers=2)
+    assert outcome.manifest.records.read == 60
+    fetched = [(r.method, r.key) for r in seen.requests if "/raw/" in r.key and "*" not in r.key]
+    assert len(fetched) == len(set(fetched)) == 60, str(seen)
+    assert {method for method, _ in fetched} == {"GET"}
+    with counted(proxy) as seen:
+        assert run_recipe(recipe)[0].state == "up to date"
+    assert not [r for r in seen.requests if "/raw/0" in r.key], "known by the listing's ETags"
+
+
+def test_a_large_plain_object_is_one_range_request_a_window(
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    bucket: str,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = b"".join(map(text, range(8000)))
+    put(bucket, "large.jsonl", data)
+    windows(monkeypatch, 100_000)
+    streams = {"web": documents(f"s3://{bucket}/large.jsonl", layout="document")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    with counted(proxy) as seen:
+        (outcome,) = run_recipe(recipe, workers=2)
+    assert outcome.manifest.records.read == 8000
+    assert outcome.units == -(-len(data) // 100_000)
+    asked = [r for r in seen.requests if r.key.endswith("large.jsonl") and r.method == "GET"]
+    assert len(asked) == outcome.units
+    bounds = [r.headers["range"].removeprefix("bytes=").split("-") for r in asked]
+    assert max(int(last) - int(first) for first, last in bounds) <= 100_000 + (64 << 10)
+    assert all("if-match" in r.headers for r in asked)
+
+
+def test_a_line_longer_than_was_thought_is_read_on(
+    bucket: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "_MORE_BYTES", 50_000)
+    lines = [b'"%s"' % (letter * 200_000) for letter in (b"a", b"b", b"c")]
+    put(bucket, "x.jsonl", b"\n".join(lines))
+    found = [
+        record
+        for unit in plan(find([f"s3://{bucket}/x.jsonl"], "/"), 100_000)
+        for batch in read(unit)
+        for record in batch.records
+    ]
+    assert found == [line.strip(b'"').decode() for line in lines]
+
+
+@pytest.mark.parametrize("size", [10, 3 << 20])
+def test_an_object_that_was_replaced_since_it_was_listed_is_refused(bucket: str, size: int) -> None:
+    for name in ("a", "b"):
+        put(bucket, f"{name}.jsonl", b"1\n" * size)
+    [unit] = plan(find([f"s3://{bucket}/*.jsonl"], "/"))
+    put(bucket, "b.jsonl", b"2\n" * size)
+    with pytest.raises(Unreachable, match=r"b\.jsonl.*replaced while it was being read"):
+        list(read(unit))
+    with pytest.raises(Unreachable, match=r"b\.jsonl.*replaced"):
+        content_of(unit)
+
+
+def test_small_objects_come_in_their_order_whichever_is_there_first(
+    bucket: str, proxy: Proxy
+) -> None:
+    for n in range(40):
+        put(bucket, f"{n:02}.jsonl", b"%d\n" % n)
+    [unit] = plan(find([f"s3://{bucket}/*.jsonl"], "/"))
+    proxy.rules = [Rule("503", "GET", r"0[0-9]\.jsonl", times=5)]
+    assert [record for batch in read(unit) for record in batch.records] == list(range(40))
+    assert len(proxy.met("503")) == 5
+
+
+def test_a_pattern_lists_only_what_begins_as_it_does(bucket: str, proxy: Proxy) -> None:
+    for name in ("crawl-2023/x", "crawl-2024-01/x", "crawl-2024-02/x", "crawl-2024-02/y", "z/x"):
+        put(bucket, f"data/{name}.jsonl", b"1\n")
+    with counted(proxy) as seen:
+        files = find([f"s3://{bucket}/data/crawl-2024-*/x.jsonl"], "/")
+    expected = [f"s3://{bucket}/data/crawl-2024-0{n}/x.jsonl" for n in (1, 2)]
+    assert [file.name for file in files] == expected
+    (listing,) = (r for r in seen.requests if r.operation == "GET list")
+    assert "prefix=data%2Fcrawl-2024-&" in f"{listing.path}&"
+    assert [f.name for f in find([f"s3://{bucket}/data/z/*"], "/")] == [
+        f"s3://{bucket}/data/z/x.jsonl"
+    ]
