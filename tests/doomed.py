@@ -84,10 +84,17 @@ def kind_of(name: str) -> str:
 
 
 def _watch(kind: Any, log: Path, end: Write | None) -> None:
-    write, main_process = kind.write, os.getpid()
     times = multiprocessing.Value("i", 0)
+    for name in ("write", "create", "replace"):
+        setattr(kind, name, _watched(getattr(kind, name), log, end, times))
 
-    def writing(self: Any, *parts: Any) -> None:
+
+def _watched(write: Any, log: Path, end: Write | None, times: Any) -> Any:
+    main_process = os.getpid()
+
+    def writing(self: Any, *given: Any) -> Any:
+        if self.name == "lease":
+            return write(self, *given)
         who = "main" if os.getpid() == main_process else "worker"
         what, is_last = kind_of(self.name), False
         with log.open("a") as file:
@@ -98,8 +105,9 @@ def _watch(kind: Any, log: Path, end: Write | None) -> None:
                 is_last = times.value == end.count
         if is_last and end and end.side == "before":
             os.killpg(0, signal.SIGKILL)
-        write(self, *parts)
+        answer = write(self, *given)
         if is_last:
             os.killpg(0, signal.SIGKILL)
+        return answer
 
-    kind.write = writing
+    return writing

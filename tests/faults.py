@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import random
 import re
 import socket
@@ -194,6 +195,14 @@ class Proxy:
         if found := re.fullmatch(r"(\d{3})( \w+)?", fault):
             _refuse(client, request, int(found[1]), (found[2] or CODES.get(found[1], "")).strip())
             return
+        if fault == "a 404 in broken XML":
+            _answer_broken(client, request)
+            return
+        if fault in (IGNORES, RACES) and CONDITIONS & request.headers.keys():
+            if fault == RACES and not self._is_met(request):
+                _refuse(client, request, 412, "PreconditionFailed")
+                return
+            request = _signed_anew(request, request.method, request.body)
         if fault == "damaged" and request.body:
             request.body = bytes([request.body[0] ^ 1]) + request.body[1:]
         head, body = self._forward(request)
@@ -202,9 +211,21 @@ class Proxy:
         if fault == "500 after the work":
             _refuse(client, request, 500, "InternalError")
             return
+        if fault == "no ETags":
+            body = re.sub(rb"<ETag>.*?</ETag>", b"", body)
+            head = re.sub(rb"content-length: \d+", b"content-length: %d" % len(body), head)
         if fault == "damaged answer" and body:
             body = body[:-1] + bytes([body[-1] ^ 1])
         _reply(client, head, body, fault)
+
+    def _is_met(self, request: Request) -> bool:
+        """Whether the request's condition holds now; by the time that it is written, it may not."""
+        head, _ = self._forward(_signed_anew(request, "HEAD", b""))
+        time.sleep(0.1)
+        wanted = request.headers.get("if-match", "")
+        if wanted:
+            return wanted.strip('"').encode() in head
+        return head.startswith(b"HTTP/1.1 404")
 
     def _forward(self, request: Request) -> tuple[bytes, bytes]:
         connection = http.client.HTTPConnection(*self._store, timeout=60)
@@ -232,6 +253,34 @@ class Proxy:
 
 
 CODES = {"500": "InternalError", "503": "SlowDown", "400": "InvalidRequest"}
+
+
+IGNORES = "ignores conditions"
+"As Garage and s3rver do: every PUT is answered with 200."
+RACES = "looks, and writes then"
+"As S3Mock and s3s-fs do: two at one moment both succeed."
+CONDITIONS = {"if-match", "if-none-match"}
+
+
+def _signed_anew(request: Request, method: str, body: bytes) -> Request:
+    """The request without its conditions, which its signature spoke of."""
+    from botocore.auth import S3SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    kept = ("host", "content-type", "content-length") if body else ("host",)
+    headers = {name: value for name, value in request.headers.items() if name in kept}
+    anew = AWSRequest(method, f"http://{headers['host']}{request.path}", headers, body)
+    who = Credentials(os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
+    S3SigV4Auth(who, "s3", os.environ["AWS_DEFAULT_REGION"]).add_auth(anew)
+    signed = {name.lower(): value for name, value in anew.headers.items()}
+    return Request(method, request.path, signed, body)
+
+
+def _answer_broken(client: socket.socket, request: Request) -> None:
+    body = "<Error><Code>NoSuchKey</Code><Key>ü".encode("latin-1")
+    lines = ["content-type: application/xml", f"content-length: {len(body)}"]
+    client.sendall(_head(404, lines) + (b"" if request.method == "HEAD" else body))
 
 
 @contextlib.contextmanager

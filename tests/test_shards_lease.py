@@ -21,6 +21,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards import lease as module
 from mdsmix.shards.lease import Holder, lease
 from mdsmix.storage import Location, locate
+from mdsmix.storage.local import LocalPath
 from tests.converting import documents, mdsmix, run_recipe, write_jsonl, write_recipe
 
 BEAT = 0.05
@@ -156,6 +157,74 @@ def test_elsewhere_a_heart_that_beats_is_believed(folder: Location) -> None:
         take(folder)
     later.join()
     assert found(folder)["token"] == "another"
+
+
+@pytest.mark.usefixtures("_quick_hearts")
+def test_a_store_that_is_slow_for_us_is_slow_for_the_holder_too(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many slow looks find his heart where it was, he is not dead by them."""
+    put(folder, ELSEWHERE)
+    looks, real = count(), module._look
+
+    def slow(place: Location) -> Any:
+        number = next(looks)
+        time.sleep(1.2 * BEAT if number < 2 * module.STALE_BEATS * module.LOOKS_A_BEAT else 0)
+        if number == 2 * module.STALE_BEATS * module.LOOKS_A_BEAT:
+            put(folder, replace(ELSEWHERE, beat=1))
+        return real(place)
+
+    monkeypatch.setattr(module, "_look", slow)
+    with pytest.raises(Unreachable, match=r"by process 12 on another\.host"):
+        take(folder)
+
+
+@pytest.fixture
+def unsure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Location:
+    monkeypatch.setattr(module, "PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr(LocalPath, "keeps_conditions", lambda self: False)
+    return locate(tmp_path / "web" / "train")
+
+
+def test_without_conditions_it_is_said_and_one_whose_write_was_crossed_is_refused(
+    unsure: Location,
+) -> None:
+    said: list[str] = []
+    crossing = threading.Timer(0.1, lambda: put(unsure, ELSEWHERE))
+    crossing.start()
+    with pytest.raises(Unreachable, match=r"is being written by process 12 on another\.host"):
+        lease(unsure, said.append).__enter__()
+    crossing.join()
+    assert found(unsure)["token"] == "another", "what another holds is not let go"
+    assert len(said) == 1
+    assert "keeps no conditions (If-Match, If-None-Match)" in said[0]
+    at(unsure).delete()
+    with lease(unsure, silent) as held:
+        held.confirm()
+        crossing = threading.Timer(0.1, lambda: put(unsure, ELSEWHERE))
+        crossing.start()
+        with pytest.raises(Unreachable, match="taken over by another run"):
+            held.confirm()
+        crossing.join()
+
+
+def test_without_conditions_one_whose_write_took_long_is_refused(
+    unsure: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLOW_SECONDS", -1)
+    with pytest.raises(Unreachable, match=r"took 0\.\d s to write .+ keeps no conditions"):
+        take(unsure)
+
+
+def test_a_deletion_asks_only_where_the_lease_may_be_lost(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lease(folder, silent) as held:
+        put(folder, ELSEWHERE)
+        assert held.is_held_still(), "nobody can have taken it in a moment"
+        real = module._now
+        monkeypatch.setattr(module, "_now", lambda: real() + 10.1)
+        assert not held.is_held_still()
 
 
 @pytest.mark.usefixtures("_quick_hearts")

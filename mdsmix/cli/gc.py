@@ -48,7 +48,9 @@ def gc(
             f"WARNING: running jobs and caches may still name what is younger than {KEEP_SECONDS // 86_400} days"
         )
     garbage = (
-        delete_garbage(folder, age, _warn, keep) if delete else find_garbage(folder, age, keep)
+        delete_garbage(folder, age, _warn, keep)
+        if delete
+        else find_garbage(folder, age, keep, _warn)
     )
     if as_json:
         keys = ("kind", "name", "bytes", "age")

@@ -12,6 +12,7 @@ from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.kinds.assemble import JoinedRows
 from mdsmix.shards.index import make_index
+from mdsmix.shards.lease import Lease
 from mdsmix.shards.manifest import (
     FORMAT_VERSION,
     Manifest,
@@ -24,7 +25,7 @@ from mdsmix.shards.manifest import (
 from mdsmix.shards.shardfiles import distinct, store_shards
 
 
-def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile]) -> Manifest:
+def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile], held: Lease) -> Manifest:
     """Makes the units, in the order of the plan, the stream's content. Nothing is written where nothing changed."""
     if job.joins_units and (last := _join_leftovers(job, units)):
         units = [*units, last]
@@ -48,7 +49,7 @@ def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile]) -> Man
         index_hash=index.hash,
         complete=True,
     )
-    put(job, index, manifest)
+    put(job, index, manifest, held)
     return manifest
 
 

@@ -14,31 +14,51 @@ from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.index import Index, read_index
+from mdsmix.shards.lease import Lease
 from mdsmix.shards.links import refuse_links
 from mdsmix.shards.manifest import Manifest, read_manifest
+from mdsmix.shards.publication import Seen, publish_in_place, stand, swap
 from mdsmix.shards.published import named_version
 from mdsmix.shards.shardfiles import gather
-from mdsmix.shards.target import REPLACED, replace_index, retire_index, superseded, write_if_new
+from mdsmix.shards.target import REPLACED, keep_index, superseded, write_if_new
 from mdsmix.storage import Location
 
 
-def put(job: Job, index: Index, manifest: Manifest) -> None:
-    """Makes the index, whose shards lie in the job's folders, what is published. Nothing is written where it is so."""
-    place = job.place(index.hash)
+def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
+    """Makes the index, whose shards lie in the job's folders, what is published. Nothing is written where it is so, and
+    nothing where another published since the lease was lost."""
     if job.is_versioned:
-        refuse_links(place.parent, place.name)
-        _refuse_other(place, index)
-    gather(place, index.shards, job.shard_folders)
-    if job.is_versioned:
-        _fill(place, index, manifest)
-    _mark_replaced(job.folder, place)
-    write_if_new(job.folder / manifest_file.BASENAME, manifest.to_bytes())
-    if not job.is_versioned:
-        replace_index(job.folder, index)
+        _put_version(job, index, manifest, held)
         return
-    retire_index(job.folder)
-    for copy in _second_copies(job.folder, index):
-        copy.delete()
+    gather(job.folder, index.shards, job.shard_folders)
+    _mark_replaced(job.folder, job.folder)
+    publish_in_place(job.folder, index, manifest.to_bytes(), held)
+
+
+def _put_version(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
+    place = job.place(index.hash)
+    refuse_links(place.parent, place.name)
+    _refuse_other(place, index)
+    gather(place, index.shards, job.shard_folders)
+    _fill(place, index, manifest)
+    card = Seen.of(job.folder / manifest_file.BASENAME)
+    held.confirm()
+    _mark_replaced(job.folder, place)
+    stand(swap(card, manifest.to_bytes()), held)
+    _tidy(job.folder, index, held)
+
+
+def _tidy(folder: Location, index: Index, held: Lease) -> None:
+    """Takes away what the version has made needless: an index of the stream in place, kept as one that was replaced, and
+    shards that lie in the version too. Where the lease was lost meanwhile they stay, for the next run to take away."""
+    old = Seen.of(folder / index_file.BASENAME)
+    if old.content is not None:
+        keep_index(folder, old.content)
+        if held.is_held():
+            old.at.delete()
+    for copy in _second_copies(folder, index):
+        if held.is_held_still():
+            copy.delete()
 
 
 def is_put(job: Job, manifest: Manifest) -> bool:

@@ -147,10 +147,10 @@ def _convert_stream(
         job, results, notes = _proved_results(job, units, options, crew, watcher)
         released = _release_bad(job, units, results)
         records = [record for result in results for record in result.records]
-        held.confirm()
-        manifest = publish(job, records, _source_files(units, results))
+        manifest = publish(job, records, _source_files(units, results), held)
         for stale in others(job.folder, released):
-            stale.delete()
+            if held.is_held_still():
+                stale.delete()
         if not job.limit:
             seen.save(units, [result.content for result in results])
     return _outcome(job, manifest, results, began, (*notes, *_over(crew.watch)), crew.watch.peak)

@@ -3,7 +3,11 @@
 No clock is compared with another. A holder raises a counter in the object every five seconds; who finds a lease watches
 it, and takes it over only after it has stood still for four beats of his own. Where the holder's process can be looked
 at (same machine, same pid namespace) nobody waits: it runs or it does not. Every write is conditional on what was read,
-so of two that take over one wins, and a holder that was stopped for a minute learns before it publishes that it lost.
+so of two that take over one wins, and a holder that was stopped for a minute learns before it publishes that it lost. What
+it publishes is conditional too (publication.py), since it may be stopped again right after it has asked.
+
+Where the store keeps no conditions, who has written waits, and holds the lease only if it is still his: whoever looked
+before he wrote has written by then.
 """
 
 from __future__ import annotations
@@ -31,6 +35,10 @@ PLACE = ".mdsmix/lease"
 BEAT_SECONDS = 5.0
 STALE_BEATS = 4
 LOOKS_A_BEAT = 5
+PAUSE_SECONDS = 2.0
+"Where conditions are not kept: how long is waited for a write of the lease that may have crossed one's own."
+SLOW_SECONDS = 1.0
+"The most that such a write may take, so that it has come when another's pause is over."
 
 # A fork in the middle of a beat would leave the child with the store client's locks held for ever.
 _beating = threading.RLock()
@@ -68,21 +76,38 @@ class _Seen:
 class Lease:
     """A lease that is held. A thread keeps it alive."""
 
-    def __init__(self, at: Location, holder: Holder, stamp: str) -> None:
+    def __init__(self, at: Location, holder: Holder, stamp: str, is_sure: bool) -> None:
         self._at, self._holder, self._stamp = at, holder, stamp
+        self.is_sure = is_sure
+        "Whether the store keeps conditions, so that nobody can have crossed."
         self._is_lost = False
+        self._held_at = _now()
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._live, name="lease", daemon=True)
         self._heart.start()
 
     def confirm(self) -> None:
         """Unreachable where another run took the lease over: asked before anything is published."""
-        if not self._beat():
+        if not self.is_held():
             raise Unreachable(
                 f"{self._at.parent.parent} was taken over by another run, because this one ({self._holder}) stood "
-                f"still for too long, or somebody deleted {self._at}; it publishes nothing, finished work units are "
-                "kept: run the same command again when no other is at work."
+                f"still for too long, or somebody deleted {self._at}; from here on it publishes and deletes nothing, "
+                "finished work units are kept: run the same command again when no other is at work."
             )
+
+    def is_held(self) -> bool:
+        return self._beat() and self._is_still_mine()
+
+    def is_held_still(self) -> bool:
+        """As `is_held`, but asks only where it may be lost by now: within half the time that a heart must stand still,
+        nobody has taken it. For deletions, which know no condition."""
+        return _now() - self._held_at < STALE_BEATS * BEAT_SECONDS / 2 or self.is_held()
+
+    def _is_still_mine(self) -> bool:
+        if self.is_sure:
+            return True
+        await_others()
+        return _is_by(self._holder, _look(self._at))
 
     def release(self) -> None:
         """Lets go. A store that does not answer is not waited for again: the lease grows stale there."""
@@ -101,10 +126,17 @@ class Lease:
     def _beat(self) -> bool:
         with _beating:
             if not self._is_lost:
+                began = _now()
                 self._holder = replace(self._holder, beat=self._holder.beat + 1)
                 stamp = _put(self._at, self._holder, self._stamp)
                 self._stamp, self._is_lost = stamp or "", stamp is None
+                self._held_at = self._held_at if self._is_lost else began
             return not self._is_lost
+
+
+def await_others() -> None:
+    """Where the store keeps no conditions: waits until a write that crossed one's own has come."""
+    time.sleep(PAUSE_SECONDS)
 
 
 _held: ContextVar[Mapping[str, Lease]] = ContextVar("held")
@@ -127,17 +159,43 @@ def lease(folder: Location, say: Callable[[str], None]) -> Iterator[Lease]:
 
 
 def _take(at: Location, say: Callable[[str], None]) -> Lease:
-    me = _myself()
+    me, is_sure = _myself(), at.keeps_conditions()
+    if not is_sure:
+        say(
+            f"WARNING: the store of {at.parent.parent} keeps no conditions (If-Match, If-None-Match), so two runs that "
+            "write one stream cannot be kept apart for certain; mdsmix waits and looks again before and after it publishes. "
+            "See that no two are started at once."
+        )
     while True:
         seen = _look(at)
         if seen and not _is_over(at, seen, say):
-            raise Unreachable(
-                f"{at.parent.parent} is being written by {seen.holder or 'another run'}, and two at once would "
-                "publish over each other; wait until it is done or end it, then run the same command again."
-            )
+            raise _taken(at, seen.holder)
+        began = _now()
         stamp = _put(at, me, seen.stamp if seen else None)
         if stamp:
-            return Lease(at, me, stamp)
+            if not is_sure:
+                _refuse_crossed(at, me, _now() - began)
+            return Lease(at, me, stamp, is_sure)
+
+
+def _taken(at: Location, holder: Holder | None) -> Unreachable:
+    return Unreachable(
+        f"{at.parent.parent} is being written by {holder or 'another run'}, and two at once would "
+        "publish over each other; wait until it is done or end it, then run the same command again."
+    )
+
+
+def _refuse_crossed(at: Location, me: Holder, took: float) -> None:
+    """Without conditions the last that wrote holds the lease, if all that may have crossed have written."""
+    if took > SLOW_SECONDS:
+        raise Unreachable(
+            f"the store took {took:.1f} s to write {at}, and it keeps no conditions: a writer that slow cannot be kept "
+            "apart from another; run the same command again when the store is faster."
+        )
+    await_others()
+    seen = _look(at)
+    if not _is_by(me, seen):
+        raise _taken(at, seen.holder if seen else None)
 
 
 def _is_over(at: Location, seen: _Seen, say: Callable[[str], None]) -> bool:
@@ -162,18 +220,14 @@ def _is_over(at: Location, seen: _Seen, say: Callable[[str], None]) -> bool:
 
 
 def _look(at: Location) -> _Seen | None:
-    stat = at.stat()
-    if stat is None:
+    found = at.fetch()
+    if found is None:
         return None
+    stat, content = found
     try:
-        tree = orjson.loads(at.read())
-        return _Seen(stat.stamp, typed.read(Holder, tree))
+        return _Seen(stat.stamp, typed.read(Holder, orjson.loads(content)))
     except (orjson.JSONDecodeError, typed.Misfit):
         return _Seen(stat.stamp, None)
-    except Unreachable:
-        if at.stat() is None:  # released in between
-            return None
-        raise
 
 
 def _put(at: Location, holder: Holder, stamp: str | None) -> str | None:
@@ -200,6 +254,11 @@ def _myself() -> Holder:
         started=_start_of(os.getpid()) or 0,
         token=secrets.token_hex(8),
     )
+
+
+def _now() -> float:
+    """Seconds by a clock that goes on while the machine sleeps, where there is one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 @cache

@@ -12,7 +12,7 @@ from contextlib import suppress
 import xxhash
 
 from mdsmix.errors import Unreachable
-from mdsmix.shards.index import BASENAME, Index, parse_index
+from mdsmix.shards.index import Index, parse_index
 from mdsmix.storage import Location
 
 SUPERSEDED = ".mdsmix/{hash}.index"
@@ -35,27 +35,8 @@ def write_once(at: Location, parts: list[memoryview]) -> None:
         at.write(*parts)
 
 
-def replace_index(folder: Location, index: Index) -> None:
-    """Makes this the index of the stream. The one before is kept for a while, and its shards with it (`mdsmix gc`): caches
-    may hold it, and running jobs read by it."""
-    at = folder / BASENAME
-    if at.stat():
-        before = at.read()
-        if before == index.content:
-            return
-        _keep(folder, before)
-    at.write(index.content)
-
-
-def retire_index(folder: Location) -> None:
-    """Takes the index away, kept as one that was replaced: the stream is published as versions from now on."""
-    at = folder / BASENAME
-    if at.stat():
-        _keep(folder, at.read())
-        at.delete()
-
-
-def _keep(folder: Location, index: bytes) -> None:
+def keep_index(folder: Location, index: bytes) -> None:
+    """Keeps an index that is about to be replaced."""
     (folder / SUPERSEDED.format(hash=xxhash.xxh128_hexdigest(index))).write(index)
 
 

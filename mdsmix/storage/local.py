@@ -53,6 +53,8 @@ _REASONS = {
 
 _CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP)
 "What some network file systems say to the fsync of a folder."
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+"What os.link says on a file system without hard links."
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp$")
 
 
@@ -123,24 +125,34 @@ class LocalPath(Location):
             return file
 
     def write(self, *parts: Bytes) -> None:
-        with _explained("write", self.path), self._replacing() as temporary:  # noqa: SIM117
-            with temporary.open("xb", buffering=0) as file:
-                for part in parts:
-                    _write_all(file, memoryview(part).cast("B"))
-                os.fsync(file.fileno())
+        with _explained("write", self.path), self._replacing() as temporary:
+            _make(temporary, *parts)
 
     def create(self, content: bytes) -> Stat | None:
         with _explained("write", self.path):
             self._make_folder()
             try:
-                with Path(self.path).open("xb", buffering=0) as file, _gone_on_error(self.path):
-                    _write_all(file, memoryview(content))
-                    os.fsync(file.fileno())
-                    self.parent.flush()
-                    return _stat(os.stat(file.fileno()))
+                return self._link_new(content)
             except FileExistsError:
                 _refuse_no_file(self.path)
                 return None
+
+    def _link_new(self, content: bytes) -> Stat:
+        """A whole file under this name, FileExistsError where there is one already."""
+        temporary = self._temporary()
+        try:
+            made = _make(temporary, content)
+            os.link(temporary, self.path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            # The system knows no hard links: nobody else makes one, but who reads meanwhile finds half a file.
+            made = _make(Path(self.path), content)
+        finally:
+            with suppress(OSError):
+                os.unlink(temporary)
+        self.parent.flush()
+        return made
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
         with _explained("write", self.path), suppress(FileNotFoundError):  # noqa: SIM117
@@ -150,9 +162,12 @@ class LocalPath(Location):
                     fcntl.flock(file, fcntl.LOCK_EX)
                 found = self.stat()
                 if found is not None and found.stamp == stamp:
-                    self.write(content)
-                    return self.stat()
+                    with self._replacing() as temporary:
+                        return _make(temporary, content)
         return None
+
+    def keeps_conditions(self) -> bool:
+        return True
 
     def copy_to(self, other: Location) -> None:
         if not isinstance(other, LocalPath):
@@ -178,7 +193,7 @@ class LocalPath(Location):
     def _replacing(self) -> Iterator[Path]:
         """A name beside this one: the file made there takes its place, or goes with the error."""
         self._make_folder()
-        temporary = Path(f"{self.path}.{secrets.token_hex(8)}.tmp")  # as _TEMPORARY finds it
+        temporary = self._temporary()
         with _gone_on_error(temporary):
             yield temporary
             os.replace(temporary, self.path)
@@ -203,6 +218,9 @@ class LocalPath(Location):
                     raise
             finally:
                 os.close(folder)
+
+    def _temporary(self) -> Path:
+        return Path(f"{self.path}.{secrets.token_hex(8)}.tmp")  # as _TEMPORARY finds it
 
     def delete(self) -> None:
         with _explained("delete", self.path), suppress(FileNotFoundError, NotADirectoryError):
@@ -280,6 +298,15 @@ def _gone_on_error(path: str | Path) -> Iterator[None]:
         with suppress(OSError):
             os.unlink(path)
         raise
+
+
+def _make(path: Path, *parts: Bytes) -> Stat:
+    """A new file, on the disk before it has a name to be read by; FileExistsError where there is one."""
+    with path.open("xb", buffering=0) as file, _gone_on_error(path):
+        for part in parts:
+            _write_all(file, memoryview(part).cast("B"))
+        os.fsync(file.fileno())
+        return _stat(os.fstat(file.fileno()))
 
 
 def _write_all(file: io.FileIO, part: memoryview) -> None:

@@ -45,6 +45,10 @@ CHANGED = (
 )
 
 
+class NotListed(Unreachable):
+    """Unfinished writes cannot be found here: the store does not list them, or these credentials may not see them."""
+
+
 class Location(ABC):
     """A file or folder on a disk or in a bucket. Frozen, hashable and picklable."""
 
@@ -114,6 +118,11 @@ class Location(ABC):
         """Put `content` here if what is here has this stamp; None where it has another or is gone."""
 
     @abstractmethod
+    def keeps_conditions(self) -> bool:
+        """Whether of several that `create` or `replace` at one moment only one does. A store that is not known is tried here,
+        once a run, where nothing may lie; where it does not, both look before they write, and what comes in between is lost."""
+
+    @abstractmethod
     def copy_to(self, other: Location) -> None:
         """Write these bytes at `other`, inside the store where both are in one."""
 
@@ -138,7 +147,7 @@ class Location(ABC):
 
     @abstractmethod
     def unfinished(self) -> Iterator[Unfinished]:
-        """What killed writes left below this folder: temporary files, uploads in parts."""
+        """What killed writes left below this folder: temporary files, uploads in parts; NotListed where that cannot be known."""
 
     @abstractmethod
     def expand(self) -> Found:

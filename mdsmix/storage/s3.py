@@ -24,12 +24,14 @@ from mdsmix.storage.location import (
     path_matches,
 )
 from mdsmix.storage.s3_client import Patience, ask
+from mdsmix.storage.s3_conditions import are_kept, put_if
 from mdsmix.storage.s3_errors import error_code, failures
 from mdsmix.storage.s3_parts import copy, send
-from mdsmix.storage.s3_upkeep import put_if, uploads
+from mdsmix.storage.s3_uploads import uploads
 
 _PART_BYTES = 64 << 20
 _MORE_BYTES = 1 << 20  # a line that is longer than was thought
+_COPY_BYTES = 5 << 30  # the most that CopyObject takes; some stores know no copying in parts
 _READ_BYTES = 8 << 20  # RawIOBase.readall would take 8 KiB at a time, 7 times slower
 
 
@@ -76,7 +78,7 @@ class S3Path(Location):
         if answer is None:
             return None
         found = _as_stat(answer, answer["ContentLength"])
-        with _Reader(self, 0, None, (answer["ETag"], answer["Body"])) as reader:
+        with _Reader(self, 0, None, (answer.get("ETag"), answer["Body"])) as reader:
             if found.size > most:
                 return found, b""
             return found, b"".join(iter(lambda: reader.read(_READ_BYTES), b""))
@@ -94,12 +96,15 @@ class S3Path(Location):
     def replace(self, stamp: str, content: bytes) -> Stat | None:
         return ask(self.url, lambda client: put_if(client, self._object(), content, stamp))
 
+    def keeps_conditions(self) -> bool:
+        return are_kept(self.url, self._object())
+
     def copy_to(self, other: Location) -> None:
         if not isinstance(other, S3Path):
             other.write(self.read())
             return
         pair = f"{self.url} (to copy it to {other.url})"
-        copy(pair, self._object(), self.stat(), other._object(), _PART_BYTES)
+        copy(pair, self._object(), self.stat(), other._object(), _COPY_BYTES)
 
     def delete(self) -> None:
         ask(self.url, lambda client: client.delete_object(**self._object()))
@@ -147,11 +152,18 @@ class S3Path(Location):
         patterns = self.key[len(root.key) :].strip("/").split("/")
         deep = len(patterns) > 1 or patterns == ["**"]
         beginning = re.split(r"[*?[]", patterns[0])[0]
-        return [
+        listed = [
             (root / name, found)
             for name, found in root._listed(deep, beginning)
             if path_matches(name.split("/"), patterns)
         ]
+        return [item for place, found in listed if (item := _stamped(place, found))]
+
+
+def _stamped(place: Location, found: Stat) -> tuple[Location, Stat] | None:
+    """With a stamp in any case: where a listing has none, the object itself is asked. None where it went since."""
+    known = found if found.stamp else place.stat()
+    return (place, known) if known else None
 
 
 def _page(wanted: dict[str, str], client: Any) -> dict[str, Any]:
@@ -192,6 +204,8 @@ def _found(place: dict[str, str], client: Any) -> dict[str, Any] | None:
     try:
         answer: dict[str, Any] | None = client.get_object(**place)
     except ClientError as error:
+        if error_code(error) == "404":  # without a word; a write would be told of a missing bucket
+            return None
         if error_code(error) != "NoSuchKey":
             raise
         answer = None
@@ -200,8 +214,8 @@ def _found(place: dict[str, str], client: Any) -> dict[str, Any] | None:
 
 
 def _as_stat(said: dict[str, Any], size: int) -> Stat:
-    """From what a store says of an object, in a listing or for itself."""
-    return Stat(size, said["ETag"].strip('"'), said["LastModified"].timestamp())
+    """From what a store says of an object, in a listing or for itself. Some list no ETag: then the stamp is empty."""
+    return Stat(size, said.get("ETag", "").strip('"'), said["LastModified"].timestamp())
 
 
 class _Reader(io.RawIOBase):
@@ -212,7 +226,7 @@ class _Reader(io.RawIOBase):
         place: S3Path,
         start: int,
         end: int | None,
-        begun: tuple[str, Any] | None = None,
+        begun: tuple[str | None, Any] | None = None,
         etag: str | None = None,
         goes_on: bool = False,
     ) -> None:
@@ -285,4 +299,4 @@ def _get(wanted: dict[str, str], client: Any) -> tuple[str | None, Any]:
         if error_code(error) != "InvalidRange":
             raise
         return None, io.BytesIO()
-    return answer["ETag"], answer["Body"]
+    return answer.get("ETag"), answer["Body"]

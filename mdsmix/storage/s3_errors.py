@@ -88,6 +88,8 @@ _PASSING_CODES = (
 )
 _PASSING_STATUS = (408, 425, 429)
 _LASTING_STATUS = (501, 507)  # cannot do this; full
+# Of other refusals the status is final, words or none: one store's 404 of a name such as ü is broken XML.
+_OPEN_STATUS = ("400", "403")
 _EXPIRED_CODES = (
     "ExpiredToken",
     "ExpiredTokenException",
@@ -129,11 +131,11 @@ def may_pass(error: Exception) -> bool:
 
 
 def _was_cut_off(error: Exception) -> bool:
-    """Whether an answer that was to have words came to its status alone. A HEAD has none, a web server's are no XML."""
+    """Whether an answer whose words decide came to its status alone. A HEAD has none, a web server's are no XML."""
     said = _answer(error).get("ResponseMetadata", {}).get("HTTPHeaders", {})
     has_words = "xml" in said.get("content-type", "") and said.get("content-length", "0") != "0"
     is_head = getattr(error, "operation_name", "").startswith("Head")
-    return has_words and error_code(error).isdigit() and not is_head
+    return has_words and error_code(error) in _OPEN_STATUS and not is_head
 
 
 def _status_passes(error: Exception) -> bool:

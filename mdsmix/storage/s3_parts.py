@@ -37,7 +37,7 @@ def send(url: str, place: dict[str, str], buffers: Sequence[Bytes], part_bytes: 
 def copy(
     url: str, source: dict[str, str], found: Stat | None, place: dict[str, str], part_bytes: int
 ) -> None:
-    """Puts what is at `source` (and was found to be so) at `place`, inside the store."""
+    """Puts what is at `source` (and was found to be so) at `place`, inside the store: in one request up to `part_bytes`."""
     if found is None or found.size <= part_bytes:  # what is missing, the store says itself
         ask(url, lambda client: client.copy_object(**place, CopySource=source))
         return

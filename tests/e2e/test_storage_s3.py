@@ -11,7 +11,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.sources import find, plan, read
 from mdsmix.storage import Location, locate, s3, s3_client
 from tests.counting import counted
-from tests.faults import Proxy, Rule
+from tests.faults import CONDITIONS, IGNORES, RACES, Proxy, Rule
 
 
 @pytest.fixture
@@ -213,6 +213,70 @@ def test_an_answer_that_is_none_of_s3_is_a_sentence(
     proxy.rules = [Rule("a login page", "GET list", times=99)]
     with pytest.raises(Unreachable, match="; run the same command again"):
         list(root.list())
+
+
+def test_a_404_whose_words_are_broken_is_final(root: Location, proxy: Proxy) -> None:
+    """One store answers so of a key such as ü, and a HEAD of it has no words at all."""
+    proxy.rules = [Rule("a 404 in broken XML", times=99)]
+    assert (root / "ü").stat() is None
+    assert (root / "ü").fetch() is None
+    with pytest.raises(Unreachable, match="there is no such object"):
+        (root / "ü").read()
+    assert len(proxy.requests) <= 4
+
+
+def test_a_listing_without_etags_has_sizes_and_sources_have_stamps_all_the_same(
+    root: Location, proxy: Proxy
+) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        (root / name).write(name.encode() * 3)
+    wanted = (root / "*.jsonl").expand()
+    proxy.rules = [Rule("no ETags", "GET list", times=99)]
+    assert [(name, stat.size) for name, stat in root.list()] == [("a.jsonl", 21), ("b.jsonl", 21)]
+    assert (root / "*.jsonl").expand() == wanted
+    assert all(stat.stamp for _, stat in wanted)
+
+
+def test_a_source_that_goes_after_it_was_listed_is_not_found(root: Location, proxy: Proxy) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        (root / name).write(b"1")
+    proxy.rules = [
+        Rule("no ETags", "GET list"),
+        Rule("none", "HEAD", r"b\.jsonl$", then=lambda: (root / "b.jsonl").delete()),
+    ]
+    assert [place for place, _ in (root / "*.jsonl").expand()] == [root / "a.jsonl"]
+
+
+@pytest.mark.parametrize("fault", [IGNORES, RACES, "501 NotImplemented"])
+def test_a_store_that_does_not_keep_conditions_is_found_out_once(
+    fault: str, root: Location, proxy: Proxy
+) -> None:
+    has_condition = Rule(
+        fault, "PUT", times=10**9, when=lambda r: bool(CONDITIONS & r.headers.keys())
+    )
+    proxy.rules = [has_condition]
+    assert not (root / "x").keeps_conditions()
+    asked = len(proxy.requests)
+    assert asked <= 1 + 6 * 3, "three of each, at most with a look before them and a write behind"
+    assert not (root / "y").keeps_conditions()
+    assert len(proxy.requests) == asked
+    assert list(root.list(recursive=True)) == []
+    first = (root / "a").create(b"one")
+    assert first is not None
+    assert (root / "a").create(b"two") is None
+    assert (root / "a").replace("another", b"two") is None
+    assert (root / "a").replace(first.stamp, b"two") == (root / "a").stat()
+    (root / "a").delete()
+    assert (root / "a").replace(first.stamp, b"three") is None
+
+
+def test_a_store_that_keeps_conditions_is_believed_after_7_requests(
+    root: Location, proxy: Proxy
+) -> None:
+    assert (root / "x").keeps_conditions()
+    assert len(proxy.requests) == 7
+    assert (root / "x").keeps_conditions()
+    assert len(proxy.requests) == 7
 
 
 def test_sources_in_a_bucket_read_as_on_a_disk(root: Location, corpus_folder: Path) -> None:

@@ -23,7 +23,8 @@ CHECKSUMS = ("when_required", "when_supported")
 @pytest.fixture
 def root(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Location:
     """Parts of 5 MiB, the least that a store takes."""
-    monkeypatch.setattr(s3, "_PART_BYTES", 5 << 20)
+    for name in ("_PART_BYTES", "_COPY_BYTES"):
+        monkeypatch.setattr(s3, name, 5 << 20)
     return locate(f"s3://{bucket}/a folder")
 
 

@@ -17,14 +17,13 @@ from typing import Any
 import boto3
 import orjson
 import pytest
-from botocore.exceptions import ClientError
 
 from mdsmix.convert.gc import delete_garbage, find_garbage
 from mdsmix.errors import Unreachable
 from mdsmix.shards import lease as lease_module
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
-from mdsmix.storage import Location, locate, s3_upkeep
+from mdsmix.storage import Location, locate
 from tests.converting import (
     documents,
     lying_at,
@@ -34,6 +33,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
+from tests.faults import Proxy, Rule
 from tests.test_shards_lease import BEAT, ELSEWHERE
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
@@ -99,22 +99,6 @@ def test_of_many_that_create_one_does(root: Location) -> None:
         assert sum(pool.map(create, range(4))) == 1
 
 
-def test_a_store_without_conditions_is_written_to_all_the_same() -> None:
-    """What such a store answers is made up here: MinIO knows conditions."""
-    asked: list[dict[str, Any]] = []
-
-    class Simple:
-        def put_object(self, **request: Any) -> dict[str, str]:
-            asked.append(request)
-            if "IfNoneMatch" in request or "IfMatch" in request:
-                raise ClientError({"Error": {"Code": "NotImplemented"}}, "PutObject")
-            return {"ETag": '"stamp"'}
-
-    stat = s3_upkeep.put_if(Simple(), {"Bucket": "b", "Key": "k"}, b"12", None)
-    assert stat is not None
-    assert (stat.size, stat.stamp, len(asked)) == (2, "stamp", 2)
-
-
 def test_a_stream_is_verified_repaired_and_verified(published: Location, recipe: Path) -> None:
     before = lying_at(published)
     answer = mdsmix("verify", published)
@@ -169,11 +153,63 @@ def test_gc_finds_replaced_shards_and_unfinished_uploads(
     assert run_recipe(recipe)[0].state == "up to date"
 
 
+UNLISTED = {
+    "501 NotImplemented": "the store does not list them (NotImplemented)",
+    "404 NoSuchUpload": "the store does not list them (NoSuchUpload)",
+    "405 MethodNotAllowed": "the store does not list them (MethodNotAllowed)",
+    "403 AccessDenied": "these credentials lack the right s3:ListBucketMultipartUploads",
+}
+
+
+@pytest.mark.parametrize("fault", UNLISTED)
+def test_where_uploads_cannot_be_listed_gc_does_the_rest_and_says_so(
+    fault: str, published: Location, recipe: Path, proxy: Proxy, tmp_path: Path
+) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"text": TEXTS[0]["text"].upper()}, *TEXTS[1:]])
+    run_recipe(recipe)
+    proxy.rules = [Rule(fault, "GET uploads", times=9)]
+    listed = mdsmix("gc", published, "--older-than", "0s")
+    answer = mdsmix("gc", published, "--older-than", "0s", "--delete")
+    assert (listed.code, answer.code) == (0, 0)
+    for said in (listed.err, answer.err):
+        (line,) = [line for line in said.splitlines() if "unfinished uploads" in line]
+        assert line.startswith(f"WARNING: unfinished uploads below {published} were not looked for")
+        assert UNLISTED[fault] in line
+        assert "lifecycle rule" in line
+    assert "shard  " in answer.out
+    proxy.rules = []
+    assert find_garbage(published, 0) == []
+    assert mdsmix("verify", published).code == 0
+
+
+def test_an_upload_that_may_not_be_taken_back_keeps_nothing_else(
+    published: Location, recipe: Path, proxy: Proxy, bucket: str, minio: str, tmp_path: Path
+) -> None:
+    store = boto3.client("s3", endpoint_url=minio)
+    place = {"Bucket": bucket, "Key": "mix/web/train/large.mds"}
+    store.create_multipart_upload(**place)
+    write_jsonl(tmp_path / "a.jsonl", [{"text": TEXTS[0]["text"].upper()}, *TEXTS[1:]])
+    run_recipe(recipe)
+    proxy.rules = [
+        Rule("403 AccessDenied", "DELETE upload", times=9),
+        Rule("403 AccessDenied", "GET upload", times=9),
+    ]
+    answer = mdsmix("gc", published, "--older-than", "0s", "--delete")
+    assert answer.code == 0
+    assert "WARNING: large.mds was not taken back: cannot reach" in answer.err
+    assert "access denied; give these credentials the right" in answer.err
+    assert "shard  " in answer.out
+    assert "large.mds" not in answer.out
+    proxy.rules = []
+    assert [item.name for item in find_garbage(published, 0)] == ["large.mds"]
+
+
 def test_the_lease_is_refused_while_its_heart_beats_and_taken_over_when_it_stops(
     root: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease_module, "BEAT_SECONDS", 4 * BEAT)
     at = root / ".mdsmix" / "lease"
+    assert at.keeps_conditions(), "found out before the watch begins"
     at.write(orjson.dumps(asdict(ELSEWHERE)))
     beat = orjson.dumps(asdict(replace(ELSEWHERE, beat=1)))
     later = threading.Timer(4 * BEAT, at.write, [beat])

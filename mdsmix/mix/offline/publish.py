@@ -12,11 +12,12 @@ from mdsmix.mix.offline.buckets import Buckets
 from mdsmix.mix.offline.plan import Plan
 from mdsmix.mix.offline.take import Taken
 from mdsmix.mix.offline.target import RECORD, MixRecord
-from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.index import Index, Shard, make_index
+from mdsmix.shards.lease import Lease
 from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Part, Records, Totals
+from mdsmix.shards.publication import publish_in_place
 from mdsmix.shards.shardfiles import distinct, gather, store_shards
-from mdsmix.shards.target import replace_index, write_if_new
+from mdsmix.shards.target import write_if_new
 from mdsmix.storage import Location
 
 
@@ -40,20 +41,18 @@ def store(
     return stored
 
 
-def publish(plan: Plan, taken: list[Taken], stored: list[Stored], folder: Location) -> MixRecord:
+def publish(
+    plan: Plan, taken: list[Taken], stored: list[Stored], folder: Location, held: Lease
+) -> MixRecord:
     """Makes the shards the stream's content. Nothing is written where nothing changed."""
     index = make_index(distinct([shard for each in stored for shard in each.shards]))
     gather(folder, index.shards, [folder])
     mixed = [each.mixed for each in taken]
     record = MixRecord(key=plan.key, index_hash=index.hash, seed=plan.seed, mixed=mixed)
     manifest = _manifest(plan, taken, stored, index)
+    held.confirm()
     write_if_new(folder / RECORD, record.to_bytes())
-    at = folder / manifest_file.BASENAME
-    if manifest:
-        write_if_new(at, manifest.to_bytes())
-    else:
-        at.delete()
-    replace_index(folder, index)
+    publish_in_place(folder, index, manifest.to_bytes() if manifest else None, held)
     return record
 
 

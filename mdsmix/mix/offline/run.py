@@ -75,8 +75,7 @@ def _mix(
         buckets = Buckets(buckets_folder, plan.buckets, seed_of(plan.seed, "shuffle"))
         taken = [take(source, plan.seed, buckets, watcher.told) for source in plan.sources]
         stored = store(plan, buckets, folder, watcher.told)
-        held.confirm()
-        publish(plan, taken, stored, folder)
+        publish(plan, taken, stored, folder, held)
 
 
 def _is_published(plan: Plan, folder: Location) -> bool:

@@ -1,0 +1,114 @@
+"""Writing on a condition (If-None-Match and If-Match of PUT), and finding out whether a store keeps it.
+
+AWS has kept conditions since 2024, and MinIO and others do. Some stores ignore them and answer 200 to all (Garage, s3rver),
+and some look first and write then, so that two at one moment both succeed (S3Mock, s3s-fs). So a store that is not AWS
+is tried before its word is taken. Where it fails, the look is made here, right before the write: what is left is the
+moment between the two. The rule for those stores is in the README beside this file.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from mdsmix.storage.location import Stat
+from mdsmix.storage.s3_client import ask
+from mdsmix.storage.s3_errors import error_code
+
+AT_ONCE = 3
+"Writers of a trial, with each of the two conditions: stores that let two of two through in 9 of 20 rounds pass in 1 of 36."
+_NOT_SO = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404")
+
+_kept: dict[tuple[str, str], bool] = {}
+"Endpoint and bucket -> what a trial showed; a forked worker knows it from its parent."
+_trying = threading.Lock()
+
+
+def put_if(client: Any, place: dict[str, str], content: bytes, stamp: str | None) -> Stat | None:
+    """Puts `content` where an object has this ETag, or where (None) there is none; None where that is not so."""
+    from botocore.exceptions import ClientError
+
+    if _kept.get(_store(client, place)) is False:
+        return _look_and_put(client, place, content, stamp)
+    condition = {"IfNoneMatch": "*"} if stamp is None else {"IfMatch": f'"{stamp}"'}
+    try:
+        return _put(client, place, content, **condition)
+    except ClientError as error:
+        if error_code(error) in _NOT_SO:
+            return None
+        if error_code(error) != "NotImplemented":
+            raise
+    _kept[_store(client, place)] = False
+    return _look_and_put(client, place, content, stamp)
+
+
+def are_kept(url: str, place: dict[str, str]) -> bool:
+    """Whether the store keeps conditions: tried with an object beside `place` that is deleted again, once a run."""
+    store = ask(url, lambda client: _store(client, place))
+    if ".amazonaws.com" in store[0]:
+        return True
+    with _trying:
+        if store not in _kept:
+            trial = {**place, "Key": f"{place['Key']}-trial-{secrets.token_hex(8)}"}
+            kept = _is_kept_in_a_trial(url, trial)
+            _kept[store] = kept and _kept.get(store, True)
+    return _kept[store]
+
+
+def _is_kept_in_a_trial(url: str, trial: dict[str, str]) -> bool:
+    """Several create at once, then several replace what one of them made; of each, one at most may succeed."""
+
+    def put(stamp: str | None, content: bytes) -> Stat | None:
+        return ask(url, partial(put_if, place=trial, content=content, stamp=stamp))
+
+    try:
+        created = _at_once(partial(put, None), b"created by %d")
+        if len(created) != 1:
+            return (
+                not created
+            )  # an answer that was lost: nobody heard of success, so nobody heard of it twice
+        return len(_at_once(partial(put, created[0].stamp), b"replaced by %d")) <= 1
+    finally:
+        ask(url, lambda client: client.delete_object(**trial))
+
+
+def _at_once(put: Callable[[bytes], Stat | None], content: bytes) -> list[Stat]:
+    together = threading.Barrier(AT_ONCE)
+
+    def one(number: int) -> Stat | None:
+        together.wait()
+        return put(content % number)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return [stat for stat in pool.map(one, range(AT_ONCE)) if stat]
+
+
+def _look_and_put(
+    client: Any, place: dict[str, str], content: bytes, stamp: str | None
+) -> Stat | None:
+    return _put(client, place, content) if _stamp(client, place) == stamp else None
+
+
+def _stamp(client: Any, place: dict[str, str]) -> str | None:
+    from botocore.exceptions import ClientError
+
+    try:
+        return str(client.head_object(**place).get("ETag", "")).strip('"')
+    except ClientError as error:
+        if error_code(error) != "404":
+            raise
+        return None
+
+
+def _put(client: Any, place: dict[str, str], content: bytes, **condition: str) -> Stat:
+    answer = client.put_object(**place, Body=content, **condition)
+    return Stat(len(content), answer["ETag"].strip('"'), time.time())
+
+
+def _store(client: Any, place: dict[str, str]) -> tuple[str, str]:
+    return client.meta.endpoint_url, place["Bucket"]

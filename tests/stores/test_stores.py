@@ -1,0 +1,311 @@
+"""What mdsmix asks of a store, asked of each: objects, conditions, whole commands, and what goes wrong in between."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import boto3
+import orjson
+import pytest
+
+from mdsmix.convert.gc import delete_garbage, find_garbage
+from mdsmix.errors import Unreachable
+from mdsmix.shards import lease as lease_module
+from mdsmix.shards.index import read_index
+from mdsmix.shards.lease import lease
+from mdsmix.shards.published import current
+from mdsmix.storage import Location, locate, s3
+from tests.converting import (
+    documents,
+    files,
+    mdsmix,
+    run_recipe,
+    windows,
+    write_jsonl,
+    write_recipe,
+)
+from tests.doomed import Run, Write
+from tests.stalled import COMMITS, overtake, publish_version, standing
+from tests.stores.servers import Store
+from tests.test_shards_lease import ELSEWHERE
+
+TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
+CHANGED = [{"text": TEXTS[0]["text"].upper()}, *TEXTS[1:], {"text": 5}]
+WINDOW = 1500
+ODD = ["a b", "ü", "a+b", "50%", "x=1&y", "#", "中文", "it's", "(1)", "~", "a;b,c", "z" * 200]
+
+
+@pytest.fixture
+def recipe(
+    root: Location, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    windows(monkeypatch, WINDOW)
+    write_jsonl(tmp_path / "a.jsonl", [*TEXTS, {"text": 5}])
+    streams = {"web": documents(tmp_path / "a.jsonl")}
+    return write_recipe(tmp_path, tokenizer_folder, remote=f"{root}/mix ü", streams=streams)
+
+
+@pytest.fixture
+def split(root: Location, recipe: Path) -> Location:
+    return root / "mix ü/web/train"
+
+
+def content(folder: Location) -> dict[str, bytes]:
+    return {name: (folder / name).read() for name, _ in folder.list(recursive=True)}
+
+
+def on_disk(recipe: Path, *settings: str) -> dict[str, bytes]:
+    run_recipe(recipe, "remote=null", *settings)
+    return files(recipe.parent / "out" / "web")
+
+
+def test_objects_of_any_name_are_written_listed_read_and_deleted(root: Location) -> None:
+    folder = root / "a folder"
+    for name in ODD:
+        (folder / name).write(name.encode(), b"-1234")
+    listed = dict(folder.list())
+    assert sorted(listed) == list(listed) == sorted(ODD, key=lambda name: name.encode())
+    for name in ODD:
+        place, size = folder / name, len(name.encode()) + 5
+        assert (place.read(), place.read(size - 3, 2)) == (name.encode() + b"-1234", b"23")
+        found, fetched = place.stat(), place.fetch()
+        assert found is not None
+        assert fetched == (found, place.read())
+        assert (found.size, listed[name].size) == (size, size)
+        assert listed[name].stamp in ("", found.stamp)
+        assert (place / "below").stat() is None
+        place.delete()
+        place.delete()
+        assert place.stat() is None
+        assert place.fetch() is None
+        with pytest.raises(Unreachable, match="there is no such object"):
+            place.read()
+    assert list(folder.list()) == []
+
+
+def test_a_list_goes_on_over_pages(root: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(5):
+        (root / "f" / str(i)).write(b"x")
+        (root / "f" / f"d{i}" / "below").write(b"x")
+    page = s3._page
+    monkeypatch.setattr(s3, "_page", lambda wanted, client: page({**wanted, "MaxKeys": 2}, client))
+    assert [name for name, _ in (root / "f").list()] == list("01234")
+    assert list((root / "f").folders()) == [f"d{i}" for i in range(5)]
+    assert len(list((root / "f").list(recursive=True))) == 10
+
+
+def test_a_pattern_finds_sources_with_stamps_that_change(root: Location) -> None:
+    (root / "raw/a.jsonl").write(b"one")
+    ((place, before),) = (root / "raw/*.jsonl").expand()
+    assert before == place.stat()
+    assert before.stamp
+    (root / "raw/a.jsonl").write(b"two")
+    assert (root / "raw/*.jsonl").expand() != [(place, before)]
+
+
+def test_what_is_large_goes_in_parts_and_copies_in_one_request(
+    root: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "_PART_BYTES", 5 << 20)
+    data = bytes(range(256)) * 4 * 11_000
+    (root / "large ü").write(data[:1000], data[1000:])
+    (root / "large ü").copy_to(root / "copy")
+    assert (root / "copy").read() == data
+    asked: list[str] = []
+    real = s3.copy
+    monkeypatch.setattr(s3, "copy", lambda *given: asked.append(given[-1]) or real(*given))
+    (root / "copy").copy_to(root / "again")
+    assert asked == [5 << 30]
+
+
+def test_conditions_are_kept_one_after_the_other(root: Location, store: Store) -> None:
+    assert (root / "x").keeps_conditions() is store.keeps_conditions
+    assert list(root.list(recursive=True)) == [], "the trial leaves nothing"
+    place = root / "a"
+    first = place.create(b"one")
+    assert first is not None
+    assert place.create(b"two") is None
+    second = place.replace(first.stamp, b"three")
+    assert second is not None
+    assert second == place.stat()
+    assert place.replace(first.stamp, b"four") is None
+    assert place.read() == b"three"
+    place.delete()
+    assert place.replace(second.stamp, b"five") is None
+    assert place.stat() is None
+
+
+def test_a_bucket_that_does_not_exist_is_a_sentence(store: Store) -> None:
+    with pytest.raises(Unreachable, match="bucket"):
+        locate("s3://no-such-bucket-of-ours/x").write(b"1")
+    with pytest.raises(Unreachable, match="bucket"):
+        list(locate("s3://no-such-bucket-of-ours/x").list())
+
+
+def test_the_bytes_of_a_disk_by_two_workers_and_nothing_twice(
+    recipe: Path, split: Location, store: Store
+) -> None:
+    expected = on_disk(recipe)
+    answer = mdsmix("convert", recipe, "--workers", "2")
+    assert answer.code == 0, answer.err
+    assert ("keeps no conditions" in answer.err) is not store.keeps_conditions
+    assert content(split.parent) == expected
+    assert run_recipe(recipe)[0].state == "up to date"
+    for command in ("verify", "check", "inspect"):
+        answer = mdsmix(command, split.parent)
+        assert answer.code == 0, answer.err
+
+
+def test_a_change_is_published_and_gc_takes_what_it_left(
+    recipe: Path, split: Location, store: Store, root: Location
+) -> None:
+    run_recipe(recipe)
+    client = boto3.client("s3", endpoint_url=store.settings["S3_ENDPOINT_URL"])
+    place = {"Bucket": root.url[5:], "Key": f"{split.url[len(root.url) + 1 :]}/large.mds"}
+    begun = client.create_multipart_upload(**place)["UploadId"]
+    client.upload_part(**place, UploadId=begun, PartNumber=1, Body=b"12345")
+    write_jsonl(recipe.parent / "a.jsonl", CHANGED)
+    (outcome,) = run_recipe(recipe)
+    assert 0 < outcome.done < outcome.units
+    said: list[str] = []
+    found = find_garbage(split, 0, say=said.append)
+    assert {"shard", "unit record", "old index"} <= {item.kind for item in found}
+    uploads = [item.name for item in found if item.kind == "unfinished write"]
+    assert uploads == (["large.mds"] if not said else [])
+    before = content(split)
+    gone = delete_garbage(split, 0, said.append)
+    assert before.keys() - content(split).keys() == {i.name for i in gone} - {"large.mds"}
+    assert find_garbage(split, 0) == []
+    assert mdsmix("verify", split).code == 0
+    assert run_recipe(recipe)[0].state == "up to date"
+
+
+@pytest.mark.parametrize(
+    "end", [Write("worker", "record", "before", 2), Write("main", "index.json", "before")]
+)
+def test_a_run_that_was_killed_is_completed(
+    recipe: Path, split: Location, end: Write, tmp_path: Path
+) -> None:
+    expected = on_disk(recipe)
+    run = Run([str(recipe), "--workers", "1"], WINDOW, tmp_path / "writes.log", end)
+    assert run.was_killed()
+    assert (split / "index.json").stat() is None
+    (outcome,) = run_recipe(recipe)
+    assert outcome.reused
+    assert content(split.parent) == expected
+
+
+def test_a_damaged_stream_is_verified_and_repaired(recipe: Path, split: Location) -> None:
+    run_recipe(recipe)
+    before = content(split)
+    flipped, gone = [split / shard.stored.basename for shard in read_index(split).shards][:2]
+    flipped.write(flipped.read()[:-1] + b"\0")
+    gone.delete()
+    assert mdsmix("verify", split).code == 3
+    answer = mdsmix("repair", split.parent, "--recipe", recipe, "--workers", "1")
+    assert answer.code == 0, answer.err
+    assert content(split) == before
+
+
+def test_versions_share_their_shards_and_go_when_they_are_not_kept(
+    recipe: Path, split: Location
+) -> None:
+    on_disk(recipe, "publish=versioned")
+    run_recipe(recipe, "publish=versioned")
+    first = current(split)
+    write_jsonl(recipe.parent / "a.jsonl", CHANGED)
+    expected = on_disk(recipe, "publish=versioned")
+    (outcome,) = run_recipe(recipe, "publish=versioned")
+    assert 0 < outcome.done < outcome.units
+    assert content(split.parent) == expected
+    assert current(split) not in (None, first)
+    answer = mdsmix("gc", split, "--keep", "1", "--older-than", "0s", "--delete")
+    assert answer.code == 0, answer.err
+    assert first is not None
+    assert list(first.list()) == []
+    assert mdsmix("verify", split).code == 0
+
+
+def test_a_mix_is_published(recipe: Path, split: Location, root: Location) -> None:
+    run_recipe(recipe)
+    answer = mdsmix("mix", recipe, "--out", f"{root}/all")
+    assert answer.code == 0, answer.err
+    assert mdsmix("verify", f"{root}/all").code == 0
+    before = content(root / "all")
+    assert "up to date" in mdsmix("mix", recipe, "--out", f"{root}/all").out
+    assert content(root / "all") == before
+
+
+def test_a_second_run_is_refused_while_the_first_is_at_work(recipe: Path, split: Location) -> None:
+    with lease(split, lambda _: None), ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(mdsmix, "convert", recipe, "--workers", "1").result()
+    assert answer.code == 4
+    assert "is being written by process" in answer.err
+    assert (split / "index.json").stat() is None
+
+
+def test_of_several_at_one_moment_one_gets_the_lease(
+    split: Location, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where conditions are not kept, the last that wrote does, or none where a write took long."""
+    monkeypatch.setattr(lease_module, "PAUSE_SECONDS", 2.0)
+    monkeypatch.setattr(lease_module, "SLOW_SECONDS", 1.0)
+    for _ in range(2):
+        together, done = threading.Barrier(3), threading.Barrier(3)
+
+        def run(
+            _: int, together: threading.Barrier = together, done: threading.Barrier = done
+        ) -> bool:
+            together.wait(10)
+            try:
+                with lease(split, lambda _: None):
+                    done.wait(30)
+                    return True
+            except Unreachable:
+                done.wait(30)
+                return False
+
+        with ThreadPoolExecutor(3) as pool:
+            holders = sum(pool.map(run, range(3)))
+        assert holders == 1 or (holders == 0 and not store.keeps_conditions)
+
+
+def test_a_holder_that_stood_still_learns_that_it_lost(
+    split: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "BEAT_SECONDS", 60)
+    at = split / ".mdsmix" / "lease"
+    with lease(split, lambda _: None) as held:
+        held.confirm()
+        at.write(orjson.dumps(asdict(ELSEWHERE)))
+        with pytest.raises(Unreachable, match="taken over by another run"):
+            held.confirm()
+    assert orjson.loads(at.read())["token"] == ELSEWHERE.token
+
+
+@pytest.mark.parametrize("way", COMMITS)
+def test_a_run_that_stands_still_before_it_publishes_publishes_nothing(
+    recipe: Path, split: Location, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right before the write that counts; the look that a store without conditions needs comes after it."""
+    settings = (f"publish={way}",)
+    publish_version(recipe, 0, *settings)
+    kind: Any = type(split)
+    real, is_first = kind.replace, threading.Event()
+
+    def replace(place: Location, stamp: str, new: bytes) -> Any:
+        if place.url.endswith(COMMITS[way]) and not is_first.is_set():
+            is_first.set()
+            overtake(split, lambda: publish_version(recipe, 2, *settings))
+            theirs.update(standing(split))
+        return real(place, stamp, new)
+
+    theirs: dict[str, bytes] = {}
+    monkeypatch.setattr(kind, "replace", replace)
+    with pytest.raises(Unreachable, match="was published by another run"):
+        publish_version(recipe, 1, *settings)
+    assert standing(split) == theirs

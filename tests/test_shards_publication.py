@@ -1,0 +1,253 @@
+"""Whoever was overtaken publishes nothing, and when all writers have ended, card and index fit: whatever the order was."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from mdsmix.shards import publication
+from mdsmix.shards.index import Index, read_index
+from mdsmix.shards.lease import Lease
+from mdsmix.shards.publication import Overtaken, Seen, publish_in_place, swap
+from mdsmix.storage import Location, Stat, locate
+from mdsmix.storage.local import LocalPath
+from tests.converting import documents, files, windows, write_recipe
+from tests.published import TOKEN_ROW, publish
+from tests.stalled import COMMITS, stalled_everywhere
+
+SEEDS = (*range(300), 3369)
+"In the last one a card is put back between another's card and index, which takes three writers and luck."
+COLUMNS = {"tokens": "ndarray:uint16:8"}
+
+
+def stream(folder: Path, token: int) -> tuple[Index, bytes]:
+    """An index, and a card that is its own."""
+    publish(folder, COLUMNS, [{"tokens": [token, *TOKEN_ROW["tokens"][1:]]}], card={})
+    return read_index(locate(folder / "train")), (folder / "train" / "mdsmix.manifest").read_bytes()
+
+
+class HeldByAll:
+    """A lease that says yes to everybody, as one does to a holder that is stopped right after he has asked."""
+
+    is_sure = True
+
+    def confirm(self) -> None:
+        """Yes."""
+
+
+HELD = cast(Lease, HeldByAll())
+
+
+@dataclass
+class Turns:
+    """Lets one of several threads do one thing at a time; which one, the seed says."""
+
+    random: random.Random
+    waiting: dict[int, threading.Event] = field(default_factory=dict)
+    running: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self) -> None:
+        mine = threading.Event()
+        with self.lock:
+            self.waiting[threading.get_ident()] = mine
+            self.running -= 1
+            self._wake()
+        assert mine.wait(30)
+
+    def _wake(self) -> None:
+        if not self.running and self.waiting:
+            chosen = self.random.choice(sorted(self.waiting))
+            self.running += 1
+            self.waiting.pop(chosen).set()
+
+    def end(self) -> None:
+        with self.lock:
+            self.running -= 1
+            self._wake()
+
+
+@dataclass(eq=False)
+class Files:
+    """What lies in a folder of memory; stamps are of the content, as ETags are, or new with every write, as inodes are."""
+
+    is_by_content: bool
+    turns: Turns | None = None
+    held: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def put(self, name: str, content: bytes) -> Stat:
+        stamp = str(hash(content)) if self.is_by_content else str(next(self.numbers))
+        self.held[name] = stamp, content
+        return Stat(len(content), stamp)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A place in it: what publications ask of a Location."""
+
+    files: Files
+    name: str = ""
+
+    def __truediv__(self, name: str) -> Memory:
+        return Memory(self.files, name)
+
+    @property
+    def parent(self) -> str:
+        return "memory"
+
+    def _found(self) -> tuple[str, bytes] | None:
+        if self.files.turns:
+            self.files.turns.take()
+        return self.files.held.get(self.name)
+
+    def fetch(self) -> tuple[Stat, bytes] | None:
+        found = self._found()
+        return (Stat(len(found[1]), found[0]), found[1]) if found else None
+
+    def stat(self) -> Stat | None:
+        found = self._found()
+        return Stat(len(found[1]), found[0]) if found else None
+
+    def create(self, content: bytes) -> Stat | None:
+        return None if self._found() else self.files.put(self.name, content)
+
+    def replace(self, stamp: str, content: bytes) -> Stat | None:
+        found = self._found()
+        return self.files.put(self.name, content) if found and found[0] == stamp else None
+
+    def write(self, content: bytes) -> None:
+        self._found()
+        self.files.put(self.name, content)
+
+    def delete(self) -> None:
+        self._found()
+        self.files.held.pop(self.name, None)
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Index, bytes]]:
+    return [stream(tmp_path_factory.mktemp("stream"), 10 + n) for n in range(4)]
+
+
+@pytest.mark.parametrize("is_by_content", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_of_writers_in_any_order_each_success_follows_on_the_one_before_and_the_card_fits(
+    versions: list[tuple[Index, bytes]], is_by_content: bool, is_first: bool
+) -> None:
+    """No lease keeps them apart here: three look, and write in every order that the seeds give."""
+    met = set()
+    for seed in SEEDS:
+        found = Files(is_by_content)
+        if not is_first:
+            found.put("index.json", versions[0][0].content)
+            found.put("mdsmix.manifest", versions[0][1])
+        found.turns = turns = Turns(random.Random(seed), running=3)
+        folder = cast(Location, Memory(found))
+
+        def run(
+            version: tuple[Index, bytes],
+            folder: Location = folder,
+            turns: Turns = turns,
+        ) -> bool:
+            try:
+                publish_in_place(folder, *version, HELD)
+            except Overtaken:
+                return False
+            finally:
+                turns.end()
+            return True
+
+        with ThreadPoolExecutor(3) as pool:
+            succeeded = list(pool.map(run, versions[1:]))
+        standing, card = found.held["index.json"][1], found.held["mdsmix.manifest"][1]
+        right = {index.content: card for index, card in versions}
+        assert right[standing] == card, f"seed {seed}: the card is another's"
+        winners = [v for v, is_in in zip(versions[1:], succeeded, strict=True) if is_in]
+        assert standing in [index.content for index, _ in winners], f"seed {seed}"
+        kept = {n for n in found.held if n.endswith(".index")}
+        replaced = {f".mdsmix/{i.hash}.index" for i, _ in winners if i.content != standing}
+        assert replaced <= kept, f"seed {seed}: a success was overwritten unseen"
+        met.add(len(winners))
+    assert met >= {1, 2}, "some came one after the other, some crossed"
+
+
+def test_a_write_whose_answer_was_lost_is_ones_own_and_another_is_not(tmp_path: Path) -> None:
+    at = locate(tmp_path / "a")
+    for seen in (Seen.of(at), Seen(at, "a stamp", b"what was there")):
+        at.write(b"mine")
+        assert swap(seen, b"mine").stamp == getattr(at.stat(), "stamp", None)
+        at.write(b"another's")
+        with pytest.raises(Overtaken, match="was published by another run") as refusal:
+            swap(seen, b"mine")
+        assert refusal.value.exit_code == 4
+        assert at.read() == b"another's"
+
+
+def test_a_conflict_that_changed_nothing_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store may answer 409 while another write is under way, and that one may fail."""
+    at = locate(tmp_path / "a")
+    at.write(b"before")
+    seen, real, refused = Seen.of(at), LocalPath.replace, iter([True, True, False])
+
+    def replace(self: LocalPath, stamp: str, content: bytes) -> Stat | None:
+        return None if next(refused) else real(self, stamp, content)
+
+    monkeypatch.setattr(LocalPath, "replace", replace)
+    swap(seen, b"mine")
+    assert at.read() == b"mine"
+
+
+def test_a_card_that_was_overwritten_by_one_who_was_killed_then_is_put_back(
+    tmp_path: Path, versions: list[tuple[Index, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real = locate(tmp_path), LocalPath.replace
+    publish_in_place(folder, *versions[0], HELD)
+
+    def replace(self: LocalPath, stamp: str, content: bytes) -> Stat | None:
+        if self.name == "index.json":
+            (folder / "mdsmix.manifest").write(versions[2][1])
+        return real(self, stamp, content)
+
+    monkeypatch.setattr(LocalPath, "replace", replace)
+    publish_in_place(folder, *versions[1], HELD)
+    assert (folder / "mdsmix.manifest").read() == versions[1][1]
+
+
+def test_without_a_card_the_one_before_goes_and_comes_back_where_the_index_is_refused(
+    tmp_path: Path, versions: list[tuple[Index, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = locate(tmp_path)
+    publish_in_place(folder, *versions[0], HELD)
+    publish_in_place(folder, versions[1][0], None, HELD)
+    assert files(tmp_path).keys() == {"index.json", f".mdsmix/{versions[0][0].hash}.index"}
+    publish_in_place(folder, *versions[2], HELD)
+    monkeypatch.setattr(LocalPath, "replace", lambda *_: None)
+    monkeypatch.setattr(publication, "TRIES", 2)
+    with pytest.raises(Overtaken):
+        publish_in_place(folder, versions[3][0], None, HELD)
+    assert (folder / "mdsmix.manifest").read() == versions[2][1]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    windows(monkeypatch, 1500)
+    streams = {"web": documents(tmp_path / "a.jsonl")}
+    return write_recipe(tmp_path, tokenizer_folder, streams=streams)
+
+
+@pytest.mark.parametrize("way", COMMITS)
+def test_a_run_that_stands_still_at_any_step_publishes_nothing_over_a_newer_one(
+    recipe: Path, tmp_path: Path, way: str
+) -> None:
+    stalled_everywhere(recipe, locate(tmp_path / "out" / "web" / "train"), way)
