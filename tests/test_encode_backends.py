@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,20 @@ def test_the_fast_backend_gives_the_references_ids(
     assert fast.offsets.tolist() == true.offsets.tolist()
     assert fast.values.tolist() == true.values.tolist()
     assert len(true.values) > len(texts)
+
+
+def test_hard_strings_are_of_every_kind_in_which_tokenizers_differ(tokenizer: Tokenizer) -> None:
+    texts = hard_strings(tokenizer)
+    whole = "\n".join(texts)
+    assert {c for c in map(chr, range(0x110000)) if c.isspace()} <= set(whole)
+    kinds = ("\x00", "\r\n", "\t", "\u200d", "\U0010ffff", "ﬁ", "ß", "東", "한", "ع", "'ve", "0xF")
+    assert [kind for kind in kinds if kind not in whole] == []
+    assert any(map(unicodedata.combining, whole))
+    assert "" in texts
+    runs = {text[0] for text in texts if len(text) >= 500 and len(set(text)) == 1}
+    assert runs == {"a", " ", "\n", "字"}
+    assert any(text.isdigit() and len(text) >= 500 for text in texts)
+    assert all(f"x{special}y" in whole for special in tokenizer.special_tokens)
 
 
 @pytest.mark.parametrize("backend", ["reference", "fastokens"])

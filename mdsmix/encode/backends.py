@@ -217,7 +217,8 @@ def _mark(tokenizer: Tokenizer, label: str, verdict: str) -> Any:
 def hard_strings(tokenizer: Tokenizer) -> list[str]:
     """Texts on which tokenizers have been seen to differ."""
     spaces = [
-        chr(c) for c in (*range(9, 14), 28, 29, 30, 31, 32, 0x85, 0xA0, 0x1680, 0x202F, 0x3000)
+        chr(c)
+        for c in (*range(9, 14), 28, 29, 30, 31, 32, 0x85, 0xA0, 0x1680, 0x202F, 0x205F, 0x3000)
     ]
     spaces += [chr(c) for c in range(0x2000, 0x200C)] + ["\u2028", "\u2029", "\ufeff"]
     texts = [

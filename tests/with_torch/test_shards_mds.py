@@ -87,6 +87,7 @@ def test_fixed_columns_of_one_dtype_are_the_token_array_itself() -> None:
     }
     one, other = fixed_rows(layout, tokens), lay_out(layout, columns)
     assert one.body.tobytes() == other.body.tobytes()
+    assert one.body.shape == other.body.shape == (5 * 16,)
     assert one.sizes.tolist() == other.sizes.tolist() == [16] * 5
 
 
