@@ -248,6 +248,19 @@ def test_the_size_of_an_array_is_held_against_its_shape(tmp_path: Path) -> None:
     )
 
 
+def test_a_sample_too_short_for_the_sizes_of_its_columns(tmp_path: Path) -> None:
+    home = publish(tmp_path, {"text": "str"}, [{"text": "a"}]) / "train"
+    _without_hashes(home)
+    (shard,) = shards(home)
+    data = bytearray(shard.read_bytes())
+    stop = int.from_bytes(data[4:8], "little") + 3
+    data[8:12] = stop.to_bytes(4, "little")
+    shard.write_bytes(data[:stop])
+    edit(home / "index.json", lambda t: t["shards"][0]["raw_data"].update(bytes=stop))
+    ((_, problem),) = faults(home)
+    assert problem == "a sample is too short to say how long its columns are"
+
+
 def test_arrays_of_several_dimensions(tmp_path: Path) -> None:
     """Streaming writes a shape of any rank in front of its values."""
     home = publish(tmp_path, {"x": "bytes"}, [{"x": b"\x08\x02\x03" + bytes(12)}]) / "train"

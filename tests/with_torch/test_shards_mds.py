@@ -40,12 +40,20 @@ LAYOUTS: dict[str, tuple[dict[str, str], Callable[[int], dict[str, Any]]]] = {
         {"tokens": "ndarray:uint16"},
         lambda i: {"tokens": ids((1, 255, 256, 65_535, 65_536, 70_000)[i % 6])},
     ),
+    "numbers beside arrays": (
+        {"id": "int", "n": "uint8", "tokens": "ndarray:uint16"},
+        lambda i: {"id": i, "n": np.uint8(i), "tokens": ids(1 + i)},
+    ),
     "turns": ({"turns": "json"}, lambda i: {"turns": b'[{"input_ids":[1],"labels":[%d]}]' % i}),
 }
 
 
 def columns_of(layout: Layout, samples: list[dict[str, Any]]) -> dict[str, Ragged]:
-    return {c.name: Ragged.of([s[c.name] for s in samples], c.dtype) for c in layout.columns}
+    rows = {c.name: [s[c.name] for s in samples] for c in layout.columns}
+    for name, values in rows.items():
+        if np.isscalar(values[0]) and not isinstance(values[0], bytes):
+            rows[name] = [[value] for value in values]
+    return {c.name: Ragged.of(rows[c.name], c.dtype) for c in layout.columns}
 
 
 @pytest.mark.parametrize("compression", [None, "zstd", "zstd:1", "zstd:9"])
