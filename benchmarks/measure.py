@@ -76,10 +76,10 @@ class _Sampler:
 
     def _watch(self) -> None:
         while not self._done.wait(PERIOD):
-            self._peak = max(self._peak, sum(map(_pss, _descendants(os.getpid()))))
+            self._peak = max(self._peak, sum(map(_pss, descendants(os.getpid()))))
 
 
-def _descendants(pid: int) -> Iterator[int]:
+def descendants(pid: int) -> Iterator[int]:
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             found = [int(child) for child in children.read_text().split()]
@@ -87,7 +87,7 @@ def _descendants(pid: int) -> Iterator[int]:
             continue
         for child in found:
             yield child
-            yield from _descendants(child)
+            yield from descendants(child)
 
 
 def _pss(pid: int) -> int:

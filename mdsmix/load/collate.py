@@ -52,15 +52,15 @@ class Collate:
 
     def _joined(self, bins: Sequence[Sequence[Row]], width: int) -> Batch:
         """One padded row per bin. The first label of a row that follows another is ignored: its document just begins."""
-        input_ids = [np.concatenate([row.input_ids for row in rows]) for rows in bins]
-        labels = [np.concatenate([_follows(row, i) for i, row in enumerate(rows)]) for rows in bins]
+        input_ids = [_joint([row.input_ids for row in rows]) for rows in bins]
+        labels = [_joint([_follows(row, i) for i, row in enumerate(rows)]) for rows in bins]
         batch = {
             "input_ids": self._padded(input_ids, width, self._fill),
             "labels": self._padded(labels, width, IGNORED),
-            "attention_mask": self._padded([np.ones_like(row) for row in input_ids], width, 0),
+            "attention_mask": self._mask(input_ids, width),
         }
         if self.with_sequence_id:
-            batch["sequence_id"] = self._padded([_ordinals(rows) for rows in bins], width, -1)
+            batch["sequence_id"] = self._places(bins, batch["attention_mask"])
             self._mark_documents(batch, [rows[0].is_plain for rows in bins])
         return {key: torch.from_numpy(rows) for key, rows in batch.items()}
 
@@ -78,13 +78,26 @@ class Collate:
         return 0 if fill is None else fill
 
     def _padded(self, rows: Sequence[Tokens], width: int, fill: int, side: str = "") -> Tokens:
-        padded = np.full((len(rows), width), fill, np.int64)
+        padded = np.empty((len(rows), width), np.int64)
+        is_left = (side or self.rules.ids.padding_side) == "left"
         for line, row in zip(padded, rows, strict=True):
-            if (side or self.rules.ids.padding_side) == "left":
-                line[width - row.size :] = row
-            else:
-                line[: row.size] = row
+            begin = width - row.size if is_left else 0
+            line[begin : begin + row.size] = row
+            line[:begin] = line[begin + row.size :] = fill
         return padded
+
+    def _mask(self, rows: Sequence[Tokens], width: int) -> Tokens:
+        """1 where a row has tokens."""
+        columns = np.arange(width)
+        if self.rules.ids.padding_side == "left":
+            columns = columns[::-1]
+        return (columns < np.array([[row.size] for row in rows])).astype(np.int64)
+
+    def _places(self, bins: Sequence[Sequence[Row]], mask: Tokens) -> Tokens:
+        """The place of each token's row in its bin, -1 for padding."""
+        if all(len(rows) == 1 for rows in bins):
+            return mask - 1
+        return self._padded([_ordinals(rows) for rows in bins], mask.shape[1], -1)
 
     def _two_sided(self, rows: Sequence[Row]) -> Batch:
         """Encoder and decoder batch; targets are always padded on the right."""
@@ -94,7 +107,7 @@ class Collate:
         shifted = np.insert(labels[:, :-1], 0, self._fill, axis=1)
         batch = {
             "input_ids": self._padded([row.input_ids for row in rows], width, self._fill),
-            "attention_mask": self._padded([np.ones_like(r.input_ids) for r in rows], width, 0),
+            "attention_mask": self._mask([row.input_ids for row in rows], width),
             "labels": labels,
             "decoder_input_ids": np.where(shifted == IGNORED, self._fill, shifted),
             "decoder_attention_mask": labels != IGNORED,
@@ -113,6 +126,10 @@ class Collate:
         return _narrowed(
             batch, ["input_ids", "attention_mask"], batch["attention_mask"], False
         ) | _narrowed(batch, decoder, batch["decoder_attention_mask"], False)
+
+
+def _joint(parts: Sequence[Tokens]) -> Tokens:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _follows(row: Row, position: int) -> Tokens:

@@ -5,16 +5,21 @@ without workers the epoch ends early; with workers the shard stays marked as bei
 for ever. Here a background failure is settled instead: the shard is marked as present, nobody waits for it, and the
 worker that comes to one of its rows prepares it again itself and raises. All rows before it are still delivered; the
 price is that a lost shard is asked for twice.
+
+Those threads also take the lock of the cache once a sample, through the file system, and half of a bare epoch goes there
+(`benchmarks/loading.py`). Here they take it once a shard.
 """
 
 from __future__ import annotations
 
+from time import time_ns
 from typing import Any
 
 import numpy as np
 import torch
 from streaming import StreamingDataset
 from streaming.base.dataset import _ShardState
+from streaming.base.format import Reader
 
 from mdsmix.errors import MixRefused, Unreachable
 from mdsmix.load.rows import Row, RowRules, row_of
@@ -33,15 +38,28 @@ class MixDataset(StreamingDataset):  # type: ignore[misc]
         # that each is read once per rank and not once per worker.
         found = self._shard_states.numpy() == _ShardState.LOCAL
         self._unchecked = torch.from_numpy(found.astype(np.uint8)).share_memory_()  # type: ignore[no-untyped-call]
+        # What this process need not ask again: shards that it has looked at, and shards that it has seen unpacked.
+        self._checked: set[int] = set()
+        self._unpacked: set[int] = set()
 
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
         """Makes a shard ready. Streaming's background threads are the callers that do not block."""
+        if not blocking and self._is_ready(shard_id):
+            return
         try:
             super().prepare_shard(shard_id, blocking)
+            self._unpacked.add(shard_id)
         except Exception:
             self._settle(shard_id)
             if blocking:
                 raise
+
+    def _is_ready(self, shard_id: int) -> bool:
+        """Whether the shard lies there unpacked, told without the lock; it then counts as used, as under the lock."""
+        if shard_id not in self._unpacked or self._shard_states[shard_id] != _ShardState.LOCAL:
+            return False
+        self._shard_access_times[shard_id] = time_ns()
+        return True
 
     def _settle(self, shard_id: int) -> None:
         # Making room in the cache fails while its lock is held; the other steps fail without it.
@@ -52,22 +70,25 @@ class MixDataset(StreamingDataset):  # type: ignore[misc]
     def get_item(self, sample_id: int, retry: int = 7) -> Row:
         """The row of a sample; Unreachable names the shard that is lost or damaged, MixRefused the row that does not fit."""
         shard_id, position = self.spanner[sample_id]
-        stream, shard = self.streams[self.stream_per_shard[shard_id]], self.shards[shard_id]
         try:
-            if self._unchecked[shard_id]:
-                self._check_found(shard_id)
+            if shard_id not in self._checked:
+                if self._unchecked[shard_id]:
+                    self._check_found(shard_id)
+                self._checked.add(shard_id)
             return row_of(super().get_item(sample_id, retry), self.rules)
         except Unreachable:
             raise
         except MixRefused as refusal:
+            stream, shard = self._place(shard_id)
             place = f"Stream {stream.name}, shard {shard.file_pairs[0][0].basename}, row {position}"
             raise MixRefused(f"{place}: {refusal}") from refusal
         except Exception as error:
+            stream, shard = self._place(shard_id)
             raise stream.failure(shard, f"row {position}: {reason(error)}") from error
 
     def _check_found(self, shard_id: int) -> None:
         """Checks a shard that was there before the run. A damaged copy is dropped, to be fetched again by the caller."""
-        stream, shard = self.streams[self.stream_per_shard[shard_id]], self.shards[shard_id]
+        stream, shard = self._place(shard_id)
         try:
             stream.check(shard)
         except FileNotFoundError:
@@ -77,3 +98,6 @@ class MixDataset(StreamingDataset):  # type: ignore[misc]
                 raise stream.failure(shard, reason(damage)) from damage
             self.evict_shard(shard_id)
         self._unchecked[shard_id] = 0
+
+    def _place(self, shard_id: int) -> tuple[CheckedStream, Reader]:
+        return self.streams[self.stream_per_shard[shard_id]], self.shards[shard_id]

@@ -116,9 +116,9 @@ def _plain(tokens: Tokens, rules: RowRules) -> Row:
         raise MixRefused(
             "it is a pretraining row, which has no encoder input; set decoder_only_format: true or leave its stream out."
         )
-    pad = rules.ids.pad
-    labels = tokens if pad is None else np.where(tokens == pad, IGNORED, tokens)
-    return Row(tokens, labels, True)
+    if rules.ids.pad is None or not (is_pad := tokens == rules.ids.pad).any():
+        return Row(tokens, tokens, True)
+    return Row(tokens, np.where(is_pad, IGNORED, tokens), True)
 
 
 def _stitched(turns: Sequence[Turn], rules: RowRules) -> Row:
@@ -140,19 +140,20 @@ def _ended(target: Tokens, eos: int | None) -> Tokens:
             "its last response is empty, so there is nothing to learn from it; convert the data again, which leaves "
             "such records out."
         )
-    return target if target[-1] == eos else np.append(target, eos)
+    return target if target[-1] == eos else np.concatenate((target, (eos,)))
 
 
 def _decoder_only(turns: Sequence[Turn], rules: RowRules) -> Row:
     """Prompts and responses end to end; what no policy trains on is ignored; cut to max_seq_len."""
-    parts = [part for turn in turns for part in turn]
-    trained = [
-        flag
-        for i, (context, _) in enumerate(turns)
-        for flag in (rules.trains_prompt(context.size), rules.trains_response(i == len(turns) - 1))
-    ]
-    input_ids = np.concatenate(parts)
-    labels = np.where(np.repeat(trained, [p.size for p in parts]), input_ids, IGNORED)
+    input_ids = np.concatenate([part for turn in turns for part in turn])
+    labels = input_ids.copy()
+    end = 0
+    for i, (context, target) in enumerate(turns):
+        begin, middle, end = end, end + context.size, end + context.size + target.size
+        if not rules.trains_prompt(context.size):
+            labels[begin:middle] = IGNORED
+        if not rules.trains_response(i == len(turns) - 1):
+            labels[middle:end] = IGNORED
     whole = input_ids.size
     if whole > rules.max_seq_len:
         input_ids, labels = input_ids[: rules.max_seq_len], labels[: rules.max_seq_len]

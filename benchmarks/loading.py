@@ -1,0 +1,205 @@
+"""mdsmix.load beside a bare StreamingDataset and torch's DataLoader, in one process, epoch by epoch in turn.
+
+Two bare loaders: one that makes no batch at all and hands out the decoded samples, and a script of the size that people
+write, which makes the tensors of mdsmix's batches and checks nothing. Each reads its own copy of the streams, which lie in
+the page cache. The epoch before the first round warms up; its batches must be the same in mdsmix and in the script.
+
+    .venv/bin/python -m benchmarks.loading [--rounds 5] [--workers 0 2] [--only pairs]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from streaming import MDSWriter, StreamingDataset
+from torch.utils.data import DataLoader
+
+from benchmarks.measure import descendants
+from mdsmix.load import MixLoader, TokenIds, build_loader
+
+LENGTH = 2048
+BATCH = 8
+EOS, PAD, IGNORED = 0, 1, -100
+PAIR = {"input_ids": "ndarray:uint16", "labels": "ndarray:uint16"}
+Sample = Mapping[str, Any]
+Rows = Iterator[dict[str, Any]]
+
+
+def main() -> None:
+    arguments = _arguments()
+    for workers in arguments.workers:
+        print(f"\n{workers} workers: samples/s, and mdsmix's share of them (of the CPU seconds)")
+        for name, (loader, columns, rows) in LAYOUTS.items():
+            if name in (arguments.only or LAYOUTS):
+                with tempfile.TemporaryDirectory() as folder:
+                    _write(Path(folder), columns, rows(arguments.samples))
+                    _compare(name, _loaders(Path(folder), loader, workers), arguments.rounds)
+
+
+def _random(count: int, low: int, high: int) -> Iterator[np.ndarray[Any, Any]]:
+    draw = np.random.default_rng(7)
+    for length in draw.integers(low, high, count, endpoint=True):
+        yield draw.integers(2, 30_000, length).astype(np.uint16)
+
+
+def _tokens(low: int, high: int, count: int) -> Rows:
+    return ({"tokens": row} for row in _random(count, low, high))
+
+
+def _columns(low: int, high: int, cut: int, count: int) -> Rows:
+    """Rows cut in two, ended by EOS where they are not full."""
+    for row in _random(count, low, high):
+        row[-1] = EOS
+        yield {"input_ids": row[: len(row) // cut or 1], "labels": row[len(row) // cut or 1 :]}
+
+
+def _turns(count: int) -> Rows:
+    parts = [row.tolist() for row in _random(8 * count, 10, 60)]
+    for at in range(0, len(parts), 8):
+        parts[at + 7].append(EOS)
+        pairs = zip(parts[at : at + 8 : 2], parts[at + 1 : at + 8 : 2], strict=True)
+        yield {"turns": [{"input_ids": prompt, "labels": answer} for prompt, answer in pairs]}
+
+
+FULL = {"input_ids": "ndarray:uint16:1", "labels": f"ndarray:uint16:{LENGTH - 1}"}
+LAYOUTS: dict[str, tuple[str, dict[str, str], Callable[[int], Rows]]] = {
+    "rows": ("text", {"tokens": f"ndarray:uint16:{LENGTH}"}, partial(_tokens, LENGTH, LENGTH)),
+    "rows, finetuning": ("finetuning", FULL, partial(_columns, LENGTH, LENGTH, LENGTH)),
+    "documents": ("text", {"tokens": "ndarray:uint16"}, partial(_tokens, 40, 1000)),
+    "documents, finetuning": ("finetuning", PAIR, partial(_columns, 40, 1000, 1000)),
+    "pairs": ("finetuning", PAIR, partial(_columns, 20, 200, 2)),
+    "conversations": ("finetuning", {"turns": "json"}, _turns),
+}
+"Name -> loader, columns, samples. Every row ends in EOS, so that no loader has to add one."
+
+
+def _write(folder: Path, columns: dict[str, str], rows: Rows) -> None:
+    with MDSWriter(out=str(folder / "mdsmix"), columns=columns, hashes=["xxh3_64"]) as writer:
+        for row in rows:
+            writer.write(row)
+    for copy in ("samples", "script"):
+        shutil.copytree(folder / "mdsmix", folder / copy)
+
+
+def _loaders(folder: Path, name: str, workers: int) -> dict[str, Any]:
+    workings = {"num_workers": workers, "prefetch_factor": 2 if workers else None}
+    workings["persistent_workers"] = workers > 0
+    return {
+        "samples": _bare(folder / "samples", list, workings),
+        "script": _bare(folder / "script", partial(_batch, name == "finetuning"), workings),
+        "mdsmix": _ours(folder / "mdsmix", name, workings),
+    }
+
+
+def _bare(folder: Path, collate: Callable[[Any], Any], workings: dict[str, Any]) -> Any:
+    dataset = StreamingDataset(local=str(folder), batch_size=BATCH, shuffle=True)
+    return DataLoader(dataset, batch_size=BATCH, collate_fn=collate, **workings)
+
+
+def _ours(folder: Path, name: str, workings: dict[str, Any]) -> MixLoader:
+    dataset: dict[str, Any] = {"streams": {"s": {"local": str(folder)}}, "max_seq_len": LENGTH}
+    dataset |= {"shuffle": True} | ({} if name == "text" else {"decoder_only_format": True})
+    config = {"train_loader": {"name": name, "dataset": dataset, **workings}}
+    return build_loader(config, BATCH, ids=TokenIds(eos=EOS, pad=PAD))
+
+
+def _batch(is_finetuning: bool, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    """The script: what mdsmix gives for these samples, without a question asked."""
+    ids = np.full((len(samples), LENGTH), PAD, np.int64)
+    labels = np.full((len(samples), LENGTH), IGNORED, np.int64)
+    mask = np.zeros((len(samples), LENGTH), np.int64)
+    for i, sample in enumerate(samples):
+        row, begin = _row(sample)
+        ids[i, : len(row)] = row
+        labels[i, begin : len(row)] = row[begin:]
+        mask[i, : len(row)] = 1
+    batch = {"input_ids": ids, "labels": labels, "attention_mask": mask}
+    if is_finetuning:
+        batch["sequence_id"] = mask - 1
+    return {key: torch.from_numpy(value) for key, value in batch.items()}
+
+
+def _row(sample: Sample) -> tuple[Any, int]:
+    """The tokens, and where those begin that are trained."""
+    if "tokens" in sample:
+        return sample["tokens"], 0
+    if "turns" in sample:
+        row = [
+            t for turn in sample["turns"] for part in ("input_ids", "labels") for t in turn[part]
+        ]
+        return row, len(row) - len(sample["turns"][-1]["labels"])
+    return np.concatenate([sample["input_ids"], sample["labels"]]), len(sample["input_ids"])
+
+
+def _compare(name: str, loaders: Mapping[str, Any], rounds: int) -> None:
+    _judge(loaders)
+    runs: dict[str, list[tuple[float, float]]] = {key: [] for key in loaders}
+    for _ in range(rounds):
+        for key, loader in loaders.items():
+            runs[key].append(_epoch(loader))
+    size = len(loaders["mdsmix"].dataset)
+    speeds = {key: size / statistics.median(wall for wall, _ in runs[key]) for key in runs}
+    shares = [
+        f"{speeds['mdsmix'] / speeds[key]:.2f} ({_cpu(runs[key]) / _cpu(runs['mdsmix']):.2f}) of {key}"
+        for key in ("samples", "script")
+    ]
+    told = ", ".join(f"{key} {speed:,.0f}" for key, speed in speeds.items())
+    print(f"  {name:<22} {told}: {'; '.join(shares)}", flush=True)
+
+
+def _judge(loaders: Mapping[str, Any]) -> None:
+    """Warms all loaders up, and compares what the two give that make batches."""
+    for _ in loaders["samples"]:
+        pass
+    for ours, theirs in zip(loaders["mdsmix"], loaders["script"], strict=True):
+        if ours.keys() != theirs.keys() or not all(ours[k].equal(theirs[k]) for k in ours):
+            raise SystemExit("mdsmix and the script give different batches")
+
+
+def _cpu(runs: Sequence[tuple[float, float]]) -> float:
+    return statistics.median(cpu for _, cpu in runs)
+
+
+def _epoch(loader: Any) -> tuple[float, float]:
+    """Wall and CPU seconds of one pass, workers included."""
+    began, before = time.perf_counter(), _spent()
+    for _ in loader:
+        pass
+    return time.perf_counter() - began, _spent() - before
+
+
+def _spent() -> float:
+    """CPU seconds of this process and its living workers."""
+    return time.process_time() + sum(map(_taken, descendants(os.getpid())))
+
+
+def _taken(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # the process ended just now
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.loading", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="timed epochs of each loader")
+    parser.add_argument("--samples", type=int, default=8000, help="samples of each stream")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
+    parser.add_argument("--only", nargs="+", metavar="LAYOUT", choices=list(LAYOUTS))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
