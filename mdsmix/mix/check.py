@@ -38,7 +38,7 @@ def as_json(mix: Mix, found: Sequence[Finding]) -> dict[str, Any]:
         "loader": mix.train.name,
         "may_be_mixed": not is_refused(found),
         "findings": [asdict(finding) for finding in found],
-        "epoch": [asdict(share) for share in shares_of(mix.train)],
+        "epoch": [asdict(share) for share in shares_of(mix.train, mix.batch_size)],
     }
 
 
@@ -57,7 +57,7 @@ def share_rows(shares: Sequence[Share]) -> list[tuple[str, ...]]:
     rows += [_share_row(share) for share in shares]
     tokens = None if any(s.tokens is None for s in shares) else sum(s.tokens or 0 for s in shares)
     exact = all(s.is_exact for s in shares)
-    total = (f"{sum(s.samples for s in shares):,}", f"{sum(s.drawn for s in shares):,}")
+    total = (f"{sum(s.samples for s in shares):,}", f"{sum(s.delivered for s in shares):,}")
     return [*rows, ("all", *total, "100.0%", _count(tokens, exact), "100.0%" if tokens else "?")]
 
 
@@ -67,7 +67,7 @@ def _share_row(share: Share) -> tuple[str, ...]:
     return (
         share.stream,
         f"{share.samples:,}",
-        f"{share.drawn:,}",
+        f"{share.delivered:,}",
         f"{share.share:.1%}",
         tokens,
         part,

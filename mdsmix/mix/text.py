@@ -8,8 +8,9 @@ from typing import Any
 
 from mdsmix import __version__
 from mdsmix.mix.check import share_rows
+from mdsmix.mix.delivered import METHODS
 from mdsmix.mix.streams import Mix
-from mdsmix.mix.weights import shares_of
+from mdsmix.mix.weights import batching, delivered_of, shares_of
 
 MARK = "# mdsmix:"
 "Begins every line of the head, so that the next rendering replaces it and nothing else."
@@ -30,7 +31,8 @@ def head(mix: Mix) -> str:
 def _head_lines(mix: Mix) -> Iterator[str]:
     recipe = os.path.basename(mix.recipe or mix.origin)
     yield f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} loader comes to"
-    rows = share_rows(shares_of(mix.train))
+    yield from _counted(mix)
+    rows = share_rows(shares_of(mix.train, mix.batch_size))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         cells = [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]
@@ -38,6 +40,16 @@ def _head_lines(mix: Mix) -> Iterator[str]:
     for loader in mix.evals:
         for share in shares_of(loader):
             yield f"evaluated on {share.stream}: {share.drawn:,} samples"
+
+
+def _counted(mix: Mix) -> Iterator[str]:
+    """What the table takes for granted where the batching method drops samples."""
+    if (method := batching(mix.train)) not in METHODS:
+        return
+    if delivered_of(mix.train, mix.batch_size) is None:
+        yield f"(before batching_method: {method} drops what fills no batch; the batch is not known here)"
+    else:
+        yield f"(what batching_method: {method} delivers of it in batches of {mix.batch_size}, counted for one device)"
 
 
 def without_head(text: str) -> str:

@@ -1,7 +1,8 @@
 """What an epoch comes to: the samples and tokens that each stream gives, exactly as Streaming computes them.
 
 Weights count samples, never tokens: `proportion: 0.5` for short chats beside 2,048-token rows is far from half of the
-tokens, so both shares are shown. Source: Stream.apply_weights in streaming/base/stream.py, 0.12 and 0.13 alike.
+tokens, so both shares are shown. Source: Stream.apply_weights in streaming/base/stream.py, 0.12 and 0.13 alike. What
+the weights draw is not yet what training sees: `delivered.py`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from mdsmix.mix.delivered import METHODS, Devices, delivered
 from mdsmix.mix.foundry import COUNT_UNITS, in_units
 from mdsmix.mix.rows import per_sample
-from mdsmix.mix.streams import Loader
+from mdsmix.mix.streams import Loader, whole
 
 SHUFFLE_SEED = 9176
 "Streaming's default; it decides which streams get the samples that rounding leaves over."
+LARGEST_BATCH = 1 << 40
+"No data set fills it; above it, sums of floats would not hold."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +33,11 @@ class Share:
     samples: int
     "In the stream."
     drawn: int
-    "Samples an epoch."
+    "Samples an epoch, by its weight."
+    delivered: int
+    "Samples an epoch that reach the training loop: all that are drawn, unless the batching method drops some."
     share: float
-    "Of the epoch's samples, 0 to 1."
+    "Of the epoch's samples that are delivered, 0 to 1."
     tokens: float | None
     "Tokens an epoch; None where the loader itself tokenizes."
     tokens_share: float | None
@@ -82,6 +88,21 @@ def _relative(shares: Sequence[float], total: int, seed: int) -> list[int]:
     return [int(n) for n in chosen]
 
 
+def parts(
+    weights: Sequence[Mapping[str, Any]], samples: Sequence[int], epoch_size: int | None = None
+) -> list[float]:
+    """The streams' parts of an epoch, unrounded: those of a stratified batch. Of weights that Streaming takes."""
+    if "proportion" in weights[0]:
+        exact = np.array([float(w["proportion"]) for w in weights], np.float64)
+    elif epoch_size:
+        exact = np.array(samples, np.float64)
+    else:
+        exact = np.array(
+            [_absolute(w, n) for w, n in zip(weights, samples, strict=True)], np.float64
+        )
+    return [float(part) for part in exact / max(1e-300, exact.sum())]
+
+
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -104,22 +125,59 @@ def draws_of(loader: Loader) -> list[int] | None:
         return None
 
 
-def shares_of(loader: Loader) -> list[Share]:
-    """What an epoch of the loader comes to, one Share a stream; empty where Streaming refuses the weights."""
+def batching(loader: Loader) -> str:
+    return str(loader.dataset.get("batching_method") or "random")
+
+
+def devices_of(loader: Loader, batch: int | None) -> Devices | None:
+    """One device that draws the whole global batch; None where the batch, or what is packed into it, is not known."""
+    ratio = loader.dataset.get("packing_ratio") or 1
+    if not batch or batch < 1 or not is_number(ratio) or ratio < 1:
+        return None
+    canonical = max(0, whole(loader.dataset.get("num_canonical_nodes")) or 0)
+    if not canonical and loader.dataset.get("shuffle_algo") in ("py1s", "py2s"):
+        canonical = 64
+    return Devices(
+        batch=int(min(batch * ratio, LARGEST_BATCH)),
+        canonical_nodes=canonical or None,
+        is_shuffled=bool(loader.dataset.get("shuffle")),
+    )
+
+
+def delivered_of(loader: Loader, batch: int | None) -> list[int] | None:
+    """Samples of each stream that an epoch delivers in global batches of this size; None where that is not known.
+
+    Where one is 0, Streaming cannot put its batches together and the epoch fails.
+    """
+    drawn, devices = draws_of(loader), devices_of(loader, batch)
+    if not drawn or batching(loader) not in METHODS:
+        return drawn
+    if devices is None or not sum(drawn):
+        return None
+    weights, samples = zip(*((s.weight, s.index.samples) for s in loader.streams), strict=True)
+    return delivered(batching(loader), drawn, parts(weights, samples, epoch_size(loader)), devices)
+
+
+def shares_of(loader: Loader, batch: int | None = None) -> list[Share]:
+    """What an epoch of the loader comes to, one Share a stream; empty where Streaming refuses the weights.
+
+    `batch`: samples that all devices draw together at a time. Without it, nothing is taken to be dropped.
+    """
     drawn = draws_of(loader) or []
-    pairs = list(zip(loader.streams, drawn, strict=False))
-    means = [per_sample(stream, loader) for stream, _ in pairs]
-    tokens = [None if m is None else m.tokens * n for m, (_, n) in zip(means, pairs, strict=True)]
+    came = delivered_of(loader, batch) or drawn
+    means = [per_sample(stream, loader) for stream, _ in zip(loader.streams, drawn, strict=False)]
+    tokens = [None if m is None else m.tokens * n for m, n in zip(means, came, strict=True)]
     total = None if None in tokens else sum(t or 0.0 for t in tokens)
     return [
         Share(
             stream=stream.name,
             samples=stream.index.samples,
-            drawn=n,
-            share=n / max(1, sum(drawn)),
+            drawn=drawn[i],
+            delivered=came[i],
+            share=came[i] / max(1, sum(came)),
             tokens=count,
             tokens_share=None if total is None or count is None else count / max(1.0, total),
             is_exact=mean is not None and mean.is_exact,
         )
-        for (stream, n), mean, count in zip(pairs, means, tokens, strict=True)
+        for i, (stream, mean, count) in enumerate(zip(loader.streams, means, tokens, strict=False))
     ]

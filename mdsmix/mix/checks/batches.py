@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mdsmix.mix.delivered import METHODS
 from mdsmix.mix.findings import Hit, check, names
 from mdsmix.mix.streams import Loader, Mix, Stream, whole
-from mdsmix.mix.weights import draws_of
-
-PER_STREAM = ("per_stream", "device_per_stream")
+from mdsmix.mix.weights import batching, delivered_of, devices_of, draws_of
 
 
 def _drawn(loader: Loader) -> list[tuple[Stream, int]]:
@@ -64,31 +63,17 @@ def canonical_nodes(mix: Mix) -> Iterator[Hit]:
     "Streaming cannot put a batch together and fails when the first epoch starts (ValueError).",
 )
 def batching_infeasible(mix: Mix) -> Iterator[Hit]:
-    method, batch = mix.train.dataset.get("batching_method"), mix.batch_size
-    drawn = _drawn(mix.train)
-    total = sum(n for _, n in drawn)
-    for stream, n in drawn if batch else ():
-        if method == "stratified" and n > 0 and _portion(n, total, batch or 0, drawn) < 1:
+    method, batch = batching(mix.train), mix.batch_size
+    came = delivered_of(mix.train, batch) or []
+    is_dropping = method in METHODS
+    for (stream, n), kept in zip(_drawn(mix.train), came, strict=False):
+        if is_dropping and n and not kept:
             yield Hit(
                 [stream.name],
-                f"{stream.name} is {n} of {total} samples, less than one of a batch of {batch} under batching_method: stratified.",
-                "raise its weight or the batch, or use batching_method: random.",
+                f"{stream.name} draws {n} of the {sum(k for _, k in _drawn(mix.train))} samples of an epoch, too few for "
+                f"a batch of {batch} under batching_method: {method}.",
+                "raise its weight, change the batch, or use batching_method: random.",
             )
-        if method in PER_STREAM and n < (batch or 0):
-            yield Hit(
-                [stream.name],
-                f"{stream.name} draws {n} samples an epoch, less than a batch of {batch} under batching_method: {method}.",
-                "raise its weight, train with smaller batches, or use batching_method: random.",
-            )
-
-
-def _portion(n: int, total: int, batch: int, drawn: list[tuple[Stream, int]]) -> int:
-    """Samples of the stream in each batch: rounded down, the largest remainders rounded up."""
-    exact = [batch * k / total for _, k in drawn]
-    left = batch - sum(map(int, exact))
-    bar = sorted((x - int(x) for x in exact), reverse=True)[:left]
-    mine = batch * n / total
-    return int(mine) + (1 if bar and mine - int(mine) >= bar[-1] else 0)
 
 
 @check(
@@ -97,14 +82,15 @@ def _portion(n: int, total: int, batch: int, drawn: list[tuple[Stream, int]]) ->
     "Samples that do not fill such a batch are dropped in every epoch, and the loader's length still counts them.",
 )
 def batching_drops(mix: Mix) -> Iterator[Hit]:
-    method, batch = mix.train.dataset.get("batching_method"), mix.batch_size
-    if method not in PER_STREAM or not batch:
+    came = delivered_of(mix.train, mix.batch_size)
+    if batching(mix.train) not in METHODS[1:] or not all(came or [0]):
         return
-    for stream, n in _drawn(mix.train):
-        if n >= batch and n % batch:
+    for (stream, n), kept in zip(_drawn(mix.train), came or [], strict=True):
+        if kept < n:
             yield Hit(
                 [stream.name],
-                f"{stream.name} draws {n} samples an epoch, which is not a multiple of the batch of {batch}: {n % batch} are dropped.",
+                f"{stream.name} draws {n} samples an epoch, and batching_method: {batching(mix.train)} delivers {kept} of "
+                f"them in batches of {mix.batch_size} (counted for one device).",
                 "use batching_method: random, or choose a multiple of the batch.",
             )
 
@@ -112,21 +98,39 @@ def batching_drops(mix: Mix) -> Iterator[Hit]:
 @check(
     "batching-clips",
     "warning",
-    "Every stream ends where the scarcest does: the rest of the epoch is never drawn.",
+    "Every stream ends where the scarcest does: the rest of the epoch is never drawn, and the loader's length still counts it.",
 )
 def batching_clips(mix: Mix) -> Iterator[Hit]:
-    method, batch = mix.train.dataset.get("batching_method"), mix.batch_size
-    drawn = [(s, n) for s, n in _drawn(mix.train) if n]
-    total = sum(n for _, n in drawn)
-    if method != "stratified" or not batch or not total:
+    came, drawn = delivered_of(mix.train, mix.batch_size), [n for _, n in _drawn(mix.train)]
+    if batching(mix.train) != "stratified" or not came or not all(came):
         return
-    parts = [_portion(n, total, batch, drawn) for _, n in drawn]
-    if min(parts) < 1:
-        return
-    batches = min(n // part for (_, n), part in zip(drawn, parts, strict=True))
-    if batches * batch < total - batch:
+    if (dropped := sum(drawn) - sum(came)) > 0:
         yield Hit(
-            names(s for s, _ in drawn),
-            f"batching_method: stratified gives {batches * batch} of the epoch's {total} samples.",
+            names(mix.train.streams),
+            f"batching_method: stratified delivers {sum(came)} of the epoch's {sum(drawn)} samples in batches of "
+            f"{mix.batch_size} (counted for one device): {dropped / sum(drawn):.1%} are dropped.",
             "use batching_method: random, or weights that divide the batch evenly.",
         )
+
+
+@check(
+    "batching-unknown",
+    "warning",
+    "This batching method drops what fills no batch, and how much that is depends on the batch.",
+)
+def batching_unknown(mix: Mix) -> Iterator[Hit]:
+    method = batching(mix.train)
+    if method in METHODS and any(n > 0 for _, n in _drawn(mix.train)):
+        if not mix.batch_size:
+            yield Hit(
+                names(mix.train.streams),
+                f"train_loader sets batching_method: {method}, and {mix.origin} has no global_train_batch_size.",
+                "check the whole training YAML (render-yaml --into), which has it, or use batching_method: random.",
+            )
+        elif devices_of(mix.train, mix.batch_size) is None:
+            yield Hit(
+                names(mix.train.streams),
+                f"train_loader sets batching_method: {method}, and packing_ratio: {mix.train.dataset.get('packing_ratio')} "
+                "is no number.",
+                "set packing_ratio to a number, or use batching_method: random.",
+            )

@@ -115,7 +115,7 @@ def weights_repeated(mix: Mix) -> Iterator[Hit]:
     "Weights count samples, and training counts tokens.",
 )
 def weights_tokens(mix: Mix) -> Iterator[Hit]:
-    for share in shares_of(mix.train):
+    for share in shares_of(mix.train, mix.batch_size):
         part = share.tokens_share
         if part is None or not share.share or not _is_skewed(part / share.share):
             continue

@@ -1,0 +1,102 @@
+"""What of an epoch reaches the training loop: every batching method but `random` drops what fills no batch.
+
+Streaming's length still counts what it drops. Here the whole batches of each stream are counted as Streaming 0.12 and 0.13
+cut them (streaming/base/batching, partition/orig.py), without laying out one sample. A training YAML names the global batch
+and not the devices, so one device is assumed where nobody says more; others change per_stream and stratified by a batch
+at most, and device_per_stream then drops less, since a device's batch is what it fills.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+METHODS = ("stratified", "per_stream", "device_per_stream")
+"The batching methods that drop."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """Where the batches go."""
+
+    batch: int
+    "Samples that one device draws at a time."
+    nodes: int = 1
+    ranks: int = 1
+    "Devices of a node."
+    canonical_nodes: int | None = None
+    "None: as many as nodes."
+    is_shuffled: bool = True
+    "Streaming then wants a sample of each stream for each canonical node."
+
+    @property
+    def global_batch(self) -> int:
+        return self.batch * self.nodes * self.ranks
+
+    @property
+    def canonical(self) -> int:
+        return self.canonical_nodes or self.nodes
+
+
+def delivered(
+    method: str, drawn: Sequence[int], parts: Sequence[float], devices: Devices
+) -> list[int]:
+    """Samples of each stream that an epoch delivers; where one is 0, Streaming gives no epoch at all.
+
+    Args:
+        drawn: samples that the weights draw of each stream.
+        parts: the streams' parts of a batch, which sum to 1.
+    """
+    least = devices.canonical if devices.is_shuffled and method in METHODS else 0
+    drawn = [n if n >= least else 0 for n in drawn]
+    if method == "stratified":
+        return _stratified(drawn, portions(parts, devices.global_batch), devices)
+    if method == "per_stream":
+        batches = [_per_device(n, devices) // devices.batch for n in drawn]
+        return [count * devices.global_batch for count in batches]
+    if method == "device_per_stream":
+        return [
+            _per_node(n, devices) // devices.batch * devices.batch * devices.nodes for n in drawn
+        ]
+    return drawn
+
+
+def portions(parts: Sequence[float], batch: int) -> list[int]:
+    """Samples of each stream in a stratified batch: rounded down, what is left over to the largest remainders."""
+    exact = batch * np.array(parts, np.float64)
+    whole = exact.astype(np.int64)
+    left = batch - int(whole.sum())
+    # By the call that Streaming makes, since equal remainders are told apart by it alone.
+    whole[np.flip(np.argsort(exact - whole))[:left]] += 1
+    return [int(n) for n in whole]
+
+
+def _stratified(drawn: Sequence[int], shares: Sequence[int], devices: Devices) -> list[int]:
+    """As many batches as the scarcest stream fills its part of."""
+    if min(shares) < 1 or not all(drawn):
+        return [n if share >= 1 else 0 for share, n in zip(shares, drawn, strict=True)]
+    padded = [_up(_up(n, devices.canonical), devices.ranks) for n in drawn]
+    batches = min(n // share for n, share in zip(padded, shares, strict=True))
+    return [batches * share for share in shares]
+
+
+def _per_device(samples: int, devices: Devices) -> int:
+    """Samples of a stream that each device gets; some come twice, so that all get equally many."""
+    a_canonical_node = -(-samples // devices.canonical)
+    if devices.canonical < devices.nodes:
+        a_canonical_node = _up(a_canonical_node, devices.nodes // devices.canonical)
+    a_node = a_canonical_node * devices.canonical // devices.nodes
+    return math.ceil(a_node / devices.ranks)
+
+
+def _per_node(samples: int, devices: Devices) -> int:
+    """Samples of a stream that a node gets of its canonical nodes; none where it has none of its own."""
+    a_canonical_node = _up(-(-samples // devices.canonical), devices.ranks)
+    return a_canonical_node * (devices.canonical // devices.nodes)
+
+
+def _up(number: int, step: int) -> int:
+    return -(-number // step) * step
