@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import mdsmix.mix.checks
 from mdsmix.errors import Unreachable
-from mdsmix.mix.check import findings, is_refused
+from mdsmix.mix.check import as_json, findings, is_refused, share_rows
 from mdsmix.mix.findings import CHECKS, Finding
 from mdsmix.mix.streams import Mix
+from mdsmix.mix.text import head
 from mdsmix.mix.view import mix_of
+from mdsmix.mix.weights import shares_of
 from mdsmix.shards.manifest import TokenizerCard
 from tests.published import (
     CARD,
@@ -418,6 +421,10 @@ CASES: dict[str, tuple[Make, Make]] = {
         lambda lab: batched(lab, "stratified", 8, 100, 10),
         lambda lab: batched(lab, "stratified", 4, 30, 10),
     ),
+    "batching-unknown": (
+        lambda lab: batched(lab, "stratified", 0, 30, 10),
+        lambda lab: batched(lab, "random", 0, 30, 10),
+    ),
     "shard-missing": (
         lambda lab: first_missing(lab, True),
         lambda lab: first_missing(lab, False),
@@ -546,8 +553,19 @@ def test_fires_on_what_is_wrong_and_on_nothing_else(id: str, tmp_path: Path) -> 
     wrong, right = CASES[id]
     found = [f for f in findings(wrong(Lab(tmp_path / "wrong"))) if f.id == id]
     assert found, "the check did not fire"
-    assert all(f.message and f.why.endswith(".") and f.fix.endswith(".") for f in found)
+    for sentence in (part for f in found for part in (f.message, f.why, f.fix)):
+        assert re.fullmatch(r".+[^.,;:]\.", sentence)
+        assert not re.search(r"[.,;:][.,;]|  |\{loader\}", sentence), "damaged"
     assert id not in ids(findings(right(Lab(tmp_path / "right"))))
+
+
+@pytest.mark.parametrize("id", ["length-invalid", "length-model", "length-differs"])
+def test_a_length_that_a_fix_writes_is_yaml_in_braces_too(id: str, tmp_path: Path) -> None:
+    (fix, *_) = [f.fix for f in findings(CASES[id][0](Lab(tmp_path))) if f.id == id]
+    (written,) = re.findall(r'"?\$\{max_seq_len\}"?', fix)
+    assert yaml.safe_load(f"{{model: {{max_seq_len: {written}}}}}") == {
+        "model": {"max_seq_len": "${max_seq_len}"}
+    }
 
 
 def test_every_check_has_a_case_and_a_row_in_the_readme() -> None:
@@ -589,6 +607,23 @@ def test_the_command_is_named_only_for_streams_that_the_recipe_makes(tmp_path: P
     assert f"re-encode web: {command}; {again}; or" in fixes["columns-loader", "web"]
     assert fixes["shard-missing", "web"].startswith("publish again web: `mdsmix convert mix.yaml`;")
     assert fixes["shard-missing", "old"] == f"{again}; or copy it there."
+
+
+def test_what_a_batching_method_drops_is_counted_and_the_epoch_with_it(tmp_path: Path) -> None:
+    mix = batched(Lab(tmp_path), "stratified", 10, 100, 9)
+    (clipped,) = [f for f in findings(mix) if f.id == "batching-clips"]
+    assert "delivers 90 of the epoch's 109 samples in batches of 10" in clipped.message
+    assert "17.4% are dropped" in clipped.message
+    epoch = as_json(mix, [])["epoch"]
+    assert [(e["drawn"], e["delivered"]) for e in epoch] == [(100, 81), (9, 9)]
+    assert [row[2] for row in share_rows(shares_of(mix.train, mix.batch_size))[1:]] == [
+        "81",
+        "9",
+        "90",
+    ]
+    assert "(what batching_method: stratified delivers of it in batches of 10" in head(mix)
+    unknown = batched(Lab(tmp_path / "other"), "stratified", 0, 100, 9)
+    assert "the batch is not known here" in head(unknown)
 
 
 def test_what_is_said_of_many_loaders_is_said_once(tmp_path: Path) -> None:

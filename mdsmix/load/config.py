@@ -265,8 +265,8 @@ def _packing_contradictions(rows: RowSection, is_text: bool) -> Iterator[str]:
             yield "max_leftover_bins_to_keep says how packing goes; set packing_ratio too or leave it out."
     elif isinstance(ratio, str):
         yield (
-            f"packing_ratio is {ratio!r}; this loader takes a number (LLM-Foundry's `auto` profiles the data at every "
-            "start and logs the number it finds)."
+            f"packing_ratio is {ratio!r}, and this loader takes a number such as 1.5. LLM-Foundry reads `auto`, finds a number "
+            "at every start and logs it as `Using packing ratio`: write that one."
         )
     elif ratio < 1:
         yield f"packing_ratio is {ratio}; it counts samples per packed row, so it is 1 or more."

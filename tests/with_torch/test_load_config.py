@@ -91,7 +91,7 @@ def test_an_eval_loader_is_named_by_its_label(foundry: Path) -> None:
             {"decoder_only_format": False, "packing_ratio": 2},
             "packing_ratio is for name: finetuning",
         ),
-        ({"packing_ratio": "auto"}, "this loader takes a number"),
+        ({"packing_ratio": "auto"}, "this loader takes a number such as"),
         ({"packing_ratio": 0.5}, "packing_ratio is 0.5"),
         ({"max_leftover_bins_to_keep": 1}, "set packing_ratio too"),
         ({"max_seq_len": "long"}, "it must be a whole number"),

@@ -17,7 +17,7 @@ def length_invalid(mix: Mix) -> Iterator[Hit]:
             yield Hit(
                 [],
                 f"dataset.max_seq_len of {{loader}} is {spelled(given)}.",
-                "set max_seq_len: ${max_seq_len}.",
+                'set max_seq_len: "${max_seq_len}".',
                 loader.label,
             )
 
@@ -34,7 +34,7 @@ def length_model(mix: Mix) -> Iterator[Hit]:
             yield Hit(
                 [],
                 f"model.max_seq_len is {model}, and rows of {{loader}} have {loader.max_seq_len} tokens.",
-                "write ${max_seq_len} for both.",
+                'write "${max_seq_len}" for both.',
                 loader.label,
             )
 
@@ -58,7 +58,7 @@ def length_differs(mix: Mix) -> Iterator[Hit]:
             yield Hit(
                 [],
                 f"{key} is {value}, and max_seq_len of train_loader is {length}.",
-                "write ${max_seq_len} for both.",
+                'write "${max_seq_len}" for both.',
             )
 
 

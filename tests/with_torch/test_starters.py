@@ -1,0 +1,102 @@
+"""Every starter of yamls/ goes the whole way: converted, checked, rendered and loaded, with its own keys and tiny data."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+import zstandard
+
+from mdsmix.load import build_loader
+from mdsmix.storage import locate
+from tests.alarm import at_most
+from tests.converting import chats, mdsmix, write_recipe
+
+YAMLS = Path(__file__).parents[2] / "yamls"
+STARTERS = sorted(path.name for path in YAMLS.glob("*.yaml"))
+LENGTH = 128
+
+
+def _sources(corpus: Path) -> dict[str, bytes]:
+    """Where a starter looks for data, and what lies there."""
+    web = (corpus / "web.jsonl.zst").read_bytes()
+    plain = zstandard.ZstdDecompressor().decompressobj().decompress(web)
+    code = b"".join(
+        orjson.dumps({"content": orjson.loads(line)["text"]}) + b"\n" for line in plain.splitlines()
+    )
+    docs, faq, chat = ((corpus / f"{name}.jsonl").read_bytes() for name in ("docs", "faq", "chat"))
+    return {
+        "raw/web/a.jsonl.zst": web,
+        "raw/code/deep/a.jsonl.gz": gzip.compress(code),
+        "raw/web-heldout.jsonl": plain,
+        "data/web/a.jsonl.zst": web,
+        "data/books/a.jsonl": docs,
+        "data/faq.jsonl": faq,
+        "data/chat.jsonl": chat,
+        "data/chat/a.jsonl": chat,
+        "data/chat-heldout.jsonl": chat,
+    }
+
+
+def _at_home(name: str, home: Path, tokenizer: Path, corpus: Path, bucket: str) -> Path:
+    """The starter, its names of places and its length replaced, and no other word of it."""
+    for place, content in _sources(corpus).items():
+        where = f"s3://{bucket}/{place}" if place.startswith("raw/") else home / place
+        locate(str(where)).write(content)
+    text = (YAMLS / name).read_text()
+    for before, after in {
+        "./tokenizer": str(tokenizer),
+        "../demo/tokenizer": str(tokenizer),
+        "../demo/corpus": str(corpus),
+        "../demo/mix": str(home / "demo"),
+        "my-bucket": bucket,
+        "/scratch": str(home / "scratch"),
+        "max_seq_len: 2048": f"max_seq_len: {LENGTH}",
+        "max_seq_len: 4096": f"max_seq_len: {LENGTH}",
+    }.items():
+        text = text.replace(before, after)
+    made = home / name
+    made.write_text(text)
+    return made
+
+
+def _publish_older(home: Path, tokenizer: Path, corpus: Path, bucket: str) -> None:
+    """The stream that mixed.yaml takes as it was published."""
+    streams = {"older-stream": chats(corpus / "chat.jsonl")}
+    (home / "older").mkdir()
+    places = {"remote": f"s3://{bucket}", "local": str(home / "older" / "cache")}
+    recipe = write_recipe(home / "older", tokenizer, streams=streams, max_seq_len=LENGTH, **places)
+    assert mdsmix("convert", recipe).code == 0
+
+
+def _without_workers(rendered: Path) -> dict[str, Any]:
+    tree: dict[str, Any] = yaml.safe_load(rendered.read_text())
+    tree["train_loader"] |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
+    return tree
+
+
+@pytest.mark.parametrize("name", STARTERS)
+def test_a_starter_goes_the_whole_way(
+    name: str, tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path, bucket: str
+) -> None:
+    recipe = _at_home(name, tmp_path, tokenizer_folder, corpus_folder, bucket)
+    if name == "mixed.yaml":
+        _publish_older(tmp_path, tokenizer_folder, corpus_folder, bucket)
+    converted = mdsmix("convert", recipe)
+    assert converted.code == 0, converted.err
+    checked = mdsmix("check", recipe)
+    assert checked.code == 0, checked.out
+    rendered = tmp_path / "train.yaml"
+    assert mdsmix("render-yaml", recipe, "-o", rendered).code == 0
+    with at_most(120):
+        batch = next(iter(build_loader(_without_workers(rendered), 2)))
+    assert batch["input_ids"].shape[1] in (LENGTH, 256)
+    assert (batch["labels"] != -100).any()
+
+
+def test_there_are_starters() -> None:
+    assert len(STARTERS) >= 4
