@@ -123,3 +123,9 @@ def test_packed_rows_do_not_predict_each_others_first_token() -> None:
         "attention_mask": [[1, 1, 1, 1, 1, 0]],
         "sequence_id": [[0, 0, 0, 1, 1, -1]],
     }
+
+
+def test_a_row_alone_in_its_bin_changes_nothing_for_the_bins_beside_it() -> None:
+    packing = collate(6, packer=Packer(bins=2, max_seq_len=6))
+    batch = packing([made([8, 9]), made([5, 6, 7]), made([4] * 5)])
+    assert batch["sequence_id"].tolist() == [[0, 0, 0, 0, 0, -1], [0, 0, 0, 1, 1, -1]]
