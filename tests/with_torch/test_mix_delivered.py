@@ -109,10 +109,12 @@ def _both(
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_epoch_of_a_config_is_what_its_loader_yields(
-    method: str, workers: int, home: Path
+    method: str, workers: int, tmp_path: Path
 ) -> None:
     """The issue's case: three streams that no batch divides; samples counted as they come out of the loader."""
-    streams = {str(n): {"local": str(home / str(n))} for n in (223, 101, 37)}
+    streams = {
+        str(n): {"local": str(write_tokens(tmp_path / str(n), n, length=4))} for n in (223, 101, 37)
+    }
     dataset = {"streams": streams, "batching_method": method, "max_seq_len": 4}
     config = {"train_loader": {"name": "text", "dataset": dataset}, "global_train_batch_size": 16}
     mix = mix_of(config, "x")
