@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mdsmix.convert import put as put_module
+from mdsmix.convert import standing
 from mdsmix.convert.outcome import Outcome
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.mix.view import view
@@ -210,6 +211,7 @@ def test_a_version_with_the_same_digits_is_refused(
         return held
 
     monkeypatch.setattr(put_module, "_index_in", colliding)
+    monkeypatch.setattr(standing, "_index", colliding)
     with pytest.raises(MdsmixError, match="hash begins with the same 8 digits"):
         run_recipe(recipe)
     assert files(split.parent) == before

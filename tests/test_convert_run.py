@@ -407,3 +407,15 @@ def test_a_cap_that_one_worker_does_not_keep_is_told(
     monkeypatch.setattr(memory, "held", lambda pid: 1 << 40)
     (note,) = run_recipe(recipe, "max_seq_len=8", memory=1 << 30)[0].notes
     assert "MB of memory were held, more than --memory allows (1,074 MB)" in note
+
+
+def test_the_first_use_of_a_tokenizer_says_what_it_does(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "new"))
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "one two three " * 20}])
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"web": documents(source)})
+    for said in (1, 0):
+        watcher = Told()
+        run_recipe(recipe, watcher=watcher)
+        assert sum("looking at the tokenizer" in sentence for sentence in watcher.said) == said

@@ -7,35 +7,27 @@ from collections.abc import Collection, Iterable, Sequence
 from mdsmix import sources
 from mdsmix.convert.job import Job
 from mdsmix.convert.quarantine import QUARANTINE
+from mdsmix.convert.standing import Standing
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.shards import index as index_file
-from mdsmix.shards import manifest as manifest_file
-from mdsmix.shards.index import read_card
 from mdsmix.shards.links import refuse_links
-from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, parse_manifest
+from mdsmix.shards.manifest import FORMAT_VERSION, Manifest
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Location
 
 
-def published_manifest(job: Job, reencode: bool) -> Manifest | None:
+def published_manifest(job: Job, standing: Standing, reencode: bool) -> Manifest | None:
     """The manifest at the target, None where nothing usable is published there.
 
     RecipeError where the target holds a stream that `mdsmix convert` did not make.
     """
-    at = job.folder / manifest_file.BASENAME
-    is_there = at.stat() is not None  # a store that cannot be reached says so here
-    try:
-        manifest = parse_manifest(read_card(at), str(at)) if is_there else None
-    except Unreachable as error:
-        if reencode:
-            return None
-        raise Unreachable(f"{error} To publish the stream anew, pass --reencode.") from None
-    if manifest is None and not reencode and (job.folder / index_file.BASENAME).stat():
+    if standing.damage and not reencode:
+        raise Unreachable(f"{standing.damage} To publish the stream anew, pass --reencode.")
+    if standing.manifest is None and not reencode and standing.has_index:
         raise RecipeError(
             f"stream {job.name}: {job.target} holds a stream without an mdsmix manifest, which convert would "
             "overwrite; publish elsewhere (another stream name, remote or local), or pass --reencode to replace it."
         )
-    return manifest
+    return standing.manifest
 
 
 def refuse_quarantine(
@@ -51,16 +43,18 @@ def refuse_quarantine(
                 )
 
 
-def refuse_replacing(jobs: Sequence[tuple[Job, list[SourceFile]]], reencode: bool) -> None:
+def refuse_replacing(
+    jobs: Sequence[tuple[Job, list[SourceFile]]], standings: Sequence[Standing], reencode: bool
+) -> None:
     """RecipeError that names every stream which would be replaced by another one, not by its new version.
 
     What `--limit` publishes is made to be thrown away.
     """
     sentences = []
-    for job, files in jobs:
+    for (job, files), standing in zip(jobs, standings, strict=True):
         stream = job.folder.parent
         refuse_links(stream.parent, stream.name, job.folder.name)
-        old = None if job.limit else published_manifest(job, reencode)
+        old = None if job.limit else published_manifest(job, standing, reencode)
         if old and not reencode and (sentence := _why_not(job, old, files)):
             sentences.append(sentence)
     if sentences:

@@ -55,10 +55,10 @@ def write_record(folder: Location, record: UnitRecord) -> None:
 
 def read_record(folder: Location, key: str) -> UnitRecord | None:
     """The record of a finished unit; None where there is none, or where it is damaged and the unit is redone."""
-    at = folder / FOLDER / key
-    if at.stat() is None:
+    found = (folder / FOLDER / key).fetch()
+    if found is None:
         return None
-    content, _, digest = at.read().rpartition(b"\n")
+    content, _, digest = found[1].rpartition(b"\n")
     if digest != _digest(content):
         return None
     try:

@@ -8,33 +8,40 @@ from dataclasses import asdict
 from mdsmix import sources
 from mdsmix.convert.guard import listed, published_manifest, why_rebuilt
 from mdsmix.convert.job import Job, on_day, with_versions
+from mdsmix.convert.publish import is_published
 from mdsmix.convert.put import is_put
 from mdsmix.convert.run import Options, planned_jobs
 from mdsmix.convert.seen import Seen
+from mdsmix.convert.standing import Standing
+from mdsmix.convert.stored import listing
 from mdsmix.convert.unit import recorded, window_keys
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.recipe import Recipe
 from mdsmix.shards.manifest import Manifest
-from mdsmix.sources import Unit
+from mdsmix.sources import Content, Unit
+from mdsmix.storage import together
 
 
 def preview(recipe: Recipe, options: Options) -> Iterator[str]:
     """A sentence or more per stream."""
-    for job, files in planned_jobs(recipe, options):
-        yield from _preview_stream(job, files, options)
+    for job, files, standing in planned_jobs(recipe, options):
+        yield from _preview_stream(job, files, standing, options)
 
 
-def _preview_stream(job: Job, files: list[sources.SourceFile], options: Options) -> Iterator[str]:
+def _preview_stream(
+    job: Job, files: list[sources.SourceFile], standing: Standing, options: Options
+) -> Iterator[str]:
     if job.limit:  # which units hold them only reading tells
         yield f"{job.name}: the first {job.limit} records would be converted, where that is not done, into {job.target}"
         return
-    old = published_manifest(job, options.reencode)
-    job = with_versions(on_day(job, old.encoding.date_string if old else None), old)
+    old = published_manifest(job, standing, options.reencode)
+    job = on_day(job, old.encoding.date_string if old else None)
     units, seen = sources.plan(files), Seen.of(job.target)
     known = {unit: None if options.verify_source else seen.content(unit) for unit in units}
     contents = {unit: content or sources.content_of(unit) for unit, content in known.items()}
-    todo = {u: window_keys(job, c) for u, c in contents.items() if not recorded(job, c)}
+    is_known = bool(old) and None not in known.values()
+    todo = _undone(job, old if is_known else None, standing, contents)
     yield f"{job.name}: {len(todo)} of {len(units)} work units would be converted, into {job.target}"
     if old is None:
         yield "  nothing is published there yet"
@@ -51,8 +58,21 @@ def _preview_stream(job: Job, files: list[sources.SourceFile], options: Options)
         refuse_too_many_bad(job, old.records)
     except TooManyBadRecords as refusal:
         yield f"  it would be refused: {refusal}"
-    if not is_put(job, old):
+    if not is_put(job, old, standing):
         yield f"  what is finished would be published: it is not, or not all, at {job.place(old.index_hash)}"
+
+
+def _undone(
+    job: Job, old: Manifest | None, standing: Standing, contents: Mapping[Unit, Content]
+) -> dict[Unit, list[str]]:
+    """The units that a run would go through; of a stream that is published (`old`) as it is to be no record is read."""
+    keys = {unit: window_keys(job, content) for unit, content in contents.items()}
+    if old and is_published(job, old, standing, [key for of in keys.values() for key in of]):
+        return {}
+    job = with_versions(job, old)
+    with listing(job, standing.is_empty):
+        found = together(lambda unit: recorded(job, contents[unit]), contents)
+    return {unit: keys[unit] for unit, done in zip(contents, found, strict=True) if not done}
 
 
 def _of_units(todo: Mapping[Unit, list[str]], old: Manifest) -> Iterator[str]:

@@ -8,10 +8,11 @@ from mdsmix import __version__
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
 from mdsmix.convert.put import is_put, put
+from mdsmix.convert.standing import Standing
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.kinds.assemble import JoinedRows
-from mdsmix.shards.index import make_index
+from mdsmix.shards.index import Index, make_index
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.manifest import (
     FORMAT_VERSION,
@@ -25,7 +26,9 @@ from mdsmix.shards.manifest import (
 from mdsmix.shards.shardfiles import distinct, store_shards
 
 
-def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile], held: Lease) -> Manifest:
+def publish(
+    job: Job, units: list[UnitRecord], sources: list[SourceFile], held: Lease
+) -> tuple[Manifest, Index]:
     """Makes the units, in the order of the plan, the stream's content. Nothing is written where nothing changed."""
     if job.joins_units and (last := _join_leftovers(job, units)):
         units = [*units, last]
@@ -50,10 +53,10 @@ def publish(job: Job, units: list[UnitRecord], sources: list[SourceFile], held: 
         complete=True,
     )
     put(job, index, manifest, held)
-    return manifest
+    return manifest, index
 
 
-def is_published(job: Job, manifest: Manifest, keys: list[str]) -> bool:
+def is_published(job: Job, manifest: Manifest, standing: Standing, keys: list[str]) -> bool:
     """Whether the manifest at the target says just these units, and the index is the one it names."""
     last = [leftover_key(job, keys)] if job.joins_units else []
     parts = [part.key for part in manifest.parts]
@@ -61,7 +64,7 @@ def is_published(job: Job, manifest: Manifest, keys: list[str]) -> bool:
         return False
     if not all(map(job.trusts, manifest.backend.split(" + "))):
         return False
-    return is_put(job, manifest)
+    return is_put(job, manifest, standing)
 
 
 def tokenizer_card(job: Job) -> TokenizerCard:

@@ -7,13 +7,15 @@ before, so a run that was killed at any of them is completed by the next.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 
 from mdsmix.convert.job import Job
+from mdsmix.convert.standing import Standing
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
-from mdsmix.shards.index import Index, read_index
+from mdsmix.shards.index import Index, find_index
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.links import refuse_links
 from mdsmix.shards.manifest import Manifest, read_manifest
@@ -21,7 +23,7 @@ from mdsmix.shards.publication import Seen, publish_in_place, stand, swap
 from mdsmix.shards.published import named_version
 from mdsmix.shards.shardfiles import gather
 from mdsmix.shards.target import REPLACED, keep_index, superseded, write_if_new
-from mdsmix.storage import Location
+from mdsmix.storage import Location, together
 
 
 def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
@@ -56,18 +58,16 @@ def _tidy(folder: Location, index: Index, held: Lease) -> None:
         keep_index(folder, old.content)
         if held.is_held():
             old.at.delete()
-    for copy in _second_copies(folder, index):
-        if held.is_held_still():
-            copy.delete()
+    here = [name for name, _ in folder.list()]
+    together(held.delete, _second_copies(folder, here, index))
 
 
-def is_put(job: Job, manifest: Manifest) -> bool:
+def is_put(job: Job, manifest: Manifest, standing: Standing) -> bool:
     """Whether all that `put` does is done: the index is the manifest's, every shard of it there; a listing tells."""
-    place = job.place(manifest.index_hash)
-    index = _index_in(place)
+    index = standing.index
     if index is None or index.hash != manifest.index_hash:
         return False
-    sizes = {name: stat.size for name, stat in place.list()}
+    sizes = {name: stat.size for name, stat in standing.stored.items()}
     files = [shard.stored for shard in index.shards]
     if any(sizes.get(file.basename) != file.bytes for file in files):
         return False
@@ -75,16 +75,13 @@ def is_put(job: Job, manifest: Manifest) -> bool:
         return False
     if not job.is_versioned:
         return True
-    is_settled = (job.folder / index_file.BASENAME).stat() is None
-    return is_settled and not _second_copies(job.folder, index)
+    return not standing.has_index and not _second_copies(job.folder, standing.files, index)
 
 
 def _index_in(folder: Location) -> Index | None:
     """None where there is none, or a damaged one, which is written again."""
-    if (folder / index_file.BASENAME).stat() is None:
-        return None
     with suppress(Unreachable):
-        return read_index(folder)
+        return find_index(folder)
     return None
 
 
@@ -121,10 +118,11 @@ def _mark_replaced(folder: Location, place: Location) -> None:
             at.write(before.name.encode())
 
 
-def _second_copies(folder: Location, index: Index) -> list[Location]:
-    """Shards of the version that lie in the target too, and are not what jobs read by an index that lay there."""
+def _second_copies(folder: Location, here: Iterable[str], index: Index) -> list[Location]:
+    """Shards of the version that lie in the target too, where `here` is, and are not what jobs read by an index that lay
+    there."""
     names = {shard.stored.basename for shard in index.shards}
-    twice = [name for name, _ in folder.list() if name in names]
+    twice = [name for name in here if name in names]
     if not twice:
         return []
     read = {shard.stored.basename for old in superseded(folder) for shard in old.shards}

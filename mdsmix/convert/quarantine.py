@@ -15,9 +15,10 @@ import orjson
 
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.errors import Unreachable
+from mdsmix.shards.lease import Lease
 from mdsmix.shards.target import write_if_new
 from mdsmix.sources import Origin, Window
-from mdsmix.storage import Location
+from mdsmix.storage import Location, together
 
 QUARANTINE = "quarantine"
 
@@ -76,15 +77,25 @@ def _read(at: Location) -> list[dict[str, Any]]:
         ) from None
 
 
-def others(folder: Location, names: Collection[str]) -> list[Location]:
+def others(released: Iterable[str], names: Collection[str]) -> list[str]:
     """What was released of units that the stream no longer has: a record that was mended is no longer bad."""
+    return [name for name in released if name.partition(".")[0] not in names]
+
+
+def delete_others(folder: Location, names: Collection[str], held: Lease) -> None:
+    """Takes all that out of the quarantine but what bears these names."""
     quarantine = folder / QUARANTINE
-    released = [name for name, _ in quarantine.list()]
-    return [quarantine / name for name in released if name.partition(".")[0] not in names]
+    stale = others([name for name, _ in quarantine.list()], names)
+    together(lambda name: held.delete(quarantine / name), stale)
+
+
+def kept_name(name: str) -> str:
+    """Of the file beside the unit's record."""
+    return f"{name}.bad"
 
 
 def _kept(folder: Location, name: str) -> Location:
-    return folder / FOLDER / f"{name}.bad"
+    return folder / FOLDER / kept_name(name)
 
 
 def _packed(records: Iterable[dict[str, Any]]) -> bytes:

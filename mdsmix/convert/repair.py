@@ -54,7 +54,7 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
         report = _look(folder, watcher)
         if not report.faults:
             return Repaired(stream=str(folder), faults=(), shards=(), units=0, of=0)
-        ((job, files),) = planned_jobs(recipe, options)
+        ((job, files, _),) = planned_jobs(recipe, options)
         manifest = _refuse_others(job, files, read_manifest(split), folder)
         faults = report.faults
         if any(fault.file == index_file.BASENAME for fault in faults):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,8 +27,10 @@ from mdsmix.convert.limits import cpu_count, default_cap
 from mdsmix.convert.memory import Watch, is_told
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.publish import is_published, publish
-from mdsmix.convert.quarantine import bad_name, others, release
+from mdsmix.convert.quarantine import bad_name, delete_others, others, release
 from mdsmix.convert.seen import Seen
+from mdsmix.convert.standing import Standing, stand
+from mdsmix.convert.stored import listing, stored_at
 from mdsmix.convert.unit import (
     Before,
     UnitResult,
@@ -42,11 +44,11 @@ from mdsmix.encode.backends import Unequal, known_unequal, remember_unequal
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.shards.index import read_index
+from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest, SourceFile
 from mdsmix.sources import Content, Unit
-from mdsmix.storage import locate
+from mdsmix.storage import locate, together
 
 UNTOLD = (
     "this system does not tell what a process holds (no /proc/PID/smaps_rollup), so --memory is not enforced: "
@@ -82,14 +84,22 @@ def convert(recipe: Recipe, options: Options, watcher: Watcher) -> Iterator[Outc
     """
     if not is_told():
         watcher.say(UNTOLD)
-    for job, files in planned_jobs(recipe, options):
-        yield _convert_stream(job, files, options, watcher)
+    is_fresh = True
+    for job, files, standing in planned_jobs(recipe, options, watcher.say):
+        outcome = _convert_stream(
+            job, files, standing if is_fresh else stand(job), options, watcher
+        )
+        is_fresh = is_fresh and not outcome.units  # else time has gone by
+        yield outcome
 
 
-def planned_jobs(recipe: Recipe, options: Options) -> list[tuple[Job, list[sources.SourceFile]]]:
-    """Each stream's job and the files of its source, in the order of the recipe; RecipeError where one may not be."""
+def planned_jobs(
+    recipe: Recipe, options: Options, say: Callable[[str], None] | None = None
+) -> list[tuple[Job, list[sources.SourceFile], Standing]]:
+    """Each stream's job, the files of its source and what stands at its target, in the order of the recipe; RecipeError
+    where one may not be."""
     streams = [(s, s.source) for s in _chosen(recipe, options.only) if s.source]
-    tokenizer = open_tokenizer(recipe.tokenizer)
+    tokenizer = open_tokenizer(recipe.tokenizer, say)
     jobs = [
         (
             make_job(recipe, stream, tokenizer, options.limit),
@@ -98,8 +108,9 @@ def planned_jobs(recipe: Recipe, options: Options) -> list[tuple[Job, list[sourc
         for stream, source in streams
     ]
     refuse_quarantine(jobs, {locate(recipe.published(stream)) for stream in recipe.sourced})
-    refuse_replacing(jobs, options.reencode)
-    return jobs
+    standings = together(stand, [job for job, _ in jobs])
+    refuse_replacing(jobs, standings, options.reencode)
+    return [(*planned, standing) for planned, standing in zip(jobs, standings, strict=True)]
 
 
 def _crew(
@@ -128,32 +139,38 @@ def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
 
 
 def _convert_stream(
-    job: Job, files: list[sources.SourceFile], options: Options, watcher: Watcher
+    job: Job,
+    files: list[sources.SourceFile],
+    standing: Standing,
+    options: Options,
+    watcher: Watcher,
 ) -> Outcome:
     began = time.monotonic()
     units, seen = sources.plan(files), Seen.of(job.target)
-    old = published_manifest(job, options.reencode)
+    old = published_manifest(job, standing, options.reencode)
     job = on_day(job, old.encoding.date_string if old else None)
     known = [None if options.verify_source else seen.content(unit) for unit in units]
-    if old and not options.again and _is_up_to_date(job, old, known):
+    if old and not options.again and _is_up_to_date(job, old, standing, known):
         refuse_too_many_bad(job, old.records)
-        return _outcome(job, old, [], began)
+        return _outcome(job, old, standing.index, [], began)
     if why := why_rebuilt(job, old):
         watcher.say(why)
     crew = _crew(job, files, options, watcher)
     with lease(job.folder, watcher.say) as held:
-        job = with_versions(job, old)
+        job = job if standing.is_empty else with_versions(job, old)
         watcher.begin(job.name, sum(file.stat.size for file in files))
-        job, results, notes = _proved_results(job, units, options, crew, watcher)
+        with listing(job, standing.is_empty):
+            job, results, notes = _proved_results(job, units, options, crew, watcher)
         released = _release_bad(job, units, results)
         records = [record for result in results for record in result.records]
-        manifest = publish(job, records, _source_files(units, results), held)
-        for stale in others(job.folder, released):
-            if held.is_held_still():
-                stale.delete()
+        manifest, index = publish(job, records, _source_files(units, results), held)
+        if standing.folders:  # else the quarantine holds what this run has released
+            delete_others(job.folder, released, held)
         if not job.limit:
             seen.save(units, [result.content for result in results])
-    return _outcome(job, manifest, results, began, (*notes, *_over(crew.watch)), crew.watch.peak)
+    return _outcome(
+        job, manifest, index, results, began, (*notes, *_over(crew.watch)), crew.watch.peak
+    )
 
 
 def _over(watch: Watch) -> Iterator[str]:
@@ -165,7 +182,9 @@ def _over(watch: Watch) -> Iterator[str]:
         )
 
 
-def _is_up_to_date(job: Job, old: Manifest, known: Sequence[Content | None]) -> bool:
+def _is_up_to_date(
+    job: Job, old: Manifest, standing: Standing, known: Sequence[Content | None]
+) -> bool:
     """Whether each source is known by its stamp, and just these parts and bad records are published."""
     windows = [
         (window_key(job, window), window)
@@ -174,9 +193,9 @@ def _is_up_to_date(job: Job, old: Manifest, known: Sequence[Content | None]) -> 
         for window in content.windows
     ]
     keys = [key for key, _ in windows]
-    if not keys or None in known or not is_published(job, old, keys):
+    if not keys or None in known or not is_published(job, old, standing, keys):
         return False
-    return not others(job.folder, {bad_name(key, window) for key, window in windows})
+    return not others(standing.released, {bad_name(key, window) for key, window in windows})
 
 
 def _proved_results(
@@ -209,7 +228,9 @@ def _results(
         return list(_limited(job, units, job.limit, crew, watcher))
     seen = Seen.of(job.target)
     known = [None if options.verify_source else seen.content(unit) for unit in units]
-    found = {n: r for n, c in enumerate(known) if c and (r := recorded(job, c))}
+    asked = [(n, content) for n, content in enumerate(known) if content]
+    done = together(lambda each: recorded(job, each[1]), asked)
+    found = {n: result for (n, _), result in zip(asked, done, strict=True) if result}
     todo = [number for number in range(len(units)) if number not in found]
     for result in found.values():
         watcher.told(sum(record.size for record in result.records), 0)
@@ -262,7 +283,8 @@ def _are_explained(job: Job, seen: Seen, units: list[Unit]) -> bool:
     """Whether every record at the target is known to be of units that are planned now: then others have none there, and
     are read once. So it is at a first conversion, and where one that was killed goes on."""
     explained = {job.key(digest) for digest in seen.digests(units)}
-    names = (name for name, _ in (job.folder / FOLDER).list())
+    stored = stored_at(job)
+    names = stored.kept if stored else (name for name, _ in (job.folder / FOLDER).list())
     return all(name in explained for name in names if re.fullmatch("[0-9a-f]{32}", name))
 
 
@@ -297,20 +319,21 @@ def _source_files(units: list[Unit], results: list[UnitResult]) -> list[SourceFi
 
 def _release_bad(job: Job, units: list[Unit], results: list[UnitResult]) -> list[str]:
     """Makes the bad records public, their lines counted from the start of their files; returns their names."""
-    names, before = list[str](), 0
+    bad, before = list[tuple[str, int]](), 0
     for unit, result in zip(units, results, strict=False):
         before = before if unit.start else 0
         for record, window in zip(result.records, result.content.windows, strict=True):
             if record.records.bad:
-                names.append(bad_name(record.key, window))
-                release(job.folder, names[-1], before)
+                bad.append((bad_name(record.key, window), before))
         before += sum(record.lines for record in result.records)
-    return names
+    together(lambda each: release(job.folder, *each), bad)
+    return [name for name, _ in bad]
 
 
 def _outcome(
     job: Job,
     manifest: Manifest,
+    index: Index | None,
     results: list[UnitResult],
     began: float,
     notes: tuple[str, ...] = (),
@@ -327,7 +350,7 @@ def _outcome(
         stream=job.name,
         target=job.target,
         manifest=manifest,
-        bytes=read_index(place).bytes,
+        bytes=(index or read_index(place)).bytes,
         units=sum(len(result.records) for result in results),
         reused=reused,
         new_tokens=sum(record.totals.tokens for record in new),

@@ -17,8 +17,9 @@ from mdsmix.convert.attempts import CRASHED, Attempt, pieces, place, skipped
 from mdsmix.convert.engine import Line
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
-from mdsmix.convert.quarantine import bad_name, described, is_kept, keep
+from mdsmix.convert.quarantine import bad_name, described, is_kept, keep, kept_name
 from mdsmix.convert.seen import Seen
+from mdsmix.convert.stored import stored_at
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.base import Encoded
 from mdsmix.errors import Unreachable
@@ -118,10 +119,13 @@ def window_keys(job: Job, content: Content) -> list[str]:
 
 def find_record(job: Job, window: Window) -> UnitRecord | None:
     """The record of a finished window, None where it is to be done (again): somebody may have removed what it came to."""
-    record = read_record(job.folder, window_key(job, window))
+    stored, key = stored_at(job), window_key(job, window)
+    if stored and key not in stored.kept:
+        return None
+    record = read_record(job.folder, key)
     if record is None or not job.trusts(record.backend):
         return None
-    if record.records.bad and not is_kept(job.folder, bad_name(record.key, window)):
+    if record.records.bad and not _is_kept(job, bad_name(key, window)):
         return None
     return record if all(_is_there(job, shard.stored) for shard in record.shards) else None
 
@@ -135,8 +139,15 @@ def recorded(job: Job, content: Content) -> UnitResult | None:
     return UnitResult(content=content, records=done, reused=len(done))
 
 
+def _is_kept(job: Job, name: str) -> bool:
+    stored = stored_at(job)
+    return kept_name(name) in stored.kept if stored else is_kept(job.folder, name)
+
+
 def _is_there(job: Job, file: StoredFile) -> bool:
     """Versions are asked first: they hold what was published, the target what was not yet."""
+    if stored := stored_at(job):
+        return stored.has(file)
     target, *versions = job.shard_folders
     stats = ((place / file.basename).stat() for place in (*versions, target))
     return any(stat and stat.size == file.bytes for stat in stats)
@@ -170,7 +181,7 @@ def _convert(
     record = UnitRecord(
         key=window_key(job, window),
         backend=backend.label,
-        shards=store_shards(job.folder, job.layout, full),
+        shards=store_shards(job.folder, job.layout, full, _held(job)),
         totals=replace(totals, compared=backend.compared - compared),
         records=tally.records,
         size=tally.size,
@@ -181,6 +192,11 @@ def _convert(
         keep(job.folder, bad_name(record.key, window), tally.bad)
     write_record(job.folder, record)
     return record
+
+
+def _held(job: Job) -> frozenset[tuple[str, int]] | None:
+    stored = stored_at(job)
+    return stored.shards if stored else None
 
 
 class _Pace:

@@ -68,11 +68,15 @@ class Tokenizer:
         return None if template is None else xxhash.xxh128_hexdigest(template.encode())
 
 
-def open_tokenizer(spec: TokenizerSpec) -> Tokenizer:
-    """The snapshot of a tokenizer, taken now if there is none; Unreachable where it cannot be loaded."""
+def open_tokenizer(spec: TokenizerSpec, say: Callable[[str], None] | None = None) -> Tokenizer:
+    """The snapshot of a tokenizer, taken now if there is none, and `say` hears of it; Unreachable where it cannot be loaded."""
     folder = cache_folder() / "tokenizers" / _key(spec)
     card = folder / "card.json"
     if not card.exists():
+        if say:
+            say(
+                f"looking at the tokenizer {spec.name} with transformers, once: some seconds, more where a hub sends it"
+            )
         answer = _ask(spec)
         folder = cache_folder() / "tokenizers" / _key(spec)  # a hub name has a commit now
         card = folder / "card.json"

@@ -103,6 +103,11 @@ class Lease:
         nobody has taken it. For deletions, which know no condition."""
         return _now() - self._held_at < STALE_BEATS * BEAT_SECONDS / 2 or self.is_held()
 
+    def delete(self, at: Location) -> None:
+        """Deletes a file, unless the lease was lost: then it may be somebody else's by now."""
+        if self.is_held_still():
+            at.delete()
+
     def _is_still_mine(self) -> bool:
         if self.is_sure:
             return True

@@ -1,4 +1,7 @@
-"""A whole MDS shard from arrays: byte for byte what streaming's MDSWriter writes for the same samples.
+"""A whole MDS shard from arrays: of ndarray columns byte for byte what streaming's MDSWriter writes for the same samples.
+
+A `json` column is written without a space behind its commas and colons, which MDSWriter puts there: 75,062 bytes where it
+takes 91,624. Every reader decodes the same from both.
 
 MDSWriter encodes one sample at a time; here a shard is laid out at once from flat token arrays, at memory speed. The
 price is that only the column encodings that mdsmix writes are known: `ndarray:<int>[:<length>]` and `json`.

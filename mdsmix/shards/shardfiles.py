@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import xxhash
@@ -13,15 +12,17 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards.index import Shard, StoredFile
 from mdsmix.shards.mds import HASHES, Layout, Rows, shard_parts, split
 from mdsmix.shards.target import write_once
-from mdsmix.storage import Location
+from mdsmix.storage import Location, Stat, together
 
-THREADS = 16
-"Copies at a time: a store needs 20 ms for each, and nothing of this machine."
+Held = Collection[tuple[str, int]]
+"Names and sizes of the files in a folder."
 
 
-def store_shards(folder: Location, layout: Layout, rows: Rows) -> list[Shard]:
-    """Writes the rows as shards into `folder`; returns their index entries, in order."""
-    return [_store(folder, layout, piece) for piece in split(rows)]
+def store_shards(
+    folder: Location, layout: Layout, rows: Rows, held: Held | None = None
+) -> list[Shard]:
+    """Writes the rows as shards into `folder`; returns their index entries, in order. `held`: what was listed there."""
+    return [_store(folder, layout, piece, held) for piece in split(rows)]
 
 
 def distinct(shards: list[Shard]) -> list[Shard]:
@@ -48,29 +49,30 @@ def _numbered(shard: Shard, ordinal: int) -> Shard:
 def gather(folder: Location, shards: Sequence[Shard], places: Sequence[Location]) -> None:
     """Sees to it that all shards lie in `folder`. What is missing there is copied from the first of the places that
     holds it, under its name or that of the shard with the same bytes: inside the store, nothing is uploaded."""
-    here = _sizes(folder)
-    missing = [s.stored for s in shards if here.get(s.stored.basename) != s.stored.bytes]
+    here = dict(folder.list())
+    missing = [s.stored for s in shards if not _is_whole(s.stored, here.get(s.stored.basename))]
     sources = _sources(missing, places)
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda name: _bring(sources[name], folder / name), sources))
+    together(lambda name: _bring(*sources[name], folder / name), sources)
     if sources:
         folder.flush()
 
 
-def _sizes(folder: Location) -> dict[str, int]:
-    return {name: stat.size for name, stat in folder.list()}
+def _is_whole(file: StoredFile, stat: Stat | None) -> bool:
+    return stat is not None and stat.size == file.bytes
 
 
-def _sources(files: list[StoredFile], places: Sequence[Location]) -> dict[str, Location]:
+def _sources(
+    files: list[StoredFile], places: Sequence[Location]
+) -> dict[str, tuple[Location, Stat]]:
     """Name -> where its bytes lie."""
-    found: dict[str, Location] = {}
+    found: dict[str, tuple[Location, Stat]] = {}
     for place in places:
         left = [file for file in files if file.basename not in found]
-        sizes = _sizes(place) if left else {}
+        stats = dict(place.list()) if left else {}
         for file in left:
             names = (file.basename, re.sub(r"-\d+\.mds", ".mds", file.basename))
-            if name := next((n for n in names if sizes.get(n) == file.bytes), None):
-                found[file.basename] = place / name
+            if name := next((n for n in names if _is_whole(file, stats.get(n))), None):
+                found[file.basename] = place / name, stats[name]
     if lost := [file.basename for file in files if file.basename not in found]:
         raise Unreachable(
             f"the shard {lost[0]} was deleted from {places[0]} while the stream was being published; run the same "
@@ -79,22 +81,22 @@ def _sources(files: list[StoredFile], places: Sequence[Location]) -> dict[str, L
     return found
 
 
-def _bring(source: Location, target: Location) -> None:
+def _bring(source: Location, found: Stat, target: Location) -> None:
     if source.name == target.name:
-        source.link_to(target)
+        source.link_to(target, found)
     else:  # twins are there to be files of their own
-        source.copy_to(target)
+        source.copy_to(target, found)
 
 
-def _store(folder: Location, layout: Layout, rows: Rows) -> Shard:
+def _store(folder: Location, layout: Layout, rows: Rows, held: Held | None) -> Shard:
     parts = shard_parts(layout, rows)
     raw = _described(parts)
     if layout.compression is None:
-        write_once(folder / raw.basename, parts)
+        write_once(folder / raw.basename, parts, held)
         return Shard.of(layout, len(rows), raw, None)
     packed = memoryview(_compressed(parts, layout.compression))
     zipped = _described([packed], ".zstd")
-    write_once(folder / zipped.basename, [packed])
+    write_once(folder / zipped.basename, [packed], held)
     raw = StoredFile(
         basename=zipped.basename.removesuffix(".zstd"), bytes=raw.bytes, hashes=raw.hashes
     )

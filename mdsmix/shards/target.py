@@ -6,7 +6,7 @@ backup, a running job) sees a change only where there is one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 import xxhash
@@ -23,15 +23,23 @@ REPLACED = ".mdsmix/{hash}.replaced"
 
 def write_if_new(at: Location, content: bytes) -> None:
     """For files whose content may change under one name: the bytes are compared."""
-    stat = at.stat()
-    if stat is None or stat.size != len(content) or at.read() != content:
+    found = at.fetch(len(content))
+    if found is None or found[1] != content:
         at.write(content)
 
 
-def write_once(at: Location, parts: list[memoryview]) -> None:
-    """For files named by the hash of their bytes: one that is there in its full size is these bytes."""
-    stat = at.stat()
-    if stat is None or stat.size != sum(part.nbytes for part in parts):
+def write_once(
+    at: Location, parts: list[memoryview], held: Collection[tuple[str, int]] | None = None
+) -> None:
+    """For files named by the hash of their bytes: one that is there in its full size is these bytes. `held`: names and sizes
+    of what is there, where that was listed."""
+    size = sum(part.nbytes for part in parts)
+    if held is None:
+        stat = at.stat()
+        is_there = stat is not None and stat.size == size
+    else:
+        is_there = (at.name, size) in held
+    if not is_there:
         at.write(*parts)
 
 

@@ -123,12 +123,13 @@ class Location(ABC):
         once a run, where nothing may lie; where it does not, both look before they write, and what comes in between is lost."""
 
     @abstractmethod
-    def copy_to(self, other: Location) -> None:
-        """Write these bytes at `other`, inside the store where both are in one."""
+    def copy_to(self, other: Location, found: Stat | None = None) -> None:
+        """Write these bytes at `other`, inside the store where both are in one. `found`: what was listed of them, so that
+        the store need not be asked."""
 
-    def link_to(self, other: Location) -> None:
+    def link_to(self, other: Location, found: Stat | None = None) -> None:
         """Let these bytes, which never change, lie at `other` too: where the disk can, without taking room twice."""
-        self.copy_to(other)
+        self.copy_to(other, found)
 
     def flush(self) -> None:  # noqa: B027 - a store has done it
         """Let what was linked and deleted in this folder last, whatever happens to the machine; what was written does."""
@@ -144,6 +145,10 @@ class Location(ABC):
     @abstractmethod
     def folders(self) -> Iterator[str]:
         """Names of the folders directly inside, sorted. Missing is empty."""
+
+    def entries(self) -> tuple[dict[str, Stat], set[str]]:
+        """Files and names of folders directly inside, at a store by one listing."""
+        return dict(self.list()), set(self.folders())
 
     @abstractmethod
     def unfinished(self) -> Iterator[Unfinished]:

@@ -99,12 +99,13 @@ class S3Path(Location):
     def keeps_conditions(self) -> bool:
         return are_kept(self.url, self._object())
 
-    def copy_to(self, other: Location) -> None:
+    def copy_to(self, other: Location, found: Stat | None = None) -> None:
         if not isinstance(other, S3Path):
             other.write(self.read())
             return
+        found = found if found and found.stamp else self.stat()  # a listing may lack stamps
         pair = f"{self.url} (to copy it to {other.url})"
-        copy(pair, self._object(), self.stat(), other._object(), _COPY_BYTES)
+        copy(pair, self._object(), found, other._object(), _COPY_BYTES)
 
     def delete(self) -> None:
         ask(self.url, lambda client: client.delete_object(**self._object()))
@@ -124,6 +125,15 @@ class S3Path(Location):
         for page in self._pages("/"):
             for entry in page.get("CommonPrefixes", []):
                 yield entry["Prefix"][len(self._prefix) : -1]
+
+    def entries(self) -> tuple[dict[str, Stat], set[str]]:
+        files, folders, start = dict[str, Stat](), set[str](), len(self._prefix)
+        for page in self._pages("/"):
+            folders |= {entry["Prefix"][start:-1] for entry in page.get("CommonPrefixes", [])}
+            for entry in page.get("Contents", []):
+                if name := entry["Key"][start:]:  # else the mark of this folder
+                    files[name] = _as_stat(entry, entry["Size"])
+        return files, folders
 
     @property
     def _prefix(self) -> str:

@@ -6,23 +6,39 @@ looked at by `python -m benchmarks.requests`.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mdsmix.convert.ledger import FOLDER
+from mdsmix.convert.preview import preview
+from mdsmix.convert.run import Options
 from mdsmix.mix.check import findings
 from mdsmix.mix.view import view
-from tests.converting import chats, documents, run_recipe, windows, write_jsonl, write_recipe
-from tests.counting import counted
+from mdsmix.recipe import load_recipe
+from mdsmix.shards.index import read_index
+from mdsmix.storage import locate
+from tests.converting import (
+    chats,
+    documents,
+    manifest_of,
+    run_recipe,
+    samples,
+    windows,
+    write_jsonl,
+    write_recipe,
+)
+from tests.counting import Counted, counted
 from tests.faults import Proxy
 
-LINE = len(b'{"text":""}\n') + 8 * len("Document 0 of many. ")
+LINE = len(b'{"text":""}\n') + 8 * len("Document 00 of many. ")
 "A document of `texts` as a line: windows of so many bytes hold one each."
 
 
 def texts(*numbers: int) -> list[dict[str, Any]]:
-    return [{"text": f"Document {n} of many. " * 8} for n in numbers]
+    return [{"text": f"Document {n:02} of many. " * 8} for n in numbers]
 
 
 @pytest.fixture
@@ -37,6 +53,11 @@ def work(
         return write_recipe(tmp_path, tokenizer_folder, remote=remote, streams=streams, **settings)
 
     return recipe
+
+
+def beyond(large: Counted, small: Counted) -> Counter[str]:
+    """What the larger work asks more; the lease beats on a clock."""
+    return large.without("/lease").by_operation - small.without("/lease").by_operation
 
 
 def small(folder: Path, count: int) -> dict[str, Any]:
@@ -75,3 +96,127 @@ def test_a_check_of_finetuning_streams_reads_no_shard_whose_samples_were_judged_
         with counted(proxy) as found:
             findings(view([str(recipe), *overrides]))
         assert found.at(".mds") == ({"GET": reads} if reads else {}), overrides
+
+
+def test_a_stream_that_is_up_to_date_costs_a_listing_and_two_reads(
+    work: Any, tmp_path: Path, proxy: Proxy
+) -> None:
+    recipe = work(small(tmp_path, 3))
+    run_recipe(recipe)
+    with counted(proxy) as found:
+        assert [outcome.done for outcome in run_recipe(recipe)] == [0, 0, 0]
+    assert found.by_operation == {"GET": 2 * 3, "GET list": 3}, found
+
+
+def test_bad_records_of_a_stream_that_is_up_to_date_cost_one_listing_more(
+    work: Any, tmp_path: Path, proxy: Proxy
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [*texts(*range(5)), {"text": 5}, {"text": 6}])
+    recipe = work({"web": documents(source)})
+    run_recipe(recipe)
+    with counted(proxy) as found:
+        assert [outcome.done for outcome in run_recipe(recipe)] == [0]
+    assert found.by_operation == {"GET": 2, "GET list": 2}, found
+
+
+def test_a_dry_run_of_a_stream_that_is_up_to_date_costs_no_more(
+    work: Any, tmp_path: Path, proxy: Proxy
+) -> None:
+    recipe = work(small(tmp_path, 2))
+    run_recipe(recipe)
+    with counted(proxy) as found:
+        said = list(preview(load_recipe(recipe), Options()))
+    assert [sentence.partition(" would")[0] for sentence in said] == [
+        "s0: 0 of 1 work units",
+        "s1: 0 of 1 work units",
+    ]
+    assert found.by_operation == {"GET": 2 * 2, "GET list": 2}, found
+
+
+def test_at_a_new_target_every_unit_is_two_writes_and_no_look(
+    work: Any, tmp_path: Path, proxy: Proxy
+) -> None:
+    counts = {}
+    for count in (2, 12):
+        source = write_jsonl(tmp_path / f"{count}.jsonl", texts(*range(count)))
+        recipe = work({f"web{count}": documents(source, layout="document")})
+        with counted(proxy) as counts[count]:
+            run_recipe(recipe, workers=2)
+    more = beyond(counts[12], counts[2])
+    assert more == {"PUT": 2 * 10}, (str(counts[2]), str(counts[12]))
+    # The lease, the publication and the listings around them.
+    assert counts[2].total <= 20, counts[2]
+    assert counts[2].missed <= 6, counts[2]
+
+
+@pytest.mark.parametrize("publish", ["replace", "versioned"])
+def test_one_new_unit_beside_known_ones_reads_each_record_once(
+    work: Any, tmp_path: Path, proxy: Proxy, publish: str
+) -> None:
+    counts = {}
+    for count in (2, 12):
+        source, name = tmp_path / f"{count}.jsonl", f"web{count}"
+        write_jsonl(source, texts(*range(count)))
+        recipe = work({name: documents(source, layout="document")}, publish=publish)
+        run_recipe(recipe)
+        write_jsonl(source, texts(*range(count + 1)))
+        with counted(proxy) as counts[count]:
+            ((_, reused),) = [(o.units, o.reused) for o in run_recipe(recipe)]
+        assert reused == count
+    more = beyond(counts[12], counts[2])
+    copies = {"PUT copy": 10} if publish == "versioned" else {}
+    assert more == {"GET": 10, **copies}, (str(counts[2]), str(counts[12]))
+    assert counts[2].total < 50, counts[2]
+
+
+def test_what_a_killed_run_has_stored_is_neither_written_nor_looked_at_again(
+    work: Any, tmp_path: Path, proxy: Proxy, bucket: str
+) -> None:
+    """Shards without their records, as a run leaves them that is killed between the two."""
+    source = write_jsonl(tmp_path / "a.jsonl", texts(*range(6)))
+    recipe = work({"web": documents(source, layout="document")})
+    run_recipe(recipe)
+    folder = locate(f"s3://{bucket}/mix/web/train")
+    index = read_index(folder)
+    for name, _ in list((folder / FOLDER).list()):
+        (folder / FOLDER / name).delete()
+    (folder / "index.json").delete()
+    with counted(proxy) as found:
+        run_recipe(recipe)
+    shards = [r for r in found.requests if r.key.endswith(".mds")]
+    assert not shards, found
+    assert read_index(folder) == index
+
+
+def test_a_shard_of_another_size_is_no_shard(
+    work: Any, tmp_path: Path, proxy: Proxy, bucket: str
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", texts(*range(3)))
+    recipe = work({"web": documents(source, layout="document")})
+    run_recipe(recipe)
+    folder = locate(f"s3://{bucket}/mix/web/train")
+    shard = folder / read_index(folder).shards[1].stored.basename
+    whole = shard.read()
+    shard.write(whole[:-1])
+    with counted(proxy) as found:
+        assert [outcome.done for outcome in run_recipe(recipe)] == [1]
+    assert found.at(".mds") == {"PUT": 1}, found
+    assert shard.read() == whole
+
+
+def test_a_record_that_is_listed_is_still_read_with_care(
+    work: Any, tmp_path: Path, proxy: Proxy, bucket: str
+) -> None:
+    """It lies under another unit's key: what it says is of other bytes."""
+    source = write_jsonl(tmp_path / "a.jsonl", texts(*range(3)))
+    recipe = work({"web": documents(source, layout="document")})
+    run_recipe(recipe)
+    folder = locate(f"s3://{bucket}/mix/web/train")
+    before = samples(folder)
+    parts = [part.key for part in manifest_of(folder).parts]
+    (folder / FOLDER / parts[0]).copy_to(folder / FOLDER / parts[1])
+    (folder / "index.json").delete()
+    assert [outcome.done for outcome in run_recipe(recipe)] == [1]
+    assert [list(map(int, row["tokens"])) for row in samples(folder)] == [
+        list(map(int, row["tokens"])) for row in before
+    ]
