@@ -248,7 +248,7 @@ def test_records_that_workers_die_of_are_set_aside_as_they_were(
     encode = Documents.encode
 
     def dying(self: Documents, records: list[Any]) -> Any:
-        if any(record["text"] == TEXTS[7]["text"] for record in records):
+        if any(record.text == TEXTS[7]["text"] for record in records):
             os.kill(os.getpid(), signal.SIGKILL)
         return encode(self, records)
 

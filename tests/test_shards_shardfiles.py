@@ -1,0 +1,140 @@
+"""Shards at the target: named by their bytes, written once, gathered from wherever they lie whole."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mdsmix.errors import Unreachable
+from mdsmix.shards import index as index_module
+from mdsmix.shards.index import Shard, find_card
+from mdsmix.shards.mds import Layout, Rows
+from mdsmix.shards.shardfiles import distinct, gather, store_shards
+from mdsmix.shards.target import write_if_new, write_once
+from mdsmix.storage import LocalPath, Location, locate, together
+
+PARTS = [memoryview(b"abc"), memoryview(b"de")]
+LAYOUT = Layout.of({"tokens": "ndarray:uint16:2"}, None)
+
+
+def rows(*values: int) -> Rows:
+    body = np.array(values, np.uint16).view(np.uint8)
+    return Rows(body, np.full(len(values) // 2, 4, np.int64))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Location:
+    return locate(tmp_path / "here")
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize(
+    ("before", "is_written"), [(None, True), (b"abcd", True), (b"abcdef", True), (b"ABCDE", False)]
+)
+def test_what_is_named_by_its_bytes_is_written_unless_all_of_it_is_there(
+    folder: Location, listed: bool, before: bytes | None, is_written: bool
+) -> None:
+    """By its size, a name's bytes being what they are: `ABCDE` shows that it was not written over."""
+    at = folder / "a"
+    if before is not None:
+        at.write(before)
+    held = {(name, stat.size) for name, stat in folder.list()} if listed else None
+    write_once(at, PARTS, held)
+    assert at.read() == (b"abcde" if is_written else before)
+
+
+def test_a_listing_of_other_names_is_none_of_this_one(folder: Location) -> None:
+    write_once(folder / "a", PARTS, {("b", 5), ("a", 4)})
+    assert (folder / "a").read() == b"abcde"
+
+
+@pytest.mark.parametrize("before", [b"", b"new", b"longer than that", None])
+def test_a_file_whose_content_changes_is_written_where_it_differs(
+    folder: Location, before: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, written = folder / "card", []
+    if before is not None:
+        at.write(before)
+    write = LocalPath.write
+    monkeypatch.setattr(
+        LocalPath, "write", lambda self, *parts: written.append(self.name) or write(self, *parts)
+    )
+    write_if_new(at, b"new")
+    assert at.read() == b"new"
+    assert written == ([] if before == b"new" else ["card"])
+
+
+@pytest.mark.parametrize(("size", "is_read"), [(9, True), (10, True), (11, False)])
+def test_a_card_as_large_as_one_may_be_is_read_and_no_larger(
+    folder: Location, monkeypatch: pytest.MonkeyPatch, size: int, is_read: bool
+) -> None:
+    monkeypatch.setattr(index_module, "LARGEST", 10)
+    (folder / "index.json").write(b"x" * size)
+    if is_read:
+        assert find_card(folder / "index.json") == b"x" * size
+        return
+    with pytest.raises(Unreachable, match="has 11 bytes, and no index or manifest has more than"):
+        find_card(folder / "index.json")
+
+
+def test_shards_are_named_by_their_bytes_and_what_is_there_stays(folder: Location) -> None:
+    (shard,) = store_shards(folder, LAYOUT, rows(1, 2, 3, 4))
+    at = Path(str(folder / shard.stored.basename))
+    before = at.stat().st_mtime_ns, at.stat().st_ino
+    assert store_shards(folder, LAYOUT, rows(1, 2, 3, 4)) == [shard]
+    assert (at.stat().st_mtime_ns, at.stat().st_ino) == before
+    (other,) = store_shards(folder, LAYOUT, rows(1, 2, 3, 5))
+    assert other.stored.basename != shard.stored.basename
+
+
+@pytest.fixture
+def twins(folder: Location) -> list[Shard]:
+    (shard,) = store_shards(folder, LAYOUT, rows(1, 2))
+    return distinct([shard, shard, shard])
+
+
+def test_twins_are_files_of_their_own(folder: Location, twins: list[Shard]) -> None:
+    """A cache evicts one by deleting its file, and damage to one must not be damage to all."""
+    gather(folder, twins, [folder])
+    paths = [Path(str(folder / shard.stored.basename)) for shard in twins]
+    assert len({path.read_bytes() for path in paths}) == 1
+    assert len({path.stat().st_ino for path in paths}) == 3
+    assert [path.name[32:] for path in paths] == [".mds", "-1.mds", "-2.mds"]
+
+
+def test_a_shard_goes_to_another_folder_without_taking_room_twice(
+    folder: Location, twins: list[Shard], tmp_path: Path
+) -> None:
+    gather(locate(tmp_path / "version"), twins[:1], [folder])
+    name = twins[0].stored.basename
+    assert os.path.samefile(tmp_path / "version" / name, tmp_path / "here" / name)
+
+
+def test_a_file_of_another_size_is_no_source_and_no_shard(
+    folder: Location, twins: list[Shard], tmp_path: Path
+) -> None:
+    name = twins[0].stored.basename
+    whole, other = (folder / name).read(), locate(tmp_path / "other")
+    target = locate(tmp_path / "version")
+    (other / name).write(whole[:-1])
+    (target / name).write(whole + b"x")
+    gather(target, twins[:1], [other, folder])
+    assert (target / name).read() == whole
+    with pytest.raises(Unreachable, match="was deleted from"):
+        gather(locate(tmp_path / "third"), twins[:1], [other])
+
+
+def test_many_at_a_time_answer_in_order_and_fail_as_the_first_that_failed() -> None:
+    assert together(lambda n: n * n, range(50)) == [n * n for n in range(50)]
+    assert together(str, []) == []
+
+    def failing(n: int) -> int:
+        if n in (3, 7):
+            raise Unreachable(f"no {n}")
+        return n
+
+    with pytest.raises(Unreachable, match="no 3"):
+        together(failing, range(10))
