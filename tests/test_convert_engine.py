@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 
 from mdsmix.convert import engine
 from mdsmix.convert.attempts import Attempt, Place, pieces
-from mdsmix.convert.engine import LIFE_BYTES, Crew, Line, run
+from mdsmix.convert.engine import Crew, Line, run
 from mdsmix.convert.memory import HEADROOM, Watch, resident
 from mdsmix.encode.backends import Unequal
 from mdsmix.errors import MdsmixError, Unreachable
@@ -185,28 +186,49 @@ def test_no_record_is_blamed_where_none_was_in_work() -> None:
         list(run([die_storing], crew(1, set_aside=True), silent))
 
 
-def test_a_worker_lives_for_one_unit_or_for_many_small_ones() -> None:
-    small = dict(run([partial(square, n, 0) for n in range(6)], crew(1), silent))
-    assert len({pid for _, pid in small.values()}) == 1
-    large = [partial(square, LIFE_BYTES + n, 0) for n in range(3)]
-    assert len({pid for _, (_, pid) in run(large, crew(1), silent)}) == 3
+@pytest.fixture
+def _worn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every worker holds more than its share when its task is done."""
+    monkeypatch.setattr(engine, "resident", lambda pid: 1 << 60)
 
 
-def wear_out(attempt: Attempt, line: Line) -> None:
-    line.told(LIFE_BYTES, 0)
+SQUARES = [partial(square, n, 0) for n in range(6)]
 
 
-def find_done(attempt: Attempt, line: Line) -> int:
-    line.found(LIFE_BYTES)
-    return os.getpid()
+def test_a_worker_lives_as_long_as_it_holds_no_more_than_its_share() -> None:
+    assert len({pid for _, (_, pid) in run(SQUARES, crew(1), silent)}) == 1
 
 
+@pytest.mark.usefixtures("_worn_at_once")
+def test_a_worker_that_holds_more_ends_with_its_task() -> None:
+    assert len({pid for _, (_, pid) in run(SQUARES, crew(1), silent)}) == 6
+
+
+def test_workers_wait_for_the_next_run_where_that_is_said() -> None:
+    """Of a recipe's streams most may be small: 200 of them cost two workers."""
+    keeping = replace(crew(2), idle=[])
+    pids = {pid for _ in range(5) for _, (_, pid) in run(SQUARES, keeping, silent)}
+    assert len(pids) == len(children()) == 2
+    os.kill(min(pids), signal.SIGKILL)  # one that dies while it waits is nobody's fault
+    found = dict(run(SQUARES, keeping, silent))
+    assert {n: square for n, (square, _) in found.items()} == {n: n * n for n in range(6)}
+    keeping.dismiss()
+    assert children() == []
+
+
+def told_of_nothing(attempt: Attempt, line: Line) -> None:
+    """A task that is done."""
+
+
+@pytest.mark.usefixtures("_worn_at_once")
 def test_a_run_of_any_length_holds_no_more_than_at_its_beginning() -> None:
     """Descriptors and children, zombies too, under a limit that leaves room for 24 descriptors: of each worker two were kept."""
     held, limits = opened(), resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 24, limits[1]))
     try:
-        most = [(len(opened()), len(children())) for _ in run([wear_out] * 200, crew(2), silent)]
+        most = [
+            (len(opened()), len(children())) for _ in run([told_of_nothing] * 200, crew(2), silent)
+        ]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert len(most) == 200
@@ -219,13 +241,6 @@ def test_five_thousand_units_are_done() -> None:
     assert sorted(
         n for n, _ in run([partial(square, n, 0) for n in range(5000)], crew(2), silent)
     ) == [*range(5000)]
-
-
-def test_units_that_an_earlier_run_did_wear_no_worker_out() -> None:
-    heard = []
-    pids = {pid for _, pid in run([find_done] * 30, crew(1), lambda *told: heard.append(told))}
-    assert len(pids) == 1
-    assert heard == [(LIFE_BYTES, 0)] * 30, "they are told of as work done"
 
 
 def opened() -> set[int]:

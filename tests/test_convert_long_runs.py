@@ -21,7 +21,7 @@ UNITS = 40
 def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """So many units that each wear a worker out, and room for 30 descriptors."""
     windows(monkeypatch, 600)
-    monkeypatch.setattr(engine, "LIFE_BYTES", 1)
+    monkeypatch.setattr(engine, "resident", lambda pid: 1 << 60)
     texts = [{"text": f"Document {n}: " + "the quick brown fox " * 30} for n in range(UNITS)]
     write_jsonl(tmp_path / "a.jsonl", texts)
     streams = {"web": documents(tmp_path / "a.jsonl")}
@@ -52,7 +52,7 @@ def _few_descriptors() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_few_descriptors")
 def test_a_run_of_more_units_than_descriptors_ends_and_one_after_it_wears_nobody_out(
-    recipe: Path, tmp_path: Path, starts: list[Any]
+    recipe: Path, tmp_path: Path, starts: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second run knows no source by its stamp, and so has to hash every unit to find that it is done."""
     outcome = run_recipe(recipe, workers=2)[0]
@@ -60,6 +60,7 @@ def test_a_run_of_more_units_than_descriptors_ends_and_one_after_it_wears_nobody
     assert len(starts) >= UNITS
     published = files(tmp_path / "out")
     starts.clear()
+    monkeypatch.setattr(engine, "resident", lambda pid: 0)
     shutil.rmtree(Path(os.environ["MDSMIX_CACHE"]) / "seen")
     again = run_recipe(recipe, workers=2)[0]
     assert (again.done, len(starts)) == (0, 2)

@@ -1,8 +1,8 @@
 """Who works: the tasks of a run over local processes.
 
-A worker is forked in 10 ms and shares what its parent has opened. It lives for one full work unit, or for many small ones,
-and takes its memory with it when it ends, so that a run is no larger at its end than at its beginning. Where one dies, its
-task is given to another. Results come in the order in which they are finished; the caller puts them in the order of
+A worker is forked in 10 ms and shares what its parent has opened. It lives as long as it holds no more than its share of the
+run's memory, from stream to stream: its tokenizer remembers words, which is worth a quarter of the time on real text. A worker
+that holds more ends with its task and gives its memory back with it. Where one dies, its task is given to another. Results come in the order in which they are finished; the caller puts them in the order of
 the plan, so the number of processes shapes no byte. Another engine (a cluster) is another `run`.
 """
 
@@ -27,8 +27,6 @@ from mdsmix.convert.memory import PERIOD, Watch, give_back, resident
 
 R = TypeVar("R")
 
-LIFE_BYTES = 48 << 20
-"A worker that has read so much source ends with its task. Word caches grew by 230 MB in a worker that lived on."
 GRACE_SECONDS = 5
 "A worker that is to stop takes back what it has half written; one that does not come to it is killed."
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
@@ -44,10 +42,6 @@ class Line:
     def told(self, size: int, tokens: int) -> None:
         """So many more source bytes were read and tokens made of them."""
         self._send("told", size, tokens)
-
-    def found(self, size: int) -> None:
-        """So many more source bytes were done by a run before: they cost this worker no memory, and so none of its life."""
-        self._send("found", size)
 
     def at(self, place: Place | None) -> None:
         """These records are in work now, or none any more."""
@@ -106,6 +100,16 @@ class Crew:
     "Records that workers die of or hang at are set aside; else the first one ends the run."
     say: Callable[[str], None] = print
     "Is told of a worker that hung."
+    idle: list[_Worker] | None = None
+    "Workers that wait for the tasks of the next run; None: a run ends all that it has started."
+
+    def dismiss(self) -> None:
+        """Ends those that wait: there is no further run."""
+        waiting = self.idle or []
+        for worker in waiting:
+            worker.dismiss()
+        while waiting:
+            waiting.pop().end()
 
 
 def run(
@@ -148,7 +152,7 @@ class _Shift:
         places = self._crew.watch.places(self._limit)
         while self.waiting and len(self.workers) < places:
             self._reap()
-            self.workers.append(_start(self._limit, self._crew.watch))
+            self.workers.append(self._idle_worker() or _start(self._limit, self._crew.watch))
             self._give(self.workers[-1])
         for position, worker in enumerate(self.workers):
             worker.pause(position >= places)
@@ -157,10 +161,7 @@ class _Shift:
         """Heeds one message; yields the task's number and result where it is that."""
         match worker.receive():
             case "told", size, tokens:
-                worker.read += size
                 self._told(size, tokens)
-            case "found", size:
-                self._told(size, 0)
             case "at", place:
                 worker.at = place
             case "failed", error:
@@ -174,7 +175,9 @@ class _Shift:
 
     def look(self) -> None:
         """After memory, and after those that hang."""
-        self._crew.watch.look(self.pids())
+        self._crew.watch.look(
+            [*self.pids(), *(worker.process.pid for worker in self._crew.idle or ())]
+        )
         for worker in list(self.workers):
             size = worker.at.size if worker.at else None
             if why := worker.pulse.look(worker.process.pid, size, worker.waits):
@@ -212,15 +215,31 @@ class _Shift:
         number, attempt = self.waiting.pop()
         worker.give(number, attempt, self._tasks[number])
 
+    def _idle_worker(self) -> _Worker | None:
+        """One that waits since the stream before, and shares the processors with as many others as are wanted now."""
+        while self._crew.idle:
+            worker = self._crew.idle.pop()
+            if worker.of == self._limit and worker.process.is_alive():
+                return worker
+            self._dismiss(worker)
+        return None
+
     def _go_on(self, worker: _Worker) -> None:
-        """With the next task, or without this worker, who has read enough."""
+        """With the next task, or with the next stream; or without this worker, which holds more than its share."""
         self._crew.watch.shown(self.pids())
-        if self.waiting and worker.read < LIFE_BYTES:
+        is_worn = resident(worker.process.pid) > worker.room
+        if self.waiting and not is_worn:
             self._give(worker)
+            return
+        self.workers.remove(worker)
+        if is_worn or self._crew.idle is None:
+            self._dismiss(worker)
         else:
-            self.workers.remove(worker)
-            self._dismissed.append(worker)
-            worker.dismiss()
+            self._crew.idle.append(worker)
+
+    def _dismiss(self, worker: _Worker) -> None:
+        self._dismissed.append(worker)
+        worker.dismiss()
 
     def _replace(self, worker: _Worker, end: End) -> None:
         """Its task waits for another one, who takes fewer records at once."""
@@ -234,17 +253,20 @@ class _Shift:
 class _Worker:
     process: Any
     pipe: Connection
+    of: int
+    "Workers that it was to share the processors with."
+    room: int
+    "Bytes that it may hold."
     number: int = 0
     "Of the task it has in work."
     attempt: Attempt = field(default_factory=Attempt)
     at: Place | None = None
-    read: int = 0
-    "Bytes of source."
     waits: bool = False
     pulse: Pulse = field(default_factory=Pulse)
 
     def give(self, number: int, attempt: Attempt, task: Task[Any]) -> None:
         self.number, self.attempt, self.at = number, attempt, None
+        self.pulse.beat()
         with suppress(ConnectionError):  # it has died: `receive` will tell
             self.pipe.send((task, attempt))
 
@@ -303,7 +325,7 @@ def _start(workers: int, watch: Watch) -> _Worker:
     with _signals_waiting():
         process.start()
     its.close()
-    return _Worker(process, ours)
+    return _Worker(process, ours, workers, room)
 
 
 @contextmanager

@@ -38,6 +38,8 @@ class Job:
     "Only the first records are read: a first look."
     is_versioned: bool = False
     "Published as versions beside the target, not in it."
+    is_new: bool = False
+    "Nothing lay at the target when the work on it began."
     versions: tuple[str, ...] = ()
     "Versions that are there, the current one first: what their shards hold is not made again."
 

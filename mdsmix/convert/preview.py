@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from mdsmix import sources
 from mdsmix.convert.guard import listed, published_manifest, why_rebuilt
@@ -69,8 +69,8 @@ def _undone(
     keys = {unit: window_keys(job, content) for unit, content in contents.items()}
     if old and is_published(job, old, standing, [key for of in keys.values() for key in of]):
         return {}
-    job = with_versions(job, old)
-    with listing(job, standing.is_empty):
+    job = with_versions(replace(job, is_new=standing.is_empty), old)
+    with listing(job):
         found = together(lambda unit: recorded(job, contents[unit]), contents)
     return {unit: keys[unit] for unit, done in zip(contents, found, strict=True) if not done}
 

@@ -84,13 +84,16 @@ def convert(recipe: Recipe, options: Options, watcher: Watcher) -> Iterator[Outc
     """
     if not is_told():
         watcher.say(UNTOLD)
-    is_fresh = True
-    for job, files, standing in planned_jobs(recipe, options, watcher.say):
-        outcome = _convert_stream(
-            job, files, standing if is_fresh else stand(job), options, watcher
-        )
-        is_fresh = is_fresh and not outcome.units  # else time has gone by
-        yield outcome
+    jobs, is_fresh = planned_jobs(recipe, options, watcher.say), True
+    crew = _crew(jobs, options)
+    try:
+        for job, files, standing in jobs:
+            now = standing if is_fresh else stand(job)
+            outcome = _convert_stream(job, files, now, options, crew, watcher)
+            is_fresh = is_fresh and not outcome.units  # else time has gone by
+            yield outcome
+    finally:
+        crew.dismiss()
 
 
 def planned_jobs(
@@ -114,15 +117,17 @@ def planned_jobs(
 
 
 def _crew(
-    job: Job, files: list[sources.SourceFile], options: Options, watcher: Watcher
+    jobs: Sequence[tuple[Job, list[sources.SourceFile], Standing]], options: Options
 ) -> engine.Crew:
     """A process per processor; one more with a store, so that one loads or uploads while the others tokenize."""
-    with_store = job.folder.is_s3 or any(file.location.is_s3 for file in files)
+    with_store = any(
+        job.folder.is_s3 or any(file.location.is_s3 for file in files) for job, files, _ in jobs
+    )
     return engine.Crew(
         workers=options.workers or cpu_count() + with_store,
         watch=Watch(options.memory or default_cap()),
         set_aside=options.quarantine_crashes,
-        say=lambda sentence: watcher.say(f"{job.name}: {sentence}"),
+        idle=[],
     )
 
 
@@ -143,6 +148,7 @@ def _convert_stream(
     files: list[sources.SourceFile],
     standing: Standing,
     options: Options,
+    crew: engine.Crew,
     watcher: Watcher,
 ) -> Outcome:
     began = time.monotonic()
@@ -155,11 +161,15 @@ def _convert_stream(
         return _outcome(job, old, standing.index, [], began)
     if why := why_rebuilt(job, old):
         watcher.say(why)
-    crew = _crew(job, files, options, watcher)
+    crew = replace(crew, say=lambda sentence: watcher.say(f"{job.name}: {sentence}"))
     with lease(job.folder, watcher.say) as held:
-        job = job if standing.is_empty else with_versions(job, old)
+        if standing.is_empty:
+            job = replace(job, is_new=True)
+        else:
+            job = with_versions(job, old)
+            crew.dismiss()  # workers that are forked now know what lies at the target
         watcher.begin(job.name, sum(file.stat.size for file in files))
-        with listing(job, standing.is_empty):
+        with listing(job):
             job, results, notes = _proved_results(job, units, options, crew, watcher)
         released = _release_bad(job, units, results)
         records = [record for result in results for record in result.records]

@@ -37,13 +37,13 @@ _listed: dict[str, Stored] = {}
 
 def stored_at(job: Job) -> Stored | None:
     """What was listed of the job's target; None in a process that knows of no listing."""
-    return _listed.get(job.target)
+    return Stored() if job.is_new else _listed.get(job.target)
 
 
 @contextmanager
-def listing(job: Job, is_empty: bool = False) -> Iterator[None]:
+def listing(job: Job) -> Iterator[None]:
     """Inside of the block `stored_at` answers. Nothing is listed of a target that was just seen to be empty."""
-    _listed[job.target] = Stored() if is_empty else _list(job)
+    _listed[job.target] = Stored() if job.is_new else _list(job)
     try:
         yield
     finally:

@@ -84,11 +84,11 @@ def convert_unit(
         found = content_of(unit, limit)
         known = {window.number: window for window in found.windows}
         if done := recorded(job, found):
-            line.found(sum(record.size for record in done.records))
+            line.told(sum(record.size for record in done.records), 0)
             return done
     # Of the first so many records all are counted anew, wherever they stand.
     records = {n: r for n, w in known.items() if not limit and (r := find_record(job, w))}
-    line.found(sum(record.size for record in records.values()))
+    line.told(sum(record.size for record in records.values()), 0)
     reused, digests = frozenset(records), Digests(unit)
     batches = read(unit, limit, memory, digests, reused)
     for number, of_window in groupby(batches, key=lambda batch: batch.window):
