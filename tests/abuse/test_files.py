@@ -39,7 +39,9 @@ def test_folders_are_no_files_whatever_they_are_called(arena: Arena) -> None:
     assert "matches no file" in arena.refused("convert", recipe_of(arena, "data/**/*.jsonl"))
     write_jsonl(arena.home / "data" / "a.jsonl" / "c.jsonl", RECORDS)
     assert arena.run("convert", recipe_of(arena, "data/**/*.jsonl"), "--workers", 1).code == 0
-    assert [f.path for f in manifest_of(arena.out / "web/train").sources] == ["a.jsonl/c.jsonl"]
+    assert [f.path for f in manifest_of(arena.out / "web/train").sources] == [
+        "data/a.jsonl/c.jsonl"
+    ]
 
 
 NAMES = ["a\nb.jsonl", "\x1b]0;owned\x07.jsonl", "a b'\"$(id).jsonl", "-rf.jsonl", "é\u202e.jsonl"]
@@ -50,8 +52,8 @@ def test_a_name_steers_neither_a_shell_nor_a_terminal(arena: Arena, name: str) -
     write_jsonl(arena.home / "data" / name, [*RECORDS, {"no": "text"}])
     assert arena.run("convert", recipe_of(arena, "data/*.jsonl"), "--workers", 1).code == 0
     folder = arena.out / "web" / "train"
-    assert [file.path for file in manifest_of(folder).sources] == [name]
-    assert [bad["file"] for bad in quarantined(folder)] == [name]
+    assert [file.path for file in manifest_of(folder).sources] == [f"data/{name}"]
+    assert [bad["file"] for bad in quarantined(folder)] == [f"data/{name}"]
     (arena.home / "data" / name).write_bytes(b"")
     refusal = arena.run("convert", recipe_of(arena, "data/*.jsonl"), "--workers", 1, "--only", name)
     assert refusal.code == 2
