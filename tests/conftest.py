@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mdsmix.encode.snapshot import WITHOUT
 from mdsmix.storage import s3_client
 from tests.corpus import train_tokenizer, write_corpus
 from tests.faults import Proxy, failing
@@ -19,6 +20,8 @@ from tests.minio import running_minio
 
 # Read by huggingface_hub when it is imported, so it is set before any test module is.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# transformers would import torch, and a process of 1.3 GB takes 0.3 s to fork, which every conversion of a test does.
+os.environ.update(WITHOUT)
 ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 IDENTITIES = ("AWS_PROFILE", "AWS_SESSION_TOKEN")
 
