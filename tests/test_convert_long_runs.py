@@ -65,3 +65,19 @@ def test_a_run_of_more_units_than_descriptors_ends_and_one_after_it_wears_nobody
     again = run_recipe(recipe, workers=2)[0]
     assert (again.done, len(starts)) == (0, 2)
     assert files(tmp_path / "out") == published
+
+
+def test_many_streams_are_done_by_the_same_workers(
+    tmp_path: Path, tokenizer_folder: Path, starts: list[Any]
+) -> None:
+    """A worker costs 0.2 s until its tokenizer is warm: each of 200 small streams forked one."""
+    names = [f"s{number}" for number in range(30)]
+    for name in names:
+        write_jsonl(tmp_path / f"{name}.jsonl", [{"text": f"of {name}, the {n}"} for n in range(9)])
+    streams = {name: documents(tmp_path / f"{name}.jsonl") for name in names}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    assert [outcome.done for outcome in run_recipe(recipe, workers=2)] == [1] * 30
+    assert len(starts) == 1
+    starts.clear()
+    assert [outcome.done for outcome in run_recipe(recipe, workers=2)] == [0] * 30
+    assert starts == []
