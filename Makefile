@@ -41,9 +41,9 @@ demo: venv demo/tokenizer/tokenizer.json ## convert, check, render and load a sm
 	$(BIN)/mdsmix inspect demo/mix/chat
 	$(BIN)/python -c "$$BATCHES"
 
-test: venv minio ## the tests, with a real MinIO; those with torch in a process of their own
+test: venv minio ## the tests, with a real MinIO; those with torch in processes of their own
 	$(BIN)/python -m pytest --ignore tests/with_torch --numprocesses 2 --dist loadfile
-	$(BIN)/python -m pytest tests/with_torch
+	$(BIN)/python -m pytest tests/with_torch --numprocesses 2 --dist loadfile
 
 soak: venv minio ## the kill tests at 100 moments each, other ones every time: 4 minutes
 	MDSMIX_TEST_KILLS=100 MDSMIX_TEST_SEED=$$RANDOM $(BIN)/python -m pytest tests/e2e/test_killed.py
