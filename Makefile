@@ -29,6 +29,8 @@ go_install = if command -v $(1) || [ -x "$(GO_BIN)/$(1)" ]; then exit 0; fi; \
 GO_BIN = $(or $(GOBIN),$(shell go env GOBIN 2>/dev/null),$(or $(shell go env GOPATH 2>/dev/null),$(HOME)/go)/bin)
 
 export HF_HUB_OFFLINE := 1
+# Where compiled modules may not be kept, each first use of a tokenizer takes 8 s more.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
