@@ -27,9 +27,9 @@ from mdsmix.convert.memory import PERIOD, Watch, give_back, resident
 
 R = TypeVar("R")
 
-LIFE_BYTES = 256 << 20
-"""A worker that holds so much between two tasks ends. On text with many words it comes to that after 2 GB: 1 GB takes 12.8 s
-of CPU so, and 18.2 s with a worker for each unit; two workers hold 834 MB at most over 2 GB, and 857 MB over 8 GB."""
+LIFE_BYTES = 128 << 20
+"""A worker that has grown by so much between two tasks ends. On text with many words it comes to that after 2 GB: 1 GB takes
+12.8 s of CPU so, and 18.2 s with a worker for each unit; two workers hold 834 MB at most over 2 GB, and 857 MB over 8 GB."""
 GRACE_SECONDS = 5
 "A worker that is to stop takes back what it has half written; one that does not come to it is killed."
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
@@ -230,7 +230,8 @@ class _Shift:
     def _go_on(self, worker: _Worker) -> None:
         """With the next task, or with the next stream; or without this worker, which holds more than its share."""
         self._crew.watch.shown(self.pids())
-        is_worn = resident(worker.process.pid) > min(worker.room, LIFE_BYTES)
+        held = resident(worker.process.pid)
+        is_worn = held > worker.room or held - worker.born > LIFE_BYTES
         if self.waiting and not is_worn:
             self._give(worker)
             return
@@ -260,6 +261,8 @@ class _Worker:
     "Workers that it was to share the processors with."
     room: int
     "Bytes that it may hold."
+    born: int
+    "Bytes that it held at first: its parent's."
     number: int = 0
     "Of the task it has in work."
     attempt: Attempt = field(default_factory=Attempt)
@@ -328,7 +331,7 @@ def _start(workers: int, watch: Watch) -> _Worker:
     with _signals_waiting():
         process.start()
     its.close()
-    return _Worker(process, ours, workers, room)
+    return _Worker(process, ours, workers, room, resident(os.getpid()))
 
 
 @contextmanager
@@ -359,13 +362,15 @@ def _work(pipe: Connection, workers: int, parent: int, room: int) -> None:
 
 def _do_tasks(pipe: Connection, line: Line) -> None:
     """Tasks in, results out."""
+    born = resident(os.getpid())
     with suppress(BrokenPipeError, EOFError):
         while task := line.next_task():
             try:
                 message: tuple[str, Any] = ("done", task[0](task[1], line))
             except Exception as error:
                 message = ("failed", _described(error))
-            give_back()  # what the task alone has held says nothing about the worker
+            if resident(os.getpid()) - born > LIFE_BYTES:
+                give_back()  # what the task alone has held says nothing about the worker
             pipe.send(message)
 
 
