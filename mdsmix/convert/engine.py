@@ -30,7 +30,7 @@ R = TypeVar("R")
 LIFE_BYTES = 128 << 20
 """A worker that has grown by so much between two tasks ends: on text with many words after 2 GB. Two workers hold 834 to 862 MB at
 most over 2 GB, and 857 MB over 8 GB. Against a worker for each unit it saves 3 % of the CPU on 1 GB of source code and
-documentation (four runs of each, side by side on a noisy machine), and 28 ms of each small stream where it cost 0.5 s."""
+documentation (four runs of each, side by side on a noisy machine); a small stream takes 28 ms where it took 0.5 s."""
 GRACE_SECONDS = 5
 "A worker that is to stop takes back what it has half written; one that does not come to it is killed."
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
