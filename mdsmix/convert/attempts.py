@@ -52,10 +52,6 @@ class End:
     how: str
     hung: bool = False
 
-    @property
-    def verb(self) -> str:
-        return "hung" if self.hung else "died"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:

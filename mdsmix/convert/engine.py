@@ -1,9 +1,10 @@
 """Who works: the tasks of a run over local processes.
 
 A worker is forked in 10 ms and shares what its parent has opened. It lives as long as it holds no more than its share of the
-run's memory, from stream to stream: its tokenizer remembers words, and small streams share it. A worker
-that holds more ends with its task and gives its memory back with it. Where one dies, its task is given to another. Results come in the order in which they are finished; the caller puts them in the order of
-the plan, so the number of processes shapes no byte. Another engine (a cluster) is another `run`.
+run's memory, from stream to stream: its tokenizer remembers words, and small streams share it. A worker that holds more ends
+with its task and gives its memory back with it. Where one dies, its task is given to another. Results come in the order in
+which they are finished; the caller puts them in the order of the plan, so the number of processes shapes no byte. Another
+engine (a cluster) is another `run`.
 """
 
 from __future__ import annotations

@@ -116,10 +116,6 @@ class Recipe:
         return str(self.train_loader.get("name", "text" if plain else "finetuning"))
 
     @property
-    def loader_is_stated(self) -> bool:
-        return "name" in self.train_loader
-
-    @property
     def max_bad_share(self) -> Fraction:
         """Exact: 29 of 100 records are not more than 29%, which as a float they are."""
         text = str(self.max_bad)

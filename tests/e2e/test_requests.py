@@ -65,24 +65,15 @@ def small(folder: Path, count: int) -> dict[str, Any]:
     return {f"s{n}": documents(write_jsonl(folder / f"s{n}.jsonl", texts(n))) for n in range(count)}
 
 
-def test_a_check_lists_a_stream_and_reads_two_small_files(
-    work: Any, tmp_path: Path, proxy: Proxy
+@pytest.mark.parametrize(("publish", "reads"), [("replace", 2), ("versioned", 3)])
+def test_a_check_lists_a_stream_and_reads_two_small_files_and_of_versions_which_is_current(
+    publish: str, reads: int, work: Any, tmp_path: Path, proxy: Proxy
 ) -> None:
-    recipe = work(small(tmp_path, 3))
+    recipe = work(small(tmp_path, 3), publish=publish)
     run_recipe(recipe)
     with counted(proxy) as found:
         assert not findings(view([str(recipe)]))
-    assert found.by_operation == {"GET": 2 * 3, "GET list": 3}, found
-
-
-def test_a_check_of_versions_asks_once_more_which_one_is_current(
-    work: Any, tmp_path: Path, proxy: Proxy
-) -> None:
-    recipe = work(small(tmp_path, 3), publish="versioned")
-    run_recipe(recipe)
-    with counted(proxy) as found:
-        assert not findings(view([str(recipe)]))
-    assert found.by_operation == {"GET": 3 * 3, "GET list": 3}, found
+    assert found.by_operation == {"GET": reads * 3, "GET list": 3}, found
 
 
 def test_a_check_of_finetuning_streams_reads_no_shard_whose_samples_were_judged_so(
