@@ -9,12 +9,12 @@ import sys
 import time
 from functools import partial
 
-from mdsmix.convert import engine
-from mdsmix.convert.attempts import Attempt
-from mdsmix.convert.limits import default_cap
-from mdsmix.convert.memory import Watch
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
+from mdsmix.engines import local as engine
+from mdsmix.engines.attempts import Attempt
+from mdsmix.engines.limits import default_cap
+from mdsmix.engines.memory import Watch
 from mdsmix.recipe.spec import TokenizerSpec
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert import engine
+from mdsmix.engines import local as engine
 from tests.converting import documents, files, run_recipe, windows, write_jsonl, write_recipe
 
 UNITS = 40

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mdsmix.convert import memory
 from mdsmix.convert.outcome import Outcome
+from mdsmix.engines import memory
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.shards.index import read_index
 from mdsmix.storage import locate

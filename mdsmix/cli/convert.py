@@ -81,9 +81,9 @@ def convert(
 
     What is unchanged is not done again; bad records are set aside in quarantine/ and counted.
     """
-    from mdsmix.convert.memory import bytes_of
     from mdsmix.convert.preview import preview
     from mdsmix.convert.run import Options
+    from mdsmix.engines.memory import bytes_of
     from mdsmix.kinds import open_recipe
 
     bound = [] if max_bad is None else [f'max_bad="{max_bad}"']

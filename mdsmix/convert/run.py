@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from mdsmix import sources
-from mdsmix.convert import engine
 from mdsmix.convert.guard import (
     published_manifest,
     refuse_quarantine,
@@ -23,8 +22,6 @@ from mdsmix.convert.guard import (
 )
 from mdsmix.convert.job import Job, make_job, on_day, with_versions
 from mdsmix.convert.ledger import FOLDER
-from mdsmix.convert.limits import cpu_count, default_cap
-from mdsmix.convert.memory import Watch, is_told
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.publish import is_published, publish
 from mdsmix.convert.quarantine import bad_name, delete_others, others, release
@@ -42,6 +39,9 @@ from mdsmix.convert.unit import (
 from mdsmix.convert.verdict import FirstUnits, refuse_too_many_bad
 from mdsmix.encode.backends import Unequal, known_unequal, remember_unequal
 from mdsmix.encode.tokenizer import open_tokenizer
+from mdsmix.engines import local as engine
+from mdsmix.engines.limits import cpu_count, default_cap
+from mdsmix.engines.memory import Watch, is_told
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.index import Index, read_index

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from mdsmix.convert.attempts import CRASHED, Attempt, pieces, place, skipped
-from mdsmix.convert.engine import Line
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
 from mdsmix.convert.quarantine import bad_name, described, is_kept, keep, kept_name
@@ -22,6 +20,8 @@ from mdsmix.convert.seen import Seen
 from mdsmix.convert.stored import stored_at
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.base import Encoded
+from mdsmix.engines.attempts import CRASHED, Attempt, pieces, place, skipped
+from mdsmix.engines.local import Line
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.reading import open_reading
 from mdsmix.shards.index import StoredFile

@@ -24,6 +24,7 @@ ROOMS = (
         "shapes",
         "shards",
         "convert",
+        "engines",
         "sources",
         "storage",
         "mix/weights.py",

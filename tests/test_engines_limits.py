@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.convert import limits
-from mdsmix.convert.limits import cpu_count, default_cap
+from mdsmix.engines import limits
+from mdsmix.engines.limits import cpu_count, default_cap
 
 GIB = 1 << 30
 Group = Callable[..., None]

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert import hang
-from mdsmix.convert.attempts import Attempt, Place, pieces
-from mdsmix.convert.engine import Crew, Line, run
-from mdsmix.convert.memory import Watch
 from mdsmix.encode.pretraining import Documents
+from mdsmix.engines import hang
+from mdsmix.engines.attempts import Attempt, Place, pieces
+from mdsmix.engines.local import Crew, Line, run
+from mdsmix.engines.memory import Watch
 from mdsmix.errors import MdsmixError
 from tests.alarm import at_most
 from tests.converting import (
@@ -191,7 +191,7 @@ def test_where_the_system_tells_nothing_only_records_are_watched(
 
 def test_the_patience_is_longer_than_a_silent_store_lasts() -> None:
     """In a process of its own, where nothing is patched."""
-    code = "from mdsmix.convert.hang import SILENT_SECONDS; print(SILENT_SECONDS)"
+    code = "from mdsmix.engines.hang import SILENT_SECONDS; print(SILENT_SECONDS)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stdout) > 2 * 123
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from mdsmix.convert.limits import LEAST_BYTES
+from mdsmix.engines.limits import LEAST_BYTES
 from mdsmix.errors import RecipeError
 
 WORKER_BYTES = 320 << 20

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-from mdsmix.convert.attempts import ELSEWHERE, Attempt, End, Place, after_death
-from mdsmix.convert.hang import Pulse
-from mdsmix.convert.limits import cpu_count
-from mdsmix.convert.memory import PERIOD, Watch, give_back, resident
+from mdsmix.engines.attempts import ELSEWHERE, Attempt, End, Place, after_death
+from mdsmix.engines.hang import Pulse
+from mdsmix.engines.limits import cpu_count
+from mdsmix.engines.memory import PERIOD, Watch, give_back, resident
 
 R = TypeVar("R")
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert import engine
-from mdsmix.convert.attempts import Attempt, Place, pieces
-from mdsmix.convert.engine import Crew, Line, run
-from mdsmix.convert.memory import HEADROOM, Watch, resident
 from mdsmix.encode.backends import Unequal
+from mdsmix.engines import local as engine
+from mdsmix.engines.attempts import Attempt, Place, pieces
+from mdsmix.engines.local import Crew, Line, run
+from mdsmix.engines.memory import HEADROOM, Watch, resident
 from mdsmix.errors import MdsmixError, Unreachable
 
 CREWS = pytest.mark.parametrize("workers", [1, 2, 3, 9])

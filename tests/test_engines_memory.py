@@ -8,8 +8,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from mdsmix.convert import memory
-from mdsmix.convert.memory import Watch, bytes_of
+from mdsmix.engines import memory
+from mdsmix.engines.memory import Watch, bytes_of
 from mdsmix.errors import RecipeError
 from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 from tests.processes import watched

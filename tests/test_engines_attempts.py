@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from mdsmix.convert import unit
-from mdsmix.convert.attempts import (
+from mdsmix.encode.pretraining import Documents
+from mdsmix.engines.attempts import (
     MOST_DEATHS,
     Attempt,
     End,
@@ -18,7 +19,6 @@ from mdsmix.convert.attempts import (
     after_death,
     pieces,
 )
-from mdsmix.encode.pretraining import Documents
 from mdsmix.errors import MdsmixError
 from tests.converting import (
     chats,

@@ -1,0 +1,1 @@
+"""Who does the work units: processes of this machine, or whoever else keeps the protocol."""
