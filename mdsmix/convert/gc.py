@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from mdsmix.convert.ledger import FOLDER, read_record
-from mdsmix.convert.old_versions import Version, beyond, find_versions
+from mdsmix.convert.old_versions import Version, find_versions, versions_to_delete
 from mdsmix.convert.quarantine import QUARANTINE
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
@@ -91,7 +91,7 @@ def find_garbage(
     `say` is told what could not be looked at."""
     now = time.time()
     manifest, others = read_manifest(folder), find_versions(folder)
-    old = [v for v in beyond(folder, others, keep) if now - v.replaced >= older_than]
+    old = [v for v in versions_to_delete(folder, others, keep) if now - v.replaced >= older_than]
     current = {part.key for part in manifest.parts} if manifest else set()
     current |= {version.hash for version in others if version not in old}
     gone, kept = dict[str, list[_File]](), dict[str, list[_File]]()

@@ -63,7 +63,7 @@ def find_versions(folder: Location) -> list[Version]:
     )
 
 
-def beyond(folder: Location, found: list[Version], keep: int | None) -> list[Version]:
+def versions_to_delete(folder: Location, found: list[Version], keep: int | None) -> list[Version]:
     """Those that are not among the newest `keep`, the current one counted; None keeps all. Half-made ones never count."""
     whole = [version for version in found if version.is_whole]
     room = len(whole) if keep is None else keep - (named_version(folder) is not None)
