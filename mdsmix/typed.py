@@ -7,12 +7,13 @@ dataclass. Only the annotations that those use are known: builtin types, Literal
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
+
+from mdsmix.words import hint
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ def read(cls: type[T], values: Any, where: str = "") -> T:
     for key in values:
         if key not in fields:
             raise Misfit(
-                f"{_at(where, key)} is not a known key; {nearest(str(key), [n for n, f in fields.items() if not f.metadata])}"
+                f"{_at(where, key)} is not a known key; {hint(str(key), [n for n, f in fields.items() if not f.metadata])}"
             )
     hints = _hints(typing.cast(Any, cls))
     for name, field in fields.items():
@@ -53,11 +54,6 @@ def brief(value: Any) -> str:
 def _at(where: str, key: Any) -> str:
     name = key if isinstance(key, str) and len(key) <= 60 else brief(key)
     return f"{where}.{name}" if where else str(name)
-
-
-def nearest(key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key, known, 1, 0.5)
-    return f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}."
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

@@ -132,7 +132,7 @@ def test_no_conversation_at_all_is_no_error() -> None:
         ({"target_prompts": "length>=0"}, "length>=N"),
         ({"target_prompts": "length>=x"}, "length>=N"),
         ({"target_prompts": "ALL"}, "target_prompts is 'ALL'"),
-        ({"target_responses": "none"}, "use 'last' or 'all'"),
+        ({"target_responses": "none"}, "must be last or all"),
         ({"decoder_only_format": False, "target_responses": "all"}, "decoder_only_format: false"),
         ({"max_seq_len": 0}, "max_seq_len is 0"),
     ],

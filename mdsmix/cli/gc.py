@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from mdsmix.cli.options import AsJson, Stream, echo_json
+from mdsmix.words import plural
 
 
 def gc(
@@ -60,7 +61,7 @@ def gc(
     for item in garbage:
         days = item.age / 86_400
         typer.echo(f"{item.kind:16}  {item.bytes:>13,} bytes  {days:>6.1f} days  {item.name}")
-    files = f"{len(garbage):,} file{'s' if len(garbage) != 1 else ''}"
+    files = plural(len(garbage), "file")
     size = f"{files}, {sum(item.bytes for item in garbage):,} bytes"
     done = (
         "deleted"

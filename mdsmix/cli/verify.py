@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mdsmix.cli.options import AsJson, Stream, echo_json
+from mdsmix.words import plural
 
 if TYPE_CHECKING:
     from mdsmix.shards.verify import Report
@@ -51,16 +52,16 @@ def _print(report: Report, quick: bool, as_json: bool) -> None:
 def _verdict(report: Report, quick: bool) -> str:
     held = ", ".join(
         (
-            _many(report.shards, "shard"),
-            _many(report.samples, "sample"),
-            _many(report.bytes, "byte"),
+            plural(report.shards, "shard"),
+            plural(report.samples, "sample"),
+            plural(report.bytes, "byte"),
         )
     )
     if report.faults:
-        return f"{report.stream}: {held}: {_many(len(report.faults), 'fault')}, the stream may not be used"
+        return f"{report.stream}: {held}: {plural(len(report.faults), 'fault')}, the stream may not be used"
     looked = "names and sizes are right" if quick else "whole"
     notes = [
-        f"; {_many(number, 'shard')} {what}"
+        f"; {plural(number, 'shard')} {what}"
         for number, what in (
             (report.undecoded, "hashed and not decoded, for want of a decompressor"),
             (0 if quick else report.unhashed, "without a hash in the index"),
@@ -68,7 +69,3 @@ def _verdict(report: Report, quick: bool) -> str:
         if number
     ]
     return f"{report.stream}: {held}: {looked}{''.join(notes)}"
-
-
-def _many(count: int, word: str) -> str:
-    return f"{count:,} {word}{'s' if count != 1 else ''}"

@@ -68,18 +68,10 @@ def is_published(job: Job, manifest: Manifest, standing: Standing, keys: list[st
 
 
 def tokenizer_card(job: Job) -> TokenizerCard:
-    """What the manifest says of the tokenizer."""
-    tokenizer = job.tokenizer
-    name = tokenizer.name.rstrip("/")
-    return TokenizerCard(
-        name=name.rsplit("/", 1)[1] if name.startswith("/") else name,
-        hash=tokenizer.hash,
-        vocab_size=tokenizer.vocab_size,
-        bos_id=tokenizer.bos_id,
-        eos_id=tokenizer.eos_id,
-        pad_id=tokenizer.pad_id,
-        chat_template_hash=tokenizer.chat_template_hash,
-    )
+    """What the manifest says of the tokenizer; of a folder's path only the folder's name."""
+    card = TokenizerCard.of(job.tokenizer)
+    name = card.name.rstrip("/")
+    return replace(card, name=name.rsplit("/", 1)[1] if name.startswith("/") else name)
 
 
 def leftover_key(job: Job, keys: list[str]) -> str:

@@ -8,7 +8,6 @@ labels themselves are made by the collator at training time.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.errors import RecipeError
+from mdsmix.recipe.rules import target_contradictions
 
 Lengths = NDArray[np.int64]
 
@@ -40,15 +40,15 @@ class Targets:
     "False: encoder-decoder, where the last response is the target and all before it the context."
 
     def __post_init__(self) -> None:
-        _check_length(self.max_seq_len)
-        _check_prompts(self.target_prompts)
-        _check_responses(self.target_responses)
-        if not self.decoder_only_format and not self.last_response_only:
+        if self.max_seq_len < 1:
             raise RecipeError(
-                f"target_prompts {self.target_prompts!r} and target_responses {self.target_responses!r} cannot be "
-                "trained with decoder_only_format: false, where the last response is the only target: set them to "
-                "'none' and 'last'."
+                f"max_seq_len is {self.max_seq_len}, and a row needs at least one token: set it to the length that "
+                "the model is trained at."
             )
+        for sentence in target_contradictions(
+            self.target_prompts, self.target_responses, self.decoder_only_format
+        ):
+            raise RecipeError(sentence)
 
     @property
     def last_response_only(self) -> bool:
@@ -61,6 +61,12 @@ class Targets:
         if self.target_prompts.startswith("length>="):
             return int(self.target_prompts[8:])
         return 0 if self.target_prompts == "all" else _NEVER
+
+    def trains_prompt(self, tokens: int) -> bool:
+        return tokens >= self.least_trained_prompt
+
+    def trains_response(self, is_last: bool) -> bool:
+        return is_last or self.target_responses == "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,27 +142,3 @@ def _segments(
 
 def _per_conversation(reduce: np.ufunc, values: NDArray[Any], offsets: Lengths) -> NDArray[Any]:
     return np.asarray(reduce.reduceat(values, offsets[:-1]))
-
-
-def _check_length(max_seq_len: int) -> None:
-    if max_seq_len < 1:
-        raise RecipeError(
-            f"max_seq_len is {max_seq_len}, and a row needs at least one token: set it to the length that the "
-            "model is trained at."
-        )
-
-
-def _check_prompts(policy: str) -> None:
-    cutoff = re.fullmatch(r"length>=([0-9]+)", policy)
-    if policy not in ("none", "all") and not (cutoff and int(cutoff[1])):
-        raise RecipeError(
-            f"target_prompts is {policy!r}, which names no policy of Foundry: use 'none', 'all', or 'length>=N' "
-            "with N the least number of tokens (1 or more) of a prompt that is trained."
-        )
-
-
-def _check_responses(policy: str) -> None:
-    if policy not in ("last", "all"):
-        raise RecipeError(
-            f"target_responses is {policy!r}, which names no policy of Foundry: use 'last' or 'all'."
-        )

@@ -10,17 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoder
-from mdsmix.encode.targets import Lengths
+from mdsmix.encode.targets import Lengths, Targets
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.assemble import Assembler, SampleRows
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.mds import Layout
 from mdsmix.shards.tokens import Tokens
+from mdsmix.shards.turns import turns_of
 
 Piece = tuple[Sequence[int], bool]
 "Token ids of a stored sample, and whether they are trained."
@@ -87,17 +86,10 @@ def stored_pieces(
     sample: Mapping[str, Any], target_prompts: str = "none", target_responses: str = "last"
 ) -> Iterator[Piece]:
     """The pieces of a sample of one of the layouts that LLM-Foundry's loaders read, by its columns alone."""
-    if "tokens" in sample:
-        yield np.asarray(sample["tokens"]).tolist(), True
-        return
-    turns = sample.get("turns") or [sample]
-    for number, turn in enumerate(turns):
-        prompt, response = (np.asarray(turn[name]).tolist() for name in ("input_ids", "labels"))
-        yield prompt, _is_prompt_trained(prompt, target_prompts)
-        yield response, target_responses == "all" or number == len(turns) - 1
-
-
-def _is_prompt_trained(prompt: Sequence[int], policy: str) -> bool:
-    if policy.startswith("length>="):
-        return len(prompt) >= int(policy[8:])
-    return policy == "all"
+    targets = Targets(
+        max_seq_len=1, target_prompts=target_prompts, target_responses=target_responses
+    )
+    *before, last = turns_of(sample)
+    for turn, is_last in [*((turn, False) for turn in before), (last, True)]:
+        yield turn.prompt.tolist(), targets.trains_prompt(len(turn.prompt))
+        yield turn.response.tolist(), targets.trains_response(is_last)

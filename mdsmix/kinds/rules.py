@@ -10,7 +10,7 @@ from mdsmix.kinds.base import Kind
 from mdsmix.kinds.registry import KINDS, kind_of_stream, kinds_of_word, shape_of_source
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe
 from mdsmix.shapes import SHAPES, Shape
-from mdsmix.typed import nearest
+from mdsmix.words import hint
 
 
 def open_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
@@ -26,7 +26,7 @@ def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     source = stream.source
     assert source is not None
     if source.shape and source.shape not in SHAPES:
-        yield f"source.shape is {source.shape!r}; {nearest(source.shape, list(SHAPES))}"
+        yield f"source.shape is {source.shape!r}; {hint(source.shape, list(SHAPES))}"
     kind = kind_of_stream(stream)
     if kind is None:
         yield _no_kind(stream, source)

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mdsmix.encode.targets import Targets
 from mdsmix.errors import MixRefused
+from mdsmix.shards.turns import Turn, layout_of, turns_of
 
 IGNORED = -100
 "The label that gives no loss, in torch and in LLM-Foundry."
@@ -40,27 +42,13 @@ class TokenIds:
         return self.eos if self.pad is None else self.pad
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowRules:
-    """How samples become rows: the tokenizer's ids and the row keys of the loader's `dataset` section."""
+@dataclass(frozen=True, kw_only=True)
+class RowRules(Targets):
+    """How samples become rows: what is trained of them, the tokenizer's ids, and how plain bytes are read."""
 
     ids: TokenIds
-    max_seq_len: int
-    decoder_only_format: bool = True
-    target_prompts: str = "none"
-    "none, all or length>=N: which prompts are trained on."
-    target_responses: str = "last"
-    "last or all: which responses are trained on."
     token_encoding_type: str = "int64"
     "The dtype of tokens that lie in a column of plain bytes."
-
-    def trains_prompt(self, length: int) -> bool:
-        if self.target_prompts.startswith("length>="):
-            return length >= int(self.target_prompts.removeprefix("length>="))
-        return self.target_prompts == "all"
-
-    def trains_response(self, is_last: bool) -> bool:
-        return is_last or self.target_responses == "all"
 
 
 class Row(NamedTuple):
@@ -73,41 +61,14 @@ class Row(NamedTuple):
     "From a `tokens` column: sequence_id comes from separators inside the row."
 
 
-Turn = tuple[Tokens, Tokens]
-
-
 def row_of(sample: Mapping[str, Any], rules: RowRules) -> Row:
     """The row of a decoded MDS sample; MixRefused says why there is none (the caller knows stream and shard)."""
-    if "turns" in sample:
-        return _stitched([_turn(t) for t in sample["turns"]], rules)
-    if "input_ids" in sample and "labels" in sample:
-        context, target = (
-            _array(sample[c], rules)[: rules.max_seq_len] for c in ("input_ids", "labels")
-        )
-        return _stitched([(context, target)], rules)
-    if "tokens" in sample:
-        return _plain(_array(sample["tokens"], rules)[: rules.max_seq_len], rules)
-    raise MixRefused(
-        f"its columns {', '.join(sorted(sample))} hold no tokens (tokens, input_ids and labels, or turns), and the "
-        "loader does not tokenize; convert the data with `mdsmix convert` first."
-    )
-
-
-def _array(column: Any, rules: RowRules) -> Tokens:
-    """A column of tokens, an ndarray of any integer dtype or plain bytes, as int64."""
-    if isinstance(column, bytes):
-        column = np.frombuffer(column, dtype=rules.token_encoding_type)
-    if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "iu":
-        raise MixRefused(
-            f"a token column holds {type(column).__name__}, not bytes or a row of integers; convert the data again."
-        )
-    return column.astype(np.int64)
-
-
-def _turn(turn: Any) -> Turn:
-    if not isinstance(turn, Mapping) or not {"input_ids", "labels"} <= set(turn):
-        raise MixRefused("a turn lacks input_ids or labels; convert the data again.")
-    return np.asarray(turn["input_ids"], np.int64), np.asarray(turn["labels"], np.int64)
+    turns = turns_of(sample, rules.token_encoding_type)
+    layout = layout_of(sample)
+    if layout != ("turns",):
+        (turn,) = turns
+        turns = [Turn(*(part[: rules.max_seq_len] for part in turn))]
+    return _plain(turns[0].response, rules) if layout == ("tokens",) else _stitched(turns, rules)
 
 
 def _plain(tokens: Tokens, rules: RowRules) -> Row:
@@ -126,8 +87,8 @@ def _stitched(turns: Sequence[Turn], rules: RowRules) -> Row:
         raise MixRefused(
             "it holds no turns; convert the data again, which leaves such records out."
         )
-    *before, (context, target) = turns
-    turns = [*before, (context, _ended(target, rules.ids.eos))]
+    *before, last = turns
+    turns = [*before, Turn(last.prompt, _ended(last.response, rules.ids.eos))]
     return _decoder_only(turns, rules) if rules.decoder_only_format else _two_sided(turns, rules)
 
 

@@ -322,13 +322,4 @@ def _tokenizer(
         found = open_tokenizer(spec)
     except MdsmixError as error:
         return None, str(error)
-    card = TokenizerCard(
-        name=found.name,
-        hash=found.hash,
-        vocab_size=found.vocab_size,
-        bos_id=found.bos_id,
-        eos_id=found.eos_id,
-        pad_id=found.pad_id,
-        chat_template_hash=found.chat_template_hash,
-    )
-    return card, None
+    return TokenizerCard.of(found), None

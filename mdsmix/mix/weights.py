@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from mdsmix.mix.delivered import METHODS, Devices, delivered
+from mdsmix.mix.first_samples import per_sample
 from mdsmix.mix.foundry import COUNT_UNITS, in_units
-from mdsmix.mix.rows import per_sample
 from mdsmix.mix.streams import Loader, whole
 
 SHUFFLE_SEED = 9176

@@ -3,12 +3,12 @@ and what to do. `mdsmix.kinds.open_recipe` adds the rules of the kinds."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 
 from mdsmix.recipe.spec import Recipe, StreamSpec
 from mdsmix.typed import brief
+from mdsmix.words import hint
 
 TARGET_PROMPTS = re.compile(r"none|all|length>=[1-9]\d*")
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -29,17 +29,13 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
         yield f"train_loader.dataset is {brief(dataset)}; it must hold keys, for example packing_ratio."
     if not 2 <= recipe.max_seq_len < 2**31:
         yield f"max_seq_len is {recipe.max_seq_len}; a sample needs 2 tokens at least to give a loss, and can hold 2^31 - 1."
-    if not TARGET_PROMPTS.fullmatch(recipe.target_prompts):
-        yield f"target_prompts is {recipe.target_prompts!r}; it must be none, all or length>=N with N of at least 1."
+    yield from target_contradictions(
+        recipe.target_prompts, recipe.target_responses, recipe.decoder_only_format
+    )
     if recipe.compression and not COMPRESSION.fullmatch(recipe.compression):
         yield f"compression is {recipe.compression!r}; it must be zstd or zstd:N with N from 1 to 22."
     if not SHARE.fullmatch(str(recipe.max_bad)):
         yield f"max_bad is {recipe.max_bad!r}; it must be a share such as 0.001 or 0.1%."
-    if not recipe.decoder_only_format and (recipe.target_prompts, recipe.target_responses) != (
-        "none",
-        "last",
-    ):
-        yield "decoder_only_format: false allows only target_prompts: none and target_responses: last, as LLM-Foundry does."
     if recipe.sourced and not (recipe.remote or recipe.local):
         yield "neither remote nor local says where to publish; set local to a folder or remote to an s3:// URL."
     yield from _mix_contradictions(recipe)
@@ -48,11 +44,25 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
             yield f"streams.{stream.name}: {sentence}"
 
 
+def target_contradictions(
+    prompts: str, responses: str, decoder_only_format: bool = True
+) -> Iterator[str]:
+    """What no target policy of LLM-Foundry says, of a recipe or of a training YAML."""
+    if not TARGET_PROMPTS.fullmatch(prompts):
+        yield f"target_prompts is {prompts!r}; it must be none, all or length>=N with N of at least 1."
+    if responses not in ("last", "all"):
+        yield f"target_responses is {responses!r}; it must be last or all."
+    if not decoder_only_format and (prompts, responses) != ("none", "last"):
+        yield (
+            f"target_prompts: {prompts} and target_responses: {responses} stand beside decoder_only_format: false; "
+            "that allows only target_prompts: none and target_responses: last, as LLM-Foundry does."
+        )
+
+
 def _mix_contradictions(recipe: Recipe) -> Iterator[str]:
     for name, weight in recipe.mix.items():
         if name not in recipe.streams:
-            near = difflib.get_close_matches(name, list(recipe.streams), 1, 0.5)
-            yield f"mix.{name} names no stream; {'did you mean ' + near[0] if near else 'streams holds ' + ', '.join(recipe.streams)}?"
+            yield f"mix.{name} names no stream; {hint(name, list(recipe.streams), 'streams holds')}"
         if len(weight.given) != 1:
             yield f"mix.{name} must give exactly one of repeat, proportion and choose; it gives {list(weight.given) or 'none'}."
         if any(not value >= 0 for value in weight.given.values()):

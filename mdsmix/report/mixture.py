@@ -8,6 +8,7 @@ from typing import Any
 from mdsmix.mix.offline.run import MixOutcome
 from mdsmix.report.table import Column, Row, Table, as_json, print_table
 from mdsmix.shards.manifest import Mixed
+from mdsmix.words import plural
 
 COLUMNS = (
     Column("stream", "text"),
@@ -62,10 +63,8 @@ def mixture_rows(mixed: Sequence[Mixed]) -> list[Row]:
 
 def _sentences(outcome: MixOutcome) -> list[str]:
     state = f"mixed in {outcome.seconds:.1f} s" if outcome.is_new else "up to date"
-    shards = (
-        f"{outcome.shards:,} shard{'s' if outcome.shards != 1 else ''}, {outcome.bytes:,} bytes"
-    )
-    said = [f"{state}, seed {outcome.record.seed}, {shards}: {outcome.target}"]
+    size = f"{plural(outcome.shards, 'shard')}, {outcome.bytes:,} bytes"
+    said = [f"{state}, seed {outcome.record.seed}, {size}: {outcome.target}"]
     if not outcome.has_manifest:
         said.append(
             "  a stream has no manifest, so the mix has none: only its index tells what it is"

@@ -15,6 +15,7 @@ from mdsmix.kinds import Piece, kind_of, stored_pieces
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.sample import read_head
+from mdsmix.shards.turns import layout_of
 from mdsmix.storage import Location
 
 Decode = Callable[[Sequence[int]], str]
@@ -48,9 +49,8 @@ def first_samples(
 
 def _has_tokens(sample: Mapping[str, Any]) -> bool:
     """Whether the layout is one of ours: bytes columns and raw text are shown as they are."""
-    layouts = (("turns",), ("tokens",), ("input_ids", "labels"))
-    columns = next((names for names in layouts if names[0] in sample), layouts[-1])
-    return all(name in sample and not isinstance(sample[name], bytes) for name in columns)
+    names = layout_of(sample)
+    return bool(names) and not any(isinstance(sample[name], bytes) for name in names)
 
 
 def segments(pieces: Iterable[Piece]) -> list[Segment]:

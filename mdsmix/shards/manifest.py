@@ -42,6 +42,11 @@ class TokenizerCard:
     pad_id: int | None = None
     chat_template_hash: str | None = None
 
+    @classmethod
+    def of(cls, tokenizer: Any) -> TokenizerCard:
+        """What there is to say of a tokenizer that was opened (`mdsmix.encode.tokenizer.Tokenizer`)."""
+        return cls(**{each.name: getattr(tokenizer, each.name) for each in fields(cls)})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:

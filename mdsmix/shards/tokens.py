@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from mdsmix.ragged import Ragged
 from mdsmix.shards.cells import Cells, array_dtype, cells, payload
 from mdsmix.shards.index import Shard
+from mdsmix.shards.turns import layout_of
 from mdsmix.shards.whole import Samples
 
-SHAPES = (("turns",), ("input_ids", "labels"), ("tokens",))
-"The columns that hold a sample's ids, in the order in which a loader looks for them."
 TOGETHER = 64
 "Samples of JSON whose numbers become one array: few enough that they are still in the processor's cache."
 
@@ -43,13 +42,13 @@ class Tokens:
 
 def token_columns(shard: Shard) -> tuple[str, ...]:
     """The columns whose ids are counted; none where they are of no stated dtype."""
-    shape = next((s for s in SHAPES if set(s) <= set(shard.column_names)), ())
-    encodings = {shard.columns[name] for name in shape}
-    if shape == ("turns",):
-        return shape if encodings == {"json"} else ()
+    names = layout_of(shard.columns)
+    encodings = {shard.columns[name] for name in names}
+    if names == ("turns",):
+        return names if encodings == {"json"} else ()
     dtypes = {e.split(":")[1] if e.startswith("ndarray:") else "" for e in encodings}
     is_ids = len(dtypes) == 1 and all(d and np.dtype(d).kind in "iu" for d in dtypes)
-    return shape if is_ids else ()
+    return names if is_ids else ()
 
 
 def tokens_of(shard: Shard, samples: Samples) -> Tokens | None:

@@ -135,7 +135,7 @@ def targets_invalid(mix: Mix) -> Iterator[Hit]:
                 decoder_only_format=decoder_only is not False,
             )
         except RecipeError as error:
-            problem, _, fix = str(error).partition(": ")
+            problem, _, fix = str(error).partition("; ")
             yield Hit([], f"{{loader}}: {problem}.", fix, loader.label)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from mdsmix.encode.targets import USABLE, VERDICTS, Targets, Turns, judge
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import kind_of
-from mdsmix.mix import rows
+from mdsmix.mix import first_samples
 from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.findings import Hit, check
 from mdsmix.mix.streams import Loader, Mix, Stream
@@ -43,7 +43,7 @@ def tokens_dtype(mix: Mix) -> Iterator[Hit]:
 
 def _dtype_of_bytes(stream: Stream, limit: int) -> str | None:
     """The widest dtype under which the first samples hold ids of a vocabulary of `limit`; None without bytes columns."""
-    columns = rows.bytes_columns(stream)
+    columns = first_samples.bytes_columns(stream)
     if not columns:
         return None
     samples = [s[c] for s in stream.head.samples for c in columns if isinstance(s.get(c), bytes)]
@@ -79,7 +79,7 @@ def id_vocabulary(mix: Mix) -> Iterator[Hit]:
     limits = {"the tokenizer": vocabulary, "the model": mix.section("model", "vocab_size")}
     for loader in mix.loaders:
         for stream in loader.streams:
-            top = rows.largest_id(stream, loader)
+            top = first_samples.largest_id(stream, loader)
             for whose, limit in limits.items():
                 if top is not None and isinstance(limit, int) and top >= limit:
                     yield Hit(
@@ -122,7 +122,7 @@ def rows_cut(mix: Mix) -> Iterator[Hit]:
 def _longer(mix: Mix) -> Iterator[tuple[Loader, Stream, int, int]]:
     for loader in mix.loaders:
         for stream in loader.streams:
-            top, limit = rows.longest(stream, loader), loader.max_seq_len
+            top, limit = first_samples.longest(stream, loader), loader.max_seq_len
             if top is not None and limit is not None and top > limit:
                 yield loader, stream, top, limit
 
@@ -144,7 +144,7 @@ def _was_judged(stream: Stream, loader: Loader, limit: int) -> bool:
 def rows_short(mix: Mix) -> Iterator[Hit]:
     for loader in mix.loaders:
         for stream in loader.streams:
-            length, limit = rows.row_length(stream), loader.max_seq_len
+            length, limit = first_samples.row_length(stream), loader.max_seq_len
             if length is not None and limit is not None and length < limit:
                 yield Hit(
                     [stream.name],
@@ -156,7 +156,7 @@ def rows_short(mix: Mix) -> Iterator[Hit]:
 def _uneven(loader: Loader) -> list[Stream]:
     """Streams that make batches of the text loader uneven."""
     tokens = [s for s in loader.streams if shape(s, "text") == "tokens"]
-    lengths = {s.name: rows.row_length(s) for s in tokens}
+    lengths = {s.name: first_samples.row_length(s) for s in tokens}
     if len(set(lengths.values())) == 1 and None not in lengths.values():
         return []
     loose = [s for s in tokens if lengths[s.name] is None and not _looks_even(s, loader)]
@@ -167,7 +167,7 @@ def _looks_even(stream: Stream, loader: Loader) -> bool:
     """Every sample has one length, though the encoding does not fix it, as in Foundry's own converters."""
     if stream.card:
         return stream.card.encoding.layout == "concat"
-    seen = {row.length for row in rows.head_rows(stream, loader)}
+    seen = {row.length for row in first_samples.token_samples(stream, loader)}
     return len(seen) < 2
 
 
@@ -229,7 +229,7 @@ def _lacks(stream: Stream, loader: Loader, word: str, token: int) -> bool:
 
 
 def _seen(stream: Stream, loader: Loader, token: int) -> bool:
-    return any((row.ids == token).any() for row in rows.head_rows(stream, loader))
+    return any((row.ids == token).any() for row in first_samples.token_samples(stream, loader))
 
 
 @check(
@@ -273,7 +273,7 @@ def _text_reasons(stream: Stream) -> Iterator[str]:
 
 def _token_reasons(stream: Stream, loader: Loader) -> Iterator[str]:
     """The verdicts on token samples, by the rule that the encoder itself uses."""
-    found = rows.head_rows(stream, loader)
+    found = first_samples.token_samples(stream, loader)
     try:
         targets = Targets(
             max_seq_len=loader.max_seq_len or 1 << 30,
@@ -289,7 +289,7 @@ def _token_reasons(stream: Stream, loader: Loader) -> Iterator[str]:
                 yield VERDICTS[int(verdict)]
 
 
-def _turns(found: list[rows.Row]) -> Turns:
+def _turns(found: list[first_samples.TokenSample]) -> Turns:
     lengths = np.array([[len(p), len(r)] for row in found for p, r in row.turns], np.int64)
     offsets = np.cumsum([0, *(len(row.turns) for row in found)])
     return Turns(lengths[:, 0], lengths[:, 1], offsets)

@@ -6,27 +6,25 @@ length or by source looks different further on. A manifest counts every sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mdsmix.errors import MixRefused
 from mdsmix.mix.streams import Loader, Stream
+from mdsmix.shards.turns import Ids, Turn, layout_of, turns_of
 
 TOKEN_COLUMNS = ("tokens", "input_ids", "labels")
-Tokens = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One sample's tokens: every turn's prompt and response; plain tokens are one response without a prompt."""
+class TokenSample(NamedTuple):
+    """One sample's token ids."""
 
-    turns: tuple[tuple[Tokens, Tokens], ...]
+    turns: Sequence[Turn]
 
     @property
-    def ids(self) -> Tokens:
+    def ids(self) -> Ids:
         return np.concatenate([part for turn in self.turns for part in turn])
 
     @property
@@ -55,32 +53,18 @@ def row_length(stream: Stream) -> int | None:
     return None if not lengths or None in lengths else sum(n or 0 for n in lengths)
 
 
-def head_rows(stream: Stream, loader: Loader) -> list[Row]:
-    """The rows of the first samples; a sample that has none, or holds other than it says, is left out."""
+def token_samples(stream: Stream, loader: Loader) -> list[TokenSample]:
+    """The first samples; one that has no ids, or holds other than it says, is left out."""
     dtype = str(loader.dataset.get("token_encoding_type", "int64"))
-    return [row for sample in stream.head.samples for row in _rows(sample, dtype)]
-
-
-def _rows(sample: Mapping[str, Any], dtype: str) -> Iterator[Row]:
-    try:
-        if "turns" in sample:
-            turns = [
-                (_ids(t["input_ids"], dtype), _ids(t["labels"], dtype)) for t in sample["turns"]
-            ]
-            if turns:
-                yield Row(tuple(turns))
-        elif "input_ids" in sample:
-            yield Row(((_ids(sample["input_ids"], dtype), _ids(sample["labels"], dtype)),))
-        elif "tokens" in sample and "text" not in sample:
-            yield Row(((np.empty(0, np.int64), _ids(sample["tokens"], dtype)),))
-    except (ValueError, TypeError, LookupError, OverflowError):
-        return
-
-
-def _ids(column: Any, dtype: str) -> Tokens:
-    if isinstance(column, bytes):
-        return np.frombuffer(column, dtype).astype(np.int64)
-    return np.asarray(column).astype(np.int64).reshape(-1)
+    found = []
+    for sample in stream.head.samples:
+        if layout_of(sample) == ("tokens",) and "text" in sample:
+            continue  # the loader reads the text
+        try:
+            found.append(TokenSample(turns_of(sample, dtype)))
+        except (MixRefused, ValueError, TypeError, OverflowError):
+            continue
+    return [sample for sample in found if sample.turns]
 
 
 def per_sample(stream: Stream, loader: Loader) -> PerSample | None:
@@ -89,7 +73,7 @@ def per_sample(stream: Stream, loader: Loader) -> PerSample | None:
         return PerSample(stream.card.totals.tokens / stream.card.totals.samples, True)
     if (length := row_length(stream)) is not None:
         return PerSample(length, True)
-    lengths = [row.length for row in head_rows(stream, loader)]
+    lengths = [s.length for s in token_samples(stream, loader)]
     return PerSample(sum(lengths) / len(lengths), False) if lengths else None
 
 
@@ -97,7 +81,7 @@ def largest_id(stream: Stream, loader: Loader) -> int | None:
     """The largest token id of the stream, or of its first samples."""
     if stream.card:
         return stream.card.totals.largest_id
-    tops = [int(row.ids.max()) for row in head_rows(stream, loader) if row.length]
+    tops = [int(s.ids.max()) for s in token_samples(stream, loader) if s.length]
     return max(tops, default=None)
 
 
@@ -106,7 +90,7 @@ def longest(stream: Stream, loader: Loader) -> int | None:
     if stream.card:
         return stream.card.totals.longest
     fixed = row_length(stream)
-    return fixed or max((row.length for row in head_rows(stream, loader)), default=None)
+    return fixed or max((s.length for s in token_samples(stream, loader)), default=None)
 
 
 def bytes_columns(stream: Stream) -> Sequence[str]:

@@ -1,0 +1,34 @@
+"""How sentences are put: numbers with their words, verbs that agree, the key that was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sized
+
+
+def plural(count: int, word: str) -> str:
+    """`1 sample`, `2,000 samples`."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def does(things: Sized, one: str = "does", more: str = "do") -> str:
+    """The verb of what is listed."""
+    return one if len(things) == 1 else more
+
+
+def spelled(value: object) -> str:
+    """The value as YAML writes it."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return str(value)
+
+
+def nearest(key: str, known: Collection[str]) -> str | None:
+    """The known key that was probably meant."""
+    return next(iter(difflib.get_close_matches(key, sorted(known), 1, 0.5)), None)
+
+
+def hint(key: str, known: Collection[str], are: str = "the keys are") -> str:
+    """The end of a sentence on an unknown key."""
+    near = nearest(key, known)
+    return f"did you mean {near}?" if near else f"{are} {', '.join(known)}."
