@@ -86,7 +86,7 @@ def test_a_run_killed_before_it_forgot_the_old_records_is_completed(
     run_recipe(recipe)
     run_recipe(recipe, "max_seq_len=8", f"local={tmp_path / 'whole'}")
     with monkeypatch.context() as patch:
-        patch.setattr(run, "delete_others", lambda *_: None)
+        patch.setattr(run, "delete_stale_files", lambda *_: None)
         run_recipe(recipe, "max_seq_len=8")
     published = tmp_path / "out" / "web" / "train"
     assert len(quarantined(published)) == 4

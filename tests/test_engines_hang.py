@@ -64,10 +64,19 @@ def hang_once(how: Any, attempt: Attempt, line: Line) -> tuple[int, int]:
 
 def hang_at(stuck: int, how: Any, attempt: Attempt, line: Line) -> list[int]:
     """A unit of 8 records, one of which hangs whoever has it in work."""
-    skipped = {offset for _, offset in attempt.skipped}
+    skipped = {ordinal for _, ordinal in attempt.skipped}
     done = list[int]()
     for piece in pieces(8, attempt.halvings, skipped):
-        line.at(Place(file="a", offset=piece.start, length=9, records=len(piece), size=72))
+        line.at(
+            Place(
+                file="a",
+                ordinal=piece.start,
+                shown=f"byte {piece.start}",
+                length=9,
+                records=len(piece),
+                size=72,
+            )
+        )
         if stuck in piece:
             how()
         done += piece
@@ -129,7 +138,7 @@ def work_in_silence(seconds: float, attempt: Attempt, line: Line) -> int:
 
 def take_long(size: int, attempt: Attempt, line: Line) -> int:
     """Longer than the patience with an endless loop, over many bytes."""
-    line.at(Place(file="a", offset=0, length=9, records=1, size=size))
+    line.at(Place(file="a", ordinal=0, shown="byte 0", length=9, records=1, size=size))
     work_in_silence(3 * SILENT, attempt, line)
     line.at(None)
     return attempt.deaths

@@ -63,10 +63,18 @@ def die_until(deaths: int, how: Callable[[], None], attempt: Attempt, line: Line
 
 def die_of(killers: set[int], attempt: Attempt, line: Line) -> list[tuple[int, int]]:
     """A unit of 100 records, of which some kill whoever has them in work; returns what was in work at once."""
-    skipped = {offset for _, offset in attempt.skipped}
+    skipped = {ordinal for _, ordinal in attempt.skipped}
     done = []
     for piece in pieces(100, attempt.halvings, skipped):
-        line.at(Place(file="a", offset=piece.start, length=9, records=len(piece)))
+        line.at(
+            Place(
+                file="a",
+                ordinal=piece.start,
+                shown=f"byte {piece.start}",
+                length=9,
+                records=len(piece),
+            )
+        )
         if killers.intersection(piece):
             os.kill(os.getpid(), signal.SIGKILL)
         done.append((piece.start, piece.stop))
@@ -75,7 +83,7 @@ def die_of(killers: set[int], attempt: Attempt, line: Line) -> list[tuple[int, i
 
 
 def die_storing(attempt: Attempt, line: Line) -> None:
-    line.at(Place(file="a", offset=0, length=9, records=1))
+    line.at(Place(file="a", ordinal=0, shown="byte 0", length=9, records=1))
     line.at(None)
     os._exit(3)
 

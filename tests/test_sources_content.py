@@ -81,9 +81,9 @@ def test_units_with_equal_lines_have_equal_hashes_and_others_have_not(
             for o in [*(b.origin(i) for i in range(len(b.records))), *(x.origin for x in b.bad)]
         ]
         owned[unit.start] = (
-            sum(b.lines for b in batches),
+            sum(b.count for b in batches),
             sum(b.size for b in batches),
-            {(o.line, o.raw) for o in raw},
+            {(o.place["line"], o.raw) for o in raw},
         )
     for one in units:
         for other in units:

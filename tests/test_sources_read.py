@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import BadLine, Origin, RecordBatch, Unit, batches, find, lines, plan, read
+from mdsmix.sources import BadRecord, Origin, RecordBatch, Unit, batches, find, lines, plan, read
 from mdsmix.sources.jsonl import decode_lines
 
 FUZZ = settings(
@@ -69,19 +69,20 @@ def test_units_of_any_window_read_what_one_pass_over_the_file_finds(
     seen = {}
     lines_before = dict.fromkeys({unit.start for unit in units}, 0)
     for unit in units:
-        owned = sum(batch.lines for other, batch in read_batches if other is unit)
+        owned = sum(batch.count for other, batch in read_batches if other is unit)
         for later in [start for start in lines_before if start > unit.start]:
             lines_before[later] += owned
     for unit, batch in read_batches:
         good = zip(origins(batch), batch.records, strict=True)
         bad = ((wrong.origin, wrong.reason) for wrong in batch.bad)
         for origin, outcome in itertools.chain(good, bad):
-            assert data[origin.offset : origin.offset + origin.length] == origin.raw
-            assert data.count(b"\n", 0, origin.offset) + 1 == origin.line + lines_before[unit.start]
-            first_byte = origin.offset - 3 * (mark and origin.offset == 3)
+            assert data[origin.ordinal : origin.ordinal + origin.length] == origin.raw
+            line = origin.place["line"] + lines_before[unit.start]
+            assert data.count(b"\n", 0, origin.ordinal) + 1 == line
+            first_byte = origin.ordinal - 3 * (mark and origin.ordinal == 3)
             assert (first_byte - unit.start) // window == batch.window
-            assert origin.offset not in seen
-            seen[origin.offset] = outcome
+            assert origin.ordinal not in seen
+            seen[origin.ordinal] = outcome
     assert list(seen) == sorted(seen) or any(batch.bad for _, batch in read_batches)
     assert [seen[offset] for offset in sorted(seen)] == one_by_one(data)
 
@@ -127,7 +128,7 @@ def test_a_unit_of_many_files_is_those_files_one_after_another(
     assert [w.origin.raw for b in together for w in b.bad] == [
         w.origin.raw for b in alone for w in b.bad
     ]
-    assert sum(b.lines for b in together) == sum(b.lines for b in alone)
+    assert sum(b.count for b in together) == sum(b.count for b in alone)
 
 
 REASONS = {
@@ -148,9 +149,9 @@ def test_a_bad_line_is_named_and_costs_its_neighbours_nothing(tmp_path: Path, ba
     (tmp_path / "x.jsonl").write_bytes(b"1\n\n" + bad + b"\n2")
     [batch] = read_all(units_of(tmp_path))
     assert batch.records == [1, 2]
-    origin = Origin(file="x.jsonl", line=3, offset=3, length=len(bad), raw=bad)
-    assert batch.bad == [BadLine(reason=REASONS[bad], origin=origin)]
-    assert batch.origin(1).line == 4
+    origin = Origin("x.jsonl", 3, "byte 3", {"line": 3, "offset": 3}, len(bad), bad)
+    assert batch.bad == [BadRecord(reason=REASONS[bad], origin=origin)]
+    assert batch.origin(1).place["line"] == 4
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 99])
@@ -184,7 +185,7 @@ def test_a_line_above_the_cap_is_set_aside_by_place_and_length(
     assert [record for batch in found for record in batch.records] == [1, 2]
     expected = [(2, 2, 5002), (4, 5007, 2002)]
     bad = [wrong for batch in found for wrong in batch.bad]
-    assert [(b.origin.line, b.origin.offset, b.origin.length) for b in bad] == expected
+    assert [(*b.origin.place.values(), b.origin.length) for b in bad] == expected
     assert {(b.reason, b.origin.raw) for b in bad} == {("line_too_long", b"")}
 
 
@@ -249,7 +250,7 @@ def seconds_to_place(folder: Path, between: bytes, records: int) -> float:
     [batch] = read_all(units_of(folder))
     before = time.process_time()
     found = origins(batch)
-    assert [origin.offset for origin in found] == [n * (len(between) + 3) for n in range(records)]
+    assert [origin.ordinal for origin in found] == [n * (len(between) + 3) for n in range(records)]
     return time.process_time() - before
 
 
@@ -269,7 +270,7 @@ def test_the_place_of_a_record_takes_as_long_in_a_batch_of_many_files(tmp_path: 
     for n in range(300):
         (tmp_path / f"{n:03}.jsonl").write_bytes(b"\n" if n % 3 else b"\n1\n2\n")
     [batch] = read_all(units_of(tmp_path))
-    placed = [(origin.file, origin.line) for origin in origins(batch)]
+    placed = [(origin.file, origin.place["line"]) for origin in origins(batch)]
     assert placed == [(f"{n:03}.jsonl", line) for n in range(0, 300, 3) for line in (2, 3)]
 
 

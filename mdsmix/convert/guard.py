@@ -70,7 +70,7 @@ def _why_not(job: Job, manifest: Manifest, files: list[SourceFile]) -> str | Non
             f"{job.encoding.loader} loader: all {manifest.records.read:,} records, {manifest.totals.tokens:,} tokens, "
             "are to be encoded again; pass --reencode if that is meant."
         )
-    if not _share_a_file(manifest, files):
+    if not _share_a_file(manifest, files, job.fields_read):
         old, new = ({s.path for s in manifest.sources}, {file.name for file in files})
         return (
             f"stream {job.name}: {job.target} holds a stream made of {listed(sorted(old)) or 'other streams'}, none of which is "
@@ -79,27 +79,27 @@ def _why_not(job: Job, manifest: Manifest, files: list[SourceFile]) -> str | Non
     return None
 
 
-def _share_a_file(manifest: Manifest, files: list[SourceFile]) -> bool:
+def _share_a_file(manifest: Manifest, files: list[SourceFile], fields: tuple[str, ...]) -> bool:
     """Whether a file of the published stream is among these, by its name or, where it was moved, by its content."""
     old, new = {source.path for source in manifest.sources}, {file.name for file in files}
     if manifest.format_version == 1:  # whose names began at a root that is not known any more
         old, new = ({name.rpartition("/")[2] for name in names} for names in (old, new))
         return bool(old & new)
-    return bool(old & new) or _share_content(manifest, files)
+    return bool(old & new) or _share_content(manifest, files, fields)
 
 
-def _share_content(manifest: Manifest, files: list[SourceFile]) -> bool:
+def _share_content(manifest: Manifest, files: list[SourceFile], fields: tuple[str, ...]) -> bool:
     """Only files as large as one of the published stream are read, the smallest first, until one is the same."""
     hashes: dict[int, set[str]] = {}
     for source in manifest.sources:
         hashes.setdefault(source.size, set()).add(source.hash)
     alike = sorted((f for f in files if f.stat.size in hashes), key=lambda file: file.stat.size)
-    return any(_hash(file) in hashes[file.stat.size] for file in alike)
+    return any(_hash(file, fields) in hashes[file.stat.size] for file in alike)
 
 
-def _hash(file: SourceFile) -> str:
+def _hash(file: SourceFile, fields: tuple[str, ...]) -> str:
     """As a manifest says it."""
-    found = (sources.content_of(unit) for unit in sources.plan([file]))
+    found = (sources.content_of(unit) for unit in sources.plan([file], fields=fields))
     return sources.file_hash(digest for content in found for digest in content.files)
 
 

@@ -12,7 +12,7 @@ import xxhash
 from mdsmix.encode.backends import is_unequal
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
-from mdsmix.kinds import Kind, kind_of, kind_of_stream
+from mdsmix.kinds import Kind, kind_of, kind_of_stream, shape_of
 from mdsmix.kinds.registry import make_encoding
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
@@ -63,6 +63,12 @@ class Job:
     @property
     def kind(self) -> Kind:
         return kind_of(self.encoding)
+
+    @property
+    def fields_read(self) -> tuple[str, ...]:
+        """The fields of a record that its shape asks for; none where a shape does not say and so is given all."""
+        fields = self.encoding.fields if shape_of(self.encoding).fields else {}
+        return tuple(sorted(set(fields.values())))
 
     @property
     def joins_units(self) -> bool:

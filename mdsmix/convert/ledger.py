@@ -36,7 +36,7 @@ class UnitRecord:
     size: int = 0
     "Uncompressed source bytes."
     lines: int = 0
-    "Lines of the source that the unit owns: where the next unit of a file begins."
+    "Lines or rows of the source that the unit owns: where those of the file's next unit begin to be counted."
     leftover: str = ""
     "Concat: the tokens behind the last full row, as bytes in base64; less than one row."
 

@@ -37,7 +37,7 @@ def _preview_stream(
         return
     old = published_manifest(job, standing, options.reencode)
     job = on_day(job, old.encoding.date_string if old else None)
-    units, seen = sources.plan(files), Seen.of(job.target)
+    units, seen = sources.plan(files, fields=job.fields_read), Seen.of(job.target)
     known = {unit: None if options.verify_source else seen.content(unit) for unit in units}
     contents = {unit: content or sources.content_of(unit) for unit, content in known.items()}
     is_known = bool(old) and None not in known.values()

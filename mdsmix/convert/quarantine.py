@@ -1,14 +1,15 @@
 """Bad records, kept: where each stood, why it is bad, and its bytes.
 
-A worker keeps its unit's bad records beside the unit's record, with line numbers counted from the unit's first line,
-since it does not know what stands before. When the stream is published the lines before are known, and the records are
-written to `quarantine/` beside the shards with the numbers that a text editor shows.
+A worker keeps its unit's bad records beside the unit's record. Where a format counts (lines) the numbers there begin with the
+unit, since it does not know what stands before. When the stream is published that is known, and the records are written to
+`quarantine/` beside the shards with the numbers that a text editor shows.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from itertools import starmap
 from typing import Any
 
 import orjson
@@ -31,8 +32,7 @@ def described(origin: Origin, reason: str) -> dict[str, Any]:
         raw = {"raw_base64": base64.b64encode(origin.raw).decode()}
     return {
         "file": origin.file,
-        "line": origin.line,
-        "offset": origin.offset,
+        **origin.place,
         "length": origin.length,
         "reason": reason,
         **raw,
@@ -44,10 +44,10 @@ def bad_name(key: str, window: Window) -> str:
     return f"{key}-{window.place}"
 
 
-def keep(folder: Location, name: str, bad: list[dict[str, Any]]) -> None:
-    """Keeps a window's bad records, in the order of the source."""
-    bad = sorted(bad, key=lambda record: (record["file"], record["offset"]))
-    _kept(folder, name).write(_packed(bad))
+def keep(folder: Location, name: str, bad: Iterable[tuple[Origin, str]]) -> None:
+    """Keeps a window's bad records and their reasons, in the order of the source."""
+    ordered = sorted(bad, key=lambda each: (each[0].file, each[0].ordinal))
+    _kept(folder, name).write(_packed(starmap(described, ordered)))
 
 
 def is_kept(folder: Location, name: str) -> bool:
@@ -55,10 +55,12 @@ def is_kept(folder: Location, name: str) -> bool:
     return _kept(folder, name).stat() is not None
 
 
-def release(folder: Location, name: str, lines_before: int) -> None:
-    """Writes a window's bad records to the quarantine, counted from the first line of their file."""
+def publish_quarantine(folder: Location, name: str, before: Mapping[str, int]) -> None:
+    """Writes a window's bad records to the quarantine. `before`: what keys of theirs count, and how much of it their file
+    holds before their unit."""
     numbered = [
-        record | {"line": record["line"] + lines_before} for record in _read(_kept(folder, name))
+        record | {key: record[key] + n for key, n in before.items() if key in record}
+        for record in _read(_kept(folder, name))
     ]
     write_if_new(folder / QUARANTINE / f"{name}.jsonl.zst", _packed(numbered))
 
@@ -77,15 +79,15 @@ def _read(at: Location) -> list[dict[str, Any]]:
         ) from None
 
 
-def others(released: Iterable[str], names: Collection[str]) -> list[str]:
-    """What was released of units that the stream no longer has: a record that was mended is no longer bad."""
-    return [name for name in released if name.partition(".")[0] not in names]
+def stale_files(files: Iterable[str], names: Collection[str]) -> list[str]:
+    """Files of the quarantine that bear none of these names: a record that was mended is no longer bad."""
+    return [file for file in files if file.partition(".")[0] not in names]
 
 
-def delete_others(folder: Location, names: Collection[str], held: Lease) -> None:
+def delete_stale_files(folder: Location, names: Collection[str], held: Lease) -> None:
     """Takes all that out of the quarantine but what bears these names."""
     quarantine = folder / QUARANTINE
-    stale = others([name for name, _ in quarantine.list()], names)
+    stale = stale_files([file for file, _ in quarantine.list()], names)
     together(lambda name: held.delete(quarantine / name), stale)
 
 

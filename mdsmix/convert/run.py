@@ -24,7 +24,7 @@ from mdsmix.convert.job import Job, make_job, on_day, with_versions
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.publish import is_published, publish
-from mdsmix.convert.quarantine import bad_name, delete_others, others, release
+from mdsmix.convert.quarantine import bad_name, delete_stale_files, publish_quarantine, stale_files
 from mdsmix.convert.seen import Seen
 from mdsmix.convert.standing import Standing, stand
 from mdsmix.convert.stored import listing, stored_at
@@ -47,7 +47,7 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest, SourceFile
-from mdsmix.sources import Content, Unit
+from mdsmix.sources import Content, Unit, counted_key, shown_unit
 from mdsmix.storage import locate, together
 
 UNTOLD = (
@@ -152,7 +152,7 @@ def _convert_stream(
     watcher: Watcher,
 ) -> Outcome:
     began = time.monotonic()
-    units, seen = sources.plan(files), Seen.of(job.target)
+    units, seen = sources.plan(files, fields=job.fields_read), Seen.of(job.target)
     old = published_manifest(job, standing, options.reencode)
     job = on_day(job, old.encoding.date_string if old else None)
     known = [None if options.verify_source else seen.content(unit) for unit in units]
@@ -171,11 +171,11 @@ def _convert_stream(
         watcher.begin(job.name, sum(file.stat.size for file in files))
         with listing(job):
             job, results, notes = _proved_results(job, units, options, crew, watcher)
-        released = _release_bad(job, units, results)
+        quarantined = _publish_bad(job, units, results)
         records = [record for result in results for record in result.records]
         manifest, index = publish(job, records, _source_files(units, results), held)
-        if standing.folders:  # else the quarantine holds what this run has released
-            delete_others(job.folder, released, held)
+        if standing.folders:  # else the quarantine holds what this run has put there
+            delete_stale_files(job.folder, quarantined, held)
         if not job.limit:
             seen.save(units, [result.content for result in results])
     return _outcome(
@@ -205,7 +205,7 @@ def _is_up_to_date(
     keys = [key for key, _ in windows]
     if not keys or None in known or not is_published(job, old, standing, keys):
         return False
-    return not others(standing.released, {bad_name(key, window) for key, window in windows})
+    return not stale_files(standing.quarantined, {bad_name(key, window) for key, window in windows})
 
 
 def _proved_results(
@@ -260,7 +260,7 @@ def _results(
     _refuse_hopeless(first, found)
     if tasks:
         open_tokenizer_backend(job)  # once, for all workers
-    names = [_named(units[number]) for number in todo]
+    names = [f"of {shown_unit(units[number])}" for number in todo]
     with closing(engine.run(tasks, crew, watcher.told, names)) as finished:
         for task, result in finished:
             found[todo[task]] = result
@@ -273,14 +273,8 @@ def _refuse_hopeless(first: FirstUnits, found: Mapping[int, UnitResult]) -> None
     """TooManyBadRecords where what is done shows that the stream cannot be published; its bad records can be read then."""
     if first.is_hopeless(found):
         done = range(first.done)
-        _release_bad(first.job, [first.units[n] for n in done], [found[n] for n in done])
+        _publish_bad(first.job, [first.units[n] for n in done], [found[n] for n in done])
         raise first.refusal()
-
-
-def _named(unit: Unit) -> str:
-    """For people."""
-    more = f" and {len(unit.files) - 1} files more" if unit.files[1:] else ""
-    return f"of {unit.name}{more}" + (f" from byte {unit.start} on" if unit.start else "")
 
 
 def _before(unit: Unit, known: Content | None, seen: Seen, look: bool) -> Before:
@@ -308,7 +302,7 @@ def _limited(
         # The rest of the limit is in the unit's key: it follows from what the units before held.
         before = Before(look=True)
         task = partial(convert_unit, replace(job, limit=limit), unit, limit, before, crew.watch.cap)
-        ((_, result),) = engine.run([task], crew, watcher.told, [_named(unit)])
+        ((_, result),) = engine.run([task], crew, watcher.told, [f"of {shown_unit(unit)}"])
         limit -= sum(record.records.read for record in result.records)
         yield result
 
@@ -327,16 +321,16 @@ def _source_files(units: list[Unit], results: list[UnitResult]) -> list[SourceFi
     ]
 
 
-def _release_bad(job: Job, units: list[Unit], results: list[UnitResult]) -> list[str]:
-    """Makes the bad records public, their lines counted from the start of their files; returns their names."""
-    bad, before = list[tuple[str, int]](), 0
+def _publish_bad(job: Job, units: list[Unit], results: list[UnitResult]) -> list[str]:
+    """Makes the bad records public, counted from the start of their files; returns the names of their files."""
+    bad, before = list[tuple[str, dict[str, int]]](), 0
     for unit, result in zip(units, results, strict=False):
         before = before if unit.start else 0
         for record, window in zip(result.records, result.content.windows, strict=True):
             if record.records.bad:
-                bad.append((bad_name(record.key, window), before))
+                bad.append((bad_name(record.key, window), {counted_key(unit): before}))
         before += sum(record.lines for record in result.records)
-    together(lambda each: release(job.folder, *each), bad)
+    together(lambda each: publish_quarantine(job.folder, *each), bad)
     return [name for name, _ in bad]
 
 

@@ -97,4 +97,5 @@ def _line(unit: str, windows: Collection[Window], files: Collection[str] | None)
 
 def fingerprint(unit: Unit) -> str:
     files = [[f.location.url, f.stat.size, f.stat.stamp] for f in unit.files]
-    return xxhash.xxh128_hexdigest(orjson.dumps([files, unit.start, unit.end]))
+    fields = [unit.fields] if unit.fields else []
+    return xxhash.xxh128_hexdigest(orjson.dumps([files, unit.start, unit.end, *fields]))

@@ -34,7 +34,7 @@ class Standing:
     "Of what the manifest says is published; None where there is none, or a damaged one, which is written again."
     stored: Mapping[str, Stat] = field(default_factory=dict)
     "The files beside that index: the target's own, or a version's."
-    released: tuple[str, ...] = ()
+    quarantined: tuple[str, ...] = ()
     "Names in the quarantine."
 
     @property
@@ -64,7 +64,7 @@ def stand(job: Job) -> Standing:
         damage=damage,
         index=index,
         stored=stored,
-        released=tuple(name for name, _ in quarantine),
+        quarantined=tuple(name for name, _ in quarantine),
     )
 
 

@@ -11,11 +11,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
 
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
-from mdsmix.convert.quarantine import bad_name, described, is_kept, keep, kept_name
+from mdsmix.convert.quarantine import bad_name, is_kept, keep, kept_name
 from mdsmix.convert.seen import Seen
 from mdsmix.convert.stored import stored_at
 from mdsmix.encode.backends import Backend, open_backend
@@ -103,7 +102,7 @@ def convert_unit(
             raise Unreachable(CHANGED.format(url=unit.files[0].location.url))
         anew = replace(before, windows={}, look=True)
         return convert_unit(job, unit, limit, anew, memory, attempt, line)
-    if not records:  # no line starts in the unit
+    if not records:  # no record starts in the unit
         records[0] = _convert(job, unit, 0, iter(()), digests, attempt, line)
     return UnitResult(content=content, records=[records[n] for n in windows], reused=len(reused))
 
@@ -223,16 +222,16 @@ class _Tally:
     def __init__(self, has_many_rows: bool) -> None:
         self._has_many_rows = has_many_rows
         "A long document is split, any other record is one row."
-        self.records, self.bad = Records(), list[dict[str, Any]]()
+        self.records, self.bad = Records(), list[tuple[Origin, str]]()
         self.size = self.lines = 0
 
     def begin(self, batch: RecordBatch, without: set[int]) -> None:
         """Counts what is not to be encoded."""
-        bad = [(line.origin, line.reason) for line in batch.bad]
+        bad = [(record.origin, record.reason) for record in batch.bad]
         bad += [(batch.origin(position), CRASHED) for position in sorted(without)]
         self._add(len(bad), 0, bad)
         self.size += batch.size
-        self.lines += batch.lines
+        self.lines += batch.count
 
     def add(self, batch: RecordBatch, piece: range, encoded: Encoded) -> None:
         """Counts what became of the records of a piece."""
@@ -257,7 +256,7 @@ class _Tally:
             filtered=dict(dropped or {}),
             quarantined=dict(Counter(reason for _, reason in bad)),
         )
-        self.bad += [described(origin, reason) for origin, reason in bad]
+        self.bad += bad
 
 
 _backends: dict[tuple[str, str], Backend] = {}

@@ -3,8 +3,7 @@
 What counts is the share of all records. A run stops before it knows them where that share can be told: where the first
 units are nearly all bad (the wrong file, the wrong field), or where the records still to come are too few to bring the
 share down. Units are looked at in the order of the plan, so that any number of workers comes to the same sentence. How many
-records are to come nobody knows; a line takes two bytes, which is a sound bound, if a wide one, of a plain file, and a
-compressed file has none.
+records are to come nobody knows, but a format may know a bound: a line takes two bytes, which is sound, if wide, of a plain file.
 """
 
 from __future__ import annotations
@@ -13,18 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
-from math import inf
 
 from mdsmix.convert.job import Job
 from mdsmix.convert.unit import UnitResult
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.shards.manifest import Records
-from mdsmix.sources import Unit, has_one_window
+from mdsmix.sources import Unit, most_records
 
 FIRST_UNITS = 3
 NEARLY_ALL = Fraction(9, 10)
-LEAST_LINE = 2
-"Bytes."
 
 
 def refuse_too_many_bad(job: Job, records: Records) -> None:
@@ -73,14 +69,7 @@ class FirstUnits:
 
 
 def _most_to_come(units: Sequence[Unit]) -> list[float]:
-    return [*accumulate(map(_most_records, reversed(units)), initial=0)][::-1]
-
-
-def _most_records(unit: Unit) -> float:
-    if not has_one_window(unit):
-        return inf
-    ends = [file.stat.size if unit.end is None else unit.end for file in unit.files]
-    return sum((end - unit.start) // LEAST_LINE + 1 for end in ends)
+    return [*accumulate(map(most_records, reversed(units)), initial=0)][::-1]
 
 
 def _bad_of(records: Records) -> str:

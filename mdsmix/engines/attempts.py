@@ -32,8 +32,10 @@ class Place:
     """The records that a worker has in work."""
 
     file: str
-    offset: int
-    "Of the first one, in uncompressed bytes from the file's start."
+    ordinal: int
+    "Of the first one, as the file's format counts."
+    shown: str
+    "The same for a person: `byte 345`."
     length: int
     records: int
     size: int = 0
@@ -41,8 +43,8 @@ class Place:
 
     def __str__(self) -> str:
         if self.records == 1:
-            return f"the record at byte {self.offset} of {self.file} ({self.length} bytes)"
-        return f"the {self.records:,} records from byte {self.offset} of {self.file} on"
+            return f"the record at {self.shown} of {self.file} ({self.length} bytes)"
+        return f"the {self.records:,} records from {self.shown} of {self.file} on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ class Attempt:
     halvings: int = 0
     died_at: Place | None = None
     skipped: frozenset[tuple[str, int]] = frozenset()
-    "File and offset of records that are set aside unseen."
+    "File and ordinal of records that are set aside unseen."
 
 
 def after_death(
@@ -80,7 +82,7 @@ def after_death(
                 "command with --quarantine-crashes, which sets such records aside."
             )
         return Attempt(
-            skipped=attempt.skipped | {(at.file, at.offset)}, deaths=1, halvings=_kept(attempt)
+            skipped=attempt.skipped | {(at.file, at.ordinal)}, deaths=1, halvings=_kept(attempt)
         )
     if deaths > (MOST_DEATHS if at else HANGS_ELSEWHERE if end.hung else DEATHS_ELSEWHERE):
         raise MdsmixError(
@@ -104,7 +106,7 @@ def skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:
     if not attempt.skipped:
         return set()
     origins = map(batch.origin, range(len(batch.records)))
-    return {p for p, o in enumerate(origins) if (o.file, o.offset) in attempt.skipped}
+    return {p for p, o in enumerate(origins) if (o.file, o.ordinal) in attempt.skipped}
 
 
 def pieces(count: int, halvings: int, without: set[int]) -> Iterator[range]:
@@ -121,7 +123,8 @@ def place(batch: RecordBatch, positions: range) -> Place:
     origin = batch.origin(positions.start)
     return Place(
         file=origin.file,
-        offset=origin.offset,
+        ordinal=origin.ordinal,
+        shown=origin.shown,
         length=origin.length,
         records=len(positions),
         size=batch.size,

@@ -2,7 +2,7 @@
 
 files = find(["data/*.jsonl.zst"], base=recipe_folder)      # paths and sizes, nothing is read
 for unit in plan(files):                                    # the same units on every machine
-    digests = Digests(unit)                                 # of the lines of each window
+    digests = Digests(unit)                                 # of what each window holds
     for batch in read(unit, digests=digests):               # about 8 MB of decoded records each
         batch.records, batch.bad, batch.window
     content = digests.content()                             # by which the unit is known again
@@ -10,16 +10,16 @@ for unit in plan(files):                                    # the same units on 
 
 from __future__ import annotations
 
-from mdsmix.sources.batches import BadLine, RecordBatch, content_of, read
-from mdsmix.sources.blocks import Origin
+from mdsmix.sources.base import Origin
+from mdsmix.sources.batches import BadRecord, RecordBatch, content_of, read
 from mdsmix.sources.content import Content, Digests, Window, file_hash
 from mdsmix.sources.find import find
-from mdsmix.sources.plan import has_one_window, plan
+from mdsmix.sources.plan import counted_key, most_records, plan, shown_unit
 from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit
 
 __all__ = [
     "WINDOW_BYTES",
-    "BadLine",
+    "BadRecord",
     "Content",
     "Digests",
     "Origin",
@@ -28,9 +28,11 @@ __all__ = [
     "Unit",
     "Window",
     "content_of",
+    "counted_key",
     "file_hash",
     "find",
-    "has_one_window",
+    "most_records",
     "plan",
     "read",
+    "shown_unit",
 ]

@@ -1,6 +1,6 @@
 """Units read as batches of decoded records, cut by bytes: 8 MB or one record, never by rows.
 
-Nothing is kept for a record but the record: where it came from is worked out from its batch's lines
+Nothing is kept for a record but the record: where it came from is worked out from its batch's blocks
 when somebody asks, which is for the bad ones.
 """
 
@@ -13,16 +13,15 @@ from typing import Any, NamedTuple
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources.ahead import fetched_ahead
-from mdsmix.sources.blocks import Block, Origin
+from mdsmix.sources.base import Block, Origin
 from mdsmix.sources.content import Content, Digests, check_unchanged
-from mdsmix.sources.formats import format_of
+from mdsmix.sources.registry import format_of
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BadLine:
-    """A line that holds no record, and why: not_json, invalid_utf8, lone_surrogate, too_deep,
-    line_too_long."""
+class BadRecord:
+    """An item of a file that holds no record, and why: a reason code of the README beside this file."""
 
     reason: str
     origin: Origin
@@ -35,18 +34,18 @@ class _Held(NamedTuple):
     "The position of its first record in the batch."
     block: Block
     before: list[int]
-    "Of each of its lines that hold no record, how many records stand before it: ascending."
+    "Of each of its items that hold no record, how many records stand before it: ascending."
 
 
 @dataclass(slots=True, kw_only=True)
 class RecordBatch:
-    """Consecutive lines of one window of a unit, possibly of several small files."""
+    """Consecutive records of one window of a unit, possibly of several small files."""
 
     window: int
     records: list[Any] = field(default_factory=list)
-    bad: list[BadLine] = field(default_factory=list)
-    lines: int = 0
-    "All lines, blank ones too. What a plain unit's batches add up to is where the next one begins."
+    bad: list[BadRecord] = field(default_factory=list)
+    count: int = 0
+    "All lines or rows, blank ones too: where those of the file's next split begin to be counted."
     size: int = 0
     "Uncompressed bytes."
     _blocks: list[_Held] = field(default_factory=list)
@@ -64,17 +63,17 @@ class RecordBatch:
         """Adds the block's records, good or bad, or the first so many; says how many these are."""
         decoded = block.decode()
         if most is not None and len(decoded.records) + len(decoded.bad) > most:
-            lines = most
+            count = most
             for blank in decoded.blank:
-                lines += blank < lines
-            block = block.first(lines)
+                count += blank < count
+            block = block.first(count)
             decoded = block.decode()
         without = sorted([*decoded.blank, *(index for index, _ in decoded.bad)])
-        before = [line - lines for lines, line in enumerate(without)]
+        before = [index - others for others, index in enumerate(without)]
         self._blocks.append(_Held(len(self.records), block, before))
         self.records += decoded.records
-        self.bad += [BadLine(reason=why, origin=block.origin(i)) for i, why in decoded.bad]
-        self.lines += block.lines
+        self.bad += [BadRecord(reason=why, origin=block.origin(i)) for i, why in decoded.bad]
+        self.count += block.count
         self.size += block.size
         return len(decoded.records) + len(decoded.bad)
 
@@ -122,15 +121,16 @@ def content_of(unit: Unit, limit: int | None = None) -> Content:
 
 
 def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]:
-    before = -unit.start
+    before = 0
     for position, file in enumerate(fetched_ahead(unit.files)):
-        kind = format_of(file.name)
+        kind = format_of(file)
         span = Span(
             start=unit.start,
             end=unit.end,
             before=before,
             window_bytes=unit.window_bytes,
             memory=memory,
+            fields=unit.fields,
         )
         size = 0
         for block in _unchanged(file, kind.blocks(file, span)):
@@ -138,7 +138,7 @@ def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]
             if digests:
                 digests.add(position, block)
             yield block
-        before += file.stat.size if kind.growth == 1 else size
+        before += file.stat.size if kind.size_factor == 1 else size
 
 
 def _unchanged(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:

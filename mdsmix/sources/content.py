@@ -1,6 +1,6 @@
 """What a unit holds, by digests that are worked out while its blocks stream by.
 
-Each window is known by the lines that start in it, uncompressed: not by the name of a file, how it is packed, or what the
+Each window is known by the records that start in it, uncompressed: not by the name of a file, how it is packed, or what the
 unit's other windows hold. So a file that was renamed or compressed anew is known again, and a window is known as soon as it
 has been read, which is when its shards are made: at a first conversion every byte is read once.
 """
@@ -14,21 +14,20 @@ from typing import Any
 import xxhash
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources.blocks import Block
-from mdsmix.sources.formats import format_of
+from mdsmix.sources.base import Block
 from mdsmix.sources.units import SourceFile, Unit
 from mdsmix.storage import CHANGED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A window of a unit in which lines start."""
+    """A window of a unit in which records start."""
 
     number: int
     digest: str
-    "xxh3_128 of its lines and of where one file ends and another begins, 32 hex digits: equal lines give equal records."
+    "xxh3_128 of its content and of where one file ends and another begins, 32 hex digits: equal content gives equal records."
     place: str
-    "8 hex digits for the files and where in them the lines stand: what is kept of bad records says that."
+    "8 hex digits for the files and where in them the records stand: what is kept of bad records says that."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +36,15 @@ class Content:
 
     windows: tuple[Window, ...]
     files: tuple[str, ...]
-    "Of each of its files, the xxh3_128 of the lines that the unit owns."
+    "Of each of its files, the xxh3_128 of the content that the unit owns."
 
 
 @dataclass(slots=True)
 class _Part:
-    """The lines of one file in one window."""
+    """What one file holds in one window."""
 
     format: str
-    place: tuple[str, int, int]
+    start: tuple[Any, ...]
     hasher: Any = field(default_factory=xxhash.xxh3_128)
     length: int = 0
 
@@ -60,26 +59,26 @@ class Digests:
 
     def add(self, position: int, block: Block) -> None:
         """The next block, of the unit's file at this position."""
-        name, lines = self._unit.files[position].name, block.content()
+        name, content = self._unit.files[position].name, block.content()
         parts = self._windows.setdefault(block.window, {})
         if position not in parts:
-            parts[position] = _Part(format_of(name).name, (name, *block.place))
-        parts[position].hasher.update(lines)
-        parts[position].length += len(lines)
-        self._files[position].update(lines)
+            parts[position] = _Part(block.format, (name, *block.start))
+        parts[position].hasher.update(content)
+        parts[position].length += len(content)
+        self._files[position].update(content)
 
     def window(self, number: int) -> Window:
         """What was read of a window; all of it, where a block of a later one was."""
         parts = self._windows.get(number, {}).values()
-        lines = [f"{part.format} {part.length} {part.hasher.hexdigest()}\n" for part in parts]
+        said = [f"{part.format} {part.length} {part.hasher.hexdigest()}\n" for part in parts]
         return Window(
             number=number,
-            digest=xxhash.xxh3_128_hexdigest("".join(lines)),
-            place=xxhash.xxh32_hexdigest(repr([part.place for part in parts])),
+            digest=xxhash.xxh3_128_hexdigest("".join(said)),
+            place=xxhash.xxh32_hexdigest(repr([part.start for part in parts])),
         )
 
     def content(self) -> Content:
-        """Of the whole unit, which has a window even where no line starts in it."""
+        """Of the whole unit, which has a window even where no record starts in it."""
         return Content(
             windows=tuple(map(self.window, self._windows or [0])),
             files=tuple(hasher.hexdigest() for hasher in self._files),

@@ -11,7 +11,7 @@ import os
 from itertools import islice
 
 from mdsmix.errors import RecipeError
-from mdsmix.sources.formats import suffix_of
+from mdsmix.sources.registry import FORMATS, format_of
 from mdsmix.sources.units import SourceFile
 from mdsmix.storage import Location, fixed_prefix, has_pattern, locate
 
@@ -32,9 +32,9 @@ def _find_one(path: str, base: str | os.PathLike[str]) -> list[SourceFile]:
         raise _nothing(path, place, _root(path, base))
     files = []
     for location, stat in matches:
-        name = _name(location, base)
-        _check_name(name, location)
-        files.append(SourceFile(location=location, stat=stat, name=name))
+        file = SourceFile(location=location, stat=stat, name=_name(location, base))
+        _check(file)
+        files.append(file)
     return files
 
 
@@ -59,13 +59,13 @@ def _root(path: str, base: str | os.PathLike[str]) -> Location:
     return _absolute(fixed_prefix(path) or top, base)
 
 
-def _check_name(name: str, location: Location) -> None:
-    suffix_of(name)
+def _check(file: SourceFile) -> None:
+    format_of(file)
     try:
-        name.encode()
+        file.name.encode()
     except UnicodeEncodeError:
         raise RecipeError(
-            f"the name of the source file {location.url!r} is not valid UTF-8, so it cannot be "
+            f"the name of the source file {file.location.url!r} is not valid UTF-8, so it cannot be "
             "written into a manifest: rename it"
         ) from None
 
@@ -75,7 +75,7 @@ def _nothing(path: str, place: Location, root: Location) -> RecipeError:
     if inside:
         return RecipeError(
             f"the source {path} is a folder ({place.url} holds {', '.join(inside)}, ...): name the "
-            f"files in it, as in {path.rstrip('/')}/*.jsonl"
+            f"files in it, as in {path.rstrip('/')}/*{next(iter(FORMATS))}"
         )
     there = [name for name, _ in islice(root.list(), 4)]
     instead = (

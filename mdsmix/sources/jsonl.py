@@ -7,19 +7,20 @@ never joined into one array, which would let two values on a line pass for one e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import ClassVar
+from math import inf
 
 import orjson
 
-from mdsmix.sources.blocks import Block, Decoded
+from mdsmix.sources.base import Block, Decoded, Format
 from mdsmix.sources.inflate import Inflated
-from mdsmix.sources.lines import LineBlock, all_bytes, owned_bytes, split_lines
+from mdsmix.sources.lines import TAIL_BYTES, LineBlock, all_bytes, owned_bytes, shown, split_lines
 from mdsmix.sources.units import SourceFile, Span
 
 _WHITESPACE = b" \t\r"
+_LEAST_LINE = 2
+"Bytes of the shortest line that holds a record, with its end."
 
 
 def decode_lines(lines: list[bytes]) -> Decoded:
@@ -61,25 +62,40 @@ def _reason(line: bytes, message: str) -> str:
     return "too_deep" if too_deep else "not_json"
 
 
-@dataclass(frozen=True, slots=True)
-class Jsonl:
-    """`*.jsonl` and, compressed, `*.jsonl.gz` and `*.jsonl.zst`."""
+class Jsonl(Format):
+    """`*.jsonl` and, compressed, `*.jsonl.gz` and `*.jsonl.zst`. Its ordinals are uncompressed bytes."""
 
-    packing: str = ""
-    name: ClassVar[str] = "jsonl"
+    counted = "line"
 
-    @property
-    def growth(self) -> int:
-        return 4 if self.packing else 1  # text compresses three- to fivefold
+    def __init__(self, packing: str = "") -> None:
+        self._packing = packing
+        self.size_factor = 4 if packing else 1  # text compresses three- to fivefold
+
+    def splits(
+        self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]
+    ) -> Iterable[tuple[int, int | None]]:
+        if self._packing:
+            return [(0, None)]
+        size = file.stat.size
+        return [(n, min(n + window_bytes, size)) for n in range(0, size, window_bytes)]
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        with file.open(max(0, span.start - 1), span.end) as stored:
-            if self.packing:
-                inflated = Inflated(stored, self.packing, file.location.url, span.memory)
+        until = None if span.end is None else span.end + TAIL_BYTES
+        with file.open(max(0, span.start - 1), until) as stored:
+            if self._packing:
+                inflated = Inflated(stored, self._packing, file.location.url, span.memory)
                 pieces = all_bytes(inflated.read, span)
             elif span.end is None:
                 pieces = all_bytes(stored.read, span)
             else:
                 pieces = owned_bytes(stored.read, span.start, span.end)
-            new_block = partial(LineBlock, file=file.name, decoder=decode_lines)
+            new_block = partial(LineBlock, format="jsonl", file=file.name, decoder=decode_lines)
             yield from split_lines(pieces, span, new_block)
+
+    def shown(self, ordinal: int) -> str:
+        return shown(ordinal)
+
+    def most_records(self, file: SourceFile, start: int, end: int | None) -> float:
+        if self._packing:
+            return inf
+        return ((file.stat.size if end is None else end) - start) // _LEAST_LINE + 1

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from mdsmix.sources.blocks import Decoded, Origin
-from mdsmix.sources.units import BLOCK_BYTES, TAIL_BYTES, Span
+from mdsmix.sources.base import Decoded, Origin
+from mdsmix.sources.units import BLOCK_BYTES, Span
 
 LONGEST_LINE = 256 << 20
 _PIECE_BYTES = BLOCK_BYTES - (1 << 20)
 """Leaves room in a batch of 8 MB for the line that crosses into it."""
+TAIL_BYTES = 64 << 10
+"""Beyond the end of a split, where its last line may end: the same request brings them, and most lines are shorter."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 Read = Callable[[int], bytes]
@@ -28,10 +30,12 @@ Pieces = Iterator[tuple[int, bytes]]
 class LineBlock:
     """Consecutive lines of one file, without their ends; none where one too long was skipped."""
 
+    format: str
     file: str
     window: int
     offset: int
     line: int
+    "From 1, counted from the split's first line."
     texts: list[bytes]
     decoder: Callable[[list[bytes]], Decoded]
     skipped: int = 0
@@ -39,7 +43,7 @@ class LineBlock:
     _starts: list[int] = field(default_factory=list)
 
     @property
-    def lines(self) -> int:
+    def count(self) -> int:
         return len(self.texts) or 1
 
     @property
@@ -47,7 +51,7 @@ class LineBlock:
         return self.skipped or sum(map(len, self.texts)) + len(self.texts)
 
     @property
-    def place(self) -> tuple[int, int]:
+    def start(self) -> tuple[int, int]:
         return self.line, self.offset
 
     def content(self) -> bytes:
@@ -55,8 +59,8 @@ class LineBlock:
             return b"%d bytes too long\n" % self.skipped
         return b"\n".join(self.texts) + b"\n"
 
-    def first(self, lines: int) -> LineBlock:
-        return replace(self, texts=self.texts[:lines], _starts=[])
+    def first(self, count: int) -> LineBlock:
+        return replace(self, texts=self.texts[:count], _starts=[])
 
     def decode(self) -> Decoded:
         if self.skipped:
@@ -67,17 +71,17 @@ class LineBlock:
         if not self._starts:
             lengths = (len(text) + 1 for text in self.texts)
             self._starts.extend(accumulate(lengths, initial=self.offset))
-        raw = self.texts[index] if self.texts else b""
-        return Origin(
-            file=self.file,
-            line=self.line + index,
-            offset=self._starts[index],
-            length=len(raw) or self.skipped,
-            raw=raw,
-        )
+        raw, offset = self.texts[index] if self.texts else b"", self._starts[index]
+        place = {"line": self.line + index, "offset": offset}
+        return Origin(self.file, offset, shown(offset), place, len(raw) or self.skipped, raw)
 
 
 NewBlock = Callable[..., LineBlock]
+
+
+def shown(offset: int) -> str:
+    """The place of a line for a person."""
+    return f"byte {offset}"
 
 
 def owned_bytes(read: Read, start: int, end: int) -> Pieces:
@@ -150,7 +154,7 @@ class _Crossing:
     def block(self, line: int, span: Span, new_block: NewBlock) -> LineBlock:
         if self.length <= LONGEST_LINE:
             return _block(line, self.offset, [b"".join(self.parts)], span, new_block)
-        window = span.window_of(self.offset)
+        window = span.window_of(self.offset - span.start)
         return new_block(
             window=window, offset=self.offset, line=line, texts=[], skipped=self.length
         )
@@ -159,7 +163,7 @@ class _Crossing:
 def _block(
     line: int, offset: int, texts: list[bytes], span: Span, new_block: NewBlock
 ) -> LineBlock:
-    window = span.window_of(offset)
+    window = span.window_of(offset - span.start)
     if offset == 0 and texts[0].startswith(_BYTE_ORDER_MARK):
         offset = len(_BYTE_ORDER_MARK)
         texts[0] = texts[0][offset:]

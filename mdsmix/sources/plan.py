@@ -10,50 +10,63 @@ the path counts first, so that a folder may be moved or renamed and its files st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import xxhash
 
-from mdsmix.sources.formats import format_of
+from mdsmix.sources.registry import format_of
 from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit
 
 
-def plan(files: list[SourceFile], window_bytes: int = WINDOW_BYTES) -> list[Unit]:
-    """The units of these files, ordered by path, then offset. Empty files are in none."""
+def plan(
+    files: list[SourceFile], window_bytes: int = WINDOW_BYTES, fields: Iterable[str] = ()
+) -> list[Unit]:
+    """The units of these files, ordered by path, then offset. Empty files are in none. `fields`: all that is read of a
+    record, where it is known."""
     files = sorted((f for f in files if f.stat.size), key=lambda file: file.name)
-    small = [file for file in files if weight(file) < window_bytes]
-    large = [file for file in files if weight(file) >= window_bytes]
-    units = [
-        Unit(files=tuple(run), window_bytes=window_bytes) for run in _runs(small, window_bytes)
-    ]
-    units += [unit for file in large for unit in _windows(file, window_bytes)]
+    new = partial(_unit, window_bytes=window_bytes, fields=tuple(fields))
+    small = [file for file in files if _weight(file) < window_bytes]
+    units = [new(run) for run in _runs(small, window_bytes)]
+    for file in files:
+        if _weight(file) >= window_bytes:
+            splits = format_of(file).splits(file, window_bytes, tuple(fields))
+            units += [new([file], start=start, end=end) for start, end in splits]
     return sorted(units, key=lambda unit: (unit.name, unit.start))
 
 
-def has_one_window(unit: Unit) -> bool:
-    """Known without reading: a plain unit has one window, one with a compressed file may have more."""
-    return all(format_of(file.name).growth == 1 for file in unit.files)
+def most_records(unit: Unit) -> float:
+    """How many records the unit can hold at most, as far as that is known without reading."""
+    return sum(format_of(file).most_records(file, unit.start, unit.end) for file in unit.files)
 
 
-def weight(file: SourceFile) -> int:
+def shown_unit(unit: Unit) -> str:
+    """The unit for a person: `a.jsonl from byte 100663296 on`."""
+    more = f" and {len(unit.files) - 1} files more" if unit.files[1:] else ""
+    start = f" from {format_of(unit.files[0]).shown(unit.start)} on" if unit.start else ""
+    return unit.name + more + start
+
+
+def counted_key(unit: Unit) -> str:
+    """The key of a place that counts from the unit's start; "" where the format tells places without counting."""
+    return format_of(unit.files[0]).counted
+
+
+def _unit(files: list[SourceFile], fields: tuple[str, ...], **split: Any) -> Unit:
+    reads_fields = any(format_of(file).reads_fields for file in files)
+    return Unit(files=tuple(files), fields=fields if reads_fields else (), **split)
+
+
+def _weight(file: SourceFile) -> int:
     """The uncompressed bytes that a file is planned as."""
-    return file.stat.size * format_of(file.name).growth
-
-
-def _windows(file: SourceFile, window_bytes: int) -> Iterator[Unit]:
-    if format_of(file.name).growth > 1:
-        # Where its windows begin is known only when it is read: one unit with many windows.
-        yield Unit(files=(file,), window_bytes=window_bytes)
-        return
-    for start in range(0, file.stat.size, window_bytes):
-        end = min(start + window_bytes, file.stat.size)
-        yield Unit(files=(file,), start=start, end=end, window_bytes=window_bytes)
+    return file.stat.size * format_of(file).size_factor
 
 
 def _runs(files: list[SourceFile], window_bytes: int) -> Iterator[list[SourceFile]]:
     """Consecutive files of at most a window in all, in order."""
-    before = list(accumulate(map(weight, files), initial=0))
+    before = list(accumulate(map(_weight, files), initial=0))
     priorities = [_priority(file.name) for file in files]
     waiting = [(0, len(files))] if files else []
     while waiting:

@@ -1,7 +1,7 @@
 """The files of a source and the work units that they are cut into.
 
-A unit is small enough to be done again after a crash and large enough to fill a shard. It
-names its bytes and nothing else, so that whichever worker reads it gets the same records.
+A unit is small enough to be done again after a crash and large enough to fill a shard. It says what to read and
+nothing else, so that whichever worker reads it gets the same records.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ with 64 MiB it is 30 MB smaller, and 5 % slower since each unit has a fresh work
 BLOCK_BYTES = 8 << 20
 """Bytes that are read, decoded and handed on at once, unless one record alone is longer."""
 
-TAIL_BYTES = 64 << 10
-"""Beyond the end of a window, where its last line may end: the same request brings them, and most lines are shorter."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
@@ -33,21 +30,19 @@ class SourceFile:
     held: bytes | None = None
     "All of it, where it was fetched before it is read."
 
-    def open(self, start: int = 0, end: int | None = None) -> BinaryIO:
-        """A reader of the version that was found, from `start`; `end`: where the last line wanted begins, or before it."""
+    def open(self, start: int = 0, until: int | None = None) -> BinaryIO:
+        """A sequential reader of the version that was found, from byte `start`; `until`: where reading will most likely end."""
         if self.held is not None:
             return io.BytesIO(self.held)
-        until = None if end is None else end + TAIL_BYTES
         return self.location.open(start, until, self.stat.stamp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Whole files, or the lines that start in the bytes [start, end) of one file.
+    """Whole files, or the split [start, end) of one file, in the ordinals of its format.
 
-    The lines of a unit fall into windows by the uncompressed byte at which they start, counted
-    through all its files. A plain unit has one window; how many a compressed one has is known
-    only when it is read.
+    The records of a unit fall into windows by the uncompressed byte at which they start, counted through all its files.
+    A split of plain text is one window; how many windows a compressed file has is known only when it is read.
     """
 
     files: tuple[SourceFile, ...]
@@ -55,6 +50,8 @@ class Unit:
     end: int | None = None
     "None: to the end of each file."
     window_bytes: int = WINDOW_BYTES
+    fields: tuple[str, ...] = ()
+    "What is read of each record, where a format of its files reads by fields; none named: all of it."
 
     @property
     def name(self) -> str:
@@ -64,19 +61,22 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """What a unit reads of one of its files: a byte range and where the windows lie in it."""
+    """What a unit reads of one of its files: a split of it, and where the windows lie in that."""
 
     start: int
     end: int | None
     before: int
-    "Uncompressed bytes of the unit before byte 0 of this file; negative where it starts inside."
+    "Uncompressed bytes of the unit's files before this one."
     window_bytes: int
     memory: int = 4 << 30
     "Bytes that whoever reads may hold: half of them for what a compressed file says it needs."
+    fields: tuple[str, ...] = ()
+    "The unit's."
 
-    def window_of(self, offset: int) -> int:
-        return (self.before + offset) // self.window_bytes
+    def window_of(self, position: int) -> int:
+        """The window of a record that starts so many uncompressed bytes behind the split's start."""
+        return (self.before + position) // self.window_bytes
 
-    def next_edge(self, offset: int) -> int:
-        """The first byte after `offset` that belongs to the next window."""
-        return (self.window_of(offset) + 1) * self.window_bytes - self.before
+    def next_edge(self, position: int) -> int:
+        """The first position behind this one that belongs to the next window."""
+        return (self.window_of(position) + 1) * self.window_bytes - self.before

@@ -1,0 +1,105 @@
+"""What a file format says: how a file is cut into splits, its records in blocks, and where each record stands.
+
+Units, windows, digests, counting and quarantine are the same for all formats and ask a `Format` for what they need to know.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from mdsmix.sources.units import SourceFile, Span
+
+
+class Origin(NamedTuple):
+    """Where a record comes from, and what stands there."""
+
+    file: str
+    "The file's name."
+    ordinal: int
+    "What its format counts records by (a byte offset, a row): ascending in the file, and the same in whatever unit it is read."
+    shown: str
+    "The same for a person: `byte 345`, `row 12`."
+    place: Mapping[str, Any]
+    "The same as the quarantine says it: {`line`: 12, `offset`: 345}."
+    length: int
+    "Bytes."
+    raw: bytes
+    "The bytes themselves; empty where they were too long to be kept."
+
+
+@dataclass(slots=True, kw_only=True)
+class Decoded:
+    """The records of a block, and which of its items are none."""
+
+    records: list[Any]
+    bad: list[tuple[int, str]]
+    "Index among the block's items, and the reason code."
+    blank: list[int]
+    "Indexes of items that are nothing at all, such as empty lines."
+
+
+class Block(Protocol):
+    """Consecutive items (lines, rows, members) of one file in one window, about 8 MB, not decoded yet."""
+
+    @property
+    def format(self) -> str:
+        """What shapes records beside the bytes: items of equal format and content give equal records, packed or not."""
+
+    @property
+    def window(self) -> int: ...
+
+    @property
+    def size(self) -> int:
+        """Uncompressed bytes, of the fields that are read."""
+
+    @property
+    def count(self) -> int:
+        """Items, whether they hold a record or not."""
+
+    @property
+    def start(self) -> tuple[Any, ...]:
+        """Where its first item stands: it tells apart blocks of equal content."""
+
+    def content(self) -> bytes:
+        """By which the items are known again. Of consecutive blocks joined, it is the same however they were cut."""
+
+    def first(self, count: int) -> Block:
+        """The block of the first so many items."""
+
+    def decode(self) -> Decoded: ...
+
+    def origin(self, index: int) -> Origin:
+        """Where the item of this index is."""
+
+
+class Format(ABC):
+    """One kind of file. A split of it is a range [start, end) of ordinals; an end of None is the end of the file."""
+
+    size_factor: int = 1
+    "How many times its stored size a file counts when it is planned; 1: it is stored as it is read."
+    reads_fields: ClassVar[bool] = False
+    "Only the fields that are asked for are read, so what a file is known by depends on them."
+    counted: ClassVar[str] = ""
+    "The key of a place that counts from the split's start, where only what stands before tells the true number."
+
+    def splits(
+        self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]
+    ) -> Iterable[tuple[int, int | None]]:
+        """A large file as splits of about a window, where they are known without reading its records; else all of it as one."""
+        return [(0, None)]
+
+    @abstractmethod
+    def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
+        """The records that start in the span, in order. A damaged file is `Unreachable`."""
+
+    @abstractmethod
+    def shown(self, ordinal: int) -> str:
+        """An ordinal for a person: `byte 345`."""
+
+    def most_records(self, file: SourceFile, start: int, end: int | None) -> float:
+        """How many records a split can hold at most, known without reading."""
+        return inf

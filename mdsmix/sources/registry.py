@@ -1,0 +1,34 @@
+"""Which format a file is of, by its suffix. Another format is one more file and one more line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mdsmix.errors import RecipeError
+from mdsmix.sources.base import Format
+from mdsmix.sources.inflate import PACKINGS
+from mdsmix.sources.jsonl import Jsonl
+from mdsmix.sources.units import SourceFile
+
+
+def _packed_or_not(new: Callable[[str], Format], *suffixes: str) -> dict[str, Format]:
+    """A format that is read from the start to the end, and so through a decompressor too."""
+    return {suffix + p: new(p) for p in ("", *PACKINGS) for suffix in suffixes}
+
+
+FORMATS: dict[str, Format] = {
+    **_packed_or_not(Jsonl, ".jsonl", ".ndjson", ".json"),
+}
+"By suffix, in lower case, of one or two parts."
+
+
+def format_of(file: SourceFile) -> Format:
+    """RecipeError where no format has the file's suffix."""
+    _, *parts = file.name.lower().rpartition("/")[2].split(".")
+    for known in (f".{'.'.join(parts[-2:])}", f".{parts[-1]}" if parts else ""):
+        if known in FORMATS:
+            return FORMATS[known]
+    raise RecipeError(
+        f"the source file {file.name} has no suffix that mdsmix reads ({', '.join(FORMATS)}): "
+        "rename or convert it, or narrow the pattern that found it"
+    )
