@@ -36,6 +36,12 @@ class SourceFile:
             return io.BytesIO(self.held)
         return self.location.open(start, until, self.stat.stamp)
 
+    def open_random(self, ahead: int = 1 << 20) -> BinaryIO:
+        """A seekable reader of the version that was found; from a store, so many bytes at least are asked for at a time."""
+        if self.held is not None:
+            return io.BytesIO(self.held)
+        return self.location.open_random(self.stat, ahead)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:

@@ -124,6 +124,9 @@ class LocalPath(Location):
             file.seek(start)
             return file
 
+    def open_random(self, found: Stat, ahead: int = 1 << 20) -> BinaryIO:
+        return self.open(stamp=found.stamp)
+
     def write(self, *parts: Bytes) -> None:
         with _explained("write", self.path), self._replacing() as temporary:
             _make(temporary, *parts)

@@ -106,6 +106,11 @@ class Location(ABC):
         `until`: where reading will most likely end; a store is asked for so much, and for more where more is read."""
 
     @abstractmethod
+    def open_random(self, found: Stat, ahead: int = 1 << 20) -> BinaryIO:
+        """A seekable reader of the file as it was `found`. From a store, `ahead` bytes at least are asked for at a time; it
+        is Unreachable there as soon as the object is another, on a disk when it is opened."""
+
+    @abstractmethod
     def write(self, *parts: Bytes) -> None:
         """Put the joined parts here, wholly or not at all, over whatever was here."""
 

@@ -11,9 +11,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
+from mdsmix.errors import Unreachable
 from mdsmix.storage.location import (
+    CHANGED,
     Bytes,
     Found,
     Location,
@@ -27,6 +29,7 @@ from mdsmix.storage.s3_client import Patience, ask
 from mdsmix.storage.s3_conditions import are_kept, put_if
 from mdsmix.storage.s3_errors import error_code, failures
 from mdsmix.storage.s3_parts import copy, send
+from mdsmix.storage.s3_random import RandomReader
 from mdsmix.storage.s3_uploads import uploads
 
 _PART_BYTES = 64 << 20
@@ -86,6 +89,16 @@ class S3Path(Location):
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
         reader = _Reader(self, start, until, etag=f'"{stamp}"' if stamp else None, goes_on=True)
         return io.BufferedReader(reader, buffer_size=1 << 20)
+
+    def open_random(self, found: Stat, ahead: int = 1 << 20) -> BinaryIO:
+        def fetch(start: int, end: int) -> bytes:
+            with _Reader(self, start, end, etag=f'"{found.stamp}"') as reader:
+                data = b"".join(iter(lambda: reader.read(_READ_BYTES), b""))
+            if len(data) < end - start:  # a store that heeds no If-Match
+                raise Unreachable(CHANGED.format(url=self.url))
+            return data
+
+        return cast(BinaryIO, RandomReader(fetch, found.size, ahead))
 
     def write(self, *parts: Bytes) -> None:
         send(self.url, self._object(), parts, _PART_BYTES)

@@ -1,0 +1,154 @@
+"""A file of which any part may be read first: the same bytes as from a file in memory, whatever is asked for, in few requests."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdsmix.errors import Unreachable
+from mdsmix.storage import Location, locate
+from mdsmix.storage.s3_random import RandomReader
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("read"), st.integers(-1, 90)),
+        st.tuples(st.just("seek"), st.integers(0, 140)),
+        st.tuples(st.just("seek from here"), st.integers(-140, 140)),
+        st.tuples(st.just("seek from the end"), st.integers(-140, 20)),
+    ),
+    max_size=25,
+)
+
+
+class Fetched:
+    """Ranges of some bytes, and what was asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.asked = data, list[tuple[int, int]]()
+
+    def __call__(self, start: int, end: int) -> bytes:
+        assert 0 <= start < end <= len(self.data)
+        self.asked.append((start, end))
+        return self.data[start:end]
+
+
+def done(file: io.RawIOBase | io.BytesIO, operation: str, number: int) -> object:
+    whence = {"seek": 0, "seek from here": 1, "seek from the end": 2}
+    if operation == "read":
+        return file.read(number)
+    try:
+        return file.seek(number, whence[operation])
+    except (OSError, ValueError):
+        return "refused"
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.binary(max_size=100), OPERATIONS, st.integers(0, 120))
+def test_it_reads_as_a_file_in_memory_does(
+    data: bytes, operations: list[tuple[str, int]], ahead: int
+) -> None:
+    """A seek to before the beginning moves BytesIO there, and is refused by files: it is left out."""
+    file, memory = RandomReader(Fetched(data), len(data), ahead), io.BytesIO(data)
+    for operation, number in operations:
+        before = {"seek from here": memory.tell(), "seek from the end": len(data)}
+        if before.get(operation, 0) + number < 0 and operation != "read":
+            assert done(file, operation, number) == "refused"
+            continue
+        assert done(file, operation, number) == done(memory, operation, number)
+        assert file.tell() == memory.tell()
+
+
+def test_reading_on_fetches_each_byte_once_and_a_jump_to_the_end_what_lies_before_it() -> None:
+    fetch = Fetched(os.urandom(10_000))
+    file = RandomReader(fetch, 10_000, 1_000)
+    assert b"".join(iter(lambda: file.read(300), b"")) == fetch.data
+    assert fetch.asked == [(n, n + 1_000) for n in range(0, 10_000, 1_000)]
+    fetch.asked.clear()
+    for back in (22, 300, 1_000):
+        file.seek(-back, io.SEEK_END)
+        assert file.read(back) == fetch.data[-back:]
+    assert not fetch.asked, "held since it was read"
+    file.seek(0)
+    file.read(1)
+    file.seek(-22, io.SEEK_END)
+    file.read()
+    file.seek(-900, io.SEEK_END)
+    file.read()
+    assert fetch.asked == [(0, 1_000), (9_000, 10_000)]
+
+
+def test_a_large_read_is_one_request_and_is_not_kept() -> None:
+    fetch = Fetched(os.urandom(100_000))
+    file = RandomReader(fetch, 100_000, 1_000)
+    file.seek(10)
+    assert file.read(50_000) == fetch.data[10:50_010]
+    assert file._held == b""
+    assert file.read(100) == fetch.data[50_010:50_110]
+    assert fetch.asked == [(10, 50_010), (50_010, 51_010)]
+
+
+def zipped(file: io.BytesIO) -> None:
+    noise = random.Random(1)
+    with zipfile.ZipFile(file, "w") as packed:
+        for n in range(200):
+            packed.writestr(f"{n}.txt", noise.randbytes(noise.randint(0, 50_000)))
+
+
+def tarred(file: io.BytesIO) -> None:
+    noise = random.Random(1)
+    with tarfile.open(fileobj=file, mode="w") as packed:
+        for n in range(200):
+            data = noise.randbytes(noise.randint(0, 50_000))
+            member = tarfile.TarInfo(f"{n}.txt")
+            member.size = len(data)
+            packed.addfile(member, io.BytesIO(data))
+
+
+def unzipped(file: io.IOBase) -> list[bytes]:
+    with zipfile.ZipFile(file) as packed:  # type: ignore[call-overload]
+        return [packed.read(name) for name in packed.namelist()]
+
+
+def untarred(file: io.IOBase) -> list[bytes]:
+    with tarfile.open(fileobj=file) as packed:  # type: ignore[call-overload]
+        return [packed.extractfile(member).read() for member in packed]
+
+
+ARCHIVES: list[tuple[Callable[[io.BytesIO], None], Callable[[io.IOBase], list[bytes]]]] = [
+    (zipped, unzipped),
+    (tarred, untarred),
+]
+
+
+def put_archive(place: Location, pack: Callable[[io.BytesIO], None]) -> bytes:
+    """About 5 MB."""
+    memory = io.BytesIO()
+    pack(memory)
+    place.write(memory.getvalue())
+    return memory.getvalue()
+
+
+@pytest.mark.parametrize(("pack", "unpack"), ARCHIVES)
+def test_the_standard_library_reads_archives_on_a_disk(
+    tmp_path: Path,
+    pack: Callable[[io.BytesIO], None],
+    unpack: Callable[[io.IOBase], list[bytes]],
+) -> None:
+    place = locate(tmp_path / "archive")
+    data = put_archive(place, pack)
+    found = place.stat()
+    assert found is not None
+    with place.open_random(found) as file:
+        assert unpack(file) == unpack(io.BytesIO(data))  # type: ignore[arg-type]
+    place.write(data)
+    with pytest.raises(Unreachable, match="was changed while it was being read"):
+        place.open_random(found)
