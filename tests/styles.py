@@ -57,6 +57,58 @@ GENERATION = (
     "{% endgeneration %}{% else %}{{ m.role }}:{{ {'é': m.content} | tojson }}{% continue %}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
 )
+# Five templates that rewrite history, in the manner of today's models. Earlier answers lose their reasoning (all but the
+# last two), the generation prompt opens the reasoning (the first), every text ends in EOS (the third), the last answer
+# ends otherwise than those before it (the fourth), and system prompt and tools stand before the last question (the fifth).
+DEEPSEEK_R1 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
+    "{% elif m.role == 'user' %}<User>{{ m.content }}"
+    "{% else %}<Assistant>{{ m.content.split('</think>')[-1] }}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<Assistant><think>\n{% endif %}"
+)
+QWEN_3 = (
+    "{% set ns = namespace(last=-1) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and '</think>' in m.content %}"
+    "{% set said = m.content.split('</think>')[-1].lstrip('\n') %}"
+    "{% set thought = m.content.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
+    "{% if loop.index0 > ns.last %}<think>\n{{ thought }}\n</think>\n\n{{ said }}{% else %}{{ said }}{% endif %}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+PHI_3 = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}"
+)
+GPT_OSS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% if loop.last and not add_generation_prompt %}"
+    "{% if '</think>' in m.content %}<|start|>assistant<|channel|>analysis<|message|>"
+    "{{ m.content.split('</think>')[0].split('<think>')[-1] }}<|end|>{% endif %}"
+    "<|start|>assistant<|channel|>final<|message|>{{ m.content.split('</think>')[-1] }}<|return|>"
+    "{% else %}<|start|>assistant<|channel|>final<|message|>{{ m.content.split('</think>')[-1] }}<|end|>{% endif %}"
+    "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+MISTRAL_V3 = (
+    "{{ bos_token }}"
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content + '\n\n' %}{% set rest = messages[1:] %}"
+    "{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}"
+    "{% set last = (rest | selectattr('role', 'equalto', 'user') | list)[-1] %}"
+    "{% for m in rest %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('After the optional system message, roles must alternate user/assistant') }}{% endif %}"
+    "{% if m.role == 'user' %}[INST] {{ system if m is sameas last }}{{ m.content }}[/INST]"
+    "{% else %} {{ m.content | trim }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+REWRITING = {
+    "deepseek_r1": DEEPSEEK_R1,
+    "qwen_3": QWEN_3,
+    "phi_3": PHI_3,
+    "gpt_oss": GPT_OSS,
+    "mistral_v3": MISTRAL_V3,
+}
 TEMPLATES = {
     "chatml": CHATML,
     "no_system": NO_SYSTEM,

@@ -10,7 +10,7 @@ from mdsmix.encode.chat import NotRendered, open_template, parse_day, today
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation
 from mdsmix.shapes.messages import conversation_fault
-from tests.styles import DATED, FORGETS, NO_SYSTEM, TEMPLATES
+from tests.styles import DATED, FORGETS, NO_SYSTEM, REWRITING, TEMPLATES
 from tests.test_encode_causal import conversations
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "additional_special_tokens": ["<|im_start|>"]}
@@ -52,13 +52,14 @@ def test_each_rule_has_its_reason(messages: Any, reason: str | None) -> None:
     assert conversation_fault(messages) == reason
 
 
-@pytest.mark.parametrize("name", [*TEMPLATES, "default"])
+@pytest.mark.parametrize("name", [*TEMPLATES, *REWRITING, "default"])
 def test_a_rendering_is_that_of_transformers(name: str) -> None:
     """Every prefix of every conversation, with and without the generation prompt, failures included."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    template = open_template(TEMPLATES.get(name), VARIABLES)
-    source = TEMPLATES.get(name, CHATML_OF_FOUNDRY)
+    every = TEMPLATES | REWRITING
+    template = open_template(every.get(name), VARIABLES)
+    source = every.get(name, CHATML_OF_FOUNDRY)
 
     def theirs(messages: list[dict[str, str]], asked: bool) -> str:
         variables = {**VARIABLES, "date_string": today()}

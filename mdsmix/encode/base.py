@@ -9,6 +9,10 @@ from typing import Any, Protocol
 from mdsmix.ragged import Ragged
 
 
+Detail = Mapping[str, str | int]
+"What explains one rejection: the template's own message, or two texts where they part."
+
+
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """A record that became no sample."""
@@ -19,6 +23,8 @@ class Rejected:
     "A reason code of the README beside this file."
     filtered: bool
     "True: a rule dropped a good record. False: the record is bad and is set aside."
+    detail: Detail | None = None
+    "Of a bad record: kept beside it in the quarantine."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

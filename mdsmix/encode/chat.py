@@ -13,8 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
+from mdsmix.encode.base import Detail
 from mdsmix.encode.budget import Overrun
 from mdsmix.encode.causal import CausalTemplate, causal_form, flat_globals, render
 from mdsmix.errors import MdsmixError, RecipeError
@@ -33,16 +35,20 @@ DEFAULT_TEMPLATE = (
 )
 "ChatML, which Foundry falls back to where a tokenizer has no template."
 
+SHOWN_BEFORE, SHOWN = 60, 240
+"Characters that a bad record keeps of a message, or of two texts from so many before the place where they part."
+
 Turn = tuple[str, str]
 "Prompt and response: all text since the previous turn up to where the assistant speaks, and what it says."
 
 
 class NotRendered(Exception):
-    """A conversation that the template does not turn into (prompt, response) turns; `reason` is the code."""
+    """A conversation that the template does not turn into (prompt, response) turns; `reason` is the code, `detail` what
+    the template said or printed."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, detail: Detail | None = None) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason, self.detail = reason, detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +81,13 @@ class ChatTemplate:
     def turns_by_prefix(self, conversation: Conversation) -> list[Turn]:
         """The same turns from two renderings for each of them, as Foundry makes them."""
         messages, tools, turns, before = conversation.messages, conversation.tools, [], ""
-        for i in _answers(conversation):
+        for i in answers(conversation):
             prompt = self.render(messages[:i], True, tools)
             full = self.render(messages[: i + 1], False, tools)
-            if not (prompt.startswith(before) and full.startswith(prompt)):
-                raise NotRendered("not_prefix_stable")
+            if not prompt.startswith(before):
+                raise NotRendered("not_prefix_stable", parting(before, prompt))
+            if not full.startswith(prompt):
+                raise NotRendered("not_prefix_stable", parting(prompt, full))
             turns.append((prompt[len(before) :], full[len(prompt) :]))
             before = full
         return turns
@@ -93,16 +101,23 @@ class ChatTemplate:
         except MdsmixError:
             raise
         except Exception as error:  # a template may raise anything, RecursionError too
-            raise NotRendered("template_error") from error
+            raise NotRendered("template_error", {"template": str(error)[:SHOWN]}) from error
 
 
-def _answers(conversation: Conversation) -> Iterator[int]:
-    """Which messages are answers to be trained."""
+def answers(conversation: Conversation) -> Iterator[int]:
+    """The positions of the answers that are trained."""
     for i, message in enumerate(conversation.messages):
         if message["role"] == "assistant" and (
             conversation.trained is None or conversation.trained[i]
         ):
             yield i
+
+
+def parting(printed: str, later: str) -> Detail:
+    """Both texts from a little before the place where the second stops repeating the first."""
+    at = len(commonprefix([printed, later]))
+    around = slice(max(0, at - SHOWN_BEFORE), at + SHOWN)
+    return {"printed": printed[around], "printed_later": later[around], "parts_at": at}
 
 
 def open_template(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoded, Rejected
 from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn
+from mdsmix.encode.history import RewrittenHistory, rendered_rows
 from mdsmix.encode.pairs import cut, encode_pairs, lacks_eos, largest_id
 from mdsmix.encode.pretraining import frame
 from mdsmix.encode.special import SpecialStrings, encode_texts
@@ -91,6 +92,7 @@ class Chat:
     "Columns input_ids (all before the last answer) and labels (that answer), instead of turns."
     special_tokens_in_text: str
     specials: SpecialStrings
+    rewritten_history: RewrittenHistory = "reject"
 
     def __post_init__(self) -> None:
         if self.is_compact and not self.targets.last_response_only:
@@ -100,7 +102,8 @@ class Chat:
             )
 
     def encode(self, conversations: Sequence[Conversation]) -> Encoded:
-        """Column `turns` (json), or `input_ids` and `labels`, one row per conversation that can be trained on."""
+        """Column `turns` (json), or `input_ids` and `labels`, one row per conversation that can be trained on; several
+        where its history is rewritten and each answer gets a row."""
         rendered, positions, rejected, specials = self._render(conversations)
         texts = [text for turns in rendered for turn in turns for text in turn]
         ids = self.backend.encode(texts, match_special=True)
@@ -113,12 +116,13 @@ class Chat:
         if self.is_compact:
             pairs = _split_before_last(kept, counts[keep], self.tokenizer.dtype)
             return encode_pairs(*pairs, self.targets, self.tokenizer, rejected, specials)
-        return self._encoded(kept, counts[keep], rejected, specials)
+        lost = ids.take(np.repeat(_lost(verdicts, positions, rejected), 2 * counts))
+        return self._encoded(kept, counts[keep], rejected, specials, len(lost.values))
 
     def _render(
         self, conversations: Sequence[Conversation]
     ) -> tuple[list[list[Turn]], list[int], list[Rejected], int]:
-        """The turns of those that render, their positions, the bad ones, how many hold a special token."""
+        """The turns of each row, which conversation it is of, the bad ones, how many hold a special token."""
         rendered, positions, rejected, specials = [], [], [], 0
         for position, conversation in enumerate(conversations):
             try:
@@ -126,10 +130,11 @@ class Chat:
                     specials += 1
                     if self.special_tokens_in_text != "allow":
                         raise NotRendered("special_token_in_text")
-                rendered.append(self.template.turns(conversation))
-                positions.append(position)
+                rows = rendered_rows(self.template, conversation, self.rewritten_history)
+                rendered += rows
+                positions += [position] * len(rows)
             except NotRendered as fault:
-                rejected.append(Rejected(position, fault.reason, False))
+                rejected.append(Rejected(position, fault.reason, False, fault.detail))
         return rendered, positions, rejected, specials
 
     def _holds_special(self, conversation: Conversation) -> bool:
@@ -137,7 +142,12 @@ class Chat:
         return self.specials.within(said)
 
     def _encoded(
-        self, ids: Ragged, counts: NDArray[np.int64], rejected: list[Rejected], specials: int
+        self,
+        ids: Ragged,
+        counts: NDArray[np.int64],
+        rejected: list[Rejected],
+        specials: int,
+        lost_tokens: int,
     ) -> Encoded:
         turns = _lay_out(ids, counts)
         whole = Ragged(ids.values, ids.offsets[2 * turns.offsets])
@@ -150,6 +160,7 @@ class Chat:
             largest_id=largest_id(ids),
             rejected=rejected,
             specials=specials,
+            lost_tokens=lost_tokens,
         )
 
 
@@ -161,8 +172,21 @@ def _begins_with(rows: Ragged, token: int) -> NDArray[np.bool_]:
 
 
 def _filtered(verdicts: NDArray[np.int64], positions: Sequence[int]) -> list[Rejected]:
+    """The records none of whose rows can be trained on, each with the reason of its first row."""
     dropped = np.flatnonzero(verdicts != USABLE).tolist()
-    return [Rejected(positions[i], VERDICTS[verdicts[i]], True) for i in dropped]
+    if not dropped:
+        return []
+    written = {positions[i] for i in np.flatnonzero(verdicts == USABLE).tolist()}
+    reasons = {positions[i]: VERDICTS[verdicts[i]] for i in reversed(dropped)}
+    return [Rejected(at, why, True) for at, why in sorted(reasons.items()) if at not in written]
+
+
+def _lost(
+    verdicts: NDArray[np.int64], positions: Sequence[int], rejected: Sequence[Rejected]
+) -> NDArray[np.bool_]:
+    """bool [rows]: rows that cannot be trained on, of conversations that have other rows."""
+    gone = {each.position for each in rejected}
+    return (verdicts != USABLE) & np.array([at not in gone for at in positions], bool)
 
 
 def _lay_out(ids: Ragged, counts: NDArray[np.int64]) -> Turns:
