@@ -95,7 +95,7 @@ def test_what_is_not_rewritten_stays_one_row_of_all_turns(name: str) -> None:
 
 
 def test_an_answer_that_is_not_trained_gets_no_row() -> None:
-    messages = [m for m in chats(40) if len(m) == 8][0]
+    messages = next(m for m in chats(40) if len(m) == 8)
     template = open_template(PHI_3, VARIABLES)
     each = rendered_rows(template, Conversation(messages), "each")
     trained = [m["role"] != "assistant" or i != 3 for i, m in enumerate(messages)]
@@ -150,7 +150,12 @@ def chat(folder: Path, rule: Any, **policy: Any) -> Chat:
 
 def test_a_record_counts_once_however_many_rows_it_gives(tmp_path: Path) -> None:
     said = [
-        Conversation([{"role": r, "content": c} for r, c in zip(("user", "assistant") * 2, texts)])
+        Conversation(
+            [
+                {"role": r, "content": c}
+                for r, c in zip(("user", "assistant") * 2, texts, strict=True)
+            ]
+        )
         for texts in (("a", "b", "c", "d"), ("a", "b", "c" * 300, "d"), ("a" * 300, "b", "c", "d"))
     ]
     found = chat(tmp_path, "each").encode(said)

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from mdsmix.ragged import Ragged
 
-
 Detail = Mapping[str, str | int]
 "What explains one rejection: the template's own message, or two texts where they part."
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.encode.base import Detail
@@ -115,9 +114,21 @@ def answers(conversation: Conversation) -> Iterator[int]:
 
 def parting(printed: str, later: str) -> Detail:
     """Both texts from a little before the place where the second stops repeating the first."""
-    at = len(commonprefix([printed, later]))
+    at = shared(printed, later)
     around = slice(max(0, at - SHOWN_BEFORE), at + SHOWN)
     return {"printed": printed[around], "printed_later": later[around], "parts_at": at}
+
+
+def shared(one: str, other: str) -> int:
+    """With how many characters both texts begin alike."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[:middle] == other[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def open_template(

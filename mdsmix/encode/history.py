@@ -8,10 +8,9 @@ template prints for all messages up to the answer, cut where the model begins to
 
 from __future__ import annotations
 
-from os.path import commonprefix
 from typing import Literal
 
-from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn, answers, parting
+from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn, answers, parting, shared
 from mdsmix.record import Conversation
 
 RewrittenHistory = Literal["reject", "last", "each"]
@@ -47,8 +46,7 @@ def _turn(template: ChatTemplate, conversation: Conversation, answer: int) -> Tu
     full = template.render(messages[: answer + 1], False, tools)
     if not full.startswith(prompt):
         history = template.render(messages[:answer], False, tools)
-        prompt_kept = commonprefix([prompt, full])
-        if not prompt_kept.startswith(history):
+        prompt = prompt[: shared(prompt, full)]
+        if not prompt.startswith(history):
             raise NotRendered("not_prefix_stable", parting(history, full))
-        prompt = prompt_kept
     return prompt, full[len(prompt) :]
