@@ -165,8 +165,8 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def train_style(folder: Path, style: str) -> Path:
-    """Writes a tokenizer of 1,000 tokens in that style."""
+def train_style(folder: Path, style: str, chat_template: str | None = None) -> Path:
+    """Writes a tokenizer of 1,000 tokens in that style, with its template or another one."""
     from tokenizers import Tokenizer as Model
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
@@ -190,7 +190,7 @@ def train_style(folder: Path, style: str) -> Path:
         model.post_processor = processors.TemplateProcessing(single=single, special_tokens=ids)
     folder.mkdir(parents=True, exist_ok=True)
     model.save(str(folder / "tokenizer.json"))
-    _write_config(folder, settings.get("chat_template"))
+    _write_config(folder, chat_template or settings.get("chat_template"))
     return folder
 
 

@@ -186,7 +186,8 @@ def _lost(
 ) -> NDArray[np.bool_]:
     """bool [rows]: rows that cannot be trained on, of conversations that have other rows."""
     gone = {each.position for each in rejected}
-    return np.array([at not in gone for at in positions], bool) & (verdicts != USABLE)
+    is_written = np.array([at not in gone for at in positions], bool)
+    return np.asarray(is_written & (verdicts != USABLE))
 
 
 def _lay_out(ids: Ragged, counts: NDArray[np.int64]) -> Turns:

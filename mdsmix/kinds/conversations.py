@@ -17,7 +17,7 @@ from mdsmix.shards.manifest import Encoding
 class Conversations(Finetuning):
     name = "conversations"
     reads = Conversation
-    keys = ("columns", "date_string")
+    keys = ("columns", "date_string", "rewritten_history")
     called = "messages"
     has_template = True
 
@@ -27,7 +27,11 @@ class Conversations(Finetuning):
         return dict.fromkeys(("input_ids", "labels"), f"ndarray:{tokenizer.dtype}")
 
     def settings(self, stream: StreamSpec) -> Mapping[str, Any]:
-        return {"compact": stream.columns == "compact", "date_string": stream.date_string}
+        return {
+            "compact": stream.columns == "compact",
+            "date_string": stream.date_string,
+            "rewritten_history": stream.rewritten_history,
+        }
 
     def contradictions(self, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         yield from super().contradictions(recipe, stream)
@@ -37,6 +41,16 @@ class Conversations(Finetuning):
                 "columns: compact holds only what target_prompts: none and target_responses: last train on; "
                 f"the recipe says {'/'.join(policies)}: use columns: turns."
             )
+
+        if stream.rewritten_history == "each" and recipe.target_responses != "all":
+            yield (
+                "rewritten_history: each trains every answer of a conversation whose history the chat template rewrites, "
+                "and target_responses: last only the last one of the others: set target_responses: all, or "
+                "rewritten_history: last."
+            )
+
+    def splits_records(self, encoding: Encoding) -> bool:
+        return encoding.rewritten_history == "each"
 
     def open_encoder(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> Encoder:
         from mdsmix.encode.chat import open_template
@@ -54,4 +68,5 @@ class Conversations(Finetuning):
             is_compact=encoding.compact,
             special_tokens_in_text=encoding.special_tokens_in_text,
             specials=SpecialStrings.of(tokenizer.special_tokens),
+            rewritten_history=encoding.rewritten_history,
         )

@@ -65,6 +65,8 @@ class StreamSpec:
     "Finetuning: the date that chat templates print; without it, today's, as LLM-Foundry passes it."
     columns: Literal["turns", "compact"] = "turns"
     "Finetuning on messages: `compact` writes the two columns of prompt/response (last/none only)."
+    rewritten_history: Literal["reject", "last", "each"] = "reject"
+    "Finetuning on messages: what becomes of a conversation whose earlier turns the chat template prints otherwise later."
     split: str = "train"
     remote: str | None = None
     "Only without a source: where the stream was published."

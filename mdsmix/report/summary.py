@@ -88,6 +88,8 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
         notes.append(f"the bad records lie in {outcome.target}/quarantine/")
     if records.bad > BAD_SHARE * records.read:
         notes.append(f"WARNING: {records.bad / records.read:.1%} of the records are bad")
+    if manifest.encoding.rewritten_history == "each":
+        notes.append(f"{totals.samples:,} rows of {records.written:,} records")
     if totals.lost_tokens:
         notes.append(
             f"{totals.lost_tokens:,} tokens are in no sample (less than a row, or cut off)"

@@ -77,6 +77,7 @@ class Encoding:
     compact: bool = False
     "Conversations flattened into input_ids and labels: trains right under none/last only."
     date_string: str | None = None
+    rewritten_history: Literal["reject", "last", "each"] = "reject"
     compression: str | None = None
 
     @property

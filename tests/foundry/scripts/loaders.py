@@ -42,6 +42,19 @@ def batches(tree: dict[str, Any], size: int = BATCH_SIZE) -> list[Batch]:
     return list(build_dataloader(tree["train_loader"], tokenizer, size).dataloader)
 
 
+def texts(tokenizer: str, folder: str, dataset: dict[str, Any]) -> list[tuple[str, str]]:
+    """Of each row that LLM-Foundry's loader gives: all of its text, and the text that is trained."""
+    tree = config(tokenizer, folder, "finetuning", dataset)
+    decode = build_tokenizer(tree["tokenizer"]["name"], tree["tokenizer"]["kwargs"]).decode
+    found = []
+    for batch in batches(tree):
+        for ids, labels, mask in zip(
+            batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True
+        ):
+            found.append((decode(ids[mask.bool()]), decode(ids[labels != -100])))
+    return found
+
+
 def same(
     tokenizer: str, theirs: str, ours: str, name: str, dataset: dict[str, Any]
 ) -> dict[str, int]:

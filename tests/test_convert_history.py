@@ -1,0 +1,96 @@
+"""Chats under a template that rewrites history, through every command: what a recipe's `rewritten_history` makes of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.converting import (
+    chats,
+    manifest_of,
+    mdsmix,
+    quarantined,
+    run_recipe,
+    samples,
+    write_jsonl,
+    write_recipe,
+)
+from tests.styles import QWEN_3, train_style
+from tests.test_encode_history import chats as conversations
+from tests.test_encode_history import theirs
+
+
+@pytest.fixture(scope="module")
+def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer whose template drops the reasoning of earlier answers."""
+    return train_style(tmp_path_factory.mktemp("forgetful"), "plain", QWEN_3)
+
+
+def recipe_of(folder: Path, tokenizer: Path, said: list[Any], **stream: Any) -> Path:
+    source = write_jsonl(folder / "chats.jsonl", [{"messages": messages} for messages in said])
+    streams = {"chat": chats(source, **stream)}
+    return write_recipe(folder, tokenizer, streams=streams, max_seq_len=512, target_responses="all")
+
+
+def texts(folder: Path, tokenizer: Path) -> list[str]:
+    """Every row of the stream as one text."""
+    from tokenizers import Tokenizer
+
+    model = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    rows = [sample["turns"] for sample in samples(folder / "out/chat/train")]
+    ids = [
+        [i for turn in row for side in ("input_ids", "labels") for i in turn[side]] for row in rows
+    ]
+    return model.decode_batch(ids, skip_special_tokens=False)
+
+
+def test_each_answer_is_published_as_inference_sees_it(tmp_path: Path, forgetful: Path) -> None:
+    said = list(conversations(40))
+    recipe = recipe_of(tmp_path, forgetful, said, rewritten_history="each")
+    (outcome,) = run_recipe(recipe)
+    published = manifest_of(tmp_path / "out/chat/train")
+    answers = [(m, i) for m in said for i in range(len(m)) if m[i]["role"] == "assistant"]
+    expected = {theirs(QWEN_3, m[: i + 1], False) for m, i in answers}
+    found = texts(tmp_path, forgetful)
+    assert set(found) <= expected
+    assert len(found) == published.totals.samples > published.records.written == len(said)
+    for command in ("check", "render-yaml"):
+        assert mdsmix(command, recipe).code == 0
+    target = tmp_path / "out/chat/train"
+    assert mdsmix("verify", target).code == mdsmix("inspect", target).code == 0
+    said_rows = mdsmix("convert", recipe).out
+    assert f"{published.totals.samples} rows of {len(said)} records" in said_rows
+
+
+def test_the_workers_shape_no_byte(tmp_path: Path, forgetful: Path) -> None:
+    recipe = recipe_of(tmp_path, forgetful, list(conversations(40)), rewritten_history="each")
+    hashes = set()
+    for workers in (1, 3):
+        run_recipe(recipe, f"local={tmp_path / str(workers)}", workers=workers)
+        hashes.add(manifest_of(tmp_path / str(workers) / "chat/train").index_hash)
+    assert len(hashes) == 1
+
+
+def test_by_default_they_are_quarantined_with_both_texts(tmp_path: Path, forgetful: Path) -> None:
+    said = [m for m in conversations(60) if len(m) > 3 and "</think>" in m[-3]["content"]][:3]
+    assert mdsmix("convert", recipe_of(tmp_path, forgetful, said)).code == 5
+    bad = quarantined(tmp_path / "out/chat/train")
+    assert {record["reason"] for record in bad} == {"not_prefix_stable"}
+    for record in bad:
+        assert record["detail"]["printed"] != record["detail"]["printed_later"]
+
+
+def test_last_keeps_one_row_of_a_conversation(tmp_path: Path, forgetful: Path) -> None:
+    said = list(conversations(40))
+    run_recipe(recipe_of(tmp_path, forgetful, said, rewritten_history="last"))
+    assert manifest_of(tmp_path / "out/chat/train").totals.samples == len(said)
+
+
+def test_each_without_all_answers_trained_is_refused(tmp_path: Path, forgetful: Path) -> None:
+    recipe = recipe_of(tmp_path, forgetful, [], rewritten_history="each")
+    answer = mdsmix("convert", recipe, "target_responses=last")
+    assert answer.code == 2
+    assert "rewritten_history: each trains every answer" in answer.err
