@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from tests.converting import (
     chats,
+    documents,
     manifest_of,
     mdsmix,
     quarantined,
@@ -50,7 +51,7 @@ def texts(folder: Path, tokenizer: Path) -> list[str]:
 def test_each_answer_is_published_as_inference_sees_it(tmp_path: Path, forgetful: Path) -> None:
     said = list(conversations(40))
     recipe = recipe_of(tmp_path, forgetful, said, rewritten_history="each")
-    (outcome,) = run_recipe(recipe)
+    run_recipe(recipe)
     published = manifest_of(tmp_path / "out/chat/train")
     answers = [(m, i) for m in said for i in range(len(m)) if m[i]["role"] == "assistant"]
     expected = {theirs(QWEN_3, m[: i + 1], False) for m, i in answers}
@@ -94,3 +95,61 @@ def test_each_without_all_answers_trained_is_refused(tmp_path: Path, forgetful: 
     answer = mdsmix("convert", recipe, "target_responses=last")
     assert answer.code == 2
     assert "rewritten_history: each trains every answer" in answer.err
+
+
+def test_variables_of_the_template_are_part_of_the_stream(tmp_path: Path, forgetful: Path) -> None:
+    said = [
+        [
+            {"role": r, "content": c}
+            for r, c in (("user", "a"), ("assistant", "<think>\n\n</think>\n\nb"))
+        ]
+    ]
+    recipe = recipe_of(tmp_path, forgetful, said)
+    run_recipe(recipe)
+    before = samples(tmp_path / "out/chat/train")
+    without = "tokenizer.template.enable_thinking=false"
+    why = mdsmix("convert", recipe, "--dry-run", without).out
+    assert "template was {} and is {'enable_thinking': False}" in why
+    assert mdsmix("convert", recipe, without).code == 0
+    after = samples(tmp_path / "out/chat/train")
+    thought = len(before[0]["turns"][0]["labels"]) - len(after[0]["turns"][0]["labels"])
+    assert thought == len(after[0]["turns"][0]["input_ids"]) - len(
+        before[0]["turns"][0]["input_ids"]
+    )
+    assert thought > 0
+    assert mdsmix("check", recipe, without).code == 0
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (
+            "tokenizer.template.enable_thinkin=false",
+            "would change nothing, since the chat template of .* does not read it: did you mean enable_thinking?",
+        ),
+        ("tokenizer.template.messages=x", "tokenizer.template.messages is given by mdsmix itself"),
+        (
+            "tokenizer.kwargs.enable_thinking=false",
+            "PreTrainedTokenizerFast does not read it: correct or remove it; a variable",
+        ),
+        (
+            "tokenizer.kwargs.model_max_lenght=1",
+            "tokenizer.kwargs: model_max_lenght would change nothing",
+        ),
+    ],
+)
+def test_what_nothing_reads_is_refused(
+    tmp_path: Path, forgetful: Path, override: str, sentence: str
+) -> None:
+    recipe = recipe_of(tmp_path, forgetful, [])
+    answer = mdsmix("convert", recipe, override)
+    assert answer.code == 2
+    assert re.search(sentence, answer.err), answer.err
+
+
+def test_template_variables_without_messages_are_refused(tmp_path: Path, forgetful: Path) -> None:
+    source = write_jsonl(tmp_path / "docs.jsonl", [{"text": "a"}])
+    recipe = write_recipe(tmp_path, forgetful, streams={"docs": documents(source)})
+    answer = mdsmix("convert", recipe, "tokenizer.template.enable_thinking=false")
+    assert answer.code == 2
+    assert "no stream has messages" in answer.err

@@ -108,7 +108,7 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
     """The job of a stream with a source; RecipeError where it wants a token that the tokenizer does not have."""
     kind = kind_of_stream(stream)
     assert kind is not None, "a recipe that was opened has a kind for each stream with a source"
-    for sentence in kind.lacking(stream, tokenizer):
+    for sentence in kind.lacking(recipe, stream, tokenizer):
         raise RecipeError(sentence)
     return Job(
         name=stream.name,
@@ -134,11 +134,10 @@ def on_day(job: Job, published: str | None) -> Job:
 
     LLM-Foundry prints today's. Here a published stream keeps the day it has, or every morning would rebuild it.
     """
-    if not job.kind.has_template or job.encoding.date_string:
+    template = job.kind.template(job.encoding, job.tokenizer)
+    if template is None or job.encoding.date_string:
         return job
-    from mdsmix.encode.chat import open_template, today
+    from mdsmix.encode.chat import today
 
-    tokenizer = job.tokenizer
-    template = open_template(tokenizer.chat_template, tokenizer.template_variables)
     day = (published or today()) if template.prints_date else None
     return replace(job, encoding=replace(job.encoding, date_string=day))

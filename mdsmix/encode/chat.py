@@ -58,8 +58,13 @@ class ChatTemplate:
     causal: CausalTemplate | None
     "The same template prepared for one rendering per conversation, where its form allows that."
     variables: Mapping[str, Any]
-    prints_date: bool
-    "Whether its text may depend on the date."
+    reads: frozenset[str]
+    "The variables that it reads."
+
+    @property
+    def prints_date(self) -> bool:
+        """Whether its text may depend on the date."""
+        return not self.reads.isdisjoint({"date_string", "strftime_now"})
 
     def turns(self, conversation: Conversation) -> list[Turn]:
         """The (prompt, response) turns of a conversation, one for each answer that is trained.
@@ -170,8 +175,7 @@ def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
             f"The chat template of the tokenizer cannot be compiled ({brief(str(error))}), so that no conversation "
             "can be rendered: correct its chat_template."
         ) from error
-    dated = bool(names & {"date_string", "strftime_now"})
-    return ChatTemplate(template, causal, variables, dated)
+    return ChatTemplate(template, causal, variables, frozenset(names))
 
 
 def today() -> str:

@@ -7,6 +7,7 @@ tokenizer.json says (Llama's adds a BOS post-processor). Only this module import
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -17,9 +18,65 @@ PROBES = ("a", "Hello, world!", "one two  three\n", "déjà vu, 東京", "12345"
 "Texts from which the tokens that a tokenizer adds by itself are read off."
 
 
+TAKEN = frozenset(
+    [
+        "bos_token",
+        "eos_token",
+        "unk_token",
+        "sep_token",
+        "pad_token",
+        "cls_token",
+        "mask_token",
+        "additional_special_tokens",
+        "extra_special_tokens",
+        "added_tokens_decoder",
+        "model_max_length",
+        "max_len",
+        "padding_side",
+        "truncation_side",
+        "model_input_names",
+        "chat_template",
+        "name_or_path",
+        "clean_up_tokenization_spaces",
+        "split_special_tokens",
+        "add_prefix_space",
+        "fix_mistral_regex",
+        "from_slow",
+        "legacy",
+        "src_lang",
+        "tgt_lang",
+        "tokenizer_object",
+        "tokenizer_file",
+        "vocab_file",
+        "merges_file",
+        "gguf_file",
+        "config",
+        "tokenizer_class",
+        "tokenizer_type",
+        "processor_class",
+        "use_fast",
+        "cache_dir",
+        "force_download",
+        "resume_download",
+        "local_files_only",
+        "proxies",
+        "token",
+        "use_auth_token",
+        "revision",
+        "code_revision",
+        "subfolder",
+        "trust_remote_code",
+        "verbose",
+    ]
+)
+"Keyword arguments that AutoTokenizer.from_pretrained of transformers 4.51 to 4.57 reads, whatever the tokenizer's class."
+
+
 def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The tokenizer as plain data; ValueError says in a sentence why it cannot be one."""
     tokenizer = _load(name, kwargs)
+    if unread := _unread(type(tokenizer), kwargs):
+        return {"class_name": type(tokenizer).__name__, "unread": unread}
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
             f"its class {type(tokenizer).__name__} has no fast form (tokenizer.json), which mdsmix needs; "
@@ -56,6 +113,14 @@ def _load(name: str, kwargs: dict[str, Any]) -> Any:
     if os.path.isfile(name):
         return PreTrainedTokenizerFast(tokenizer_file=name, **kwargs)
     return AutoTokenizer.from_pretrained(name, **kwargs)
+
+
+def _unread(of: type, kwargs: dict[str, Any]) -> list[str]:
+    """The arguments that nothing reads: transformers keeps them without a word. Code that came with a tokenizer may read any."""
+    if of.__module__.startswith("transformers_modules."):
+        return []
+    named = {name for each in of.__mro__ for name in inspect.signature(each).parameters}
+    return [name for name in kwargs if name not in TAKEN | named]
 
 
 def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:

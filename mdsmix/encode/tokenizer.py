@@ -22,10 +22,10 @@ import orjson
 import xxhash
 
 from mdsmix import typed
-from mdsmix.errors import Unreachable
+from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.recipe import TokenizerSpec
 
-SNAPSHOT_FORMAT = 3
+SNAPSHOT_FORMAT = 4
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".mds"}
 "Files beside a tokenizer that are model weights: they shape no token and take minutes to hash."
 
@@ -165,6 +165,11 @@ def _ask(spec: TokenizerSpec) -> dict[str, Any]:
         raise Unreachable(
             f"the tokenizer {spec.name} could not be loaded ({reason}): name a folder with a "
             "tokenizer.json, a lone tokenizer.json, or a hub name that this machine can reach."
+        )
+    if unread := answer.get("unread"):
+        raise RecipeError(
+            f"tokenizer.kwargs: {', '.join(unread)} would change nothing, since {answer['class_name']} does not read it: "
+            "correct or remove it; a variable of the chat template belongs in tokenizer.template."
         )
     return dict(answer)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoder
@@ -20,6 +20,9 @@ from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.mds import Layout
 from mdsmix.shards.tokens import Tokens
 from mdsmix.shards.turns import turns_of
+
+if TYPE_CHECKING:
+    from mdsmix.encode.chat import ChatTemplate
 
 Piece = tuple[Sequence[int], bool]
 "Token ids of a stored sample, and whether they are trained."
@@ -53,13 +56,17 @@ class Kind(ABC):
         """Sentences on what cannot be right in a recipe about such a stream."""
         yield from ()
 
-    def lacking(self, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
+    def lacking(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
         """Sentences on what the stream wants and the tokenizer does not have."""
         yield from ()
 
-    def settings(self, stream: StreamSpec) -> Mapping[str, Any]:
+    def settings(self, recipe: Recipe, stream: StreamSpec) -> Mapping[str, Any]:
         """Keys of Encoding that shape its samples, beyond those that all kinds share."""
         return {}
+
+    def template(self, encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate | None:
+        """The chat template that renders its records; None where none does."""
+        return None
 
     def open_rows(self, encoding: Encoding, layout: Layout, dtype: str) -> Assembler:
         """What puts encoded batches together as the rows of a work unit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoder
@@ -12,6 +12,22 @@ from mdsmix.kinds.finetuning import Finetuning, targets_of
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation
 from mdsmix.shards.manifest import Encoding
+from mdsmix.typed import nearest
+
+if TYPE_CHECKING:
+    from mdsmix.encode.chat import ChatTemplate
+
+
+OWN_VARIABLES = {
+    "messages": "the records hold them.",
+    "tools": "the records hold them.",
+    "documents": "no shape of records holds any.",
+    "add_generation_prompt": "it is set where an answer begins.",
+    "date_string": "a stream's date_string sets the day.",
+    "strftime_now": "a stream's date_string sets the day.",
+    "raise_exception": "it ends the rendering of a conversation.",
+}
+"Variables of a template that a recipe cannot set, and why."
 
 
 class Conversations(Finetuning):
@@ -26,11 +42,12 @@ class Conversations(Finetuning):
             return {"turns": "json"}
         return dict.fromkeys(("input_ids", "labels"), f"ndarray:{tokenizer.dtype}")
 
-    def settings(self, stream: StreamSpec) -> Mapping[str, Any]:
+    def settings(self, recipe: Recipe, stream: StreamSpec) -> Mapping[str, Any]:
         return {
             "compact": stream.columns == "compact",
             "date_string": stream.date_string,
             "rewritten_history": stream.rewritten_history,
+            "template": dict(recipe.tokenizer.template),
         }
 
     def contradictions(self, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
@@ -52,18 +69,33 @@ class Conversations(Finetuning):
     def splits_records(self, encoding: Encoding) -> bool:
         return encoding.rewritten_history == "each"
 
-    def open_encoder(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> Encoder:
+    def lacking(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
         from mdsmix.encode.chat import open_template
+
+        reads = open_template(tokenizer.chat_template, {}).reads
+        for name in recipe.tokenizer.template:
+            if name in OWN_VARIABLES:
+                yield f"tokenizer.template.{name} is given by mdsmix itself; {OWN_VARIABLES[name]}"
+            elif name not in reads:
+                yield (
+                    f"tokenizer.template.{name} would change nothing, since the chat template of {tokenizer.name} does not "
+                    f"read it: {nearest(name, sorted(reads - set(OWN_VARIABLES)))}"
+                )
+
+    def template(self, encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate:
+        from mdsmix.encode.chat import open_template
+
+        variables = tokenizer.template_variables | encoding.template
+        return open_template(tokenizer.chat_template, variables, encoding.date_string)
+
+    def open_encoder(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> Encoder:
         from mdsmix.encode.finetuning import Chat
         from mdsmix.encode.special import SpecialStrings
 
-        template = open_template(
-            tokenizer.chat_template, tokenizer.template_variables, encoding.date_string
-        )
         return Chat(
             tokenizer=tokenizer,
             backend=backend,
-            template=template,
+            template=self.template(encoding, tokenizer),
             targets=targets_of(encoding),
             is_compact=encoding.compact,
             special_tokens_in_text=encoding.special_tokens_in_text,

@@ -37,7 +37,7 @@ class Pretraining(Kind):
             return {"input_ids": f"{tokens}:1", "labels": f"{tokens}:{row - 1}"}
         return {"input_ids": tokens, "labels": tokens}
 
-    def settings(self, stream: StreamSpec) -> Mapping[str, Any]:
+    def settings(self, recipe: Recipe, stream: StreamSpec) -> Mapping[str, Any]:
         return {
             "target_prompts": "none",
             "target_responses": "last",
@@ -62,7 +62,7 @@ class Pretraining(Kind):
                 "that the data does not hold and train on it."
             )
 
-    def lacking(self, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
+    def lacking(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
         wanted = (
             ("bos", stream.add_bos, tokenizer.bos_id),
             ("eos", stream.add_eos, tokenizer.eos_id),

@@ -77,4 +77,4 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
         fields=source.fields,
         shape=source.shape if source.shape and not find_shape(None, source.fields) else None,
     )
-    return replace(common, **kind.settings(stream))
+    return replace(common, **kind.settings(recipe, stream))

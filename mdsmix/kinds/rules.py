@@ -19,6 +19,12 @@ def open_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     for stream in recipe.sourced:
         for sentence in _contradictions(recipe, stream):
             raise RecipeError(f"{path}: streams.{stream.name}: {sentence}")
+    has_template = any(kind.has_template for s in recipe.sourced if (kind := kind_of_stream(s)))
+    if recipe.tokenizer.template and recipe.sourced and not has_template:
+        raise RecipeError(
+            f"{path}: tokenizer.template sets variables of the chat template, and no stream has messages that one renders; "
+            "take it out, it would change nothing."
+        )
     return recipe
 
 

@@ -21,6 +21,8 @@ class TokenizerSpec:
     "A folder, a lone tokenizer.json or a hub name."
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     "Keyword arguments of AutoTokenizer.from_pretrained."
+    template: Mapping[str, Any] = field(default_factory=dict)
+    "Variables of the chat template, such as enable_thinking."
     backend: Literal["auto", "reference", "fastokens"] = "auto"
     "What encodes: `auto` takes the fast one where it is proved equal to the reference."
 

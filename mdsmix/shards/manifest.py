@@ -78,6 +78,8 @@ class Encoding:
     "Conversations flattened into input_ids and labels: trains right under none/last only."
     date_string: str | None = None
     rewritten_history: Literal["reject", "last", "each"] = "reject"
+    template: dict[str, Any] = field(default_factory=dict)
+    "Variables that the chat template was given beside the tokenizer's own."
     compression: str | None = None
 
     @property
