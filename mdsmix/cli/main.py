@@ -16,6 +16,7 @@ from mdsmix.cli.convert import convert
 from mdsmix.cli.gc import gc
 from mdsmix.cli.inspect import inspect
 from mdsmix.cli.mix import mix
+from mdsmix.cli.quarantine import quarantine
 from mdsmix.cli.render_yaml import render_yaml
 from mdsmix.cli.repair import repair
 from mdsmix.cli.verify import verify
@@ -31,7 +32,7 @@ app = typer.Typer(
     "3 the streams may not be mixed, or one is damaged; 4 could not look, or another run is at work; "
     "5 too many bad records.",
 )
-for command in (convert, check, render_yaml, mix, inspect, verify, repair, gc):
+for command in (convert, check, render_yaml, mix, inspect, quarantine, verify, repair, gc):
     app.command(no_args_is_help=True)(command)
 
 

@@ -12,7 +12,7 @@ from mdsmix.kinds.finetuning import Finetuning, targets_of
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation
 from mdsmix.shards.manifest import Encoding
-from mdsmix.typed import nearest
+from mdsmix.words import hint
 
 if TYPE_CHECKING:
     from mdsmix.encode.chat import ChatTemplate
@@ -79,7 +79,7 @@ class Conversations(Finetuning):
             elif name not in reads:
                 yield (
                     f"tokenizer.template.{name} would change nothing, since the chat template of {tokenizer.name} does not "
-                    f"read it: {nearest(name, sorted(reads - set(OWN_VARIABLES)))}"
+                    f"read it: {hint(name, sorted(reads - set(OWN_VARIABLES)))}"
                 )
 
     def template(self, encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate:

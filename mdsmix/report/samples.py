@@ -63,7 +63,11 @@ def segments(pieces: Iterable[Piece]) -> list[Segment]:
 
 def shown(sample: Sample, decode: Decode | None) -> str:
     """The sample for a person, without what steers a terminal: it comes from anyone's data."""
-    text = str(sample) if isinstance(sample, Mapping) else marked(sample, decode)
+    return printable(str(sample) if isinstance(sample, Mapping) else marked(sample, decode))
+
+
+def printable(text: str) -> str:
+    """The text without what steers a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 

@@ -1,0 +1,126 @@
+"""What `mdsmix quarantine` shows: the bad records of a stream by reason, each with its place.
+
+A quarantine may hold a tenth of a large corpus, so it is read as a stream: all records are counted, a few of each reason kept.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from mdsmix.convert.quarantine import QUARANTINE
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.report.samples import printable
+from mdsmix.shards.published import find_published, working_folder
+from mdsmix.storage import Location, locate
+
+MOST_SHOWN = 300
+"Characters of a record, or of what explains it, that a person is shown."
+_NOT_PLACE = ("file", "length", "reason", "raw", "raw_base64", "detail")
+
+
+@dataclass(slots=True)
+class Reason:
+    """The bad records of one reason."""
+
+    code: str
+    count: int = 0
+    records: list[dict[str, Any]] = field(default_factory=list)
+    "The first ones, as the quarantine holds them."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadRecords:
+    """The quarantine of a stream."""
+
+    where: str
+    reasons: Sequence[Reason]
+    "The most frequent first."
+
+    @property
+    def count(self) -> int:
+        return sum(reason.count for reason in self.reasons)
+
+
+def find_bad_records(stream: str, each: int, only: Sequence[str] = ()) -> BadRecords:
+    """Counts the bad records of a stream and keeps the first `each` of every reason, or of the reasons in `only`.
+
+    Raises:
+        Unreachable: nothing is published or quarantined there, or a file of the quarantine is damaged.
+        RecipeError: no record is bad for a reason that was asked for.
+    """
+    folder, found = _folder(locate(stream)), dict[str, Reason]()
+    for record in _records(folder):
+        reason = found.setdefault(code := str(record.get("reason")), Reason(code))
+        reason.count += 1
+        if reason.count <= each:
+            reason.records.append(record)
+    for code in only:
+        if code not in found:
+            known = ", ".join(sorted(found)) or "none, since no record is bad"
+            raise RecipeError(
+                f"--reason {code}: no record of {folder} is bad for that; the reasons are {known}."
+            )
+    wanted = [reason for reason in found.values() if not only or reason.code in only]
+    return BadRecords(where=str(folder), reasons=sorted(wanted, key=lambda r: (-r.count, r.code)))
+
+
+def bad_records_json(found: BadRecords) -> dict[str, Any]:
+    """The same for programs, records as the quarantine holds them."""
+    reasons = {r.code: {"count": r.count, "records": r.records} for r in found.reasons}
+    return {"stream": found.where, "bad": found.count, "reasons": reasons}
+
+
+def bad_record_lines(record: dict[str, Any]) -> Iterator[str]:
+    """Where the record stands, how it begins, and what else is known of why it is bad."""
+    place = [f"{key} {_number(value)}" for key, value in record.items() if key not in _NOT_PLACE]
+    yield ", ".join([printable(record["file"]), *place, f"{record['length']:,} bytes"])
+    yield f"  {_shown(record.get('raw', record.get('raw_base64', '')))}"
+    for what, value in record.get("detail", {}).items():
+        yield f"  {what}: {_shown(value)}"
+
+
+def _folder(at: Location) -> Location:
+    """The split's own folder, where its bad records lie, however it is published: `at`, or the one split below."""
+    own = working_folder(at)
+    if _has_bad(own):
+        return own
+    splits = [at / name for name in at.folders() if _has_bad(at / name)]
+    if len(splits) > 1:
+        raise Unreachable(
+            f"{at} holds {len(splits)} splits with bad records ({', '.join(split.name for split in splits)}); name one, for "
+            f"example {splits[0]}."
+        )
+    return splits[0] if splits else working_folder(find_published(at))
+
+
+def _has_bad(folder: Location) -> bool:
+    return any((folder / QUARANTINE).list())
+
+
+def _records(folder: Location) -> Iterator[dict[str, Any]]:
+    from zstandard import ZstdDecompressor, ZstdError
+
+    for name, _ in sorted((folder / QUARANTINE).list()):
+        at = folder / QUARANTINE / name
+        try:
+            with at.open() as stored:
+                for line in io.BufferedReader(ZstdDecompressor().stream_reader(stored)):
+                    yield orjson.loads(line)
+        except (ZstdError, orjson.JSONDecodeError) as error:
+            raise Unreachable(
+                f"{at} is damaged ({error}): delete it and run convert again, which writes it anew."
+            ) from None
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _shown(value: Any) -> str:
+    text = printable(str(value)).replace("\n", "\\n")
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text):,} characters)"
