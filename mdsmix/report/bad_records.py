@@ -5,10 +5,9 @@ A quarantine may hold a tenth of a large corpus, so it is read as a stream: all 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -103,18 +102,29 @@ def _has_bad(folder: Location) -> bool:
 
 
 def _records(folder: Location) -> Iterator[dict[str, Any]]:
-    from zstandard import ZstdDecompressor, ZstdError
+    from zstandard import ZstdError
 
     for name, _ in sorted((folder / QUARANTINE).list()):
         at = folder / QUARANTINE / name
         try:
             with at.open() as stored:
-                for line in io.BufferedReader(ZstdDecompressor().stream_reader(stored)):
-                    yield orjson.loads(line)
+                yield from map(orjson.loads, _lines(stored))
         except (ZstdError, orjson.JSONDecodeError) as error:
             raise Unreachable(
                 f"{at} is damaged ({error}): delete it and run convert again, which writes it anew."
             ) from None
+
+
+def _lines(stored: BinaryIO) -> Iterator[bytes]:
+    """The lines of a compressed file, without holding it; ZstdError where it was cut off, which a stream reader passes over."""
+    from zstandard import ZstdDecompressor, ZstdError
+
+    frame, rest = ZstdDecompressor().decompressobj(), b""
+    while chunk := stored.read(1 << 20):
+        *lines, rest = (rest + frame.decompress(chunk)).split(b"\n")
+        yield from lines
+    if not frame.eof:
+        raise ZstdError("it was cut off")
 
 
 def _number(value: Any) -> str:
