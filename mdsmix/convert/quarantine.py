@@ -10,11 +10,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Collection, Iterable, Mapping
 from itertools import starmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from mdsmix.convert.ledger import FOLDER
+from mdsmix.encode.base import Detail
 from mdsmix.errors import Unreachable
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.target import write_if_new
@@ -24,7 +25,16 @@ from mdsmix.storage import Location, together
 QUARANTINE = "quarantine"
 
 
-def described(origin: Origin, reason: str) -> dict[str, Any]:
+class BadRecord(NamedTuple):
+    """A record that is set aside."""
+
+    origin: Origin
+    reason: str
+    detail: Detail | None = None
+    "What else is known of why."
+
+
+def described(origin: Origin, reason: str, detail: Detail | None = None) -> dict[str, Any]:
     """One bad record; `raw` is its text, or `raw_base64` its bytes where they are no text."""
     try:
         raw = {"raw": origin.raw.decode()}
@@ -35,6 +45,7 @@ def described(origin: Origin, reason: str) -> dict[str, Any]:
         **origin.place,
         "length": origin.length,
         "reason": reason,
+        **({"detail": detail} if detail else {}),
         **raw,
     }
 
@@ -44,9 +55,9 @@ def bad_name(key: str, window: Window) -> str:
     return f"{key}-{window.place}"
 
 
-def keep(folder: Location, name: str, bad: Iterable[tuple[Origin, str]]) -> None:
+def keep(folder: Location, name: str, bad: Iterable[BadRecord]) -> None:
     """Keeps a window's bad records and their reasons, in the order of the source."""
-    ordered = sorted(bad, key=lambda each: (each[0].file, each[0].ordinal))
+    ordered = sorted(bad, key=lambda each: (each.origin.file, each.origin.ordinal))
     _kept(folder, name).write(_packed(starmap(described, ordered)))
 
 

@@ -14,7 +14,7 @@ from itertools import groupby
 
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
-from mdsmix.convert.quarantine import bad_name, is_kept, keep, kept_name
+from mdsmix.convert.quarantine import BadRecord, bad_name, is_kept, keep, kept_name
 from mdsmix.convert.seen import Seen
 from mdsmix.convert.stored import stored_at
 from mdsmix.encode.backends import Backend, open_backend
@@ -29,7 +29,6 @@ from mdsmix.shards.shardfiles import store_shards
 from mdsmix.sources import (
     Content,
     Digests,
-    Origin,
     RecordBatch,
     Unit,
     Window,
@@ -222,13 +221,13 @@ class _Tally:
     def __init__(self, has_many_rows: bool) -> None:
         self._has_many_rows = has_many_rows
         "A long document is split, any other record is one row."
-        self.records, self.bad = Records(), list[tuple[Origin, str]]()
+        self.records, self.bad = Records(), list[BadRecord]()
         self.size = self.lines = 0
 
     def begin(self, batch: RecordBatch, without: set[int]) -> None:
         """Counts what is not to be encoded."""
-        bad = [(record.origin, record.reason) for record in batch.bad]
-        bad += [(batch.origin(position), CRASHED) for position in sorted(without)]
+        bad = [BadRecord(record.origin, record.reason) for record in batch.bad]
+        bad += [BadRecord(batch.origin(position), CRASHED) for position in sorted(without)]
         self._add(len(bad), 0, bad)
         self.size += batch.size
         self.lines += batch.count
@@ -237,7 +236,9 @@ class _Tally:
         """Counts what became of the records of a piece."""
         dropped = Counter(r.reason for r in encoded.rejected if r.filtered)
         bad = [
-            (batch.origin(piece[r.position]), r.reason) for r in encoded.rejected if not r.filtered
+            BadRecord(batch.origin(piece[r.position]), r.reason, r.detail)
+            for r in encoded.rejected
+            if not r.filtered
         ]
         rows, left = len(encoded.lengths), len(piece) - len(encoded.rejected)
         written = min(rows, left) if self._has_many_rows else rows
@@ -247,14 +248,14 @@ class _Tally:
         self,
         read: int,
         written: int,
-        bad: list[tuple[Origin, str]],
+        bad: list[BadRecord],
         dropped: Mapping[str, int] | None = None,
     ) -> None:
         self.records += Records(
             read=read,
             written=written,
             filtered=dict(dropped or {}),
-            quarantined=dict(Counter(reason for _, reason in bad)),
+            quarantined=dict(Counter(record.reason for record in bad)),
         )
         self.bad += bad
 
