@@ -11,7 +11,7 @@ from mdsmix.encode.targets import VERDICTS
 
 FOLDER = Path(mdsmix.encode.__file__).parent
 SHAPES = Path(mdsmix.shapes.__file__).parent
-GIVEN = r"""NotRendered\("(\w+)"\)|return "([a-z]+_[a-z_]+)"|Rejected\(.*?"(\w+)"|"(\w+)": .*(?:whole|bare)"""
+GIVEN = r"""NotRendered\("(\w+)"[,)]|return "([a-z]+_[a-z_]+)"|Rejected\(.*?"(\w+)"|"(\w+)": .*(?:whole|bare)"""
 
 
 def test_the_readme_explains_every_reason_code() -> None:
