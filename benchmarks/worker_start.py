@@ -7,29 +7,34 @@ from __future__ import annotations
 
 import sys
 import time
-from functools import partial
+from contextlib import closing
+from dataclasses import dataclass
 
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
-from mdsmix.engines import local as engine
 from mdsmix.engines.attempts import Attempt
+from mdsmix.engines.base import Reporter
 from mdsmix.engines.limits import default_cap
-from mdsmix.engines.memory import Watch
+from mdsmix.engines.local import LocalEngine, PoolSettings
 from mdsmix.recipe.spec import TokenizerSpec
 
 
-def ready(tokenizer: Tokenizer, attempt: Attempt, line: engine.Line) -> float:
-    """The clock is the same for all processes of a machine."""
-    open_backend(tokenizer).encode(["ready"], False)
-    return time.monotonic()
+@dataclass(frozen=True)
+class Ready:
+    tokenizer: Tokenizer
+    name: str = "of nothing"
+
+    def do(self, attempt: Attempt, reporter: Reporter) -> float:
+        """The clock is the same for all processes of a machine."""
+        open_backend(self.tokenizer).encode(["ready"], False)
+        return time.monotonic()
 
 
 def main() -> None:
-    tokenizer = open_tokenizer(TokenizerSpec(name=sys.argv[1]))
-    crew = engine.Crew(workers=2, watch=Watch(default_cap()))
+    tasks = [Ready(open_tokenizer(TokenizerSpec(name=sys.argv[1])))] * 2
     began = time.monotonic()
-    tasks = [partial(ready, tokenizer)] * 2
-    print(max(at for _, at in engine.run(tasks, crew, lambda size, tokens: None)) - began)
+    with closing(LocalEngine(PoolSettings(workers=2, memory=default_cap()))) as engine:
+        print(max(at for _, at in engine.run(tasks, lambda size, tokens: None, print)) - began)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ import zstandard
 from mdsmix import sources
 from mdsmix.cli.main import run
 from mdsmix.convert.outcome import Outcome
-from mdsmix.convert.run import Options, convert
+from mdsmix.convert.planning import Options
+from mdsmix.convert.run import convert
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.index import read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
@@ -45,7 +46,7 @@ class Told:
     def begin(self, stream: str, size: int) -> None:
         self.began.append((stream, size))
 
-    def told(self, size: int, tokens: int) -> None:
+    def on_progress(self, size: int, tokens: int) -> None:
         self.sizes += size
         self.tokens += tokens
 

@@ -78,7 +78,7 @@ def delete(folder: Path, seconds: float = WEEK) -> list[Garbage]:
 
 
 def is_whole(folder: Path) -> bool:
-    found = verify(locate(folder), quick=False, begin=lambda *_: None, told=lambda *_: None)
+    found = verify(locate(folder), quick=False, begin=lambda *_: None, on_progress=lambda *_: None)
     return found.faults == ()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.engines import local as engine
+from mdsmix.engines import local, worker
 from tests.converting import documents, files, run_recipe, windows, write_jsonl, write_recipe
 
 UNITS = 40
@@ -21,7 +21,7 @@ UNITS = 40
 def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """So many units that each wear a worker out, and room for 30 descriptors."""
     windows(monkeypatch, 600)
-    monkeypatch.setattr(engine, "resident", lambda pid: 1 << 60)
+    monkeypatch.setattr(worker, "resident", lambda pid: 1 << 60)
     texts = [{"text": f"Document {n}: " + "the quick brown fox " * 30} for n in range(UNITS)]
     write_jsonl(tmp_path / "a.jsonl", texts)
     streams = {"web": documents(tmp_path / "a.jsonl")}
@@ -31,13 +31,13 @@ def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Is filled with the workers that were started."""
-    started, start = list[Any](), engine._start
+    started, start = list[Any](), local.start_worker
 
     def starting(*given: Any) -> Any:
         started.append(start(*given))
         return started[-1]
 
-    monkeypatch.setattr(engine, "_start", starting)
+    monkeypatch.setattr(local, "start_worker", starting)
     return started
 
 
@@ -60,7 +60,7 @@ def test_a_run_of_more_units_than_descriptors_ends_and_one_after_it_wears_nobody
     assert len(starts) >= UNITS
     published = files(tmp_path / "out")
     starts.clear()
-    monkeypatch.setattr(engine, "resident", lambda pid: 0)
+    monkeypatch.setattr(worker, "resident", lambda pid: 0)
     shutil.rmtree(Path(os.environ["MDSMIX_CACHE"]) / "seen")
     again = run_recipe(recipe, workers=2)[0]
     assert (again.done, len(starts)) == (0, 2)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mdsmix import sources
+from mdsmix.convert.planning import Options
 from mdsmix.convert.preview import preview
-from mdsmix.convert.run import Options
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.kinds import open_recipe
 from tests.converting import run_recipe as run

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mdsmix.convert import unit
+from mdsmix.convert.planning import Options
 from mdsmix.convert.repair import Repaired, repair
-from mdsmix.convert.run import Options
 from mdsmix.encode.pretraining import Documents
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe

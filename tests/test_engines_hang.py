@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ import pytest
 from mdsmix.encode.pretraining import Documents
 from mdsmix.engines import hang
 from mdsmix.engines.attempts import Attempt, Place, pieces
-from mdsmix.engines.local import Crew, Line, run
-from mdsmix.engines.memory import Watch
+from mdsmix.engines.base import Reporter
 from mdsmix.errors import MdsmixError
 from tests.alarm import at_most
 from tests.converting import (
@@ -31,6 +29,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
+from tests.tasks import Call, call, run, settings
 
 SILENT = 0.6
 
@@ -55,19 +54,19 @@ def read_what_never_comes() -> None:
     os.read(os.pipe()[0], 1)
 
 
-def hang_once(how: Any, attempt: Attempt, line: Line) -> tuple[int, int]:
+def hang_once(how: Any, attempt: Attempt, reporter: Reporter) -> tuple[int, int]:
     """Hangs while nothing is in work."""
     if not attempt.deaths:
         how()
     return attempt.deaths, attempt.halvings
 
 
-def hang_at(stuck: int, how: Any, attempt: Attempt, line: Line) -> list[int]:
+def hang_at(stuck: int, how: Any, attempt: Attempt, reporter: Reporter) -> list[int]:
     """A unit of 8 records, one of which hangs whoever has it in work."""
     skipped = {ordinal for _, ordinal in attempt.skipped}
     done = list[int]()
     for piece in pieces(8, attempt.halvings, skipped):
-        line.at(
+        reporter.on_records(
             Place(
                 file="a",
                 ordinal=piece.start,
@@ -80,16 +79,8 @@ def hang_at(stuck: int, how: Any, attempt: Attempt, line: Line) -> list[int]:
         if stuck in piece:
             how()
         done += piece
-    line.at(None)
+    reporter.on_records(None)
     return done
-
-
-def silent(size: int, tokens: int) -> None: ...
-
-
-def crew(said: list[str], workers: int = 1, set_aside: bool = False) -> Crew:
-    watch = Watch(64 << 30)
-    return Crew(workers=workers, watch=watch, set_aside=set_aside, say=said.append)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +90,7 @@ def crew(said: list[str], workers: int = 1, set_aside: bool = False) -> Crew:
 def test_a_worker_without_a_sign_of_life_is_told_of_and_replaced(how: Any, why: str) -> None:
     said: list[str] = []
     with at_most(30):
-        ((_, result),) = run([partial(hang_once, how)], crew(said), silent, ["of a.jsonl"])
+        ((_, result),) = run([Call(hang_once, (how,), "of a.jsonl")], settings(), say=said.append)
     assert result == (1, 30)
     (sentence,) = said
     assert "a worker process hung (no sign of life for " in sentence
@@ -110,7 +101,7 @@ def test_a_worker_without_a_sign_of_life_is_told_of_and_replaced(how: Any, why: 
 def test_an_endless_loop_over_a_record_is_found_and_named() -> None:
     said: list[str] = []
     with at_most(60), pytest.raises(MdsmixError) as caught:
-        list(run([partial(hang_at, 5, loop)], crew(said), silent, ["of a"]))
+        list(run([Call(hang_at, (5, loop), "of a")], settings(), say=said.append))
     assert "worker processes hang (not done with 72 bytes after " in str(caught.value)
     assert "at the record at byte 5 of a (9 bytes)" in str(caught.value)
     assert "the 8 records from byte 0 of a on" in said[0]
@@ -119,46 +110,46 @@ def test_an_endless_loop_over_a_record_is_found_and_named() -> None:
 
 def test_a_record_that_hangs_workers_is_set_aside_where_that_is_asked_for() -> None:
     with at_most(60):
-        ((_, done),) = run([partial(hang_at, 5, loop)], crew([], set_aside=True), silent)
+        ((_, done),) = run([call(hang_at, 5, loop)], settings(set_aside=True))
     assert done == [0, 1, 2, 3, 4, 6, 7]
 
 
 def test_the_others_go_on(tmp_path: Path) -> None:
     with at_most(30):
-        tasks = [partial(hang_once, stop), *[partial(hang_once, int)] * 20]
-        assert sorted(n for n, _ in run(tasks, crew([], workers=2), silent)) == [*range(21)]
+        tasks = [call(hang_once, stop), *[call(hang_once, int)] * 20]
+        assert sorted(n for n, _ in run(tasks, settings(2))) == [*range(21)]
 
 
-def work_in_silence(seconds: float, attempt: Attempt, line: Line) -> int:
+def work_in_silence(seconds: float, attempt: Attempt, reporter: Reporter) -> int:
     end = time.process_time() + seconds
     while time.process_time() < end:
         pass
     return attempt.deaths
 
 
-def take_long(size: int, attempt: Attempt, line: Line) -> int:
+def take_long(size: int, attempt: Attempt, reporter: Reporter) -> int:
     """Longer than the patience with an endless loop, over many bytes."""
-    line.at(Place(file="a", ordinal=0, shown="byte 0", length=9, records=1, size=size))
-    work_in_silence(3 * SILENT, attempt, line)
-    line.at(None)
+    reporter.on_records(Place(file="a", ordinal=0, shown="byte 0", length=9, records=1, size=size))
+    work_in_silence(3 * SILENT, attempt, reporter)
+    reporter.on_records(None)
     return attempt.deaths
 
 
-def tell_now_and_then(attempt: Attempt, line: Line) -> int:
+def tell_now_and_then(attempt: Attempt, reporter: Reporter) -> int:
     for _ in range(8):
         time.sleep(SILENT / 3)
-        line.told(1, 1)
+        reporter.on_progress(1, 1)
     return attempt.deaths
 
 
 @pytest.mark.parametrize(
     "task",
-    [partial(work_in_silence, 3 * SILENT), partial(take_long, 6_000_000), tell_now_and_then],
+    [call(work_in_silence, 3 * SILENT), call(take_long, 6_000_000), call(tell_now_and_then)],
 )
 def test_who_works_or_tells_is_left_alone(task: Any) -> None:
     said: list[str] = []
     with at_most(60):
-        assert list(run([task], crew(said), silent)) == [(0, 0)]
+        assert list(run([task], settings(), say=said.append)) == [(0, 0)]
     assert said == []
 
 

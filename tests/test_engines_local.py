@@ -10,8 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from contextlib import closing
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -19,54 +18,52 @@ from typing import Any
 import pytest
 
 from mdsmix.encode.backends import Unequal
-from mdsmix.engines import local as engine
+from mdsmix.engines import worker
 from mdsmix.engines.attempts import Attempt, Place, pieces
-from mdsmix.engines.local import Crew, Line, run
-from mdsmix.engines.memory import HEADROOM, Watch, resident
+from mdsmix.engines.base import Reporter
+from mdsmix.engines.channel import WorkerChannel
+from mdsmix.engines.local import LocalEngine
+from mdsmix.engines.memory import HEADROOM, MemoryBudget, resident
 from mdsmix.errors import MdsmixError, Unreachable
+from tests.tasks import call, run, settings, silent
 
 CREWS = pytest.mark.parametrize("workers", [1, 2, 3, 9])
 
 
-def crew(workers: int, set_aside: bool = False) -> Crew:
-    return Crew(workers=workers, watch=Watch(64 << 30), set_aside=set_aside)
-
-
-def silent(size: int, tokens: int) -> None: ...
-
-
-def square(number: int, seconds: float, attempt: Attempt, line: Line) -> tuple[int, int]:
+def square(number: int, seconds: float, attempt: Attempt, reporter: Reporter) -> tuple[int, int]:
     time.sleep(seconds)
-    line.told(number, 2 * number)
+    reporter.on_progress(number, 2 * number)
     return number * number, os.getpid()
 
 
-def wait_for(file: Path, attempt: Attempt, line: Line) -> None:
+def wait_for(file: Path, attempt: Attempt, reporter: Reporter) -> None:
     while not file.exists():
         time.sleep(0.01)
 
 
-def fail(error: Exception, attempt: Attempt, line: Line) -> None:
+def fail(error: Exception, attempt: Attempt, reporter: Reporter) -> None:
     raise error
 
 
-def fail_untransportably(attempt: Attempt, line: Line) -> None:
+def fail_untransportably(attempt: Attempt, reporter: Reporter) -> None:
     raise Untransportable("one, ", "two")
 
 
-def die_until(deaths: int, how: Callable[[], None], attempt: Attempt, line: Line) -> Attempt:
+def die_until(
+    deaths: int, how: Callable[[], None], attempt: Attempt, reporter: Reporter
+) -> Attempt:
     """Dies so often, then says how it was called."""
     if attempt.deaths < deaths:
         how()
     return attempt
 
 
-def die_of(killers: set[int], attempt: Attempt, line: Line) -> list[tuple[int, int]]:
+def die_of(killers: set[int], attempt: Attempt, reporter: Reporter) -> list[tuple[int, int]]:
     """A unit of 100 records, of which some kill whoever has them in work; returns what was in work at once."""
     skipped = {ordinal for _, ordinal in attempt.skipped}
     done = []
     for piece in pieces(100, attempt.halvings, skipped):
-        line.at(
+        reporter.on_records(
             Place(
                 file="a",
                 ordinal=piece.start,
@@ -78,13 +75,13 @@ def die_of(killers: set[int], attempt: Attempt, line: Line) -> list[tuple[int, i
         if killers.intersection(piece):
             os.kill(os.getpid(), signal.SIGKILL)
         done.append((piece.start, piece.stop))
-    line.at(None)
+    reporter.on_records(None)
     return done
 
 
-def die_storing(attempt: Attempt, line: Line) -> None:
-    line.at(Place(file="a", ordinal=0, shown="byte 0", length=9, records=1))
-    line.at(None)
+def die_storing(attempt: Attempt, reporter: Reporter) -> None:
+    reporter.on_records(Place(file="a", ordinal=0, shown="byte 0", length=9, records=1))
+    reporter.on_records(None)
     os._exit(3)
 
 
@@ -100,7 +97,7 @@ def leave() -> None:
     os._exit(3)
 
 
-def hold(size: int, attempt: Attempt, line: Line) -> tuple[float, float]:
+def hold(size: int, attempt: Attempt, reporter: Reporter) -> tuple[float, float]:
     """Holds so much memory for a while; returns from when to when."""
     began = time.monotonic()
     held = b"x" * size
@@ -119,8 +116,8 @@ class Untransportable(Exception):
 @CREWS
 def test_every_task_is_done_once_and_found_by_its_number(workers: int) -> None:
     heard = []
-    tasks = [partial(square, n, 0.05 if n % 3 == 0 else 0) for n in range(7)]
-    found = list(run(tasks, crew(workers), lambda size, made: heard.append((size, made))))
+    tasks = [call(square, n, 0.05 if n % 3 == 0 else 0) for n in range(7)]
+    found = list(run(tasks, settings(workers), lambda size, made: heard.append((size, made))))
     assert sorted((n, result[0]) for n, result in found) == [(n, n * n) for n in range(7)]
     assert sorted(heard) == [(n, 2 * n) for n in range(7)]
     assert os.getpid() not in {result[1] for _, result in found}
@@ -128,15 +125,15 @@ def test_every_task_is_done_once_and_found_by_its_number(workers: int) -> None:
 
 def test_a_slow_task_holds_up_no_other(tmp_path: Path) -> None:
     """The first one ends only when all others are done."""
-    tasks = [partial(wait_for, tmp_path / "all"), *(partial(square, n, 0) for n in range(1, 5))]
-    finished = run(tasks, crew(2), silent)
+    tasks = [call(wait_for, tmp_path / "all"), *(call(square, n, 0) for n in range(1, 5))]
+    finished = run(tasks, settings(2))
     assert [n for n, _ in islice(finished, 4)] == [1, 2, 3, 4]
     (tmp_path / "all").touch()
     assert [n for n, _ in finished] == [0]
 
 
 def test_no_task_is_no_work() -> None:
-    assert list(run([], crew(4), silent)) == []
+    assert list(run([], settings(4))) == []
 
 
 @CREWS
@@ -151,14 +148,14 @@ def test_no_task_is_no_work() -> None:
 )
 def test_an_error_keeps_its_class_and_its_words(workers: int, error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
-        list(run([partial(fail, error), partial(square, 1, 0)], crew(workers), silent))
+        list(run([call(fail, error), call(square, 1, 0)], settings(workers)))
     assert str(caught.value) == str(error)
 
 
 def test_an_error_that_cannot_travel_keeps_its_words() -> None:
-    tasks = [fail_untransportably, partial(square, 1, 0)]
+    tasks = [call(fail_untransportably), call(square, 1, 0)]
     with pytest.raises(RuntimeError, match="Untransportable: one, two"):
-        list(run(tasks, crew(2), silent))
+        list(run(tasks, settings(2)))
 
 
 @pytest.mark.parametrize("how", [kill, terminate, leave])
@@ -166,22 +163,22 @@ def test_an_error_that_cannot_travel_keeps_its_words() -> None:
 def test_a_worker_that_dies_is_replaced_and_its_task_tried_with_half_the_records(
     workers: int, how: Callable[[], None]
 ) -> None:
-    tasks = [partial(die_until, deaths, how) for deaths in (0, 1, 3)]
-    found = dict(run(tasks, crew(workers), silent))
+    tasks = [call(die_until, deaths, how) for deaths in (0, 1, 3)]
+    found = dict(run(tasks, settings(workers)))
     assert {n: a.deaths for n, a in found.items()} == {0: 0, 1: 1, 2: 3}
     assert {n: a.halvings for n, a in found.items()} == {0: 0, 1: 1, 2: 3}
 
 
 def test_a_record_that_kills_is_found_and_named() -> None:
     with pytest.raises(MdsmixError) as caught:
-        list(run([partial(die_of, {37})], crew(2), silent))
+        list(run([call(die_of, {37})], settings(2)))
     assert "(signal SIGKILL, most likely for lack of memory)" in str(caught.value)
     assert "the record at byte 37 of a (9 bytes)" in str(caught.value)
     assert "--quarantine-crashes" in str(caught.value)
 
 
 def test_records_that_kill_are_set_aside_where_that_is_asked_for() -> None:
-    ((_, done),) = run([partial(die_of, {0, 37, 38, 99})], crew(2, set_aside=True), silent)
+    ((_, done),) = run([call(die_of, {0, 37, 38, 99})], settings(2, set_aside=True))
     assert [n for start, stop in done for n in range(start, stop)] == [
         n for n in range(100) if n not in {0, 37, 38, 99}
     ]
@@ -189,42 +186,42 @@ def test_records_that_kill_are_set_aside_where_that_is_asked_for() -> None:
 
 def test_no_record_is_blamed_where_none_was_in_work() -> None:
     with pytest.raises(
-        MdsmixError, match=r"died 4 times over one work unit, number 1 of 1 \(exit code 3\)"
+        MdsmixError, match=r"died 4 times over one work unit, number 1 \(exit code 3\)"
     ):
-        list(run([die_storing], crew(1, set_aside=True), silent))
+        list(run([call(die_storing)], settings(1, set_aside=True)))
 
 
 @pytest.fixture
 def _worn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every worker holds more than its share when its task is done."""
-    monkeypatch.setattr(engine, "resident", lambda pid: 1 << 60)
+    monkeypatch.setattr(worker, "resident", lambda pid: 1 << 60)
 
 
-SQUARES = [partial(square, n, 0) for n in range(6)]
+SQUARES = [call(square, n, 0) for n in range(6)]
 
 
 def test_a_worker_lives_as_long_as_it_holds_no_more_than_its_share() -> None:
-    assert len({pid for _, (_, pid) in run(SQUARES, crew(1), silent)}) == 1
+    assert len({pid for _, (_, pid) in run(SQUARES, settings(1))}) == 1
 
 
 @pytest.mark.usefixtures("_worn_at_once")
 def test_a_worker_that_holds_more_ends_with_its_task() -> None:
-    assert len({pid for _, (_, pid) in run(SQUARES, crew(1), silent)}) == 6
+    assert len({pid for _, (_, pid) in run(SQUARES, settings(1))}) == 6
 
 
 def test_workers_wait_for_the_next_run_where_that_is_said() -> None:
     """Of a recipe's streams most may be small: 200 of them cost two workers."""
-    keeping = replace(crew(2), idle=[])
-    pids = {pid for _ in range(5) for _, (_, pid) in run(SQUARES, keeping, silent)}
+    keeping = LocalEngine(settings(2))
+    pids = {pid for _ in range(5) for _, (_, pid) in keeping.run(SQUARES, silent, print)}
     assert len(pids) == len(children()) == 2
     os.kill(min(pids), signal.SIGKILL)  # one that dies while it waits is nobody's fault
-    found = dict(run(SQUARES, keeping, silent))
+    found = dict(keeping.run(SQUARES, silent, print))
     assert {n: square for n, (square, _) in found.items()} == {n: n * n for n in range(6)}
-    keeping.dismiss()
+    keeping.close()
     assert children() == []
 
 
-def told_of_nothing(attempt: Attempt, line: Line) -> None:
+def do_nothing(attempt: Attempt, reporter: Reporter) -> None:
     """A task that is done."""
 
 
@@ -235,7 +232,7 @@ def test_a_run_of_any_length_holds_no_more_than_at_its_beginning() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 24, limits[1]))
     try:
         most = [
-            (len(opened()), len(children())) for _ in run([told_of_nothing] * 200, crew(2), silent)
+            (len(opened()), len(children())) for _ in run([call(do_nothing)] * 200, settings(2))
         ]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -246,9 +243,9 @@ def test_a_run_of_any_length_holds_no_more_than_at_its_beginning() -> None:
 
 
 def test_five_thousand_units_are_done() -> None:
-    assert sorted(
-        n for n, _ in run([partial(square, n, 0) for n in range(5000)], crew(2), silent)
-    ) == [*range(5000)]
+    assert sorted(n for n, _ in run([call(square, n, 0) for n in range(5000)], settings(2))) == [
+        *range(5000)
+    ]
 
 
 def opened() -> set[int]:
@@ -264,28 +261,30 @@ def children() -> list[str]:
 
 def test_where_memory_is_tight_workers_take_turns() -> None:
     """200 MB fit once beside this process: the first worker shows it, and so no two are at work at once."""
+    engine = LocalEngine(settings(3))
     room = (resident(os.getpid()) + 300_000_000) / HEADROOM
-    watch = Watch(int(room), _worst=1)
-    tasks = [partial(hold, 200_000_000)] * 4
-    spans = sorted(span for _, span in run(tasks, Crew(workers=3, watch=watch), silent))
+    engine.budget = MemoryBudget(int(room), _worst=1)
+    tasks = [call(hold, 200_000_000)] * 4
+    with closing(engine):
+        spans = sorted(span for _, span in engine.run(tasks, silent, print))
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
-    assert watch.peak > 200_000_000
+    assert engine.peak > 200_000_000
 
 
 def test_a_worker_that_is_to_wait_waits_before_its_next_records() -> None:
     ours, its = multiprocessing.Pipe()
-    line = Line(its, os.getppid(), room=1)
-    line.wait_for_room()
+    channel = WorkerChannel(its, os.getppid(), memory=9, share=1)
+    channel.wait_for_room()
     ours.send(True)
     threading.Timer(0.3, ours.send, [False]).start()
     began = time.monotonic()
-    line.wait_for_room()
+    channel.wait_for_room()
     assert time.monotonic() - began >= 0.29
-    assert line.is_tight()
-    assert not Line(its, os.getppid(), room=1 << 50).is_tight()
+    assert channel.is_tight()
+    assert not WorkerChannel(its, os.getppid(), memory=9, share=1 << 50).is_tight()
 
 
-def write_slowly(path: Path, attempt: Attempt, line: Line) -> None:
+def write_slowly(path: Path, attempt: Attempt, reporter: Reporter) -> None:
     """Half a file, and what is left of it once the worker is told to stop."""
     path.touch()
     try:
@@ -297,22 +296,22 @@ def write_slowly(path: Path, attempt: Attempt, line: Line) -> None:
 
 def test_whoever_is_stopped_takes_back_what_is_half_written(tmp_path: Path) -> None:
     half = tmp_path / "half"
-    results = run([partial(write_slowly, half), partial(wait_for, half)], crew(2), silent)
+    results = run([call(write_slowly, half), call(wait_for, half)], settings(2))
     next(results)
     results.close()  # type: ignore[attr-defined]
     assert not half.exists()
 
 
-def be_deaf(file: Path, attempt: Attempt, line: Line) -> None:
+def be_deaf(file: Path, attempt: Attempt, reporter: Reporter) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     file.touch()
     time.sleep(60)
 
 
 def test_whoever_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(worker, "GRACE_SECONDS", 0.2)
     deaf = tmp_path / "deaf"
-    results = run([partial(be_deaf, deaf), partial(wait_for, deaf)], crew(2), silent)
+    results = run([call(be_deaf, deaf), call(wait_for, deaf)], settings(2))
     next(results)
     results.close()  # type: ignore[attr-defined]
     assert multiprocessing.active_children() == []
@@ -322,7 +321,7 @@ def test_a_worker_that_has_just_been_forked_leaves_its_parents_handlers_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They clean up after the parent. The second worker is told to stop before it has handlers of its own."""
-    work, begun, ran = engine._work, tmp_path / "begun", tmp_path / "ran"
+    work, begun, ran = worker.work, tmp_path / "begun", tmp_path / "ran"
 
     def begin(*arguments: Any) -> None:
         if begun.exists():
@@ -330,26 +329,26 @@ def test_a_worker_that_has_just_been_forked_leaves_its_parents_handlers_alone(
         begun.touch()
         work(*arguments)
 
-    monkeypatch.setattr(engine, "_work", begin)
+    monkeypatch.setattr(worker, "work", begin)
     before = signal.signal(signal.SIGTERM, lambda *_: ran.touch())
     try:
         with pytest.raises(KeyError):
-            list(run([partial(fail, KeyError("x")), partial(square, 1, 60)], crew(2), silent))
+            list(run([call(fail, KeyError("x")), call(square, 1, 60)], settings(2)))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert not ran.exists()
 
 
 def test_no_worker_outlives_the_run() -> None:
-    list(run([partial(square, n, 0) for n in range(4)], crew(2), silent))
+    list(run([call(square, n, 0) for n in range(4)], settings(2)))
     assert multiprocessing.active_children() == []
     with pytest.raises(KeyError):
-        list(run([partial(fail, KeyError("x")), partial(square, 1, 60)], crew(2), silent))
+        list(run([call(fail, KeyError("x")), call(square, 1, 60)], settings(2)))
     assert multiprocessing.active_children() == []
 
 
 def test_a_run_that_is_given_up_ends_its_workers() -> None:
-    results = run([partial(square, n, 0.01) for n in range(50)], crew(2), silent)
+    results = run([call(square, n, 0.01) for n in range(50)], settings(2))
     next(results)
     results.close()  # type: ignore[attr-defined]
     assert multiprocessing.active_children() == []
@@ -360,11 +359,11 @@ def test_a_run_that_is_given_up_ends_its_workers() -> None:
 )
 def test_only_linux_forks(platform: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    assert engine.start_method() == method
+    assert worker.start_method() == method
 
 
 def test_spawned_workers_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "start_method", lambda: "spawn")
-    found = dict(run([partial(square, n, 0) for n in range(3)], crew(2), silent))
+    monkeypatch.setattr(worker, "start_method", lambda: "spawn")
+    found = dict(run([call(square, n, 0) for n in range(3)], settings(2)))
     assert {n: result for n, (result, _) in found.items()} == {0: 0, 1: 1, 2: 4}
     assert multiprocessing.active_children() == []

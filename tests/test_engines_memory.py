@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from mdsmix.engines import memory
-from mdsmix.engines.memory import Watch, bytes_of
+from mdsmix.engines.memory import MemoryBudget, bytes_of
 from mdsmix.errors import RecipeError
 from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 from tests.processes import watched
@@ -63,14 +63,14 @@ def test_the_first_worker_shows_what_it_takes_where_the_cap_is_tight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory, "resident", lambda pid: 100 << 20)
-    watch = Watch(2 * GIB)
-    assert watch.places(4) == 1
-    watch.shown([])
-    assert watch.places(4) == 4
-    assert Watch(4 * GIB).places(4) == 4
-    tight = Watch(512 << 20)
-    tight.shown([])
-    assert tight.places(8) == 1, "never none"
+    budget = MemoryBudget(2 * GIB)
+    assert budget.allowed_workers(4) == 1
+    budget.on_finished_unit([])
+    assert budget.allowed_workers(4) == 4
+    assert MemoryBudget(4 * GIB).allowed_workers(4) == 4
+    tight = MemoryBudget(512 << 20)
+    tight.on_finished_unit([])
+    assert tight.allowed_workers(8) == 1, "never none"
 
 
 def test_no_more_workers_go_on_than_fit_if_each_took_what_the_greediest_took(
@@ -79,19 +79,19 @@ def test_no_more_workers_go_on_than_fit_if_each_took_what_the_greediest_took(
     sizes = {os.getpid(): 100, 1: 150, 2: 700}
     for name in ("resident", "own", "most_own", "held"):
         monkeypatch.setattr(memory, name, lambda pid: sizes[pid])
-    watch = Watch(int(1400 / memory.HEADROOM), _worst=300)
-    assert watch.places(4) == 1
-    watch.shown([1])
-    assert watch.places(3) == 3
-    assert watch.places(8) == 4
-    watch._next = 0
-    watch.look([1, 2])
-    assert watch.places(8) == 2
-    assert watch.peak == 950
+    budget = MemoryBudget(int(1400 / memory.HEADROOM), _worst=300)
+    assert budget.allowed_workers(4) == 1
+    budget.on_finished_unit([1])
+    assert budget.allowed_workers(3) == 3
+    assert budget.allowed_workers(8) == 4
+    budget._next = 0
+    budget.look([1, 2])
+    assert budget.allowed_workers(8) == 2
+    assert budget.peak == 950
     sizes[1] = 800
-    watch._next = 0
-    watch.look([1, 2])
-    assert watch.places(8) == 1, "more than is given out is held already"
+    budget._next = 0
+    budget.look([1, 2])
+    assert budget.allowed_workers(8) == 1, "more than is given out is held already"
 
 
 def test_large_documents_stay_within_a_small_cap(tmp_path: Path, tokenizer_folder: Path) -> None:

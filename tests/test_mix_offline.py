@@ -454,7 +454,7 @@ def test_who_watches_is_told_of_every_byte_twice_and_of_every_token(two: Path) -
         def begin(self, stream: str, size: int) -> None:
             told[stream] = [(-size, 0)]
 
-        def told(self, size: int, tokens: int) -> None:
+        def on_progress(self, size: int, tokens: int) -> None:
             (steps,) = told.values()
             steps.append((size, tokens))
 

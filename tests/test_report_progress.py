@@ -21,7 +21,7 @@ def test_a_log_gets_a_line_every_ten_seconds(
     lines.begin("web", 1_000_000)
     for _ in range(8):
         now[0] += 4
-        lines.told(100_000, 50_000)
+        lines.on_progress(100_000, 50_000)
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
@@ -37,9 +37,9 @@ def test_compressed_sources_never_pass_the_whole(
     monkeypatch.setattr(progress, "PLAIN_SECONDS", 0)
     lines = PlainLines()
     lines.begin("web", 10)
-    lines.told(40, 5)
+    lines.on_progress(40, 5)
     lines.begin("empty", 0)
-    lines.told(0, 0)
+    lines.on_progress(0, 0)
     assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == [
         "web: 100%",
         "empty: 0%",
@@ -58,10 +58,10 @@ def test_a_bar_for_each_stream_with_rate() -> None:
     with Progress(*columns, console=Console(file=out, width=120)) as shown:
         bars = Bars(shown)
         bars.begin("web", 100)
-        bars.told(60, 10)
+        bars.on_progress(60, 10)
         bars.begin("docs", 50)
-        bars.told(20, 10)
-        bars.told(5, 10)
+        bars.on_progress(20, 10)
+        bars.on_progress(5, 10)
         bars.say("docs: a [sentence]")
         assert [(task.description, task.completed) for task in shown.tasks] == [("web", 60), ("docs", 25)]  # fmt: skip
     assert "docs: a [sentence]" in out.getvalue()

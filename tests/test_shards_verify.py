@@ -37,7 +37,7 @@ PAIR = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
 
 
 def look(folder: Path, quick: bool = False) -> Report:
-    return verify(locate(folder), quick=quick, begin=lambda *_: None, told=lambda *_: None)
+    return verify(locate(folder), quick=quick, begin=lambda *_: None, on_progress=lambda *_: None)
 
 
 def faults(folder: Path, quick: bool = False) -> list[tuple[str, str]]:

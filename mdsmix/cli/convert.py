@@ -18,7 +18,7 @@ from mdsmix.cli.options import (
 
 if TYPE_CHECKING:
     from mdsmix.convert.outcome import Outcome
-    from mdsmix.convert.run import Options
+    from mdsmix.convert.planning import Options
     from mdsmix.recipe import Recipe
 
 
@@ -81,8 +81,8 @@ def convert(
 
     What is unchanged is not done again; bad records are set aside in quarantine/ and counted.
     """
+    from mdsmix.convert.planning import Options
     from mdsmix.convert.preview import preview
-    from mdsmix.convert.run import Options
     from mdsmix.engines.memory import bytes_of
     from mdsmix.kinds import open_recipe
 

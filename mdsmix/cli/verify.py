@@ -34,7 +34,9 @@ def verify(
 
     folder = find_published(locate(stream))
     with watching() as watcher:
-        report = shards.verify(folder, quick=quick, begin=watcher.begin, told=watcher.told)
+        report = shards.verify(
+            folder, quick=quick, begin=watcher.begin, on_progress=watcher.on_progress
+        )
     _print(report, quick, as_json)
     if report.faults:
         raise typer.Exit(DAMAGED)

@@ -14,7 +14,7 @@ class Watcher(Protocol):
     def begin(self, stream: str, size: int) -> None:
         """A stream of `size` stored source bytes is being converted."""
 
-    def told(self, size: int, tokens: int) -> None:
+    def on_progress(self, size: int, tokens: int) -> None:
         """So many more source bytes were read and tokens made of them."""
 
     def say(self, sentence: str) -> None:

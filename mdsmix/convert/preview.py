@@ -8,10 +8,9 @@ from dataclasses import asdict, replace
 from mdsmix import sources
 from mdsmix.convert.guard import listed, published_manifest, why_rebuilt
 from mdsmix.convert.job import Job, on_day, with_versions
+from mdsmix.convert.planning import Options, planned_jobs, source_hashes
 from mdsmix.convert.publish import is_published
 from mdsmix.convert.put import is_put
-from mdsmix.convert.run import Options, planned_jobs
-from mdsmix.convert.seen import Seen
 from mdsmix.convert.standing import Standing
 from mdsmix.convert.stored import listing
 from mdsmix.convert.unit import recorded, window_keys
@@ -37,8 +36,8 @@ def _preview_stream(
         return
     old = published_manifest(job, standing, options.reencode)
     job = on_day(job, old.encoding.date_string if old else None)
-    units, seen = sources.plan(files, fields=job.fields_read), Seen.of(job.target)
-    known = {unit: None if options.verify_source else seen.content(unit) for unit in units}
+    units, cache = sources.plan(files, fields=job.fields_read), source_hashes(job, options)
+    known = {unit: cache.content(unit) for unit in units}
     contents = {unit: content or sources.content_of(unit) for unit, content in known.items()}
     is_known = bool(old) and None not in known.values()
     todo = _undone(job, old if is_known else None, standing, contents)

@@ -15,7 +15,8 @@ from mdsmix.convert.guard import why_rebuilt
 from mdsmix.convert.job import Job, on_day
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.outcome import Watcher
-from mdsmix.convert.run import Options, convert, planned_jobs
+from mdsmix.convert.planning import Options, planned_jobs
+from mdsmix.convert.run import convert
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.recipe import Recipe
 from mdsmix.shards import index as index_file
@@ -76,7 +77,7 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
 
 
 def _look(folder: Location, watcher: Watcher, quick: bool = False) -> Report:
-    return verify(folder, quick=quick, begin=watcher.begin, told=watcher.told)
+    return verify(folder, quick=quick, begin=watcher.begin, on_progress=watcher.on_progress)
 
 
 def _name(recipe: Recipe, folder: Location) -> str:

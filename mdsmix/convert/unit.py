@@ -1,8 +1,8 @@
 """One work unit, from its source bytes to its stored shards and its record: what a worker does.
 
-A window is done again only where no record of it is found under its key, which its lines make and the settings. A
-compressed file is one unit of many windows, because only reading tells where they begin; each has a record of its own, so a
-killed run repeats none.
+A window's key is a hash of its lines and of the settings; a window is done again only where no record has that key. A compressed
+file is one unit of many windows, because only reading it tells where they begin; each window has a record of its own, so a run
+that was killed repeats none that was finished.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from itertools import groupby
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
 from mdsmix.convert.quarantine import BadRecord, bad_name, is_kept, keep, kept_name
-from mdsmix.convert.seen import Seen
+from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import stored_at
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.base import Encoded
 from mdsmix.engines.attempts import CRASHED, Attempt, pieces, place, skipped
-from mdsmix.engines.local import Line
+from mdsmix.engines.base import Reporter
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.reading import open_reading
 from mdsmix.shards.index import StoredFile
@@ -34,11 +34,12 @@ from mdsmix.sources import (
     Window,
     content_of,
     read,
+    shown_unit,
 )
 from mdsmix.storage import CHANGED
 
 MOST_SHRUNK = 6
-"Memory halves a batch so often, to 128 KB: what a worker holds beside its records is more than these then."
+"Halve a batch of 8 MB at most six times for want of memory: below 128 KB the worker's fixed memory dominates."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,57 +54,51 @@ class UnitResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
-    """What is known of a unit before it is read."""
+class UnitTask:
+    """One work unit as a task of an engine."""
 
+    job: Job
+    unit: Unit
     windows: Mapping[int, Window] = field(default_factory=dict)
-    "Those that are stored, most likely."
+    "What the source-hash cache knows of the unit: windows by their numbers, whose records are most likely stored."
     look: bool = False
-    "Whether others may be too, so that it is read to know them before anything is done: some record has no known source."
-    seen: Seen | None = None
-    "Where finished windows are noted."
+    """Whether records of other windows may be stored too, because some record at the target belongs to no known source: the
+    unit is then hashed before anything is done."""
 
+    @property
+    def name(self) -> str:
+        return f"of {shown_unit(self.unit)}"
 
-def convert_unit(
-    job: Job,
-    unit: Unit,
-    limit: int | None,
-    before: Before,
-    memory: int,
-    attempt: Attempt,
-    line: Line,
-) -> UnitResult:
-    """Does what is not done of the unit, and tells the run of source bytes read and tokens made.
-
-    It is hashed while it is read, and its records get the keys that come of that.
-    """
-    known, looks = before.windows, bool(attempt.deaths or (before.look and not before.windows))
-    if looks:
-        found = content_of(unit, limit)
-        known = {window.number: window for window in found.windows}
-        if done := recorded(job, found):
-            line.told(sum(record.size for record in done.records), 0)
-            return done
-    # Of the first so many records all are counted anew, wherever they stand.
-    records = {n: r for n, w in known.items() if not limit and (r := find_record(job, w))}
-    line.told(sum(record.size for record in records.values()), 0)
-    reused, digests = frozenset(records), Digests(unit)
-    batches = read(unit, limit, memory, digests, reused)
-    for number, of_window in groupby(batches, key=lambda batch: batch.window):
-        records[number] = _convert(job, unit, number, of_window, digests, attempt, line)
-        if before.seen:
-            before.seen.note_window(unit, digests.window(number))
-    content = digests.content()
-    windows = {window.number: window for window in content.windows}
-    if any(windows.get(number) != known[number] for number in reused):
-        # What is remembered is not what is there: a file was changed and kept its stamp.
+    def do(self, attempt: Attempt, reporter: Reporter) -> UnitResult:
+        """Does what is not done of the unit. It is hashed while it is read, which gives its records their keys."""
+        job, unit, limit, known = self.job, self.unit, self.job.limit, self.windows
+        looks = bool(attempt.deaths or (self.look and not known))
         if looks:
-            raise Unreachable(CHANGED.format(url=unit.files[0].location.url))
-        anew = replace(before, windows={}, look=True)
-        return convert_unit(job, unit, limit, anew, memory, attempt, line)
-    if not records:  # no record starts in the unit
-        records[0] = _convert(job, unit, 0, iter(()), digests, attempt, line)
-    return UnitResult(content=content, records=[records[n] for n in windows], reused=len(reused))
+            found = content_of(unit, limit)
+            known = {window.number: window for window in found.windows}
+            if done := recorded(job, found):
+                reporter.on_progress(sum(record.size for record in done.records), 0)
+                return done
+        # Under a limit all records are counted anew: how many a unit may still give follows from the units before.
+        records = {n: r for n, w in known.items() if not limit and (r := find_record(job, w))}
+        reporter.on_progress(sum(record.size for record in records.values()), 0)
+        reused, digests = frozenset(records), Digests(unit)
+        batches = read(unit, limit, reporter.memory, digests, reused)
+        for number, of_window in groupby(batches, key=lambda batch: batch.window):
+            records[number] = _convert(job, unit, number, of_window, digests, attempt, reporter)
+            if not limit:
+                SourceHashCache.at(job.target).note_window(unit, digests.window(number))
+        content = digests.content()
+        windows = {window.number: window for window in content.windows}
+        if any(windows.get(number) != known[number] for number in reused):
+            # The cache was wrong: a file was changed and kept its size and stamp.
+            if looks:
+                raise Unreachable(CHANGED.format(url=unit.files[0].location.url))
+            return replace(self, windows={}, look=True).do(attempt, reporter)
+        if not records:  # no record starts in the unit
+            records[0] = _convert(job, unit, 0, iter(()), digests, attempt, reporter)
+        done_now = [records[number] for number in windows]
+        return UnitResult(content=content, records=done_now, reused=len(reused))
 
 
 def window_key(job: Job, window: Window) -> str:
@@ -116,7 +111,7 @@ def window_keys(job: Job, content: Content) -> list[str]:
 
 
 def find_record(job: Job, window: Window) -> UnitRecord | None:
-    """The record of a finished window, None where it is to be done (again): somebody may have removed what it came to."""
+    """The record of a finished window, None where the window is to be done (again): it never was, or its shards are gone."""
     stored, key = stored_at(job), window_key(job, window)
     if stored and key not in stored.kept:
         return None
@@ -143,7 +138,7 @@ def _is_kept(job: Job, name: str) -> bool:
 
 
 def _is_there(job: Job, file: StoredFile) -> bool:
-    """Versions are asked first: they hold what was published, the target what was not yet."""
+    """Versions are asked first, because most shards are published; the target holds those that are not yet."""
     if stored := stored_at(job):
         return stored.has(file)
     target, *versions = job.shard_folders
@@ -158,14 +153,14 @@ def _convert(
     batches: Iterator[RecordBatch],
     digests: Digests,
     attempt: Attempt,
-    line: Line,
+    reporter: Reporter,
 ) -> UnitRecord:
     """Encodes the batches of a window, stores the shards, and then the record that says so."""
     backend = open_tokenizer_backend(job)
     encoder = open_reading(job.encoding, job.tokenizer, backend)
     rows = job.kind.open_rows(job.encoding, job.layout, job.tokenizer.dtype)
     compared, tally = backend.compared, _Tally(job.kind.splits_records(job.encoding))
-    pace = _Pace(attempt, line)
+    pace = _Pace(attempt, reporter)
     for batch in batches:
         without = skipped(batch, attempt)
         tally.begin(batch, without)
@@ -173,7 +168,7 @@ def _convert(
             encoded = encoder.encode(batch.records[piece.start : piece.stop])
             rows.add(encoded)
             tally.add(batch, piece, encoded)
-            line.told(batch.size * len(piece) // len(batch.records), encoded.tokens)
+            reporter.on_progress(batch.size * len(piece) // len(batch.records), encoded.tokens)
     full, totals, leftover = rows.finish()
     window = digests.window(number)  # all of it has been read now
     record = UnitRecord(
@@ -200,18 +195,18 @@ def _held(job: Job) -> frozenset[tuple[str, int]] | None:
 class _Pace:
     """How many records are in work at once: a batch, or fewer where memory is tight or workers have died of them."""
 
-    def __init__(self, attempt: Attempt, line: Line) -> None:
-        self._attempt, self._line, self._shrunk = attempt, line, 0
+    def __init__(self, attempt: Attempt, reporter: Reporter) -> None:
+        self._attempt, self._reporter, self._shrunk = attempt, reporter, 0
 
     def pieces(self, batch: RecordBatch, without: set[int]) -> Iterator[range]:
-        """The positions to be worked on next; the run hears of it, and may make this worker wait."""
+        """The positions to be worked on next. The engine is told of them, and may make this worker wait."""
         halvings = self._attempt.halvings + self._shrunk
         for piece in pieces(len(batch.records), halvings, without):
-            self._line.wait_for_room()
-            self._line.at(place(batch, piece))
+            self._reporter.wait_for_room()
+            self._reporter.on_records(place(batch, piece))
             yield piece
-        self._line.at(None)
-        if self._line.is_tight() and self._shrunk < MOST_SHRUNK:
+        self._reporter.on_records(None)
+        if self._reporter.is_tight() and self._shrunk < MOST_SHRUNK:
             self._shrunk += 1
 
 

@@ -44,7 +44,7 @@ class PlainLines:
         self._stream, self._size, self._done, self._tokens = stream, max(size, 1), 0, 0
         self._began = self._said = time.monotonic()
 
-    def told(self, size: int, tokens: int) -> None:
+    def on_progress(self, size: int, tokens: int) -> None:
         self._done += size
         self._tokens += tokens
         now = time.monotonic()
@@ -72,7 +72,7 @@ class Bars:
         self._done = self._tokens = 0
         self._began = time.monotonic()
 
-    def told(self, size: int, tokens: int) -> None:
+    def on_progress(self, size: int, tokens: int) -> None:
         self._done += size
         self._tokens += tokens
         rate = _rate(self._done, self._tokens, time.monotonic() - self._began)

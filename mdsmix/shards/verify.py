@@ -65,9 +65,9 @@ def verify(
     *,
     quick: bool,
     begin: Callable[[str, int], None],
-    told: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None],
 ) -> Report:
-    """Looks at all of the stream in `folder`; `begin` hears its size, `told` of bytes and tokens that were looked at.
+    """Looks at all of the stream in `folder`; `begin` hears its size, `on_progress` of bytes and tokens that were looked at.
 
     Unreachable where it cannot be looked at: no index, no right, no store.
     """
@@ -89,7 +89,7 @@ def verify(
     undecoded = 0
     if not quick:
         begin(str(folder), sum(shard.stored.bytes for shard in whole))
-        damage, totals, undecoded = _look_inside_all(folder, whole, told)
+        damage, totals, undecoded = _look_inside_all(folder, whole, on_progress)
         problems += damage
         if not problems and not undecoded:
             problems += _miscounts(totals, manifest)
@@ -191,7 +191,7 @@ class _Inside:
 
 
 def _look_inside_all(
-    folder: Location, shards: list[Shard], told: Callable[[int, int], None]
+    folder: Location, shards: list[Shard], on_progress: Callable[[int, int], None]
 ) -> tuple[list[tuple[str, str]], Totals | None, int]:
     """Problems, what the samples come to (None where some cannot be counted), and how many shards were not decoded."""
     problems: list[tuple[str, str]] = []
@@ -204,7 +204,7 @@ def _look_inside_all(
                 problems.append((shard.stored.basename, inside.problem))
             totals = totals + inside.totals if totals and inside.totals else None
             undecoded += not inside.is_decoded
-            told(shard.stored.bytes, inside.totals.tokens if inside.totals else 0)
+            on_progress(shard.stored.bytes, inside.totals.tokens if inside.totals else 0)
     return problems, totals, undecoded
 
 

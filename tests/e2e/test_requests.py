@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mdsmix.convert.ledger import FOLDER
+from mdsmix.convert.planning import Options
 from mdsmix.convert.preview import preview
-from mdsmix.convert.run import Options
 from mdsmix.mix.check import findings
 from mdsmix.mix.view import view
 from mdsmix.recipe import load_recipe

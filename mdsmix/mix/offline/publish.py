@@ -30,13 +30,13 @@ class Stored:
 
 
 def store(
-    plan: Plan, buckets: Buckets, folder: Location, told: Callable[[int, int], None]
+    plan: Plan, buckets: Buckets, folder: Location, on_progress: Callable[[int, int], None]
 ) -> list[Stored]:
     """Writes the shards of all buckets; no index names them yet."""
     stored = []
     for rows in buckets.shuffled():
         stored.append(Stored(store_shards(folder, plan.layout, rows), len(rows)))
-        told(len(rows.body), 0)
+        on_progress(len(rows.body), 0)
         del rows  # the next bucket takes its room
     return stored
 

@@ -33,7 +33,7 @@ class Watcher(Protocol):
 
     def begin(self, stream: str, size: int) -> None: ...
 
-    def told(self, size: int, tokens: int) -> None: ...
+    def on_progress(self, size: int, tokens: int) -> None: ...
 
     def say(self, sentence: str) -> None: ...
 
@@ -73,8 +73,8 @@ def _mix(
     watcher.begin(folder.parent.name, 2 * plan.bytes)
     with _room(temporary, plan.bytes) as buckets_folder:
         buckets = Buckets(buckets_folder, plan.buckets, seed_of(plan.seed, "shuffle"))
-        taken = [take(source, plan.seed, buckets, watcher.told) for source in plan.sources]
-        stored = store(plan, buckets, folder, watcher.told)
+        taken = [take(source, plan.seed, buckets, watcher.on_progress) for source in plan.sources]
+        stored = store(plan, buckets, folder, watcher.on_progress)
         publish(plan, taken, stored, folder, held)
 
 

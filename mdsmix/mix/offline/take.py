@@ -51,7 +51,7 @@ class Taken:
         )
 
 
-def take(source: Source, seed: int, buckets: Buckets, told: Told) -> Taken:
+def take(source: Source, seed: int, buckets: Buckets, on_progress: Told) -> Taken:
     """Deals out what is drawn of the stream; Unreachable names a shard that is damaged."""
     stream, totals, is_counted = source.stream, Totals(), True
     draw = Draw(stream.index.samples, source.drawn, seed_of(seed, "draw", stream.name))
@@ -61,7 +61,7 @@ def take(source: Source, seed: int, buckets: Buckets, told: Told) -> Taken:
         found = _counted(stream, shard, samples, copies)
         is_counted &= found is not None
         totals += found or Totals(samples=len(rows))
-        told(int(samples.sizes @ copies), found.tokens if found else 0)
+        on_progress(int(samples.sizes @ copies), found.tokens if found else 0)
     return Taken(source, totals, is_counted)
 
 

@@ -1,4 +1,5 @@
-"""What source files were found to hold, by their sizes and stamps: a second run stats them and reads nothing.
+"""The source-hash cache: what source files were found to hold, by their sizes and stamps, so that a second run stats them and
+reads nothing.
 
 One small file per stream in the user's cache folder, a line for each window as its worker has stored it and for each unit
 as it is done, so that a run that was killed reads nothing again that it had finished. When a stream is published what is
@@ -23,7 +24,7 @@ from mdsmix.sources import Content, Unit, Window
 
 
 @dataclass(slots=True)
-class Seen:
+class SourceHashCache:
     """The contents of one stream's units."""
 
     path: Path
@@ -33,15 +34,21 @@ class Seen:
     "Those that are stored, of units that were not."
 
     @staticmethod
-    def of(target: str) -> Seen:
+    def at(target: str) -> SourceHashCache:
+        """That of the stream published at `target`, on this machine; nothing of it is read, so it only takes notes."""
+        name = f"{xxhash.xxh128_hexdigest(target)}.jsonl"
+        return SourceHashCache(cache_folder() / "seen" / name)
+
+    @staticmethod
+    def of(target: str) -> SourceHashCache:
         """What is remembered of the stream published at `target`."""
-        seen = Seen(cache_folder() / "seen" / f"{xxhash.xxh128_hexdigest(target)}.jsonl")
+        cache = SourceHashCache.at(target)
         with suppress(OSError):
-            for line in seen.path.read_bytes().splitlines():
+            for line in cache.path.read_bytes().splitlines():
                 # What was being written when the machine went down is half a line.
                 with suppress(ValueError, KeyError, TypeError, AttributeError):
-                    seen._learn(orjson.loads(line))
-        return seen
+                    cache._learn(orjson.loads(line))
+        return cache
 
     def _learn(self, entry: Mapping[str, Any]) -> None:
         windows = tuple(Window(**window) for window in entry["windows"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.convert.seen import Seen
+from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.sources import Content, SourceFile, Unit, Window
 from mdsmix.storage import Stat, locate
 
@@ -27,28 +27,28 @@ def unit(stamp: str = "1-1", size: int = 9, name: str = "/a.jsonl", start: int =
 
 
 def test_a_unit_is_known_by_its_files_their_stamps_and_its_place() -> None:
-    Seen.of("/mix").save([unit()], [CONTENT])
-    seen = Seen.of("/mix")
-    assert seen.content(unit()) == CONTENT
+    SourceHashCache.of("/mix").save([unit()], [CONTENT])
+    known = SourceHashCache.of("/mix")
+    assert known.content(unit()) == CONTENT
     others = [unit(stamp="2-1"), unit(size=8), unit(name="/b.jsonl"), unit(start=5)]
-    assert [seen.content(other) for other in others] == [None] * 4
-    assert Seen.of("/another").content(unit()) is None
+    assert [known.content(other) for other in others] == [None] * 4
+    assert SourceHashCache.of("/another").content(unit()) is None
 
 
 def test_what_is_no_longer_in_the_plan_is_forgotten() -> None:
-    Seen.of("/mix").save([unit()], [CONTENT])
-    Seen.of("/mix").save([unit(start=5)], [OTHER])
-    assert Seen.of("/mix").content(unit()) is None
+    SourceHashCache.of("/mix").save([unit()], [CONTENT])
+    SourceHashCache.of("/mix").save([unit(start=5)], [OTHER])
+    assert SourceHashCache.of("/mix").content(unit()) is None
 
 
 @pytest.mark.parametrize(
     "damage", [b"", b"{", b"[]", b"7", b'{"a": 7}', b'{"unit": "x", "windows": 3}']
 )
 def test_a_damaged_memory_is_none(cache: Path, damage: bytes) -> None:
-    Seen.of("/mix").save([unit()], [CONTENT])
+    SourceHashCache.of("/mix").save([unit()], [CONTENT])
     (file,) = (cache / "seen").iterdir()
     file.write_bytes(damage)
-    assert Seen.of("/mix").contents == {}
+    assert SourceHashCache.of("/mix").contents == {}
 
 
 def test_a_memory_that_cannot_be_kept_costs_a_reading_and_no_run(
@@ -56,34 +56,36 @@ def test_a_memory_that_cannot_be_kept_costs_a_reading_and_no_run(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "file"))
-    Seen.of("/mix").save([unit()], [CONTENT])
-    assert Seen.of("/mix").contents == {}
+    SourceHashCache.of("/mix").save([unit()], [CONTENT])
+    assert SourceHashCache.of("/mix").contents == {}
 
 
 def test_what_is_noted_while_a_run_works_is_there_though_it_is_killed(cache: Path) -> None:
     """A window, then another, then the unit is done; half a line is what was being written then."""
-    seen = Seen(Seen.of("/mix").path)
+    known = SourceHashCache.at("/mix")
     for number, window in enumerate(WINDOWS, 1):
-        seen.note_window(unit(), window)
-        assert list(Seen.of("/mix").begun(unit()).values()) == list(WINDOWS[:number])
-    assert Seen.of("/mix").content(unit()) is None
-    assert set(Seen.of("/mix").digests([unit()])) == {window.digest for window in WINDOWS}
-    seen.note(unit(start=5), OTHER)
+        known.note_window(unit(), window)
+        assert list(SourceHashCache.of("/mix").begun(unit()).values()) == list(WINDOWS[:number])
+    assert SourceHashCache.of("/mix").content(unit()) is None
+    assert set(SourceHashCache.of("/mix").digests([unit()])) == {
+        window.digest for window in WINDOWS
+    }
+    known.note(unit(start=5), OTHER)
     (file,) = (cache / "seen").iterdir()
     whole = file.read_bytes()
     file.write_bytes(whole + whole[:50])
-    assert Seen.of("/mix").content(unit(start=5)) == OTHER
-    assert set(Seen.of("/mix").digests([unit(start=5)])) == {OTHER.windows[0].digest}
-    Seen.of("/mix").save([unit()], [CONTENT])
-    assert Seen.of("/mix").windows == {}
-    assert Seen.of("/mix").content(unit()) == CONTENT
+    assert SourceHashCache.of("/mix").content(unit(start=5)) == OTHER
+    assert set(SourceHashCache.of("/mix").digests([unit(start=5)])) == {OTHER.windows[0].digest}
+    SourceHashCache.of("/mix").save([unit()], [CONTENT])
+    assert SourceHashCache.of("/mix").windows == {}
+    assert SourceHashCache.of("/mix").content(unit()) == CONTENT
 
 
 def test_a_line_is_added_and_the_file_never_written_anew(cache: Path) -> None:
-    seen = Seen(Seen.of("/mix").path)
+    known = SourceHashCache.at("/mix")
     sizes = []
     for n in range(5):
-        seen.note(unit(start=n), CONTENT)
+        known.note(unit(start=n), CONTENT)
         (file,) = (cache / "seen").iterdir()
         sizes.append(file.stat().st_size)
     assert sizes == [n * sizes[0] for n in range(1, 6)]

@@ -1,0 +1,141 @@
+"""The work units of one stream: those that are done are found by their records, the others go to the engine.
+
+Whoever does a unit and whenever it ends, results are kept in the order of the plan, so an engine shapes no byte.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from mdsmix.convert.job import Job
+from mdsmix.convert.ledger import FOLDER
+from mdsmix.convert.outcome import Watcher
+from mdsmix.convert.quarantine import bad_name, publish_quarantine
+from mdsmix.convert.source_hashes import SourceHashCache
+from mdsmix.convert.stored import stored_at
+from mdsmix.convert.unit import UnitResult, UnitTask, open_tokenizer_backend, recorded
+from mdsmix.convert.verdict import FirstUnits
+from mdsmix.encode.backends import Unequal, remember_unequal
+from mdsmix.engines.base import Engine
+from mdsmix.sources import Unit, counted_key
+from mdsmix.storage import together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A stream's units, and who does them."""
+
+    job: Job
+    units: Sequence[Unit]
+    cache: SourceHashCache
+    engine: Engine
+    watcher: Watcher
+
+    def say(self, sentence: str) -> None:
+        self.watcher.say(f"{self.job.name}: {sentence}")
+
+    def run(self, tasks: Sequence[UnitTask]) -> Generator[tuple[int, UnitResult], None, None]:
+        """The results of these tasks as they end; closing the iterator stops the rest."""
+        return self.engine.run(tasks, self.watcher.on_progress, self.say)
+
+
+def do_units(work: Work) -> tuple[Job, list[UnitResult], tuple[str, ...]]:
+    """The job by which all was done, a result per unit, and what the user should know.
+
+    Where the fast tokenizer turns out to differ from the reference, the whole stream is done by the reference.
+    """
+    job = work.job
+    try:
+        return job, _results(work), ()
+    except Unequal as unequal:
+        remember_unequal(job.tokenizer, unequal)
+        work.say(f"{unequal}; starting again with the reference tokenizer")
+        note = f"{unequal}; the whole stream was encoded by the reference, and so will others be"
+    job = job.with_backend("reference")
+    return job, _results(replace(work, job=job, cache=SourceHashCache.of(job.target))), (note,)
+
+
+def _results(work: Work) -> list[UnitResult]:
+    """One per unit, in the order of the plan."""
+    job, units, cache = work.job, work.units, work.cache
+    if job.limit:
+        return list(_limited(work, job.limit))
+    found, first = _done_before(work), FirstUnits(job, units)
+    work.watcher.on_progress(sum(map(_size, found.values())), 0)
+    _refuse_hopeless(first, found)
+    todo = [number for number in range(len(units)) if number not in found]
+    look = not _are_explained(job, cache, units)
+    if todo:
+        open_tokenizer_backend(job)  # once, for all workers that are forked
+    with closing(work.run([_task(work, units[number], look) for number in todo])) as finished:
+        for position, result in finished:
+            found[todo[position]] = result
+            cache.note(units[todo[position]], result.content)
+            _refuse_hopeless(first, found)
+    return [found[number] for number in range(len(units))]
+
+
+def _done_before(work: Work) -> dict[int, UnitResult]:
+    """The units, by their numbers, that are known without reading and of which every record is there."""
+    known = enumerate(map(work.cache.content, work.units))
+    asked = [(number, content) for number, content in known if content]
+    done = together(lambda each: recorded(work.job, each[1]), asked)
+    return {number: result for (number, _), result in zip(asked, done, strict=True) if result}
+
+
+def _size(result: UnitResult) -> int:
+    return sum(record.size for record in result.records)
+
+
+def _task(work: Work, unit: Unit, look: bool) -> UnitTask:
+    if content := work.cache.content(unit):
+        windows = {window.number: window for window in content.windows}
+    else:
+        windows = {} if look else work.cache.begun(unit)
+    return UnitTask(job=work.job, unit=unit, windows=windows, look=look)
+
+
+def _are_explained(job: Job, cache: SourceHashCache, units: Iterable[Unit]) -> bool:
+    """Whether every record at the target is known to be of a unit of this plan. If so, a unit that is not known has no record
+    there, and need not be read twice: at a first conversion, and where one that was killed goes on."""
+    explained = {job.key(digest) for digest in cache.digests(units)}
+    stored = stored_at(job)
+    names = stored.kept if stored else (name for name, _ in (job.folder / FOLDER).list())
+    return all(name in explained for name in names if re.fullmatch("[0-9a-f]{32}", name))
+
+
+def _limited(work: Work, limit: int) -> Iterator[UnitResult]:
+    """The first `limit` records: unit by unit, since only reading tells how many one holds."""
+    for unit in work.units:
+        if limit <= 0:
+            return
+        # What is left of the limit is in the unit's key: it follows from what the units before held.
+        task = UnitTask(job=replace(work.job, limit=limit), unit=unit, look=True)
+        ((_, result),) = work.run([task])
+        limit -= sum(record.records.read for record in result.records)
+        yield result
+
+
+def _refuse_hopeless(first: FirstUnits, found: Mapping[int, UnitResult]) -> None:
+    """TooManyBadRecords where the units that are done show that the stream cannot be published; their bad records are made
+    public first, to be read."""
+    if first.is_hopeless(found):
+        done = range(first.done)
+        publish_bad(first.job, [first.units[n] for n in done], [found[n] for n in done])
+        raise first.refusal()
+
+
+def publish_bad(job: Job, units: Sequence[Unit], results: Sequence[UnitResult]) -> list[str]:
+    """Makes the bad records public, counted from the start of their files; returns the names of their files."""
+    bad, before = list[tuple[str, dict[str, int]]](), 0
+    for unit, result in zip(units, results, strict=False):
+        before = before if unit.start else 0
+        for record, window in zip(result.records, result.content.windows, strict=True):
+            if record.records.bad:
+                bad.append((bad_name(record.key, window), {counted_key(unit): before}))
+        before += sum(record.lines for record in result.records)
+    together(lambda each: publish_quarantine(job.folder, *each), bad)
+    return [name for name, _ in bad]

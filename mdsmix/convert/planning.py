@@ -1,0 +1,102 @@
+"""What is to be done: the streams of a recipe, what stands at their targets, and whether that is what is wanted.
+
+Nothing is written here. Sources are found and stat-ed, not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mdsmix import sources
+from mdsmix.convert.guard import refuse_quarantine, refuse_replacing
+from mdsmix.convert.job import Job, make_job
+from mdsmix.convert.publish import is_published
+from mdsmix.convert.quarantine import bad_name, stale_files
+from mdsmix.convert.source_hashes import SourceHashCache
+from mdsmix.convert.standing import Standing, stand
+from mdsmix.convert.unit import window_key
+from mdsmix.encode.tokenizer import open_tokenizer
+from mdsmix.errors import RecipeError
+from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.shards.manifest import Manifest
+from mdsmix.sources import Unit
+from mdsmix.storage import locate, together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a run does, none of which shapes a published byte of a whole stream."""
+
+    only: Sequence[str] = ()
+    "Streams to convert; none named: all."
+    limit: int | None = None
+    "Only so many first records of each stream, into a folder of their own."
+    reencode: bool = False
+    "Published streams of other columns or other sources may be replaced."
+    workers: int | None = None
+    memory: int | None = None
+    "Bytes that the run and its workers may hold; None: half of what the machine or its control group has."
+    quarantine_crashes: bool = False
+    "Records that workers die of are set aside; else the first one ends the run."
+    verify_source: bool = False
+    "Sources are read again even where size and stamp are as they were."
+    again: bool = False
+    "A published stream too is gone through, unit by unit: what a repair took away is made anew."
+
+
+Planned = tuple[Job, list[sources.SourceFile], Standing]
+"A stream's job, the files of its source, and what stands at its target."
+
+
+def planned_jobs(
+    recipe: Recipe, options: Options, say: Callable[[str], None] | None = None
+) -> list[Planned]:
+    """The chosen streams, in the order of the recipe; RecipeError where one of them may not be published so."""
+    streams = [(s, s.source) for s in _chosen(recipe, options.only) if s.source]
+    tokenizer = open_tokenizer(recipe.tokenizer, say)
+    jobs = [
+        (
+            make_job(recipe, stream, tokenizer, options.limit),
+            sources.find(source.path, recipe.folder),
+        )
+        for stream, source in streams
+    ]
+    refuse_quarantine(jobs, {locate(recipe.published(stream)) for stream in recipe.sourced})
+    standings = together(stand, [job for job, _ in jobs])
+    refuse_replacing(jobs, standings, options.reencode)
+    return [(*planned, standing) for planned, standing in zip(jobs, standings, strict=True)]
+
+
+def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
+    names = [stream.name for stream in recipe.sourced]
+    for name in only:
+        if name not in names:
+            raise RecipeError(
+                f"--only {name} names no stream with a source; these have one: {', '.join(names) or 'none'}."
+            )
+    if not names:
+        raise RecipeError("no stream of the recipe has a source, so there is nothing to convert.")
+    return [stream for stream in recipe.sourced if not only or stream.name in only]
+
+
+def source_hashes(job: Job, options: Options) -> SourceHashCache:
+    """What is known of the stream's sources; nothing, where they are to be read again."""
+    return (SourceHashCache.at if options.verify_source else SourceHashCache.of)(job.target)
+
+
+def is_up_to_date(
+    job: Job, old: Manifest, standing: Standing, units: Sequence[Unit], cache: SourceHashCache
+) -> bool:
+    """Whether each unit's content is known by its stamp, and just these parts and bad records are published."""
+    known = [cache.content(unit) for unit in units]
+    windows = [
+        (window_key(job, window), window)
+        for content in known
+        if content
+        for window in content.windows
+    ]
+    keys = [key for key, _ in windows]
+    if not keys or None in known or not is_published(job, old, standing, keys):
+        return False
+    return not stale_files(standing.quarantined, {bad_name(key, window) for key, window in windows})

@@ -1,0 +1,122 @@
+"""The worker's side of a local worker process: it takes tasks from a pipe, does them, and reports through the same pipe.
+
+Messages to the worker: (task, attempt); None, after which it ends; True or False, whether to wait before its next records.
+Messages from it: ("progress", bytes, tokens), ("records", place), ("done", result), ("failed", exception).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from mdsmix.engines.attempts import Attempt, Place
+from mdsmix.engines.base import Task
+from mdsmix.engines.limits import cpu_count
+from mdsmix.engines.memory import LIFE_BYTES, give_back, resident
+
+STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+
+
+class WorkerChannel:
+    """The Reporter of a local worker."""
+
+    def __init__(self, pipe: Connection, parent: int, memory: int, share: int) -> None:
+        """`parent`: its process id; `memory`: bytes for the whole run; `share`: bytes for this worker."""
+        self._pipe, self._parent, self._share = pipe, parent, share
+        self.memory = memory
+        self._waits = False
+
+    def on_progress(self, size: int, tokens: int) -> None:
+        self._send("progress", size, tokens)
+
+    def on_records(self, place: Place | None) -> None:
+        self._send("records", place)
+
+    def wait_for_room(self) -> None:
+        while self._waits or self._pipe.poll():
+            self._receive()
+
+    def is_tight(self) -> bool:
+        """Memory that was freed is given back to the system before it is decided."""
+        if resident(os.getpid()) <= self._share:
+            return False
+        give_back()
+        return resident(os.getpid()) > self._share
+
+    def next_task(self) -> tuple[Task[Any], Attempt] | None:
+        """Waits for a task; None where there will be none."""
+        while isinstance(message := self._receive(), bool):
+            pass
+        task: tuple[Task[Any], Attempt] | None = message
+        return task
+
+    def _receive(self) -> Any:
+        """Waits for a message; a bool is heeded at once."""
+        while not self._pipe.poll(1):
+            self._end_with_parent()
+        message = self._pipe.recv()
+        if isinstance(message, bool):
+            self._waits = message
+            give_back()
+        return message
+
+    def _send(self, *message: Any) -> None:
+        self._end_with_parent()
+        self._pipe.send(message)
+
+    def _end_with_parent(self) -> None:
+        """A killed parent leaves this process another parent id. Its end of the pipe would not show it, because workers that
+        were forked later hold that end open."""
+        if os.getppid() != self._parent:
+            os._exit(1)
+
+
+def work(pipe: Connection, workers: int, parent: int, memory: int, share: int) -> None:
+    """The life of a worker process: until it is dismissed or stopped, or its parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop)
+    os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, -(-cpu_count() // workers))))
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        _do_tasks(pipe, WorkerChannel(pipe, parent, memory, share))
+    except _Stopped:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    # No exit handlers: thread pools and open files that came from the parent by fork are not this process's to close.
+    os._exit(0)
+
+
+def _do_tasks(pipe: Connection, channel: WorkerChannel) -> None:
+    at_first = resident(os.getpid())
+    with suppress(BrokenPipeError, EOFError):
+        while given := channel.next_task():
+            task, attempt = given
+            try:
+                message: tuple[str, Any] = ("done", task.do(attempt, channel))
+            except Exception as error:
+                message = ("failed", _sendable(error))
+            if resident(os.getpid()) - at_first > LIFE_BYTES // 4:
+                give_back()  # so that the parent sees what the worker keeps, not what the task has freed
+            pipe.send(message)
+
+
+class _Stopped(BaseException):
+    """SIGTERM as an exception: whoever is writing a file removes the half that is written."""
+
+
+def _stop(*_: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _Stopped
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error itself where it can be pickled and unpickled, else one with the same words."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

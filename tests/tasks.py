@@ -1,0 +1,47 @@
+"""Tasks for engines, each a call of a function, and local engines of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from mdsmix.engines.attempts import Attempt
+from mdsmix.engines.base import OnProgress, Reporter, Say, Task
+from mdsmix.engines.local import LocalEngine, PoolSettings
+
+
+@dataclass(frozen=True)
+class Call:
+    """A task that is this call, with the attempt and the reporter as its last arguments."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    name: str = "number 1"
+
+    def do(self, attempt: Attempt, reporter: Reporter) -> Any:
+        return self.function(*self.arguments, attempt, reporter)
+
+
+def call(function: Callable[..., Any], *arguments: Any) -> Call:
+    return Call(function, arguments)
+
+
+def settings(workers: int = 1, set_aside: bool = False) -> PoolSettings:
+    """More memory than any test takes."""
+    return PoolSettings(workers=workers, memory=64 << 30, set_aside=set_aside)
+
+
+def silent(size: int, tokens: int) -> None: ...
+
+
+def run(
+    tasks: Sequence[Task[Any]],
+    pool: PoolSettings,
+    on_progress: OnProgress = silent,
+    say: Say = print,
+) -> Iterator[tuple[int, Any]]:
+    """By an engine of its own, which is closed when the tasks have ended."""
+    with closing(LocalEngine(pool)) as engine:
+        yield from engine.run(tasks, on_progress, say)
