@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-stores stores soak mutants test-foundry lint bench venv foundry-env bench-env mutants-env minio clean
+.PHONY: help demo test tests-without-torch tests-with-torch test-stores stores soak mutants test-foundry lint bench venv foundry-env bench-env mutants-env minio clean
 
 PYTHON ?= >=3.10,<3.13
 FOUNDRY_PYTHON ?= 3.11
@@ -43,9 +43,17 @@ demo: venv demo/tokenizer/tokenizer.json ## convert, check, render and load a sm
 	$(BIN)/mdsmix inspect demo/mix/chat
 	$(BIN)/python -c "$$BATCHES"
 
-test: venv minio ## the tests, with a real MinIO; those with torch in processes of their own
-	$(BIN)/python -m pytest --ignore tests/with_torch --numprocesses 2 --dist loadfile
-	$(BIN)/python -m pytest tests/with_torch --numprocesses 2 --dist loadfile
+test: venv minio ## the tests, with a real MinIO; those with torch in a process of their own
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going tests-without-torch tests-with-torch
+
+# Three processes on two cores, since some wait for a store or a clock. In the order of their names the longest files come early.
+tests-without-torch:
+	$(BIN)/python -m pytest --ignore tests/with_torch --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+# Beside them, shown when they are done.
+tests-with-torch:
+	@said="$$(mktemp)"; $(BIN)/python -m pytest tests/with_torch > "$$said" 2>&1 && status=0 || status=$$?; \
+	echo; cat "$$said"; rm "$$said"; exit $$status
 
 soak: venv minio ## the kill tests at 100 moments each, other ones every time: 4 minutes
 	MDSMIX_TEST_KILLS=100 MDSMIX_TEST_SEED=$$RANDOM $(BIN)/python -m pytest tests/e2e/test_killed.py

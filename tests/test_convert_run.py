@@ -239,11 +239,11 @@ def test_concat_rows_are_the_documents_joined_and_cut(
 def test_the_units_leftovers_are_joined_in_order_into_the_last_part(
     recipe: Path, published: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    windows(monkeypatch, 1)
+    windows(monkeypatch, 20)
     run_recipe(recipe, workers=2)
     encode = encoder(tokenizer_folder)
     rows, rest = [], []
-    for text in (t for n in range(3) for t in TEXTS[n::3]):  # every line is a unit
+    for text in (t for n in range(3) for t in TEXTS[n::3]):  # each is longer than a window
         ids = [*encode(text), EOS]
         cut = len(ids) // 16 * 16
         rows += [ids[i : i + 16] for i in range(0, cut, 16)]
@@ -253,7 +253,7 @@ def test_the_units_leftovers_are_joined_in_order_into_the_last_part(
     assert manifest_of(published).totals.lost_tokens == len(rest) % 16
 
 
-@pytest.mark.parametrize("size", [1, 700, 1 << 27])
+@pytest.mark.parametrize("size", [400, 28_000, 1 << 32])
 def test_what_is_counted_is_what_lies_there(
     tmp_path: Path,
     tokenizer_folder: Path,
@@ -262,7 +262,7 @@ def test_what_is_counted_is_what_lies_there(
     size: int,
 ) -> None:
     """read = written + filtered + quarantined, and the totals are those of the samples read back."""
-    windows(monkeypatch, size * 40)
+    windows(monkeypatch, size)
     mixed = write_jsonl(
         tmp_path / "mixed.jsonl",
         [{"text": t} for t in TEXTS] + [{"text": ""}, {"texts": "x"}, {"text": None}, 7],

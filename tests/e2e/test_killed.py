@@ -1,6 +1,6 @@
 """Killed anywhere, same bytes: SIGKILL of the whole process tree at random moments, and the same command again.
 
-`MDSMIX_TEST_KILLS` says how often (10; `make soak`: 100), `MDSMIX_TEST_SEED` at which moments.
+`MDSMIX_TEST_KILLS` says how often (5; `make soak`: 100), `MDSMIX_TEST_SEED` at which moments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mdsmix.storage import Location, locate
 from tests.converting import documents, mdsmix, pairs, windows, write_jsonl, write_recipe
 from tests.doomed import Run, Write
 
-KILLS = int(os.environ.get("MDSMIX_TEST_KILLS", "10"))
+KILLS = int(os.environ.get("MDSMIX_TEST_KILLS", "5"))
 SEED = int(os.environ.get("MDSMIX_TEST_SEED", "0"))
 WINDOW = 4_000
 STREAMS = ("web", "faq")
@@ -64,7 +64,6 @@ class Runs:
     replacing: str = ".index"
     "What is written only where an older stream is replaced."
     settings: tuple[str, ...] = ()
-    kills: int = KILLS
 
     def arguments(self, target: str) -> list[str]:
         place = f"{self.key}={self.root}/{target}"
@@ -108,7 +107,7 @@ def runs(
         return Runs(recipe, "local", str(tmp_path / "out"))
     if request.param == "versions":
         settings = ("publish=versioned",)
-        return Runs(recipe, "local", str(tmp_path / "out"), ".replaced", settings, KILLS // 2)
+        return Runs(recipe, "local", str(tmp_path / "out"), ".replaced", settings)
     return Runs(recipe, "remote", f"s3://{request.getfixturevalue('bucket')}")
 
 
@@ -201,7 +200,7 @@ def test_killed_anywhere_same_bytes(runs: Runs, tmp_path: Path) -> None:
 
     kills = reused = 0
     coming = enumerate(lives(random.Random(SEED), runs.replacing))
-    while kills < runs.kills:
+    while kills < KILLS:
         number, life = next(coming)
         target = str(number)
         if life.is_old:
@@ -212,6 +211,6 @@ def test_killed_anywhere_same_bytes(runs: Runs, tmp_path: Path) -> None:
             for stream in STREAMS:
                 assert_readable(runs.folder(target, stream))
         reused += again(runs, target, republished if life.is_old else fresh)
-    assert reused > runs.kills
+    assert reused > KILLS
     for stream in STREAMS:
         assert mdsmix("verify", runs.folder(target, stream)).code == 0
