@@ -1,0 +1,150 @@
+"""A stranger adds a format as one file and one line that registers it: every command works on it, by its own words."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.encode.pretraining import Documents
+from mdsmix.sources import find, plan, read
+from mdsmix.sources.registry import FORMATS
+from mdsmix.storage import locate
+from tests.converting import (
+    documents,
+    files,
+    manifest_of,
+    mdsmix,
+    quarantined,
+    run_recipe,
+    samples,
+    windows,
+    write_jsonl,
+    write_recipe,
+)
+from tests.counting import counted
+from tests.faults import Proxy
+from tests.zip_format import Zip
+
+WINDOW = 2000
+
+
+@pytest.fixture
+def zips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three small archives that are grouped, one of several splits, and a JSON Lines file among them."""
+    monkeypatch.setitem(FORMATS, ".zip", Zip())
+    windows(monkeypatch, WINDOW)
+    for name, count in {"a": 5, "b": 120, "c": 5, "d": 5}.items():
+        write_zip(tmp_path / f"{name}.zip", count)
+    write_jsonl(tmp_path / "e.jsonl", [{"text": "a document that is a line"}] * 9)
+    return tmp_path
+
+
+def write_zip(path: Path, count: int, word: str = "some words") -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for n in range(count):
+            text = f"{word} of the text number {n} of {path.stem}, and a few more of them"
+            packed.writestr(f"{n}.txt", b"\xff" if n == 3 else text.encode())
+
+
+def recipe_of(folder: Path, tokenizer: Path, out: str = "out") -> Path:
+    stream = documents([str(folder / "*.zip"), str(folder / "*.jsonl")], layout="document")
+    local = str(folder / out)
+    return write_recipe(folder, tokenizer, max_seq_len=64, streams={"web": stream}, local=local)
+
+
+def test_every_command_works_on_it(zips: Path, tokenizer_folder: Path) -> None:
+    recipe, published = recipe_of(zips, tokenizer_folder), zips / "out" / "web"
+    for command in (("convert", recipe), ("check", recipe), ("inspect", published), ("verify", published)):  # fmt: skip
+        answer = mdsmix(*command)
+        assert answer.code == 0, answer.out + answer.err
+    manifest = manifest_of(published / "train")
+    assert manifest.records.read == 144
+    assert manifest.records.quarantined == {"invalid_utf8": 4}
+    assert len(samples(published / "train")) == 140
+    assert "up to date" in mdsmix("convert", recipe).out
+    assert "0 of" in mdsmix("convert", recipe, "--dry-run").out
+
+
+def test_bad_records_are_named_by_its_words(zips: Path, tokenizer_folder: Path) -> None:
+    run_recipe(recipe_of(zips, tokenizer_folder))
+    bad = sorted(quarantined(zips / "out/web/train"), key=lambda record: record["file"])
+    expected = {"member": "3.txt", "length": 1, "reason": "invalid_utf8", "raw_base64": "/w=="}
+    assert bad == [{"file": f"{name}.zip", **expected} for name in "abcd"]
+
+
+def test_its_splits_are_units_and_any_number_of_workers_makes_the_same_bytes(
+    zips: Path, tokenizer_folder: Path
+) -> None:
+    (one,) = run_recipe(recipe_of(zips, tokenizer_folder), workers=1)
+    run_recipe(recipe_of(zips, tokenizer_folder, out="four"), workers=4)
+    assert one.units >= 6
+    published = [files(zips / out) for out in ("out", "four")]
+    assert published[0] == published[1]
+
+
+def test_a_change_of_one_file_does_its_units_again_and_no_others(
+    zips: Path, tokenizer_folder: Path
+) -> None:
+    recipe = recipe_of(zips, tokenizer_folder)
+    (first,) = run_recipe(recipe)
+    large = splits_of_b(zips)
+    write_zip(zips / "b.zip", 120, word="other words")
+    (second,) = run_recipe(recipe)
+    assert 3 <= large < first.units
+    assert second.done == large
+
+
+def splits_of_b(folder: Path) -> int:
+    return sum(unit.name == "b.zip" for unit in plan(find([str(folder / "*.zip")], folder), WINDOW))
+
+
+def test_only_the_fields_that_the_shape_asks_for_are_read(zips: Path) -> None:
+    for fields, expected in (((), {"name", "text"}), (("text",), {"text"})):
+        [unit, *_] = plan(find([str(zips / "*.zip")], zips), WINDOW, fields)
+        assert unit.fields == fields
+        assert {key for batch in read(unit) for record in batch.records for key in record} == expected  # fmt: skip
+    [lines] = plan(find([str(zips / "e.jsonl")], zips), WINDOW, ("text",))
+    assert lines.fields == (), "a line is decoded as a whole, whatever is asked for"
+
+
+def test_a_unit_that_kills_its_worker_is_named_by_its_words(
+    zips: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence names the split and the record."""
+
+    def dying(self: Documents, records: list[Any]) -> Any:
+        if any("number 77 of b" in record.text for record in records):
+            os._exit(9)
+        return encode(self, records)
+
+    encode = Documents.encode
+    monkeypatch.setattr(Documents, "encode", dying)
+    answer = mdsmix("convert", recipe_of(zips, tokenizer_folder), "--workers", "1")
+    assert answer.code == 1
+    assert "of the record at member 77.txt of b.zip" in answer.err
+
+
+def test_a_damaged_one_is_a_sentence(zips: Path, tokenizer_folder: Path) -> None:
+    whole = (zips / "b.zip").read_bytes()
+    (zips / "b.zip").write_bytes(whole[: len(whole) // 2])
+    answer = mdsmix("convert", recipe_of(zips, tokenizer_folder))
+    assert answer.code == 4
+    assert "b.zip is no whole zip" in answer.err
+
+
+def test_in_a_bucket_it_is_read_by_ranges(
+    zips: Path, tokenizer_folder: Path, bucket: str, proxy: Proxy
+) -> None:
+    for name in "abcd":
+        locate(f"s3://{bucket}/{name}.zip").write((zips / f"{name}.zip").read_bytes())
+    stream = documents(f"s3://{bucket}/*.zip", layout="document")
+    recipe = write_recipe(zips, tokenizer_folder, streams={"web": stream}, local=str(zips / "s3"))
+    with counted(proxy) as seen:
+        (outcome,) = run_recipe(recipe, workers=2)
+    assert outcome.manifest.records.read == 135
+    assert seen.at("b.zip") == {"GET": 1 + splits_of_b(zips)}, "its directory, and a split each"
+    assert seen.at("a.zip") == seen.at("c.zip") == seen.at("d.zip") == {"GET": 1}
