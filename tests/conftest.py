@@ -15,8 +15,8 @@ import botocore.loaders
 import botocore.session
 import pytest
 
-from mdsmix.convert.memory import give_back
 from mdsmix.encode.snapshot import WITHOUT
+from mdsmix.engines.memory import give_back
 from mdsmix.storage import s3_client
 from tests.corpus import train_tokenizer, write_corpus
 from tests.faults import Proxy, failing
