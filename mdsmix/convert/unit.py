@@ -158,6 +158,7 @@ def _convert(
     """Encodes the batches of a window, stores the shards, and then the record that says so."""
     backend = open_tokenizer_backend(job)
     encoder = open_reading(job.encoding, job.tokenizer, backend)
+    noticed = encoder.noticed
     rows = job.kind.open_rows(job.encoding, job.layout, job.tokenizer.dtype)
     compared, tally = backend.compared, _Tally(job.kind.splits_records(job.encoding))
     pace = _Pace(attempt, reporter)
@@ -176,7 +177,7 @@ def _convert(
         backend=backend.label,
         shards=store_shards(job.folder, job.layout, full, _held(job)),
         totals=replace(totals, compared=backend.compared - compared),
-        records=tally.records,
+        records=replace(tally.records, unread=noticed.unread, placeholders=noticed.placeholders),
         size=tally.size,
         lines=tally.lines,
         leftover=pack_tokens(leftover),
@@ -238,6 +239,7 @@ class _Tally:
         rows, left = len(encoded.lengths), len(piece) - len(encoded.rejected)
         written = min(rows, left) if self._has_many_rows else rows
         self._add(len(piece), written, bad, dropped)
+        self.records += Records(ways_out=dict(encoded.ways_out))
 
     def _add(
         self,

@@ -43,6 +43,8 @@ class Encoded:
     rejected: list[Rejected] = field(default_factory=list)
     specials: int = 0
     "Records whose text holds the string of a special token."
+    ways_out: Mapping[str, int] = field(default_factory=dict)
+    "Setting of the recipe -> filtered records that it would keep."
     lost_tokens: int = 0
     "Tokens that no sample holds, because they could not be trained on."
 

@@ -9,7 +9,7 @@ compact`) take a third of the bytes, but can say less: one prompt and one respon
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -23,7 +23,7 @@ from mdsmix.encode.history import RewrittenHistory, rendered_rows
 from mdsmix.encode.pairs import cut, encode_pairs, lacks_eos, largest_id
 from mdsmix.encode.pretraining import frame
 from mdsmix.encode.special import SpecialStrings, encode_texts
-from mdsmix.encode.targets import USABLE, VERDICTS, Targets, Turns, count_losses, judge
+from mdsmix.encode.targets import USABLE, VERDICTS, Targets, Turns, count_losses, judge, ways_out
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
@@ -49,12 +49,14 @@ class PromptResponse:
             contexts, targets = contexts.take(positions), targets.take(positions)
         # The loader cuts either column to max_seq_len before it looks at the length of a prompt.
         longest = self.targets.max_seq_len
-        lengths = (np.minimum(rows.lengths, longest) for rows in (contexts, targets))
-        verdicts = judge(self.targets, Turns.single(*lengths))
+        cut_lengths = (np.minimum(rows.lengths, longest) for rows in (contexts, targets))
+        verdicts = judge(self.targets, Turns.single(*cut_lengths))
+        whole = Turns.single(contexts.lengths, targets.lengths)
         keep = verdicts == USABLE
         rejected += _filtered(verdicts, positions.tolist())
         kept = contexts.take(keep), targets.take(keep)
-        return encode_pairs(*kept, self.targets, self.tokenizer, rejected, len(marked))
+        encoded = encode_pairs(*kept, self.targets, self.tokenizer, rejected, len(marked))
+        return replace(encoded, ways_out=ways_out(self.targets, whole, verdicts))
 
     def _tokenize(
         self, prompts: list[str], responses: list[str]
@@ -115,9 +117,13 @@ class Chat:
         kept = ids.take(np.repeat(keep, 2 * counts))
         if self.is_compact:
             pairs = _split_before_last(kept, counts[keep], self.tokenizer.dtype)
-            return encode_pairs(*pairs, self.targets, self.tokenizer, rejected, specials)
-        lost = ids.take(np.repeat(_lost(verdicts, positions, rejected), 2 * counts))
-        return self._encoded(kept, counts[keep], rejected, specials, len(lost.values))
+            encoded = encode_pairs(*pairs, self.targets, self.tokenizer, rejected, specials)
+        else:
+            encoded = self._encoded(kept, counts[keep], rejected, specials)
+        if self.rewritten_history == "each":  # what is dropped is a row, and seldom all of a record
+            lost = ids.take(np.repeat(_lost(verdicts, positions, rejected), 2 * counts))
+            return replace(encoded, lost_tokens=len(lost.values))
+        return replace(encoded, ways_out=ways_out(self.targets, turns, verdicts))
 
     def _render(
         self, conversations: Sequence[Conversation]
@@ -147,7 +153,6 @@ class Chat:
         counts: NDArray[np.int64],
         rejected: list[Rejected],
         specials: int,
-        lost_tokens: int,
     ) -> Encoded:
         turns = _lay_out(ids, counts)
         whole = Ragged(ids.values, ids.offsets[2 * turns.offsets])
@@ -160,7 +165,6 @@ class Chat:
             largest_id=largest_id(ids),
             rejected=rejected,
             specials=specials,
-            lost_tokens=lost_tokens,
         )
 
 

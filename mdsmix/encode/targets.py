@@ -8,7 +8,7 @@ labels themselves are made by the collator at training time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,22 @@ def judge(targets: Targets, turns: Turns) -> NDArray[np.int64]:
     verdicts[_per_conversation(np.minimum, turns.responses, turns.offsets) == 0] = EMPTY_RESPONSE
     verdicts[_per_conversation(np.minimum, turns.prompts, turns.offsets) == 0] = EMPTY_PROMPT
     return verdicts
+
+
+def ways_out(targets: Targets, turns: Turns, verdicts: NDArray[np.int64]) -> dict[str, int]:
+    """Of the conversations that have nothing to train on: setting of the recipe -> how many it would keep."""
+    if not (lost := verdicts == NO_LOSS_TOKENS).any():
+        return {}
+    changes: dict[str, dict[str, Any]] = {
+        f"max_seq_len: {2 * targets.max_seq_len}": {"max_seq_len": 2 * targets.max_seq_len}
+    }
+    if targets.target_responses == "last":
+        changes["target_responses: all"] = {"target_responses": "all"}
+    kept = {
+        said: int(np.sum(judge(replace(targets, **change), turns)[lost] == USABLE))
+        for said, change in changes.items()
+    }
+    return {said: n for said, n in kept.items() if n}
 
 
 def count_losses(targets: Targets, turns: Turns, gets_eos: NDArray[np.bool_]) -> Lengths:

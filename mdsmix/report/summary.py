@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mdsmix.convert.outcome import Outcome
 from mdsmix.report.table import Column, Row, Table, as_json, print_table
-from mdsmix.shards.manifest import Manifest
+from mdsmix.shards.manifest import Manifest, Records
+from mdsmix.words import plural
 
 BAD_SHARE = 0.01
 "More bad records than this are warned of."
+FILTERED_SHARE = 0.05
+"More records than this that a rule leaves out are warned of."
+MOST_UNREAD = 8
+"Fields that are not read are named up to so many."
+TELLING = (
+    "system",
+    "tools",
+    "images",
+    "image",
+    "videos",
+    "audios",
+    "input",
+    "history",
+    "label",
+    "rejected",
+    "weight",
+)
+"Fields by which LLaMA-Factory, OpenAI, TRL and others say what a record means: without them it trains something else."
 COLUMNS = (
     Column("stream", "text"),
     *map(Column, ("read", "written", "filtered", "quarantined", "tokens", "shards", "bytes")),
@@ -90,11 +109,50 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
         notes.append(f"WARNING: {records.bad / records.read:.1%} of the records are bad")
     if manifest.encoding.rewritten_history == "each":
         notes.append(f"{totals.samples:,} rows of {records.written:,} records")
+    notes += _filtered(records)
+    notes += _unread(records)
     if totals.lost_tokens:
         notes.append(
             f"{totals.lost_tokens:,} tokens are in no sample (less than a row, or cut off)"
+        )
+    if reason := records.quarantined.get("not_prefix_stable"):
+        notes.append(
+            f"the chat template rewrites the history of {reason:,} conversations: rewritten_history: last, or each, makes "
+            "rows of them"
         )
     if totals.specials:
         rule = manifest.encoding.special_tokens_in_text
         notes.append(f"{totals.specials} records hold the text of a special token; rule: {rule}")
     return notes
+
+
+def _filtered(records: Records) -> Iterator[str]:
+    """Good records that a rule leaves out, where they are many, and what would keep them."""
+    if records.dropped <= FILTERED_SHARE * records.read:
+        return
+    said = f"WARNING: {records.dropped / records.read:.1%} of the records are filtered"
+    if records.ways_out:
+        lost = records.filtered.get("no_loss_tokens", 0)
+        ways = " and ".join(
+            f"{setting} would keep {n:,}" for setting, n in records.ways_out.items()
+        )
+        said += f"; {lost:,} have nothing to train within max_seq_len, of which {ways}"
+    yield said
+
+
+def _unread(records: Records) -> Iterator[str]:
+    """What the records hold that nothing reads, or that is trained as text."""
+    fields = sorted(records.unread.items(), key=lambda field: (-field[1], field[0]))
+    said = [f"{name} ({n:,} of {records.read:,} not empty)" for name, n in fields]
+    if said:
+        more = len(said) - MOST_UNREAD
+        rest = f" and {plural(more, 'field')} more" if more > 0 else ""
+        yield f"fields not read: {', '.join(said[:MOST_UNREAD])}{rest}"
+    for name in TELLING:
+        if n := records.unread.get(name):
+            yield (
+                f"WARNING: {n:,} records have a field {name} that is not read, so they are trained as if it were not there: "
+                "take it into the records' text, or leave those records out"
+            )
+    for name, n in records.placeholders.items():
+        yield f"WARNING: {n:,} records hold {name}, which is trained as text: no image, video or sound is read"

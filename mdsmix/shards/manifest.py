@@ -100,6 +100,12 @@ class Records:
     "Reason code -> records that a rule dropped."
     quarantined: dict[str, int] = field(default_factory=dict)
     "Reason code -> bad records, each kept in the stream's quarantine folder."
+    unread: dict[str, int] = field(default_factory=dict)
+    "Field that the recipe does not read -> records in which it is not empty."
+    placeholders: dict[str, int] = field(default_factory=dict)
+    "Placeholder of a medium, such as <image> -> finetuning records that hold it as text."
+    ways_out: dict[str, int] = field(default_factory=dict)
+    "Setting of the recipe -> records filtered as no_loss_tokens that it would keep."
 
     @property
     def dropped(self) -> int:
@@ -119,6 +125,9 @@ class Records:
             written=self.written + other.written,
             filtered=_added(self.filtered, other.filtered),
             quarantined=_added(self.quarantined, other.quarantined),
+            unread=_added(self.unread, other.unread),
+            placeholders=_added(self.placeholders, other.placeholders),
+            ways_out=_added(self.ways_out, other.ways_out),
         )
 
 
@@ -217,6 +226,9 @@ class Manifest:
         if not self.mixed:
             # The keys came later: what was converted keeps the bytes it had.
             del tree["mixed"], tree["seed"]
+        for key in ("unread", "placeholders", "ways_out"):
+            if not tree["records"][key]:
+                del tree["records"][key]
         return orjson.dumps(tree, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
 
 

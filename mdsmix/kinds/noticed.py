@@ -1,0 +1,52 @@
+"""What a stream's records hold that is not trained on as its writer meant it: fields that nothing reads, placeholders in texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mdsmix.record import Conversation, Document, Pair
+
+PLACEHOLDERS = ("<image>", "<video>", "<audio>")
+"Strings that stand for a medium in finetuning records; a stream of tokens trains them as text."
+MOST_FIELDS = 64
+"Fields that are counted by name in a work unit; a record may have any names, and the rest are counted as `...`."
+OTHERS = "..."
+
+
+class Noticed:
+    """Counts, over the records of a work unit in their order."""
+
+    def __init__(self, read: Iterable[str] = ()) -> None:
+        self._read = frozenset(read)
+        self.unread: dict[str, int] = {}
+        'Field -> records in which it is there, not read, and not empty (null, "", [] or {}).'
+        self.placeholders: dict[str, int] = {}
+        "Placeholder -> records whose texts hold it."
+
+    def look_at_fields(self, records: Sequence[Any]) -> None:
+        """Raw records, bad ones too."""
+        read, unread = self._read, self.unread
+        for record in records:
+            if type(record) is dict and not read.issuperset(record):
+                for name, value in record.items():
+                    # 0 and False say something: a label that is False, say.
+                    if name not in read and (value or isinstance(value, (int, float))):
+                        known = name in unread or len(unread) < MOST_FIELDS
+                        name = name if known else OTHERS
+                        unread[name] = unread.get(name, 0) + 1
+
+    def look_at_texts(self, records: Sequence[Any]) -> None:
+        """Pairs and conversations; a document may well be about placeholders."""
+        for record in records:
+            text = _text(record)
+            if "<" in text:
+                for placeholder in PLACEHOLDERS:
+                    if placeholder in text:
+                        self.placeholders[placeholder] = self.placeholders.get(placeholder, 0) + 1
+
+
+def _text(record: Document | Pair | Conversation) -> str:
+    if isinstance(record, Conversation):
+        return "\n".join([message["content"] for message in record.messages])
+    return "\n".join(record) if isinstance(record, Pair) else ""

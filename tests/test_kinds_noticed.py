@@ -1,0 +1,131 @@
+"""What is in the records and not trained on is counted, field by field, and said where the user looks anyway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.kinds.noticed import MOST_FIELDS, OTHERS, Noticed
+from mdsmix.record import Conversation, Pair
+from tests.converting import (
+    chats,
+    documents,
+    manifest_of,
+    mdsmix,
+    pairs,
+    run_recipe,
+    windows,
+    write_jsonl,
+    write_recipe,
+)
+
+ALPACA: list[dict[str, Any]] = [
+    {
+        "prompt": f"do {n}",
+        "response": "done",
+        "input": "with this" if n % 3 else "",
+        "label": n % 2 == 0,
+    }
+    for n in range(12)
+]
+
+
+def test_a_field_counts_where_it_says_something() -> None:
+    noticed = Noticed(["text"])
+    empty = [None, "", [], {}]
+    full = [0, False, 0.0, " ", [None], {"a": None}]
+    noticed.look_at_fields([{"text": "x", "other": value} for value in [*empty, *full]])
+    noticed.look_at_fields([["text"], "text", None, {"text": 1}])
+    assert noticed.unread == {"other": len(full)}
+
+
+def test_records_of_any_fields_are_counted_in_bounded_memory() -> None:
+    noticed = Noticed(["text"])
+    noticed.look_at_fields([{f"field {n}": 1} for n in range(1_000)])
+    assert len(noticed.unread) == MOST_FIELDS + 1
+    assert noticed.unread[OTHERS] == 1_000 - MOST_FIELDS
+    assert next(iter(noticed.unread)) == "field 0"
+
+
+def test_placeholders_are_counted_once_a_record() -> None:
+    noticed = Noticed()
+    say = [
+        {"role": "user", "content": "<image><image>"},
+        {"role": "assistant", "content": "<video>"},
+    ]
+    noticed.look_at_texts([Conversation(say), Pair("a < b", "<image>"), Pair("<im", "age>")])
+    assert noticed.placeholders == {"<image>": 2, "<video>": 1}
+
+
+def test_lost_parts_of_records_are_said_with_their_numbers(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_jsonl(tmp_path / "alpaca.jsonl", ALPACA)
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"faq": pairs(source)})
+    windows(monkeypatch, 300)  # several units: their counts are summed
+    for _ in range(2):  # said again when all is up to date
+        said = mdsmix("convert", recipe).out
+        assert "fields not read: label (12 of 12 not empty), input (8 of 12 not empty)" in said
+        assert "WARNING: 8 records have a field input that is not read" in said
+        assert "WARNING: 12 records have a field label" in said
+    assert manifest_of(tmp_path / "out/faq/train").records.unread == {"input": 8, "label": 12}
+
+
+def test_a_stream_whose_records_are_read_whole_has_nothing_to_say(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    source = write_jsonl(tmp_path / "docs.jsonl", [{"text": "about <image> tags", "id": ""}])
+    streams = {"docs": documents(source, layout="document")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    said = mdsmix("convert", recipe).out
+    assert "not read" not in said
+    assert "WARNING" not in said
+    assert b"unread" not in (tmp_path / "out/docs/train/mdsmix.manifest").read_bytes()
+
+
+def test_placeholders_in_chats_are_warned_of(tmp_path: Path, tokenizer_folder: Path) -> None:
+    say = [{"role": "user", "content": "<image>\nwhat?"}, {"role": "assistant", "content": "a cat"}]
+    source = write_jsonl(tmp_path / "chat.jsonl", [{"messages": say, "images": ["cat.png"]}])
+    recipe = write_recipe(
+        tmp_path, tokenizer_folder, streams={"chat": chats(source)}, max_seq_len=64
+    )
+    said = mdsmix("convert", recipe).out
+    assert "WARNING: 1 records hold <image>, which is trained as text" in said
+    assert "WARNING: 1 records have a field images" in said
+
+
+@pytest.mark.parametrize("columns", ["turns", "compact"])
+def test_many_filtered_records_are_warned_of_with_the_way_out(
+    tmp_path: Path, tokenizer_folder: Path, columns: str
+) -> None:
+    """Two answers, the first of which fits: `all` keeps what `last` filters."""
+    long, longer = "word " * 30, "word " * 400
+    texts = [
+        ("a", "b", "c", "d"),
+        ("a", "b", long, "d"),
+        (long, "b", "c", "d"),
+        (longer, "b", "c", "d"),
+    ]
+    said = [
+        {
+            "messages": [
+                {"role": r, "content": c}
+                for r, c in zip(("user", "assistant") * 2, each, strict=True)
+            ]
+        }
+        for each in texts
+    ]
+    source = write_jsonl(tmp_path / "chat.jsonl", said)
+    streams = {"chat": chats(source, columns=columns)}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)
+    out = mdsmix("convert", recipe).out
+    assert (
+        "WARNING: 75.0% of the records are filtered; 3 have nothing to train within max_seq_len, of which "
+        "max_seq_len: 128 would keep 2 and target_responses: all would keep 1" in out
+    )
+    for change, kept in (("max_seq_len=128", 3), ("target_responses=all", 2)):
+        if columns == "turns" or change.startswith("max"):
+            run_recipe(recipe, change)
+            assert manifest_of(tmp_path / "out/chat/train").records.written == kept
