@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mdsmix import __version__
+from mdsmix.convert.advice import advice
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
 from mdsmix.convert.put import is_put, put
@@ -107,9 +108,15 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
     if not totals.samples:
         raise TooManyBadRecords(
             f"stream {job.name}: not one sample came of its source ({_why_empty(records, totals)}), and Streaming "
-            "refuses an empty stream; nothing is published. Look at the source, or take the stream out of the recipe."
+            f"refuses an empty stream; nothing is published. {_look(job, records)}"
         )
     refuse_too_many_bad(job, records)
+
+
+def _look(job: Job, records: Records) -> str:
+    if records.bad:
+        return f"{' '.join(advice(job, records))} The bad records lie in {job.target}/quarantine; mdsmix quarantine shows them.".lstrip()
+    return "Look at the source, or take the stream out of the recipe."
 
 
 def _why_empty(records: Records, totals: Totals) -> str:

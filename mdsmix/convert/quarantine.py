@@ -76,6 +76,13 @@ def publish_quarantine(folder: Location, name: str, before: Mapping[str, int]) -
     write_if_new(folder / QUARANTINE / f"{name}.jsonl.zst", _packed(numbered))
 
 
+def first_of(folder: Location, reason: str) -> dict[str, Any] | None:
+    """A record of the quarantine that is bad for this reason; None where there is none."""
+    quarantine = folder / QUARANTINE
+    records = (record for name, _ in quarantine.list() for record in _read(quarantine / name))
+    return next((record for record in records if record["reason"] == reason), None)
+
+
 def _read(at: Location) -> list[dict[str, Any]]:
     from zstandard import ZstdDecompressor, ZstdError
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
 
+from mdsmix.convert.advice import advice
 from mdsmix.convert.job import Job
 from mdsmix.convert.unit import UnitResult
 from mdsmix.errors import TooManyBadRecords
@@ -28,7 +29,7 @@ def refuse_too_many_bad(job: Job, records: Records) -> None:
     if records.bad > job.max_bad * records.read:
         raise TooManyBadRecords(
             f"stream {job.name}: {_bad_of(records)}, more than max_bad {_percent(job.max_bad)}; nothing new is published. "
-            f"{_where(job)}"
+            f"{where(job, records)}"
         )
 
 
@@ -58,7 +59,7 @@ class FirstUnits:
         of = f"the first {self.done} of {len(self.units)} work units"
         return TooManyBadRecords(
             f"stream {self.job.name}: {_bad_of(self.records)} in {of}, and max_bad is {_percent(self.job.max_bad)}, so the others "
-            f"were not waited for; nothing new is published, finished units are kept. {_where(self.job)}"
+            f"were not waited for; nothing new is published, finished units are kept. {where(self.job, self.records)}"
         )
 
     def _is_beyond(self) -> bool:
@@ -81,5 +82,7 @@ def _percent(share: Fraction) -> str:
     return f"{float(100 * share):.4f}".rstrip("0").rstrip(".") + "%"
 
 
-def _where(job: Job) -> str:
-    return f"They lie in {job.target}/quarantine: mend the source, or raise max_bad (1.0 allows any number)."
+def where(job: Job, records: Records) -> str:
+    """Where the bad records lie, and what they suggest."""
+    lie = f"They lie in {job.target}/quarantine (mdsmix quarantine shows them): mend the source, or raise max_bad (1.0 allows any number)."
+    return " ".join([*advice(job, records), lie])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mdsmix.convert.advice import ARRAY
 from mdsmix.convert.outcome import Outcome
 from mdsmix.report.table import Column, Row, Table, as_json, print_table
 from mdsmix.shards.manifest import Manifest, Records
@@ -111,6 +112,8 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
         notes.append(f"{totals.samples:,} rows of {records.written:,} records")
     notes += _filtered(records)
     notes += _unread(records)
+    if "json_array" in records.quarantined:
+        notes.append(f"WARNING: {ARRAY}")
     if totals.lost_tokens:
         notes.append(
             f"{totals.lost_tokens:,} tokens are in no sample (less than a row, or cut off)"

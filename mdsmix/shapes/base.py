@@ -40,9 +40,16 @@ def text_of(record: Any, field: str) -> tuple[str, str]:
     return "", _fault(record, field)
 
 
+def not_an_object(record: Any) -> str:
+    """The reason code of a value that is no JSON object; of several in a list, the line is a whole file in one array."""
+    if isinstance(record, list) and record and isinstance(record[0], dict):
+        return "json_array"
+    return "not_an_object"
+
+
 def _fault(record: Any, field: str) -> str:
     if not isinstance(record, dict):
-        return "not_an_object"
+        return not_an_object(record)
     if field not in record:
         return "missing_field"
     if isinstance(record[field], str):

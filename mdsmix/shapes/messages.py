@@ -11,14 +11,14 @@ from itertools import pairwise
 from typing import Any
 
 from mdsmix.record import Conversation, is_encodable
-from mdsmix.shapes.base import Fields, Shape
+from mdsmix.shapes.base import Fields, Shape, not_an_object
 
 ROLES = frozenset({"user", "assistant", "system", "tool"})
 
 
 def read(record: Any, fields: Fields) -> Conversation | str:
     if not isinstance(record, dict):
-        return "not_an_object"
+        return not_an_object(record)
     if fields["messages"] not in record:
         return "missing_field"
     messages = record[fields["messages"]]

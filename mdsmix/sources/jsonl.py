@@ -7,6 +7,7 @@ never joined into one array, which would let two values on a line pass for one e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from math import inf
@@ -19,6 +20,8 @@ from mdsmix.sources.lines import TAIL_BYTES, LineBlock, all_bytes, owned_bytes, 
 from mdsmix.sources.units import SourceFile, Span
 
 _WHITESPACE = b" \t\r"
+_OPENS_ARRAY = re.compile(rb"\s*\[\s*(\{|$)")
+"How a file begins that is one array of objects."
 _LEAST_LINE = 2
 "Bytes of the shortest line that holds a record, with its end."
 
@@ -59,7 +62,9 @@ def _reason(line: bytes, message: str) -> str:
     if "surrogate" in message:
         return "lone_surrogate"
     too_deep = "depth" in message or "recursion" in message.lower()  # as orjson 3.11, and before
-    return "too_deep" if too_deep else "not_json"
+    if too_deep:
+        return "too_deep"
+    return "json_array" if _OPENS_ARRAY.match(line) else "not_json"
 
 
 class Jsonl(Format):

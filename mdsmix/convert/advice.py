@@ -1,0 +1,32 @@
+"""What a user most likely has to do where many records are bad: said of the reasons, with a record for an example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import orjson
+
+from mdsmix.convert.job import Job
+from mdsmix.convert.quarantine import first_of
+from mdsmix.shards.manifest import Records
+
+ARRAY = (
+    "A file begins with [, so it is one JSON array; mdsmix reads one JSON object a line: write it so, for example by "
+    "`jq -c '.[]' data.json > data.jsonl`."
+)
+
+
+def advice(job: Job, records: Records) -> Iterator[str]:
+    """Sentences on the most telling reasons."""
+    if "json_array" in records.quarantined:
+        yield ARRAY
+    if "missing_field" in records.quarantined and (example := _fields(job)):
+        yield example
+
+
+def _fields(job: Job) -> str | None:
+    bad = first_of(job.folder, "missing_field")
+    if bad is None or "raw" not in bad:
+        return None
+    wanted, has = job.encoding.fields.values(), ", ".join(orjson.loads(bad["raw"])) or "none"
+    return f"The recipe reads {' and '.join(wanted)}; a bad record of {bad['file']} has the fields {has}."

@@ -1,0 +1,76 @@
+"""Where most records are bad, the sentence says what to do about it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.converting import chats, documents, mdsmix, quarantined, write_jsonl, write_recipe
+
+RECORDS = [{"text": f"document {n}"} for n in range(20)]
+
+
+@pytest.mark.parametrize("indent", [None, 0, 2])
+@pytest.mark.parametrize("max_bad", [None, "100%"])
+def test_a_file_that_is_one_array_is_named_as_that(
+    tmp_path: Path, tokenizer_folder: Path, indent: int | None, max_bad: str | None
+) -> None:
+    """Whole on one line, an object a line, or laid out: how other tools write `.json`."""
+    if indent == 0:
+        text = "[\n" + ",\n".join(map(json.dumps, RECORDS)) + "\n]\n"
+    else:
+        text = json.dumps(RECORDS, indent=indent)
+    (tmp_path / "docs.json").write_text(text)
+    streams = {"docs": documents("docs.json", layout="document")}
+    answer = mdsmix(
+        "convert", write_recipe(tmp_path, tokenizer_folder, streams=streams, max_bad=max_bad)
+    )
+    assert "begins with [, so it is one JSON array" in answer.out + answer.err
+    assert "jq -c" in answer.out + answer.err
+    # The last object of an array that has one a line ends in no comma: with max_bad: 100% it alone is published.
+    assert answer.code == (0 if indent == 0 and max_bad else 5)
+    reasons = {record["reason"] for record in quarantined(tmp_path / "out/docs/train")}
+    assert "json_array" in reasons
+
+
+def test_a_list_that_is_a_record_is_no_array_of_records(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    write_jsonl(tmp_path / "docs.jsonl", [*RECORDS, [], [1, 2], ["text"]])
+    streams = {"docs": documents("docs.jsonl", layout="document")}
+    answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams))
+    assert answer.code == 0
+    assert "array" not in answer.out
+    bad = quarantined(tmp_path / "out/docs/train")
+    assert [record["reason"] for record in bad] == ["not_an_object"] * 3
+
+
+def test_a_broken_line_that_begins_with_a_bracket_is_no_array(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    lines = [*map(json.dumps, RECORDS), '["text"', "[1, 2"]
+    (tmp_path / "docs.jsonl").write_text("\n".join(lines))
+    streams = {"docs": documents("docs.jsonl", layout="document")}
+    answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams))
+    assert "array" not in answer.out
+    bad = quarantined(tmp_path / "out/docs/train")
+    assert [record["reason"] for record in bad] == ["not_json"] * 2
+
+
+def test_fields_that_are_not_there_are_shown_beside_those_that_are(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    write_jsonl(tmp_path / "chat.jsonl", [{"id": 1, "conversations": []}] * 3)
+    recipe = write_recipe(
+        tmp_path, tokenizer_folder, streams={"chat": chats("chat.jsonl")}, max_bad=None
+    )
+    for override in ((), ("max_bad=1.0",)):
+        answer = mdsmix("convert", recipe, *override)
+        assert answer.code == 5
+        assert (
+            "The recipe reads messages; a bad record of chat.jsonl has the fields id, conversations."
+            in answer.err
+        )
+        assert f"{tmp_path / 'out/chat/train/quarantine'}" in answer.err
