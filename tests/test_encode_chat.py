@@ -113,11 +113,6 @@ def test_an_empty_template_is_a_template() -> None:
         ("{{ messages[0].nothing.at_all }}", ("user", "assistant"), "template_error"),
         ("{{ messages[0].__class__.__mro__[1] }}", ("user", "assistant"), "template_error"),
         ("{% include 'secret' %}", ("user", "assistant"), "template_error"),
-        (
-            "{% for i in range(10000) %}{% for j in range(10000) %}{% endfor %}{% endfor %}",
-            ("user", "assistant"),
-            "template_error",
-        ),
         ("{{ messages | length }}", ("user", "assistant"), "not_prefix_stable"),
         (
             "{% for m in messages | reverse %}{{ m.content }}{% endfor %}",
@@ -155,6 +150,12 @@ def test_without_a_pin_it_is_today_as_foundry_writes_it() -> None:
     assert open_template(DATED, {}).render(say("user"), False).startswith(today())
     assert parse_day(today()).strftime("%d %b %Y") == today()
     assert not open_template(None, {}).prints_date
+
+
+def test_the_day_of_strftime_now_is_kept_too() -> None:
+    """A template that prints it under no other name has rows that depend on the day all the same."""
+    source = "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert open_template(source, {}).prints_date
 
 
 def test_what_is_no_day_is_refused() -> None:

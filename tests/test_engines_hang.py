@@ -233,22 +233,18 @@ def test_a_conversion_sets_aside_the_record_that_it_hangs_at(stuck: Path, tmp_pa
     assert (bad["line"], bad["reason"]) == (8, "crashed_worker")
 
 
-def test_a_chat_template_that_never_ends_is_noticed(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_chat_template_that_hears_no_alarm_is_noticed(
+    tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    """Its budget ends it long before; here the budget is taken away."""
-    from mdsmix.encode import budget
-
-    monkeypatch.setattr(budget, "STEP_LIMIT", 10**15)
-    monkeypatch.setattr(budget, "RANGE_LIMIT", 10**15)
-    monkeypatch.setattr(budget, "PATIENCE", 1e9)
+    """Two lists that double sixty times are compared in C."""
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     write_jsonl(tmp_path / "a.jsonl", [{"messages": turns}])
-    loops = "{% for a in range(99999999) %}{% endfor %}"
-    kwargs = {"chat_template": f"{loops * 99}{{{{ messages[0].content }}}}"}
+    doubled = "{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}"
+    template = f"{{% set ns = namespace(a=[1], b=[1]) %}}{doubled}{{{{ ns.a == ns.b }}}}"
     streams = {"chat": chats(tmp_path / "a.jsonl")}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
     tree = json.loads(recipe.read_text())
+    kwargs = {"chat_template": template}
     recipe.write_text(json.dumps(tree | {"tokenizer": tree["tokenizer"] | {"kwargs": kwargs}}))
     with at_most(120):
         answer = mdsmix("convert", recipe)

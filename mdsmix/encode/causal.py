@@ -9,12 +9,11 @@ that admit too little rather than too much: what they do not admit is rendered p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mdsmix.encode.budget import Overrun
-from mdsmix.errors import MdsmixError
+from mdsmix.encode.bounds import EXHAUSTED, Messages, render
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -25,8 +24,6 @@ MARK = "\x1f\x00message\x00\x1f"
 
 _LOOKS_BACK = frozenset({"index", "index0", "first", "previtem"})
 "The attributes of `loop` that no later message changes."
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +37,12 @@ class CausalTemplate:
     def turns(
         self, messages: Messages, variables: Mapping[str, Any]
     ) -> list[tuple[str, str]] | None:
-        """The (prompt, response) turns of a valid conversation; None where only prefixes can tell. Overrun where it is
-        over its budget: so would the last of its prefixes be."""
+        """The (prompt, response) turns of a valid conversation; None where only prefixes can tell."""
         if MARK in "".join([message["content"] for message in messages]):
             return None
         try:
             parts = render(self.marked, messages, False, variables).split(MARK)
-        except (MdsmixError, Overrun):
+        except EXHAUSTED:
             raise
         except Exception:  # a template may raise anything
             return None
@@ -71,23 +67,6 @@ def causal_form(
     if closing:
         return None
     return CausalTemplate(_compiled(environment, _marked(tree.body[: at + 1])), opening)
-
-
-def render(
-    template: Template,
-    messages: Messages,
-    add_generation_prompt: bool,
-    variables: Mapping[str, Any],
-    tools: list[Any] | None = None,
-) -> str:
-    """The text of `messages`, with the variables that transformers passes."""
-    return template.render(
-        messages=messages,
-        tools=tools,
-        documents=None,
-        add_generation_prompt=add_generation_prompt,
-        **variables,
-    )
 
 
 def flat_globals(template: Template) -> Template:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.encode.base import Detail
-from mdsmix.encode.budget import Overrun
-from mdsmix.encode.causal import CausalTemplate, causal_form, flat_globals, render
-from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.encode.bounds import EXHAUSTED, bounded, render
+from mdsmix.encode.causal import CausalTemplate, causal_form, flat_globals
+from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Message
 from mdsmix.typed import brief
 
@@ -66,6 +67,11 @@ class ChatTemplate:
         """Whether its text may depend on the date."""
         return not self.reads.isdisjoint({"date_string", "strftime_now"})
 
+    def bounded(self, conversations: Sequence[Conversation]) -> AbstractContextManager[None]:
+        """While this is open a rendering that does not end is stopped: RecipeError says over which conversation."""
+        said = (message["content"] for each in conversations for message in each.messages)
+        return bounded(self.template.environment, sum(map(len, said)))
+
     def turns(self, conversation: Conversation) -> list[Turn]:
         """The (prompt, response) turns of a conversation, one for each answer that is trained.
 
@@ -76,10 +82,7 @@ class ChatTemplate:
         is_plain = conversation.trained is None and conversation.tools is None
         if not (self.causal and is_plain):
             return self.turns_by_prefix(conversation)
-        try:
-            turns = self.causal.turns(conversation.messages, self.variables)
-        except Overrun as error:
-            raise NotRendered("template_error") from error
+        turns = self.causal.turns(conversation.messages, self.variables)
         return self.turns_by_prefix(conversation) if turns is None else turns
 
     def turns_by_prefix(self, conversation: Conversation) -> list[Turn]:
@@ -99,10 +102,10 @@ class ChatTemplate:
     def render(
         self, messages: list[Message], add_generation_prompt: bool, tools: list[Any] | None = None
     ) -> str:
-        """The text of `messages`; NotRendered (template_error) where the template fails or is over its budget."""
+        """The text of `messages`; NotRendered (template_error) where the template fails."""
         try:
             return render(self.template, messages, add_generation_prompt, self.variables, tools)
-        except MdsmixError:
+        except EXHAUSTED:
             raise
         except Exception as error:  # a template may raise anything, RecursionError too
             raise NotRendered("template_error", {"template": str(error)[:SHOWN]}) from error
@@ -158,16 +161,15 @@ def open_template(
 
 @lru_cache(maxsize=16)
 def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
-    from jinja2.meta import find_undeclared_variables
+    from mdsmix.encode.sandbox import template_sandbox, variables_read
 
-    from mdsmix.encode.sandbox import template_sandbox
-
-    environment = template_sandbox(day)
-    variables = {**json.loads(json_variables), "date_string": day.strftime(FOUNDRY_DATE)}
+    environment = template_sandbox()
+    dated = {"date_string": day.strftime(FOUNDRY_DATE), "strftime_now": day.strftime}
+    variables = json.loads(json_variables) | dated
     try:
         template = flat_globals(environment.from_string(source))
         causal = causal_form(environment, source, variables)
-        names = find_undeclared_variables(environment.parse(source))
+        reads = variables_read(environment, source)
     except (
         Exception
     ) as error:  # not only jinja2's: Python's compiler meets its limits of depth and of digits
@@ -175,7 +177,7 @@ def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
             f"The chat template of the tokenizer cannot be compiled ({brief(str(error))}), so that no conversation "
             "can be rendered: correct its chat_template."
         ) from error
-    return ChatTemplate(template, causal, variables, frozenset(names))
+    return ChatTemplate(template, causal, variables, reads)
 
 
 def today() -> str:

@@ -106,7 +106,8 @@ class Chat:
     def encode(self, conversations: Sequence[Conversation]) -> Encoded:
         """Column `turns` (json), or `input_ids` and `labels`, one row per conversation that can be trained on; several
         where its history is rewritten and each answer gets a row."""
-        rendered, positions, rejected, specials = self._render(conversations)
+        with self.template.bounded(conversations):
+            rendered, positions, rejected, specials = self._render(conversations)
         texts = [text for turns in rendered for turn in turns for text in turn]
         ids = self.backend.encode(texts, match_special=True)
         counts = np.array([len(turns) for turns in rendered], np.int64)

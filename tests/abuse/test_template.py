@@ -1,22 +1,25 @@
-"""A chat template from anyone: it reaches nothing, and one that does not end is counted, and ends the run with a sentence.
+"""A chat template from anyone: it reaches nothing, and one that does not end ends the run with a sentence.
 
-What a rendering may cost is in mdsmix/encode/budget.py; every way that is known here to make much of little is tried.
+What a rendering may take is in mdsmix/encode/bounds.py; every way that is known here to make much of little is tried.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import resource
 import shutil
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
+from mdsmix.encode import bounds
 from mdsmix.encode.chat import NotRendered, open_template
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation
-from tests.abuse.conftest import Arena
+from tests.abuse.conftest import MEMORY, Arena
 from tests.converting import chats, manifest_of, quarantined, write_jsonl
 
 MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -32,6 +35,10 @@ def repeated(first: str, step: str, times: int = 60) -> str:
     return first + step * times + "{{ x }}"
 
 
+OUT_OF_BOUNDS = (
+    r"The chat template of the tokenizer takes more than \S+ (s|MiB) of (time|memory) over the conversation that begins "
+    r"with '\w', so that the conversion would not end: correct its chat_template\."
+)
 GREEDY = {
     "a product": "{{ 'a' * 10**9 }}",
     "a product the other way": "{{ 10**9 * 'a' }}",
@@ -108,14 +115,51 @@ UNREADABLE = {
 }
 
 
+SAID = Conversation(MESSAGES)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "SECONDS", 0.5)
+
+
 @pytest.mark.parametrize("source", (GREEDY | REACHING).values(), ids=(GREEDY | REACHING).keys())
-def test_it_is_counted_as_a_failure_in_little_time_and_memory(source: str) -> None:
-    began, memory = time.perf_counter(), _peak()
+def test_compiling_it_works_nothing_out(source: str) -> None:
+    began, memory = time.process_time(), _peak()
+    open_template(source, {"bos_token": "<s>"}, "2026-01-01")
+    assert time.process_time() - began < 2
+    assert _peak() - memory < 64 << 20
+
+
+@pytest.mark.parametrize("source", GREEDY.values(), ids=GREEDY.keys())
+def test_a_batch_of_it_ends_in_little_time_and_memory(source: str) -> None:
+    template = open_template(source, {"bos_token": "<s>"}, "2026-01-01")
+    began, memory = time.process_time(), _peak()
+    with pytest.raises((RecipeError, NotRendered)) as ended, template.bounded([SAID]):
+        raise AssertionError(len([template.turns(SAID) for _ in range(99)]))
+    assert time.process_time() - began < 10
+    assert _peak() - memory < MEMORY
+    if isinstance(ended.value, RecipeError):
+        assert re.fullmatch(OUT_OF_BOUNDS, str(ended.value))
+
+
+def test_what_is_over_is_over_for_the_next_ones_too() -> None:
+    """The alarm and the limit are gone when the batch is: who comes after has its own."""
+    alarm, limit = signal.getsignal(signal.SIGALRM), resource.getrlimit(resource.RLIMIT_DATA)
+    template = open_template(GREEDY["a product"], {}, "2026-01-01")
+    for _ in range(2):
+        with pytest.raises(RecipeError, match="of memory"), template.bounded([SAID]):
+            template.turns(SAID)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert signal.getsignal(signal.SIGALRM) == alarm
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limit
+
+
+@pytest.mark.parametrize("source", REACHING.values(), ids=REACHING.keys())
+def test_what_reaches_out_fails_on_each_conversation(source: str) -> None:
     template = open_template(source, {"bos_token": "<s>"}, "2026-01-01")
     with pytest.raises(NotRendered, match="template_error"):
-        template.turns(Conversation(MESSAGES))
-    assert time.perf_counter() - began < 5
-    assert _peak() - memory < 256 << 20
+        template.turns(SAID)
 
 
 def _peak() -> int:
@@ -141,14 +185,26 @@ def with_template(arena: Arena, source: str) -> Path:
     return arena.recipe(tokenizer=folder, streams={"chat": chats("a.jsonl")})
 
 
-def test_the_command_sets_aside_what_a_template_does_not_end_on(arena: Arena) -> None:
-    bombs = {"7": "{{ 'a' * 10**9 }}", "8": REACHING["the globals"]}
-    hostile = "".join(
-        f"{{% if messages[0].content == '{n}' %}}{b}{{% endif %}}" for n, b in bombs.items()
-    )
-    plain = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
-    assert arena.run("convert", with_template(arena, hostile + plain), "--workers", 1).code == 0
+HOSTILE = "{% if messages[0].content == '7' %}BOMB{% endif %}{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("bomb", ["loops over a range", "a product", "a sum that doubles"])
+def test_the_command_ends_with_the_conversation_that_a_template_does_not_end_on(
+    arena: Arena, bomb: str
+) -> None:
+    recipe = with_template(arena, HOSTILE.replace("BOMB", GREEDY[bomb]))
+    answer = arena.run("convert", recipe, "--workers", 1)
+    assert answer.code == 2
+    *_, error = answer.err.splitlines()
+    assert re.fullmatch(f"error: {OUT_OF_BOUNDS}", error)
+    assert "begins with '7'" in error
+    assert arena.run("convert", recipe, "--dry-run").code == 0, "only the worker renders"
+
+
+def test_the_command_sets_aside_what_a_template_fails_on(arena: Arena) -> None:
+    recipe = with_template(arena, HOSTILE.replace("BOMB", REACHING["the globals"]))
+    assert arena.run("convert", recipe, "--workers", 1).code == 0
     folder = arena.out / "chat" / "train"
     records = manifest_of(folder).records
-    assert (records.written, records.quarantined) == (8, {"template_error": 2})
-    assert [bad["line"] for bad in quarantined(folder)] == [8, 9]
+    assert (records.written, records.quarantined) == (9, {"template_error": 1})
+    assert [bad["line"] for bad in quarantined(folder)] == [8]

@@ -1,0 +1,116 @@
+"""What rendering chat templates may take: a template that does not end, or makes text without end, ends the run.
+
+An alarm looks every 30 seconds whether the same messages are still being rendered, and the system refuses a batch more
+memory than any conversation needs. Both depend on the machine, so neither sets a record aside: the run ends with one
+sentence, and the same bytes come of every run that ends well. What works in C hears no alarm; there the run, which watches
+its workers, takes the worker for hung.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mdsmix.errors import RecipeError
+from mdsmix.typed import brief
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+SECONDS = 30.0
+"A rendering is ended after one to two of these; it takes some 20 us."
+ROOM_BYTES = 256 << 20
+"What a batch of conversations may take while it is rendered, besides BYTES_EACH for every character of it."
+BYTES_EACH = 64
+"A character takes up to 4 bytes, and its text is kept in about 5 copies when a conversation is cut into turns."
+EXHAUSTED = (MemoryError, TimeoutError)
+"What a rendering raises that is out of bounds; anything else that it raises is the conversation's fault."
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+def render(
+    template: Template,
+    messages: Messages,
+    add_generation_prompt: bool,
+    variables: Mapping[str, Any],
+    tools: list[Any] | None = None,
+) -> str:
+    """The text of `messages`, with the variables that transformers passes."""
+    template.environment.rendered = messages  # type: ignore[attr-defined]
+    return template.render(
+        messages=messages,
+        tools=tools,
+        documents=None,
+        add_generation_prompt=add_generation_prompt,
+        **variables,
+    )
+
+
+@contextmanager
+def bounded(sandbox: Any, characters: int) -> Iterator[None]:
+    """While this is open a rendering has some time, and all of them some memory; RecipeError where one takes more.
+
+    Only the main thread of a process hears an alarm, and only Linux refuses memory; a worker is watched from outside too.
+
+    Args:
+        characters: of the conversations that are rendered.
+    """
+    room = ROOM_BYTES + BYTES_EACH * characters
+    try:
+        with _alarm(sandbox), _memory(room):
+            yield
+    except EXHAUSTED as error:
+        kind = "time" if isinstance(error, TimeoutError) else "memory"
+        most = f"{SECONDS:.0f} s" if kind == "time" else f"{room >> 20:,} MiB"
+        first = sandbox.rendered[0]["content"] if sandbox.rendered else ""
+        raise RecipeError(
+            f"The chat template of the tokenizer takes more than {most} of {kind} over the conversation that begins with "
+            f"{brief(str(first)[:80])}, so that the conversion would not end: correct its chat_template."
+        ) from None
+
+
+@contextmanager
+def _alarm(sandbox: Any) -> Iterator[None]:
+    """TimeoutError where the same messages are rendered at two looks."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen: Messages | None = None
+
+    def look(*_: Any) -> None:
+        nonlocal seen
+        if sandbox.rendered is seen:
+            raise TimeoutError
+        seen = sandbox.rendered
+
+    handler = signal.signal(signal.SIGALRM, look)
+    others = signal.setitimer(signal.ITIMER_REAL, SECONDS, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *others)
+        signal.signal(signal.SIGALRM, handler)
+
+
+@contextmanager
+def _memory(room: int) -> Iterator[None]:
+    """MemoryError where this process takes so many bytes more than it has."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    held = int(statm.read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_DATA, (min([held + room, *limits]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
