@@ -31,6 +31,19 @@ class Unreachable(MdsmixError):
     exit_code = 4
 
 
+class SeveralFailed(MdsmixError):
+    """More than one stream of a run failed; the exit code is that of the gravest error."""
+
+    def __init__(self, errors: list[MdsmixError]) -> None:
+        super().__init__(" ".join(map(str, errors)))
+        self.errors = errors
+        self.exit_code = min((error.exit_code for error in errors), key=GRAVEST.index)
+
+
+GRAVEST = (1, 2, 4, 5, 3)
+"Exit codes, the gravest first."
+
+
 class TooManyBadRecords(MdsmixError):
     """More records were bad than the recipe allows; nothing was published."""
 

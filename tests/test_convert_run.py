@@ -24,6 +24,7 @@ from tests.converting import (
     encoder,
     files,
     manifest_of,
+    mdsmix,
     pairs,
     run_recipe,
     samples,
@@ -419,3 +420,25 @@ def test_the_first_use_of_a_tokenizer_says_what_it_does(
         watcher = Told()
         run_recipe(recipe, watcher=watcher)
         assert sum("looking at the tokenizer" in sentence for sentence in watcher.said) == said
+
+
+def test_a_stream_that_fails_ends_no_other(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """All have their turn, each failure is a sentence, and the exit code is the gravest one's."""
+    good = write_jsonl(tmp_path / "good.jsonl", [{"text": "a document"}])
+    bad = write_jsonl(tmp_path / "bad.jsonl", [{"body": 1}])
+    damaged = tmp_path / "damaged.jsonl.gz"
+    damaged.write_bytes(b"\x1f\x8b\x08 no gzip")
+    of = {"bad": bad, "damaged": damaged, "good": good}
+    streams = {name: documents(path, layout="document") for name, path in of.items()}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    answer = mdsmix("convert", recipe)
+    assert answer.code == 4
+    first, second = answer.err.strip().splitlines()[-2:]
+    assert first.startswith("error: stream bad: not one sample")
+    assert second.startswith("error: ")
+    assert "damaged.jsonl.gz" in second
+    assert "good: 1 of 1 work units converted" in answer.out
+    assert manifest_of(tmp_path / "out/good/train").totals.samples == 1
+    alone = mdsmix("convert", recipe, "--only", "bad", "--only", "good")
+    assert alone.code == 5
+    assert "good: up to date" in alone.out

@@ -106,7 +106,7 @@ def convert(
 
 
 def _convert(recipe: Recipe, options: Options, as_json: bool) -> None:
-    """Where a stream fails, those before it are published and told of."""
+    """Streams that are published are told of, whatever becomes of others."""
     from mdsmix.convert.run import convert
     from mdsmix.report.progress import watching
     from mdsmix.report.summary import print_summary, summary_json

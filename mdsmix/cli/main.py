@@ -20,7 +20,7 @@ from mdsmix.cli.quarantine import quarantine
 from mdsmix.cli.render_yaml import render_yaml
 from mdsmix.cli.repair import repair
 from mdsmix.cli.verify import verify
-from mdsmix.errors import MdsmixError
+from mdsmix.errors import MdsmixError, SeveralFailed
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -56,13 +56,15 @@ def root(
 def run() -> None:
     """The console script. MDSMIX_DEBUG=1 shows the traceback of what is a defect."""
     if sys.platform == "win32":
-        _end(WINDOWS, 4)
+        _end(WINDOWS, code=4)
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         app()
+    except SeveralFailed as several:
+        _end(*(f"error: {error}" for error in several.errors), code=several.exit_code)
     except MdsmixError as error:
-        _end(f"error: {error}", error.exit_code)
+        _end(f"error: {error}", code=error.exit_code)
     except SystemExit as end:
         if end.code in (INTERRUPTED, TERMINATED):
             print(KEPT, file=sys.stderr)
@@ -75,12 +77,12 @@ def run() -> None:
         detail = f"{type(error).__name__}: {error}".splitlines()[0]
         _end(
             f"error: mdsmix itself failed ({detail}); MDSMIX_DEBUG=1 shows where, please report it.",
-            1,
+            code=1,
         )
 
 
-def _end(sentence: str, code: int) -> None:
-    print(printable(sentence), file=sys.stderr)
+def _end(*sentences: str, code: int) -> None:
+    print(*map(printable, sentences), sep="\n", file=sys.stderr)
     raise SystemExit(code)
 
 

@@ -46,7 +46,7 @@ def _preview_stream(
         yield "  nothing is published there yet"
         return
     older = why_rebuilt(job, old)
-    reasons = [older] if older else list(_changes(job, old)) or _of_units(todo, old)
+    reasons = [older] if older else list(_changes(job, old)) or _of_units(todo, contents, old)
     yield from (f"  {reason}" for reason in reasons)
     gone = sorted({s.path for s in old.sources} - {file.name for file in files})
     if gone:
@@ -74,14 +74,25 @@ def _undone(
     return {unit: keys[unit] for unit, done in zip(contents, found, strict=True) if not done}
 
 
-def _of_units(todo: Mapping[Unit, list[str]], old: Manifest) -> Iterator[str]:
+def _of_units(
+    todo: Mapping[Unit, list[str]], contents: Mapping[Unit, Content], old: Manifest
+) -> Iterator[str]:
     """Why these units are to be done, where no setting is the reason."""
     published = {part.key for part in old.parts}
     lost = {unit for unit, keys in todo.items() if published.issuperset(keys)}
     for why, units in (("new or edited", todo.keys() - lost), ("not whole at the target", lost)):
-        names = sorted({file.name for unit in units for file in unit.files})
+        names = sorted({name for unit in units for name in _changed(unit, contents[unit], old)})
         if names:
             yield f"{why}: {listed(names, 5)}"
+
+
+def _changed(unit: Unit, content: Content, old: Manifest) -> list[str]:
+    """The unit's files that are other than they were; all of them where none is. Small files share a unit."""
+    before = {source.path: source.hash for source in old.sources}
+    names = [file.name for file in unit.files]
+    hashes = [sources.file_hash([digest]) for digest in content.files]
+    edited = [name for name, hash in zip(names, hashes, strict=True) if before.get(name) != hash]
+    return edited or names
 
 
 def _changes(job: Job, old: Manifest) -> Iterator[str]:

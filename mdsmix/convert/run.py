@@ -34,6 +34,7 @@ from mdsmix.engines.base import Engine
 from mdsmix.engines.limits import cpu_count, default_cap
 from mdsmix.engines.local import LocalEngine, PoolSettings
 from mdsmix.engines.memory import is_told
+from mdsmix.errors import MdsmixError, SeveralFailed
 from mdsmix.recipe import Recipe
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.lease import Lease, lease
@@ -60,19 +61,27 @@ def convert(
 ) -> Iterator[Outcome]:
     """Converts and publishes every stream that has a source, or those that the options name, one by one.
 
-    What can be refused without reading a source is refused before the first stream is touched. `engine`: who does the units;
+    What can be refused without reading a source is refused before the first stream is touched. A stream that fails ends no
+    other: its error is raised when all have had their turn. `engine`: who does the units;
     None: processes of this machine, as many as the options say. One that is given is left open.
     """
     planned, is_fresh = planned_jobs(recipe, options, watcher.say), True
+    failed: list[MdsmixError] = []
     with ExitStack() as ends:
         if engine is None:
             engine = ends.enter_context(closing(_local_engine(planned, options, watcher)))
         run = _Run(options=options, engine=engine, watcher=watcher)
         for job, files, standing in planned:
-            now = standing if is_fresh else stand(job)
-            outcome = _convert_stream(job, files, now, run)
+            try:
+                outcome = _convert_stream(job, files, standing if is_fresh else stand(job), run)
+            except MdsmixError as error:
+                failed.append(error)
+                is_fresh = False
+                continue
             is_fresh = is_fresh and not outcome.units  # else time has gone by
             yield outcome
+    if failed:
+        raise failed[0] if len(failed) == 1 else SeveralFailed(failed)
 
 
 def _local_engine(planned: Sequence[Planned], options: Options, watcher: Watcher) -> LocalEngine:
