@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
+import zstandard
 
-from mdsmix.convert import run
+from mdsmix.convert import quarantine, run
+from mdsmix.convert.quarantine import PackedRecords
+from mdsmix.convert.unit import _Tally
+from mdsmix.sources import find, plan, read
 from tests.converting import (
     documents,
     files,
@@ -109,3 +114,37 @@ def test_lost_bad_records_are_found_again_and_damaged_ones_are_named(
     kept.unlink()
     assert run_recipe(recipe)[0].done == 1
     assert files(tmp_path / "out") == whole
+
+
+def test_many_bad_records_are_one_frame_that_says_its_size_however_often_they_were_packed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = [b'{"line": %d}' % n for n in range(1000)]
+    frames = []
+    for size in (1 << 20, 100):
+        monkeypatch.setattr(quarantine, "PIECE_BYTES", size)
+        packed = PackedRecords()
+        assert not packed
+        for line in lines:
+            packed.add(line)
+        frames.append(packed.frame())
+        assert zstandard.ZstdDecompressor().decompress(frames[-1]).splitlines() == lines
+    assert frames[0] == zstandard.ZstdCompressor().compress(b"\n".join([*lines, b""]))
+
+
+def test_a_source_of_nothing_but_bad_records_is_not_held_as_objects(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """100,000 lines of two bytes: each took 1,600 bytes when all were described before the first was packed."""
+    (tmp_path / "a.jsonl").write_bytes(b"{\n" * 100_000)
+    [unit] = plan(find(["a.jsonl"], tmp_path))
+    tally = _Tally(False)
+    tracemalloc.start()
+    try:
+        for batch in read(unit):
+            tally.end(batch, ())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert tally.records.quarantined == {"not_json": 100_000}
+    assert peak < 40 << 20, f"{peak >> 20} MiB"

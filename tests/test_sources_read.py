@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
+import orjson
 import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import BadRecord, Origin, RecordBatch, Unit, batches, find, lines, plan, read
+from mdsmix.sources import Origin, RecordBatch, Unit, batches, find, jsonl, lines, plan, read
 from mdsmix.sources.jsonl import decode_lines
 
 FUZZ = settings(
@@ -83,7 +84,7 @@ def test_units_of_any_window_read_what_one_pass_over_the_file_finds(
             assert (first_byte - unit.start) // window == batch.window
             assert origin.ordinal not in seen
             seen[origin.ordinal] = outcome
-    assert list(seen) == sorted(seen) or any(batch.bad for _, batch in read_batches)
+    assert list(seen) == sorted(seen) or any(any(batch.bad) for _, batch in read_batches)
     assert [seen[offset] for offset in sorted(seen)] == one_by_one(data)
 
 
@@ -150,7 +151,7 @@ def test_a_bad_line_is_named_and_costs_its_neighbours_nothing(tmp_path: Path, ba
     [batch] = read_all(units_of(tmp_path))
     assert batch.records == [1, 2]
     origin = Origin("x.jsonl", 3, "byte 3", {"line": 3, "offset": 3}, len(bad), bad)
-    assert batch.bad == [BadRecord(reason=REASONS[bad], origin=origin)]
+    assert [(b.reason, b.origin) for b in batch.bad] == [(REASONS[bad], origin)]
     assert batch.origin(1).place["line"] == 4
 
 
@@ -163,7 +164,7 @@ def test_a_limit_counts_records_good_and_bad_but_not_blank_lines(
     found = list(read(unit, limit))
     records = [record for batch in found for record in batch.records]
     assert records == [r for r in (1, 2, None, 4)[:limit] if r]
-    assert sum(len(batch.bad) for batch in found) == (limit > 2)
+    assert sum(len(list(batch.bad)) for batch in found) == (limit > 2)
 
 
 def test_a_batch_is_8_mb_or_one_record(tmp_path: Path) -> None:
@@ -283,6 +284,24 @@ def test_a_block_of_only_such_lines_takes_as_long_as_it_is(tmp_path: Path, line:
         return time.process_time() - began
 
     assert any(seconds(80_000) / seconds(10_000) < 24 for _ in range(5))
+
+
+@pytest.mark.parametrize("line", [b"plain text", b"# a comment", b"  {", b'"text": "one",', b"}, "])
+def test_what_plainly_is_no_json_is_told_without_an_exception(
+    line: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception takes 3 us; nearly every line of a text, or of an indented JSON file, would raise one."""
+    asked = []
+
+    def loads(text: bytes) -> object:
+        asked.append(text)
+        return orjson.loads(text)
+
+    monkeypatch.setattr(jsonl, "_loads", loads)
+    decoded = decode_lines([b"1", *[line] * 99, b"2"])
+    assert decoded.records == [1, 2]
+    assert decoded.bad == [(n, "not_json") for n in range(1, 100)]
+    assert len(asked) <= 4, "the first bad line, once more what was read before it, and the last"
 
 
 def long_frame(text: bytes, log: int) -> bytes:

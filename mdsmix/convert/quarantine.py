@@ -8,46 +8,64 @@ unit, since it does not know what stands before. When the stream is published th
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Iterable, Mapping
-from itertools import starmap
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import orjson
 
 from mdsmix.convert.ledger import FOLDER
-from mdsmix.encode.base import Detail
 from mdsmix.errors import Unreachable
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.target import write_if_new
-from mdsmix.sources import Origin, Window
+from mdsmix.sources import BadRecord, Window
 from mdsmix.storage import Location, together
 
 QUARANTINE = "quarantine"
+PIECE_BYTES = 8 << 20
+"Of lines that are held before they are packed."
 
 
-class BadRecord(NamedTuple):
-    """A record that is set aside."""
+class PackedRecords:
+    """Lines of a quarantine, packed as they come: of a file that is not JSON at all each line is a bad record, and takes 80
+    bytes more than itself."""
 
-    origin: Origin
-    reason: str
-    detail: Detail | None = None
-    "What else is known of why."
+    def __init__(self) -> None:
+        self._lines, self._pieces, self._size = bytearray(), list[bytes](), 0
+
+    def __bool__(self) -> bool:
+        return self._size > 0
+
+    def add(self, line: bytes) -> None:
+        """One line, without its end."""
+        self._lines += line
+        self._lines += b"\n"
+        self._size += len(line) + 1
+        if len(self._lines) >= PIECE_BYTES:
+            self._pieces.append(_packed(self._lines))
+            self._lines = bytearray()
+
+    def frame(self) -> bytes:
+        """All of them as one Zstandard frame that says its size, as most readers want it."""
+        from zstandard import ZstdCompressor, decompress
+
+        if not self._pieces:
+            return _packed(self._lines)
+        frame = ZstdCompressor().compressobj(size=self._size)
+        parts = [frame.compress(decompress(piece)) for piece in self._pieces]
+        return b"".join([*parts, frame.compress(self._lines), frame.flush()])
 
 
-def described(origin: Origin, reason: str, detail: Detail | None = None) -> dict[str, Any]:
-    """One bad record; `raw` is its text, or `raw_base64` its bytes where they are no text."""
+def described(bad: BadRecord) -> bytes:
+    """One bad record as JSON; `raw` is its text, or `raw_base64` its bytes where they are no text."""
+    origin = bad.origin
+    record = {"file": origin.file, **origin.place, "length": origin.length, "reason": bad.reason}
+    if bad.detail:
+        record["detail"] = bad.detail
     try:
-        raw = {"raw": origin.raw.decode()}
+        record["raw"] = origin.raw.decode()
     except UnicodeDecodeError:
-        raw = {"raw_base64": base64.b64encode(origin.raw).decode()}
-    return {
-        "file": origin.file,
-        **origin.place,
-        "length": origin.length,
-        "reason": reason,
-        **({"detail": detail} if detail else {}),
-        **raw,
-    }
+        record["raw_base64"] = base64.b64encode(origin.raw).decode()
+    return orjson.dumps(record)
 
 
 def bad_name(key: str, window: Window) -> str:
@@ -55,10 +73,9 @@ def bad_name(key: str, window: Window) -> str:
     return f"{key}-{window.place}"
 
 
-def keep(folder: Location, name: str, bad: Iterable[BadRecord]) -> None:
-    """Keeps a window's bad records and their reasons, in the order of the source."""
-    ordered = sorted(bad, key=lambda each: (each.origin.file, each.origin.ordinal))
-    _kept(folder, name).write(_packed(starmap(described, ordered)))
+def keep(folder: Location, name: str, bad: PackedRecords) -> None:
+    """Keeps a window's bad records, in the order of the source."""
+    _kept(folder, name).write(bad.frame())
 
 
 def is_kept(folder: Location, name: str) -> bool:
@@ -69,31 +86,41 @@ def is_kept(folder: Location, name: str) -> bool:
 def publish_quarantine(folder: Location, name: str, before: Mapping[str, int]) -> None:
     """Writes a window's bad records to the quarantine. `before`: what keys of theirs count, and how much of it their file
     holds before their unit."""
-    numbered = [
-        record | {key: record[key] + n for key, n in before.items() if key in record}
-        for record in _read(_kept(folder, name))
-    ]
-    write_if_new(folder / QUARANTINE / f"{name}.jsonl.zst", _packed(numbered))
+    bad, at = PackedRecords(), _kept(folder, name)
+    shift = {key: n for key, n in before.items() if key and n}
+    for line in read_lines(at):
+        bad.add(_shifted(line, shift) if shift else line)
+    write_if_new(folder / QUARANTINE / f"{name}.jsonl.zst", bad.frame())
 
 
 def first_of(folder: Location, reason: str) -> dict[str, Any] | None:
     """A record of the quarantine that is bad for this reason; None where there is none."""
     quarantine = folder / QUARANTINE
-    records = (record for name, _ in quarantine.list() for record in _read(quarantine / name))
+    lines = (line for name, _ in quarantine.list() for line in read_lines(quarantine / name))
+    records = map(orjson.loads, lines)
     return next((record for record in records if record["reason"] == reason), None)
 
 
-def _read(at: Location) -> list[dict[str, Any]]:
+def _shifted(line: bytes, before: Mapping[str, int]) -> bytes:
+    record = orjson.loads(line)
+    return orjson.dumps(record | {key: record[key] + n for key, n in before.items()})
+
+
+def read_lines(at: Location) -> Iterator[bytes]:
+    """The lines of a file of bad records, without holding it; Unreachable where it is damaged or was cut off."""
     from zstandard import ZstdDecompressor, ZstdError
 
+    frame, rest = ZstdDecompressor().decompressobj(), b""
     try:
-        return [
-            orjson.loads(line) for line in ZstdDecompressor().decompress(at.read()).splitlines()
-        ]
-    except (ZstdError, orjson.JSONDecodeError) as error:
+        with at.open() as stored:
+            while packed := stored.read(1 << 20):
+                *lines, rest = (rest + frame.decompress(packed)).split(b"\n")
+                yield from lines
+        if not frame.eof:
+            raise ZstdError("it was cut off")
+    except ZstdError as error:
         raise Unreachable(
-            f"{at} is damaged ({error}), and it holds the bad records of a work unit; delete it and run the same command "
-            "again, which goes through that unit once more."
+            f"{at} is damaged ({error}), and it holds bad records; delete it and run convert again, which writes it anew."
         ) from None
 
 
@@ -118,7 +145,7 @@ def _kept(folder: Location, name: str) -> Location:
     return folder / FOLDER / kept_name(name)
 
 
-def _packed(records: Iterable[dict[str, Any]]) -> bytes:
+def _packed(lines: bytearray) -> bytes:
     from zstandard import ZstdCompressor
 
-    return ZstdCompressor().compress(b"".join(orjson.dumps(r) + b"\n" for r in records))
+    return ZstdCompressor().compress(lines)

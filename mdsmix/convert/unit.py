@@ -8,13 +8,21 @@ that was killed repeats none that was finished.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from heapq import merge
 from itertools import groupby
 
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
-from mdsmix.convert.quarantine import BadRecord, bad_name, is_kept, keep, kept_name
+from mdsmix.convert.quarantine import (
+    PackedRecords,
+    bad_name,
+    described,
+    is_kept,
+    keep,
+    kept_name,
+)
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import stored_at
 from mdsmix.encode.backends import Backend, open_backend
@@ -27,6 +35,7 @@ from mdsmix.shards.index import StoredFile
 from mdsmix.shards.manifest import Records
 from mdsmix.shards.shardfiles import store_shards
 from mdsmix.sources import (
+    BadRecord,
     Content,
     Digests,
     RecordBatch,
@@ -164,12 +173,12 @@ def _convert(
     pace = _Pace(attempt, reporter)
     for batch in batches:
         without = skipped(batch, attempt)
-        tally.begin(batch, without)
         for piece in pace.pieces(batch, without):
             encoded = encoder.encode(batch.records[piece.start : piece.stop])
             rows.add(encoded)
             tally.add(batch, piece, encoded)
             reporter.on_progress(batch.size * len(piece) // len(batch.records), encoded.tokens)
+        tally.end(batch, without)
     full, totals, leftover = rows.finish()
     window = digests.window(number)  # all of it has been read now
     record = UnitRecord(
@@ -217,44 +226,36 @@ class _Tally:
     def __init__(self, has_many_rows: bool) -> None:
         self._has_many_rows = has_many_rows
         "A long document is split, any other record is one row."
-        self.records, self.bad = Records(), list[BadRecord]()
+        self.records, self.bad = Records(), PackedRecords()
         self.size = self.lines = 0
-
-    def begin(self, batch: RecordBatch, without: set[int]) -> None:
-        """Counts what is not to be encoded."""
-        bad = [BadRecord(record.origin, record.reason) for record in batch.bad]
-        bad += [BadRecord(batch.origin(position), CRASHED) for position in sorted(without)]
-        self._add(len(bad), 0, bad)
-        self.size += batch.size
-        self.lines += batch.count
+        self._rejected: list[BadRecord] = []
+        "Of the batch, in its order."
 
     def add(self, batch: RecordBatch, piece: range, encoded: Encoded) -> None:
         """Counts what became of the records of a piece."""
         dropped = Counter(r.reason for r in encoded.rejected if r.filtered)
-        bad = [
-            BadRecord(batch.origin(piece[r.position]), r.reason, r.detail)
+        self._rejected += [
+            batch.reject(piece[r.position], r.reason, r.detail)
             for r in encoded.rejected
             if not r.filtered
         ]
         rows, left = len(encoded.lengths), len(piece) - len(encoded.rejected)
         written = min(rows, left) if self._has_many_rows else rows
-        self._add(len(piece), written, bad, dropped)
-        self.records += Records(ways_out=dict(encoded.ways_out))
+        self.records += Records(read=len(piece), written=written, filtered=dict(dropped))
 
-    def _add(
-        self,
-        read: int,
-        written: int,
-        bad: list[BadRecord],
-        dropped: Mapping[str, int] | None = None,
-    ) -> None:
-        self.records += Records(
-            read=read,
-            written=written,
-            filtered=dict(dropped or {}),
-            quarantined=dict(Counter(record.reason for record in bad)),
-        )
-        self.bad += bad
+    def end(self, batch: RecordBatch, without: Collection[int]) -> None:
+        """Keeps what was bad of the batch, in its order, and counts it and what was not read at all."""
+        late = [*self._rejected, *(batch.reject(position, CRASHED) for position in without)]
+        found = merge(batch.bad, sorted(late)) if late else batch.bad
+        reasons = Counter[str]()
+        for bad in found:
+            reasons[bad.reason] += 1
+            self.bad.add(described(bad))
+        read = reasons.total() - len(self._rejected)
+        self.records += Records(read=read, quarantined=dict(reasons))
+        self.size += batch.size
+        self.lines += batch.count
+        self._rejected = []
 
 
 _backends: dict[tuple[str, str], Backend] = {}

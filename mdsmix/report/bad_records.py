@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any
 
 import orjson
 
-from mdsmix.convert.quarantine import QUARANTINE
+from mdsmix.convert.quarantine import QUARANTINE, read_lines
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.report.samples import printable
 from mdsmix.shards.published import find_published, working_folder
@@ -102,29 +102,8 @@ def _has_bad(folder: Location) -> bool:
 
 
 def _records(folder: Location) -> Iterator[dict[str, Any]]:
-    from zstandard import ZstdError
-
     for name, _ in sorted((folder / QUARANTINE).list()):
-        at = folder / QUARANTINE / name
-        try:
-            with at.open() as stored:
-                yield from map(orjson.loads, _lines(stored))
-        except (ZstdError, orjson.JSONDecodeError) as error:
-            raise Unreachable(
-                f"{at} is damaged ({error}): delete it and run convert again, which writes it anew."
-            ) from None
-
-
-def _lines(stored: BinaryIO) -> Iterator[bytes]:
-    """The lines of a compressed file, without holding it; ZstdError where it was cut off, which a stream reader passes over."""
-    from zstandard import ZstdDecompressor, ZstdError
-
-    frame, rest = ZstdDecompressor().decompressobj(), b""
-    while chunk := stored.read(1 << 20):
-        *lines, rest = (rest + frame.decompress(chunk)).split(b"\n")
-        yield from lines
-    if not frame.eof:
-        raise ZstdError("it was cut off")
+        yield from map(orjson.loads, read_lines(folder / QUARANTINE / name))
 
 
 def _number(value: Any) -> str:

@@ -7,7 +7,7 @@ when somebody asks, which is for the bad ones.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,12 +19,22 @@ from mdsmix.sources.registry import format_of
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BadRecord:
-    """An item of a file that holds no record, and why: a reason code of the README beside this file."""
+class BadRecord(NamedTuple):
+    """An item of a file that gives no record, and why. They sort in the order of their batch."""
 
+    number: int
+    "The block's in its batch."
+    item: int
+    "Its own in the block."
+    block: Block
     reason: str
-    origin: Origin
+    "A reason code of the README beside this file, or of encode's."
+    detail: Mapping[str, Any] | None = None
+    "What else is known of why."
+
+    @property
+    def origin(self) -> Origin:
+        return self.block.origin(self.item)
 
 
 class _Held(NamedTuple):
@@ -35,6 +45,8 @@ class _Held(NamedTuple):
     block: Block
     before: list[int]
     "Of each of its items that hold no record, how many records stand before it: ascending."
+    bad: list[tuple[int, str]]
+    "As `Decoded` says it."
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,18 +55,32 @@ class RecordBatch:
 
     window: int
     records: list[Any] = field(default_factory=list)
-    bad: list[BadRecord] = field(default_factory=list)
     count: int = 0
     "All lines or rows, blank ones too: where those of the file's next split begin to be counted."
     size: int = 0
     "Uncompressed bytes."
     _blocks: list[_Held] = field(default_factory=list)
 
+    @property
+    def bad(self) -> Iterator[BadRecord]:
+        """The items that hold no record, in order; they are made as they are asked for, since a file may hold nothing else."""
+        for number, held in enumerate(self._blocks):
+            for item, reason in held.bad:
+                yield BadRecord(number, item, held.block, reason)
+
+    def reject(
+        self, position: int, reason: str, detail: Mapping[str, Any] | None = None
+    ) -> BadRecord:
+        """`records[position]` as a bad record."""
+        number = bisect_right(self._blocks, position, key=lambda held: held.first) - 1
+        held = self._blocks[number]
+        index = position - held.first
+        item = index + bisect_right(held.before, index)
+        return BadRecord(number, item, held.block, reason, detail)
+
     def origin(self, position: int) -> Origin:
         """Where `records[position]` comes from."""
-        held = self._blocks[bisect_right(self._blocks, position, key=lambda held: held.first) - 1]
-        index = position - held.first
-        return held.block.origin(index + bisect_right(held.before, index))
+        return self.reject(position, "").origin
 
     def _has_room(self, block: Block) -> bool:
         return block.window == self.window and self.size + block.size <= BLOCK_BYTES
@@ -70,9 +96,8 @@ class RecordBatch:
             decoded = block.decode()
         without = sorted([*decoded.blank, *(index for index, _ in decoded.bad)])
         before = [index - others for others, index in enumerate(without)]
-        self._blocks.append(_Held(len(self.records), block, before))
+        self._blocks.append(_Held(len(self.records), block, before, decoded.bad))
         self.records += decoded.records
-        self.bad += [BadRecord(reason=why, origin=block.origin(i)) for i, why in decoded.bad]
         self.count += block.count
         self.size += block.size
         return len(decoded.records) + len(decoded.bad)

@@ -205,6 +205,6 @@ def test_every_line_of_such_a_file_is_a_record_or_a_bad_one(
     lines = [
         line for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip(b" \t\r")
     ]
-    assert sum(len(b.records) + len(b.bad) for b in batches) == len(lines)
+    assert sum(len(b.records) + len(list(b.bad)) for b in batches) == len(lines)
     for batch in batches:
         assert all(bad.origin.raw in lines for bad in batch.bad)
