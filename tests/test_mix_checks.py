@@ -16,8 +16,8 @@ import mdsmix.mix.checks
 from mdsmix.errors import Unreachable
 from mdsmix.mix.check import as_json, findings, is_refused, share_rows
 from mdsmix.mix.findings import CHECKS, Finding
+from mdsmix.mix.head import head
 from mdsmix.mix.streams import Mix
-from mdsmix.mix.text import head
 from mdsmix.mix.view import mix_of
 from mdsmix.mix.weights import shares_of
 from mdsmix.shards.manifest import TokenizerCard
@@ -349,31 +349,11 @@ CASES: dict[str, tuple[Make, Make]] = {
         ),
         lambda lab: lab.finetuning(chat=lab.chat(card={"compact": True})),
     ),
-    "targets-invalid": (
-        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"target_prompts": "some"}),
-        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"target_prompts": "all"}),
-    ),
-    "packing-invalid": (
-        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"packing_ratio": 0.5}),
-        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"packing_ratio": "auto"}),
-    ),
     "documents-unseparated": (
         lambda lab: lab.finetuning(web=lab.chunks()),
         lambda lab: lab.finetuning(
             web=lab.stream("web", PAIR, PAIR_ROW, card={"layout": "document"})
         ),
-    ),
-    "weights-scheme": (
-        lambda lab: lab.text(web=lab.web() | {"proportion": 0.5}, docs=lab.web("docs")),
-        lambda lab: lab.text(web=lab.web() | {"repeat": 0.5}, docs=lab.web("docs")),
-    ),
-    "weights-number": (
-        lambda lab: lab.text(web=lab.web() | {"repeat": "0.5"}),
-        lambda lab: lab.text(web=lab.web() | {"repeat": 0.5}),
-    ),
-    "weights-epoch-size": (
-        lambda lab: lab.text(web=lab.web() | {"repeat": 1}, dataset={"epoch_size": 10}),
-        lambda lab: lab.text(web=lab.web() | {"proportion": 1}, dataset={"epoch_size": "1k"}),
     ),
     "weights-zero": (
         lambda lab: lab.text(web=lab.web() | {"repeat": 0.02}, docs=lab.web("docs")),
@@ -438,31 +418,13 @@ CASES: dict[str, tuple[Make, Make]] = {
         lambda lab: lab.text(web=lab.web(), dataset={"validate_hash": "sha1"}),
         lambda lab: lab.text(web=lab.web(), dataset={"validate_hash": "xxh128"}),
     ),
-    "local-duplicate": (
-        lambda lab: lab.text(web=lab.web(), again=lab.web()),
-        lambda lab: lab.text(web=lab.web(), again=lab.web("again")),
-    ),
-    "local-unset": (
-        lambda lab: lab.text(web={"remote": lab.web()["local"], "split": "train"}),
-        lambda lab: lab.text(web=lab.web()),
-    ),
     "index-stale": (
         lambda lab: cached(lab, b'{"version": 2, "shards": []}'),
         lambda lab: cached(lab, None),
     ),
-    "cache-limit-local": (
-        lambda lab: lab.text(web=lab.web(), dataset={"cache_limit": "1gb"}),
-        lambda lab: lab.text(
-            web=remote(lab.web(), str(lab.home / "cache")), dataset={"cache_limit": "1gb"}
-        ),
-    ),
     "cache-limit-small": (
         lambda lab: lab.text(web=lab.web(), dataset={"cache_limit": "1kb"}),
         lambda lab: lab.text(web=lab.web(), dataset={"cache_limit": "1mb"}),
-    ),
-    "download-retry": (
-        lambda lab: lab.text(web=lab.web(), dataset={"download_retry": 0}),
-        lambda lab: lab.text(web=lab.web() | {"download_retry": 1}, dataset={"download_retry": 0}),
     ),
     "publication-interrupted": (
         lambda lab: lab.text(web=lab.web(card={"index_hash": "0" * 32})),
@@ -481,6 +443,19 @@ CASES: dict[str, tuple[Make, Make]] = {
         lambda lab: renamed(lab, "shard.00001.mds"),
     ),
     "shard-format": (lambda lab: formatted(lab, "jsonl"), lambda lab: formatted(lab, "mds")),
+    "length-model": (
+        lambda lab: model(lab, max_seq_len=LENGTH - 1),
+        lambda lab: model(lab, max_seq_len=LENGTH),
+    ),
+    "length-differs": (
+        lambda lab: model(lab, max_seq_len=LENGTH + 1),
+        lambda lab: model(lab, max_seq_len=LENGTH),
+    ),
+    "model-encoder": (
+        lambda lab: model(lab, name="hf_t5"),
+        lambda lab: model(lab, name="mpt_causal_lm"),
+    ),
+    "eval-label": (lambda lab: evals(lab, "held", ""), lambda lab: evals(lab, "held", "other")),
     "loader-unknown": (
         lambda lab: lab.text(web=lab.web(), loader={"name": "denoising"}),
         lambda lab: lab.text(web=lab.web()),
@@ -501,6 +476,10 @@ CASES: dict[str, tuple[Make, Make]] = {
         lambda lab: lab.text(web=lab.web(), dataset={"remote": "s3://bucket/web"}),
         lambda lab: lab.text(web=lab.web()),
     ),
+    "remote-alone": (
+        lambda lab: lab.finetuning(dataset={"streams": ...} | lab.chat()),
+        lambda lab: lab.text(dataset={"streams": ...} | lab.web()),
+    ),
     "streams-none": (
         lambda lab: lab.text(dataset={"streams": {}}),
         lambda lab: lab.text(dataset={"streams": ...} | lab.web()),
@@ -509,18 +488,35 @@ CASES: dict[str, tuple[Make, Make]] = {
         lambda lab: lab.text(web={"local": lab.web()["local"]}, dataset={"split": "train"}),
         lambda lab: lab.text(web=lab.web(), dataset={"split": "train"}),
     ),
-    "eval-label": (lambda lab: evals(lab, "held", ""), lambda lab: evals(lab, "held", "other")),
+    "local-duplicate": (
+        lambda lab: lab.text(web=lab.web(), again=lab.web()),
+        lambda lab: lab.text(web=lab.web(), again=lab.web("again")),
+    ),
+    "local-unset": (
+        lambda lab: lab.text(web={"remote": lab.web()["local"], "split": "train"}),
+        lambda lab: lab.text(web=lab.web()),
+    ),
+    "cache-limit-local": (
+        lambda lab: lab.text(web=lab.web(), dataset={"cache_limit": "1gb"}),
+        lambda lab: lab.text(
+            web=remote(lab.web(), str(lab.home / "cache")), dataset={"cache_limit": "1gb"}
+        ),
+    ),
+    "cache-limit-size": (
+        lambda lab: lab.text(web=lab.web(), dataset={"cache_limit": "much"}),
+        lambda lab: lab.text(web=lab.web(), dataset={"cache_limit": "1gb"}),
+    ),
+    "download-retry": (
+        lambda lab: lab.text(web=lab.web(), dataset={"download_retry": 0}),
+        lambda lab: lab.text(web=lab.web() | {"download_retry": 1}, dataset={"download_retry": 0}),
+    ),
     "length-invalid": (
         lambda lab: lab.text(web=lab.web(), dataset={"max_seq_len": ...}),
         lambda lab: lab.text(web=lab.web()),
     ),
-    "length-model": (
-        lambda lab: model(lab, max_seq_len=LENGTH - 1),
-        lambda lab: model(lab, max_seq_len=LENGTH),
-    ),
-    "length-differs": (
-        lambda lab: model(lab, max_seq_len=LENGTH + 1),
-        lambda lab: model(lab, max_seq_len=LENGTH),
+    "setting-value": (
+        lambda lab: lab.text(web=lab.web(), dataset={"shuffle_algo": "py3"}),
+        lambda lab: lab.text(web=lab.web(), dataset={"shuffle_algo": "py1s"}),
     ),
     "workers": (
         lambda lab: lab.text(web=lab.web(), loader={"num_workers": 0}),
@@ -529,17 +525,33 @@ CASES: dict[str, tuple[Make, Make]] = {
             loader={"num_workers": 0, "prefetch_factor": None, "persistent_workers": False},
         ),
     ),
-    "setting-value": (
-        lambda lab: lab.text(web=lab.web(), dataset={"shuffle_algo": "py3"}),
-        lambda lab: lab.text(web=lab.web(), dataset={"shuffle_algo": "py1s"}),
-    ),
     "sequence-parallel": (
         lambda lab: lab.text(web=lab.web(), dataset={"seq_parallel_replication": 2}),
         lambda lab: lab.text(web=lab.web(), dataset={"seq_parallel_replication": 1}),
     ),
-    "model-encoder": (
-        lambda lab: model(lab, name="hf_t5"),
-        lambda lab: model(lab, name="mpt_causal_lm"),
+    "targets-invalid": (
+        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"target_prompts": "some"}),
+        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"target_prompts": "all"}),
+    ),
+    "packing-invalid": (
+        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"packing_ratio": 0.5}),
+        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"packing_ratio": "auto"}),
+    ),
+    "separators-both": (
+        lambda lab: lab.text(web=lab.web(), dataset={"eos_token_id": 0, "bos_token_id": 0}),
+        lambda lab: lab.text(web=lab.web(), dataset={"bos_token_id": 0}),
+    ),
+    "weights-scheme": (
+        lambda lab: lab.text(web=lab.web() | {"proportion": 0.5}, docs=lab.web("docs")),
+        lambda lab: lab.text(web=lab.web() | {"repeat": 0.5}, docs=lab.web("docs")),
+    ),
+    "weights-number": (
+        lambda lab: lab.text(web=lab.web() | {"repeat": "0.5"}),
+        lambda lab: lab.text(web=lab.web() | {"repeat": 0.5}),
+    ),
+    "weights-epoch-size": (
+        lambda lab: lab.text(web=lab.web() | {"repeat": 1}, dataset={"epoch_size": 10}),
+        lambda lab: lab.text(web=lab.web() | {"proportion": 1}, dataset={"epoch_size": "1k"}),
     ),
 }
 
@@ -616,7 +628,7 @@ def test_what_a_batching_method_drops_is_counted_and_the_epoch_with_it(tmp_path:
     assert "17.4% are dropped" in clipped.message
     epoch = as_json(mix, [])["epoch"]
     assert [(e["drawn"], e["delivered"]) for e in epoch] == [(100, 81), (9, 9)]
-    assert [row[2] for row in share_rows(shares_of(mix.train, mix.batch_size))[1:]] == [
+    assert [row[2] for row in share_rows(shares_of(mix.train, mix.yaml.batch_size))[1:]] == [
         "81",
         "9",
         "90",

@@ -13,9 +13,9 @@ from mdsmix.encode import tokenizer as encode_tokenizer
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.mix.check import findings, is_refused
+from mdsmix.mix.head import without_head
 from mdsmix.mix.into import set_into
 from mdsmix.mix.render import render
-from mdsmix.mix.text import without_head
 from tests.published import (
     CARD,
     LENGTH,

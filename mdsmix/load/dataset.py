@@ -42,6 +42,12 @@ class MixDataset(StreamingDataset):  # type: ignore[misc]
         self._checked: set[int] = set()
         self._unpacked: set[int] = set()
 
+    def end(self) -> None:
+        """Ends the background threads of an epoch that nobody reads on, so that its folders can be used again."""
+        if hasattr(self, "_iterator"):
+            self._iterator.exit()
+            self._executor.shutdown()
+
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
         """Makes a shard ready. Streaming's background threads are the callers that do not block."""
         if not blocking and self._is_ready(shard_id):

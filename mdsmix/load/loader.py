@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, NoReturn
 
 import torch
@@ -17,14 +18,20 @@ from streaming import StreamingDataLoader
 
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.load.collate import Batch, Collate, Separator
-from mdsmix.load.config import Config, LoaderSettings, read_settings
+from mdsmix.load.config import LoaderSettings, read_settings
 from mdsmix.load.dataset import MixDataset
-from mdsmix.load.pack import Packer
-from mdsmix.load.rows import RowRules, TokenIds
+from mdsmix.load.pack import Packer, best_ratio, ratios
+from mdsmix.load.rows import Row, RowRules, TokenIds
 from mdsmix.load.stale import drop_stale_memory
 from mdsmix.load.stream import CheckedStream, reason
+from mdsmix.training.keys import LoaderKeys
+from mdsmix.training.read import Config
+from mdsmix.training.rules.rule import refusal
+from mdsmix.training.rules.values import SEPARATORS, separator_differs
 
 log = logging.getLogger(__name__)
+PROFILED = 100
+"Batches that a packing ratio is tried on, as in LLM-Foundry."
 
 
 class MixLoader(StreamingDataLoader):  # type: ignore[misc]
@@ -84,13 +91,13 @@ def build_loader(
     if batch_size < 1:
         raise RecipeError(f"batch_size is {batch_size}; a batch needs a row at least.")
     rules = _rules(settings, ids or _ids_of(settings))
-    drawn = int(batch_size * settings.packing)
-    dataset = _dataset(settings, rules, drawn)
+    ratio = _packing_ratio(settings, rules, batch_size)
+    drawn = int(batch_size * ratio)
     return MixLoader(
-        dataset,
+        _dataset(settings, rules, drawn),
         batch_size=drawn,
-        collate_fn=_collate(settings, rules, batch_size),
-        **_torch(settings),
+        collate_fn=_collate(settings, rules, batch_size if ratio > 1 else None),
+        **_torch(settings.loader),
     )
 
 
@@ -99,7 +106,7 @@ def _ids_of(settings: LoaderSettings) -> TokenIds:
 
     if settings.tokenizer is None:
         raise RecipeError(
-            f"The config of {settings.where} names no tokenizer, whose EOS and padding ids the rows need; add "
+            f"The config of {settings.section.label} names no tokenizer, whose EOS and padding ids the rows need; add "
             "tokenizer: {name: ...} or pass ids."
         )
     tokenizer = open_tokenizer(settings.tokenizer)
@@ -112,30 +119,49 @@ def _ids_of(settings: LoaderSettings) -> TokenIds:
 
 
 def _rules(settings: LoaderSettings, ids: TokenIds) -> RowRules:
-    rows = settings.rows
-    if settings.loader.name == "finetuning" and ids.fill is None:
+    section = settings.section
+    if not section.is_text and ids.fill is None:
         raise RecipeError(
-            f"{settings.where}: the tokenizer has neither a padding nor an EOS token, so rows cannot be padded; give "
+            f"{section.label}: the tokenizer has neither a padding nor an EOS token, so rows cannot be padded; give "
             "it one of them."
         )
-    for name, own in (("eos", ids.eos), ("bos", ids.bos)):
-        asked = getattr(rows, f"{name}_token_id")
-        if asked not in (None, own) and not getattr(
-            rows, f"override_{name}_token_id_mismatch_error"
-        ):
-            raise RecipeError(
-                f"{settings.where}: {name}_token_id is {asked}, the tokenizer's is {own}, so documents would not be "
-                f"told apart; set it to {own}, or override_{name}_token_id_mismatch_error: true."
-            )
-    prompts, responses = rows.targets
+    for hit in separator_differs(section, {"eos": ids.eos, "bos": ids.bos}):
+        raise RecipeError(refusal(hit, SEPARATORS, section))
+    prompts, responses = section.targets
     return RowRules(
         ids=ids,
-        max_seq_len=rows.max_seq_len,
-        decoder_only_format=rows.decoder_only_format is not False,
+        max_seq_len=section.max_seq_len or 0,
+        decoder_only_format=settings.row_key("decoder_only_format", True),
         target_prompts=prompts,
         target_responses=responses,
-        token_encoding_type=rows.token_encoding_type,
+        token_encoding_type=settings.row_key("token_encoding_type", "int64"),
     )
+
+
+def _packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -> float:
+    """Samples drawn for each packed row; 1 without packing. `auto` is found as LLM-Foundry finds it, and logged."""
+    given = settings.row_key("packing_ratio", 1)
+    if given != "auto":
+        return float(given)
+    tried = ratios(rules.max_seq_len, batch_size)
+    rows = _first_rows(settings, rules, PROFILED * max(tried)) if len(tried) > 1 else []
+    found = best_ratio(rows, tried, batch_size, rules.max_seq_len)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        is_gpu = torch.distributed.get_backend() == "nccl"
+        least = torch.tensor(found, device="cuda" if is_gpu else "cpu")
+        torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
+        found = float(least)
+    log.info("Using packing ratio %s", found)
+    return found
+
+
+def _first_rows(settings: LoaderSettings, rules: RowRules, count: int) -> list[Row]:
+    """The first rows of the first epoch, read by a dataset of its own: the loader's begins its epoch untouched."""
+    dataset = _dataset(settings, rules, count)
+    try:
+        return list(islice(dataset, count))
+    finally:
+        dataset.end()
 
 
 def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int) -> MixDataset:
@@ -151,42 +177,42 @@ def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int) -> MixDatase
 
 def _folders(settings: LoaderSettings) -> Iterator[str]:
     for stream in settings.streams.values():
-        split = stream.get("split") or settings.streaming.get("split") or ""
-        yield os.path.join(str(stream.get("local") or ""), split)
+        yield os.path.join(str(stream.get("local") or ""), str(stream.get("split") or ""))
 
 
 def _refuse(settings: LoaderSettings, error: Exception) -> NoReturn:
     """Streaming's own refusals of weights, sizes and folders, under the name of the loader."""
     if "Reused local directory" in str(error):
         raise RecipeError(
-            f"{settings.where}: a local folder of its streams is in use, by two of its streams or by another loader "
+            f"{settings.section.label}: a local folder of its streams is in use, by two of its streams or by another loader "
             "that is still alive; give each its own local, or delete the other loader first."
         ) from error
-    raise RecipeError(f"{settings.where}: Streaming refuses it: {reason(error)}.") from error
+    raise RecipeError(
+        f"{settings.section.label}: Streaming refuses it: {reason(error)}."
+    ) from error
 
 
-def _collate(settings: LoaderSettings, rules: RowRules, batch_size: int) -> Collate:
-    rows = settings.rows
-    starts = rows.eos_token_id is None
-    token = rows.bos_token_id if starts else rows.eos_token_id
+def _collate(settings: LoaderSettings, rules: RowRules, bins: int | None) -> Collate:
+    """`bins`: packed rows of a batch, None without packing."""
+    own = settings.row_key
+    starts = own("eos_token_id") is None
+    token = own("bos_token_id" if starts else "eos_token_id")
     separator = None if token is None else Separator(token=token, starts=starts)
-    packer = None
-    if settings.packing > 1:
-        keep = rows.max_leftover_bins_to_keep
-        packer = Packer(bins=batch_size, max_seq_len=rows.max_seq_len, keep=keep)
+    packer = bins and Packer(
+        bins=bins, max_seq_len=rules.max_seq_len, keep=own("max_leftover_bins_to_keep")
+    )
     return Collate(
         rules=rules,
-        with_sequence_id=settings.loader.name == "finetuning" or separator is not None,
+        with_sequence_id=not settings.section.is_text or separator is not None,
         separator=separator,
-        packer=packer,
-        pad_to_longest=rows.pad_to_longest,
-        allow_pad_trimming=rows.allow_pad_trimming,
+        packer=packer or None,
+        pad_to_longest=own("pad_to_longest", False),
+        allow_pad_trimming=own("allow_pad_trimming", False),
     )
 
 
-def _torch(settings: LoaderSettings) -> dict[str, Any]:
+def _torch(loader: LoaderKeys) -> dict[str, Any]:
     """Keywords of torch's DataLoader. Without workers it refuses the two that speak of them; LLM-Foundry passes them on."""
-    loader = settings.loader
     works = loader.num_workers > 0
     return {
         "drop_last": loader.drop_last,

@@ -2,13 +2,15 @@
 
 Packing saves padding and costs exactness: rows that do not fit wait for the next batch, and those still waiting at the
 end of the epoch are never seen. The order in which bins are tried is LLM-Foundry's, so that the same rows give the same
-batch.
+batch. So are the ratios that `packing_ratio: auto` tries, and how it chooses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from mdsmix.load.rows import Row
 
@@ -53,3 +55,29 @@ class Packer:
         else:
             chosen = bins.pop(at)
             bins.append(Bin([*chosen.rows, row], chosen.size + size))
+
+
+def ratios(max_seq_len: int, bins: int, steps: int = 20) -> dict[int, float]:
+    """The packing ratios that `auto` tries, from 1 to max_seq_len / 100, by the rows that each draws for a batch of `bins`."""
+    found: dict[int, float] = {}
+    for exact in np.linspace(1, max(1, max_seq_len / 100), steps):
+        ratio = float(np.round(10 * exact) / 10)
+        found.setdefault(int(ratio * bins), ratio)
+    return found
+
+
+def best_ratio(
+    rows: Sequence[Row], tried: Mapping[int, float], bins: int, max_seq_len: int
+) -> float:
+    """The last ratio before one that leaves a row waiting when all rows are packed; 1 where they fill no batch."""
+    best = 1.0
+    for drawn, ratio in tried.items():
+        packer = Packer(bins=bins, max_seq_len=max_seq_len)
+        batches = [rows[at : at + drawn] for at in range(0, len(rows), drawn)]
+        whole = [batch for batch in batches if len(batch) >= bins]
+        for batch in whole:
+            packer.pack(batch)
+        if packer.waiting or not whole:
+            break
+        best = ratio
+    return best

@@ -13,6 +13,7 @@ from typing import Any
 from mdsmix.mix.findings import CHECKS, Finding
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.weights import Share, shares_of
+from mdsmix.words import plural
 
 SEVERITIES = ("error", "warning", "note")
 
@@ -34,21 +35,20 @@ def is_refused(found: Sequence[Finding]) -> bool:
 def as_json(mix: Mix, found: Sequence[Finding]) -> dict[str, Any]:
     """Verdict, findings and what an epoch comes to, for machines."""
     return {
-        "origin": mix.origin,
+        "origin": mix.yaml.origin,
         "loader": mix.train.name,
         "may_be_mixed": not is_refused(found),
         "findings": [asdict(finding) for finding in found],
-        "epoch": [asdict(share) for share in shares_of(mix.train, mix.batch_size)],
+        "epoch": [asdict(share) for share in shares_of(mix.train, mix.yaml.batch_size)],
     }
 
 
 def verdict(mix: Mix, found: Sequence[Finding]) -> str:
     """One line on the whole."""
     counts = {s: sum(f.severity == s for f in found) for s in SEVERITIES}
-    told = ", ".join(f"{n} {s}{'s' if n != 1 else ''}" for s, n in counts.items() if n)
+    told = ", ".join(plural(n, s) for s, n in counts.items() if n)
     answer = "may not be mixed" if counts["error"] else "may be mixed"
-    streams = len(mix.streams)
-    return f"{streams} stream{'s' if streams != 1 else ''} {answer}{f' ({told})' if told else ''}"
+    return f"{plural(len(mix.streams), 'stream')} {answer}{f' ({told})' if told else ''}"
 
 
 def share_rows(shares: Sequence[Share]) -> list[tuple[str, ...]]:

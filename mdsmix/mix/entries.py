@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mdsmix.mix.text import dump
+from mdsmix.mix.head import dump
 
 DASH = re.compile(r" *- +")
 

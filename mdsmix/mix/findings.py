@@ -1,18 +1,18 @@
 """What a check says, and the registry of all checks.
 
-A check is a plain function: a Mix in, hits out. Its id, its severity and the reason why it matters are stated once, at
-its registration, so that the README's table, the JSON and the printed line cannot differ.
+A check is a plain function: a Mix, or one loader or one stream of it, in; hits out. Its id, its severity and the reason why it
+matters are stated once, at its registration, so that the README's table, the JSON and the printed line cannot differ. The
+rules on a loader's section, which `mdsmix.load` holds too, are checks as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import wraps
 
-from mdsmix.mix.streams import Mix
-
-Severity = Literal["error", "warning", "note"]
+from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.training.rules import Hit, Rule, Severity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +30,6 @@ class Finding:
     def __str__(self) -> str:
         whose = f" [{', '.join(self.streams)}]" if self.streams else ""
         return f"{self.severity} {self.id}{whose}: {self.message} {self.why} Fix: {self.fix}"
-
-
-class Hit(NamedTuple):
-    """What a check's function yields; the registration adds the rest of the finding."""
-
-    streams: Sequence[str]
-    message: str
-    fix: str
-    loader: str = ""
-    "What `{loader}` in the message stands for: one finding names all loaders of which the same is said."
 
 
 Look = Callable[[Mix], Iterator[Hit]]
@@ -83,17 +73,54 @@ def check(id: str, severity: Severity, why: str) -> Callable[[Look], Look]:
     return register
 
 
-def does(things: Sized, one: str = "does", more: str = "do") -> str:
-    """The verb of what is listed."""
-    return one if len(things) == 1 else more
+def check_loaders(
+    id: str, severity: Severity, why: str
+) -> Callable[[Callable[[Mix, Loader], Iterable[Hit]]], Look]:
+    """The same for a function that looks at one loader of a mix."""
+
+    def register(look: Callable[[Mix, Loader], Iterable[Hit]]) -> Look:
+        @wraps(look)
+        def looks(mix: Mix) -> Iterator[Hit]:
+            for loader in mix.loaders:
+                for hit in look(mix, loader):
+                    yield hit._replace(loader=loader.label)
+
+        return check(id, severity, why)(looks)
+
+    return register
 
 
-def spelled(value: object) -> str:
-    """The value as YAML writes it."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    return str(value)
+def check_streams(
+    id: str, severity: Severity, why: str
+) -> Callable[[Callable[[Mix, Loader, Stream], Iterable[Hit]]], Look]:
+    """The same for a function that looks at one stream of a loader, which its hits are on."""
+
+    def register(look: Callable[[Mix, Loader, Stream], Iterable[Hit]]) -> Look:
+        @wraps(look)
+        def looks(mix: Mix, loader: Loader) -> Iterator[Hit]:
+            for stream in loader.streams:
+                for hit in look(mix, loader, stream):
+                    yield hit._replace(streams=[stream.name])
+
+        return check_loaders(id, severity, why)(looks)
+
+    return register
 
 
-def names(streams: Iterable[object]) -> list[str]:
-    return [str(getattr(stream, "name", stream)) for stream in streams]
+def check_rule(rule: Rule) -> None:
+    """Registers a rule on sections. Streams that were named alone have no section of a loader to judge."""
+
+    @wraps(rule.look)
+    def looks(mix: Mix, loader: Loader) -> Iterable[Hit]:
+        return () if mix.is_bare else rule.look(loader)
+
+    check_loaders(rule.id, rule.severity, rule.why)(looks)
+
+
+def names(streams: Iterable[Stream]) -> list[str]:
+    return [stream.name for stream in streams]
+
+
+def listed(streams: Iterable[Stream]) -> str:
+    """The streams as a sentence names them."""
+    return ", ".join(names(streams))

@@ -69,8 +69,10 @@ def token_samples(stream: Stream, loader: Loader) -> list[TokenSample]:
 
 def per_sample(stream: Stream, loader: Loader) -> PerSample | None:
     """Tokens that a mean sample holds; None where the loader itself tokenizes text."""
-    if stream.card and stream.card.totals.samples:
-        return PerSample(stream.card.totals.tokens / stream.card.totals.samples, True)
+    if stream.trusted_manifest and stream.trusted_manifest.totals.samples:
+        return PerSample(
+            stream.trusted_manifest.totals.tokens / stream.trusted_manifest.totals.samples, True
+        )
     if (length := row_length(stream)) is not None:
         return PerSample(length, True)
     lengths = [s.length for s in token_samples(stream, loader)]
@@ -79,16 +81,16 @@ def per_sample(stream: Stream, loader: Loader) -> PerSample | None:
 
 def largest_id(stream: Stream, loader: Loader) -> int | None:
     """The largest token id of the stream, or of its first samples."""
-    if stream.card:
-        return stream.card.totals.largest_id
+    if stream.trusted_manifest:
+        return stream.trusted_manifest.totals.largest_id
     tops = [int(s.ids.max()) for s in token_samples(stream, loader) if s.length]
     return max(tops, default=None)
 
 
 def longest(stream: Stream, loader: Loader) -> int | None:
     """Tokens of the longest sample, or of the longest of the first ones."""
-    if stream.card:
-        return stream.card.totals.longest
+    if stream.trusted_manifest:
+        return stream.trusted_manifest.totals.longest
     fixed = row_length(stream)
     return fixed or max((s.length for s in token_samples(stream, loader)), default=None)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from mdsmix.errors import RecipeError
 from mdsmix.mix.entries import Edit, entry_edits, without_tail
-from mdsmix.mix.text import dump, without_head
-from mdsmix.mix.view import unresolved
+from mdsmix.mix.head import dump, without_head
+from mdsmix.training.read import unresolved
 
 INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 LENGTH = "max_seq_len"

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mdsmix.kinds import open_recipe
+from mdsmix.mix.head import dump, head
 from mdsmix.mix.into import set_into
 from mdsmix.mix.sections import sections
 from mdsmix.mix.streams import Mix
-from mdsmix.mix.text import dump, head
-from mdsmix.mix.view import mix_of, read_text, resolved, unresolved, view_recipe
+from mdsmix.mix.view import mix_of, view_recipe
 from mdsmix.recipe import Recipe
+from mdsmix.training.read import read_text, unresolved
 
 
 def render(path: str, overrides: Sequence[str], into: str | None) -> tuple[Mix, str]:
@@ -27,7 +28,7 @@ def render(path: str, overrides: Sequence[str], into: str | None) -> tuple[Mix, 
     before = read_text(into)
     text = set_into(before, tree_of(recipe, mix, unresolved(before, into)), into)
     known = {stream.name: stream for stream in mix.streams}
-    mix = mix_of(resolved(text, into), path, known, recipe)
+    mix = mix_of(text, path, known, recipe)
     return mix, head(mix) + text
 
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import islice
-from typing import Any
 
 from mdsmix.errors import MixRefused, RecipeError
 
@@ -47,31 +45,23 @@ def validate(text: str) -> str:
 
 
 def _draw(text: str) -> str:
-    from mdsmix.mix.view import resolved
+    from mdsmix.training.read import parse
 
     # By name: LLM-Foundry is no dependency of mdsmix, and only this subprocess may import it.
     build_dataloader = import_module("llmfoundry.data.dataloader").build_dataloader
     build_tokenizer = import_module("llmfoundry.utils.builders").build_tokenizer
-    config: Any = resolved(text, "the rendered YAML")
-    tokenizer = build_tokenizer(config["tokenizer"]["name"], config["tokenizer"].get("kwargs", {}))
+    yaml = parse(text, "the rendered YAML")
+    tokenizer = build_tokenizer(yaml.at("tokenizer", "name"), yaml.at("tokenizer", "kwargs") or {})
     told = []
-    for label, section in _sections(config):
+    for loader_section in (yaml.train, *yaml.evals):
+        label = loader_section.label
+        section = {k: v for k, v in loader_section.section.items() if k != "label"}
         loader = build_dataloader(section, tokenizer, BATCH_SIZE).dataloader
         shapes = [tuple(batch["input_ids"].shape) for batch in islice(loader, BATCHES)]
         if not shapes:
             raise ValueError(f"{label} gives no batch; look for a lost shard or too few samples")
         told.append(f"{label} {', '.join(map(str, shapes))}")
     return f"LLM-Foundry's loaders give batches of input_ids: {'; '.join(told)}"
-
-
-def _sections(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The train_loader and every evaluation that reads streams, as LLM-Foundry hands them to its builder."""
-    yield "train_loader", config["train_loader"]
-    entries = config.get("eval_loader") or []
-    for entry in entries if isinstance(entries, list) else [entries]:
-        if not entry["dataset"].get("hf_name"):  # a hub dataset is none of ours, and is a download
-            label = f"eval_loader {entry.get('label', '')}".strip()
-            yield label, {k: v for k, v in entry.items() if k != "label"}
 
 
 if __name__ == "__main__":

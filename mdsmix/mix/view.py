@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.mix import sections
 from mdsmix.mix.streams import Loader, Mix, Stream
-from mdsmix.recipe import Recipe, StreamSpec, TokenizerSpec
-from mdsmix.recipe import text as yaml_text
+from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.read import OVERRIDE
 from mdsmix.shards.index import BASENAME, read_index
 from mdsmix.shards.manifest import TokenizerCard, read_manifest
 from mdsmix.shards.published import Published, find_published, read_published
 from mdsmix.storage import Location, locate, together
-from mdsmix.typed import brief
+from mdsmix.training.read import parse, read_text, unresolved
+from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml
 
-JUDGED = ("max_seq_len", "tokenizer", "train_loader", "eval_loader")
-"Sections that must resolve; of others, what does resolve is looked at."
 DATA_KEYS = {"streams", "remote", "local", "hf_name"}
 "How a training YAML names its data, under train_loader.dataset."
 
@@ -65,12 +61,12 @@ def view_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> Mix:
         zip(recipe.streams, together(lambda spec: _of_recipe(recipe, spec), specs), strict=True)
     )
     tree = sections.sections(recipe, {n: s.settings for n, s in streams.items()})
-    return mix_of(resolved(tree, str(path)), str(path), streams, recipe=recipe)
+    return mix_of(tree, str(path), streams, recipe=recipe)
 
 
 def view_yaml(path: str | os.PathLike[str]) -> Mix:
     """The mix that a training YAML of LLM-Foundry describes; relative paths are the current folder's, as for Foundry."""
-    return mix_of(resolved(read_text(path), str(path)), str(path))
+    return mix_of(read_text(path), str(path))
 
 
 def view_streams(urls: Sequence[str]) -> Mix:
@@ -84,7 +80,8 @@ def view_streams(urls: Sequence[str]) -> Mix:
     loader = _likely_loader(streams)
     if loader == "finetuning":
         dataset["decoder_only_format"] = True
-    length = max((s.card.encoding.max_seq_len for s in streams.values() if s.card), default=None)
+    cards = [s.trusted_manifest for s in streams.values()]
+    length = max((card.encoding.max_seq_len for card in cards if card), default=None)
     if length:
         dataset["max_seq_len"] = length
     section = {"name": loader, "dataset": dataset | {"shuffle": True}}
@@ -99,147 +96,51 @@ def _likely_loader(streams: Mapping[str, Stream]) -> str:
 
 
 def mix_of(
-    config: Mapping[str, Any],
+    config: Mapping[str, Any] | str,
     origin: str,
     known: Mapping[str, Stream] | None = None,
     recipe: Recipe | None = None,
 ) -> Mix:
-    """A Mix from a resolved config; streams that were opened already are not opened again."""
-    train = config.get("train_loader")
-    if not isinstance(train, Mapping):
-        raise RecipeError(
-            f"{origin} is neither a recipe nor a training YAML: it has no train_loader."
-        )
-    if _hub_name(train):
-        raise RecipeError(
-            f"train_loader of {origin} reads the Hugging Face dataset {_hub_name(train)} and no MDS stream, so there is "
-            "nothing to check."
-        )
-    card, problem = _tokenizer(config, recipe)
+    """A Mix from a config, its text or its tree; streams that were opened already are not opened again."""
+    yaml = parse(config, origin)
+    tokenizer, problem = _tokenizer(yaml, recipe)
     return Mix(
-        origin=origin,
+        yaml=yaml,
         recipe=origin if recipe else None,
-        config=config,
-        train=_loader("train_loader", train, known or {}),
-        evals=tuple(
-            _loader(f"eval_loader {e.get('label', '')}".strip(), e, known or {})
-            for e in _evals(config.get("eval_loader"))
-        ),
-        tokenizer=card,
+        train=_loader(yaml.train, known or {}),
+        evals=tuple(_loader(section, known or {}) for section in yaml.evals),
+        tokenizer=tokenizer,
         tokenizer_problem=problem,
     )
 
 
-def _hub_name(section: Mapping[str, Any]) -> str | None:
-    """The Hugging Face dataset that a finetuning loader reads instead of streams."""
-    dataset = section.get("dataset")
-    return dataset.get("hf_name") if isinstance(dataset, Mapping) else None
+def _loader(section: LoaderSection, known: Mapping[str, Stream]) -> Loader:
+    def stream(found: StreamSection) -> Stream:
+        opened = known.get(found.name)
+        return opened if opened and opened.settings == found.settings else _of_section(found)
+
+    streams = tuple(together(stream, section.stream_sections))
+    return Loader(label=section.label, section=section.section, streams=streams)
 
 
-def _evals(entries: Any) -> list[Mapping[str, Any]]:
-    """The evaluations that read streams; Foundry takes one or a list."""
-    listed = entries if isinstance(entries, list) else [entries]
-    return [e for e in listed if isinstance(e, Mapping) and not _hub_name(e)]
-
-
-def resolved(tree: Any, origin: str) -> dict[str, Any]:
-    """A config (text or mapping) with every `${...}` filled in; a section that cannot be and is not judged is left out."""
-    with _readable(origin):
-        config = _parsed(tree, origin)
-        return {str(key): value for key in config for value in _filled(config, key)}
-
-
-def unresolved(text: str, origin: str) -> dict[str, Any]:
-    """A config's text as keys and values, every `${...}` as it stands."""
-    from omegaconf import OmegaConf
-
-    with _readable(origin):
-        found: Any = OmegaConf.to_container(_parsed(text, origin))
-        return dict(found)
-
-
-def _parsed(tree: Any, origin: str) -> Any:
-    from omegaconf import DictConfig, OmegaConf
-
-    config = OmegaConf.create(tree)
-    if not isinstance(config, DictConfig):
-        raise RecipeError(f"{origin} is no training YAML: its top level must be keys.")
-    return config
-
-
-@contextmanager
-def _readable(origin: str) -> Iterator[None]:
-    import yaml
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        yield
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise RecipeError(f"{origin} is not a readable training YAML: {reason}.") from None
-
-
-def _filled(config: Any, key: Any) -> Iterator[Any]:
-    """The section's value; nothing where it needs, say, an environment variable of the training node."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        section = config[key]
-        is_tree = OmegaConf.is_config(section)
-        yield OmegaConf.to_container(section, resolve=True) if is_tree else section
-    except OmegaConfBaseException:
-        if key in JUDGED:
-            raise
-
-
-def read_text(path: str | os.PathLike[str]) -> str:
-    try:
-        return yaml_text.read_text(Path(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise RecipeError(f"{path} cannot be read as YAML: {reason}.") from None
-
-
-def _loader(label: str, section: Mapping[str, Any], known: Mapping[str, Stream]) -> Loader:
-    dataset = section.get("dataset")
-    found = dict(_stream_sections(dataset if isinstance(dataset, Mapping) else {}))
-    if not found and label != "train_loader":
-        return Loader(label=label, section=section, streams=())
-    streams = together(
-        lambda item: (
-            known[item[0]]
-            if item[0] in known and known[item[0]].settings == item[1]
-            else _of_section(*item)
-        ),
-        found.items(),
-    )
-    return Loader(label=label, section=section, streams=tuple(streams))
-
-
-def _stream_sections(dataset: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Name -> settings; a dataset with remote or local of its own is one stream. Split is inherited, as in Streaming."""
-    streams = dataset.get("streams")
-    if isinstance(streams, Mapping) and streams:
-        for name, section in streams.items():
-            settings = dict(section) if isinstance(section, Mapping) else {}
-            inherited = {"split": dataset["split"]} if dataset.get("split") else {}
-            yield str(name), settings if settings.get("split") else settings | inherited
-    elif place := dataset.get("remote") or dataset.get("local"):
-        keys = {k: dataset[k] for k in ("remote", "local", "split") if dataset.get(k)}
-        yield str(place).rstrip("/").rpartition("/")[2], keys
-
-
-def _of_section(name: str, settings: Mapping[str, Any]) -> Stream:
-    place = settings.get("remote") or settings.get("local")
-    if not place:
+def _of_section(section: StreamSection) -> Stream:
+    name, settings = section.name, section.settings
+    if not section.place:
         raise RecipeError(
             f"The stream {name} has neither remote nor local, so nothing says where it is; add one of them."
         )
-    folder = locate(str(place))
-    return _open(
-        name, folder / str(settings["split"]) if settings.get("split") else folder, settings
-    )
+    folder = locate(section.place)
+    if settings.get("split"):
+        folder = folder / str(settings["split"])
+    found = read_published(folder)
+    if found is None or found.folder != folder:
+        fix = (
+            f"set its split to {found.folder.name}"
+            if found
+            else "correct its remote, local or split"
+        )
+        raise Unreachable(f"the stream {name} is not at {folder}: there is no {BASENAME}; {fix}")
+    return _stream(name, found, settings)
 
 
 def _of_recipe(recipe: Recipe, spec: StreamSpec) -> Stream:
@@ -274,18 +175,6 @@ def _stream(
     )
 
 
-def _open(name: str, folder: Location, settings: Mapping[str, Any]) -> Stream:
-    found = read_published(folder)
-    if found is None or found.folder != folder:
-        fix = (
-            f"set its split to {found.folder.name}"
-            if found
-            else "correct its remote, local or split"
-        )
-        raise Unreachable(f"the stream {name} is not at {folder}: there is no {BASENAME}; {fix}")
-    return _stream(name, found, settings)
-
-
 def _at(url: str) -> Stream:
     """The stream that a user points at: by the folder of its split, the index in it, or the folder above one split."""
     place = at.parent if (at := locate(url)).name == BASENAME else at
@@ -304,22 +193,14 @@ def _name(url: str, folder: Location) -> str:
 
 
 def _tokenizer(
-    config: Mapping[str, Any], recipe: Recipe | None
+    yaml: TrainingYaml, recipe: Recipe | None
 ) -> tuple[TokenizerCard | None, str | None]:
     """The run's tokenizer, or why it could not be looked at."""
     from mdsmix.encode.tokenizer import open_tokenizer
 
-    section = config.get("tokenizer")
-    if not isinstance(section, Mapping) or not section.get("name"):
-        return None, None
-    given = section.get("kwargs") or {}
-    if not isinstance(given, Mapping):
-        return None, f"tokenizer.kwargs is {brief(given)}, and must hold keys"
-    # model_max_length shapes no id, and the recipe's own spec is the one whose snapshot was taken when converting.
-    kwargs = {k: v for k, v in given.items() if k != "model_max_length"}
-    spec = recipe.tokenizer if recipe else TokenizerSpec(name=str(section["name"]), kwargs=kwargs)
     try:
-        found = open_tokenizer(spec)
+        # The recipe's own spec is the one whose snapshot was taken when converting.
+        spec = yaml.tokenizer and (recipe.tokenizer if recipe else yaml.tokenizer)
+        return (TokenizerCard.of(open_tokenizer(spec)) if spec else None), None
     except MdsmixError as error:
         return None, str(error)
-    return TokenizerCard.of(found), None

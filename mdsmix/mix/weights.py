@@ -7,7 +7,6 @@ the weights draw is not yet what training sees: `delivered.py`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,8 @@ import numpy as np
 
 from mdsmix.mix.delivered import METHODS, Devices, delivered
 from mdsmix.mix.first_samples import per_sample
-from mdsmix.mix.foundry import COUNT_UNITS, in_units
-from mdsmix.mix.streams import Loader, whole
+from mdsmix.mix.streams import Loader
+from mdsmix.training.keys import COUNT_UNITS, in_units, is_number, whole
 
 SHUFFLE_SEED = 9176
 "Streaming's default; it decides which streams get the samples that rounding leaves over."
@@ -101,10 +100,6 @@ def parts(
             [_absolute(w, n) for w, n in zip(weights, samples, strict=True)], np.float64
         )
     return [float(part) for part in exact / max(1e-300, exact.sum())]
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def epoch_size(loader: Loader) -> int | None:

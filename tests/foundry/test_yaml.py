@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.mix import foundry
+from mdsmix.training import keys
 from tests.foundry.conftest import Foundry
 from tests.published import LENGTH, SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish
 
@@ -27,17 +27,17 @@ def real(foundry: Foundry) -> dict[str, Any]:
 @pytest.mark.parametrize("loader", ["text", "finetuning"])
 def test_keys_are_those_that_the_loaders_read(real: dict[str, Any], loader: str) -> None:
     read = set(real["dataset"][loader]) - PASSED_BY_BUILDERS - OF_HUGGING_FACE
-    assert read == foundry.DATASET_KEYS[loader]
+    assert read == keys.DATASET_KEYS[loader]
     takes = set(real["loader"][loader]) - PASSED_BY_BUILDERS
-    assert takes | {"name"} == foundry.LOADER_KEYS
+    assert takes | {"name"} == keys.LOADER_KEYS
     needs = set(real["needs"][loader]) - PASSED_BY_BUILDERS
-    assert needs == set(foundry.LOADER_NEEDS[loader])
+    assert needs == set(keys.LOADER_NEEDS[loader])
 
 
 def test_stream_keys_and_algorithms_are_those_of_streaming(real: dict[str, Any]) -> None:
-    assert set(real["stream"]) == foundry.STREAM_KEYS
+    assert set(real["stream"]) == keys.STREAM_KEYS
     for key in ("shuffle_algo", "partition_algo"):
-        assert real[key] == sorted(foundry.VALUES[key])
+        assert real[key] == sorted(keys.VALUES[key])
 
 
 def test_the_real_loader_draws_batches_from_the_rendered_yaml(

@@ -55,16 +55,20 @@ def test_a_foundry_config_is_read_and_only_the_loaders_part_is_resolved(foundry:
         "proportion": 0.3,
         "validate_hash": BEST_HASH,
     }
-    assert settings.rows.max_seq_len == 128
-    assert settings.rows.targets == ("length>=20", "last")
+    assert settings.section.max_seq_len == 128
+    assert settings.section.targets == ("length>=20", "last")
     assert settings.streaming == {"shuffle": True}
-    assert (settings.packing, settings.loader.num_workers, settings.loader.drop_last) == (
+    assert (
+        settings.row_key("packing_ratio"),
+        settings.loader.num_workers,
+        settings.loader.drop_last,
+    ) == (
         2,
         8,
         True,
     )
     assert settings.tokenizer is not None
-    assert settings.tokenizer.kwargs == {"model_max_length": 128}
+    assert (settings.tokenizer.name, settings.tokenizer.kwargs) == ("./tok", {})
 
 
 def test_an_eval_loader_is_named_by_its_label(foundry: Path) -> None:
@@ -78,31 +82,44 @@ def test_an_eval_loader_is_named_by_its_label(foundry: Path) -> None:
 @pytest.mark.parametrize(
     ("dataset", "why"),
     [
-        ({"shufle": True}, "shufle is not a key here; did you mean shuffle?"),
+        (
+            {"shufle": True},
+            "the key shufle of dataset in train_loader is one that the finetuning loader does not take. "
+            "The loader is called with it and fails (TypeError). Fix: write shuffle",
+        ),
         ({"target_prompts": "some"}, "target_prompts is 'some'"),
         ({"target_prompts": "length>=0"}, "target_prompts is 'length>=0'"),
         ({"target_responses": "first"}, "target_responses is 'first'"),
-        ({"decoder_only_format": None}, "decoder_only_format must be true or false"),
+        ({"decoder_only_format": None}, "decoder_only_format of train_loader is null"),
         (
             {"decoder_only_format": False, "target_prompts": "all"},
             "allows only target_prompts: none",
         ),
         (
             {"decoder_only_format": False, "packing_ratio": 2},
-            "packing_ratio is for name: finetuning",
+            "and packing needs decoder_only_format: true",
         ),
-        ({"packing_ratio": "auto"}, "this loader takes a number such as"),
-        ({"packing_ratio": 0.5}, "packing_ratio is 0.5"),
-        ({"max_leftover_bins_to_keep": 1}, "set packing_ratio too"),
-        ({"max_seq_len": "long"}, "it must be a whole number"),
-        ({"max_seq_len": 1}, "has no label"),
-        ({"eos_token_id": 0}, "belongs to name: text"),
-        ({"token_encoding_type": "float32"}, "must be an integer type"),
-        ({"token_encoding_type": "int65"}, "must be an integer type"),
-        ({"seq_parallel_replication": 2}, "not supported"),
-        ({"streams": {}}, "must hold either streams or remote and local"),
-        ({"local": "web"}, "must hold either streams or remote and local"),
-        ({"streams": {"web": {"local": "web", "repeats": 2}}}, "did you mean repeat?"),
+        ({"packing_ratio": "much"}, "which is neither a number nor auto"),
+        ({"packing_ratio": 0.5}, "packing_ratio of train_loader is 0.5"),
+        ({"max_leftover_bins_to_keep": 1}, "max_leftover_bins_to_keep: 1 needs one"),
+        ({"max_seq_len": "long"}, "dataset.max_seq_len of train_loader is long"),
+        ({"max_seq_len": 1}, "dataset.max_seq_len of train_loader is 1"),
+        ({"eos_token_id": 0}, "leave it out, it is for name: text"),
+        ({"token_encoding_type": "float32"}, "set it to one of int8, int16"),
+        ({"token_encoding_type": "int65"}, "set it to one of int8, int16"),
+        ({"seq_parallel_replication": 2}, "seq_parallel_replication of train_loader is 2"),
+        ({"num_workers": "8"}, "num_workers of train_loader is '8'"),
+        ({"pad_to_longest": "no"}, "pad_to_longest of train_loader is 'no'"),
+        ({"batching_method": "sorted"}, "set it to one of random, stratified"),
+        ({"download_retry": 0}, "download_retry of web is 0"),
+        ({"cache_limit": "1gb"}, "web has no remote but its local folder"),
+        ({"mlm_probability": 0.1}, "the key mlm_probability of dataset"),
+        ({"allow_unsafe_types": True}, "runs whatever code a shard of pickles holds"),
+        ({"streams": {}}, "train_loader reads no MDS stream"),
+        ({"local": "web"}, "dataset of train_loader has streams and local"),
+        ({"streams": {"web": {"local": "web", "repeats": 2}}}, "write repeat, if that is"),
+        ({"streams": {"web": {"local": "web", "repeat": "2"}}}, "repeat of web is '2'"),
+        ({"streams": {"web": {"local": "web", "keep_zip": "no"}}}, "keep_zip of web is 'no'"),
         ({"streams": {"web": "web"}}, "must be keys and values"),
     ],
 )
@@ -117,8 +134,9 @@ def test_what_cannot_be_right_is_one_sentence(dataset: dict[str, Any], why: str)
     ("dataset", "why"),
     [
         ({"eos_token_id": 0, "bos_token_id": 2}, "keep one"),
-        ({"packing_ratio": 2}, "packing_ratio is for name: finetuning"),
-        ({"pad_to_longest": True}, "are for name: finetuning"),
+        ({"packing_ratio": 2}, "leave it out, it is for name: finetuning"),
+        ({"pad_to_longest": True}, "leave it out, it is for name: finetuning"),
+        ({"mlm_probability": 0.15}, "no token is masked here"),
     ],
 )
 def test_the_text_loader_refuses_what_it_would_not_read(dataset: dict[str, Any], why: str) -> None:
@@ -129,12 +147,12 @@ def test_the_text_loader_refuses_what_it_would_not_read(dataset: dict[str, Any],
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("a: [", "is not YAML"),
+        ("a: [", "is not a readable training YAML"),
         ("- a", "its top level must be keys and values"),
-        ("max_seq_len: 8", "There is no train_loader in the config; it holds max_seq_len"),
-        ("train_loader: {name: image, dataset: {}}", "it must be text or finetuning"),
-        ("train_loader: {name: text}", "dataset is missing"),
-        ("train_loader: '${nowhere}'", "is not a config that can be read"),
+        ("max_seq_len: 8", "it has no train_loader; it holds max_seq_len"),
+        ("train_loader: {name: image, dataset: {}}", "write name: text or name: finetuning"),
+        ("train_loader: {name: text}", "train_loader reads no MDS stream"),
+        ("train_loader: '${nowhere}'", "is not a readable training YAML"),
     ],
 )
 def test_a_file_without_a_loader_is_refused(text: str, why: str, tmp_path: Path) -> None:
@@ -145,5 +163,5 @@ def test_a_file_without_a_loader_is_refused(text: str, why: str, tmp_path: Path)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"none\.yaml is not a config that can be read"):
+    with pytest.raises(RecipeError, match=r"none\.yaml cannot be read as YAML: No such file"):
         read_settings(tmp_path / "none.yaml")

@@ -9,15 +9,18 @@ from mdsmix.mix.checks import (  # noqa: I001 - the order in which findings are 
     batches,
     storage,
     publication,
-    keys,
     config,
 )
+from mdsmix.mix.findings import check_rule
+from mdsmix.training.rules import RULES
+
+for _rule in RULES.values():
+    check_rule(_rule)
 
 __all__ = [
     "batches",
     "columns",
     "config",
-    "keys",
     "policies",
     "publication",
     "storage",

@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mdsmix.kinds import kind_of
-from mdsmix.mix.findings import Hit, check, does, names
+from mdsmix.mix.findings import check_loaders, check_streams, listed, names
 from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.training.rules import Hit
+from mdsmix.words import does
 
 READS = {
     "text": "tokens, or text",
     "finetuning": "turns, input_ids and labels, messages, or prompt and response",
 }
-INTEGERS = tuple(f"ndarray:{u}int{b}" for u in ("", "u") for b in (8, 16, 32, 64))
+IDS = (*(f"ndarray:{u}int{b}" for u in ("", "u") for b in (8, 16, 32, 64)), "ndarray", "bytes")
 ENCODINGS = {
-    "tokens": (*INTEGERS, "ndarray", "bytes"),
-    "input_ids": (*INTEGERS, "ndarray", "bytes"),
-    "labels": (*INTEGERS, "ndarray", "bytes"),
+    "tokens": IDS,
+    "input_ids": IDS,
+    "labels": IDS,
     "text": ("str",),
     "turns": ("json",),
     "messages": ("json",),
@@ -29,6 +31,8 @@ ENCODINGS = {
     "completion": ("str",),
 }
 "What each loader can decode from a column; `ndarray:<int>` with or without a length."
+RAW = {"messages": 1, "prompt/response": 2}
+"The shapes of text that the finetuning loader tokenizes, and the columns that they may have."
 
 
 def shape(stream: Stream, loader: str) -> str | None:
@@ -50,23 +54,22 @@ def reads(loader: Loader, stream: Stream) -> bool:
     return loader.name not in READS or shape(stream, loader.name) is not None
 
 
-@check(
+@check_loaders(
     "columns-loader",
     "error",
     "Neither loader reads the other's columns, and training fails only at the batch in which such a sample comes up.",
 )
-def columns_loader(mix: Mix) -> Iterator[Hit]:
-    for loader in mix.loaders:
-        wrong = [s for s in loader.streams if s.shards and not reads(loader, s)]
-        right = [s for s in mix.train.streams if s.shards and reads(loader, s)]
-        if wrong:
-            others = f", as {_described(right)} has it" if right else ""
-            yield Hit(
-                names([*wrong, *right]),
-                f"{_described(wrong)} {does(wrong)} not hold what the {loader.name} loader reads "
-                f"({READS[loader.name]}){others}.",
-                _ways(mix, loader, wrong),
-            )
+def columns_loader(mix: Mix, loader: Loader) -> Iterator[Hit]:
+    wrong = [s for s in loader.streams if s.shards and not reads(loader, s)]
+    right = [s for s in mix.train.streams if s.shards and reads(loader, s)]
+    if wrong:
+        others = f", as {_described(right)} has it" if right else ""
+        yield Hit(
+            f"{_described(wrong)} {does(wrong)} not hold what the {loader.name} loader reads "
+            f"({READS[loader.name]}){others}.",
+            _ways(mix, loader, wrong),
+            names([*wrong, *right]),
+        )
 
 
 def _described(streams: Sequence[Stream]) -> str:
@@ -81,7 +84,8 @@ def _ways(mix: Mix, loader: Loader, wrong: Sequence[Stream]) -> str:
     if all(shape(s, other) for s in mix.streams):
         again = f", or {_again(mix, loader.name, wrong)}" if mix.recipe else ""
         return f"set train_loader.name: {other}, which reads all of these streams{again}."
-    is_plain = all(s.card and not kind_of(s.card.encoding).has_targets for s in mix.streams)
+    manifests = [s.trusted_manifest for s in mix.streams]
+    is_plain = all(m and not kind_of(m.encoding).has_targets for m in manifests)
     if loader.is_text and is_plain:
         return f"{_again(mix, 'text', wrong)}."
     lacking = [s for s in mix.streams if not shape(s, "finetuning")]
@@ -96,124 +100,102 @@ def _again(mix: Mix, loader: str, streams: Sequence[Stream]) -> str:
     return mix.makers(streams, "re-encode", f" train_loader.name={loader} --reencode")
 
 
-@check(
+@check_loaders(
     "columns-text-and-tokens",
     "error",
     "A batch that holds both kinds cannot be put together, and fails in mid-training.",
 )
-def columns_text_and_tokens(mix: Mix) -> Iterator[Hit]:
-    for loader in mix.loaders:
-        if not loader.is_text:
-            continue
-        texts = [s for s in loader.streams if shape(s, "text") == "text"]
-        tokens = [s for s in loader.streams if shape(s, "text") == "tokens"]
-        if texts and tokens:
-            yield Hit(
-                names([*texts, *tokens]),
-                f"{', '.join(names(texts))} {does(texts, 'is', 'are')} text that the loader tokenizes, {', '.join(names(tokens))} {does(tokens, 'is', 'are')} tokens.",
-                "convert the text streams to tokens with `mdsmix convert`.",
-            )
+def columns_text_and_tokens(mix: Mix, loader: Loader) -> Iterator[Hit]:
+    if not loader.is_text:
+        return
+    texts, tokens = (
+        [s for s in loader.streams if shape(s, "text") == column] for column in ("text", "tokens")
+    )
+    if texts and tokens:
+        yield Hit(
+            f"{listed(texts)} {does(texts, 'is', 'are')} text that the loader tokenizes, {listed(tokens)} "
+            f"{does(tokens, 'is', 'are')} tokens.",
+            "convert the text streams to tokens with `mdsmix convert`.",
+            names([*texts, *tokens]),
+        )
 
 
-@check(
+@check_streams(
     "columns-exact",
     "error",
     "The finetuning loader takes a sample for one of these shapes only when it has no other column (UnknownExampleTypeError).",
 )
-def columns_exact(mix: Mix) -> Iterator[Hit]:
-    for loader, stream in _finetuning(mix):
-        found = shape(stream, "finetuning")
-        if found not in ("messages", "prompt/response"):
-            continue
-        count = 1 if found == "messages" else 2
-        if len(stream.columns) != count:
-            yield Hit(
-                [stream.name],
-                f"{stream.name} holds {len(stream.columns)} columns ({', '.join(sorted(stream.columns))}), and as "
-                f"{found} it may hold {count} under {loader.label}.",
-                "write the stream again with the columns of that shape alone, or as turns with `mdsmix convert`.",
-            )
+def columns_exact(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    found = None if loader.is_text else shape(stream, "finetuning")
+    count = RAW.get(found or "", len(stream.columns))
+    if len(stream.columns) != count:
+        yield Hit(
+            f"{stream.name} holds {len(stream.columns)} columns ({', '.join(sorted(stream.columns))}), and as "
+            f"{found} it may hold {count} under {{loader}}.",
+            "write the stream again with the columns of that shape alone, or as turns with `mdsmix convert`.",
+        )
 
 
-@check(
+@check_streams(
     "columns-encoding",
     "error",
     "The loader cannot decode such a column and fails at the first sample, or reads wrong ids from it.",
 )
-def columns_encoding(mix: Mix) -> Iterator[Hit]:
-    for stream in mix.streams:
-        for column, encoding in stream.columns.items():
-            base = ":".join(encoding.split(":")[:2])
-            allowed = ENCODINGS.get(column)
-            if (allowed and base not in allowed) or _is_square(column, encoding):
-                yield Hit(
-                    [stream.name],
-                    f"the column {column} of {stream.name} is `{encoding}`, and the loaders read "
-                    f"{'`ndarray:<int>` of one dimension' if allowed and 'bytes' in allowed else f'`{(allowed or (encoding,))[0]}`'}.",
-                    "convert the stream again with `mdsmix convert`.",
-                )
+def columns_encoding(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    for column, encoding in stream.columns.items():
+        allowed = ENCODINGS.get(column, (encoding,))
+        is_ids = "bytes" in allowed
+        base = ":".join(encoding.split(":")[:2])
+        if (column in ENCODINGS and base not in allowed) or (is_ids and "," in encoding):
+            wanted = "`ndarray:<int>` of one dimension" if is_ids else f"`{allowed[0]}`"
+            yield Hit(
+                f"the column {column} of {stream.name} is `{encoding}`, and the loaders read {wanted}.",
+                "convert the stream again with `mdsmix convert`.",
+            )
 
 
-def _is_square(column: str, encoding: str) -> bool:
-    return column in ("tokens", "input_ids", "labels") and "," in encoding
-
-
-@check(
+@check_streams(
     "columns-shards",
     "error",
     "Streaming takes the shards of a stream for alike; a sample of the other columns fails when it comes up.",
 )
-def columns_shards(mix: Mix) -> Iterator[Hit]:
-    for stream in mix.streams:
-        for number, shard in enumerate(stream.shards):
-            if shard.columns != stream.columns:
-                yield Hit(
-                    [stream.name],
-                    f"shard 0 of {stream.name} holds {dict(stream.columns)}, shard {number} ({shard.stored.basename}) holds {shard.columns}.",
-                    "publish the two sets of shards as two streams; merge_index joins indexes without comparing them.",
-                )
-                break
+def columns_shards(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    other = next((i for i, s in enumerate(stream.shards) if s.columns != stream.columns), None)
+    if other is not None:
+        shard = stream.shards[other]
+        yield Hit(
+            f"shard 0 of {stream.name} holds {dict(stream.columns)}, shard {other} ({shard.stored.basename}) holds {shard.columns}.",
+            "publish the two sets of shards as two streams; merge_index joins indexes without comparing them.",
+        )
 
 
-@check(
+@check_streams(
     "columns-unsafe",
     "error",
     "A pickle runs code when it is read; Streaming refuses it unless allow_unsafe_types is set.",
 )
-def columns_unsafe(mix: Mix) -> Iterator[Hit]:
-    for loader in mix.loaders:
-        for stream in loader.streams:
-            pickled = [c for c, e in stream.columns.items() if e == "pkl"]
-            if pickled and not loader.dataset.get("allow_unsafe_types"):
-                yield Hit(
-                    [stream.name],
-                    f"{stream.name} holds pickles in {', '.join(pickled)}, and {loader.label} does not set allow_unsafe_types.",
-                    "write the stream again without that column.",
-                )
+def columns_unsafe(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    pickled = [c for c, e in stream.columns.items() if e == "pkl"]
+    if pickled and not loader.dataset.get("allow_unsafe_types"):
+        yield Hit(
+            f"{stream.name} holds pickles in {', '.join(pickled)}, and {{loader}} does not set allow_unsafe_types.",
+            "write the stream again without that column.",
+        )
 
 
-@check(
+@check_loaders(
     "columns-raw-and-tokenized",
     "warning",
     "Text that the loader tokenizes gets the template, BOS and date of training time; nothing compares them with those of the ids.",
 )
-def columns_raw_and_tokenized(mix: Mix) -> Iterator[Hit]:
-    for loader in mix.loaders:
-        if loader.is_text:
-            continue
-        shapes = {s.name: shape(s, "finetuning") for s in loader.streams}
-        raw = [n for n, found in shapes.items() if found in ("messages", "prompt/response")]
-        ready = [n for n, found in shapes.items() if found in ("turns", "input_ids")]
-        if raw and ready:
-            yield Hit(
-                raw + ready,
-                f"{', '.join(raw)} {does(raw, 'is', 'are')} text that the loader tokenizes, {', '.join(ready)} {does(ready, 'was', 'were')} tokenized before.",
-                "convert the text streams too with `mdsmix convert`.",
-            )
-
-
-def _finetuning(mix: Mix) -> Iterator[tuple[Loader, Stream]]:
-    for loader in mix.loaders:
-        if not loader.is_text:
-            for stream in loader.streams:
-                yield loader, stream
+def columns_raw_and_tokenized(mix: Mix, loader: Loader) -> Iterator[Hit]:
+    known = [] if loader.is_text else [s for s in loader.streams if shape(s, "finetuning")]
+    raw = [s for s in known if shape(s, "finetuning") in RAW]
+    ready = [s for s in known if s not in raw]
+    if raw and ready:
+        yield Hit(
+            f"{listed(raw)} {does(raw, 'is', 'are')} text that the loader tokenizes, {listed(ready)} "
+            f"{does(ready, 'was', 'were')} tokenized before.",
+            "convert the text streams too with `mdsmix convert`.",
+            names([*raw, *ready]),
+        )

@@ -5,86 +5,76 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from mdsmix.mix.findings import Hit, check
-from mdsmix.mix.streams import Mix, plural
+from mdsmix.mix.findings import check_streams
+from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.training.rules import Hit
+from mdsmix.words import plural
 
 
-@check(
+@check_streams(
     "publication-interrupted",
     "error",
     "The index is the one before, or was replaced by hand: what the manifest says of tokens and tokenizer is not about these shards.",
 )
-def publication_interrupted(mix: Mix) -> Iterator[Hit]:
-    for stream in mix.streams:
-        if stream.manifest and not stream.is_trusted:
-            yield Hit(
-                [stream.name],
-                f"the manifest of {stream.name} was written for the index {stream.manifest.short_hash}, and the index there is {stream.index.hash[:8]}.",
-                "run `mdsmix convert` again, which completes the publication; if shards were changed by hand, delete mdsmix.manifest.",
-            )
+def publication_interrupted(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    if stream.manifest and not stream.trusted_manifest:
+        yield Hit(
+            f"the manifest of {stream.name} was written for the index {stream.manifest.short_hash}, and the index there is {stream.index.hash[:8]}.",
+            "run `mdsmix convert` again, which completes the publication; if shards were changed by hand, delete mdsmix.manifest.",
+        )
 
 
-@check(
+@check_streams(
     "manifest-contradicts",
     "error",
     "The manifest counts other data than the index lists, so nothing that it says can be believed.",
 )
-def manifest_contradicts(mix: Mix) -> Iterator[Hit]:
-    for stream in mix.streams:
-        if not stream.card:
-            continue
-        values = {
-            "samples": (stream.card.totals.samples, stream.index.samples),
-            "columns": (stream.card.encoding.columns, dict(stream.columns)),
-        }
-        for what, (said, found) in values.items():
-            if said != found and stream.shards:
-                yield Hit(
-                    [stream.name],
-                    f"the manifest of {stream.name} says {what}: {said}, and it is {found}.",
-                    "convert the stream again.",
-                )
-
-
-@check("index-empty", "error", "Streaming refuses a stream without samples (RuntimeError).")
-def index_empty(mix: Mix) -> Iterator[Hit]:
-    for stream in mix.streams:
-        if not stream.index.samples:
+def manifest_contradicts(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    manifest = stream.trusted_manifest
+    if not manifest or not stream.shards:
+        return
+    for what, said, found in (
+        ("samples", manifest.totals.samples, stream.index.samples),
+        ("columns", manifest.encoding.columns, dict(stream.columns)),
+    ):
+        if said != found:
             yield Hit(
-                [stream.name],
-                f"the index of {stream.name} lists {plural(len(stream.shards), 'shard')} and 0 samples.",
-                "look at what was filtered or quarantined when converting, or take the stream out.",
+                f"the manifest of {stream.name} says {what}: {said}, and it is {found}.",
+                "convert the stream again.",
             )
 
 
-@check(
+@check_streams("index-empty", "error", "Streaming refuses a stream without samples (RuntimeError).")
+def index_empty(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    if not stream.index.samples:
+        yield Hit(
+            f"the index of {stream.name} lists {plural(len(stream.shards), 'shard')} and 0 samples.",
+            "look at what was filtered or quarantined when converting, or take the stream out.",
+        )
+
+
+@check_streams(
     "shard-basenames",
     "error",
     "Two entries of the index name one file, so one of the two shards is read twice and the other never.",
 )
-def shard_basenames(mix: Mix) -> Iterator[Hit]:
-    for stream in mix.streams:
-        counts = Counter(shard.stored.basename for shard in stream.shards)
-        twice = sorted(name for name, count in counts.items() if count > 1)
-        if twice:
-            yield Hit(
-                [stream.name],
-                f"the index of {stream.name} names {twice[0]} {counts[twice[0]]} times.",
-                "publish the stream again; merge_index joins folders of one name into this.",
-            )
+def shard_basenames(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    counts = Counter(shard.stored.basename for shard in stream.shards)
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    if twice:
+        yield Hit(
+            f"the index of {stream.name} names {twice[0]} {counts[twice[0]]} times.",
+            "publish the stream again; merge_index joins folders of one name into this.",
+        )
 
 
-@check(
-    "shard-format",
-    "error",
-    "The loaders of LLM-Foundry are written for MDS shards of version 2.",
+@check_streams(
+    "shard-format", "error", "The loaders of LLM-Foundry are written for MDS shards of version 2."
 )
-def shard_format(mix: Mix) -> Iterator[Hit]:
-    for stream in mix.streams:
-        other = next((s for s in stream.shards if (s.format, s.version) != ("mds", 2)), None)
-        if other:
-            yield Hit(
-                [stream.name],
-                f"{stream.name} holds a shard of format {other.format} version {other.version}.",
-                "convert the stream again with `mdsmix convert`.",
-            )
+def shard_format(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    other = next((s for s in stream.shards if (s.format, s.version) != ("mds", 2)), None)
+    if other:
+        yield Hit(
+            f"{stream.name} holds a shard of format {other.format} version {other.version}.",
+            "convert the stream again with `mdsmix convert`.",
+        )

@@ -7,43 +7,48 @@ is wrong but not that it is right.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from mdsmix.encode.targets import USABLE, VERDICTS, Targets, Turns, judge
-from mdsmix.errors import RecipeError
+from mdsmix.encode.targets import USABLE, VERDICTS, Turns, judge
 from mdsmix.kinds import kind_of
-from mdsmix.mix import first_samples
+from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape
-from mdsmix.mix.findings import Hit, check
+from mdsmix.mix.findings import check_loaders, check_streams, listed, names
+from mdsmix.mix.first_samples import (
+    TokenSample,
+    bytes_columns,
+    largest_id,
+    longest,
+    row_length,
+    token_samples,
+)
 from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.training.rules import Hit
 
 PLAUSIBLE_IDS = 1 << 22
 "4 million: above any vocabulary in use, where the run's own is not known."
 
 
-@check(
+@check_streams(
     "tokens-dtype",
     "error",
     "A column of bytes is read with one dtype for the whole loader (token_encoding_type); the wrong one gives ids that mean nothing.",
 )
-def tokens_dtype(mix: Mix) -> Iterator[Hit]:
-    limit = mix.tokenizer.vocab_size if mix.tokenizer else PLAUSIBLE_IDS
-    for loader in mix.loaders:
-        given = str(loader.dataset.get("token_encoding_type", "int64"))
-        for stream in loader.streams:
-            actual = _dtype_of_bytes(stream, limit)
-            if actual and not _same_bytes(given, actual):
-                yield Hit(
-                    [stream.name],
-                    f"{stream.name} holds bytes of {actual}, and {loader.label} reads all bytes columns as {given}.",
-                    f"set token_encoding_type: {actual}; where streams differ in it, convert them again: ndarray columns name their dtype.",
-                )
+def tokens_dtype(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    given = str(loader.dataset.get("token_encoding_type", "int64"))
+    actual = _dtype_of_bytes(stream, mix.tokenizer.vocab_size if mix.tokenizer else PLAUSIBLE_IDS)
+    if actual and not _same_bytes(given, actual):
+        yield Hit(
+            f"{stream.name} holds bytes of {actual}, and {{loader}} reads all bytes columns as {given}.",
+            f"set token_encoding_type: {actual}; where streams differ in it, convert them again: ndarray columns name their dtype.",
+        )
 
 
 def _dtype_of_bytes(stream: Stream, limit: int) -> str | None:
     """The widest dtype under which the first samples hold ids of a vocabulary of `limit`; None without bytes columns."""
-    columns = first_samples.bytes_columns(stream)
+    columns = bytes_columns(stream)
     if not columns:
         return None
     samples = [s[c] for s in stream.head.samples for c in columns if isinstance(s.get(c), bytes)]
@@ -69,199 +74,176 @@ def _same_bytes(given: str, actual: str) -> bool:
     return one.itemsize == other.itemsize and (one.itemsize > 2 or one.kind == other.kind)
 
 
-@check(
+@check_streams(
     "id-vocabulary",
     "error",
     "The loader passes such an id on; the embedding fails on it, on a GPU with a CUDA assert that names nothing.",
 )
-def id_vocabulary(mix: Mix) -> Iterator[Hit]:
-    vocabulary = mix.tokenizer.vocab_size if mix.tokenizer else None
-    limits = {"the tokenizer": vocabulary, "the model": mix.section("model", "vocab_size")}
-    for loader in mix.loaders:
-        for stream in loader.streams:
-            top = first_samples.largest_id(stream, loader)
-            for whose, limit in limits.items():
-                if top is not None and isinstance(limit, int) and top >= limit:
-                    yield Hit(
-                        [stream.name],
-                        f"{stream.name} holds the id {top}, and the vocabulary of {whose} ends at {limit - 1}.",
-                        "name the tokenizer that the stream was converted with, or convert it again; a model's vocab_size must cover it.",
-                    )
+def id_vocabulary(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    limits = {
+        "the tokenizer": mix.tokenizer.vocab_size if mix.tokenizer else None,
+        "the model": mix.yaml.at("model", "vocab_size"),
+    }
+    top = largest_id(stream, loader)
+    for whose, limit in limits.items():
+        if top is not None and isinstance(limit, int) and top >= limit:
+            yield Hit(
+                f"{stream.name} holds the id {top}, and the vocabulary of {whose} ends at {limit - 1}.",
+                "name the tokenizer that the stream was converted with, or convert it again; a model's vocab_size must cover it.",
+            )
 
 
-@check(
+@check_streams(
     "rows-too-long",
     "error",
     "The loader cuts longer samples without a word: text is lost, and a conversation whose target is cut off fails in mid-training.",
 )
-def rows_too_long(mix: Mix) -> Iterator[Hit]:
-    for loader, stream, top, limit in _longer(mix):
-        if not _was_judged(stream, loader, limit):
-            yield Hit(
-                [stream.name],
-                f"{stream.name} holds samples of {top} tokens, and max_seq_len of {loader.label} is {limit}.",
-                f"convert the stream again for {limit} tokens, or train with max_seq_len: {top}.",
-            )
+def rows_too_long(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    top = _too_long(loader, stream)
+    if top and not _is_cut_by_rule(stream, loader):
+        limit = loader.max_seq_len
+        yield Hit(
+            f"{stream.name} holds samples of {top} tokens, and max_seq_len of {{loader}} is {limit}.",
+            f"convert the stream again for {limit} tokens, or train with max_seq_len: {top}.",
+        )
 
 
-@check(
+@check_streams(
     "rows-cut",
     "warning",
     "The loader cuts off the ends of longer conversations, which are then never trained on.",
 )
-def rows_cut(mix: Mix) -> Iterator[Hit]:
-    for loader, stream, top, limit in _longer(mix):
-        if _was_judged(stream, loader, limit):
-            yield Hit(
-                [stream.name],
-                f"the longest conversation of {stream.name} has {top} tokens, and max_seq_len of {loader.label} is {limit}.",
-                "train with a larger max_seq_len, or split long conversations before converting.",
-            )
+def rows_cut(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    top = _too_long(loader, stream)
+    if top and _is_cut_by_rule(stream, loader):
+        yield Hit(
+            f"the longest conversation of {stream.name} has {top} tokens, and max_seq_len of {{loader}} is {loader.max_seq_len}.",
+            "train with a larger max_seq_len, or split long conversations before converting.",
+        )
 
 
-def _longer(mix: Mix) -> Iterator[tuple[Loader, Stream, int, int]]:
-    for loader in mix.loaders:
-        for stream in loader.streams:
-            top, limit = first_samples.longest(stream, loader), loader.max_seq_len
-            if top is not None and limit is not None and top > limit:
-                yield loader, stream, top, limit
+def _too_long(loader: Loader, stream: Stream) -> int | None:
+    """Tokens of the longest sample, where those are more than a row has."""
+    top, limit = longest(stream, loader), loader.max_seq_len
+    return top if top is not None and limit is not None and top > limit else None
 
 
-def _was_judged(stream: Stream, loader: Loader, limit: int) -> bool:
+def _is_cut_by_rule(stream: Stream, loader: Loader) -> bool:
     """Conversations that were kept because something to train on is left of them at this length."""
-    if stream.card is None:
+    if stream.trusted_manifest is None:
         # LLM-Foundry's converter keeps turns by that rule too, and sample-unusable judges the first of them.
         return "turns" in stream.columns and not loader.is_text
-    encoding = stream.card.encoding
-    return kind_of(encoding).has_targets and encoding.max_seq_len <= limit
+    encoding = stream.trusted_manifest.encoding
+    return kind_of(encoding).has_targets and encoding.max_seq_len <= (loader.max_seq_len or 0)
 
 
-@check(
+@check_streams(
     "rows-short",
     "warning",
     "Every batch is padded or shorter than the model is paid for: part of each step is wasted.",
 )
-def rows_short(mix: Mix) -> Iterator[Hit]:
-    for loader in mix.loaders:
-        for stream in loader.streams:
-            length, limit = first_samples.row_length(stream), loader.max_seq_len
-            if length is not None and limit is not None and length < limit:
-                yield Hit(
-                    [stream.name],
-                    f"every sample of {stream.name} has {length} tokens, and max_seq_len of {loader.label} is {limit}.",
-                    f"convert the stream again for {limit} tokens, or train with max_seq_len: {length}.",
-                )
+def rows_short(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    length, limit = row_length(stream), loader.max_seq_len
+    if length is not None and limit is not None and length < limit:
+        yield Hit(
+            f"every sample of {stream.name} has {length} tokens, and max_seq_len of {{loader}} is {limit}.",
+            f"convert the stream again for {limit} tokens, or train with max_seq_len: {length}.",
+        )
 
 
 def _uneven(loader: Loader) -> list[Stream]:
     """Streams that make batches of the text loader uneven."""
-    tokens = [s for s in loader.streams if shape(s, "text") == "tokens"]
-    lengths = {s.name: first_samples.row_length(s) for s in tokens}
-    if len(set(lengths.values())) == 1 and None not in lengths.values():
-        return []
+    tokens = [s for s in loader.streams if loader.is_text and shape(s, "text") == "tokens"]
+    lengths = {s.name: row_length(s) for s in tokens}
     loose = [s for s in tokens if lengths[s.name] is None and not _looks_even(s, loader)]
-    return loose or ([] if len({n for n in lengths.values() if n}) < 2 else tokens)
+    return loose or (tokens if len({n for n in lengths.values() if n}) > 1 else [])
 
 
 def _looks_even(stream: Stream, loader: Loader) -> bool:
-    """Every sample has one length, though the encoding does not fix it, as in Foundry's own converters."""
-    if stream.card:
-        return stream.card.encoding.layout == "concat"
-    seen = {row.length for row in first_samples.token_samples(stream, loader)}
-    return len(seen) < 2
+    """Every sample has one length, though the encoding does not fix it, as in LLM-Foundry's own converters."""
+    if stream.trusted_manifest:
+        return stream.trusted_manifest.encoding.layout == "concat"
+    return len({sample.length for sample in token_samples(stream, loader)}) < 2
 
 
-@check(
+@check_loaders(
     "rows-uneven",
     "note",
     "The text loader pads each batch to its longest sample, without an attention mask, and counts the padding as tokens.",
 )
-def rows_uneven(mix: Mix) -> Iterator[Hit]:
-    for loader in mix.loaders:
-        if loader.is_text and (uneven := _uneven(loader)):
-            yield Hit(
-                [s.name for s in uneven],
-                f"samples of {', '.join(s.name for s in uneven)} have different lengths under {loader.label}.",
-                "use layout: concat, or the finetuning loader with packing, whose rows are masked.",
-            )
+def rows_uneven(mix: Mix, loader: Loader) -> Iterator[Hit]:
+    if uneven := _uneven(loader):
+        yield Hit(
+            f"samples of {listed(uneven)} have different lengths under {{loader}}.",
+            "use layout: concat, or the finetuning loader with packing, whose rows are masked.",
+            names(uneven),
+        )
 
 
-@check(
+@check_loaders(
     "pad-missing",
     "error",
     "The text loader cannot pad a batch of different lengths without a padding token, and fails at the first one.",
 )
-def pad_missing(mix: Mix) -> Iterator[Hit]:
-    for loader in mix.loaders:
-        lacks = mix.tokenizer is not None and mix.tokenizer.pad_id is None
-        if lacks and loader.is_text and (uneven := _uneven(loader)):
-            yield Hit(
-                [s.name for s in uneven],
-                f"samples of {', '.join(s.name for s in uneven)} have different lengths, and the tokenizer has no padding token.",
-                "add pad_token to tokenizer.kwargs, a token of its own and not EOS, or use layout: concat.",
-            )
+def pad_missing(mix: Mix, loader: Loader) -> Iterator[Hit]:
+    lacks = mix.tokenizer is not None and mix.tokenizer.pad_id is None
+    if lacks and (uneven := _uneven(loader)):
+        yield Hit(
+            f"samples of {listed(uneven)} have different lengths, and the tokenizer has no padding token.",
+            "add pad_token to tokenizer.kwargs, a token of its own and not EOS, or use layout: concat.",
+            names(uneven),
+        )
 
 
-@check(
+@check_streams(
     "separator-absent",
     "error",
     "sequence_id is worked out from this token; where no sample holds it, all documents of a row attend to each other.",
 )
-def separator_absent(mix: Mix) -> Iterator[Hit]:
-    for loader in mix.loaders:
-        for word in ("eos", "bos"):
-            token = loader.dataset.get(f"{word}_token_id")
-            for stream in loader.streams if loader.is_text and isinstance(token, int) else ():
-                if _lacks(stream, loader, word, int(token or 0)):
-                    yield Hit(
-                        [stream.name],
-                        f"{loader.label} sets {word}_token_id: {token}, and {stream.name} was written without that token.",
-                        f"convert the stream again with add_{word}: true, or leave {word}_token_id out.",
-                    )
+def separator_absent(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    for word in ("eos", "bos") if loader.is_text else ():
+        token = loader.dataset.get(f"{word}_token_id")
+        if isinstance(token, int) and _lacks(stream, loader, word, token):
+            yield Hit(
+                f"{{loader}} sets {word}_token_id: {token}, and {stream.name} was written without that token.",
+                f"convert the stream again with add_{word}: true, or leave {word}_token_id out.",
+            )
 
 
 def _lacks(stream: Stream, loader: Loader, word: str, token: int) -> bool:
-    if stream.card:
-        return getattr(stream.card.encoding, f"add_{word}") is False and not _seen(
-            stream, loader, token
-        )
-    return bool(stream.head.samples) and not _seen(stream, loader, token)
+    manifest = stream.trusted_manifest
+    if manifest and getattr(manifest.encoding, f"add_{word}") is not False:
+        return False
+    is_seen = any((s.ids == token).any() for s in token_samples(stream, loader))
+    return not is_seen and bool(manifest or stream.head.samples)
 
 
-def _seen(stream: Stream, loader: Loader, token: int) -> bool:
-    return any((row.ids == token).any() for row in first_samples.token_samples(stream, loader))
-
-
-@check(
+@check_streams(
     "sample-unusable",
     "error",
     "The collator fails on such a sample when it comes up, in mid-training (IndexError or ValueError).",
 )
-def sample_unusable(mix: Mix) -> Iterator[Hit]:
-    for loader in mix.loaders:
-        for stream in () if loader.is_text else loader.streams:
-            if _was_judged_so(stream, loader):
-                continue
-            reasons = {*_text_reasons(stream), *_token_reasons(stream, loader)}
-            if reasons:
-                yield Hit(
-                    [stream.name],
-                    f"the first samples of {stream.name} hold some that cannot be trained on under max_seq_len "
-                    f"{loader.max_seq_len} and {'/'.join(loader.targets)}: {', '.join(sorted(reasons))}.",
-                    "convert the stream again with `mdsmix convert`, which leaves such records out and counts them.",
-                )
+def sample_unusable(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    if loader.is_text or _was_judged(stream, loader):
+        return
+    if reasons := {*_text_reasons(stream), *_token_reasons(stream, loader)}:
+        yield Hit(
+            f"the first samples of {stream.name} hold some that cannot be trained on under max_seq_len "
+            f"{loader.max_seq_len} and {'/'.join(loader.targets)}: {', '.join(sorted(reasons))}.",
+            "convert the stream again with `mdsmix convert`, which leaves such records out and counts them.",
+        )
 
 
-def _was_judged_so(stream: Stream, loader: Loader) -> bool:
+def _was_judged(stream: Stream, loader: Loader) -> bool:
     """Whether every sample was judged by this loader's rule when it was encoded: its shard need not be looked at."""
-    if stream.card is None:
+    if stream.trusted_manifest is None:
         return False
-    encoding, limit = stream.card.encoding, loader.max_seq_len or 0
-    if encoding.kind == "pretraining":
+    encoding, limit = stream.trusted_manifest.encoding, loader.max_seq_len or 0
+    if not kind_of(encoding).has_targets:
         return limit >= 2  # a prompt of one token, and something behind it
-    is_full = loader.dataset.get("decoder_only_format") is not False
-    rules = (encoding.target_prompts, encoding.target_responses), encoding.decoder_only_format
-    return encoding.max_seq_len <= limit and rules == (loader.targets, is_full)
+    made, wanted = targets_of(encoding), loader.target_policies
+    is_alike = wanted is not None and replace(wanted, max_seq_len=made.max_seq_len) == made
+    return is_alike and made.max_seq_len <= limit
 
 
 def _text_reasons(stream: Stream) -> Iterator[str]:
@@ -273,23 +255,14 @@ def _text_reasons(stream: Stream) -> Iterator[str]:
 
 def _token_reasons(stream: Stream, loader: Loader) -> Iterator[str]:
     """The verdicts on token samples, by the rule that the encoder itself uses."""
-    found = first_samples.token_samples(stream, loader)
-    try:
-        targets = Targets(
-            max_seq_len=loader.max_seq_len or 1 << 30,
-            target_prompts=loader.targets[0],
-            target_responses=loader.targets[1],
-            decoder_only_format=loader.dataset.get("decoder_only_format") is not False,
-        )
-    except RecipeError:
-        return  # targets-invalid says so
-    if found and shape(stream, "finetuning") in ("turns", "input_ids"):
+    found, targets = token_samples(stream, loader), loader.target_policies
+    if targets and found and shape(stream, "finetuning") in ("turns", "input_ids"):
         for verdict in judge(targets, _turns(found)):
             if verdict != USABLE:
                 yield VERDICTS[int(verdict)]
 
 
-def _turns(found: list[first_samples.TokenSample]) -> Turns:
-    lengths = np.array([[len(p), len(r)] for row in found for p, r in row.turns], np.int64)
-    offsets = np.cumsum([0, *(len(row.turns) for row in found)])
+def _turns(found: list[TokenSample]) -> Turns:
+    lengths = np.array([[len(p), len(r)] for sample in found for p, r in sample.turns], np.int64)
+    offsets = np.cumsum([0, *(len(sample.turns) for sample in found)])
     return Turns(lengths[:, 0], lengths[:, 1], offsets)

@@ -17,7 +17,7 @@ import xxhash
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.mix.check import findings
 from mdsmix.mix.findings import CHECKS, Finding
-from mdsmix.mix.offline.card import merged
+from mdsmix.mix.offline.manifests import merged
 from mdsmix.mix.sections import is_train
 from mdsmix.mix.streams import Mix, Stream
 from mdsmix.mix.view import view_recipe
@@ -30,7 +30,7 @@ BUCKET_BYTES = 120 << 20
 "120 MiB of samples are shuffled in memory at a time, and become two shards. The bytes of a mix follow from it."
 BUCKET_ROWS = 1 << 20
 "And at most about a million samples, 40 bytes of bookkeeping each."
-OF_THE_RUN = ("batches", "config", "keys")
+OF_THE_RUN = ("checks.batches", "checks.config", "rules.keys", "rules.values")
 "The files of checks that judge how a run reads streams. A mix is no run yet, so they do not refuse it."
 
 

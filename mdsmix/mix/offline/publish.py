@@ -9,9 +9,9 @@ import xxhash
 
 from mdsmix import __version__
 from mdsmix.mix.offline.buckets import Buckets
+from mdsmix.mix.offline.existing import RECORD, MixRecord
 from mdsmix.mix.offline.plan import Plan
 from mdsmix.mix.offline.take import Taken
-from mdsmix.mix.offline.target import RECORD, MixRecord
 from mdsmix.shards.index import Index, Shard, make_index
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Part, Records, Totals
@@ -62,7 +62,7 @@ def _manifest(
     """None where a stream has none: what it holds would be told as known."""
     if plan.encoding is None or plan.tokenizer is None:
         return None
-    cards = [each.source.stream.card for each in taken]
+    cards = [each.source.stream.trusted_manifest for each in taken]
     return Manifest(
         format_version=FORMAT_VERSION,
         tool_version=__version__,

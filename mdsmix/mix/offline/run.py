@@ -19,10 +19,10 @@ from mdsmix.encode.tokenizer import cache_folder
 from mdsmix.errors import Unreachable
 from mdsmix.mix.offline.buckets import Buckets
 from mdsmix.mix.offline.draw import seed_of
+from mdsmix.mix.offline.existing import SPLIT, MixRecord, read_record, refuse_replacing
 from mdsmix.mix.offline.plan import Plan
 from mdsmix.mix.offline.publish import publish, store
 from mdsmix.mix.offline.take import take
-from mdsmix.mix.offline.target import SPLIT, MixRecord, read_record, refuse_replacing
 from mdsmix.shards.index import BASENAME, read_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.storage import Location

@@ -68,7 +68,7 @@ def take(source: Source, seed: int, buckets: Buckets, on_progress: Told) -> Take
 def _counted(stream: Stream, shard: Shard, samples: Samples, copies: Copies) -> Totals | None:
     try:
         tokens = tokens_of(shard, samples)
-        return count(tokens, copies, stream.card) if tokens else None
+        return count(tokens, copies, stream.trusted_manifest) if tokens else None
     except (ValueError, LookupError, TypeError) as error:
         raise Unreachable(
             f"the shard {stream.folder / shard.stored.basename} is damaged: {str(error).rstrip('.')}; publish that "

@@ -23,7 +23,7 @@ BY_THE_WAY = ("layout", "add_bos", "add_eos", "min_tokens", "max_tokens", "date_
 
 def merged(streams: Sequence[Stream]) -> tuple[Encoding, TokenizerCard] | None:
     """What holds for the samples of all streams; None where one of them has no manifest."""
-    carded = [(stream, stream.card) for stream in streams if stream.card]
+    carded = [(stream, stream.trusted_manifest) for stream in streams if stream.trusted_manifest]
     if len(carded) < len(streams):
         return None
     targeted = [(s, card) for s, card in carded if kind_of(card.encoding).has_targets]

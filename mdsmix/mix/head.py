@@ -29,10 +29,10 @@ def head(mix: Mix) -> str:
 
 
 def _head_lines(mix: Mix) -> Iterator[str]:
-    recipe = os.path.basename(mix.recipe or mix.origin)
+    recipe = os.path.basename(mix.recipe or mix.yaml.origin)
     yield f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} loader comes to"
     yield from _counted(mix)
-    rows = share_rows(shares_of(mix.train, mix.batch_size))
+    rows = share_rows(shares_of(mix.train, mix.yaml.batch_size))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         cells = [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]
@@ -46,10 +46,10 @@ def _counted(mix: Mix) -> Iterator[str]:
     """What the table takes for granted where the batching method drops samples."""
     if (method := batching(mix.train)) not in METHODS:
         return
-    if delivered_of(mix.train, mix.batch_size) is None:
+    if delivered_of(mix.train, mix.yaml.batch_size) is None:
         yield f"(before batching_method: {method} drops what fills no batch; the batch is not known here)"
     else:
-        yield f"(what batching_method: {method} delivers of it in batches of {mix.batch_size}, counted for one device)"
+        yield f"(what batching_method: {method} delivers of it in batches of {mix.yaml.batch_size}, counted for one device)"
 
 
 def without_head(text: str) -> str:

@@ -1,0 +1,156 @@
+"""What LLM-Foundry 0.22 and Streaming read of a loader's section: every key with the type and default it has there.
+
+A field's name is a key, its annotation what the key may hold. Held here as plain data, since importing either takes 4-15 s and
+`check` answers in one; tests/foundry/test_yaml.py compares it with the real signatures. Sources: llmfoundry/data/
+{text_data,data,utils}.py, llmfoundry/data/finetuning/{dataloader,tasks}.py, streaming/base/{dataset,stream}.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+Number = int | float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderKeys:
+    """`train_loader`, or one entry of `eval_loader`."""
+
+    name: str = ""
+    dataset: Mapping[str, Any] | None = None
+    drop_last: bool = False
+    num_workers: int = 0
+    pin_memory: bool = True
+    prefetch_factor: int | None = 2
+    persistent_workers: bool = True
+    timeout: Number = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamKeys:
+    """One of `dataset.streams`."""
+
+    remote: Any = None
+    local: Any = None
+    split: str | None = None
+    proportion: Any = None
+    repeat: Any = None
+    choose: Any = None
+    download_retry: Number | None = None
+    download_timeout: Number | None = None
+    validate_hash: str | None = None
+    keep_zip: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetKeys:
+    """The keys of `dataset` that both loaders read: Streaming's own, and the length and dtype of rows."""
+
+    streams: Any = None
+    remote: Any = None
+    local: Any = None
+    split: str | None = None
+    download_retry: Number | None = None
+    download_timeout: Number | None = None
+    validate_hash: str | None = None
+    keep_zip: bool | None = None
+    epoch_size: Any = None
+    predownload: int | None = None
+    cache_limit: Any = None
+    sampling_method: Any = None
+    sampling_granularity: Any = None
+    partition_algo: Any = None
+    num_canonical_nodes: int | None = None
+    shuffle: bool | None = None
+    shuffle_algo: Any = None
+    shuffle_seed: Any = None
+    shuffle_block_size: int | None = None
+    batching_method: Any = None
+    allow_unsafe_types: bool | None = None
+    replication: int | None = None
+    stream_name: str | None = None
+    stream_config: Mapping[str, Any] | None = None
+    max_seq_len: Any = None
+    token_encoding_type: Any = None
+    seq_parallel_replication: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextKeys(DatasetKeys):
+    eos_token_id: int | None = None
+    bos_token_id: int | None = None
+    mlm_probability: Number | None = None
+    override_eos_token_id_mismatch_error: bool | None = None
+    override_bos_token_id_mismatch_error: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuningKeys(DatasetKeys):
+    decoder_only_format: Any = None
+    target_prompts: str | None = None
+    target_responses: str | None = None
+    packing_ratio: Any = None
+    allow_pad_trimming: bool | None = None
+    auto_packing_replication: int | None = None
+    max_leftover_bins_to_keep: int | None = None
+    pad_to_longest: bool | None = None
+
+
+DATASETS: dict[str, type[DatasetKeys]] = {"text": TextKeys, "finetuning": FinetuningKeys}
+
+
+def names_of(keys: type) -> frozenset[str]:
+    return frozenset(field.name for field in fields(keys))
+
+
+LOADER_KEYS, STREAM_KEYS = names_of(LoaderKeys), names_of(StreamKeys)
+DATASET_KEYS = {name: names_of(keys) for name, keys in DATASETS.items()}
+"""Keys of `dataset` that have an effect. Any other is dropped by the text loader without a word and makes the finetuning
+loader fail; `batch_size` and `tokenizer` are passed by both builders themselves and fail when given twice."""
+PASSED_TWICE = frozenset({"batch_size", "tokenizer"})
+LOADER_NEEDS = {
+    "text": ("dataset", "drop_last", "num_workers"),
+    "finetuning": ("dataset", "num_workers"),
+}
+WEIGHT_KEYS = ("repeat", "proportion", "choose")
+TARGET_KEYS = frozenset({"decoder_only_format", "target_prompts", "target_responses"})
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "sampling_method": ("balanced", "fixed"),
+    "batching_method": ("random", "stratified", "per_stream", "device_per_stream"),
+    "partition_algo": ("orig", "relaxed"),
+    "shuffle_algo": ("naive", "py1br", "py1e", "py1s", "py2s"),
+    "token_encoding_type": tuple(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)),
+}
+
+BYTE_UNITS = {
+    u: 1024**n for n, u in enumerate(("b", "kb", "mb", "gb", "tb", "pb", "eb", "zb", "yb"))
+}
+COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+
+
+def in_units(value: Any, units: dict[str, int]) -> int | None:
+    """A size or count as Streaming reads it (`500gb`, `64M`, 1000); None where it would not."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return int(value) if math.isfinite(value) else None
+    text = str(value).strip().lower()
+    number = text.rstrip("bkmgtpezy")
+    unit = units.get(text[len(number) :], 1 if text == number else None)
+    try:
+        return None if unit is None else int(float(number) * unit)
+    except (ValueError, OverflowError):
+        return None
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def whole(value: Any) -> int | None:
+    """The value where it is a whole number; YAML's true, 2.5 and .inf are none."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,138 @@
+"""Whether every key of a loader's section is one that its loader reads, and none is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mdsmix.training.keys import (
+    DATASET_KEYS,
+    LOADER_KEYS,
+    LOADER_NEEDS,
+    PASSED_TWICE,
+    STREAM_KEYS,
+)
+from mdsmix.training.rules.rule import Hit, rule
+from mdsmix.training.sections import LoaderSection
+from mdsmix.words import nearest, spelled
+
+
+@rule("loader-unknown", "error", "Nothing can be said of a loader that is not known here.")
+def loader_unknown(loader: LoaderSection) -> Iterator[Hit]:
+    if loader.name not in DATASET_KEYS:
+        yield Hit(
+            f"name of {{loader}} is {spelled(loader.section.get('name'))}, and mdsmix knows {' and '.join(sorted(DATASET_KEYS))}.",
+            "write name: text or name: finetuning.",
+        )
+
+
+@rule(
+    "key-dropped",
+    "error",
+    "The text loader drops keys that it does not know without a word: the setting has no effect.",
+)
+def key_dropped(loader: LoaderSection) -> Iterator[Hit]:
+    for key in unknown_keys(loader) if loader.is_text else ():
+        if key not in PASSED_TWICE:
+            yield Hit(
+                f"the key {key} of dataset in {{loader}} is one that the text loader does not read.",
+                _instead(key, "text"),
+            )
+
+
+@rule("key-rejected", "error", "The loader is called with it and fails (TypeError).")
+def key_rejected(loader: LoaderSection) -> Iterator[Hit]:
+    known = LOADER_KEYS if loader.trains else LOADER_KEYS | {"label"}
+    for key in sorted(set(map(str, loader.section)) - known):
+        yield Hit(f"the key {key} of {{loader}} is one that no loader takes.", _meant(key, known))
+    for key in unknown_keys(loader):
+        if not loader.is_text or key in PASSED_TWICE:
+            yield Hit(
+                f"the key {key} of dataset in {{loader}} is one that the {loader.name} loader does not take.",
+                _instead(key, loader.name),
+            )
+    for stream in loader.stream_sections:
+        for key in sorted(set(map(str, stream.settings)) - STREAM_KEYS):
+            yield Hit(
+                f"{stream.name} has the key {key}, which a stream does not take.",
+                _meant(key, STREAM_KEYS),
+                [stream.name],
+            )
+
+
+def unknown_keys(loader: LoaderSection) -> list[str]:
+    """Keys of `dataset` that the loader does not read."""
+    known = DATASET_KEYS.get(loader.name)
+    return [] if known is None else sorted(set(map(str, loader.dataset)) - known)
+
+
+def _instead(key: str, name: str) -> str:
+    if key in PASSED_TWICE:
+        return "leave it out: the loader passes it itself."
+    other = next((n for n, known in DATASET_KEYS.items() if key in known), None)
+    return f"leave it out, it is for name: {other}." if other else _meant(key, DATASET_KEYS[name])
+
+
+def _meant(key: str, known: frozenset[str]) -> str:
+    near = nearest(key, known)
+    return f"write {near}, if that is what was meant, or leave it out." if near else "leave it out."
+
+
+@rule("key-missing", "error", "LLM-Foundry refuses the loader's section.")
+def key_missing(loader: LoaderSection) -> Iterator[Hit]:
+    examples = {"drop_last": ": true", "num_workers": ": 8"}
+    for key in LOADER_NEEDS.get(loader.name, ()):
+        if loader.section.get(key) is None:
+            yield Hit(f"{key} is missing in {{loader}}.", f"add {key}{examples.get(key, '')}.")
+
+
+@rule(
+    "streams-and-remote",
+    "error",
+    "A dataset is read from streams or from one remote/local; Streaming refuses both (ValueError).",
+)
+def streams_and_remote(loader: LoaderSection) -> Iterator[Hit]:
+    given = " and ".join(k for k in ("remote", "local") if loader.dataset.get(k))
+    if loader.dataset.get("streams") and given:
+        yield Hit(f"dataset of {{loader}} has streams and {given}.", f"leave {given} out.")
+
+
+@rule(
+    "remote-alone",
+    "error",
+    "The finetuning loader wants local beside remote, and takes local alone for a Hugging Face dataset (KeyError).",
+)
+def remote_alone(loader: LoaderSection) -> Iterator[Hit]:
+    given = [k for k in ("remote", "local") if loader.dataset.get(k)]
+    if loader.name != "finetuning" or len(given) != 1 or loader.dataset.get("streams"):
+        return
+    if given == ["local"]:
+        fix = "write it as one stream under streams."
+    else:
+        fix = "add local, the folder that caches it."
+    other = "remote" if given == ["local"] else "local"
+    yield Hit(f"dataset of {{loader}} has {given[0]} and no {other}.", fix)
+
+
+@rule("streams-none", "error", "There is nothing to read.")
+def streams_none(loader: LoaderSection) -> Iterator[Hit]:
+    if not loader.stream_sections:
+        yield Hit(
+            "{loader} reads no MDS stream.",
+            "name streams under dataset.streams; in a recipe, at least one of split: train.",
+        )
+
+
+@rule(
+    "split-inherited",
+    "warning",
+    "A stream without a split takes the dataset's, and cannot opt out with split: null.",
+)
+def split_inherited(loader: LoaderSection) -> Iterator[Hit]:
+    split, streams = loader.dataset.get("split"), loader.dataset.get("streams")
+    for name, settings in streams.items() if split and streams else ():
+        if not settings.get("split"):
+            yield Hit(
+                f"{name} has no split, and dataset of {{loader}} has split: {split}.",
+                "write the split at every stream and leave it out of the dataset.",
+                [str(name)],
+            )

@@ -1,0 +1,162 @@
+"""Whether the values of a loader's section are ones that LLM-Foundry and Streaming take, and fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mdsmix import typed
+from mdsmix.recipe.rules import target_contradictions
+from mdsmix.training.keys import (
+    DATASETS,
+    TARGET_KEYS,
+    VALUES,
+    LoaderKeys,
+    StreamKeys,
+    is_number,
+    names_of,
+    whole,
+)
+from mdsmix.training.rules.rule import Hit, rule
+from mdsmix.training.sections import LoaderSection
+from mdsmix.words import spelled
+
+REFUSED = "LLM-Foundry refuses the loader's section."
+
+
+@rule("length-invalid", "error", "LLM-Foundry refuses the loader's section, or the run.")
+def length_invalid(loader: LoaderSection) -> Iterator[Hit]:
+    if (loader.max_seq_len or 0) < 2:
+        yield Hit(
+            f"dataset.max_seq_len of {{loader}} is {spelled(loader.dataset.get('max_seq_len'))}.",
+            'set max_seq_len: "${max_seq_len}".',
+        )
+
+
+@rule(
+    "setting-value",
+    "error",
+    "The loader refuses such a value (ValueError, KeyError or TypeError), or takes it for another.",
+)
+def setting_value(loader: LoaderSection) -> Iterator[Hit]:
+    yield from _mistyped(loader.section, LoaderKeys, "{loader}")
+    if keys := DATASETS.get(loader.name):
+        yield from _mistyped(loader.dataset, keys, "{loader}")
+    for stream in loader.stream_sections:
+        for hit in _mistyped(stream.settings, StreamKeys, stream.name):
+            yield hit._replace(streams=[stream.name])
+    for key, allowed in VALUES.items():
+        value = loader.dataset.get(key)
+        if value is not None and value not in allowed:
+            yield Hit(
+                f"{key} of {{loader}} is {spelled(value)}.",
+                f"set it to one of {', '.join(allowed)}.",
+            )
+    for key, least in (("sampling_granularity", 1), ("shuffle_seed", 0)):
+        value = loader.dataset.get(key)
+        if value is not None and (whole(value) is None or (whole(value) or 0) < least):
+            yield Hit(
+                f"{key} of {{loader}} is {spelled(value)}.",
+                f"set it to a whole number of at least {least}.",
+            )
+
+
+def _mistyped(section: Mapping[str, Any], keys: type, whose: str) -> Iterator[Hit]:
+    """Values of another type than their key takes; unknown keys have a rule of their own."""
+    for key in filter(names_of(keys).__contains__, section):
+        try:
+            typed.read(keys, {key: section[key]})
+        except typed.Misfit as misfit:
+            told, _, wanted = str(misfit).partition("; it must be ")
+            given = told.removeprefix(f"{key} is ")
+            yield Hit(f"{key} of {whose} is {given}.", f"set it to {wanted}")
+
+
+@rule(
+    "workers",
+    "error",
+    "torch's DataLoader refuses prefetching and persistent workers without workers, and LLM-Foundry asks for both by default.",
+)
+def workers(loader: LoaderSection) -> Iterator[Hit]:
+    if loader.section.get("num_workers") != 0:
+        return
+    for key, right in (("prefetch_factor", None), ("persistent_workers", False)):
+        value = loader.section.get(key, getattr(LoaderKeys, key))
+        if value != right:
+            yield Hit(
+                f"num_workers of {{loader}} is 0, and {key} is {spelled(value)}.",
+                f"set {key}: {spelled(right)}, or num_workers to at least 1.",
+            )
+
+
+@rule("sequence-parallel", "error", "LLM-Foundry does not implement it (NotImplementedError).")
+def sequence_parallel(loader: LoaderSection) -> Iterator[Hit]:
+    value = whole(loader.dataset.get("seq_parallel_replication"))
+    if value and value > 1:
+        yield Hit(f"seq_parallel_replication of {{loader}} is {value}.", "leave it out.")
+
+
+@rule("targets-invalid", "error", REFUSED)
+def targets_invalid(loader: LoaderSection) -> Iterator[Hit]:
+    decoder_only = loader.dataset.get("decoder_only_format")
+    if loader.name == "finetuning" and not isinstance(decoder_only, bool):
+        yield Hit(
+            f"decoder_only_format of {{loader}} is {spelled(decoder_only)}.",
+            "set it to true for a causal model, to false for an encoder-decoder.",
+        )
+    if loader.name == "finetuning" or TARGET_KEYS & set(loader.dataset):
+        for sentence in target_contradictions(*loader.targets, decoder_only is not False):
+            problem, _, fix = sentence.partition("; ")
+            yield Hit(f"{{loader}}: {problem}.", fix)
+
+
+@rule("packing-invalid", "error", REFUSED)
+def packing_invalid(loader: LoaderSection) -> Iterator[Hit]:
+    ratio = loader.dataset.get("packing_ratio")
+    problem = _packing_problem(loader, ratio) if loader.name == "finetuning" else None
+    if problem:
+        yield Hit(
+            f"packing_ratio of {{loader}} is {spelled(ratio)}, {problem}.",
+            "set it to null, auto or a number of at least 1.",
+        )
+
+
+def _packing_problem(loader: LoaderSection, ratio: Any) -> str | None:
+    if ratio is None:
+        kept = loader.dataset.get("max_leftover_bins_to_keep")
+        return f"and max_leftover_bins_to_keep: {kept} needs one" if kept is not None else None
+    if ratio != "auto" and not is_number(ratio):
+        return "which is neither a number nor auto"
+    if ratio != "auto" and ratio < 1:
+        return "and a packed row holds at least one sample"
+    if ratio != 1 and loader.dataset.get("decoder_only_format") is False:
+        return "and packing needs decoder_only_format: true"
+    return None
+
+
+@rule("separators-both", "error", REFUSED)
+def separators_both(loader: LoaderSection) -> Iterator[Hit]:
+    if all(loader.dataset.get(f"{word}_token_id") is not None for word in ("eos", "bos")):
+        yield Hit("eos_token_id and bos_token_id are both set in {loader}.", "keep one.")
+
+
+SEPARATORS = "LLM-Foundry refuses separators that are not the tokenizer's."
+
+
+def separator_differs(loader: LoaderSection, own: Mapping[str, int | None]) -> Iterator[Hit]:
+    """Where `eos_token_id` and `bos_token_id` are others than the tokenizer's: a rule of those who know it.
+
+    Args:
+        own: the tokenizer's ids, as "eos" and "bos"; empty where it is not known.
+    """
+    for word in ("eos", "bos"):
+        token = loader.dataset.get(f"{word}_token_id")
+        allowed = loader.dataset.get(f"override_{word}_token_id_mismatch_error")
+        right = own.get(word, token)
+        if token is not None and token != right and not allowed:
+            yield Hit(
+                f"{word}_token_id of {{loader}} is {token}, and the tokenizer's is {spelled(right)}.",
+                f"leave {word}_token_id out."
+                if right is None
+                else f"set {word}_token_id: {right}.",
+            )

@@ -1,0 +1,194 @@
+"""The sections of a training YAML that say what is read and how: loaders and their streams, every `${...}` filled in.
+
+Whatever stands there is kept as it stands, right or wrong, so that the rules can speak of it; the properties read it as
+LLM-Foundry and Streaming do, with their defaults.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from mdsmix.errors import RecipeError
+from mdsmix.recipe import TokenizerSpec
+from mdsmix.training.keys import WEIGHT_KEYS, whole
+from mdsmix.typed import brief
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSection:
+    """One stream of a loader."""
+
+    name: str
+    settings: Mapping[str, Any]
+    "The keys that Streaming's Stream is built from, its split inherited where it has none."
+
+    @property
+    def place(self) -> str | None:
+        """Where it was published: its remote, or its local folder where it has none."""
+        place = self.settings.get("remote") or self.settings.get("local")
+        return str(place) if place else None
+
+    @property
+    def weight(self) -> dict[str, Any]:
+        """What is given of repeat, proportion and choose: right is at most one."""
+        return {k: self.settings[k] for k in WEIGHT_KEYS if self.settings.get(k) is not None}
+
+    @property
+    def cache_folder(self) -> str | None:
+        """The folder that a training node keeps the stream in: local/split, with symlinks followed."""
+        return self._folder(self.settings["local"]) if self.settings.get("local") else None
+
+    @property
+    def is_only_copy(self) -> bool:
+        """Whether what lies in the local folder is the stream itself, and no copy of it."""
+        place = self.place
+        is_local = place is not None and "://" not in place
+        return is_local and self._folder(place) == self.cache_folder
+
+    def _folder(self, root: Any) -> str:
+        return os.path.realpath(os.path.join(str(root), str(self.settings.get("split") or "")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSection:
+    """`train_loader`, or one entry of `eval_loader`."""
+
+    label: str
+    "How messages call it: train_loader, or eval_loader heldout."
+    section: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.section.get("name"))
+
+    @property
+    def is_text(self) -> bool:
+        return self.name == "text"
+
+    @property
+    def trains(self) -> bool:
+        return self.label == "train_loader"
+
+    @cached_property
+    def dataset(self) -> Mapping[str, Any]:
+        dataset = self.section.get("dataset")
+        return dataset if isinstance(dataset, Mapping) else {}
+
+    @property
+    def max_seq_len(self) -> int | None:
+        return whole(self.dataset.get("max_seq_len"))
+
+    @property
+    def targets(self) -> tuple[str, str]:
+        """What finetuning trains on, as LLM-Foundry reads it: in any case, null being the default."""
+        prompts, responses = (self.dataset.get(f"target_{t}") for t in ("prompts", "responses"))
+        return str(prompts or "none").lower(), str(responses or "last").lower()
+
+    @property
+    def hub_name(self) -> str | None:
+        """The Hugging Face dataset that it reads instead of streams."""
+        return self.dataset.get("hf_name")
+
+    @cached_property
+    def stream_sections(self) -> tuple[StreamSection, ...]:
+        """Its streams; a dataset with remote or local of its own is one. RecipeError where they are no keys and values."""
+        return tuple(StreamSection(name=n, settings=s) for n, s in self._streams())
+
+    def _streams(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        streams, split = self.dataset.get("streams"), self.dataset.get("split")
+        if streams:
+            for name, settings in self._keys("dataset.streams", streams).items():
+                own = self._keys(f"dataset.streams.{name}", settings)
+                yield str(name), own | {"split": split} if split and not own.get("split") else own
+        elif place := self.dataset.get("remote") or self.dataset.get("local"):
+            keys = {k: v for k in ("remote", "local", "split") if (v := self.dataset.get(k))}
+            yield str(place).rstrip("/").rpartition("/")[2], keys
+
+    def _keys(self, what: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise RecipeError(
+                f"{what} of {self.label} is {brief(value)}; it must be keys and values."
+            )
+        return dict(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingYaml:
+    """A whole training YAML; of sections that nobody judges, those that could not be resolved are left out."""
+
+    origin: str
+    "How messages call the file."
+    config: Mapping[str, Any]
+
+    @property
+    def train(self) -> LoaderSection:
+        """RecipeError where there is none, or none that reads streams."""
+        section = self.config.get("train_loader")
+        if not isinstance(section, Mapping):
+            raise RecipeError(
+                f"{self.origin} is no training YAML: it has no train_loader; it holds {', '.join(self.config)}."
+            )
+        return self._of_streams(LoaderSection(label="train_loader", section=section))
+
+    @property
+    def evals(self) -> tuple[LoaderSection, ...]:
+        """The evaluations that read streams; LLM-Foundry takes one or a list."""
+        entries = self.config.get("eval_loader")
+        listed = entries if isinstance(entries, list) else [entries]
+        sections = (
+            LoaderSection(label=f"eval_loader {e.get('label', '')}".strip(), section=e)
+            for e in listed
+            if isinstance(e, Mapping)
+        )
+        return tuple(section for section in sections if not section.hub_name)
+
+    def loader(self, name: str) -> LoaderSection:
+        """`train_loader`, or `eval_loader.<label>`; RecipeError where it is not there, or not one."""
+        if name == "train_loader":
+            return self.train
+        kind, _, label = name.partition(".")
+        known = self.evals if kind == "eval_loader" else ()
+        chosen = [e for e in known if not label or str(e.section.get("label")) == label]
+        if len(chosen) != 1:
+            labels = ", ".join(str(e.section.get("label")) for e in known) or "none"
+            raise RecipeError(
+                f"{name} is not one loader of {self.origin}; name train_loader, or eval_loader.<label> of {labels}."
+            )
+        return chosen[0]
+
+    def _of_streams(self, loader: LoaderSection) -> LoaderSection:
+        if loader.hub_name:
+            raise RecipeError(
+                f"{loader.label} of {self.origin} reads the Hugging Face dataset {loader.hub_name} and no MDS stream, so "
+                "there is nothing to look at."
+            )
+        return loader
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples that all devices draw together at a time."""
+        return whole(self.config.get("global_train_batch_size"))
+
+    @property
+    def tokenizer(self) -> TokenizerSpec | None:
+        """The run's tokenizer; RecipeError where its keywords are none. model_max_length is left out: it shapes no id."""
+        section = self.config.get("tokenizer")
+        keys = section if isinstance(section, Mapping) else {"name": section}
+        if not keys.get("name"):
+            return None
+        given = keys.get("kwargs") or {}
+        if not isinstance(given, Mapping):
+            raise RecipeError(f"tokenizer.kwargs is {brief(given)}, and must hold keys.")
+        kwargs = {k: v for k, v in given.items() if k != "model_max_length"}
+        return TokenizerSpec(name=str(keys["name"]), kwargs=kwargs)
+
+    def at(self, *keys: str) -> Any:
+        """A value deep in the config; None where a key on the way is missing."""
+        value: Any = self.config
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
