@@ -130,7 +130,7 @@ class TrainingYaml:
         section = self.config.get("train_loader")
         if not isinstance(section, Mapping):
             raise RecipeError(
-                f"{self.origin} is no training YAML: it has no train_loader; it holds {', '.join(self.config)}."
+                f"{self.origin} is neither a recipe nor a training YAML: it has no train_loader; it holds {', '.join(self.config)}."
             )
         return self._of_streams(LoaderSection(label="train_loader", section=section))
 

@@ -59,7 +59,11 @@ def write_streams(folder: Path) -> dict[str, dict[str, str]]:
         ({"input_ids": np.int32(p), "labels": np.int32(r)} for p, r in pairs),
     )
     write_stream(folder / "chats", {"turns": "json"}, ({"turns": c} for c in chats))
-    return {n: {"local": str(folder / n)} for n in ("text", "bytes", "lm", "pairs", "chats")}
+    long = [(np.int32(numbers(rng, 1, 100)), np.int32(numbers(rng, 1, 100))) for _ in range(500)]
+    write_stream(folder / "long", variable, ({"input_ids": p, "labels": r} for p, r in long))
+    return {
+        n: {"local": str(folder / n)} for n in ("text", "bytes", "lm", "pairs", "chats", "long")
+    }
 
 
 def cases(streams: dict[str, dict[str, str]], tokenizer: Path) -> Iterator[dict[str, Any]]:
@@ -67,10 +71,11 @@ def cases(streams: dict[str, dict[str, str]], tokenizer: Path) -> Iterator[dict[
 
     def case(name: str, used: list[str], loader: str = "finetuning", **more: Any) -> dict[str, Any]:
         overrides, attributes = more.pop("overrides", {}), more.pop("attributes", {})
+        length = more.pop("length", MAX_SEQ_LEN)
         shared = {"drop_last": False, "num_workers": 0, "prefetch_factor": None}
         made = config({n: streams[n] for n in used}, loader, shuffle=True, **(shared | more))
         made["train_loader"] |= {"persistent_workers": False, "pin_memory": False}
-        made["train_loader"]["dataset"]["max_seq_len"] = MAX_SEQ_LEN
+        made["train_loader"]["dataset"]["max_seq_len"] = length
         return {
             "name": name,
             "config": made,
@@ -90,6 +95,8 @@ def cases(streams: dict[str, dict[str, str]], tokenizer: Path) -> Iterator[dict[
     yield case("packed", mix, packing_ratio=1.7)
     yield case("packed left", mix, packing_ratio=2.5, attributes=LEFT, target_responses="all")
     yield case("packed, two wait", mix, packing_ratio=3.0, max_leftover_bins_to_keep=2)
+    yield case("packed by itself", ["long"], packing_ratio="auto", length=200)
+    yield case("packed by itself, too short", mix, packing_ratio="auto")
     yield case("trimmed", ["chats"], allow_pad_trimming=True)
     yield case("trimmed left", ["chats"], allow_pad_trimming=True, attributes=LEFT)
     yield case("longest", ["pairs", "chats"], pad_to_longest=True)

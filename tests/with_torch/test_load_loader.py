@@ -156,7 +156,9 @@ def test_the_ids_come_from_the_configs_tokenizer(tokenizer_folder: Path, tmp_pat
 
 def test_a_separator_that_is_not_the_tokenizers_is_refused(tmp_path: Path) -> None:
     streams = {"a": {"local": str(write_tokens(tmp_path, 2))}}
-    with pytest.raises(RecipeError, match="eos_token_id is 9, the tokenizer's is 0"):
+    with pytest.raises(
+        RecipeError, match="eos_token_id of train_loader is 9, and the tokenizer's is 0"
+    ):
         build_loader(config(streams, "text", eos_token_id=9), 1, ids=IDS)
     with pytest.raises(RecipeError, match="neither a padding nor an EOS token"):
         build_loader(config(streams), 1, ids=TokenIds(eos=None))
@@ -165,10 +167,10 @@ def test_a_separator_that_is_not_the_tokenizers_is_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("stream", "dataset", "why"),
     [
-        ({"repeat": 2}, {"epoch_size": 10}, "Streaming refuses it: Only provide"),
-        ({"repeat": "2"}, {}, "Streaming refuses it: "),
+        ({"repeat": 2}, {"epoch_size": 10}, "a has repeat or choose, which decide it too"),
+        ({"repeat": "2"}, {}, "repeat of a is '2'"),
         ({"remote": "ftp://x"}, {}, "Streaming refuses it: Unsupported remote path"),
-        ({}, {"batching_method": "any"}, "Streaming refuses it: Invalid batching method"),
+        ({}, {"batching_method": "any"}, "set it to one of random, stratified"),
     ],
 )
 def test_what_streaming_refuses_is_one_sentence(
@@ -217,3 +219,22 @@ def test_a_killed_run_does_not_lock_its_cache_folder(
     assert notes, "the run left its note behind"
     assert len(first_tokens(build_loader(settings, 2, ids=IDS))) == 4
     assert "Removed the shared memory of 1 dead run" in caplog.text
+
+
+@WORKERS
+def test_a_packing_ratio_is_found(workers: int, tmp_path: Path) -> None:
+    """Two rows of 100 tokens fill one of 200. The cache folder is free again once the ratio is known."""
+    pair = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
+    samples = [{"input_ids": np.int32([i, 9]), "labels": np.int32([9] * 97 + [EOS])} for i in range(10, 90)]  # fmt: skip
+    remote = write_stream(tmp_path / "pairs", pair, samples)
+    mixed = {"pairs": {"remote": str(remote), "local": str(tmp_path / "cache")}}
+    made = config(mixed, packing_ratio="auto", num_workers=workers) | {"max_seq_len": 200}
+    loader = build_loader(made, 4, ids=IDS)
+    assert loader.batch_size == 8
+    with at_most(60):
+        batches = list(loader)
+    assert len(batches) == 10
+    assert all((batch["sequence_id"].amax(dim=1) == 1).all() for batch in batches)
+    del loader
+    gc.collect()
+    assert build_loader(made, 4, ids=IDS).batch_size == 8
