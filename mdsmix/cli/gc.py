@@ -49,9 +49,7 @@ def gc(
             f"WARNING: running jobs and caches may still name what is younger than {KEEP_SECONDS // 86_400} days"
         )
     garbage = (
-        delete_garbage(folder, age, _warn, keep)
-        if delete
-        else find_garbage(folder, age, keep, _warn)
+        delete_garbage(folder, age, _warn, keep) if delete else find_garbage(folder, age, keep)
     )
     if as_json:
         keys = ("kind", "name", "bytes", "age")

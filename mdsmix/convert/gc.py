@@ -23,7 +23,7 @@ from mdsmix.shards.index import Shard, parse_index, read_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.shards.manifest import read_manifest
 from mdsmix.shards.published import find_published, versions, working_folder
-from mdsmix.storage import Location, NotListed, Stat, locate
+from mdsmix.storage import Location, Stat, locate
 
 KEEP_SECONDS = 7 * 86_400
 THREADS = 16
@@ -85,10 +85,8 @@ def find_garbage(
     folder: Location,
     older_than: float,
     keep: int | None = None,
-    say: Callable[[str], None] = lambda _: None,
 ) -> list[Garbage]:
-    """All that nothing names and that is older than so many seconds, and versions that old beyond the newest `keep`;
-    `say` is told what could not be looked at."""
+    """All that nothing names and that is older than so many seconds, and versions that old beyond the newest `keep`."""
     now = time.time()
     manifest, others = read_manifest(folder), find_versions(folder)
     old = [v for v in versions_to_delete(folder, others, keep) if now - v.replaced >= older_than]
@@ -103,7 +101,7 @@ def find_garbage(
     named = _named(folder, kept)
     gone["shard"] = [file for file in gone["shard"] if file.name not in named]
     files = [_of_file(folder, kind, file, now) for kind in _KINDS for file in gone[kind]]
-    unfinished = [left for left in _unfinished(folder, now, say) if left.age >= older_than]
+    unfinished = [left for left in _unfinished(folder, now) if left.age >= older_than]
     return [*files, *(_of_version(version, now) for version in old), *unfinished]
 
 
@@ -127,19 +125,16 @@ def _of_version(version: Version, now: float) -> Garbage:
     )
 
 
-def _unfinished(folder: Location, now: float, say: Callable[[str], None]) -> Iterator[Garbage]:
-    try:
-        for place in (folder, *versions(folder)):
-            for left in place.unfinished():
-                yield Garbage(
-                    kind="unfinished write",
-                    name=left.name if place == folder else f"{place.name}/{left.name}",
-                    bytes=left.size,
-                    age=now - left.modified,
-                    discard=left.discard,
-                )
-    except NotListed as unknown:  # all else is looked at all the same
-        say(f"WARNING: {unknown}")
+def _unfinished(folder: Location, now: float) -> Iterator[Garbage]:
+    for place in (folder, *versions(folder)):
+        for left in place.unfinished():
+            yield Garbage(
+                kind="unfinished write",
+                name=left.name if place == folder else f"{place.name}/{left.name}",
+                bytes=left.size,
+                age=now - left.modified,
+                discard=left.discard,
+            )
 
 
 def delete_garbage(
@@ -147,30 +142,22 @@ def delete_garbage(
 ) -> list[Garbage]:
     """Deletes what `find_garbage` finds while no conversion is at work; Unreachable where one is. Returns what is gone."""
     with lease(folder, say) as held, ThreadPoolExecutor(THREADS) as pool:
-        garbage = find_garbage(folder, older_than, keep, say)
+        garbage = find_garbage(folder, older_than, keep)
         gone = []
         # Shards last, those of versions too: a unit record whose shards are gone would be believed.
         for is_last in (False, True):
             chosen = [g for g in garbage if (g.kind in _WITH_SHARDS) is is_last]
-            done = pool.map(lambda item: _discard(item, held, say), chosen)
-            gone += [item for item, is_gone in zip(chosen, done, strict=True) if is_gone]
+            list(pool.map(lambda item: _discard(item, held), chosen))
+            gone += chosen
             if chosen and not is_last:
                 (folder / FOLDER).flush()
     return gone
 
 
-def _discard(item: Garbage, held: Lease, say: Callable[[str], None]) -> bool:
-    """An unfinished write that may not be taken back, which takes a right of its own, keeps nothing else."""
+def _discard(item: Garbage, held: Lease) -> None:
     if not held.is_held_still():
         held.confirm()
-    try:
-        item.discard()
-    except Unreachable as error:
-        if item.kind != "unfinished write":
-            raise
-        say(f"WARNING: {item.name} was not taken back: {error}")
-        return False
-    return True
+    item.discard()
 
 
 def _sorted_out(folder: Location) -> dict[str, list[_File]]:

@@ -52,7 +52,7 @@ def gather(folder: Location, shards: Sequence[Shard], places: Sequence[Location]
     here = dict(folder.list())
     missing = [s.stored for s in shards if not _is_whole(s.stored, here.get(s.stored.basename))]
     sources = _sources(missing, places)
-    together(lambda name: _bring(*sources[name], folder / name), sources)
+    together(lambda name: _bring(sources[name], folder / name), sources)
     if sources:
         folder.flush()
 
@@ -61,18 +61,16 @@ def _is_whole(file: StoredFile, stat: Stat | None) -> bool:
     return stat is not None and stat.size == file.bytes
 
 
-def _sources(
-    files: list[StoredFile], places: Sequence[Location]
-) -> dict[str, tuple[Location, Stat]]:
+def _sources(files: list[StoredFile], places: Sequence[Location]) -> dict[str, Location]:
     """Name -> where its bytes lie."""
-    found: dict[str, tuple[Location, Stat]] = {}
+    found: dict[str, Location] = {}
     for place in places:
         left = [file for file in files if file.basename not in found]
         stats = dict(place.list()) if left else {}
         for file in left:
             names = (file.basename, re.sub(r"-\d+\.mds", ".mds", file.basename))
             if name := next((n for n in names if _is_whole(file, stats.get(n))), None):
-                found[file.basename] = place / name, stats[name]
+                found[file.basename] = place / name
     if lost := [file.basename for file in files if file.basename not in found]:
         raise Unreachable(
             f"the shard {lost[0]} was deleted from {places[0]} while the stream was being published; run the same "
@@ -81,11 +79,11 @@ def _sources(
     return found
 
 
-def _bring(source: Location, found: Stat, target: Location) -> None:
+def _bring(source: Location, target: Location) -> None:
     if source.name == target.name:
-        source.link_to(target, found)
+        source.link_to(target)
     else:  # twins are there to be files of their own
-        source.copy_to(target, found)
+        source.copy_to(target)
 
 
 def _store(folder: Location, layout: Layout, rows: Rows, held: Held | None) -> Shard:

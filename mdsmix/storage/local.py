@@ -172,7 +172,7 @@ class LocalPath(Location):
     def keeps_conditions(self) -> bool:
         return True
 
-    def copy_to(self, other: Location, found: Stat | None = None) -> None:
+    def copy_to(self, other: Location) -> None:
         if not isinstance(other, LocalPath):
             other.write(self.read())
             return
@@ -182,7 +182,7 @@ class LocalPath(Location):
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
 
-    def link_to(self, other: Location, found: Stat | None = None) -> None:
+    def link_to(self, other: Location) -> None:
         if isinstance(other, LocalPath):
             with suppress(
                 OSError

@@ -45,10 +45,6 @@ CHANGED = (
 )
 
 
-class NotListed(Unreachable):
-    """Unfinished writes cannot be found here: the store does not list them, or these credentials may not see them."""
-
-
 class Location(ABC):
     """A file or folder on a disk or in a bucket. Frozen, hashable and picklable."""
 
@@ -128,13 +124,12 @@ class Location(ABC):
         once a run, where nothing may lie; where it does not, both look before they write, and what comes in between is lost."""
 
     @abstractmethod
-    def copy_to(self, other: Location, found: Stat | None = None) -> None:
-        """Write these bytes at `other`, inside the store where both are in one. `found`: what was listed of them, so that
-        the store need not be asked."""
+    def copy_to(self, other: Location) -> None:
+        """Write these bytes at `other`, inside the store where both are in one."""
 
-    def link_to(self, other: Location, found: Stat | None = None) -> None:
+    def link_to(self, other: Location) -> None:
         """Let these bytes, which never change, lie at `other` too: where the disk can, without taking room twice."""
-        self.copy_to(other, found)
+        self.copy_to(other)
 
     def flush(self) -> None:  # noqa: B027 - a store has done it
         """Let what was linked and deleted in this folder last, whatever happens to the machine; what was written does."""
@@ -155,9 +150,9 @@ class Location(ABC):
         """Files and names of folders directly inside, at a store by one listing."""
         return dict(self.list()), set(self.folders())
 
-    @abstractmethod
     def unfinished(self) -> Iterator[Unfinished]:
-        """What killed writes left below this folder: temporary files, uploads in parts; NotListed where that cannot be known."""
+        """The temporary files that killed writes left below this folder; a store keeps nothing of them."""
+        return iter(())
 
     @abstractmethod
     def expand(self) -> Found:

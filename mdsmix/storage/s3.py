@@ -1,26 +1,27 @@
 """Objects in a bucket of S3 or of a store that speaks its protocol (MinIO and others).
 
-One object is one PUT up to 64 MiB, which is as large as a shard gets, and parts above. A read that
-breaks in the middle goes on where it broke, as long as the object is still the same one.
+One object is one PUT: a store takes 5 GiB in one, a shard is 64 MiB, and one record is 4 GiB at most, so nothing is sent in
+parts and nothing is left of a write that was killed. A read that breaks in the middle goes on where it broke, as long as the
+object is still the same one.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, cast
 
 from mdsmix.errors import Unreachable
+from mdsmix.storage.joined import Joined
 from mdsmix.storage.location import (
     CHANGED,
     Bytes,
     Found,
     Location,
     Stat,
-    Unfinished,
     fixed_prefix,
     has_pattern,
     path_matches,
@@ -28,13 +29,9 @@ from mdsmix.storage.location import (
 from mdsmix.storage.s3_client import Patience, ask
 from mdsmix.storage.s3_conditions import are_kept, put_if
 from mdsmix.storage.s3_errors import error_code, failures
-from mdsmix.storage.s3_parts import copy, send
 from mdsmix.storage.s3_random import RandomReader
-from mdsmix.storage.s3_uploads import uploads
 
-_PART_BYTES = 64 << 20
 _MORE_BYTES = 1 << 20  # a line that is longer than was thought
-_COPY_BYTES = 5 << 30  # the most that CopyObject takes; some stores know no copying in parts
 _READ_BYTES = 8 << 20  # RawIOBase.readall would take 8 KiB at a time, 7 times slower
 
 
@@ -101,7 +98,7 @@ class S3Path(Location):
         return cast(BinaryIO, RandomReader(fetch, found.size, ahead))
 
     def write(self, *parts: Bytes) -> None:
-        send(self.url, self._object(), parts, _PART_BYTES)
+        ask(self.url, partial(_put, self._object(), parts))
 
     def create(self, content: bytes) -> Stat | None:
         return ask(self.url, lambda client: put_if(client, self._object(), content, None))
@@ -112,13 +109,12 @@ class S3Path(Location):
     def keeps_conditions(self) -> bool:
         return are_kept(self.url, self._object())
 
-    def copy_to(self, other: Location, found: Stat | None = None) -> None:
+    def copy_to(self, other: Location) -> None:
         if not isinstance(other, S3Path):
             other.write(self.read())
             return
-        found = found if found and found.stamp else self.stat()  # a listing may lack stamps
-        pair = f"{self.url} (to copy it to {other.url})"
-        copy(pair, self._object(), found, other._object(), _COPY_BYTES)
+        wanted = {**other._object(), "CopySource": self._object()}
+        ask(f"{self.url} (to copy it to {other.url})", lambda client: client.copy_object(**wanted))
 
     def delete(self) -> None:
         ask(self.url, lambda client: client.delete_object(**self._object()))
@@ -162,9 +158,6 @@ class S3Path(Location):
                 return
             wanted["ContinuationToken"] = page["NextContinuationToken"]
 
-    def unfinished(self) -> Iterator[Unfinished]:
-        yield from uploads(self.url, self.bucket, self._prefix)
-
     def expand(self) -> Found:
         itself = self.stat()
         if itself is not None:
@@ -181,6 +174,11 @@ class S3Path(Location):
             if path_matches(name.split("/"), patterns)
         ]
         return [item for place, found in listed if (item := _stamped(place, found))]
+
+
+def _put(place: dict[str, str], parts: Sequence[Bytes], client: Any) -> None:
+    body = Joined(parts)
+    client.put_object(**place, Body=body, ContentLength=body.size)
 
 
 def _stamped(place: Location, found: Stat) -> tuple[Location, Stat] | None:

@@ -25,7 +25,6 @@ _CODES = {
     "InvalidBucketName": "this is not a valid bucket name (at least 3 letters); correct it",
     "NoSuchKey": "there is no such object; check the path",
     "404": "there is no such object or bucket; check the path",
-    "NoSuchUpload": f"the upload was taken back by somebody else; {_AGAIN}",
     "InvalidAccessKeyId": "the store does not know this access key, or it has expired; correct AWS_ACCESS_KEY_ID, or "
     + _RENEW,
     "SignatureDoesNotMatch": "the secret key is wrong; correct AWS_SECRET_ACCESS_KEY",

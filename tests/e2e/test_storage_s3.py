@@ -113,16 +113,13 @@ def test_a_list_goes_on_over_pages(root: Location, monkeypatch: pytest.MonkeyPat
     assert [name for name, _ in root.list()] == list("01234")
 
 
-def test_a_large_object_goes_up_in_parts_and_is_copied_inside_the_store(
-    root: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_large_object_is_one_request_and_is_copied_inside_the_store(
+    root: Location, tmp_path: Path, proxy: Proxy
 ) -> None:
-    monkeypatch.setattr(s3, "_PART_BYTES", 5 << 20)
-    data = os.urandom(12 << 20)
+    data = os.urandom(80 << 20)
     (root / "large").write(data[:1000], data[1000 : 7 << 20], data[7 << 20 :])
-    found = (root / "large").stat()
-    assert found is not None
-    assert found.stamp.endswith("-3")  # MinIO's mark of an object of three parts
     (root / "large").copy_to(root / "copy")
+    assert [request.operation for request in proxy.requests] == ["PUT", "PUT"]
     (root / "copy").copy_to(locate(tmp_path) / "down")
     (locate(tmp_path) / "down").copy_to(root / "up")
     assert (root / "up").read() == data

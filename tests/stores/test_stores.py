@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import boto3
 import orjson
 import pytest
 
@@ -107,19 +106,11 @@ def test_a_pattern_finds_sources_with_stamps_that_change(root: Location) -> None
     assert (root / "raw/*.jsonl").expand() != [(place, before)]
 
 
-def test_what_is_large_goes_in_parts_and_copies_in_one_request(
-    root: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(s3, "_PART_BYTES", 5 << 20)
+def test_what_is_large_is_written_and_copied_in_one_request(root: Location) -> None:
     data = bytes(range(256)) * 4 * 11_000
     (root / "large ü").write(data[:1000], data[1000:])
     (root / "large ü").copy_to(root / "copy")
     assert (root / "copy").read() == data
-    asked: list[str] = []
-    real = s3.copy
-    monkeypatch.setattr(s3, "copy", lambda *given: asked.append(given[-1]) or real(*given))
-    (root / "copy").copy_to(root / "again")
-    assert asked == [5 << 30]
 
 
 def test_conditions_are_kept_one_after_the_other(root: Location, store: Store) -> None:
@@ -164,21 +155,14 @@ def test_a_change_is_published_and_gc_takes_what_it_left(
     recipe: Path, split: Location, store: Store, root: Location
 ) -> None:
     run_recipe(recipe)
-    client = boto3.client("s3", endpoint_url=store.settings["S3_ENDPOINT_URL"])
-    place = {"Bucket": root.url[5:], "Key": f"{split.url[len(root.url) + 1 :]}/large.mds"}
-    begun = client.create_multipart_upload(**place)["UploadId"]
-    client.upload_part(**place, UploadId=begun, PartNumber=1, Body=b"12345")
     write_jsonl(recipe.parent / "a.jsonl", CHANGED)
     (outcome,) = run_recipe(recipe)
     assert 0 < outcome.done < outcome.units
-    said: list[str] = []
-    found = find_garbage(split, 0, say=said.append)
+    found = find_garbage(split, 0)
     assert {"shard", "unit record", "old index"} <= {item.kind for item in found}
-    uploads = [item.name for item in found if item.kind == "unfinished write"]
-    assert uploads == (["large.mds"] if not said else [])
     before = content(split)
-    gone = delete_garbage(split, 0, said.append)
-    assert before.keys() - content(split).keys() == {i.name for i in gone} - {"large.mds"}
+    gone = delete_garbage(split, 0, lambda _: None)
+    assert before.keys() - content(split).keys() == {i.name for i in gone}
     assert find_garbage(split, 0) == []
     assert mdsmix("verify", split).code == 0
     assert run_recipe(recipe)[0].state == "up to date"
