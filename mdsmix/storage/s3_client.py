@@ -30,14 +30,14 @@ _CHECKSUMS = "when_required"
 _answered: set[str] = set()
 "Endpoints that have; a forked worker knows them from its parent."
 _given_up: set[str] = set()
-"Endpoints that were waited for in vain: who only wants to clean up after that does not wait as long again."
+"Endpoints at which a request was given up. What is asked there afterwards, to clean up, waits only _FIRST_SECONDS."
 
 
 class Patience:
     """How long one request is asked again."""
 
-    def __init__(self, url: str, seconds: float | None = None) -> None:
-        self._url, self._seconds = url, seconds
+    def __init__(self, url: str) -> None:
+        self._url = url
         self._began, self._tries = time.monotonic(), 0
 
     def wait(self, error: Exception) -> None:
@@ -46,7 +46,7 @@ class Patience:
         if endpoint in _answered and not self._tries:
             self._began = now  # a large body may have gone well for long before it broke
         self._tries += 1
-        left = self._began + (self._seconds or _seconds(endpoint)) - now
+        left = self._began + _seconds(endpoint) - now
         if left <= 0 or not may_pass(error):
             if may_pass(error):
                 _given_up.add(endpoint)
@@ -61,11 +61,11 @@ def _seconds(endpoint: str) -> float:
     return _LATER_SECONDS if is_trusted else _FIRST_SECONDS
 
 
-def ask(url: str, request: Callable[[Any], T], seconds: float | None = None) -> T:
+def ask(url: str, request: Callable[[Any], T]) -> T:
     """What `request(client)` returns; tried again while that may help, then one sentence."""
     from botocore.exceptions import ClientError
 
-    patience, is_reopened = Patience(url, seconds), False
+    patience, is_reopened = Patience(url), False
     while True:
         client = _client_for(url)
         try:
