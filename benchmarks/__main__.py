@@ -36,7 +36,7 @@ def main() -> None:
     command = "make bench BENCH=--quick" if arguments.quick else "make bench"
     results = partial(report.text, place, found, missing, command=command)
     arguments.results.write_text(results(figures=[]))  # a figure that fails costs no table
-    text = results(figures=figures(place, found))
+    text = results(figures=figures(place, plan, found))
     arguments.results.write_text(text)
     _say(text)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks import outputs
@@ -18,6 +18,7 @@ EOS = "<|endoftext|>"
 HERE = Path(__file__).parent
 STREAMS = {
     "documents": "{kind: pretraining, source: {path: PATH, text: text}}",
+    "words": "{kind: pretraining, source: {path: PATH, text: text}}",
     "pairs": "{kind: finetuning, source: {path: PATH, prompt: prompt, response: response}}",
     "chats": "{kind: finetuning, source: {path: PATH, messages: messages}}",
     "compact": "{kind: finetuning, source: {path: PATH, messages: messages}, columns: compact}",
@@ -51,7 +52,7 @@ class Contender:
 
     name: str
     kind: str
-    "The corpus, documents, pairs or chats: only within one are contenders compared."
+    "The corpus, documents, words, pairs or chats: only within one are contenders compared."
     command: Command
     count: Callable[[Path], int]
     "The tokens in its output."
@@ -72,7 +73,7 @@ def contenders() -> list[Contender]:
     return [
         _mdsmix("documents", 1),
         _mdsmix("documents", 2),
-        _ceiling(),
+        _ceiling("documents"),
         _script(
             "gigatoken", outputs.ids_of_two_bytes, "gigatoken, whole file in memory", fast=True
         ),
@@ -81,6 +82,10 @@ def contenders() -> list[Contender]:
         _script("litdata", outputs.litdata, "litdata optimize, 2 workers", "2", str(ROW)),
         _foundry_json(),
         _foundry_text(),
+        _mdsmix("words", 1),
+        _mdsmix("words", 2),
+        _ceiling("words"),
+        replace(_foundry_json(), kind="words"),
         _mdsmix("pairs", 1),
         _mdsmix("pairs", 2),
         _foundry_finetuning("pairs"),
@@ -115,10 +120,10 @@ def write_recipe(place: Place, sources: dict[str, Path], out: Path) -> Path:
     return recipe
 
 
-def _ceiling() -> Contender:
+def _ceiling(kind: str) -> Contender:
     return Contender(
         name="the ceiling, tokenizer on 2 threads",
-        kind="documents",
+        kind=kind,
         command=lambda place, source, out: [
             *(sys.executable, HERE / "ceiling.py", source / "0.jsonl"),
             *(place.tokenizer / "tokenizer.json", out, str(ROW)),

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 
+from benchmarks import words
 from tests.corpus import big_documents, docstrings, train_tokenizer
 
 VOCABULARY = 32_768
@@ -56,8 +57,9 @@ def source(work: Path, kind: str, size: int, files: int = 1) -> Path:
         part = folder.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
+        write = _WRITERS.get(kind) or functools.partial(words.documents, work)
         for number in range(files):
-            _WRITERS[kind](part / f"{number}.jsonl", size // files, number)
+            write(part / f"{number}.jsonl", size // files, number)
         part.rename(folder)
     return folder
 

@@ -14,7 +14,7 @@ import orjson
 from benchmarks import corpus
 from benchmarks.contenders import HERE, Place, write_recipe
 from benchmarks.measure import measure
-from benchmarks.rounds import MB, Entry, environment
+from benchmarks.rounds import MB, Entry, Plan, environment
 from tests.corpus import chats, docstrings, questions
 
 REPEATS = 5
@@ -30,8 +30,8 @@ class Figure:
     most: float
 
 
-def figures(place: Place, entries: list[Entry]) -> list[Figure]:
-    return [*_start_up(place), *_second_runs(place, entries), *_memory(place, entries)]
+def figures(place: Place, plan: Plan, entries: list[Entry]) -> list[Figure]:
+    return [*_start_up(place), *_second_runs(place, entries), *_memory(place, plan, entries)]
 
 
 def _start_up(place: Place) -> list[Figure]:
@@ -68,20 +68,23 @@ def _second_runs(place: Place, entries: list[Entry]) -> list[Figure]:
     return [_seconds(place, what, 1.0, ["convert", recipe])]
 
 
-def _memory(place: Place, entries: list[Entry]) -> list[Figure]:
-    """200 MB against the large corpus, for each number of processes."""
-    found = []
-    small = corpus.source(place.work, "documents", 200 * MB)
-    for entry in entries:
-        if not entry.contender.name.startswith("mdsmix") or entry.contender.kind != "documents":
-            continue
-        out = place.work / "out"
-        shutil.rmtree(out, ignore_errors=True)
-        argv = entry.contender.command(place, small, out)
-        peak = measure(argv, environment(place), place.work / "log", memory=True).peak
-        what = f"{entry.contender.name}: peak with {entry.bytes / MB:,.0f} MB over peak with 200 MB"
-        found.append(Figure(what, entry.peak / peak, f"({peak / MB:,.0f} MB)", 1.1))
-    return found
+def _memory(place: Place, plan: Plan, entries: list[Entry]) -> list[Figure]:
+    """Of two workers, on many words, which they remember: the large corpus against a larger one."""
+    name = "mdsmix, 2 processes"
+    chosen = [e for e in entries if (e.contender.kind, e.contender.name) == ("words", name)]
+    return [_growth(place, plan, entry) for entry in chosen if not entry.fault]
+
+
+def _growth(place: Place, plan: Plan, entry: Entry) -> Figure:
+    larger = corpus.source(place.work, entry.contender.kind, plan.grown)
+    out = place.work / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    argv = entry.contender.command(place, larger, out)
+    peak = measure(argv, environment(place), place.work / "log", memory=True).peak
+    shutil.rmtree(out)
+    shutil.rmtree(larger)  # 10 GB
+    what = f"{entry.contender.name}, many words: peak with {plan.grown / MB:,.0f} MB over peak with {entry.bytes / MB:,.0f} MB"
+    return Figure(what, peak / entry.peak, f"({peak / MB:,.0f} MB)", 1.1)
 
 
 def _worker_start(place: Place) -> Figure:

@@ -14,6 +14,7 @@ import argparse
 import ast
 import functools
 import inspect
+import mmap
 import random
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -34,6 +35,8 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 Record = dict[str, Any]
+Pool = tuple[bytes | mmap.mmap, np.ndarray]
+"Lines as the insides of JSON strings, one behind the other, and where each starts."
 
 
 class Described(NamedTuple):
@@ -122,14 +125,13 @@ def train_tokenizer(folder: Path, vocab_size: int = 2000, documents_n: int = 100
     return folder
 
 
-def big_documents(path: Path, size: int, seed: int = 0) -> Path:
+def big_documents(path: Path, size: int, seed: int = 0, pool: Pool | None = None) -> Path:
     """Writes at least `size` bytes of JSONL documents at several hundred MB/s, for benchmarks.
 
-    Each document joins passages cut at random lines of the library's text, so that hardly one in a
-    thousand is there twice. The words do repeat: a tokenizer's word cache is flattered by it.
+    Each document joins passages cut at random lines of the pool, or of the library's text, so that hardly one in a
+    thousand is there twice. The library's words do repeat: a tokenizer's word cache is flattered by it.
     """
-    lines = _escaped_lines()
-    text, starts = b"".join(lines), np.cumsum([0, *map(len, lines)])
+    text, starts = pool or _library()
     rng = np.random.default_rng(seed)
     with path.open("wb", buffering=1 << 20) as out:
         while out.tell() < size:
@@ -137,7 +139,14 @@ def big_documents(path: Path, size: int, seed: int = 0) -> Path:
     return path
 
 
-def _passages(text: bytes, starts: np.ndarray, rng: np.random.Generator) -> Iterator[bytes]:
+def _library() -> Pool:
+    lines = _escaped_lines()
+    return b"".join(lines), np.cumsum([0, *map(len, lines)])
+
+
+def _passages(
+    text: bytes | mmap.mmap, starts: np.ndarray, rng: np.random.Generator
+) -> Iterator[bytes]:
     """About 5 MB of documents: passages of 4-80 lines, one in three opening a new document."""
     first = rng.integers(0, len(starts) - 80, 3000)
     last = first + rng.integers(4, 80, 3000)
