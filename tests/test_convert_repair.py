@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert import unit
+from mdsmix.convert import repair as repair_module
+from mdsmix.convert import run, unit
 from mdsmix.convert.planning import Options
 from mdsmix.convert.repair import Repaired, repair
 from mdsmix.encode.pretraining import Documents
@@ -30,6 +31,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
+from tests.corpus import train_tokenizer
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
 SAME = [{"text": "the same text again and again"}] * 40
@@ -187,6 +189,33 @@ def test_another_recipe_is_refused_before_anything_is_touched(
     with pytest.raises(RecipeError, match="the recipe or its tokenizer was changed since"):
         mend(recipe, published, override)
     assert files(published) == before
+
+
+def test_another_tokenizer_is_refused_before_anything_is_touched(
+    published: Path, recipe: Path, tmp_path: Path
+) -> None:
+    other = train_tokenizer(tmp_path / "other", vocab_size=300, documents_n=2)
+    flip(shards(published)[0])
+    before = files(published)
+    with pytest.raises(RecipeError, match="the recipe or its tokenizer was changed since"):
+        mend(recipe, published, f"tokenizer.name={other}")
+    assert files(published) == before
+
+
+def test_what_is_damaged_again_is_not_called_repaired(
+    published: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails gives back what was written otherwise, or not at all."""
+    path = shards(published)[0]
+    flip(path)
+
+    def convert(*settings: Any) -> Any:
+        yield from run.convert(*settings)
+        os.truncate(path, 9)
+
+    monkeypatch.setattr(repair_module, "convert", convert)
+    with pytest.raises(MdsmixError, match="is still damaged after its repair: "):
+        mend(recipe, published)
 
 
 def test_another_source_is_refused_before_anything_is_touched(

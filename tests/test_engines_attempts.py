@@ -131,7 +131,8 @@ def test_batches_of_any_size_give_the_same_bytes(
 
 @pytest.fixture
 def deadly(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A source of which the 41st record kills the process that encodes it."""
+    """Two files of one unit; the 41st record of the first kills the process that encodes it, that of the second stands at the
+    same byte."""
     encode = Documents.encode
 
     def dying(self: Documents, records: list[Any]) -> Any:
@@ -140,10 +141,12 @@ def deadly(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPat
         return encode(self, records)
 
     monkeypatch.setattr(Documents, "encode", dying)
-    texts = [DEADLY if n == 40 else f"text number {n:04}" for n in range(100)]
+    texts = [f"text number {n:04}" for n in range(100)]
+    write_jsonl(tmp_path / "b.jsonl", [{"text": text} for text in texts])
+    texts[40] = DEADLY
     write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in texts])
     return write_recipe(
-        tmp_path, tokenizer_folder, streams={"web": documents(tmp_path / "a.jsonl")}
+        tmp_path, tokenizer_folder, streams={"web": documents(tmp_path / "*.jsonl")}
     )
 
 
@@ -167,7 +170,7 @@ def test_a_record_that_kills_workers_is_set_aside(
     assert "quarantined: 1 crashed_worker" in answer.out
     published = tmp_path / "out" / "web" / "train"
     (bad,) = quarantined(published)
-    assert (bad["line"], bad["reason"]) == (41, "crashed_worker")
+    assert (bad["file"], bad["line"], bad["reason"]) == ("a.jsonl", 41, "crashed_worker")
     assert DEADLY in bad["raw"]
     assert "up to date" in mdsmix("convert", deadly).out
     monkeypatch.undo()

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from mdsmix.encode.backends import Unequal
-from mdsmix.engines import worker
+from mdsmix.engines import channel, worker
 from mdsmix.engines.attempts import Attempt, Place, pieces
 from mdsmix.engines.base import Reporter
 from mdsmix.engines.channel import WorkerChannel
@@ -221,8 +221,33 @@ def test_workers_wait_for_the_next_run_where_that_is_said() -> None:
     assert children() == []
 
 
+def threads(attempt: Attempt, reporter: Reporter) -> str:
+    return os.environ["RAYON_NUM_THREADS"]
+
+
+def test_a_worker_that_waited_shares_the_processors_with_as_many_others_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
+    monkeypatch.setattr(channel, "cpu_count", lambda: 4)
+    with closing(LocalEngine(settings(2))) as engine:
+        for tasks, each in ((2, "2"), (1, "4")):
+            found = engine.run([call(threads)] * tasks, silent, print)
+            assert {said for _, said in found} == {each}
+
+
 def do_nothing(attempt: Attempt, reporter: Reporter) -> None:
     """A task that is done."""
+
+
+@pytest.mark.usefixtures("_worn_at_once")
+def test_workers_that_are_slow_to_end_are_waited_for_before_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Freeing gigabytes takes time, and whoever ends still holds them: beside two at work two may be at that."""
+    end = os._exit
+    monkeypatch.setattr(os, "_exit", lambda code: (time.sleep(0.2), end(code)))
+    assert max(len(children()) for _ in run([call(do_nothing)] * 16, settings(2))) <= 5
 
 
 @pytest.mark.usefixtures("_worn_at_once")
