@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from mdsmix.convert import repair as repair_module
 from mdsmix.convert import run, unit
 from mdsmix.convert.planning import Options
 from mdsmix.convert.repair import Repaired, repair
+from mdsmix.encode import chat
 from mdsmix.encode.pretraining import Documents
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.index import read_index
+from mdsmix.shards.lease import lease
 from mdsmix.storage import locate
 from tests.converting import (
     Told,
+    chats,
     documents,
     files,
     mdsmix,
@@ -32,6 +36,7 @@ from tests.converting import (
     write_recipe,
 )
 from tests.corpus import train_tokenizer
+from tests.styles import train_style
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
 SAME = [{"text": "the same text again and again"}] * 40
@@ -199,6 +204,37 @@ def test_another_tokenizer_is_refused_before_anything_is_touched(
     before = files(published)
     with pytest.raises(RecipeError, match="the recipe or its tokenizer was changed since"):
         mend(recipe, published, f"tokenizer.name={other}")
+    assert files(published) == before
+
+
+def test_a_stream_that_somebody_writes_to_is_left_alone(published: Path, recipe: Path) -> None:
+    flip(shards(published)[0])
+    before = files(published)
+    with lease(locate(published), lambda _: None), ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(mdsmix, "repair", published, "--recipe", recipe).result()
+    assert answer.code == 4
+    assert "is being written by process" in answer.err
+    assert files(published) == before
+
+
+def test_the_day_that_a_template_prints_is_that_of_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [{"role": "user", "content": "What day is it?"}]
+    write_jsonl(
+        tmp_path / "a.jsonl", [{"messages": [*asked, {"role": "assistant", "content": "A day."}]}]
+    )
+    streams = {"chat": chats(tmp_path / "a.jsonl")}
+    recipe = write_recipe(
+        tmp_path, train_style(tmp_path / "dated", "dated"), streams=streams, max_seq_len=512
+    )
+    monkeypatch.setattr(chat, "today", lambda: "01 Jan 2026")
+    run_recipe(recipe)
+    published = tmp_path / "out" / "chat" / "train"
+    before = files(published)
+    flip(shards(published)[0])
+    monkeypatch.setattr(chat, "today", lambda: "02 Jan 2026")
+    assert len(mend(recipe, published).shards) == 1
     assert files(published) == before
 
 

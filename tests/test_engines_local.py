@@ -19,11 +19,12 @@ import pytest
 
 from mdsmix.encode.backends import Unequal
 from mdsmix.engines import channel, worker
-from mdsmix.engines.attempts import Attempt, Place, pieces
+from mdsmix.engines.attempts import Attempt, End, Place, pieces
 from mdsmix.engines.base import Reporter
 from mdsmix.engines.channel import WorkerChannel
 from mdsmix.engines.local import LocalEngine
 from mdsmix.engines.memory import HEADROOM, MemoryBudget, resident
+from mdsmix.engines.tasks import TaskQueue
 from mdsmix.errors import MdsmixError, Unreachable
 from tests.tasks import call, run, settings, silent
 
@@ -219,6 +220,14 @@ def test_workers_wait_for_the_next_run_where_that_is_said() -> None:
     assert {n: square for n, (square, _) in found.items()} == {n: n * n for n in range(6)}
     keeping.close()
     assert children() == []
+
+
+def test_a_task_whose_worker_died_is_tried_again_before_all_others() -> None:
+    """What kills workers is known early, and not when all else is done."""
+    queue = TaskQueue([call(square, n, 0) for n in range(3)], set_aside=False)
+    number, attempt, _ = queue.take()
+    queue.put_back(number, attempt, None, End(how="exit code 3"))
+    assert [queue.take()[0] for _ in range(len(queue))] == [number, 1, 2]
 
 
 def threads(attempt: Attempt, reporter: Reporter) -> str:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import time
+from contextlib import closing
 from pathlib import Path
 
 import orjson
 import pytest
 
 from mdsmix.engines import memory
+from mdsmix.engines.attempts import Attempt
+from mdsmix.engines.base import Reporter
+from mdsmix.engines.local import LocalEngine
 from mdsmix.engines.memory import MemoryBudget, bytes_of
 from mdsmix.errors import RecipeError
 from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 from tests.processes import watched
+from tests.tasks import call, settings, silent
 
 GIB = 1 << 30
 
@@ -109,3 +115,21 @@ def test_large_documents_stay_within_a_small_cap(tmp_path: Path, tokenizer_folde
     printed, peak = watched("convert", recipe, "--memory", "1GiB", "--workers", 2, seconds=300)
     assert "peak memory: " in printed
     assert (1 << 28) < peak < GIB
+
+
+def hold(wait: float, stay: float, attempt: Attempt, reporter: Reporter) -> None:
+    """Takes 64 MB for good."""
+    time.sleep(wait)
+    HELD.append(b"x" * (64 << 20))
+    time.sleep(stay)
+
+
+HELD: list[bytes] = []
+
+
+def test_what_a_worker_that_waits_holds_is_counted() -> None:
+    """The first one is done, and waits for the next stream, when the second takes its memory."""
+    with closing(LocalEngine(settings(2))) as engine:
+        before = memory.held(os.getpid())
+        list(engine.run([call(hold, 0, 0), call(hold, 0.5, 0.6)], silent, print))
+        assert engine.peak > before + (110 << 20)
