@@ -153,3 +153,17 @@ def test_template_variables_without_messages_are_refused(tmp_path: Path, forgetf
     answer = mdsmix("convert", recipe, "tokenizer.template.enable_thinking=false")
     assert answer.code == 2
     assert "no stream has messages" in answer.err
+
+
+def test_a_tokenizer_without_a_template_is_warned_of(tmp_path: Path) -> None:
+    tokenizer = train_style(tmp_path / "bare", "no_template")
+    said = mdsmix("convert", recipe_of(tmp_path, tokenizer, list(conversations(3)))).out
+    assert (
+        "WARNING: the tokenizer has no chat template, so conversations are rendered as ChatML"
+        in said
+    )
+    texts = write_jsonl(tmp_path / "docs.jsonl", [{"text": "a"}])
+    streams = {"docs": documents(texts, layout="document")}
+    assert (
+        "template" not in mdsmix("convert", write_recipe(tmp_path, tokenizer, streams=streams)).out
+    )

@@ -7,6 +7,7 @@ from typing import Any
 
 from mdsmix.convert.advice import ARRAY
 from mdsmix.convert.outcome import Outcome
+from mdsmix.kinds import kind_of
 from mdsmix.report.table import Column, Row, Table, as_json, print_table
 from mdsmix.shards.manifest import Manifest, Records
 from mdsmix.words import plural
@@ -15,6 +16,11 @@ BAD_SHARE = 0.01
 "More bad records than this are warned of."
 FILTERED_SHARE = 0.05
 "More records than this that a rule leaves out are warned of."
+NO_TEMPLATE = (
+    "WARNING: the tokenizer has no chat template, so conversations are rendered as ChatML, as LLM-Foundry does; its <|im_start|> and "
+    "<|im_end|> are ordinary text unless they are special tokens of this tokenizer: give it the template of the model "
+    "(chat_template in its tokenizer_config.json)"
+)
 MOST_UNREAD = 8
 "Fields that are not read are named up to so many."
 TELLING = (
@@ -110,6 +116,8 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
         notes.append(f"WARNING: {records.bad / records.read:.1%} of the records are bad")
     if manifest.encoding.rewritten_history == "each":
         notes.append(f"{totals.samples:,} rows of {records.written:,} records")
+    if kind_of(manifest.encoding).has_template and manifest.tokenizer.chat_template_hash is None:
+        notes.append(NO_TEMPLATE)
     notes += _filtered(records)
     notes += _unread(records)
     if "json_array" in records.quarantined:
