@@ -43,6 +43,9 @@ class Told:
     tokens: int = 0
     said: list[str] = field(default_factory=list)
 
+    def expect(self, sizes: Mapping[str, int]) -> None:
+        assert all(size >= 0 for size in sizes.values())
+
     def begin(self, stream: str, size: int) -> None:
         self.began.append((stream, size))
 

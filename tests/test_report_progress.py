@@ -12,7 +12,7 @@ from mdsmix.report import progress
 from mdsmix.report.progress import Bars, PlainLines, watching
 
 
-def test_a_log_gets_a_line_every_ten_seconds(
+def test_a_log_gets_a_line_every_half_minute(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [100.0]
@@ -20,20 +20,49 @@ def test_a_log_gets_a_line_every_ten_seconds(
     lines = PlainLines()
     lines.begin("web", 1_000_000)
     for _ in range(8):
-        now[0] += 4
+        now[0] += 12
         lines.on_progress(100_000, 50_000)
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "web: 30%, 0.0 MB/s, 0.01 M tokens/s",
-        "web: 60%, 0.0 MB/s, 0.01 M tokens/s",
+        "web: 30%, 0.0 MB/s, 0.00 M tokens/s",
+        "web: 60%, 0.0 MB/s, 0.00 M tokens/s",
     ]
+
+
+def test_of_several_streams_the_share_of_all_is_told_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second begins when the first is done, though it held less than was thought; the third is up to date."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    lines = PlainLines()
+    lines.expect({"web": 600, "docs": 300, "known": 0, "chat": 100})
+    lines.begin("web", 600)
+    now[0] += 60
+    lines.on_progress(300, 10)
+    lines.begin("docs", 300)
+    now[0] += 60
+    lines.on_progress(150, 10)
+    lines.begin("chat", 100)
+    now[0] += 60
+    lines.on_progress(500, 10)
+    assert [line.split("; ")[1] for line in capsys.readouterr().err.splitlines()] == [
+        "all streams: 30%, about 2 min left",
+        "all streams: 75%, about 67 s left",
+        "all streams: 100%, about 0 s left",
+    ]
+
+
+def test_durations_are_as_long_as_they_need_to_be() -> None:
+    said = [progress._duration(seconds) for seconds in (0.4, 99, 100, 5_900, 6_000, 11_100)]
+    assert said == ["0 s", "99 s", "2 min", "98 min", "1 h 40 min", "3 h 05 min"]
 
 
 def test_compressed_sources_never_pass_the_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Their stored size is what is known before, their uncompressed bytes are what is told."""
+    """How much they hold is only guessed before, their uncompressed bytes are what is told."""
     monkeypatch.setattr(progress, "PLAIN_SECONDS", 0)
     lines = PlainLines()
     lines.begin("web", 10)
@@ -57,12 +86,13 @@ def test_a_bar_for_each_stream_with_rate() -> None:
     columns = (TextColumn("{task.description} {task.completed} {task.fields[rate]}"),)
     with Progress(*columns, console=Console(file=out, width=120)) as shown:
         bars = Bars(shown)
+        bars.expect({"web": 60, "docs": 50})
         bars.begin("web", 100)
         bars.on_progress(60, 10)
         bars.begin("docs", 50)
         bars.on_progress(20, 10)
         bars.on_progress(5, 10)
         bars.say("docs: a [sentence]")
-        assert [(task.description, task.completed) for task in shown.tasks] == [("web", 60), ("docs", 25)]  # fmt: skip
+        assert [(task.description, task.completed) for task in shown.tasks] == [("all streams", 85), ("web", 60), ("docs", 25)]  # fmt: skip
     assert "docs: a [sentence]" in out.getvalue()
     assert "M tokens/s" in out.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,9 @@ from mdsmix.shards.manifest import Manifest
 
 class Watcher(Protocol):
     """Is told what happens; `report.progress` shows it."""
+
+    def expect(self, sizes: Mapping[str, int]) -> None:
+        """So many source bytes each stream is about to be converted of, in this order."""
 
     def begin(self, stream: str, size: int) -> None:
         """A stream of `size` stored source bytes is being converted."""

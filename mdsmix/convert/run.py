@@ -71,6 +71,7 @@ def convert(
         if engine is None:
             engine = ends.enter_context(closing(_local_engine(planned, options, watcher)))
         run = _Run(options=options, engine=engine, watcher=watcher)
+        watcher.expect({job.name: sources.size_of(files) for job, files, _ in planned})
         for job, files, standing in planned:
             try:
                 outcome = _convert_stream(job, files, standing if is_fresh else stand(job), run)
@@ -118,7 +119,7 @@ def _convert_stream(
         else:
             job = with_versions(job, old)
             run.engine.refresh()
-        watcher.begin(job.name, sum(file.stat.size for file in files))
+        watcher.begin(job.name, sources.size_of(files))
         work = Work(job=job, units=units, cache=cache, engine=run.engine, watcher=watcher)
         with listing(job):
             job, results, notes = do_units(work)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from mdsmix.convert.outcome import Watcher
 
-PLAIN_SECONDS = 10.0
+PLAIN_SECONDS = 30.0
 "Without a terminal a line is printed this often, so that a log shows life and stays short."
 
 
@@ -33,43 +34,81 @@ def watching() -> Iterator[Watcher]:
         yield Bars(progress)
 
 
+@dataclass(slots=True)
+class _Whole:
+    """How much of all streams is done: those that were begun before the present one are."""
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    "Bytes of each stream, in the order in which they are done; empty where they were not told."
+
+    @property
+    def total(self) -> int:
+        return max(1, sum(self.sizes.values()))
+
+    def done(self, stream: str, of_it: int) -> int:
+        before = list(self.sizes).index(stream)
+        return sum(list(self.sizes.values())[:before]) + min(of_it, self.sizes[stream])
+
+    def share(self, stream: str, of_it: int) -> float | None:
+        """Of all streams; None where this is the only one."""
+        return self.done(stream, of_it) / self.total if len(self.sizes) > 1 else None
+
+
 class PlainLines:
-    """A line every ten seconds."""
+    """A line every half minute."""
 
     def __init__(self) -> None:
         self._stream, self._size, self._done, self._tokens = "", 1, 0, 0
-        self._began = self._said = time.monotonic()
+        self._whole, self._all = _Whole(), 0
+        self._start = self._began = self._said = time.monotonic()
+
+    def expect(self, sizes: Mapping[str, int]) -> None:
+        self._whole = _Whole(sizes)
 
     def begin(self, stream: str, size: int) -> None:
         self._stream, self._size, self._done, self._tokens = stream, max(size, 1), 0, 0
-        self._began = self._said = time.monotonic()
+        self._began = time.monotonic()
 
     def on_progress(self, size: int, tokens: int) -> None:
         self._done += size
+        self._all += size
         self._tokens += tokens
         now = time.monotonic()
         if now - self._said >= PLAIN_SECONDS:
             self._said = now
-            share, rate = (
-                self._done / self._size,
-                _rate(self._done, self._tokens, now - self._began),
-            )
-            self.say(f"{self._stream}: {min(share, 1):.0%}, {rate}")
+            self.say(self._line(now))
+
+    def _line(self, now: float) -> str:
+        rate = _rate(self._done, self._tokens, now - self._began)
+        line = f"{self._stream}: {min(self._done / self._size, 1):.0%}, {rate}"
+        share = self._whole.share(self._stream, self._done)
+        if share is None:
+            return line
+        left = self._whole.total - self._whole.done(self._stream, self._done)
+        seconds = left * (now - self._start) / max(self._all, 1)
+        return f"{line}; all streams: {share:.0%}, about {_duration(seconds)} left"
 
     def say(self, sentence: str) -> None:
         print(sentence, file=sys.stderr, flush=True)
 
 
 class Bars:
-    """One bar per stream."""
+    """A bar for all streams together, and one for each."""
 
     def __init__(self, progress: Any) -> None:
         self._progress = progress
-        self._task, self._done, self._tokens, self._began = None, 0, 0, 0.0
+        self._whole = _Whole()
+        self._total: Any = None
+        self._task, self._stream, self._done, self._tokens, self._began = None, "", 0, 0, 0.0
+
+    def expect(self, sizes: Mapping[str, int]) -> None:
+        self._whole = _Whole(sizes)
+        if len(sizes) > 1:
+            self._total = self._progress.add_task("all streams", total=self._whole.total, rate="")
 
     def begin(self, stream: str, size: int) -> None:
         self._task = self._progress.add_task(stream, total=max(size, 1), rate="")
-        self._done = self._tokens = 0
+        self._stream, self._done, self._tokens = stream, 0, 0
         self._began = time.monotonic()
 
     def on_progress(self, size: int, tokens: int) -> None:
@@ -77,9 +116,20 @@ class Bars:
         self._tokens += tokens
         rate = _rate(self._done, self._tokens, time.monotonic() - self._began)
         self._progress.update(self._task, completed=self._done, rate=rate)
+        if self._total is not None:
+            done = self._whole.done(self._stream, self._done)
+            self._progress.update(self._total, completed=done)
 
     def say(self, sentence: str) -> None:
         self._progress.console.print(sentence, markup=False)
+
+
+def _duration(seconds: float) -> str:
+    """`40 s`, `12 min`, `3 h 05 min`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def _rate(size: int, tokens: int, seconds: float) -> str:

@@ -14,7 +14,7 @@ from mdsmix.sources.base import Origin
 from mdsmix.sources.batches import BadRecord, RecordBatch, content_of, read
 from mdsmix.sources.content import Content, Digests, Window, file_hash
 from mdsmix.sources.find import find
-from mdsmix.sources.plan import counted_key, most_records, plan, shown_unit
+from mdsmix.sources.plan import counted_key, most_records, plan, shown_unit, size_of
 from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit
 
 __all__ = [
@@ -35,4 +35,5 @@ __all__ = [
     "plan",
     "read",
     "shown_unit",
+    "size_of",
 ]

@@ -37,6 +37,11 @@ def plan(
     return sorted(units, key=lambda unit: (unit.name, unit.start))
 
 
+def size_of(files: Iterable[SourceFile]) -> int:
+    """About how many uncompressed bytes these files hold."""
+    return sum(map(_weight, files))
+
+
 def most_records(unit: Unit) -> float:
     """How many records the unit can hold at most, as far as that is known without reading."""
     return sum(format_of(file).most_records(file, unit.start, unit.end) for file in unit.files)
