@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mdsmix.encode.targets import VERDICTS, Targets, Turns, count_losses, judge
+from mdsmix.encode.targets import VERDICTS, Targets, Turns, count_cut, count_losses, judge
 from mdsmix.errors import RecipeError
 
 Conversation = list[tuple[int, int]]
@@ -142,3 +144,23 @@ def test_settings_that_foundry_would_refuse_are_refused(
 ) -> None:
     with pytest.raises(RecipeError, match=words):
         Targets(**{"max_seq_len": 8, **settings})  # type: ignore[arg-type]
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=4),
+        max_size=5,
+    ),
+    st.integers(1, 30),
+    st.booleans(),
+)
+def test_what_the_loader_cuts_off_is_what_is_beyond_its_rows(
+    batch: list[list[tuple[int, int]]], max_seq_len: int, is_decoder_only: bool
+) -> None:
+    """Laid out token by token: one row in all, or a context and a target."""
+    policy = Targets(max_seq_len=max_seq_len, decoder_only_format=is_decoder_only)
+    for conversation, cut in zip(batch, count_cut(policy, turns_of(*batch)), strict=True):
+        row = [part for turn in conversation for part in turn]
+        parts = [sum(row)] if is_decoder_only else [sum(row[:-1]), row[-1]]
+        assert cut == sum(len(range(part)[max_seq_len:]) for part in parts)

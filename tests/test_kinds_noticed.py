@@ -129,3 +129,29 @@ def test_many_filtered_records_are_warned_of_with_the_way_out(
         if columns == "turns" or change.startswith("max"):
             run_recipe(recipe, change)
             assert manifest_of(tmp_path / "out/chat/train").records.written == kept
+
+
+def test_tokens_that_the_loader_cuts_off_are_not_counted_as_seen(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    long = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "word " * 300}]
+    short = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    source = write_jsonl(tmp_path / "chat.jsonl", [{"messages": m} for m in (long, short, short)])
+    recipe = write_recipe(
+        tmp_path, tokenizer_folder, streams={"chat": chats(source)}, max_seq_len=64
+    )
+    out = mdsmix("convert", recipe).out
+    totals = manifest_of(tmp_path / "out/chat/train").totals
+    assert totals.cut_rows == 1
+    assert totals.cut_tokens == totals.longest - 64
+    assert totals.seen_tokens == totals.tokens - totals.cut_tokens < 200
+    assert (
+        f"1 of 3 rows are longer than max_seq_len: the loader cuts off {totals.cut_tokens} tokens"
+        in out
+    )
+    assert f" {totals.seen_tokens} " in out
+    share = f"{totals.cut_tokens / totals.tokens:.1%}"
+    assert share in out
+    assert mdsmix("mix", recipe, "--out", tmp_path / "mixed", "--seed", "1").code == 0
+    mixed = manifest_of(tmp_path / "mixed/train").totals
+    assert (mixed.cut_rows, mixed.cut_tokens) == (totals.cut_rows, totals.cut_tokens)

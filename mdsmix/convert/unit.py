@@ -241,7 +241,10 @@ class _Tally:
         ]
         rows, left = len(encoded.lengths), len(piece) - len(encoded.rejected)
         written = min(rows, left) if self._has_many_rows else rows
-        self.records += Records(read=len(piece), written=written, filtered=dict(dropped))
+        kept_by = dict(encoded.ways_out)
+        self.records += Records(
+            read=len(piece), written=written, filtered=dict(dropped), ways_out=kept_by
+        )
 
     def end(self, batch: RecordBatch, without: Collection[int]) -> None:
         """Keeps what was bad of the batch, in its order, and counts it and what was not read at all."""

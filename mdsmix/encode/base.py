@@ -45,6 +45,8 @@ class Encoded:
     "Records whose text holds the string of a special token."
     ways_out: Mapping[str, int] = field(default_factory=dict)
     "Setting of the recipe -> filtered records that it would keep."
+    cut: Any = None
+    "int64 [n]: tokens of each sample that the loader cuts off; None where it cuts none."
     lost_tokens: int = 0
     "Tokens that no sample holds, because they could not be trained on."
 

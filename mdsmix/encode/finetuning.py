@@ -23,7 +23,16 @@ from mdsmix.encode.history import RewrittenHistory, rendered_rows
 from mdsmix.encode.pairs import cut, encode_pairs, lacks_eos, largest_id
 from mdsmix.encode.pretraining import frame
 from mdsmix.encode.special import SpecialStrings, encode_texts
-from mdsmix.encode.targets import USABLE, VERDICTS, Targets, Turns, count_losses, judge, ways_out
+from mdsmix.encode.targets import (
+    USABLE,
+    VERDICTS,
+    Targets,
+    Turns,
+    count_cut,
+    count_losses,
+    judge,
+    ways_out,
+)
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
@@ -166,6 +175,7 @@ class Chat:
             largest_id=largest_id(ids),
             rejected=rejected,
             specials=specials,
+            cut=count_cut(self.targets, turns),
         )
 
 

@@ -141,6 +141,22 @@ def count_losses(targets: Targets, turns: Turns, gets_eos: NDArray[np.bool_]) ->
     return _per_conversation(np.add, kept * trained, 2 * turns.offsets)
 
 
+def count_cut(targets: Targets, turns: Turns) -> Lengths:
+    """int64 [n]: the tokens of each conversation that Foundry's collator cuts off: those beyond max_seq_len, of an
+    encoder-decoder's context and target apart."""
+    lasts = turns.offsets[1:] - 1
+    whole = (
+        _per_conversation(np.add, turns.prompts + turns.responses, turns.offsets)
+        if len(lasts)
+        else lasts
+    )
+    if targets.decoder_only_format:
+        return np.maximum(whole - targets.max_seq_len, 0)
+    target = turns.responses[lasts]
+    beyond = (np.maximum(part - targets.max_seq_len, 0) for part in (whole - target, target))
+    return np.asarray(sum(beyond))
+
+
 def _segments(
     targets: Targets, turns: Turns, responses: Lengths
 ) -> tuple[Lengths, Lengths, NDArray[np.bool_]]:

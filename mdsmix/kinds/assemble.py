@@ -82,6 +82,8 @@ class SampleRows:
             longest=int(encoded.lengths.max(initial=0)),
             lengths=histogram(encoded.lengths),
             specials=encoded.specials,
+            cut_rows=0 if encoded.cut is None else int(np.count_nonzero(encoded.cut)),
+            cut_tokens=0 if encoded.cut is None else int(encoded.cut.sum()),
         )
 
     def finish(self) -> tuple[Rows, Totals, NDArray[Any]]:

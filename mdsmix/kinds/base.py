@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoder
 from mdsmix.encode.targets import Lengths, Targets
@@ -83,6 +85,10 @@ class Kind(ABC):
     @abstractmethod
     def losses(self, tokens: Tokens, encoding: Encoding, eos: int | None) -> Lengths:
         """int64 [n]: the positions of stored samples that give a loss."""
+
+    def cut(self, tokens: Tokens, encoding: Encoding) -> Lengths:
+        """int64 [n]: tokens of stored samples that the loader cuts off."""
+        return np.zeros(len(tokens.turns) - 1, np.int64)
 
     def pieces(self, sample: Mapping[str, Any], encoding: Encoding) -> Iterator[Piece]:
         """A stored sample, decoded, as runs of tokens that are trained or not, in order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mdsmix.encode.pairs import lacks_eos
-from mdsmix.encode.targets import Lengths, Targets, Turns, count_losses
+from mdsmix.encode.targets import Lengths, Targets, Turns, count_cut, count_losses
 from mdsmix.kinds.base import Kind
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Encoding
@@ -24,8 +24,14 @@ class Finetuning(Kind):
             )
 
     def losses(self, tokens: Tokens, encoding: Encoding, eos: int | None) -> Lengths:
-        turns = Turns(tokens.prompts, tokens.responses, tokens.turns)
-        return count_losses(targets_of(encoding), turns, lacks_eos(tokens.ids, eos))
+        return count_losses(targets_of(encoding), _turns(tokens), lacks_eos(tokens.ids, eos))
+
+    def cut(self, tokens: Tokens, encoding: Encoding) -> Lengths:
+        return count_cut(targets_of(encoding), _turns(tokens))
+
+
+def _turns(tokens: Tokens) -> Turns:
+    return Turns(tokens.prompts, tokens.responses, tokens.turns)
 
 
 def targets_of(encoding: Encoding) -> Targets:

@@ -68,10 +68,11 @@ def token_samples(stream: Stream, loader: Loader) -> list[TokenSample]:
 
 
 def per_sample(stream: Stream, loader: Loader) -> PerSample | None:
-    """Tokens that a mean sample holds; None where the loader itself tokenizes text."""
+    """Tokens of a mean sample that the model sees; None where the loader itself tokenizes text."""
     if stream.trusted_manifest and stream.trusted_manifest.totals.samples:
         return PerSample(
-            stream.trusted_manifest.totals.tokens / stream.trusted_manifest.totals.samples, True
+            stream.trusted_manifest.totals.seen_tokens / stream.trusted_manifest.totals.samples,
+            True,
         )
     if (length := row_length(stream)) is not None:
         return PerSample(length, True)

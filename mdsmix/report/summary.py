@@ -85,7 +85,7 @@ def _figures(outcomes: Sequence[Outcome]) -> Row:
         sum(m.records.written for m in manifests),
         sum(m.records.dropped for m in manifests),
         sum(m.records.bad for m in manifests),
-        sum(m.totals.tokens for m in manifests),
+        sum(m.totals.seen_tokens for m in manifests),
         sum(p.shards for m in manifests for p in m.parts),
         sum(outcome.bytes for outcome in outcomes),
     )
@@ -122,6 +122,11 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
     notes += _unread(records)
     if "json_array" in records.quarantined:
         notes.append(f"WARNING: {ARRAY}")
+    if totals.cut_rows:
+        notes.append(
+            f"{totals.cut_rows:,} of {plural(totals.samples, 'row')} are longer than max_seq_len: the loader cuts off "
+            f"{totals.cut_tokens:,} tokens, {totals.cut_tokens / totals.tokens:.1%} of all, which are not counted above"
+        )
     if totals.lost_tokens:
         notes.append(
             f"{totals.lost_tokens:,} tokens are in no sample (less than a row, or cut off)"

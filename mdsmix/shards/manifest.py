@@ -150,6 +150,15 @@ class Totals:
     "Records whose text held the string of a special token."
     compared: int = 0
     "Texts encoded by the reference tokenizer too, and found equal."
+    cut_rows: int = 0
+    "Samples of which the loader cuts something off, since they are longer than max_seq_len."
+    cut_tokens: int = 0
+    "Tokens of them that it cuts off: nothing is trained on those."
+
+    @property
+    def seen_tokens(self) -> int:
+        """Tokens that the model sees when it takes every sample once."""
+        return self.tokens - self.cut_tokens
 
     def __add__(self, other: Totals) -> Totals:
         mine, its = asdict(self), asdict(other)
@@ -226,10 +235,15 @@ class Manifest:
         if not self.mixed:
             # The keys came later: what was converted keeps the bytes it had.
             del tree["mixed"], tree["seed"]
-        for key in ("unread", "placeholders", "ways_out"):
-            if not tree["records"][key]:
-                del tree["records"][key]
+        for section, keys in LATER.items():
+            for key in keys:
+                if not tree[section][key]:
+                    del tree[section][key]
         return orjson.dumps(tree, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+
+
+LATER = {"records": ("unread", "placeholders", "ways_out"), "totals": ("cut_rows", "cut_tokens")}
+"Counts that were added to the format: they are written where they are not empty, so that no manifest changed."
 
 
 def histogram(lengths: NDArray[np.int64]) -> dict[str, int]:

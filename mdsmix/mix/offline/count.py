@@ -19,10 +19,13 @@ def count(tokens: Tokens, copies: NDArray[np.int64], card: Manifest | None) -> T
     if card is None or not drawn.any():
         return plain
     kind = kind_of(card.encoding)
+    cut = kind.cut(tokens, card.encoding)
     return replace(
         plain,
         loss_tokens=int(kind.losses(tokens, card.encoding, card.tokenizer.eos_id) @ copies),
         largest_id=int(tokens.largest[drawn].max()),
         longest=int(lengths[drawn].max()),
+        cut_rows=int((cut > 0) @ copies),
+        cut_tokens=int(cut @ copies),
         lengths=histogram(np.repeat(lengths, copies)),
     )
