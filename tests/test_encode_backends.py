@@ -14,8 +14,8 @@ import pytest
 from mdsmix.convert import unit
 from mdsmix.encode import backends
 from mdsmix.encode.backends import (
+    CheckedBackend,
     Fastokens,
-    Proved,
     Reference,
     Unequal,
     hard_strings,
@@ -139,11 +139,13 @@ def test_auto_is_the_fast_one_where_it_is_proved_and_the_proof_is_kept(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = open_backend(tokenizer)
-    assert isinstance(backend, Proved)
+    assert isinstance(backend, CheckedBackend)
     assert backend.label.startswith("fastokens ")
     backend.encode(["a"], False)
     proved: list[str] = []
-    monkeypatch.setattr(Proved, "prove", lambda self, texts, match_special: proved.extend(texts))
+    monkeypatch.setattr(
+        CheckedBackend, "check", lambda self, texts, match_special: proved.extend(texts)
+    )
     open_backend(tokenizer).encode(["a"], False)
     assert proved == [], "not proved again"
 
@@ -165,7 +167,7 @@ def test_what_is_counted_follows_from_the_texts_alone(tokenizer: Tokenizer) -> N
     texts = [f"{n} is {n * n} " * (n % 17) for n in range(9000)]
     counts = []
     for size in (9000, 700, 3):
-        backend = Proved(tokenizer, Fastokens(tokenizer))
+        backend = CheckedBackend(tokenizer, Fastokens(tokenizer))
         for start in range(0, len(texts), size):
             backend.encode(texts[start : start + size], True)
         counts.append(backend.compared)
@@ -175,7 +177,7 @@ def test_what_is_counted_follows_from_the_texts_alone(tokenizer: Tokenizer) -> N
 
 def test_texts_that_begin_end_and_measure_alike_are_chosen_one_by_one(tokenizer: Tokenizer) -> None:
     """Prompts made of a form would else be compared all or, nearly always, none."""
-    backend = Proved(tokenizer, Fastokens(tokenizer))
+    backend = CheckedBackend(tokenizer, Fastokens(tokenizer))
     backend.encode([f"Translate {n:05} to French:" for n in range(30_000)], True)
     assert 15 <= backend.compared <= 60
 
@@ -184,7 +186,7 @@ def test_texts_that_begin_end_and_measure_alike_are_chosen_one_by_one(tokenizer:
 def test_a_difference_in_a_small_source_is_found(tokenizer: Tokenizer, texts: list[str]) -> None:
     """Whatever their hashes, sixteen texts of the source are compared before one id is used."""
     with pytest.raises(Unequal, match=LIE):
-        Proved(tokenizer, Lying(tokenizer)).encode(texts, True)
+        CheckedBackend(tokenizer, Lying(tokenizer)).encode(texts, True)
 
 
 def test_of_every_batch_something_is_compared(tokenizer: Tokenizer) -> None:
@@ -195,7 +197,7 @@ def test_of_every_batch_something_is_compared(tokenizer: Tokenizer) -> None:
             seen.extend(texts)
             return super().encode(texts, match_special)
 
-    backend = Proved(tokenizer, Fastokens(tokenizer))
+    backend = CheckedBackend(tokenizer, Fastokens(tokenizer))
     backend.encode(["proved"], True)
     backend.reference = Seeing(tokenizer)
     for n in range(20):
@@ -262,7 +264,7 @@ def test_a_lie_found_while_running_redoes_the_whole_stream_with_the_reference(
 def test_of_a_long_text_the_part_that_differs_is_shown(tokenizer: Tokenizer) -> None:
     text = f"{'as it is ' * 700}{LIE}{' and so on' * 400}"
     with pytest.raises(Unequal) as caught:
-        Proved(tokenizer, Lying(tokenizer)).encode([text], True)
+        CheckedBackend(tokenizer, Lying(tokenizer)).encode([text], True)
     assert LIE in str(caught.value)
     assert len(caught.value.text) < 2 * len(LIE)
 
@@ -314,6 +316,6 @@ def test_the_ids_that_are_used_are_the_ones_compared(tokenizer: Tokenizer) -> No
             ids = super().encode(texts, match_special)
             return ids if len(texts) < 50 else Ragged(ids.values * 0 + 7, ids.offsets)
 
-    backend = Proved(tokenizer, WrongInBatches(tokenizer))
+    backend = CheckedBackend(tokenizer, WrongInBatches(tokenizer))
     with pytest.raises(Unequal):
         backend.encode([f"text number {n}" for n in range(3000)], False)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mdsmix.encode.backends import Reference
 from mdsmix.encode.base import Encoded
-from mdsmix.encode.pretraining import Documents, as_targets, frame, split_rows
+from mdsmix.encode.pretraining import Documents, add_special_tokens, as_targets, split_rows
 from mdsmix.kinds.reading import Reading
 from mdsmix.ragged import Ragged
 from mdsmix.shapes import SHAPES
@@ -184,7 +184,7 @@ Rows = st.lists(st.lists(st.integers(0, 65535), max_size=9), max_size=9)
 def test_framed_rows_are_the_lists_joined(
     given: list[list[int]], head: list[int], tail: list[int]
 ) -> None:
-    framed = frame(Ragged.of(given, np.uint32), head, tail, "uint16")
+    framed = add_special_tokens(Ragged.of(given, np.uint32), head, tail, "uint16")
     assert [framed[i].tolist() for i in range(len(framed))] == [[*head, *r, *tail] for r in given]
     assert framed.values.dtype == np.uint16
 

@@ -20,12 +20,12 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.ragged import Ragged
 
 ONE_IN = 1000
-"How many texts stand for one that is compared while running: about 2 % of the time of a core."
+"One text in so many is compared while running, which takes about 2 % of a core."
 FIRST, LEAST = 16, 2
-"""Texts that are compared of a process's first batch, and of every other, though hashes choose fewer. The manifest does not
-count them: batches may be cut otherwise. Sixteen documents take 13 ms."""
+"""At least so many texts are compared of a process's first batch, and of each later one, even where hashes choose fewer. The
+manifest does not count these, since another run may cut its batches elsewhere. Sixteen documents take 13 ms."""
 SAMPLE_CHARACTERS = 1 << 14
-"Up to here the very ids that are used are compared; of a longer text, so that it does not stop a run, this much apart."
+"Of a text up to this length the ids in use are compared; of a longer one only so much, encoded apart, or it would hold up the run."
 
 
 class Backend(Protocol):
@@ -91,8 +91,8 @@ class Fastokens:
         return Ragged(np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.int64))
 
 
-class Proved:
-    """A fast backend under the eye of the reference, as `name` of the recipe asked for it."""
+class CheckedBackend:
+    """A fast backend whose ids are compared with the reference's; `name` is the recipe's tokenizer.backend."""
 
     def __init__(self, tokenizer: Tokenizer, fast: Backend, name: str = "auto") -> None:
         self.fast, self.reference = fast, Reference(tokenizer)
@@ -100,11 +100,11 @@ class Proved:
         self.compared = 0
         self._tokenizer, self._name = tokenizer, name
         self._mark = _mark(tokenizer, fast.label, "equal")
-        self._is_proved = False
+        self._is_checked = False
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
-        least = LEAST if self._is_proved else FIRST
-        self._is_proved = self._is_proved or self._prove_hard()
+        least = LEAST if self._is_checked else FIRST
+        self._is_checked = self._is_checked or self._check_hard_strings()
         ids = self.fast.encode(texts, match_special)
         hashes = _hashed(ids)
         chosen = np.flatnonzero(hashes % np.uint64(ONE_IN) == 0).tolist()
@@ -114,20 +114,20 @@ class Proved:
         whole = [row for row in chosen if len(texts[row]) <= SAMPLE_CHARACTERS]
         cut = [texts[row][:SAMPLE_CHARACTERS] for row in chosen if row not in whole]
         self._compare([texts[row] for row in whole], [ids[row] for row in whole], match_special)
-        self.prove(cut, match_special)
+        self.check(cut, match_special)
         return ids
 
-    def prove(self, texts: Sequence[str], match_special: bool) -> None:
-        """Compares on texts of no batch."""
+    def check(self, texts: Sequence[str], match_special: bool) -> None:
+        """Encodes these texts with both and compares."""
         ids = self.fast.encode(texts, match_special)
         self._compare(texts, [ids[row] for row in range(len(texts))], match_special)
 
-    def _prove_hard(self) -> bool:
+    def _check_hard_strings(self) -> bool:
         """Hard strings are compared once per tokenizer and versions; a mark in the cache remembers."""
         if not self._mark.exists():
             try:
                 for match_special in (False, True):
-                    self.prove(hard_strings(self._tokenizer), match_special)
+                    self.check(hard_strings(self._tokenizer), match_special)
             except Unequal as unequal:
                 if self._name == "auto":
                     raise
@@ -145,7 +145,7 @@ class Proved:
                 raise Unequal(self.label, self._smallest(text, match_special))
 
     def _smallest(self, text: str, match_special: bool) -> str:
-        """What halving leaves of a text in which the two differ: a string to look at."""
+        """A short part of `text` on which the two still differ, found by halving: a string to look at."""
         while True:
             half, quarter = len(text) // 2, len(text) // 4
             parts = [text[:half], text[half:], text[quarter : quarter + half]]
@@ -157,8 +157,11 @@ class Proved:
 
 
 def _hashed(ids: Ragged) -> Any:
-    """uint64 [n]: of each row its length and the sum of its neighbouring tokens' products, hashed for all rows at once:
-    the text alone decides, whatever batch it is in. 0.4-1.3 ms for a million tokens; hashing the texts themselves cost 5 % of short records."""
+    """uint64 [n]: a hash of each row's ids alone, so that a text is chosen or not whatever batch it is in.
+
+    Hashed are the length and the sum of the products of neighbouring ids, for all rows at once: 0.4-1.3 ms for a million
+    tokens. Hashing the texts themselves took 5 % of the time of short records.
+    """
     lengths, starts = ids.lengths.astype(np.uint64), ids.offsets[:-1][ids.lengths > 0]
     products = ids.values.copy()
     products[1:] *= ids.values[:-1]
@@ -187,7 +190,7 @@ def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
         ) from None
     if name == "auto" and is_unequal(tokenizer, fast.label):
         return Reference(tokenizer)
-    return Proved(tokenizer, fast, name)
+    return CheckedBackend(tokenizer, fast, name)
 
 
 def remember_unequal(tokenizer: Tokenizer, unequal: Unequal) -> None:

@@ -21,7 +21,7 @@ from mdsmix.encode.base import Encoded, Rejected
 from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn
 from mdsmix.encode.history import RewrittenHistory, rendered_rows
 from mdsmix.encode.pairs import cut, encode_pairs, lacks_eos, largest_id
-from mdsmix.encode.pretraining import frame
+from mdsmix.encode.pretraining import add_special_tokens
 from mdsmix.encode.special import SpecialStrings, encode_texts
 from mdsmix.encode.targets import (
     USABLE,
@@ -78,8 +78,8 @@ class PromptResponse:
         head, tail = self.tokenizer.prefix_ids, self.tokenizer.suffix_ids
         bos, dtype = self.tokenizer.bos_id, self.tokenizer.dtype
         after_bos = head[1:] if bos is not None and head[:1] == [bos] else head
-        contexts = frame(ids.slice(0, n), head, tail, dtype)
-        targets = frame(ids.slice(n, 2 * n), after_bos, tail, dtype)
+        contexts = add_special_tokens(ids.slice(0, n), head, tail, dtype)
+        targets = add_special_tokens(ids.slice(n, 2 * n), after_bos, tail, dtype)
         if head or bos is None:
             return contexts, targets, marked, refused
         both = _begins_with(contexts, bos) & _begins_with(targets, bos)

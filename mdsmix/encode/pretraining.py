@@ -46,7 +46,7 @@ class Documents:
         ids, marked, stopped = encode_texts(
             self.backend, texts, self.special_tokens_in_text, self.tokenizer
         )
-        rows = frame(ids, *self._frame, self.tokenizer.dtype)
+        rows = add_special_tokens(ids, *self._special_tokens, self.tokenizer.dtype)
         refused = np.zeros(len(rows), bool)
         refused[stopped] = True
         keep, dropped = self._keep(ids.lengths, rows.lengths, refused)
@@ -54,7 +54,7 @@ class Documents:
         return self._encoded(rows.take(keep), rejected, len(marked))
 
     @property
-    def _frame(self) -> tuple[list[int], list[int]]:
+    def _special_tokens(self) -> tuple[list[int], list[int]]:
         """What stands around every document: the tokenizer's own tokens, BOS and EOS added where they are not there."""
         head, tail = self.tokenizer.prefix_ids, self.tokenizer.suffix_ids
         bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
@@ -99,7 +99,7 @@ class Documents:
         )
 
 
-def frame(ids: Ragged, head: list[int], tail: list[int], dtype: str) -> Ragged:
+def add_special_tokens(ids: Ragged, head: list[int], tail: list[int], dtype: str) -> Ragged:
     """Every row with `head` before and `tail` behind it, in `dtype`.
 
     Slices of bytes are joined, which costs 0.3 us a row and a copy; masks over tokens cost ten times the copy.

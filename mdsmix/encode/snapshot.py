@@ -129,7 +129,7 @@ def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
         raise ValueError(
             "it encodes a text as a target otherwise than as an input, which mdsmix does not know"
         )
-    found = {_frame(tokenizer(p)["input_ids"], _bare(tokenizer, p)) for p in PROBES}
+    found = {_head_and_tail(tokenizer(p)["input_ids"], _bare(tokenizer, p)) for p in PROBES}
     if len(found) != 1:
         raise ValueError(
             "it adds special tokens to a text other than a fixed head and tail, which mdsmix does not know"
@@ -142,7 +142,7 @@ def _bare(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _frame(full: list[int], bare: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _head_and_tail(full: list[int], bare: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     for start in range(len(full) - len(bare) + 1):
         if full[start : start + len(bare)] == bare:
             return tuple(full[:start]), tuple(full[start + len(bare) :])

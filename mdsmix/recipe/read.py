@@ -19,7 +19,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.recipe import secrets
 from mdsmix.recipe.rules import contradictions
 from mdsmix.recipe.spec import Recipe
-from mdsmix.recipe.text import read_text, refuse_growth
+from mdsmix.recipe.yaml_file import read_text, refuse_growth
 
 OVERRIDE = re.compile(r"[\w.\-\[\]]+=")
 

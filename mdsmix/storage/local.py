@@ -1,9 +1,9 @@
 """Files on a local disk: a reader sees the old file or the new one and never half of one.
 
-A write goes to a temporary name beside its target, is flushed to the disk and renamed, and then the folder is flushed,
-without which a power cut may take the name back, and each name for itself: an index would stand whose shards do not. It
-costs 0.2 to 1.2 ms a file on an SSD; one of 32 MiB takes 65. A killed process leaves at most a `*.tmp` file,
-which `unfinished` finds so that it can be cleaned up.
+A write goes to a temporary name beside its target, is flushed to the disk and renamed; then the folder is flushed. Without
+that a power cut may undo any of the renames, so that an index would be there and its shards would not. It costs 0.2 to
+1.2 ms a file on an SSD; a file of 32 MiB takes 65 ms. A killed process leaves at most a `*.tmp` file, which `unfinished`
+finds so that `gc` can delete it.
 """
 
 from __future__ import annotations

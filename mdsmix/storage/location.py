@@ -29,7 +29,7 @@ class Stat:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A write that was begun and neither finished nor taken back: its process was killed, or works on it now."""
+    """A temporary file of a write that was not finished: its process was killed, or is still writing."""
 
     name: str
     "Below the folder that was asked."

@@ -194,7 +194,7 @@ def _page(wanted: dict[str, str], client: Any) -> dict[str, Any]:
 
 
 _seen: set[tuple[str, str]] = set()
-"Endpoint and bucket, where this process had an answer from inside of that bucket: there a HEAD's bare 404 is an object's."
+"Endpoint and bucket. Once a request inside a bucket was answered the bucket exists, so that a HEAD's bare 404 means the object."
 
 
 def _stat(client: Any, place: dict[str, str]) -> Stat | None:

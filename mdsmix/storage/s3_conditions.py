@@ -21,7 +21,7 @@ from mdsmix.storage.s3_client import ask
 from mdsmix.storage.s3_errors import error_code
 
 AT_ONCE = 3
-"Writers of a trial, with each of the two conditions: stores that let two of two through in 9 of 20 rounds pass in 1 of 36."
+"Writers at once, in a trial of each condition. A store that lets both of two writers through in 9 of 20 rounds passes 1 trial in 36."
 _NOT_SO = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404")
 
 _kept: dict[tuple[str, str], bool] = {}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mdsmix.errors import RecipeError
-from mdsmix.recipe import text as yaml_text
+from mdsmix.recipe import yaml_file
 from mdsmix.training.sections import TrainingYaml
 
 JUDGED = ("max_seq_len", "tokenizer", "train_loader", "eval_loader")
@@ -47,7 +47,7 @@ def unresolved(text: str, origin: str) -> dict[str, Any]:
 def read_text(path: str | os.PathLike[str]) -> str:
     """The text of a YAML; RecipeError where there is none."""
     try:
-        return yaml_text.read_text(Path(path))
+        return yaml_file.read_text(Path(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise RecipeError(f"{path} cannot be read as YAML: {reason}.") from None
