@@ -26,6 +26,7 @@ SHARD = re.compile(r"([0-9a-f]{32})(-\d+)?\.mds(\.zstd)?")
 RECORD = re.compile(r"(.+)/\.mdsmix/([0-9a-f]{32})")
 VERSION = re.compile(r"(.+)-([0-9a-f]{8})")
 INDEX, MANIFEST, LEASE = "index.json", "mdsmix.manifest", ".mdsmix/lease"
+TOKENIZER, TOKENIZER_CARD = re.compile(r"(.*/)?tokenizer-[0-9a-f]{8}"), "mdsmix.tokenizer"
 
 
 def digest(content: bytes) -> str:
@@ -285,9 +286,44 @@ def unit_records_before_their_shards_go(story: Story, step: Step) -> Iterator[bo
             yield all(_base(step) not in _names(record) for record in records if record)
 
 
+def is_whole_tokenizer(state: State, folder: str) -> bool:
+    card = f"{folder}/{TOKENIZER_CARD}"
+    files = orjson.loads(state[card])["files"] if card in state else ()
+    return bool(files) and all(f"{folder}/{name}" in state for name in files)
+
+
+def the_tokenizer_before_any_index_that_needs_it(story: Story, step: Step) -> Iterator[bool]:
+    """A mix of published streams is no stream of a recipe, and has none beside it."""
+    if step.content is not None and _base(step) == INDEX:
+        state, home = story.surely(step), PurePosixPath(_home(step))
+        manifest = manifest_in(state, str(home))
+        if manifest and not manifest.mixed:
+            root = home.parent.parent
+            yield is_whole_tokenizer(state, str(root / manifest.tokenizer.folder_name))
+
+
+def the_card_comes_last_of_a_tokenizer(story: Story, step: Step) -> Iterator[bool]:
+    if step.content is not None and _base(step) == TOKENIZER_CARD:
+        state = story.surely(step) | {step.name: step.content}
+        yield is_whole_tokenizer(state, _home(step))
+
+
+def a_whole_tokenizer_is_not_written_again(story: Story, step: Step) -> Iterator[bool]:
+    if step.content is not None and TOKENIZER.fullmatch(_home(step)):
+        yield not is_whole_tokenizer(story.surely(step), _home(step))
+
+
+def the_card_goes_first_of_a_tokenizer(story: Story, step: Step) -> Iterator[bool]:
+    is_beside_it = TOKENIZER.fullmatch(_home(step)) and _base(step) != TOKENIZER_CARD
+    if step.content is None and is_beside_it:
+        yield f"{_home(step)}/{TOKENIZER_CARD}" not in story.maybe(step)
+
+
 def all_is_done_under_the_lease(story: Story, step: Step) -> Iterator[bool]:
-    """But for the trial of whether the store keeps conditions, which is made before a lease means anything."""
-    if not re.search(rf"/{LEASE}(-trial-\w+)?$", step.name):
+    """But for the trial of whether the store keeps conditions, which is made before a lease means anything, and for the
+    tokenizer, which belongs to no stream."""
+    is_of_a_stream = not TOKENIZER.fullmatch(_home(step))
+    if is_of_a_stream and not re.search(rf"/{LEASE}(-trial-\w+)?$", step.name):
         yield f"{split_of(_home(step))}/{LEASE}" in story.surely(step)
 
 
@@ -324,6 +360,10 @@ RULES: tuple[Rule, ...] = (
     the_index_goes_first_of_a_version,
     no_index_loses_a_shard,
     unit_records_before_their_shards_go,
+    the_tokenizer_before_any_index_that_needs_it,
+    the_card_comes_last_of_a_tokenizer,
+    a_whole_tokenizer_is_not_written_again,
+    the_card_goes_first_of_a_tokenizer,
     all_is_done_under_the_lease,
     the_lease_is_confirmed_before_the_index,
 )

@@ -86,6 +86,7 @@ ANSWER = {
     "special_ids": [0],
     "chat_template": None,
     "template_variables": {},
+    "files": {},
 }
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from mdsmix.convert.ledger import FOLDER, read_record
 from mdsmix.convert.old_versions import Version, find_versions, versions_to_delete
 from mdsmix.convert.quarantine import QUARANTINE
+from mdsmix.convert.tokenizer_folder import TokenizerFolder, needless
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards.index import Shard, parse_index, read_index
@@ -48,7 +49,7 @@ class Garbage:
 
     kind: str
     name: str
-    "Below the stream's folder; of a version, beside it."
+    "Below the stream's folder; of a version, beside it; of a tokenizer, beside the streams."
     bytes: int
     age: float
     "Seconds since it was written, or, of a version, replaced."
@@ -102,7 +103,13 @@ def find_garbage(
     gone["shard"] = [file for file in gone["shard"] if file.name not in named]
     files = [_of_file(folder, kind, file, now) for kind in _KINDS for file in gone[kind]]
     unfinished = [left for left in _unfinished(folder, now) if left.age >= older_than]
-    return [*files, *(_of_version(version, now) for version in old), *unfinished]
+    tokenizers = needless(folder.parent.parent, older_than)
+    return [
+        *files,
+        *(_of_version(version, now) for version in old),
+        *unfinished,
+        *(_of_tokenizer(tokenizer, now) for tokenizer in tokenizers),
+    ]
 
 
 def _of_file(folder: Location, kind: str, file: _File, now: float) -> Garbage:
@@ -122,6 +129,16 @@ def _of_version(version: Version, now: float) -> Garbage:
         bytes=version.bytes,
         age=now - version.replaced,
         discard=version.discard,
+    )
+
+
+def _of_tokenizer(tokenizer: TokenizerFolder, now: float) -> Garbage:
+    return Garbage(
+        kind="tokenizer",
+        name=tokenizer.folder.name,
+        bytes=tokenizer.bytes,
+        age=now - tokenizer.written,
+        discard=tokenizer.discard,
     )
 
 

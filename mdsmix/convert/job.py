@@ -36,6 +36,8 @@ class Job:
     "The share of bad records above which nothing is published; it shapes no byte."
     limit: int | None = None
     "Only the first records are read: a first look."
+    unequal: str = ""
+    "The fast backend that this machine has found to differ from the reference; a worker on another machine has not."
     is_versioned: bool = False
     "Published as versions beside the target, not in it."
     is_new: bool = False
@@ -46,6 +48,11 @@ class Job:
     @property
     def folder(self) -> Location:
         return locate(self.target)
+
+    @property
+    def root(self) -> Location:
+        """Where all streams of the recipe lie, and their tokenizer."""
+        return self.folder.parent.parent
 
     @property
     def shard_folders(self) -> list[Location]:
@@ -85,10 +92,10 @@ class Job:
     def trusts(self, made_by: str) -> bool:
         """Whether what a backend made is kept: the reference's always, a fast one's unless the job asks for the reference
         or that backend was found unequal since, on whatever stream."""
-        is_reference = made_by.startswith("tokenizers ")
-        return is_reference or (
-            self.backend != "reference" and not is_unequal(self.tokenizer, made_by)
-        )
+        if made_by.startswith("tokenizers "):
+            return True
+        is_known_to_differ = made_by == self.unequal or is_unequal(self.tokenizer, made_by)
+        return self.backend != "reference" and not is_known_to_differ
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,6 +10,7 @@ from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
 from mdsmix.convert.put import is_put, put
 from mdsmix.convert.standing import Standing
+from mdsmix.convert.tokenizer_folder import tokenizer_card
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.kinds.assemble import JoinedRows
@@ -21,7 +22,6 @@ from mdsmix.shards.manifest import (
     Part,
     Records,
     SourceFile,
-    TokenizerCard,
     Totals,
 )
 from mdsmix.shards.shardfiles import distinct, store_shards
@@ -66,13 +66,6 @@ def is_published(job: Job, manifest: Manifest, standing: Standing, keys: list[st
     if not all(map(job.trusts, manifest.backend.split(" + "))):
         return False
     return is_put(job, manifest, standing)
-
-
-def tokenizer_card(job: Job) -> TokenizerCard:
-    """What the manifest says of the tokenizer; of a folder's path only the folder's name."""
-    card = TokenizerCard.of(job.tokenizer)
-    name = card.name.rstrip("/")
-    return replace(card, name=name.rsplit("/", 1)[1] if name.startswith("/") else name)
 
 
 def leftover_key(job: Job, keys: list[str]) -> str:

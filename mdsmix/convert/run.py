@@ -27,6 +27,7 @@ from mdsmix.convert.publish import publish
 from mdsmix.convert.quarantine import delete_stale_files
 from mdsmix.convert.standing import Standing, stand
 from mdsmix.convert.stored import listing
+from mdsmix.convert.tokenizer_folder import publish_tokenizer
 from mdsmix.convert.unit import UnitResult
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.encode.backends import known_unequal
@@ -41,6 +42,9 @@ from mdsmix.shards.lease import Lease, lease
 from mdsmix.shards.manifest import Manifest, SourceFile
 from mdsmix.sources import Unit
 
+LOOK_AGAIN_SECONDS = 3600
+"""A run that takes longer sees before each publication that the tokenizer is still there: `gc` takes one that no published
+stream names when it is a week old."""
 UNTOLD = (
     "this system does not tell what a process holds (no /proc/PID/smaps_rollup), so --memory is not enforced: "
     "give fewer --workers where memory is short"
@@ -51,6 +55,7 @@ UNTOLD = (
 class _Run:
     """What the streams of a run share."""
 
+    began: float
     options: Options
     engine: Engine
     watcher: Watcher
@@ -66,11 +71,12 @@ def convert(
     None: processes of this machine, as many as the options say. One that is given is left open.
     """
     planned, is_fresh = planned_jobs(recipe, options, watcher.say), True
+    publish_tokenizer(planned[0][0])
     failed: list[MdsmixError] = []
     with ExitStack() as ends:
         if engine is None:
             engine = ends.enter_context(closing(_local_engine(planned, options, watcher)))
-        run = _Run(options=options, engine=engine, watcher=watcher)
+        run = _Run(began=time.monotonic(), options=options, engine=engine, watcher=watcher)
         watcher.expect({job.name: sources.size_of(files) for job, files, _ in planned})
         for job, files, standing in planned:
             try:
@@ -107,7 +113,9 @@ def _convert_stream(
     began, options, watcher = time.monotonic(), run.options, run.watcher
     units, cache = sources.plan(files, fields=job.fields_read), source_hashes(job, options)
     old = published_manifest(job, standing, options.reencode)
+    unequal = known_unequal(job.tokenizer)
     job = on_day(job, old.encoding.date_string if old else None)
+    job = replace(job, unequal=unequal.label if unequal else "")
     if old and not options.again and is_up_to_date(job, old, standing, units, cache):
         refuse_too_many_bad(job, old.records)
         return _outcome(job, old, standing.index, [], began)
@@ -123,6 +131,8 @@ def _convert_stream(
         work = Work(job=job, units=units, cache=cache, engine=run.engine, watcher=watcher)
         with listing(job):
             job, results, notes = do_units(work)
+        if time.monotonic() - run.began > LOOK_AGAIN_SECONDS:
+            publish_tokenizer(job)
         manifest, index = _publish(job, units, results, standing, held)
         if not job.limit:
             cache.save(units, [result.content for result in results])

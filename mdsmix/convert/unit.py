@@ -25,6 +25,7 @@ from mdsmix.convert.quarantine import (
 )
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import stored_at
+from mdsmix.convert.tokenizer_folder import at_hand
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.base import Encoded
 from mdsmix.engines.attempts import CRASHED, Attempt, pieces, place, skipped
@@ -266,8 +267,9 @@ _backends: dict[tuple[str, str], Backend] = {}
 
 def open_tokenizer_backend(job: Job) -> Backend:
     """One per process, kept from stream to stream: a tokenizer of 128,000 ids takes half a second and 100 MB to open."""
-    key = (job.tokenizer.path, job.backend)
+    backend = "reference" if job.unequal and job.backend == "auto" else job.backend
+    key = (job.tokenizer.path, backend)
     if key not in _backends:
         _backends.clear()
-        _backends[key] = open_backend(job.tokenizer, job.backend)
+        _backends[key] = open_backend(at_hand(job), backend)
     return _backends[key]

@@ -11,11 +11,15 @@ import inspect
 import json
 import os
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 PROBES = ("a", "Hello, world!", "one two  three\n", "déjà vu, 東京", "12345")
 "Texts from which the tokens that a tokenizer adds by itself are read off."
+SAVED = (".json", ".jinja")
+"What a tokenizer is saved as; its own code is not copied."
 
 
 TAKEN = frozenset(
@@ -84,6 +88,11 @@ def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
         )
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
+    taken = _read_off(tokenizer)
+    return taken | {"files": _files(tokenizer, taken)}
+
+
+def _read_off(tokenizer: Any) -> dict[str, Any]:
     prefix, suffix = _added_around(tokenizer)
     vocabulary = tokenizer.get_vocab()
     return {
@@ -100,6 +109,38 @@ def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
         "chat_template": _chat_template(tokenizer),
         "template_variables": dict(tokenizer.special_tokens_map),
     }
+
+
+def _files(tokenizer: Any, taken: dict[str, Any]) -> dict[str, str]:
+    """The files beside tokenizer.json, by name, with which AutoTokenizer opens a folder to this same tokenizer.
+
+    They are what transformers saves, so the keyword arguments are in them, and nothing else that lay in the folder or at the
+    hub. A class whose code came with the tokenizer is not found from there: the class that only does what tokenizer.json says
+    stands for it.
+    """
+    for candidate in (tokenizer, _plain(tokenizer)):
+        with TemporaryDirectory() as place, suppress(Exception):
+            candidate.save_pretrained(place, legacy_format=False)
+            (Path(place) / "tokenizer.json").write_text(taken["tokenizer_json"])
+            opened = _read_off(_load(place, {"trust_remote_code": False}))
+            if opened | {"class_name": taken["class_name"]} == taken:
+                found = (file for file in Path(place).rglob("*") if file.suffix in SAVED)
+                files = {str(file.relative_to(place)): file.read_text() for file in found}
+                del files["tokenizer.json"]
+                return files
+    raise ValueError("what transformers saves of it does not open to the same tokenizer again")
+
+
+def _plain(tokenizer: Any) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        chat_template=tokenizer.chat_template,
+        padding_side=tokenizer.padding_side,
+        model_max_length=tokenizer.model_max_length,
+        **tokenizer.special_tokens_map,
+    )
 
 
 WITHOUT = {"USE_TORCH": "0", "USE_TF": "0", "USE_FLAX": "0"}

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from mdsmix import typed
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.recipe import TokenizerSpec
 
-SNAPSHOT_FORMAT = 4
+SNAPSHOT_FORMAT = 5
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".mds"}
 "Files beside a tokenizer that are model weights: they shape no token and take minutes to hash."
 
@@ -56,6 +56,8 @@ class Tokenizer:
     chat_template: str | None
     template_variables: dict[str, Any]
     "bos_token, eos_token, ... as transformers hands them to a chat template."
+    files: list[str] = field(default_factory=list)
+    "In the folder of `path`: what AutoTokenizer.from_pretrained opens to this tokenizer, tokenizer.json among them."
 
     @property
     def dtype(self) -> str:
@@ -175,10 +177,17 @@ def _ask(spec: TokenizerSpec) -> dict[str, Any]:
 
 
 def _write(folder: Path, spec: TokenizerSpec, answer: dict[str, Any]) -> None:
-    """Both files, the card last and by renaming: a card that is there is whole."""
-    content = answer.pop("tokenizer_json").encode()
-    shaping = [orjson.loads(content), {k: answer[k] for k in ("bos_id", "eos_id", "pad_id")}]
-    digest = xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
-    card = answer | {"name": spec.name, "hash": digest}
-    keep_in_cache(folder / "tokenizer.json", content)
+    """All files, the card last and by renaming: a card that is there is whole."""
+    files = {"tokenizer.json": answer.pop("tokenizer_json"), **answer.pop("files")}
+    content = files["tokenizer.json"].encode()
+    digest = content_hash(content, answer["bos_id"], answer["eos_id"], answer["pad_id"])
+    for name, text in files.items():
+        keep_in_cache(folder / name, text.encode())
+    card = answer | {"name": spec.name, "hash": digest, "files": sorted(files)}
     keep_in_cache(folder / "card.json", json.dumps(card).encode())
+
+
+def content_hash(content: bytes, bos_id: int | None, eos_id: int | None, pad_id: int | None) -> str:
+    """A tokenizer's hash, by the bytes of its tokenizer.json."""
+    shaping = [orjson.loads(content), {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}]
+    return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))

@@ -12,6 +12,8 @@ from mdsmix.words import hint
 
 TARGET_PROMPTS = re.compile(r"none|all|length>=[1-9]\d*")
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+TOKENIZER_FOLDER = re.compile(r"tokenizer-[0-9a-f]{8}")
+"What mdsmix names the folder of a tokenizer beside the streams."
 OWN_SPLIT = re.compile(r"limit-\d+|.+-[0-9a-f]{8}")
 "Folders beside a split: first looks, and versions, which `mdsmix gc --keep` deletes."
 SHARE = re.compile(r"(0?\.\d+|[01](\.0*)?)|(\d{1,2}(\.\d+)?|100)%")
@@ -72,6 +74,11 @@ def _mix_contradictions(recipe: Recipe) -> Iterator[str]:
 def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     if not STREAM_NAME.fullmatch(stream.name):
         yield "a stream's name becomes a folder: use letters, digits, '.', '_' and '-'."
+    if TOKENIZER_FOLDER.fullmatch(stream.name):
+        yield (
+            "tokenizer- and 8 hex digits name the folder in which mdsmix keeps a tokenizer beside the streams: name the stream "
+            "otherwise."
+        )
     if not STREAM_NAME.fullmatch(stream.split):
         yield f"split is {stream.split!r}; it names one folder: use letters, digits, '.', '_' and '-'."
     if stream.source is None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import orjson
+import xxhash
 from numpy.typing import NDArray
 
 from mdsmix import typed
@@ -41,6 +42,12 @@ class TokenizerCard:
     eos_id: int | None = None
     pad_id: int | None = None
     chat_template_hash: str | None = None
+
+    @property
+    def folder_name(self) -> str:
+        """Of the folder with its files at the root of the mix. Other ids or another chat template make another name."""
+        shaping = f"{self.hash} {self.chat_template_hash}"
+        return f"tokenizer-{xxhash.xxh128_hexdigest(shaping)[:8]}"
 
     @classmethod
     def of(cls, tokenizer: Any) -> TokenizerCard:

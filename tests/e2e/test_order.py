@@ -147,7 +147,9 @@ SCENARIOS: dict[str, tuple[Sequence[Callable[[Place], object]], str]] = {
         [convert()],
         "shards_bear_the_hash_of_their_bytes shards_before_the_unit_record bad_records_before_the_unit_record "
         "shards_before_the_index shards_before_the_manifest the_manifest_before_its_index "
-        "bad_records_are_public_before_the_manifest the_lease_is_confirmed_before_the_index",
+        "bad_records_are_public_before_the_manifest the_lease_is_confirmed_before_the_index "
+        "the_tokenizer_before_any_index_that_needs_it the_card_comes_last_of_a_tokenizer "
+        "a_whole_tokenizer_is_not_written_again",
     ),
     "a second one in its place": ([convert(), edit, convert()], "an_index_is_kept_before_it_goes"),
     "a source that was mended": (
@@ -178,6 +180,10 @@ SCENARIOS: dict[str, tuple[Sequence[Callable[[Place], object]], str]] = {
     "garbage": (
         [convert(), edit, convert(), gc()],
         "no_index_loses_a_shard unit_records_before_their_shards_go",
+    ),
+    "a tokenizer that no stream names": (
+        [convert(), convert("tokenizer.kwargs.bos_token=<|im_start|>"), gc()],
+        "the_card_goes_first_of_a_tokenizer",
     ),
     "old versions": (
         [convert(VERSIONED), edit, convert(VERSIONED), gc("--keep", "1")],
