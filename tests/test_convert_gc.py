@@ -7,19 +7,22 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from mdsmix.convert import gc
 from mdsmix.convert.gc import Garbage, find_garbage, seconds_of
 from mdsmix.convert.ledger import read_record
 from mdsmix.errors import RecipeError
+from mdsmix.shards import lease as lease_module
 from mdsmix.shards.index import read_index
-from mdsmix.shards.lease import lease
+from mdsmix.shards.lease import Holder, lease
 from mdsmix.shards.verify import verify
-from mdsmix.storage import locate
+from mdsmix.storage import Location, locate
 from tests.converting import (
     documents,
     files,
@@ -32,6 +35,7 @@ from tests.converting import (
 )
 
 WEEK = 7 * 86_400.0
+OTHER = Holder(host="another.host", pid=12, since="now", machine="another", started=34, token="b")
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(40)]
 
 
@@ -221,6 +225,26 @@ def test_nothing_is_deleted_while_a_conversion_is_at_work(republished: Path) -> 
     assert "is being written by process" in answer.err
     assert listed.code == 0
     assert files(republished) == before
+
+
+def test_who_lost_the_lease_deletes_nothing_more(
+    republished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood still for so long that another run took the stream over, and may name what was garbage."""
+    before = files(republished)
+    found = gc.find_garbage
+
+    def find(folder: Location, *settings: Any) -> list[Garbage]:
+        garbage = found(folder, *settings)
+        (republished / ".mdsmix" / "lease").write_bytes(orjson.dumps(asdict(OTHER)))
+        monkeypatch.setattr(lease_module, "BEAT_SECONDS", 0.001)
+        return garbage
+
+    monkeypatch.setattr(gc, "find_garbage", find)
+    answer = mdsmix("gc", republished, "--older-than", "0s", "--delete")
+    assert answer.code == 4
+    assert "was taken over by another run" in answer.err
+    assert files(republished).items() >= before.items()
 
 
 def test_a_damaged_index_or_manifest_stops_it(republished: Path) -> None:

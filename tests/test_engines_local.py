@@ -230,6 +230,16 @@ def test_a_task_whose_worker_died_is_tried_again_before_all_others() -> None:
     assert [queue.take()[0] for _ in range(len(queue))] == [number, 1, 2]
 
 
+def leave_a_place(attempt: Attempt, reporter: Reporter) -> None:
+    reporter.on_records(Place(file="a", ordinal=0, shown="byte 0", length=9, records=1))
+
+
+def test_records_of_another_task_are_not_blamed() -> None:
+    tasks = [call(leave_a_place), call(die_until, 1, kill)]
+    again = dict(run(tasks, settings(1)))[1]
+    assert (again.deaths, again.died_at) == (1, None)
+
+
 def threads(attempt: Attempt, reporter: Reporter) -> str:
     return os.environ["RAYON_NUM_THREADS"]
 
