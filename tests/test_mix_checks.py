@@ -14,12 +14,12 @@ import yaml
 
 import mdsmix.mix.checks
 from mdsmix.errors import Unreachable
-from mdsmix.mix.check import as_json, findings, is_refused, share_rows
+from mdsmix.mix.check import as_json, findings, is_refused
 from mdsmix.mix.findings import CHECKS, Finding
 from mdsmix.mix.head import head
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.view import mix_of
-from mdsmix.mix.weights import shares_of
+from mdsmix.mix.weights import epoch_table, shares_of
 from mdsmix.shards.manifest import TokenizerCard
 from tests.published import (
     CARD,
@@ -628,11 +628,8 @@ def test_what_a_batching_method_drops_is_counted_and_the_epoch_with_it(tmp_path:
     assert "17.4% are dropped" in clipped.message
     epoch = as_json(mix, [])["epoch"]
     assert [(e["drawn"], e["delivered"]) for e in epoch] == [(100, 81), (9, 9)]
-    assert [row[2] for row in share_rows(shares_of(mix.train, mix.yaml.batch_size))[1:]] == [
-        "81",
-        "9",
-        "90",
-    ]
+    table = epoch_table(shares_of(mix.train, mix.yaml.batch_size))
+    assert [row[2] for row in (*table.rows, table.total or ())] == [81, 9, 90]
     assert "(what batching_method: stratified delivers of it in batches of 10" in head(mix)
     unknown = batched(Lab(tmp_path / "other"), "stratified", 0, 100, 9)
     assert "the batch is not known here" in head(unknown)

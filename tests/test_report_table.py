@@ -7,7 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from mdsmix.report.table import Column, Table, as_json, print_table
+from mdsmix.report.table import print_table
+from mdsmix.table import Column, Table, as_json
 
 TABLE = Table(
     columns=(

@@ -12,7 +12,7 @@ from typing import Any
 
 from mdsmix.mix.findings import CHECKS, Finding
 from mdsmix.mix.streams import Mix
-from mdsmix.mix.weights import Share, shares_of
+from mdsmix.mix.weights import shares_of
 from mdsmix.words import plural
 
 SEVERITIES = ("error", "warning", "note")
@@ -49,30 +49,3 @@ def verdict(mix: Mix, found: Sequence[Finding]) -> str:
     told = ", ".join(plural(n, s) for s, n in counts.items() if n)
     answer = "may not be mixed" if counts["error"] else "may be mixed"
     return f"{plural(len(mix.streams), 'stream')} {answer}{f' ({told})' if told else ''}"
-
-
-def share_rows(shares: Sequence[Share]) -> list[tuple[str, ...]]:
-    """The table of an epoch: a head, a row a stream, the sum. `~` marks what the first samples only suggest."""
-    rows: list[tuple[str, ...]] = [("stream", "in it", "an epoch", "share", "tokens", "share")]
-    rows += [_share_row(share) for share in shares]
-    tokens = None if any(s.tokens is None for s in shares) else sum(s.tokens or 0 for s in shares)
-    exact = all(s.is_exact for s in shares)
-    total = (f"{sum(s.samples for s in shares):,}", f"{sum(s.delivered for s in shares):,}")
-    return [*rows, ("all", *total, "100.0%", _count(tokens, exact), "100.0%" if tokens else "?")]
-
-
-def _share_row(share: Share) -> tuple[str, ...]:
-    part = "?" if share.tokens_share is None else f"{share.tokens_share:.1%}"
-    tokens = _count(share.tokens, share.is_exact)
-    return (
-        share.stream,
-        f"{share.samples:,}",
-        f"{share.delivered:,}",
-        f"{share.share:.1%}",
-        tokens,
-        part,
-    )
-
-
-def _count(tokens: float | None, is_exact: bool) -> str:
-    return "?" if tokens is None else f"{'' if is_exact else '~'}{tokens:,.0f}"

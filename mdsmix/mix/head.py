@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mdsmix import __version__
-from mdsmix.mix.check import share_rows
 from mdsmix.mix.delivered import METHODS
 from mdsmix.mix.streams import Mix
-from mdsmix.mix.weights import batching, delivered_of, shares_of
+from mdsmix.mix.weights import batching, delivered_of, epoch_table, shares_of
+from mdsmix.table import lines
 
 MARK = "# mdsmix:"
 "Begins every line of the head, so that the next rendering replaces it and nothing else."
@@ -32,11 +32,8 @@ def _head_lines(mix: Mix) -> Iterator[str]:
     recipe = os.path.basename(mix.recipe or mix.yaml.origin)
     yield f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} loader comes to"
     yield from _counted(mix)
-    rows = share_rows(shares_of(mix.train, mix.yaml.batch_size))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]
-        yield "  " + "  ".join(cells)
+    for line in lines(epoch_table(shares_of(mix.train, mix.yaml.batch_size))):
+        yield f"  {line}"
     for loader in mix.evals:
         for share in shares_of(loader):
             yield f"evaluated on {share.stream}: {share.drawn:,} samples"

@@ -16,6 +16,7 @@ import numpy as np
 from mdsmix.mix.delivered import METHODS, Devices, delivered
 from mdsmix.mix.first_samples import per_sample
 from mdsmix.mix.streams import Loader
+from mdsmix.table import Column, Estimate, Table
 from mdsmix.training.keys import COUNT_UNITS, in_units, is_number, whole
 
 SHUFFLE_SEED = 9176
@@ -176,3 +177,29 @@ def shares_of(loader: Loader, batch: int | None = None) -> list[Share]:
         )
         for i, (stream, mean, count) in enumerate(zip(loader.streams, means, tokens, strict=False))
     ]
+
+
+EPOCH = (
+    Column("stream", "text"),
+    Column("in it", key="samples"),
+    Column("an epoch", key="delivered"),
+    Column("share", "share", key="share_of_samples"),
+    Column("tokens"),
+    Column("share", "share", key="share_of_tokens"),
+)
+
+
+def epoch_table(shares: Sequence[Share]) -> Table:
+    """A row a stream, and the sum."""
+    rows = [
+        (s.stream, s.samples, s.delivered, s.share, _figure(s.tokens, s.is_exact), s.tokens_share)
+        for s in shares
+    ]
+    tokens = None if any(s.tokens is None for s in shares) else sum(s.tokens or 0 for s in shares)
+    figure = _figure(tokens, all(s.is_exact for s in shares))
+    total = (sum(s.samples for s in shares), sum(s.delivered for s in shares), 1.0, figure)
+    return Table(columns=EPOCH, rows=rows, total=("all", *total, 1.0 if tokens else None))
+
+
+def _figure(tokens: float | None, is_exact: bool) -> float | None:
+    return tokens if tokens is None or is_exact else Estimate(tokens)

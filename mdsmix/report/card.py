@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from mdsmix.report.table import spelled
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Manifest
+from mdsmix.table import spelled
 
 MOST_SOURCES = 5
 

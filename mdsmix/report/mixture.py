@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from mdsmix.mix.offline.run import MixOutcome
-from mdsmix.report.table import Column, Row, Table, as_json, print_table
+from mdsmix.report.table import print_table
 from mdsmix.shards.manifest import Mixed
+from mdsmix.table import Column, Row, Table, as_json
 from mdsmix.words import plural
 
 COLUMNS = (

@@ -1,0 +1,87 @@
+"""A table as data: raw values under headings. Whoever shows it spells them, so every reader gets the same figures.
+
+A terminal (`mdsmix.report.table`), JSON and the comment at the head of a rendered YAML show the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What stands in a column."""
+
+    heading: str
+    form: str = "count"
+    "A key of FORMS: how a person is shown its values."
+    key: str = ""
+    "Its name for programs, where the heading is no good one."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of raw values; None is what is not known."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    total: Row | None = None
+    notes: Sequence[str] = field(default_factory=tuple)
+    "Sentences that a reader should see with it."
+
+
+class Estimate(float):
+    """A figure that a few samples suggest, and that nobody counted: shown with a `~`."""
+
+
+def spelled(value: Any) -> str:
+    """A value of the card: numbers grouped, several values by their names."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {spelled(each)}" for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(spelled, value))
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+FORMS: dict[str, Callable[[Any], str]] = {
+    "text": spelled,
+    "count": lambda value: f"{'~' if isinstance(value, Estimate) else ''}{value:,.0f}",
+    "share": lambda value: f"{value:.1%}",
+    "seconds": lambda value: f"{value:.1f}",
+    "weight": lambda value: ", ".join(f"{word} {n}" for word, n in value.items()) or "all",
+}
+
+
+def shown(column: Column, value: Any) -> str:
+    """The value as a person reads it; a word, such as `up to date`, in a column of numbers stays a word."""
+    if value is None:
+        return "?"
+    return value if isinstance(value, str) else FORMS[column.form](value)
+
+
+def as_json(table: Table) -> dict[str, Any]:
+    """The table for programs: a mapping a row."""
+    keys = [column.key or column.heading for column in table.columns]
+    found: dict[str, Any] = {"rows": [dict(zip(keys, row, strict=True)) for row in table.rows]}
+    if table.total:
+        found["total"] = dict(zip(keys, table.total, strict=True))
+    return found | ({"notes": list(table.notes)} if table.notes else {})
+
+
+def cells(table: Table, i: int) -> list[str]:
+    """Everything that is shown in a column, its heading first."""
+    column = table.columns[i]
+    rows = [*table.rows, *([table.total] if table.total else [])]
+    return [column.heading, *(shown(column, row[i]) for row in rows)]
+
+
+def lines(table: Table) -> Iterator[str]:
+    """The table as plain text: the first column on the left, numbers on the right."""
+    columns = [cells(table, i) for i in range(len(table.columns))]
+    widths = [max(map(len, column)) for column in columns]
+    for first, *others in zip(*columns, strict=True):
+        yield "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])])
