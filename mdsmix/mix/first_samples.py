@@ -6,6 +6,7 @@ length or by source looks different further on. A manifest counts every sample.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -39,18 +40,11 @@ class PerSample(NamedTuple):
     is_exact: bool
 
 
-def fixed_length(encoding: str) -> int | None:
-    """Tokens in every row of a column `ndarray:<int>:<length>`."""
-    kind, *settings = encoding.split(":")
-    if kind != "ndarray" or len(settings) != 2 or not settings[1].isdigit():
-        return None
-    return int(settings[1])
-
-
 def row_length(stream: Stream) -> int | None:
-    """Tokens in every row, where the columns fix it."""
-    lengths = [fixed_length(e) for n, e in stream.columns.items() if n in TOKEN_COLUMNS]
-    return None if not lengths or None in lengths else sum(n or 0 for n in lengths)
+    """Tokens in every row, where the columns fix it: `ndarray:<int>:<length>`."""
+    encodings = [e for n, e in stream.columns.items() if n in TOKEN_COLUMNS]
+    found = [re.fullmatch(r"ndarray:[^:]*:(\d+)", encoding) for encoding in encodings]
+    return sum(int(each[1]) for each in found if each) if found and all(found) else None
 
 
 def token_samples(stream: Stream, loader: Loader) -> list[TokenSample]:

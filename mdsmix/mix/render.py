@@ -6,8 +6,7 @@ and a difference under version control is a difference of the mix.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.head import dump, head
@@ -15,7 +14,6 @@ from mdsmix.mix.into import set_into
 from mdsmix.mix.sections import sections
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.view import mix_of, view_recipe
-from mdsmix.recipe import Recipe
 from mdsmix.training.read import read_text, unresolved
 
 
@@ -23,20 +21,10 @@ def render(path: str, overrides: Sequence[str], into: str | None) -> tuple[Mix, 
     """The mix of a recipe and its YAML, a file of its own or set into the config `into`. Nothing is checked or written."""
     recipe = open_recipe(path, overrides)
     mix = view_recipe(recipe, path)
+    streams = {stream.name: stream.settings for stream in mix.streams}
     if into is None:
-        return mix, document(recipe, mix)
+        return mix, head(mix) + dump(sections(recipe, streams))
     before = read_text(into)
-    text = set_into(before, tree_of(recipe, mix, unresolved(before, into)), into)
-    known = {stream.name: stream for stream in mix.streams}
-    mix = mix_of(text, path, known, recipe)
+    text = set_into(before, sections(recipe, streams, unresolved(before, into)), into)
+    mix = mix_of(text, path, {stream.name: stream for stream in mix.streams}, recipe)
     return mix, head(mix) + text
-
-
-def tree_of(recipe: Recipe, mix: Mix, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The sections that the recipe sets, in `config` if any, with `${max_seq_len}` not yet filled in."""
-    return sections(recipe, {stream.name: stream.settings for stream in mix.streams}, config)
-
-
-def document(recipe: Recipe, mix: Mix) -> str:
-    """A whole file that resolves by itself: max_seq_len, tokenizer, train_loader, eval_loader."""
-    return head(mix) + dump(tree_of(recipe, mix))

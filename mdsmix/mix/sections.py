@@ -12,6 +12,7 @@ from typing import Any
 
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.index import Index
+from mdsmix.training.keys import TARGET_KEYS
 
 LENGTH = "${max_seq_len}"
 LONE_LABEL = "eval"
@@ -33,16 +34,13 @@ NOT_FOR_EVAL = frozenset(
     ]
 )
 "An evaluation reads its streams once, whole and in order."
-OF_RECIPE = frozenset(
+OF_RECIPE = TARGET_KEYS | frozenset(
     [
         "streams",
         "remote",
         "local",
         "split",
         "max_seq_len",
-        "decoder_only_format",
-        "target_prompts",
-        "target_responses",
         "hf_name",
         "hf_kwargs",
         "preprocessing_fn",
@@ -146,23 +144,15 @@ def _dataset(train_loader: Mapping[str, Any]) -> dict[str, Any]:
 
 def _shared(recipe: Recipe) -> dict[str, Any]:
     """What both kinds of loader are told; the text loader would drop the target policies without a word."""
-    shared: dict[str, Any] = {"max_seq_len": LENGTH}
-    if recipe.loader == "finetuning":
-        shared["decoder_only_format"] = recipe.decoder_only_format
-        shared["target_prompts"] = recipe.target_prompts
-        shared["target_responses"] = recipe.target_responses
-    return shared
+    targets = sorted(TARGET_KEYS) if recipe.loader == "finetuning" else ()
+    return {"max_seq_len": LENGTH} | {key: getattr(recipe, key) for key in targets}
 
 
 def _workers(
     given: Mapping[str, Any], drop_last: bool, own: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Without workers torch takes neither prefetching nor persistence, and Foundry's defaults ask for both."""
-    settings: dict[str, Any] = {"drop_last": drop_last, "num_workers": NUM_WORKERS} | dict(
-        own or {}
-    )
-    if "num_workers" in given:
-        settings["num_workers"] = given["num_workers"]
-        if given["num_workers"] == 0:
-            settings |= {"prefetch_factor": None, "persistent_workers": False}
+    settings: dict[str, Any] = {"drop_last": drop_last, "num_workers": NUM_WORKERS, **(own or {})}
+    if given.get("num_workers") == 0:
+        settings |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
     return {k: v for k, v in (settings | dict(given)).items() if k not in ("name", "dataset")}

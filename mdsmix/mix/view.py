@@ -70,29 +70,23 @@ def view_yaml(path: str | os.PathLike[str]) -> Mix:
 
 
 def view_streams(urls: Sequence[str]) -> Mix:
-    """The mix of streams at these places, unweighted, under the loader that can read most of them."""
+    """The mix of streams at these places, unweighted, under `text` where all hold plain tokens or text, else `finetuning`."""
     streams: dict[str, Stream] = {}
     for url, stream in zip(urls, together(_at, urls), strict=True):
         if stream.name in streams:
             raise RecipeError(f"{url} is named twice; name every stream once.")
         streams[stream.name] = stream
-    dataset: dict[str, Any] = {"streams": {n: dict(s.settings) for n, s in streams.items()}}
-    loader = _likely_loader(streams)
-    if loader == "finetuning":
-        dataset["decoder_only_format"] = True
-    cards = [s.trusted_manifest for s in streams.values()]
-    length = max((card.encoding.max_seq_len for card in cards if card), default=None)
-    if length:
-        dataset["max_seq_len"] = length
-    section = {"name": loader, "dataset": dataset | {"shuffle": True}}
+    manifests = [s.trusted_manifest for s in streams.values()]
+    dataset = {
+        "streams": {n: dict(s.settings) for n, s in streams.items()},
+        "decoder_only_format": True,
+        "max_seq_len": max((m.encoding.max_seq_len for m in manifests if m), default=None),
+        "shuffle": True,
+    }
+    is_plain = all({"tokens", "text"} & set(s.columns) for s in streams.values())
+    section = {"name": "text" if is_plain else "finetuning", "dataset": dataset}
     mix = mix_of({"train_loader": section}, ", ".join(urls), streams)
     return dataclasses.replace(mix, is_bare=True)
-
-
-def _likely_loader(streams: Mapping[str, Stream]) -> str:
-    """`text` where every stream holds plain tokens or text; what then does not fit is a finding."""
-    plain = all({"tokens", "text"} & set(s.columns) for s in streams.values())
-    return "text" if plain else "finetuning"
 
 
 def mix_of(

@@ -1,6 +1,6 @@
 """The checks, a file for each thing that must fit. Importing this package registers all of them, in this order."""
 
-from mdsmix.mix.checks import (  # noqa: I001 - the order in which findings are printed
+from mdsmix.mix.checks import (  # noqa: F401, I001 - registered in the order in which findings are printed
     columns,
     tokens,
     tokenizers,
@@ -16,15 +16,3 @@ from mdsmix.training.rules import RULES
 
 for _rule in RULES.values():
     check_rule(_rule)
-
-__all__ = [
-    "batches",
-    "columns",
-    "config",
-    "policies",
-    "publication",
-    "storage",
-    "tokenizers",
-    "tokens",
-    "weights",
-]

@@ -18,6 +18,17 @@ READS = {
     "text": "tokens, or text",
     "finetuning": "turns, input_ids and labels, messages, or prompt and response",
 }
+SHAPES: dict[str, tuple[tuple[str, set[str]], ...]] = {
+    "text": (("text", {"text"}), ("tokens", {"tokens"})),
+    "finetuning": (
+        ("turns", {"turns"}),
+        ("input_ids", {"input_ids", "labels"}),
+        ("messages", {"messages"}),
+        ("prompt/response", {"prompt", "response"}),
+        ("prompt/response", {"prompt", "completion"}),
+    ),
+}
+"What a loader takes a sample for, and the columns by which it knows it, in the order in which it looks."
 IDS = (*(f"ndarray:{u}int{b}" for u in ("", "u") for b in (8, 16, 32, 64)), "ndarray", "bytes")
 ENCODINGS = {
     "tokens": IDS,
@@ -38,16 +49,7 @@ RAW = {"messages": 1, "prompt/response": 2}
 def shape(stream: Stream, loader: str) -> str | None:
     """What the loader takes a sample of the stream for, by the order in which it looks; None for nothing."""
     columns = set(stream.columns)
-    if loader == "text":
-        return next((c for c in ("text", "tokens") if c in columns), None)
-    if "turns" in columns:
-        return "turns"
-    if {"input_ids", "labels"} <= columns:
-        return "input_ids"
-    if "messages" in columns:
-        return "messages"
-    pair = "prompt" in columns and bool({"response", "completion"} & columns)
-    return "prompt/response" if pair else None
+    return next((name for name, wanted in SHAPES[loader] if columns >= wanted), None)
 
 
 def reads(loader: Loader, stream: Stream) -> bool:
