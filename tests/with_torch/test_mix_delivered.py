@@ -124,7 +124,7 @@ def test_the_epoch_of_a_config_is_what_its_loader_yields(
     came: Counter[int] = Counter()
     for batch in DataLoader(real, batch_size=16, num_workers=workers):
         came[len(batch["tokens"])] += len(batch["tokens"])
-    shares = shares_of(mix.train, mix.batch_size)
+    shares = shares_of(mix.train, mix.yaml.batch_size)
     assert sum(share.delivered for share in shares) == came.total()
     assert [share.drawn for share in shares] == [223, 101, 37]
     assert sum(share.share for share in shares) == pytest.approx(1)
