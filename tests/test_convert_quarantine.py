@@ -11,7 +11,7 @@ import zstandard
 from mdsmix.convert import quarantine, run
 from mdsmix.convert.quarantine import PackedRecords
 from mdsmix.convert.unit import _Tally
-from mdsmix.sources import find, plan, read
+from mdsmix.sources import find, lines, plan, read
 from tests.converting import (
     documents,
     files,
@@ -116,20 +116,41 @@ def test_lost_bad_records_are_found_again_and_damaged_ones_are_named(
     assert files(tmp_path / "out") == whole
 
 
+@pytest.mark.parametrize("suffix", ["", ".zst"])
+def test_a_record_too_long_to_be_held_is_named_and_all_others_are_converted(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """1 GB in little: it crosses many windows, none of which holds another line of it."""
+    monkeypatch.setattr(lines, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(lines, "_PIECE_BYTES", 300)
+    windows(monkeypatch, 500)
+    good = b'{"text": "one two three four five six seven eight nine ten eleven twelve"}\n'
+    long = b'{"text": "%s"}' % (b"word " * 2000)
+    data = good * 9 + long + b"\n" + good * 9
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(zstandard.compress(data) if suffix else data)
+    stream = documents(tmp_path / f"a.jsonl{suffix}")
+    (outcome,) = run_recipe(write_recipe(tmp_path, tokenizer_folder, streams={"web": stream}))
+    assert (outcome.manifest.records.read, outcome.manifest.records.written) == (19, 18)
+    [bad] = quarantined(tmp_path / "out" / "web" / "train")
+    place = {"line": 10, "offset": 9 * len(good), "length": len(long)}
+    expected = {"file": f"a.jsonl{suffix}", **place, "reason": "line_too_long", "raw": ""}
+    assert bad == expected
+
+
 def test_many_bad_records_are_one_frame_that_says_its_size_however_often_they_were_packed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lines = [b'{"line": %d}' % n for n in range(1000)]
+    each = [b'{"line": %d}' % n for n in range(1000)]
     frames = []
     for size in (1 << 20, 100):
         monkeypatch.setattr(quarantine, "PIECE_BYTES", size)
         packed = PackedRecords()
         assert not packed
-        for line in lines:
+        for line in each:
             packed.add(line)
         frames.append(packed.frame())
-        assert zstandard.ZstdDecompressor().decompress(frames[-1]).splitlines() == lines
-    assert frames[0] == zstandard.ZstdCompressor().compress(b"\n".join([*lines, b""]))
+        assert zstandard.ZstdDecompressor().decompress(frames[-1]).splitlines() == each
+    assert frames[0] == zstandard.ZstdCompressor().compress(b"\n".join([*each, b""]))
 
 
 def test_a_source_of_nothing_but_bad_records_is_not_held_as_objects(
