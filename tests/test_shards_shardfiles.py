@@ -12,8 +12,8 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards import index as index_module
 from mdsmix.shards.index import Shard, find_card
 from mdsmix.shards.mds import Layout, Rows
-from mdsmix.shards.shardfiles import distinct, gather, store_shards
-from mdsmix.shards.target import write_if_new, write_once
+from mdsmix.shards.shardfiles import copy_missing, distinct, store_shards
+from mdsmix.shards.writing import write_if_new, write_once
 from mdsmix.storage import LocalPath, Location, locate, together
 
 PARTS = [memoryview(b"abc"), memoryview(b"de")]
@@ -98,7 +98,7 @@ def twins(folder: Location) -> list[Shard]:
 
 def test_twins_are_files_of_their_own(folder: Location, twins: list[Shard]) -> None:
     """A cache evicts one by deleting its file, and damage to one must not be damage to all."""
-    gather(folder, twins, [folder])
+    copy_missing(folder, twins, [folder])
     paths = [Path(str(folder / shard.stored.basename)) for shard in twins]
     assert len({path.read_bytes() for path in paths}) == 1
     assert len({path.stat().st_ino for path in paths}) == 3
@@ -108,7 +108,7 @@ def test_twins_are_files_of_their_own(folder: Location, twins: list[Shard]) -> N
 def test_a_shard_goes_to_another_folder_without_taking_room_twice(
     folder: Location, twins: list[Shard], tmp_path: Path
 ) -> None:
-    gather(locate(tmp_path / "version"), twins[:1], [folder])
+    copy_missing(locate(tmp_path / "version"), twins[:1], [folder])
     name = twins[0].stored.basename
     assert os.path.samefile(tmp_path / "version" / name, tmp_path / "here" / name)
 
@@ -121,10 +121,10 @@ def test_a_file_of_another_size_is_no_source_and_no_shard(
     target = locate(tmp_path / "version")
     (other / name).write(whole[:-1])
     (target / name).write(whole + b"x")
-    gather(target, twins[:1], [other, folder])
+    copy_missing(target, twins[:1], [other, folder])
     assert (target / name).read() == whole
     with pytest.raises(Unreachable, match="was deleted from"):
-        gather(locate(tmp_path / "third"), twins[:1], [other])
+        copy_missing(locate(tmp_path / "third"), twins[:1], [other])
 
 
 def test_many_at_a_time_answer_in_order_and_fail_as_the_first_that_failed() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mdsmix.shards.index import BASENAME
 from mdsmix.shards.published import named_version, versions
-from mdsmix.shards.target import REPLACED
+from mdsmix.shards.writing import REPLACED
 from mdsmix.storage import Location, Stat
 
 THREADS = 16

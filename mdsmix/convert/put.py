@@ -21,8 +21,8 @@ from mdsmix.shards.links import refuse_links
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.publication import Seen, publish_in_place, stand, swap
 from mdsmix.shards.published import named_version
-from mdsmix.shards.shardfiles import gather
-from mdsmix.shards.target import REPLACED, keep_index, superseded, write_if_new
+from mdsmix.shards.shardfiles import copy_missing
+from mdsmix.shards.writing import REPLACED, keep_index, superseded, write_if_new
 from mdsmix.storage import Location, together
 
 
@@ -32,7 +32,7 @@ def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
     if job.is_versioned:
         _put_version(job, index, manifest, held)
         return
-    gather(job.folder, index.shards, job.shard_folders)
+    copy_missing(job.folder, index.shards, job.shard_folders)
     _mark_replaced(job.folder, job.folder)
     publish_in_place(job.folder, index, manifest.to_bytes(), held)
 
@@ -41,7 +41,7 @@ def _put_version(job: Job, index: Index, manifest: Manifest, held: Lease) -> Non
     place = job.place(index.hash)
     refuse_links(place.parent, place.name)
     _refuse_other(place, index)
-    gather(place, index.shards, job.shard_folders)
+    copy_missing(place, index.shards, job.shard_folders)
     _fill(place, index, manifest)
     card = Seen.of(job.folder / manifest_file.BASENAME)
     held.confirm()

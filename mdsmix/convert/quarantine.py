@@ -16,7 +16,7 @@ import orjson
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.errors import Unreachable
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.target import write_if_new
+from mdsmix.shards.writing import write_if_new
 from mdsmix.sources import BadRecord, Window
 from mdsmix.storage import Location, together
 

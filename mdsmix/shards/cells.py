@@ -37,7 +37,7 @@ def cells(shard: Shard, samples: Samples) -> Iterator[Cells]:
     varying = 4 * sum(not size for size in shard.column_sizes)
     if (stops - at < varying).any():
         raise ValueError("a sample is too short to say how long its columns are")
-    heads = iter(gather(samples, at, varying).view("<u4").astype(np.int64).T)
+    heads = iter(bytes_at(samples, at, varying).view("<u4").astype(np.int64).T)
     at = at + varying
     for name, size in zip(shard.column_names, shard.column_sizes, strict=True):
         column = Column(name, shard.columns[name])
@@ -53,7 +53,7 @@ def cells(shard: Shard, samples: Samples) -> Iterator[Cells]:
         )
 
 
-def gather(samples: Samples, at: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
+def bytes_at(samples: Samples, at: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
     """uint8 [n, width]: the bytes from each place on."""
     return np.frombuffer(samples.data, np.uint8)[at[:, None] + np.arange(width)]
 
@@ -71,7 +71,7 @@ def payload(samples: Samples, part: Cells) -> Cells:
         return part
     if (part.sizes < 2).any():
         raise ValueError(f"an array in column {part.column.name} has no shape")
-    heads = gather(samples, part.starts, 1)[:, 0].astype(np.int64)
+    heads = bytes_at(samples, part.starts, 1)[:, 0].astype(np.int64)
     starts = part.starts + 1 + (heads >> 2 << (heads & 3))
     values = Cells(part.column, starts, part.stops)
     expected = _elements(samples, part, heads) * part.column.dtype.itemsize
@@ -91,6 +91,6 @@ def _elements(samples: Samples, part: Cells, heads: NDArray[np.int64]) -> NDArra
         rows, ndim, width = heads == head, head >> 2, 1 << (head & 3)
         if (part.sizes[rows] < 1 + ndim * width).any():
             raise ValueError(f"an array in column {part.column.name} is shorter than its shape")
-        shape = gather(samples, part.starts[rows] + 1, ndim * width).view(f"<u{width}")
+        shape = bytes_at(samples, part.starts[rows] + 1, ndim * width).view(f"<u{width}")
         found[rows] = shape.astype(np.int64).prod(axis=1)
     return found

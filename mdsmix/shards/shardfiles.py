@@ -11,7 +11,7 @@ import xxhash
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import Shard, StoredFile
 from mdsmix.shards.mds import HASHES, Layout, Rows, shard_parts, split
-from mdsmix.shards.target import write_once
+from mdsmix.shards.writing import write_once
 from mdsmix.storage import Location, Stat, together
 
 Held = Collection[tuple[str, int]]
@@ -46,7 +46,7 @@ def _numbered(shard: Shard, ordinal: int) -> Shard:
     )
 
 
-def gather(folder: Location, shards: Sequence[Shard], places: Sequence[Location]) -> None:
+def copy_missing(folder: Location, shards: Sequence[Shard], places: Sequence[Location]) -> None:
     """Sees to it that all shards lie in `folder`. What is missing there is copied from the first of the places that
     holds it, under its name or that of the shard with the same bytes: inside the store, nothing is uploaded."""
     here = dict(folder.list())

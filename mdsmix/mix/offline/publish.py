@@ -16,8 +16,8 @@ from mdsmix.shards.index import Index, Shard, make_index
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Part, Records, Totals
 from mdsmix.shards.publication import publish_in_place
-from mdsmix.shards.shardfiles import distinct, gather, store_shards
-from mdsmix.shards.target import write_if_new
+from mdsmix.shards.shardfiles import copy_missing, distinct, store_shards
+from mdsmix.shards.writing import write_if_new
 from mdsmix.storage import Location
 
 
@@ -46,7 +46,7 @@ def publish(
 ) -> MixRecord:
     """Makes the shards the stream's content. Nothing is written where nothing changed."""
     index = make_index(distinct([shard for each in stored for shard in each.shards]))
-    gather(folder, index.shards, [folder])
+    copy_missing(folder, index.shards, [folder])
     mixed = [each.mixed for each in taken]
     record = MixRecord(key=plan.key, index_hash=index.hash, seed=plan.seed, mixed=mixed)
     manifest = _manifest(plan, taken, stored, index)

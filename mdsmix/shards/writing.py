@@ -1,4 +1,4 @@
-"""Writing at the target only what is not there yet, so that a run that changes nothing leaves every file as it was.
+"""Writing only what is not there yet, so that a run that changes nothing leaves every file as it was.
 
 A look costs one request where a needless write would cost a whole upload, and whoever watches the folder (a sync, a
 backup, a running job) sees a change only where there is one.
