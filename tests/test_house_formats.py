@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mdsmix.convert.source_hashes import fingerprint
 from mdsmix.encode.pretraining import Documents
 from mdsmix.sources import find, plan, read
 from mdsmix.sources.registry import FORMATS
@@ -109,6 +110,16 @@ def test_only_the_fields_that_the_shape_asks_for_are_read(zips: Path) -> None:
         assert {key for batch in read(unit) for record in batch.records for key in record} == expected  # fmt: skip
     [lines] = plan(find([str(zips / "e.jsonl")], zips), WINDOW, ("text",))
     assert lines.fields == (), "a line is decoded as a whole, whatever is asked for"
+
+
+def test_what_is_remembered_of_a_file_is_remembered_for_the_fields_that_were_read(
+    zips: Path,
+) -> None:
+    def remembered(pattern: str, *fields: str) -> str:
+        return fingerprint(plan(find([str(zips / pattern)], zips), WINDOW, fields)[0])
+
+    assert len({remembered("b.zip", *f) for f in ((), ("text",), ("name",))}) == 3
+    assert remembered("e.jsonl", "text") == remembered("e.jsonl", "name")
 
 
 def test_a_unit_that_kills_its_worker_is_named_by_its_words(

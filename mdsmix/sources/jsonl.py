@@ -82,7 +82,7 @@ def _reason(line: bytes, message: str) -> str:
     too_deep = "depth" in message or "recursion" in message.lower()  # as orjson 3.11, and before
     if too_deep:
         return "too_deep"
-    return "json_array" if _OPENS_ARRAY.match(line) else "not_json"
+    return "json_array" if b"[" in line and _OPENS_ARRAY.match(line) else "not_json"
 
 
 class Jsonl(Format):
