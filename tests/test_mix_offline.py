@@ -301,7 +301,7 @@ def test_a_second_run_writes_nothing_and_other_weights_a_new_version(two: Path) 
     stamps = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
     assert "up to date, seed 0" in invoke(two, "--out", two.parent / "out").output
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == stamps
-    assert len(samples(mix(two, "mix.a.repeat=2"))) == 800
+    assert len(samples(mix(two, "mix.a.repeat=2", "--replace"))) == 800
 
 
 def test_the_table_shows_samples_tokens_and_shares(two: Path) -> None:
@@ -385,7 +385,40 @@ def test_a_mix_of_other_streams_is_another_stream(two: Path) -> None:
     publish(two.parent / "c", CONCAT, concat_rows(9))
     mix(two, out="kept")
     recipe = write_recipe(two.parent, ["c"], train_loader={"name": "text"})
-    refused(RecipeError, "holds a mix of a, b, none of which", recipe, "--out", two.parent / "kept")
+    refused(
+        RecipeError,
+        "holds a mix of a, b, and this one is of c: another draw",
+        recipe,
+        "--out",
+        two.parent / "kept",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("--seed", 4), "of seed 3, and this one has seed 4"),
+        (("mix.a.repeat=2",), "with all of a, and this one has repeat 2"),
+        (("mix.b.repeat=0",), "of a, b, and this one is of a"),
+    ],
+)
+def test_another_draw_replaces_a_mix_only_when_asked(
+    two: Path, change: tuple[Any, ...], sentence: str
+) -> None:
+    before = files(mix(two, "--seed", 3))
+    arguments = change if "--seed" in change else ("--seed", 3, *change)
+    out = two.parent / "out"
+    result = invoke(two, "--out", out, *arguments)
+    assert isinstance(result.exception, RecipeError)
+    assert f"holds a mix {sentence}: another draw" in str(result.exception)
+    assert files(out / "train") == before
+    mix(two, *arguments, "--replace")
+
+
+def test_the_same_draw_of_streams_that_have_grown_replaces_it(two: Path) -> None:
+    mix(two, "--seed", 3)
+    publish(two.parent / "a", CONCAT, concat_rows(7), card={})
+    assert len(samples(mix(two, "--seed", 3))) < 500
 
 
 def test_a_damaged_shard_is_named_and_nothing_is_published(two: Path) -> None:
@@ -412,7 +445,7 @@ def test_an_interrupted_run_publishes_nothing_and_leaves_no_temporary_file(
     with monkeypatch.context() as patch:
         patch.setattr(publishing, "store_shards", killed)
         for out in ("out", "old"):
-            result = invoke(two, "--out", two.parent / out, "--tmp", temporary)
+            result = invoke(two, "--out", two.parent / out, "--tmp", temporary, "--replace")
             assert result.exit_code == 130
     assert not (two.parent / "out" / "train" / "index.json").exists()
     after = files(two.parent / "old" / "train")
@@ -498,7 +531,7 @@ def test_two_at_once_the_second_is_refused_and_told_who_is_at_work(two: Path) ->
         with lease(locate(out / "train"), lambda _: None), ThreadPoolExecutor(1) as pool:
             return pool.submit(invoke, two, "--out", out, *arguments).result()
 
-    result = while_held("mix.a.repeat=2")
+    result = while_held("mix.a.repeat=2", "--replace")
     assert isinstance(result.exception, Unreachable)
     assert "is being written by process" in str(result.exception)
     assert files(out / "train") == before
@@ -513,7 +546,7 @@ def test_who_lost_the_lease_publishes_nothing(two: Path, monkeypatch: pytest.Mon
         return stored(folder, *arguments)
 
     monkeypatch.setattr(publishing, "store_shards", robbed)
-    result = invoke(two, "--out", two.parent / "out", "mix.a.repeat=2")
+    result = invoke(two, "--out", two.parent / "out", "mix.a.repeat=2", "--replace")
     assert isinstance(result.exception, Unreachable)
     assert "taken over by another run" in str(result.exception)
     after = files(two.parent / "out" / "train")

@@ -28,7 +28,11 @@ def mix(
         typer.Option(min=0, metavar="N", help="Decides which samples are drawn, and their order."),
     ] = 0,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Allow replacing another stream that lies at STREAM.")
+        bool,
+        typer.Option(
+            "--replace",
+            help="Allow replacing another stream, or another draw, that lies at STREAM.",
+        ),
     ] = False,
     tmp: Annotated[
         Optional[Path],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10

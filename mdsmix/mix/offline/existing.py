@@ -7,7 +7,7 @@ is wanted is there already, and that a stream is a mix of ours and no one's only
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import orjson
@@ -71,7 +71,8 @@ def _real(place: object) -> str:
 
 
 def refuse_replacing(plan: Plan, out: Location) -> None:
-    """RecipeError where another stream than an earlier version of this mix is published at `out`."""
+    """RecipeError where another stream is published at `out` than this draw (streams, weights, seed) of what its streams held
+    before."""
     folder = out / SPLIT
     refuse_links(out, SPLIT)
     held = next((f for f in (out, folder) if (f / BASENAME).stat()), None)
@@ -83,10 +84,9 @@ def refuse_replacing(plan: Plan, out: Location) -> None:
             f"{held} holds a stream that `mdsmix mix` did not make; publish elsewhere, or pass --replace to put the "
             "mix in its place."
         )
-    if not {mixed.name for mixed in record.mixed} & {s.stream.name for s in plan.sources}:
+    if change := _change(record, plan):
         raise RecipeError(
-            f"{held} holds a mix of {', '.join(mixed.name for mixed in record.mixed)}, none of which is mixed now; "
-            "publish elsewhere, or pass --replace to put the new mix in its place."
+            f"{held} holds a mix {change}: another draw; publish elsewhere, or pass --replace to put the new mix in its place."
         )
     columns = {name for shard in read_index(held).shards for name in shard.columns}
     wanted = set(plan.layout.encodings)
@@ -95,3 +95,23 @@ def refuse_replacing(plan: Plan, out: Location) -> None:
             f"{held} holds a mix with the columns {', '.join(sorted(columns))}, and the new one has "
             f"{', '.join(sorted(wanted))}; publish elsewhere, or pass --replace to put the new mix in its place."
         )
+
+
+def _change(record: MixRecord, plan: Plan) -> str | None:
+    """In what the mix that is there was drawn otherwise than is planned; None where only its streams have grown."""
+    was = {mixed.name: mixed.weight for mixed in record.mixed}
+    now = {source.stream.name: dict(source.stream.weight) for source in plan.sources}
+    if was.keys() != now.keys():
+        return f"of {', '.join(was)}, and this one is of {', '.join(now)}"
+    for name, weight in was.items():
+        if weight != now[name]:
+            return f"with {_weight(weight)} of {name}, and this one has {_weight(now[name])}"
+    return (
+        f"of seed {record.seed}, and this one has seed {plan.seed}"
+        if record.seed != plan.seed
+        else None
+    )
+
+
+def _weight(weight: Mapping[str, int | float]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in weight.items()) or "all"
