@@ -77,7 +77,8 @@ def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
             )
     if not names:
         raise RecipeError("no stream of the recipe has a source, so there is nothing to convert.")
-    return [stream for stream in recipe.sourced if not only or stream.name in only]
+    wanted = set(only or names)
+    return [s for s in recipe.sourced if wanted & {s.name, s.held_out_of}]
 
 
 def source_hashes(job: Job, options: Options) -> SourceHashCache:

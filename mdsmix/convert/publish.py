@@ -14,6 +14,7 @@ from mdsmix.convert.tokenizer_folder import tokenizer_card
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.kinds.assemble import JoinedRows
+from mdsmix.kinds.holdout import NOT_HELD_OUT
 from mdsmix.shards.index import Index, make_index
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.manifest import (
@@ -109,6 +110,8 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
 def _look(job: Job, records: Records) -> str:
     if records.bad:
         return f"{' '.join(advice(job, records))} The bad records lie in {job.target}/quarantine; mdsmix quarantine shows them.".lstrip()
+    if set(records.filtered) == {NOT_HELD_OUT}:
+        return "No record is among the share that is held out: raise the stream's holdout, or take it out."
     return "Look at the source, or take the stream out of the recipe."
 
 

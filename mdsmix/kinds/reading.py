@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoded, Encoder, Rejected
 from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.kinds.holdout import Holdout
 from mdsmix.kinds.noticed import Noticed
 from mdsmix.kinds.registry import kind_of, shape_of
 from mdsmix.record import Document
@@ -24,19 +26,29 @@ class Reading:
     fields: Fields
     encoder: Encoder
     noticed: Noticed = field(default_factory=Noticed)
+    holdout: Holdout | None = None
 
     def encode(self, records: Sequence[Any]) -> Encoded:
         """The samples of the records; `rejected` names positions among them."""
         read, fields = self.shape.read, self.fields
         self.noticed.look_at_fields(records)
         found = [read(record, fields) for record in records]
-        if str not in set(map(type, found)):  # nearly every batch
+        if str not in set(map(type, found)) and self.holdout is None:  # nearly every batch
             return self._encode(found)
-        good = [i for i, record in enumerate(found) if type(record) is not str]
-        bad = [Rejected(i, why, False) for i, why in enumerate(found) if type(why) is str]
+        rejected = [Rejected(i, why, False) for i, why in enumerate(found) if type(why) is str]
+        rejected += self._left_out(found)
+        out = {each.position for each in rejected}
+        good = [i for i in range(len(found)) if i not in out]
         encoded = self._encode([found[i] for i in good])
-        moved = [replace(each, position=good[each.position]) for each in encoded.rejected]
-        return replace(encoded, rejected=bad + moved)
+        rejected += [replace(each, position=good[each.position]) for each in encoded.rejected]
+        return replace(encoded, rejected=rejected)
+
+    def _left_out(self, found: list[Any]) -> Iterator[Rejected]:
+        """The records that are on the other side of the holdout."""
+        if self.holdout:
+            for i, record in enumerate(found):
+                if type(record) is not str and (why := self.holdout.refused(record)):
+                    yield Rejected(i, why, True)
 
     def _encode(self, found: list[Any]) -> Encoded:
         if self.shape.gives is not Document:
@@ -48,4 +60,5 @@ def open_reading(encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> 
     """What turns the raw records of a stream into its samples."""
     encoder = kind_of(encoding).open_encoder(encoding, tokenizer, backend)
     noticed = Noticed(encoding.fields.values())
-    return Reading(shape_of(encoding), encoding.fields, encoder, noticed)
+    holdout = encoding.holdout and Holdout(Fraction(encoding.holdout), encoding.held_out)
+    return Reading(shape_of(encoding), encoding.fields, encoder, noticed, holdout or None)

@@ -10,7 +10,7 @@ from mdsmix.kinds.base import Kind
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.pairs import Pairs
 from mdsmix.kinds.pretraining import Pretraining
-from mdsmix.recipe import Recipe, SourceSpec, StreamSpec
+from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, share_of
 from mdsmix.shapes import SHAPES, Shape, find_shape
 from mdsmix.shards.manifest import Encoding
 
@@ -77,4 +77,7 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
         fields=source.fields,
         shape=source.shape if source.shape and not find_shape(None, source.fields) else None,
     )
+    if stream.holdout is not None:
+        share = str(share_of(stream.holdout))
+        common = replace(common, holdout=share, held_out=stream.held_out_of is not None)
     return replace(common, **kind.settings(recipe, stream))

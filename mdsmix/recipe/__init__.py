@@ -4,6 +4,21 @@ Everything that can be known to be wrong from the recipe alone is refused here, 
 """
 
 from mdsmix.recipe.read import load_recipe
-from mdsmix.recipe.spec import Recipe, SourceSpec, StreamSpec, TokenizerSpec, WeightSpec
+from mdsmix.recipe.spec import (
+    Recipe,
+    SourceSpec,
+    StreamSpec,
+    TokenizerSpec,
+    WeightSpec,
+    share_of,
+)
 
-__all__ = ["Recipe", "SourceSpec", "StreamSpec", "TokenizerSpec", "WeightSpec", "load_recipe"]
+__all__ = [
+    "Recipe",
+    "SourceSpec",
+    "StreamSpec",
+    "TokenizerSpec",
+    "WeightSpec",
+    "load_recipe",
+    "share_of",
+]

@@ -17,7 +17,7 @@ from typing import Any
 from mdsmix import typed
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import secrets
-from mdsmix.recipe.rules import contradictions
+from mdsmix.recipe.rules import contradictions, with_held_out
 from mdsmix.recipe.spec import Recipe
 from mdsmix.recipe.yaml_file import read_text, refuse_growth
 
@@ -33,7 +33,7 @@ def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         raise RecipeError(f"{path}: {misfit}") from None
     for sentence in contradictions(recipe):
         raise RecipeError(f"{path}: {sentence}")
-    return recipe
+    return with_held_out(recipe)
 
 
 def _read_yaml(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
@@ -107,6 +107,10 @@ def _tokenizer(section: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _stream(name: Any, section: Any, folder: Path) -> Any:
     if not isinstance(section, dict):
         return section
+    if "held_out_of" in section:
+        raise typed.Misfit(
+            f"streams.{name}.held_out_of is not a known key; holdout names the share."
+        )
     section = _rooted(section, folder) | {"name": str(name)}
     if section.get("date_string") is not None:
         section["date_string"] = str(section["date_string"])

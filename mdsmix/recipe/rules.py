@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from mdsmix.recipe.spec import Recipe, StreamSpec
+from mdsmix.recipe.spec import Recipe, StreamSpec, share_of
 from mdsmix.typed import brief
 from mdsmix.words import hint
 
@@ -82,6 +83,8 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     if not STREAM_NAME.fullmatch(stream.split):
         yield f"split is {stream.split!r}; it names one folder: use letters, digits, '.', '_' and '-'."
     if stream.source is None:
+        if stream.holdout is not None:
+            yield "holdout takes a share out of the source when converting, and this stream has none: take it out."
         if not (stream.remote or stream.local):
             yield "has neither a source nor a remote or local; say what to convert or where it was published."
         return
@@ -90,9 +93,36 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
             f"split is {stream.split!r}; limit-N and names that end in - and 8 hex digits are those of mdsmix's own first "
             "looks and versions, which are replaced and deleted: name it otherwise."
         )
+    if stream.holdout is not None:
+        yield from _holdout_contradictions(recipe, stream)
     if stream.remote or stream.local:
         yield "remote and local belong to streams without a source; this one is published under the recipe's remote or local."
     if not stream.source.path:
         yield "source.path is empty; name a file, a glob or an s3:// URL."
     if stream.kind is None:
         yield "kind is missing; it is pretraining or finetuning."
+
+
+def _holdout_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+    if not SHARE.fullmatch(str(stream.holdout)) or not 0 < share_of(stream.holdout or 0) < 1:
+        yield f"holdout is {stream.holdout!r}; it must be a share between 0 and 1, such as 0.5% or 0.005."
+    if stream.split != "train":
+        yield f"holdout takes a share of what is trained on, and split is {stream.split}: take one of the two out."
+    if held_out_name(stream) in recipe.streams:
+        yield f"holdout makes a stream {held_out_name(stream)}, and the recipe has one of that name: rename it."
+
+
+def held_out_name(stream: StreamSpec) -> str:
+    """Of the stream that is held out, in tables and as the label of an eval_loader."""
+    return f"{stream.name}-eval"
+
+
+def with_held_out(recipe: Recipe) -> Recipe:
+    """The recipe with a stream for evaluation behind each one that has a holdout."""
+    streams = dict[str, StreamSpec]()
+    for stream in recipe.streams.values():
+        streams[stream.name] = stream
+        if stream.holdout is not None:
+            name = held_out_name(stream)
+            streams[name] = replace(stream, name=name, split="eval", held_out_of=stream.name)
+    return replace(recipe, streams=streams)

@@ -69,6 +69,10 @@ class StreamSpec:
     "Finetuning on messages: `compact` writes the two columns of prompt/response (last/none only)."
     rewritten_history: Literal["reject", "last", "each"] = "reject"
     "Finetuning on messages: what becomes of a conversation whose earlier turns the chat template prints otherwise later."
+    holdout: str | int | float | None = None
+    "The share of the records, 0.5% or 0.005, that is held out for evaluation: published as the split eval."
+    held_out_of: str | None = field(default=None, metadata={"set by": "the reader"})
+    "Of what is held out: the stream that it was taken from."
     split: str = "train"
     remote: str | None = None
     "Only without a source: where the stream was published."
@@ -122,8 +126,7 @@ class Recipe:
     @property
     def max_bad_share(self) -> Fraction:
         """Exact: 29 of 100 records are not more than 29%, which as a float they are."""
-        text = str(self.max_bad)
-        return Fraction(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        return share_of(self.max_bad)
 
     @property
     def sourced(self) -> list[StreamSpec]:
@@ -134,4 +137,10 @@ class Recipe:
         """The URL or folder under which the stream's split folders lie."""
         if stream.source is None:
             return str(stream.remote or stream.local)
-        return f"{self.remote or self.local}/{stream.name}"
+        return f"{self.remote or self.local}/{stream.held_out_of or stream.name}"
+
+
+def share_of(written: str | int | float) -> Fraction:
+    """`0.5%` or `0.005` as a fraction."""
+    text = str(written)
+    return Fraction(text.removesuffix("%")) / (100 if text.endswith("%") else 1)

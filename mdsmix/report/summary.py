@@ -8,7 +8,8 @@ from typing import Any
 from mdsmix.convert.advice import ARRAY
 from mdsmix.convert.outcome import Outcome
 from mdsmix.kinds import kind_of
-from mdsmix.report.table import print_table
+from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
+from mdsmix.report.table import Column, Row, Table, as_json, print_table
 from mdsmix.shards.manifest import Manifest, Records
 from mdsmix.table import Column, Row, Table, as_json
 from mdsmix.words import plural
@@ -145,9 +146,12 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
 
 def _filtered(records: Records) -> Iterator[str]:
     """Good records that a rule leaves out, where they are many, and what would keep them."""
-    if records.dropped <= FILTERED_SHARE * records.read:
+    dropped = records.dropped - sum(
+        records.filtered.get(side, 0) for side in (HELD_OUT, NOT_HELD_OUT)
+    )
+    if dropped <= FILTERED_SHARE * records.read:
         return
-    said = f"WARNING: {records.dropped / records.read:.1%} of the records are filtered"
+    said = f"WARNING: {dropped / records.read:.1%} of the records are filtered"
     if records.ways_out:
         lost = records.filtered.get("no_loss_tokens", 0)
         ways = " and ".join(

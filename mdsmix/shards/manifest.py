@@ -85,6 +85,10 @@ class Encoding:
     "Conversations flattened into input_ids and labels: trains right under none/last only."
     date_string: str | None = None
     rewritten_history: Literal["reject", "last", "each"] = "reject"
+    holdout: str | None = None
+    "The share of the records that is held out for evaluation, as a fraction: `1/200`."
+    held_out: bool = False
+    "Whether this is that share; else it is the rest."
     template: dict[str, Any] = field(default_factory=dict)
     "Variables that the chat template was given beside the tokenizer's own."
     compression: str | None = None

@@ -1,0 +1,166 @@
+"""A share for evaluation: every record is on one side and none on both, whatever else there is in the sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdsmix.kinds.holdout import is_held_out
+from mdsmix.record import Conversation, Document, Pair
+from tests.converting import (
+    chats,
+    documents,
+    manifest_of,
+    mdsmix,
+    pairs,
+    run_recipe,
+    samples,
+    windows,
+    write_jsonl,
+    write_recipe,
+)
+
+TEXTS = [f"document {n}, with words of its own" for n in range(400)]
+
+
+def rows(folder: Path) -> list[bytes]:
+    """What each sample holds, whatever its columns."""
+    return sorted(
+        b"".join(sample[name].tobytes() for name in sorted(sample)) for sample in samples(folder)
+    )
+
+
+def recipe_of(folder: Path, tokenizer: Path, **stream: Any) -> Path:
+    stream = documents("*.jsonl", layout="document", **stream)
+    return write_recipe(folder, tokenizer, streams={"web": stream}, max_seq_len=64)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_each_record_is_on_one_side(
+    tmp_path: Path, tokenizer_folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
+    windows(monkeypatch, 2_000)
+    run_recipe(recipe_of(tmp_path, tokenizer_folder), f"local={tmp_path / 'whole'}")
+    run_recipe(recipe_of(tmp_path, tokenizer_folder, holdout="10%"), workers=workers)
+    whole, train, held = (
+        rows(tmp_path / at) for at in ("whole/web/train", "out/web/train", "out/web/eval")
+    )
+    assert sorted(train + held) == whole
+    assert not set(train) & set(held)
+    assert 20 < len(held) < 60  # 40, and a standard deviation of 6
+    for side, reason in (("train", "held_out"), ("eval", "not_held_out")):
+        records = manifest_of(tmp_path / "out/web" / side).records
+        assert records.read == len(TEXTS)
+        assert records.filtered == {reason: len(TEXTS) - records.written}
+
+
+def test_a_source_that_grows_moves_no_record(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """Nor does a copy of a record in another file, written otherwise."""
+    write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
+    recipe = recipe_of(tmp_path, tokenizer_folder, holdout=0.1)
+    run_recipe(recipe)
+    train, held = (set(rows(tmp_path / "out/web" / side)) for side in ("train", "eval"))
+    spaced = "".join(f'{{ "id": {n},  "text": "{text}" }}\n' for n, text in enumerate(TEXTS))
+    (tmp_path / "b.jsonl").write_text(spaced)
+    write_jsonl(tmp_path / "c.jsonl", [{"text": f"new {n}"} for n in range(50)])
+    run_recipe(recipe)
+    grown = [set(rows(tmp_path / "out/web" / side)) for side in ("train", "eval")]
+    assert grown[0] >= train
+    assert grown[1] >= held
+    assert not grown[0] & grown[1]
+    assert manifest_of(tmp_path / "out/web/eval").records.written >= 2 * len(held)
+
+
+@given(st.fractions(0, 1), st.fractions(0, 1), st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_larger_share_only_adds(one: Fraction, other: Fraction, text: str) -> None:
+    small, large = sorted((one, other))
+    assert is_held_out(Document(text), small) <= is_held_out(Document(text), large)
+    assert not is_held_out(Document(text), Fraction(0))
+    assert is_held_out(Document(text), Fraction(1))
+
+
+def test_what_a_record_says_decides_and_not_how_it_is_written() -> None:
+    message = {"role": "user", "content": "a"}
+    turned = {"content": "a", "role": "user"}
+    for n in range(64):
+        share = Fraction(n, 64)
+        assert is_held_out(Conversation([message]), share) == is_held_out(
+            Conversation([turned]), share
+        )
+    sides = {is_held_out(Pair("a", str(n)), Fraction(1, 2)) for n in range(64)}
+    assert sides == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("make", "record"),
+    [
+        (pairs, lambda n: {"prompt": f"q {n}", "response": "a"}),
+        (
+            chats,
+            lambda n: {
+                "messages": [
+                    {"role": "user", "content": f"q {n}"},
+                    {"role": "assistant", "content": "a"},
+                ]
+            },
+        ),
+    ],
+)
+def test_it_is_rendered_as_an_eval_loader(
+    tmp_path: Path, tokenizer_folder: Path, make: Callable[..., Any], record: Callable[[int], Any]
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [record(n) for n in range(60)])
+    streams = {"chat": make(source, holdout="25%")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)
+    said = mdsmix("convert", recipe, "--only", "chat")
+    assert said.code == 0
+    assert "chat-eval" in said.out
+    assert "WARNING" not in said.out
+    assert mdsmix("check", recipe).code == 0
+    rendered = mdsmix("render-yaml", recipe).out
+    assert "label: chat-eval" in rendered
+    assert "split: eval" in rendered
+    assert "up to date" in mdsmix("convert", recipe).out
+
+
+@pytest.mark.parametrize(
+    ("stream", "sentence"),
+    [
+        ({"holdout": "0%"}, "must be a share between 0 and 1"),
+        ({"holdout": 1}, "must be a share between 0 and 1"),
+        ({"holdout": "some"}, "must be a share between 0 and 1"),
+        (
+            {"holdout": "5%", "split": "val"},
+            "holdout takes a share of what is trained on, and split is val",
+        ),
+        ({"held_out_of": "web"}, "held_out_of is not a known key"),
+    ],
+)
+def test_a_holdout_that_cannot_be_is_refused(
+    tmp_path: Path, tokenizer_folder: Path, stream: dict[str, Any], sentence: str
+) -> None:
+    answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, **stream))
+    assert answer.code == 2
+    assert sentence in answer.err
+
+
+def test_a_name_that_is_taken_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
+    streams = {"web": documents("*.jsonl", holdout="5%"), "web-eval": documents("*.jsonl")}
+    answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams))
+    assert answer.code == 2
+    assert "holdout makes a stream web-eval, and the recipe has one of that name" in answer.err
+
+
+def test_a_share_that_holds_no_record_is_said(tmp_path: Path, tokenizer_folder: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"text": TEXTS[0]}])
+    answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, holdout="0.1%"))
+    assert answer.code == 5
+    assert "No record is among the share that is held out: raise the stream's holdout" in answer.err
+    assert manifest_of(tmp_path / "out/web/train").totals.samples == 1
