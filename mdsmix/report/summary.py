@@ -9,7 +9,7 @@ from mdsmix.convert.advice import ARRAY
 from mdsmix.convert.outcome import Outcome
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
-from mdsmix.report.table import Column, Row, Table, as_json, print_table
+from mdsmix.report.table import print_table
 from mdsmix.shards.manifest import Manifest, Records
 from mdsmix.table import Column, Row, Table, as_json
 from mdsmix.words import plural
