@@ -59,6 +59,18 @@ def test_equal_files_have_bad_records_of_their_own(recipe: Path, tmp_path: Path)
     assert sorted(r["file"] for r in quarantined(published)) == ["a.jsonl", "c.jsonl"]
 
 
+def test_a_file_behind_another_of_its_unit_is_named_as_it_is_named_now(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows(monkeypatch, 1 << 20)
+    run_recipe(recipe)
+    published = tmp_path / "out" / "web" / "train"
+    (tmp_path / "b.jsonl").rename(tmp_path / "c.jsonl")
+    (outcome,) = run_recipe(recipe)
+    assert outcome.units == 1
+    assert [record["file"] for record in quarantined(published)] == ["a.jsonl", "c.jsonl"]
+
+
 def test_lines_above_shift_the_number_of_a_record_that_is_not_done_again(
     recipe: Path, tmp_path: Path
 ) -> None:

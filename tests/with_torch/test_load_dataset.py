@@ -81,6 +81,17 @@ def test_a_damaged_shard_of_a_local_stream_is_named(
     assert seen == BEFORE, "the rows before the shard are delivered, whole batches of them"
 
 
+@pytest.mark.parametrize("damage", [truncate, flip])
+def test_a_damaged_shard_that_is_no_copy_stays_where_it_is(damage: Any, tmp_path: Path) -> None:
+    """A remote that is the local folder, by whatever name: what lies there is the stream itself."""
+    damage(shards_of(tmp_path / "web") / SHARD)
+    (tmp_path / "link").symlink_to(tmp_path / "web")
+    stream = {"remote": f"{tmp_path}/link", "local": f"{tmp_path}/web"}
+    _, sentence = first_error(loader_of(stream))
+    assert f"shard {SHARD} under {tmp_path}/link is lost or damaged" in sentence
+    assert (tmp_path / "web" / SHARD).exists()
+
+
 @WORKERS
 @pytest.mark.parametrize("damage", [Path.unlink, truncate, flip])
 def test_a_damaged_shard_of_a_remote_stream_is_named(
