@@ -69,6 +69,16 @@ def test_a_chat_template_shapes_conversations_only(
     assert (one.key("") != other.key("")) is is_shaped
 
 
+@pytest.mark.parametrize(("kind", "is_shaped"), [("pretraining", False), ("finetuning", True)])
+def test_what_a_template_may_print_shapes_conversations_only(
+    tmp_path: Path, kind: str, is_shaped: bool
+) -> None:
+    job = job_of(letters(tmp_path, chat_template=CHATML), kind)
+    variables = {**job.tokenizer.template_variables, "eos_token": "another"}
+    other = replace(job, tokenizer=replace(job.tokenizer, template_variables=variables))
+    assert (other.key("") != job.key("")) is is_shaped
+
+
 def test_a_day_is_in_the_key_only_where_the_template_prints_it(tmp_path: Path) -> None:
     plain, dated = (letters(tmp_path, chat_template=text) for text in (CHATML, DATED))
     assert on_day(job_of(plain, "finetuning"), "2026-01-01").encoding.date_string is None

@@ -61,6 +61,18 @@ def listed(split: Path) -> set[Path]:
     return {Path(version.url) for version in versions(locate(split))}
 
 
+def test_what_a_killed_write_left_in_a_version_goes_and_the_version_stays(
+    published: list[Path], split: Path
+) -> None:
+    half = published[0] / f"mdsmix.manifest.{'0' * 16}.tmp"
+    half.write_bytes(b"half of it")
+    (left,) = (g for g in find_garbage(locate(split), 0) if g.kind == "unfinished write")
+    assert left.name == f"{half.parent.name}/{half.name}"
+    left.discard()
+    assert not half.exists()
+    assert listed(split) == set(published)
+
+
 def test_all_stay_unless_it_is_said_how_many_do(published: list[Path], split: Path) -> None:
     assert found(split, None) == []
     names = [path.name for path in published]
