@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from mdsmix.encode.base import Detail
 from mdsmix.encode.bounds import EXHAUSTED, bounded, render
-from mdsmix.encode.causal import CausalTemplate, causal_form, flat_globals
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Message
 from mdsmix.typed import brief
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+    from mdsmix.encode.causal import CausalTemplate
 
 FOUNDRY_DATE = "%d %b %Y"
 "How Foundry writes the day that it hands to templates as `date_string`."
@@ -161,6 +162,7 @@ def open_template(
 
 @lru_cache(maxsize=16)
 def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
+    from mdsmix.encode.causal import causal_form, flat_globals
     from mdsmix.encode.sandbox import template_sandbox, variables_read
 
     environment = template_sandbox()

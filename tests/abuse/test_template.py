@@ -116,6 +116,7 @@ UNREADABLE = {
 
 
 SAID = Conversation(MESSAGES)
+ONE_LOOP = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}SOURCE{% endif %}"
 
 
 @pytest.fixture(autouse=True)
@@ -123,10 +124,11 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "SECONDS", 0.5)
 
 
+@pytest.mark.parametrize("around", ["SOURCE", ONE_LOOP], ids=["alone", "behind the loop"])
 @pytest.mark.parametrize("source", (GREEDY | REACHING).values(), ids=(GREEDY | REACHING).keys())
-def test_compiling_it_works_nothing_out(source: str) -> None:
+def test_compiling_it_works_nothing_out(source: str, around: str) -> None:
     began, memory = time.process_time(), _peak()
-    open_template(source, {"bos_token": "<s>"}, "2026-01-01")
+    open_template(around.replace("SOURCE", source), {"bos_token": "<s>"}, "2026-01-01")
     assert time.process_time() - began < 2
     assert _peak() - memory < 64 << 20
 
