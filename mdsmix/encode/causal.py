@@ -26,7 +26,7 @@ _LOOKS_BACK = frozenset({"index", "index0", "first", "previtem"})
 "The attributes of `loop` that no later message changes."
 _LEAVES = (nodes.Break, nodes.Block, nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)
 "What leaves the loop, or brings text from elsewhere."
-_GROWS = (nodes.Call, nodes.Filter, nodes.Mul, nodes.Pow, nodes.Mod)
+_GROWS: Any = (nodes.Call, nodes.Filter, nodes.Mul, nodes.Pow, nodes.Mod)
 "What may make much of little: the text after the loop is printed where the template is opened, which nothing bounds."
 
 
