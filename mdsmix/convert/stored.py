@@ -1,8 +1,8 @@
-"""What lay at a target when the work on it began: two listings, in place of a look at every shard and every unit record.
+"""What lay at a target when the work on it began: two listings, instead of a request for every shard and every unit record.
 
-What was listed stays, since who deletes there (`gc`, `repair`) holds the lease that the run holds. What the run writes
-later is not in the list, so bytes that two units have in common are written twice, which changes nothing. Forked workers
-share the list; a process that has none looks at each file by itself.
+A listed file stays, because `gc` and `repair`, which delete, need the lease that this run holds. Files that the run writes
+itself are not in the list: a shard that two units have in common is written twice, with the same bytes. Workers that are forked
+share the list; any other process has none and asks for each file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What is tried next when the worker that did a unit has died, or hung and was killed.
+"""How a unit is tried again when its worker has died, or hung and was killed: the same for every engine.
 
-Whatever kills a worker (the kernel for want of memory, a crash inside a library) it does over some records. The unit is done
-again with half as many records at a time, and again, down to one: a worker that was only too greedy gets through, and a
-record that kills whoever touches it is found and named.
+A worker dies over some records, for want of memory or by a crash in a library. The unit is tried again with half as many records
+at a time, then with a quarter, down to one. So a worker that only took too much memory gets through, and a record that kills
+whoever touches it is found and named.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from mdsmix.errors import MdsmixError
 from mdsmix.sources import RecordBatch
 
 MOST_DEATHS = 25
-"A batch of 8 MB holds at most 2^22 lines, so that halving ends before; one more death has another cause."
+"A unit is given up after so many deaths over its records. A batch of 8 MB holds 2^22 lines at most, so halving ends before that."
 DEATHS_ELSEWHERE = 3
-"So often a unit may kill its worker while no record is in work: reading, laying out shards, storing."
+"A unit is given up after so many deaths while no record was in work: reading, laying out shards, storing."
 HANGS_ELSEWHERE = 1
-"So often its worker may hang there: a mount that does not answer twice is not waited for a third time."
+"A unit is tried again after so many hangs while no record was in work: a mount that did not answer twice is not asked a third time."
 ALONE = 30
-"Halvings after which records are done one at a time."
+"As the number of halvings: one record at a time, whatever the batch."
 ELSEWHERE = "while no record was in work (reading, laying out shards, storing)"
 CRASHED = "crashed_worker"
 "The reason code of a record that is set aside because workers die of it."
@@ -69,7 +69,7 @@ class Attempt:
 def after_death(
     attempt: Attempt, at: Place | None, end: End, set_aside: bool, unit: str
 ) -> Attempt:
-    """The next attempt; MdsmixError where there is none: it names the record, if a single one is to blame twice.
+    """The next attempt. MdsmixError where there is none; it names the record where a single one has killed twice.
 
     A hang takes minutes to notice, so after one the records are not halved, but done one at a time.
     """
@@ -97,12 +97,12 @@ def after_death(
 
 
 def _kept(attempt: Attempt) -> int:
-    """A unit whose workers hang is gone on with one record at a time; one that is only too large is not."""
+    """The halvings of the next attempt: a unit that hung stays at one record at a time, any other begins anew with whole batches."""
     return ALONE if attempt.halvings >= ALONE else 0
 
 
 def skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:
-    """The records of the batch that workers died of before, and that are set aside."""
+    """Positions in the batch of records that are set aside, because workers died of them."""
     if not attempt.skipped:
         return set()
     origins = map(batch.origin, range(len(batch.records)))
@@ -110,7 +110,7 @@ def skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:
 
 
 def pieces(count: int, halvings: int, without: set[int]) -> Iterator[range]:
-    """The positions of a batch's records, but for those without, so many at a time."""
+    """Runs of positions that cover a batch of `count` records, except those in `without`; none is longer than `count` halved so often."""
     edges = {count, *range(0, count, max(1, count >> halvings))}
     cuts = sorted(edges | without | {position + 1 for position in without})
     for start, end in pairwise(cuts):

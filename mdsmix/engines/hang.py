@@ -1,12 +1,12 @@
-"""When a worker is taken for hung: it lives, and nothing will come of it.
+"""When a worker is taken for hung: it lives, but nothing will come of it.
 
-A worker is hung when for SILENT_SECONDS it has told nothing and used no processor time (a process that was stopped, a mount
-or a pipe that does not answer), or when it has been over the same records for SILENT_SECONDS and for as long as the slowest
-tokenizer takes over their bytes, whatever it uses (an endless loop looks like work). Outside of records processor time is
-always a sign of life: hashing 500 GB of one compressed file tells nothing for half an hour.
+Either of two rules is enough. It has sent no message and used no processor time for SILENT_SECONDS: it was stopped, or waits for
+a mount or a pipe that does not answer. Or it has had the same records in work for SILENT_SECONDS and for as long as the slowest
+tokenizer takes over their bytes: an endless loop uses processor time as work does. While it has no records in work, processor
+time is always a sign of life: hashing a compressed file of 500 GB takes half an hour without a message.
 
-A worker that waits because the run has no room for it is not hung, and while the run itself stood still (Ctrl-Z, a laptop that
-slept) nobody has waited. Processor time is read from /proc; where there is none, only the second rule holds.
+Time in which the worker waits for memory does not count, nor time in which this process itself stood still (Ctrl-Z, a laptop that
+slept). Processor time is read from /proc; where there is none, only the second rule holds.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SILENT_SECONDS = 300.0
-"A silent store is given up after 123 s, and then something is done: another try, or an error."
+"Longer than the 123 s after which a store that does not answer is given up, which ends in a message or an error."
 SLOWEST = 100_000
 """Bytes a second. The reference took 1.0 to 3.7 MB/s of processor time over MBs without a space, in base64, in one letter, in
 Chinese, on a busy machine; a record of 256 MB comes to 4 minutes, and 48 are waited."""
 LOOK_SECONDS = 1.0
-"Between two looks; a look counts for twice that at most."
+"Seconds between two looks. Whatever time has passed, a look counts for twice that at most."
 _STATES = {
     "T": "it was stopped by a signal",
     "t": "it was stopped by a debugger",
@@ -31,17 +31,17 @@ _STATES = {
 
 @dataclass(slots=True)
 class Pulse:
-    """Of one worker: how long it has shown no sign of life, and how long it has been over the same records."""
+    """Of one worker: seconds without a sign of life, and seconds without a message."""
 
     silent: float = 0.0
-    told: float = 0.0
-    "Since its last message."
+    unheard: float = 0.0
+    "Seconds since its last message."
     _used: int = 0
     _looked: float = field(default_factory=lambda: time.monotonic())
 
     def beat(self) -> None:
-        """It has told something."""
-        self.silent = self.told = 0.0
+        """It has sent a message."""
+        self.silent = self.unheard = 0.0
 
     def look(self, pid: int, size: int | None, waits: bool) -> str | None:
         """Why the worker is hung, None where it is not; `size`: bytes of the records that it is over."""
@@ -53,7 +53,7 @@ class Pulse:
         state, used = _process(pid)
         if waits:
             self.beat()
-        self.told += passed
+        self.unheard += passed
         self.silent = 0.0 if used != self._used or state in " R" else self.silent + passed
         self._used = used
         return self._why(state, size)
@@ -62,8 +62,8 @@ class Pulse:
         if self.silent > SILENT_SECONDS:
             why = _STATES.get(state, "it waits and uses no processor time")
             return f"no sign of life for {self.silent:.0f} s: {why}"
-        if size is not None and self.told > SILENT_SECONDS + size / SLOWEST:
-            return f"not done with {size:,} bytes after {self.told:.0f} s"
+        if size is not None and self.unheard > SILENT_SECONDS + size / SLOWEST:
+            return f"not done with {size:,} bytes after {self.unheard:.0f} s"
         return None
 
 
