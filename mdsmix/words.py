@@ -16,6 +16,12 @@ def does(things: Sized, one: str = "does", more: str = "do") -> str:
     return one if len(things) == 1 else more
 
 
+def printable(text: str, keep: str = "") -> str:
+    """The text with what steers a terminal (escape codes, line breaks, changes of direction) by its name, `\\x1b`: names
+    and samples may come from anyone. `keep`: such characters that stay."""
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
 def spelled(value: object) -> str:
     """The value as YAML writes it."""
     if value is None or isinstance(value, bool):

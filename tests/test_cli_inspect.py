@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -49,9 +50,9 @@ def test_the_stream_or_its_split_may_be_named(mix: Path) -> None:
 @pytest.mark.parametrize(
     ("stream", "shown"),
     [
-        ("docs", "[⟦bold]Document[/bold] 0<|endoftext|>⟧"),
+        ("docs", "[⟦bold]Document[/bold] 0⟨<|endoftext|>⟩⟧"),
         ("faq", "Which one?⟦ The red one.⟧"),
-        ("chat", "<|im_start|>user\nWhich one?<|im_end|>\n<|im_start|>assistant\n⟦The red one.<|im_end|>\n⟧"),
+        ("chat", "⟨<|im_start|>⟩user\nWhich one?⟨<|im_end|>⟩\n⟨<|im_start|>⟩assistant\n⟦The red one.⟨<|im_end|>⟩\n⟧"),
     ],
 )  # fmt: skip
 def test_samples_are_text_with_the_trained_part_marked(mix: Path, stream: str, shown: str) -> None:
@@ -62,7 +63,7 @@ def test_a_sample_gets_no_line_break_that_is_not_in_its_text(
     mix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
-    assert "[⟦bold]Document[/bold] 0<|endoftext|>⟧\n" in mdsmix("inspect", mix / "docs").out
+    assert "[⟦bold]Document[/bold] 0⟨<|endoftext|>⟩⟧\n" in mdsmix("inspect", mix / "docs").out
 
 
 def test_another_tokenizer_may_decode(mix: Path, tokenizer_folder: Path) -> None:
@@ -102,3 +103,37 @@ def test_a_damaged_shard_is_one_sentence(mix: Path) -> None:
     assert answer.code == 4
     assert shard.name in answer.err
     assert answer.err.count("\n") == 1
+
+
+def typed(folder: Path, tokenizer: Path) -> Path:
+    """A document in which somebody typed a control token's text, a mark of ours, and what rich takes for an emoji."""
+    write_jsonl(folder / "docs.jsonl", [{"text": "Say <|endoftext|> and ⟨x⟩ :smile:"}])
+    streams = {"docs": documents(folder / "docs.jsonl", layout="document")}
+    assert mdsmix("convert", write_recipe(folder, tokenizer, streams=streams, max_seq_len=128)).code == 0  # fmt: skip
+    return folder / "out/docs"
+
+
+def test_text_that_looks_like_a_control_token_is_none(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    out = mdsmix("inspect", typed(tmp_path, tokenizer_folder)).out
+    assert " <|endoftext|> and \\u27e8x\\u27e9 :smile:⟨<|endoftext|>⟩⟧\n" in out
+
+
+def test_programs_are_told_where_the_control_tokens_stand(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    at = typed(tmp_path, tokenizer_folder)
+    first, rest = json.loads(mdsmix("inspect", at, "--json").out)["first_samples"][0]
+    assert first["control"] == []
+    assert rest["text"].count("<|endoftext|>") == 2
+    assert [rest["ids"][place] for place in rest["control"]] == [0]
+
+
+def test_on_a_terminal_control_tokens_have_a_colour(
+    mix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    out = mdsmix("inspect", mix / "chat", "-n", 1).out
+    assert "\x1b[36m⟨<|im_start|>⟩\x1b[0muser\n" in out

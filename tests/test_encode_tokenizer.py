@@ -222,9 +222,10 @@ def test_a_moved_cache_still_decodes(
     assert len(asked) == 1
     assert Path(after.path).exists()
     assert after.hash == before.hash
-    decode = find_decoder(None, before.hash)
-    assert decode is not None
-    assert decode([2, 3]) == "<|im_start|><|im_end|>"
+    decoder = find_decoder(None, before.hash)
+    assert decoder is not None
+    assert decoder.text([2, 3]) == "<|im_start|><|im_end|>"
+    assert decoder.control >= {2, 3}
 
 
 def test_a_hash_that_no_snapshot_has_decodes_nothing(cache: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mdsmix.encode.tokenizer import Decoder
 from mdsmix.kinds import stored_pieces
 from mdsmix.report.samples import Segment, marked, segments
 
@@ -32,10 +33,27 @@ PAIR = {"input_ids": np.array([1, 2], "u2"), "labels": np.array([3, 4], "u2")}
 def test_the_trained_tokens_are_marked(
     sample: dict[str, Any], prompts: str, responses: str, text: str
 ) -> None:
-    assert marked(segments(stored_pieces(sample, prompts, responses)), None) == text
+    assert joined(segments(stored_pieces(sample, prompts, responses)), None) == text
 
 
-def test_neighbours_are_decoded_together() -> None:
+class Spelling:
+    """A tokenizer's model that shows which ids it is given together, and drops the space in front as many do."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        assert not skip_special_tokens
+        return "".join(f" {i}" for i in ids).removeprefix(" ")
+
+
+def joined(parts: list[Segment], decoder: Decoder | None) -> str:
+    return "".join(text for text, _ in marked(parts, decoder))
+
+
+def test_neighbours_are_decoded_together_and_keep_the_space_between_them() -> None:
     """A character may be several tokens: one by one they would decode to nothing readable."""
     parts = [Segment([1, 2], False), Segment([3], True)]
-    assert marked(parts, lambda ids: f"<{','.join(map(str, ids))}>") == "<1,2>⟦<3>⟧"
+    assert joined(parts, Decoder(Spelling(), frozenset())) == "1 2⟦ 3⟧"
+
+
+def test_control_tokens_stand_each_in_brackets() -> None:
+    parts = [Segment([9, 9, 1], False), Segment([2, 9], True)]
+    assert joined(parts, Decoder(Spelling(), frozenset({9}))) == "⟨9⟩⟨ 9⟩ 1⟦ 2⟨ 9⟩⟧"

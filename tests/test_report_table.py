@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from mdsmix.report.table import print_table
+from mdsmix.report.table import print_pairs, print_table
 from mdsmix.table import Column, Table, as_json
 
 TABLE = Table(
@@ -66,3 +66,26 @@ def test_what_is_no_terminal_gets_whole_lines() -> None:
         line.split() == ["web[a]", "123,456,789,012", "25.0%", "1.3"]
         for line in out.getvalue().splitlines()
     )
+
+
+def pairs(width: int, is_terminal: bool) -> list[str]:
+    out = io.StringIO()
+    value = "a/path/that/is/longer/than/the/terminal 123,456,789 and words [bold] :smile: \x1b[31m"
+    print_pairs(
+        [("what", value), ("more", "1")],
+        Console(file=out, width=width, force_terminal=is_terminal, color_system=None),
+    )
+    return out.getvalue().splitlines()
+
+
+def test_a_long_value_is_folded_between_words() -> None:
+    assert pairs(34, is_terminal=True) == [
+        "  what  a/path/that/is/longer/than/the/terminal",
+        "        123,456,789 and words",
+        "        [bold] :smile: \\x1b[31m",
+        "  more  1",
+    ]
+
+
+def test_what_is_no_terminal_gets_whole_values() -> None:
+    assert len(pairs(34, is_terminal=False)) == 2

@@ -27,7 +27,10 @@ def inspect(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the manifest of STREAM as a table and its first samples, trained tokens in ⟦ ⟧."""
+    """Show the manifest of STREAM as a table and its first samples, trained tokens in ⟦ ⟧, control tokens in ⟨ ⟩.
+
+    Text that only looks like a control token stands in no ⟨ ⟩: it is ordinary tokens.
+    """
     from mdsmix.report.inspection import inspection_json, look
 
     found = look(stream, samples, tokenizer)
@@ -38,20 +41,16 @@ def inspect(
 
 
 def _print(found: Inspection) -> None:
-    from rich.box import SIMPLE
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+    from rich.text import Text
 
     from mdsmix.report.card import card_rows
-    from mdsmix.report.samples import shown
+    from mdsmix.report.samples import STYLES, shown
+    from mdsmix.report.table import print_pairs
 
-    console = Console(highlight=False, soft_wrap=False)
-    table = Table(box=SIMPLE, show_header=False)
-    for what, value in card_rows(found.where, found.index, found.manifest):
-        table.add_row(what, escape(value))
-    console.print(table)
+    console = Console(highlight=False)
+    print_pairs(list(card_rows(found.where, found.index, found.manifest)), console)
     for number, sample in enumerate(found.samples):
         console.rule(f"sample {number}", align="left")
-        text = shown(sample, found.decode)
-        console.print(text, markup=False, soft_wrap=True)  # no line break that is not in the text
+        runs = [(text, STYLES[form]) for text, form in shown(sample, found.decoder)]
+        console.print(Text.assemble(*runs), soft_wrap=True)  # no line break that is not in the text

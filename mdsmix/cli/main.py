@@ -21,6 +21,7 @@ from mdsmix.cli.render_yaml import render_yaml
 from mdsmix.cli.repair import repair
 from mdsmix.cli.verify import verify
 from mdsmix.errors import MdsmixError, SeveralFailed
+from mdsmix.words import printable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -84,8 +85,3 @@ def run() -> None:
 def _end(*sentences: str, code: int) -> None:
     print(*map(printable, sentences), sep="\n", file=sys.stderr)
     raise SystemExit(code)
-
-
-def printable(sentence: str) -> str:
-    """On one line, without what steers a terminal: names of files and columns may come from anyone."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence)

@@ -87,19 +87,42 @@ def open_tokenizer(spec: TokenizerSpec, say: Callable[[str], None] | None = None
     return typed.read(Tokenizer, json.loads(card.read_bytes()) | beside, str(card))
 
 
-def find_decoder(name: str | None, hash: str | None) -> Callable[[Sequence[int]], str] | None:
-    """Ids -> text, by the tokenizer named, or by the snapshot of that hash; None where this machine has neither."""
-    cards = (cache_folder() / "tokenizers").glob("*/card.json")
-    known = (card for card in cards if json.loads(card.read_bytes())["hash"] == hash)
-    path = open_tokenizer(TokenizerSpec(name=name)).path if name else None
-    if path is None and (card := next(known, None)):
-        path = str(card.with_name("tokenizer.json"))
-    if path is None:
-        return None
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """Ids -> text, and which ids are control tokens: text may spell the same characters in ordinary tokens."""
+
+    model: Any
+    control: frozenset[int]
+    "The ids of the tokenizer's special tokens."
+
+    def text(self, ids: Sequence[int], before: int | None = None) -> str:
+        """The text of the ids. `before`: the id in front of them, since many decoders drop the space that a text begins with."""
+        if before is not None:
+            head, whole = self._decode([before]), self._decode([before, *ids])
+            if whole.startswith(head):
+                return whole[len(head) :]
+        return self._decode(list(ids))
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self.model.decode(ids, skip_special_tokens=False))
+
+
+def find_decoder(name: str | None, hash: str | None) -> Decoder | None:
+    """By the tokenizer named, or by the snapshot of that hash; None where this machine has neither."""
+    if name:
+        opened = open_tokenizer(TokenizerSpec(name=name))
+        return _decoder(opened.path, opened.special_ids)
+    for card in (cache_folder() / "tokenizers").glob("*/card.json"):
+        said = json.loads(card.read_bytes())
+        if said["hash"] == hash:
+            return _decoder(str(card.with_name("tokenizer.json")), said["special_ids"])
+    return None
+
+
+def _decoder(path: str, control: Sequence[int]) -> Decoder:
     from tokenizers import Tokenizer as Model
 
-    model = Model.from_file(path)
-    return lambda ids: str(model.decode(list(ids), skip_special_tokens=False))
+    return Decoder(Model.from_file(path), frozenset(control))
 
 
 def cache_folder() -> Path:

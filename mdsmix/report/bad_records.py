@@ -13,9 +13,9 @@ import orjson
 
 from mdsmix.convert.quarantine import QUARANTINE, read_lines
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.report.samples import printable
 from mdsmix.shards.published import find_published, working_folder
 from mdsmix.storage import Location, locate
+from mdsmix.words import printable
 
 MOST_SHOWN = 300
 "Characters of a record, or of what explains it, that a person is shown."
@@ -111,5 +111,5 @@ def _number(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = printable(str(value)).replace("\n", "\\n")
+    text = printable(str(value))
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text):,} characters)"

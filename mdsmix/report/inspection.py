@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mdsmix.encode.tokenizer import find_decoder
+from mdsmix.encode.tokenizer import Decoder, find_decoder
 from mdsmix.report.card import card
-from mdsmix.report.samples import Decode, Sample, first_samples, sample_json
+from mdsmix.report.samples import Sample, first_samples, sample_json
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.published import find_published
@@ -23,7 +23,7 @@ class Inspection:
     index: Index
     manifest: Manifest | None
     samples: Sequence[Sample]
-    decode: Decode | None
+    decoder: Decoder | None
     "Ids -> text, where this machine knows the tokenizer."
 
 
@@ -36,10 +36,10 @@ def look(stream: str, samples: int, tokenizer: str | None) -> Inspection:
         index=index,
         manifest=manifest,
         samples=list(first_samples(folder, index, manifest, samples)),
-        decode=find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None),
+        decoder=find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None),
     )
 
 
 def inspection_json(found: Inspection) -> dict[str, Any]:
-    shown = [sample_json(sample, found.decode) for sample in found.samples]
+    shown = [sample_json(sample, found.decoder) for sample in found.samples]
     return card(found.where, found.index, found.manifest) | {"first_samples": shown}

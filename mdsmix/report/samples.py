@@ -1,24 +1,33 @@
-"""A stream's first samples as text, with the trained tokens marked.
+"""A stream's samples as text, with the trained tokens and the control tokens marked.
 
 A sample is a row of segments, each trained or not, as its kind says by the target policies of the manifest; the finetuning
 loader's labels follow the same rule. The first token of a row is never predicted, so it is never marked.
+
+A control token is told by its id, never by its text: `<|im_start|>` that somebody typed, or that a template wrote for a
+tokenizer without such a token, is ordinary tokens, and trains something else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from mdsmix.encode.tokenizer import Decoder
 from mdsmix.kinds import Piece, kind_of, stored_pieces
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.sample import read_head
 from mdsmix.shards.turns import layout_of
 from mdsmix.storage import Location
+from mdsmix.words import printable
 
-Decode = Callable[[Sequence[int]], str]
+TRAINED, CONTROL = "⟦⟧", "⟨⟩"
+"What stands around trained tokens, and around each control token."
+_MARKS = str.maketrans({mark: ascii(mark)[1:-1] for mark in TRAINED + CONTROL})
+STYLES = {"text": "", "mark": "bold", "control": "cyan"}
+"How the runs of a sample look on a terminal."
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,34 +70,60 @@ def segments(pieces: Iterable[Piece]) -> list[Segment]:
     return [Segment([t for t, _ in run], flag) for flag, run in groupby(paired, lambda p: p[1])]
 
 
-def shown(sample: Sample, decode: Decode | None) -> str:
+Run = tuple[str, str]
+"Text, and what it is: a key of STYLES."
+
+
+def shown(sample: Sample, decoder: Decoder | None) -> list[Run]:
     """The sample for a person, without what steers a terminal: it comes from anyone's data."""
-    return printable(str(sample) if isinstance(sample, Mapping) else marked(sample, decode))
+    if isinstance(sample, Mapping):
+        return [(printable(str(sample), "\n\t"), "text")]
+    return list(marked(sample, decoder))
 
 
-def printable(text: str) -> str:
-    """The text without what steers a terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+def marked(parts: Sequence[Segment], decoder: Decoder | None) -> Iterator[Run]:
+    """The trained tokens in ⟦ ⟧, every control token in ⟨ ⟩; ids where there is no tokenizer to decode them. A text that
+    holds such a bracket shows it as `\\u27e8`, so that none is mistaken for a mark."""
+    before = None
+    for part in parts:
+        inside = _decoded(part.ids, before, decoder) if decoder else _listed(part.ids)
+        before = part.ids[-1]
+        yield from (
+            [(TRAINED[0], "mark"), *inside, (TRAINED[1], "mark")] if part.is_trained else inside
+        )
 
 
-def marked(parts: Sequence[Segment], decode: Decode | None) -> str:
-    """Plain text with the trained tokens in ⟦ ⟧; ids where there is no tokenizer to decode them."""
-    return "".join(
-        f"⟦{text}⟧" if part.is_trained else text for part in parts for text in [_text(part, decode)]
-    )
+def _decoded(ids: list[int], before: int | None, decoder: Decoder) -> Iterator[Run]:
+    for is_control, run in groupby(ids, decoder.control.__contains__):
+        tokens = list(run)
+        for some in [[token] for token in tokens] if is_control else [tokens]:
+            text = printable(decoder.text(some, before), "\n\t").translate(_MARKS)
+            yield (text.join(CONTROL), "control") if is_control else (text, "text")
+            before = some[-1]
 
 
-def sample_json(sample: Sample, decode: Decode | None) -> Any:
-    """The sample for programs: its segments with ids and text, or its columns."""
+def _listed(ids: list[int]) -> Iterator[Run]:
+    yield " ".join(map(str, ids)) + " ", "text"
+
+
+def sample_json(sample: Sample, decoder: Decoder | None) -> Any:
+    """The sample for programs: its segments with ids, text and the places of control tokens in `ids`, or its columns."""
     if isinstance(sample, Mapping):
         return {
             name: value if isinstance(value, str) else repr(value) for name, value in sample.items()
         }
-    return [
-        {"ids": part.ids, "trained": part.is_trained, "text": decode(part.ids) if decode else None}
-        for part in sample
-    ]
+    return list(_segments_json(sample, decoder))
 
 
-def _text(part: Segment, decode: Decode | None) -> str:
-    return decode(part.ids) if decode else " ".join(map(str, part.ids)) + " "
+def _segments_json(parts: Sequence[Segment], decoder: Decoder | None) -> Iterator[dict[str, Any]]:
+    before, known = None, decoder.control if decoder else frozenset[int]()
+    for part in parts:
+        yield {
+            "ids": part.ids,
+            "trained": part.is_trained,
+            "text": decoder.text(part.ids, before) if decoder else None,
+            "control": [i for i, token in enumerate(part.ids) if token in known]
+            if decoder
+            else None,
+        }
+        before = part.ids[-1]

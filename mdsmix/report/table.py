@@ -1,11 +1,16 @@
-"""A table on a terminal. On one that is too narrow it is folded, and no digit is lost."""
+"""A table on a terminal. On one that is too narrow it is folded, and no digit is lost.
+
+What is no terminal gets whole lines. Nothing that is shown steers a terminal, or is read as markup or as an emoji.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mdsmix.table import Table, cells, shown
+from mdsmix.words import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,6 +20,23 @@ def print_table(table: Table, console: Console) -> None:
     """The table. On a terminal that is too narrow it is folded: as many columns as fit, the others below, no digit lost."""
     for columns in _folds(table, console.width if console.is_terminal else 10_000):
         _print_columns(table, columns, console)
+
+
+def print_pairs(pairs: Sequence[tuple[str, str]], console: Console) -> None:
+    """(what, value) lines as two columns. On a terminal a long value is folded between words; a word that is too long, as
+    a path or a hash, goes over the edge and can be copied whole."""
+    left = max(len(what) for what, _ in pairs) + 2
+    for what, value in pairs:
+        first, *others = _folded(printable(value), console.width - left - 2, console.is_terminal)
+        for name, line in [(what, first), *(("", line) for line in others)]:
+            console.out(f"  {name:{left}}{line}".rstrip(), highlight=False)
+
+
+def _folded(text: str, width: int, is_terminal: bool) -> list[str]:
+    if not is_terminal:
+        return [text]
+    lines = textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
+    return lines or [""]
 
 
 def _folds(table: Table, width: int) -> Iterator[list[int]]:
