@@ -298,9 +298,20 @@ def opened() -> set[int]:
     return {number for number in found if Path(f"/proc/self/fd/{number}").exists()}
 
 
+STRANGERS: set[str] = set()
+"Children of this process that were there before the test: a server of another test file, say."
+
+
+@pytest.fixture(autouse=True)
+def _strangers() -> None:
+    STRANGERS.clear()
+    STRANGERS.update(children())
+
+
 def children() -> list[str]:
-    """Zombies are among them."""
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    """Processes that this one has started since the test began, ended ones that nobody has asked for included."""
+    found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [pid for pid in found if pid not in STRANGERS]
 
 
 def test_where_memory_is_tight_workers_take_turns() -> None:
