@@ -136,7 +136,7 @@ def _slowly(delete: Callable[[Location], None]) -> Callable[[Location], None]:
 def mix(seed: int) -> Callable[[Place], None]:
     def work(place: Place) -> None:
         out = f"{place.url}/mixed"
-        run(place, "mix", place.recipe, *place.settings, "--out", out, "--seed", seed)
+        run(place, "mix", place.recipe, *place.settings, "--out", out, "--seed", seed, "--replace")
 
     return work
 

@@ -19,7 +19,7 @@ from mdsmix.mix.check import findings
 from mdsmix.mix.view import view
 from mdsmix.recipe import load_recipe
 from mdsmix.shards.index import read_index
-from mdsmix.storage import locate
+from mdsmix.storage import locate, s3_client
 from tests.converting import (
     chats,
     documents,
@@ -43,10 +43,16 @@ def texts(*numbers: int) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def work(
-    bucket: str, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: str,
+    proxy: Proxy,
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
-    """Writes a recipe of these streams, in that bucket."""
+    """Writes a recipe of these streams, in that bucket. An answer that is late on a busy machine is waited for: a request that
+    is sent again would be counted twice."""
     windows(monkeypatch, LINE)
+    monkeypatch.setattr(s3_client, "_READ_SECONDS", 30)
 
     def recipe(streams: dict[str, Any], **settings: Any) -> Path:
         remote = f"s3://{bucket}/mix"
