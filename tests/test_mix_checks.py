@@ -14,9 +14,11 @@ import yaml
 
 import mdsmix.mix.checks
 from mdsmix.errors import Unreachable
+from mdsmix.mix.changes import Change
 from mdsmix.mix.check import as_json, findings, is_refused
 from mdsmix.mix.findings import CHECKS, Finding
 from mdsmix.mix.head import head
+from mdsmix.mix.model import moved
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.view import mix_of
 from mdsmix.mix.weights import epoch_table, shares_of
@@ -189,6 +191,20 @@ def batched(lab: Lab, method: str, batch: int, *sizes: int) -> Mix:
 
 def model(lab: Lab, **section: Any) -> Mix:
     return lab.text(web=lab.web(), loader={"top": {"model": section}})
+
+
+def pretrained(lab: Lab, own: dict[str, int], run: dict[str, int], is_seen: bool = True) -> Mix:
+    """A pretrained model with a tokenizer of its own, and the run's; what is added to either stands behind 100."""
+    section = {"name": "hf_causal_lm", "pretrained_model_name_or_path": "hub/model"}
+    mix = model(lab, **section)
+    yaml = dataclasses.replace(mix.yaml, config=mix.yaml.config | {"tokenizer": {"name": "hub/t"}})
+    for name, ids in (("own", own), ("run", run)):
+        added = [{"id": i, "content": token} for token, i in ids.items() if i > 100]
+        tree = {"model": {"vocab": dict(ids)}, "added_tokens": added}
+        (lab.home / f"{name}.json").write_text(json.dumps(tree))
+    mix = dataclasses.replace(mix, yaml=yaml, tokenizer_path=str(lab.home / "run.json"))
+    mix.__dict__["model_tokenizer"] = str(lab.home / "own.json") if is_seen else None
+    return mix
 
 
 Make = Callable[[Lab], Mix]
@@ -455,6 +471,14 @@ CASES: dict[str, tuple[Make, Make]] = {
         lambda lab: model(lab, name="hf_t5"),
         lambda lab: model(lab, name="mpt_causal_lm"),
     ),
+    "model-tokenizer": (
+        lambda lab: pretrained(lab, {"a": 0, "b": 1}, {"b": 0, "a": 1}),
+        lambda lab: pretrained(lab, {"a": 0, "<r>": 101}, {"a": 0, "c": 1, "<|im_start|>": 101}),
+    ),
+    "model-tokenizer-unseen": (
+        lambda lab: pretrained(lab, {"a": 0}, {"b": 0}, is_seen=False),
+        lambda lab: pretrained(lab, {"a": 0}, {"a": 0}),
+    ),
     "eval-label": (lambda lab: evals(lab, "held", ""), lambda lab: evals(lab, "held", "other")),
     "loader-unknown": (
         lambda lab: lab.text(web=lab.web(), loader={"name": "denoising"}),
@@ -578,6 +602,44 @@ def test_a_length_that_a_fix_writes_is_yaml_in_braces_too(id: str, tmp_path: Pat
     assert yaml.safe_load(f"{{model: {{max_seq_len: {written}}}}}") == {
         "model": {"max_seq_len": "${max_seq_len}"}
     }
+
+
+def test_a_tokenizer_that_gave_way_unseen_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+    change = Change(key="tokenizer.name", was="hub/model", now="hub/t")
+    mix = pretrained(Lab(tmp_path), {"a": 0}, {"a": 0}, is_seen=False)
+    found = findings(dataclasses.replace(mix, changed=(change,)))
+    (told,) = [f for f in found if f.id.startswith("model-tokenizer")]
+    assert told.id == "model-tokenizer"
+    assert "cannot be looked at here, and --into changes tokenizer.name: hub/model ->" in str(told)
+    assert "write tokenizer.name: hub/t into the config first" in told.fix
+
+
+@pytest.mark.parametrize("given", [{"pretrained": False}, {"name": "mpt_causal_lm"}])
+def test_weights_that_are_not_loaded_want_no_tokenizer(tmp_path: Path, given: Any) -> None:
+    mix = pretrained(Lab(tmp_path), {"a": 0}, {"b": 0})
+    mix.yaml.config["model"].update(given)
+    assert not {i for i in ids(findings(mix)) if i.startswith("model-tokenizer")}
+
+
+def test_pieces_of_a_unigram_stand_at_their_places(tmp_path: Path) -> None:
+    for name, pieces in (("own", "abc"), ("run", "acbd")):
+        tree = {"model": {"vocab": [[piece, -1.0] for piece in pieces]}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(tree))
+    assert moved(str(tmp_path / "own.json"), str(tmp_path / "run.json")) == (2, 3)
+
+
+def test_an_encoder_decoder_under_decoder_only_data_is_refused(tmp_path: Path) -> None:
+    lab, top = Lab(tmp_path), {"model": {"name": "hf_t5"}}
+    mix = lab.finetuning(chat=lab.chat(), loader={"top": top})
+    (found,) = [f for f in findings(mix) if f.id == "model-encoder"]
+    assert "train_loader says decoder_only_format: true" in found.message
+    right = lab.chat(card={"decoder_only_format": False})
+    mix = lab.finetuning(
+        chat=right,
+        dataset={"decoder_only_format": False},
+        loader={"top": {"model": {"name": "hf_t5"}}},
+    )
+    assert "model-encoder" not in ids(findings(mix))
 
 
 def test_every_check_has_a_case_and_a_row_in_the_readme() -> None:

@@ -16,6 +16,7 @@ from mdsmix.cli.main import app
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.mix.check import findings
 from mdsmix.mix.view import view_streams
+from tests.corpus import train_tokenizer
 from tests.published import (
     CONCAT,
     LENGTH,
@@ -136,6 +137,72 @@ def test_validate_without_foundry_is_one_sentence(streams: Path, tokenizer_folde
     result = run("render-yaml", recipe(streams, tokenizer_folder), "--validate")
     with pytest.raises(RecipeError, match="llmfoundry is not installed"):
         _raised(result)
+
+
+def test_into_says_what_it_changed_and_keeps_a_recipe_whole(
+    streams: Path, tokenizer_folder: Path
+) -> None:
+    path, config = recipe(streams, tokenizer_folder), streams / "foundry.yaml"
+    config.write_text(
+        "tokenizer: {name: gpt2}\nmax_seq_len: 16  # rows\ntrain_loader: {}\nseed: 1\n"
+    )
+    result = run("render-yaml", path, "--into", config, "--json")
+    changed = {
+        each["key"]: (each["was"], each["now"]) for each in json.loads(result.stdout)["changed"]
+    }
+    assert changed["tokenizer.name"] == ("gpt2", str(tokenizer_folder))
+    assert changed["max_seq_len"] == ("16", str(LENGTH))
+    assert changed["train_loader.dataset"][0] is None
+    assert "seed" not in changed
+    again = run("render-yaml", path, "max_seq_len=9", "--into", config).stderr
+    assert f"changed max_seq_len: {LENGTH} -> 9\n" in again
+    assert again.count("changed ") == 1
+    for option in ("--into", "--out"):
+        before = path.read_bytes()
+        with pytest.raises(RecipeError, match="that file is a recipe"):
+            _raised(run("render-yaml", path, option, path))
+        assert path.read_bytes() == before
+
+
+def test_a_pretrained_model_keeps_its_tokenizer(streams: Path, tokenizer_folder: Path) -> None:
+    own = train_tokenizer(streams / "own", vocab_size=700, documents_n=10)
+    config = streams / "foundry.yaml"
+    model = f'{{name: hf_causal_lm, pretrained_model_name_or_path: {own}, token: "${{oc.env:NO}}"}}'
+    config.write_text(f"model: {model}\n")
+    before = config.read_bytes()
+    result = run("render-yaml", recipe(streams, tokenizer_folder), "--into", config)
+    assert "error model-tokenizer: " in result.stderr
+    assert config.read_bytes() == before
+    with pytest.raises(MixRefused, match="nothing was rendered"):
+        _raised(result)
+    same = recipe(streams, own)
+    assert "model-tokenizer" not in run("render-yaml", same, "--into", config).stderr
+
+
+EVALS = """
+eval_loader:
+- label: c4
+  name: finetuning
+  num_workers: 2
+  dataset: {streams: {c4: {local: HOME/c4, split: val}}, max_seq_len: 8, decoder_only_format: true}
+"""
+
+
+def test_an_evaluation_that_is_not_here_is_named_and_can_be_kept(
+    streams: Path, tokenizer_folder: Path
+) -> None:
+    path, config = recipe(streams, tokenizer_folder), streams / "foundry.yaml"
+    config.write_text(EVALS.replace("HOME", str(streams)))
+    with pytest.raises(Unreachable) as told:
+        _raised(run("render-yaml", path, "--into", config))
+    assert str(told.value).startswith(
+        f"eval_loader c4 of {config}: the stream c4 is not at {streams}/c4/val: "
+    )
+    assert "--keep-evals" in str(told.value)
+    result = run("render-yaml", path, "--into", config, "--keep-evals")
+    assert result.exit_code == 0
+    assert "kept unseen: eval_loader c4\n" in result.stderr
+    assert EVALS.replace("HOME", str(streams)).strip() in config.read_text()
 
 
 CONFIG = """

@@ -270,6 +270,43 @@ def test_a_kept_key_that_the_loader_does_not_take_is_a_finding(tmp_path: Path) -
     assert "eos_token_id" in str([f for f in findings(mix) if f.id == "key-rejected"])
 
 
+COMMENTED = """\
+train_loader:
+  name: finetuning
+  dataset:
+    # ours, whatever they say
+    streams:
+      # one bucket a team
+      old:
+        # paid by them
+        remote: s3://their/mix
+        split: train
+      # in the order of the paper
+    # what the loader reads at a time
+    max_seq_len: 4   # short
+    "shuffle": true
+    # packed below
+    packing_ratio: {a: 1}   # tuned
+    # the end of it
+  # workers
+  num_workers: 4
+# behind all
+seed: 17
+"""
+
+
+def test_into_keeps_every_comment_of_the_dataset(tmp_path: Path) -> None:
+    text, config = into(tmp_path, COMMENTED, train_loader={"dataset": {"packing_ratio": 2.0}})
+    dataset = config["train_loader"]["dataset"]
+    assert (list(dataset["streams"]), dataset["packing_ratio"]) == (["web", "chat"], 2.0)
+    for line in COMMENTED.splitlines():
+        mark, comment = line.partition("#")[1:]
+        assert mark + comment in text
+    for line in ("    max_seq_len: ${max_seq_len}   # short\n", '    "shuffle": true\n'):
+        assert line in text
+    assert into(tmp_path, text, train_loader={"dataset": {"packing_ratio": 2.0}})[0] == text
+
+
 ENTRIES = """\
   - label: c4   # theirs
     name:   finetuning

@@ -6,7 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from mdsmix.cli.options import RECIPE, Overrides
+from mdsmix.cli.options import RECIPE, AsJson, Overrides, echo_json
 
 
 def render_yaml(
@@ -37,29 +37,49 @@ def render_yaml(
             help="Also build LLM-Foundry's real loaders from it and draw two batches of each.",
         ),
     ] = False,
+    keep_evals: Annotated[
+        bool,
+        typer.Option(
+            "--keep-evals",
+            help="With --into: keep the config's own evaluations without looking at them.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check the mix of RECIPE and render it as train_loader, eval_loader and tokenizer of LLM-Foundry."""
     from mdsmix.cli.check import print_findings
     from mdsmix.errors import MixRefused
-    from mdsmix.mix.check import findings, is_refused, verdict
+    from mdsmix.mix.check import as_json as report
+    from mdsmix.mix.check import findings, is_refused, unseen, verdict
     from mdsmix.mix.output import require_place, write
-    from mdsmix.mix.render import render
+    from mdsmix.mix.render import refuse_recipe, render
 
     if target := out or into:
         require_place(target)
-    mix, text = render(recipe, overrides or [], into)
+    for option, file in (("--out", out), ("--into", into)):
+        refuse_recipe(file or "", option)
+    mix, text = render(recipe, overrides or [], into, keep_evals)
     found = findings(mix)
-    print_findings(found, to_stderr=True)
+    if not as_json:
+        print_findings(found, to_stderr=True)
     if is_refused(found):
+        if as_json:
+            echo_json(report(mix, found))
         raise MixRefused(f"{verdict(mix, found)}; nothing was rendered.")
     drawn = None
     if validate:
         from mdsmix.mix.validate import validate as draw
 
-        drawn = draw(text)
+        drawn = draw(text, [loader.label for loader in mix.loaders])
     if target:
         write(target, text)
-    else:
+    if as_json:
+        echo_json(report(mix, found) | {"wrote": target, "drawn": drawn, "yaml": text})
+        return
+    if not target:
         typer.echo(text, nl=False)
     wrote = f"; wrote {target}" if target else ""
-    typer.echo("\n".join(filter(None, [f"{verdict(mix, found)}{wrote}", drawn])), err=True)
+    changed = [f"changed {change}" for change in mix.changed]
+    kept = [f"kept unseen: {label}" for label in unseen(mix)]
+    told = [*changed, *kept, f"{verdict(mix, found)}{wrote}", drawn]
+    typer.echo("\n".join(filter(None, told)), err=True)

@@ -39,8 +39,16 @@ def as_json(mix: Mix, found: Sequence[Finding]) -> dict[str, Any]:
         "loader": mix.train.name,
         "may_be_mixed": not is_refused(found),
         "findings": [asdict(finding) for finding in found],
+        "changed": [asdict(change) for change in mix.changed],
+        "unseen": unseen(mix),
         "epoch": [asdict(share) for share in shares_of(mix.train, mix.yaml.batch_size)],
     }
+
+
+def unseen(mix: Mix) -> list[str]:
+    """The evaluations of the config that were not looked at."""
+    seen = {loader.label for loader in mix.evals}
+    return [section.label for section in mix.yaml.evals if section.label not in seen]
 
 
 def verdict(mix: Mix, found: Sequence[Finding]) -> str:

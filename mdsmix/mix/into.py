@@ -2,7 +2,7 @@
 
 A round trip through a YAML library would rewrite numbers, quotes and line breaks all over the file, and would lose the
 comment that stands between a replaced section and the next one. So only the characters of the sections that are set are
-replaced. Within them ruamel.yaml keeps the comments of the keys that stay. The result is parsed again and compared with
+replaced, key by key (`mappings.py`) or entry by entry (`entries.py`). The result is parsed again and compared with
 what was there; where YAML anchors tie sections together, nothing is written.
 """
 
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from mdsmix.errors import RecipeError
 from mdsmix.mix.entries import Edit, entry_edits, without_tail
 from mdsmix.mix.head import dump, without_head
+from mdsmix.mix.mappings import WrittenOtherwise, mapping_edits
 from mdsmix.training.read import unresolved
 
 INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
@@ -34,9 +36,9 @@ def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
         if found is None:
             added += dump({key: tree[key]})
         else:
-            edits += entry_edits(text, tree[key], said.get(key), found[1]) or [
-                _section_edit(text, key, tree[key], said.get(key), *found)
-            ]
+            edits += entry_edits(text, tree[key], said.get(key), found[1]) or _section_edits(
+                text, key, tree[key], said.get(key), *found
+            )
     result = _applied(text, [edit for edit in edits if edit])
     result += ("\n" if result and not result.endswith("\n") else "") + added
     _prove(text, result, tree, path, origin)
@@ -92,58 +94,25 @@ def _length_edit(root: Any, path: list[str], length: int) -> Edit | None:
     return Edit(node.start_mark.index, node.end_mark.index, str(length))
 
 
-def _section_edit(text: str, key: str, value: Any, said: Any, name: Any, old: Any) -> Edit:
-    """The section's own lines; comments and blank lines behind it belong to what follows."""
+def _section_edits(text: str, key: str, value: Any, said: Any, name: Any, old: Any) -> list[Edit]:
+    """Those of its keys, else of all its lines; comments and blank lines behind it belong to what follows."""
+    with suppress(WrittenOtherwise, RecipeError):
+        edits = mapping_edits(text, value, said, old) if isinstance(value, Mapping) else []
+        if edits and unresolved(_applied(text, edits), key).get(key) == value:
+            return edits
     start = name.start_mark.index
     stop = without_tail(text, start, old.end_mark.index)
-    section = text[start:stop]
-    new = _merged(section, key, value, said) if not getattr(old, "flow_style", True) else None
-    new = new or dump({key: value})
-    return Edit(start, stop, new if section.endswith("\n") else new.rstrip("\n"))
-
-
-def _merged(section: str, key: str, value: Any, said: Any) -> str | None:
-    """The section with its values set and the comments of its keys kept; None where it does not stand alone."""
-    import io
-
-    from ruamel.yaml import YAML
-    from ruamel.yaml.comments import CommentedMap
-    from ruamel.yaml.error import YAMLError
-
-    yaml = YAML()
-    yaml.preserve_quotes = True
-    yaml.width = 1 << 20
-    yaml.representer.add_representer(
-        type(None), lambda r, _: r.represent_scalar("tag:yaml.org,2002:null", "null")
-    )
-    try:
-        old = yaml.load(section)
-    except YAMLError:
-        return None  # it refers to an anchor elsewhere
-    if not isinstance(value, Mapping) or not isinstance(old.get(key), CommentedMap):
-        return None
-    _set(old[key], value, said)
-    out = io.StringIO()
-    yaml.dump(old, out)
-    return out.getvalue()
-
-
-def _set(old: Any, new: Mapping[str, Any], said: Any) -> None:
-    """What the config said already, as LLM-Foundry reads it, keeps its spelling."""
-    for key in [k for k in old if k not in new]:
-        del old[key]
-    for key, value in new.items():
-        before = said.get(key) if isinstance(said, Mapping) else None
-        if isinstance(value, Mapping) and isinstance(old.get(key), dict):
-            _set(old[key], value, before)
-        elif key not in old or before != value or type(before) is not type(value):
-            old[key] = value
+    new = dump({key: value})
+    return [Edit(start, stop, new if text[stop - 1] == "\n" else new.rstrip("\n"))]
 
 
 def _applied(text: str, edits: list[Edit]) -> str:
-    for edit in sorted(edits, reverse=True):
-        text = text[: edit.start] + edit.text + text[edit.stop :]
-    return text
+    """The text with all of them made; of those at one place the first comes first."""
+    parts, at = list[str](), 0
+    for edit in sorted(edits, key=lambda edit: edit.start):
+        parts += [text[at : edit.start], edit.text]
+        at = edit.stop
+    return "".join([*parts, text[at:]])
 
 
 def _prove(old: str, new: str, tree: Mapping[str, Any], path: list[str], origin: str) -> None:

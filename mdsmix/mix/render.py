@@ -6,25 +6,48 @@ and a difference under version control is a difference of the mix.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 
+from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe
+from mdsmix.mix.changes import changes
 from mdsmix.mix.head import dump, head
 from mdsmix.mix.into import set_into
-from mdsmix.mix.sections import sections
+from mdsmix.mix.sections import is_train, sections
 from mdsmix.mix.streams import Mix
-from mdsmix.mix.view import mix_of, view_recipe
+from mdsmix.mix.view import is_recipe, mix_of, view_recipe
 from mdsmix.training.read import read_text, unresolved
 
 
-def render(path: str, overrides: Sequence[str], into: str | None) -> tuple[Mix, str]:
-    """The mix of a recipe and its YAML, a file of its own or set into the config `into`. Nothing is checked or written."""
+def refuse_recipe(target: str, option: str) -> None:
+    """RecipeError where the file that would be written into is a recipe."""
+    if os.path.isfile(target) and is_recipe(target):
+        raise RecipeError(
+            f"{option} {target}: that file is a recipe, which the sections of a training YAML would spoil; name a config of "
+            "LLM-Foundry, or a new file."
+        )
+
+
+def render(
+    path: str, overrides: Sequence[str], into: str | None, keep_evals: bool = False
+) -> tuple[Mix, str]:
+    """The mix of a recipe and its YAML, a file of its own or set into the config `into`. Nothing is checked or written.
+
+    Args:
+        keep_evals: evaluations of that config which are not the recipe's stay as they are, and are not looked at.
+    """
     recipe = open_recipe(path, overrides)
     mix = view_recipe(recipe, path)
     streams = {stream.name: stream.settings for stream in mix.streams}
     if into is None:
         return mix, head(mix) + dump(sections(recipe, streams))
     before = read_text(into)
-    text = set_into(before, sections(recipe, streams, unresolved(before, into)), into)
-    mix = mix_of(text, path, {stream.name: stream for stream in mix.streams}, recipe)
-    return mix, head(mix) + text
+    config = unresolved(before, into)
+    text = set_into(before, sections(recipe, streams, config), into)
+    ours = [name for name in streams if not is_train(recipe.streams[name])]
+    known = {stream.name: stream for stream in mix.streams}
+    mix = mix_of(text, path, known, recipe, into, evals=ours if keep_evals else None)
+    changed = changes(config, unresolved(text, into))
+    return replace(mix, changed=tuple(changed)), head(mix) + text

@@ -13,6 +13,8 @@ from typing import Any
 
 from mdsmix.encode.targets import Targets
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.mix.changes import Change
+from mdsmix.mix.model import find_tokenizer, pretrained_name
 from mdsmix.shards.index import Index, Shard
 from mdsmix.shards.manifest import Manifest, TokenizerCard
 from mdsmix.storage import Location, Stat, together
@@ -112,6 +114,10 @@ class Mix:
     tokenizer: TokenizerCard | None = None
     "Of the run; None where the YAML names none or it cannot be loaded here."
     tokenizer_problem: str | None = None
+    tokenizer_path: str | None = None
+    "The tokenizer.json of its snapshot."
+    changed: tuple[Change, ...] = ()
+    "What setting it into a config changed there."
 
     @property
     def loaders(self) -> tuple[Loader, ...]:
@@ -120,6 +126,12 @@ class Mix:
     @property
     def streams(self) -> tuple[Stream, ...]:
         return tuple(stream for loader in self.loaders for stream in loader.streams)
+
+    @cached_property
+    def model_tokenizer(self) -> str | None:
+        """The tokenizer.json beside the weights that training begins with; None where there are none, or not to be seen here."""
+        model = pretrained_name(self.yaml)
+        return find_tokenizer(self.yaml, model) if model else None
 
     def look(self) -> None:
         """Lists what is stored of every stream, many at a time: at a store each listing takes 20 ms or more."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import islice
@@ -19,8 +20,8 @@ BATCH_SIZE = 2
 SECONDS = 300
 
 
-def validate(text: str) -> str:
-    """One line on the batches that LLM-Foundry draws from a rendered YAML; MixRefused where it draws none."""
+def validate(text: str, labels: Sequence[str]) -> str:
+    """One line on the batches that LLM-Foundry draws from the loaders of these labels; MixRefused where it draws none."""
     if find_spec("llmfoundry") is None:
         raise RecipeError(
             "--validate builds LLM-Foundry's own loader, and llmfoundry is not installed beside this mdsmix: install "
@@ -28,7 +29,7 @@ def validate(text: str) -> str:
         )
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "mdsmix.mix.validate"],
+            [sys.executable, "-m", "mdsmix.mix.validate", *labels],
             input=text,
             capture_output=True,
             text=True,
@@ -44,7 +45,7 @@ def validate(text: str) -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
-def _draw(text: str) -> str:
+def _draw(text: str, labels: Sequence[str]) -> str:
     from mdsmix.training.read import parse
 
     # By name: LLM-Foundry is no dependency of mdsmix, and only this subprocess may import it.
@@ -53,7 +54,7 @@ def _draw(text: str) -> str:
     yaml = parse(text, "the rendered YAML")
     tokenizer = build_tokenizer(yaml.at("tokenizer", "name"), yaml.at("tokenizer", "kwargs") or {})
     told = []
-    for loader_section in (yaml.train, *yaml.evals):
+    for loader_section in (s for s in (yaml.train, *yaml.evals) if s.label in labels):
         label = loader_section.label
         section = {k: v for k, v in loader_section.section.items() if k != "label"}
         loader = build_dataloader(section, tokenizer, BATCH_SIZE).dataloader
@@ -65,4 +66,4 @@ def _draw(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(_draw(sys.stdin.read()))
+    print(_draw(sys.stdin.read(), sys.argv[1:]))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
@@ -24,6 +24,10 @@ from mdsmix.storage import Location, locate, together
 from mdsmix.training.read import parse, read_text, unresolved
 from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml
 
+if TYPE_CHECKING:
+    from mdsmix.encode.tokenizer import Tokenizer
+
+KEEP = "; `render-yaml --into FILE --keep-evals` keeps evaluations that are not the recipe's unseen"
 DATA_KEYS = {"streams", "remote", "local", "hf_name"}
 "How a training YAML names its data, under train_loader.dataset."
 
@@ -33,7 +37,7 @@ def view(targets: Sequence[str]) -> Mix:
     overrides = [t for t in targets if OVERRIDE.match(t) and not os.path.exists(t)]
     named = [t for t in targets if t not in overrides]
     if len(named) == 1 and os.path.isfile(named[0]) and os.path.basename(named[0]) != BASENAME:
-        if _is_recipe(named[0]):
+        if is_recipe(named[0]):
             return view_recipe(open_recipe(named[0], overrides), named[0])
         if not overrides:
             return view_yaml(named[0])
@@ -42,7 +46,7 @@ def view(targets: Sequence[str]) -> Mix:
     return view_streams(named)
 
 
-def _is_recipe(path: str) -> bool:
+def is_recipe(path: str) -> bool:
     """A recipe names its streams at the top level; a training YAML has a model, and data in train_loader.dataset."""
     try:
         tree = unresolved(read_text(path), path)
@@ -94,24 +98,45 @@ def mix_of(
     origin: str,
     known: Mapping[str, Stream] | None = None,
     recipe: Recipe | None = None,
+    into: str | None = None,
+    evals: Collection[str] | None = None,
 ) -> Mix:
-    """A Mix from a config, its text or its tree; streams that were opened already are not opened again."""
-    yaml = parse(config, origin)
-    tokenizer, problem = _tokenizer(yaml, recipe)
+    """A Mix from a config, its text or its tree; streams that were opened already are not opened again.
+
+    Args:
+        origin: the file that is asked about; with a `recipe`, that one.
+        into: the config that the recipe's sections were set into.
+        evals: labels of the evaluations to look at; None for all.
+    """
+    yaml = parse(config, into or origin)
+    opened, problem = _tokenizer(yaml, recipe)
     return Mix(
         yaml=yaml,
         recipe=origin if recipe else None,
-        train=_loader(yaml.train, known or {}),
-        evals=tuple(_loader(section, known or {}) for section in yaml.evals),
-        tokenizer=tokenizer,
+        train=_loader(yaml, yaml.train, known or {}),
+        evals=tuple(
+            _loader(yaml, section, known or {})
+            for section in yaml.evals
+            if evals is None or section.section.get("label") in evals
+        ),
+        tokenizer=TokenizerCard.of(opened) if opened else None,
         tokenizer_problem=problem,
+        tokenizer_path=opened.path if opened else None,
     )
 
 
-def _loader(section: LoaderSection, known: Mapping[str, Stream]) -> Loader:
+def _loader(yaml: TrainingYaml, section: LoaderSection, known: Mapping[str, Stream]) -> Loader:
     def stream(found: StreamSection) -> Stream:
         opened = known.get(found.name)
-        return opened if opened and opened.settings == found.settings else _of_section(found)
+        if opened and opened.settings == found.settings:
+            return opened
+        try:
+            return _of_section(found)
+        except (RecipeError, Unreachable) as error:
+            kept = "" if section.trains else KEEP
+            raise type(error)(
+                f"{section.label} of {yaml.origin}: {str(error).rstrip('.')}{kept}."
+            ) from None
 
     streams = tuple(together(stream, section.stream_sections))
     return Loader(label=section.label, section=section.section, streams=streams)
@@ -186,15 +211,13 @@ def _name(url: str, folder: Location) -> str:
     return f"{folder.parent.name}/{folder.name}".strip("/") if "/" in named else folder.name
 
 
-def _tokenizer(
-    yaml: TrainingYaml, recipe: Recipe | None
-) -> tuple[TokenizerCard | None, str | None]:
+def _tokenizer(yaml: TrainingYaml, recipe: Recipe | None) -> tuple[Tokenizer | None, str | None]:
     """The run's tokenizer, or why it could not be looked at."""
     from mdsmix.encode.tokenizer import open_tokenizer
 
     try:
         # The recipe's own spec is the one whose snapshot was taken when converting.
         spec = yaml.tokenizer and (recipe.tokenizer if recipe else yaml.tokenizer)
-        return (TokenizerCard.of(open_tokenizer(spec)) if spec else None), None
+        return (open_tokenizer(spec) if spec else None), None
     except MdsmixError as error:
         return None, str(error)

@@ -1,7 +1,7 @@
 """Text or mapping -> a training YAML, its variables filled in by OmegaConf as LLM-Foundry does.
 
-Sections that are judged must resolve. Others need not: a model section that wants an environment variable of the training
-node hinders nobody from looking at the data.
+Sections that are judged must resolve. Others need not: a model that wants an environment variable of the training node for one of
+its keys hinders nobody from looking at the data and at its other keys.
 """
 
 from __future__ import annotations
@@ -75,14 +75,16 @@ def _readable(origin: str) -> Iterator[None]:
 
 
 def _filled(config: Any, key: Any, judged: Collection[str]) -> Iterator[Any]:
-    """The section's value; nothing where it cannot be filled in and nobody judges it."""
+    """The section's value; what of it cannot be filled in is left out where nobody judges it."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     is_judged = key in judged
     try:
         section = config[key]
-        if OmegaConf.is_config(section):
+        if OmegaConf.is_dict(section) and not is_judged:
+            section = {str(name): v for name in section for v in _filled(section, name, ())}
+        elif OmegaConf.is_config(section):
             section = OmegaConf.to_container(section, resolve=True, throw_on_missing=is_judged)
         yield section
     except OmegaConfBaseException:

@@ -118,7 +118,7 @@ class LoaderSection:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingYaml:
-    """A whole training YAML; of sections that nobody judges, those that could not be resolved are left out."""
+    """A whole training YAML; of sections that nobody judges, keys that could not be resolved are left out."""
 
     origin: str
     "How messages call the file."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from mdsmix.mix.findings import check, check_loaders, names
+from mdsmix.mix.model import moved, pretrained_name
 from mdsmix.mix.streams import Loader, Mix
 from mdsmix.training.keys import whole
 from mdsmix.training.rules import Hit
@@ -44,14 +45,74 @@ def length_differs(mix: Mix) -> Iterator[Hit]:
 @check(
     "model-encoder",
     "error",
-    "LLM-Foundry refuses an encoder-decoder model with the text loader.",
+    "LLM-Foundry refuses an encoder-decoder model with the text loader, and in decoder-only batches its encoder sees the answer.",
 )
 def model_encoder(mix: Mix) -> Iterator[Hit]:
-    if mix.train.is_text and mix.yaml.at("model", "name") == "hf_t5":
+    if mix.yaml.at("model", "name") != "hf_t5":
+        return
+    if mix.train.is_text:
         yield Hit(
             "model.name is hf_t5, and train_loader is text.",
             "train it with name: finetuning.",
             names(mix.train.streams),
+        )
+    elif mix.train.dataset.get("decoder_only_format") is True:
+        again = mix.makers(mix.train.streams, "convert", " decoder_only_format=false")
+        yield Hit(
+            "model.name is hf_t5, and train_loader says decoder_only_format: true.",
+            f"{again} (finetuning data alone), or train a decoder-only model.",
+            names(mix.train.streams),
+        )
+
+
+def _other_tokenizer(mix: Mix) -> tuple[str, str] | None:
+    """The pretrained model and the tokenizer of the run, where the one does not name the other."""
+    model, tokenizer = pretrained_name(mix.yaml), mix.yaml.at("tokenizer", "name")
+    return (model, str(tokenizer)) if model and tokenizer and model != tokenizer else None
+
+
+def _replaced(mix: Mix) -> str | None:
+    """The change of the tokenizer that the config named, if it is one."""
+    return next((str(c) for c in mix.changed if c.key in ("tokenizer", "tokenizer.name")), None)
+
+
+@check(
+    "model-tokenizer",
+    "error",
+    "Pretrained weights know the ids of their own tokenizer alone: under another one they read and write other words, and nothing fails.",
+)
+def model_tokenizer(mix: Mix) -> Iterator[Hit]:
+    if not (pair := _other_tokenizer(mix)):
+        return
+    model, tokenizer = pair
+    path = mix.model_tokenizer
+    fix = f"set tokenizer: {model} in the recipe and convert again, or train a model of this tokenizer's own."
+    if path and mix.tokenizer_path:
+        other, of = moved(path, mix.tokenizer_path)
+        if other:
+            yield Hit(
+                f"the model is pretrained ({model}), and the tokenizer is {tokenizer}, under which {other:,} of the "
+                f"{of:,} tokens of the model's own have another id.",
+                fix,
+            )
+    elif replaced := _replaced(mix):
+        yield Hit(
+            f"the model is pretrained ({model}), its own tokenizer cannot be looked at here, and --into changes {replaced}.",
+            f"{fix[:-1]}; where the two are the same, write tokenizer.name: {tokenizer} into the config first.",
+        )
+
+
+@check(
+    "model-tokenizer-unseen",
+    "warning",
+    "Pretrained weights know the ids of their own tokenizer alone, and the two could not be compared here.",
+)
+def model_tokenizer_unseen(mix: Mix) -> Iterator[Hit]:
+    pair = _other_tokenizer(mix)
+    if pair and not _replaced(mix) and not (mix.tokenizer_path and mix.model_tokenizer):
+        yield Hit(
+            f"the model is pretrained ({pair[0]}), and the tokenizer is {pair[1]}.",
+            "make sure that the two are the same, or check where the model's folder or hub can be reached.",
         )
 
 
