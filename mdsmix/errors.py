@@ -44,6 +44,11 @@ GRAVEST = (1, 2, 4, 5, 3)
 "Exit codes, the gravest first."
 
 
+def all_of(errors: list[MdsmixError]) -> MdsmixError:
+    """What to raise when all streams have had their turn: the one error, or all as one."""
+    return errors[0] if len(errors) == 1 else SeveralFailed(errors)
+
+
 class TooManyBadRecords(MdsmixError):
     """More records were bad than the recipe allows; nothing was published."""
 

@@ -5,10 +5,20 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.converting import chats, documents, mdsmix, pairs, write_jsonl, write_recipe
+from tests.converting import (
+    chats,
+    documents,
+    mdsmix,
+    pairs,
+    run_recipe,
+    windows,
+    write_jsonl,
+    write_recipe,
+)
 from tests.published import CONCAT, TOKEN_ROW, publish
 
 CHAT = {
@@ -124,7 +134,7 @@ def test_programs_are_told_where_the_control_tokens_stand(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     at = typed(tmp_path, tokenizer_folder)
-    first, rest = json.loads(mdsmix("inspect", at, "--json").out)["first_samples"][0]
+    first, rest = json.loads(mdsmix("inspect", at, "--json").out)["shown"][0]["sample"]
     assert first["control"] == []
     assert rest["text"].count("<|endoftext|>") == 2
     assert [rest["ids"][place] for place in rest["control"]] == [0]
@@ -137,3 +147,91 @@ def test_on_a_terminal_control_tokens_have_a_colour(
     monkeypatch.setenv("TERM", "xterm")
     out = mdsmix("inspect", mix / "chat", "-n", 1).out
     assert "\x1b[36m⟨<|im_start|>⟩\x1b[0muser\n" in out
+
+
+def shown(*arguments: object) -> list[tuple[int, str]]:
+    """The numbers of the samples that are shown, and what they hold."""
+    found = json.loads(mdsmix("inspect", *arguments, "--json").out)["shown"]
+    return [(one["number"], "".join(part["text"] for part in one["sample"])) for one in found]
+
+
+@pytest.fixture(params=[None, "zstd"])
+def many(request: Any, tmp_path: Path, tokenizer_folder: Path) -> Path:
+    """200 documents in several shards, the 137th the longest."""
+    texts = [f"Number {n}." + " and more" * (20 if n == 137 else n % 7) for n in range(200)]
+    write_jsonl(tmp_path / "docs.jsonl", [{"text": text} for text in texts])
+    streams = {"docs": documents(tmp_path / "docs.jsonl", layout="document")}
+    recipe = write_recipe(
+        tmp_path, tokenizer_folder, streams=streams, max_seq_len=256, compression=request.param
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        windows(patch, 1500)
+        run_recipe(recipe)
+    assert len(list((tmp_path / "out/docs/train").glob("[0-9a-f]*.mds*"))) > 2
+    return tmp_path / "out/docs"
+
+
+def test_samples_are_shown_by_their_numbers(many: Path) -> None:
+    found = shown(many, "--sample", 199, "--sample", 0)
+    assert [number for number, _ in found] == [199, 0]
+    assert [text.split(".")[0] for _, text in found] == ["Number 199", "Number 0"]
+    answer = mdsmix("inspect", many, "--sample", 200)
+    assert (answer.code, answer.out) == (2, "")
+    assert "--sample 200" in answer.err
+    assert "200 samples, the first is 0" in answer.err
+
+
+def test_the_longest_is_found_wherever_it_lies(many: Path) -> None:
+    ((number, _),) = shown(many, "--longest")
+    assert number == 137
+    out = mdsmix("inspect", many, "--longest").out
+    assert re.search(r"^the longest: \d\d tokens\nsample 137 ─", out, re.M)
+
+
+def test_the_longest_of_some_is_not_called_the_longest(
+    many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mdsmix.report.choice.MOST_TABLES", 1)
+    out = mdsmix("inspect", many, "--longest").out
+    assert "the longest of the 16 that are largest in bytes among the first " in out
+    assert " of 200 samples, the manifest says " in out
+    assert "sample 137" not in out
+
+
+def test_of_token_lists_as_json_the_largest_are_counted(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """Many short ids take fewer bytes than a few long ones: bytes alone would show the wrong conversation."""
+    row = [{"turns": [{"input_ids": [1] * 9, "labels": [2]}]}, {"turns": [{"input_ids": [100_000] * 6, "labels": [2]}]}]  # fmt: skip
+    publish(tmp_path, {"turns": "json"}, row, card={})
+    ((number, note),) = [
+        (one["number"], one["note"])
+        for one in json.loads(mdsmix("inspect", tmp_path, "--longest", "--json").out)["shown"]
+    ]
+    assert (number, note) == (0, "the longest: 10 tokens")
+
+
+def test_random_samples_are_the_same_for_the_same_seed(many: Path) -> None:
+    first = shown(many, "--random", "--seed", 5, "-n", 4)
+    assert first == shown(many, "--random", "--seed", 5, "-n", 4)
+    assert first != shown(many, "--random", "--seed", 6, "-n", 4)
+    assert len({number for number, _ in first}) == 4
+    out = mdsmix("inspect", many, "--random").out
+    (seed,) = re.findall(r"^at random, --seed (\d+)$", out, re.M)
+    assert mdsmix("inspect", many, "--random", "--seed", seed).out == out
+
+
+def test_only_one_choice_is_taken(many: Path) -> None:
+    assert "exclude each other" in mdsmix("inspect", many, "--longest", "--sample", 1).err
+    answer = mdsmix("inspect", many, "--seed", 1)
+    assert answer.code == 2
+    assert "give --random too" in answer.err
+
+
+def test_a_damaged_table_is_one_sentence(many: Path) -> None:
+    for shard in (many / "train").glob("[0-9a-f]*.mds*"):
+        shard.write_bytes(b"\xff" * shard.stat().st_size)
+    for choice in (("--longest",), ("--sample", 3)):
+        answer = mdsmix("inspect", many, *choice)
+        assert (answer.code, answer.err.count("\n")) == (4, 1)
+        assert "is damaged" in answer.err

@@ -44,8 +44,8 @@ def test_the_others(recipe: Path, tmp_path: Path) -> None:
     docs = tmp_path / "out/docs"
     card = answer("inspect", docs)
     assert card["manifest"]["totals"]["samples"] == card["samples"] > 0
-    assert len(card["first_samples"]) == 3
-    assert card["first_samples"][0][-1]["trained"] is True
+    assert [shown["number"] for shown in card["shown"]] == [0, 1, 2]
+    assert card["shown"][0]["sample"][-1]["trained"] is True
     assert card["is_whole"] is True
     assert answer("verify", docs)["faults"] == []
     assert answer("repair", docs, "--recipe", recipe)["units"] == 0

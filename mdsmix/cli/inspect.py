@@ -1,24 +1,43 @@
-"""`mdsmix inspect`: what a published stream is, and what its samples say."""
+"""`mdsmix inspect`: what published streams are, and what their samples say."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from mdsmix.cli.options import AsJson, Stream, echo_json
+from mdsmix.cli.options import AsJson, echo
+from mdsmix.cli.several import Streams, for_each
+from mdsmix.errors import RecipeError
 
 if TYPE_CHECKING:
+    from mdsmix.report.choice import Choice
     from mdsmix.report.inspection import Inspection
 
 
 def inspect(
-    stream: Stream,
+    streams: Streams,
     samples: Annotated[
         int, typer.Option("-n", "--samples", min=0, metavar="N", help="Samples to show.")
     ] = 3,
+    sample: Annotated[
+        Optional[list[int]],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
+        typer.Option(min=0, metavar="N", help="Show sample N, the first is 0; may be repeated."),
+    ] = None,
+    longest: Annotated[
+        bool, typer.Option("--longest", help="Show the longest sample, as far as it is found.")
+    ] = False,
+    at_random: Annotated[
+        bool, typer.Option("--random", help="Show samples from anywhere in the stream.")
+    ] = False,
+    seed: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            min=0, metavar="N", help="With --random: which ones.", show_default="another each time"
+        ),
+    ] = None,
     tokenizer: Annotated[
-        Optional[str],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
+        Optional[str],  # noqa: UP045
         typer.Option(
             metavar="NAME",
             help="Decode with this tokenizer.",
@@ -27,20 +46,38 @@ def inspect(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the manifest of STREAM as a table and its first samples, trained tokens in ⟦ ⟧, control tokens in ⟨ ⟩.
+    """Show the manifest of each STREAM as a table and its first samples, trained tokens in ⟦ ⟧, control tokens in ⟨ ⟩.
 
     Text that only looks like a control token stands in no ⟨ ⟩: it is ordinary tokens.
     """
     from mdsmix.report.inspection import inspection_json, look
 
-    found = look(stream, samples, tokenizer)
-    if as_json:
-        echo_json(inspection_json(found))
-    else:
-        _print(found)
+    choice = _choice(samples, sample or [], longest, at_random, seed)
+
+    def one(stream: str) -> Any:
+        found = look(stream, choice, tokenizer)
+        return inspection_json(found) | {"seed": choice.seed} if as_json else _print(found, choice)
+
+    for_each(streams, as_json, one)
 
 
-def _print(found: Inspection) -> None:
+def _choice(
+    count: int, places: list[int], longest: bool, at_random: bool, seed: int | None
+) -> Choice:
+    import random
+
+    from mdsmix.report.choice import Choice
+
+    if bool(places) + longest + at_random > 1:
+        raise RecipeError("--sample, --longest and --random exclude each other: give one of them.")
+    if seed is not None and not at_random:
+        raise RecipeError("--seed says which samples --random shows: give --random too.")
+    if at_random and seed is None:
+        seed = random.randrange(1_000_000)
+    return Choice(count=count, places=places, longest=longest, seed=seed)
+
+
+def _print(found: Inspection, choice: Choice) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -50,7 +87,11 @@ def _print(found: Inspection) -> None:
 
     console = Console(highlight=False)
     print_pairs(list(card_rows(found.where, found.index, found.manifest)), console)
-    for number, sample in enumerate(found.samples):
-        console.rule(f"sample {number}", align="left")
-        runs = [(text, STYLES[form]) for text, form in shown(sample, found.decoder)]
+    if choice.seed is not None:
+        echo(f"at random, --seed {choice.seed}")
+    for chosen in found.samples:
+        if chosen.note:
+            echo(chosen.note)
+        console.rule(f"sample {chosen.number:,}", align="left")
+        runs = [(text, STYLES[form]) for text, form in shown(chosen.sample, found.decoder)]
         console.print(Text.assemble(*runs), soft_wrap=True)  # no line break that is not in the text

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
+
+from mdsmix.words import printable
 
 RECIPE = typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.", show_default=False)
 RecipePath = Annotated[Path, RECIPE]
@@ -53,8 +56,17 @@ QuarantineCrashes = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
 
 
+def echo(text: str, err: bool = False) -> None:
+    """Lines for a person, without what steers a terminal: names and records may come from anyone."""
+    typer.echo(printable(text, "\n\t"), err=err)
+
+
 def echo_json(tree: Any) -> None:
-    """One JSON document on stdout; whatever else a command says goes to stderr."""
+    """One JSON document on stdout; whatever else a command says goes to stderr.
+
+    What JSON leaves as it is and a terminal obeys (U+009B, changes of direction) is escaped too: it stands in strings alone.
+    """
     import orjson
 
-    typer.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
+    text = orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode()
+    typer.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))

@@ -1,17 +1,21 @@
-"""`mdsmix quarantine`: the bad records of a stream, by reason."""
+"""`mdsmix quarantine`: the bad records of streams, by reason."""
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from mdsmix.cli.options import AsJson, Stream, echo_json
+from mdsmix.cli.options import AsJson, echo
+from mdsmix.cli.several import Streams, for_each
 from mdsmix.words import plural
+
+if TYPE_CHECKING:
+    from mdsmix.report.bad_records import BadRecords
 
 
 def quarantine(
-    stream: Stream,
+    streams: Streams,
     each: Annotated[
         int,
         typer.Option("-n", "--each", min=0, metavar="N", help="Records to show of each reason."),
@@ -24,18 +28,28 @@ def quarantine(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the bad records of STREAM by reason, the most frequent first: where each stands, and what it holds.
+    """Show the bad records of each STREAM by reason, the most frequent first: where each stands, and what it holds.
 
     They were set aside by `convert`, also by one that published nothing since too many were bad.
     """
-    from mdsmix.report.bad_records import bad_record_lines, bad_records_json, find_bad_records
+    from mdsmix.report.bad_records import bad_records_json, find_bad_records, refuse_unknown
 
-    found = find_bad_records(stream, each, reason or ())
-    if as_json:
-        echo_json(bad_records_json(found))
-        return
-    typer.echo(f"{found.where}: {plural(found.count, 'bad record')}")
+    seen: list[BadRecords] = []
+
+    def one(stream: str) -> Any:
+        found = find_bad_records(stream, each, reason or ())
+        seen.append(found)
+        return bad_records_json(found) if as_json else _print(found)
+
+    for_each(streams, as_json, one)
+    refuse_unknown(seen, reason or ())
+
+
+def _print(found: BadRecords) -> None:
+    from mdsmix.report.bad_records import bad_record_lines
+
+    echo(f"{found.where}: {plural(found.count, 'bad record')}")
     for one in found.reasons:
-        typer.echo(f"\n{one.code}: {one.count:,}")
+        echo(f"\n{one.code}: {one.count:,}")
         for record in one.records:
-            typer.echo("\n".join(f"  {line}" for line in bad_record_lines(record)))
+            echo("\n".join(f"  {line}" for line in bad_record_lines(record)))

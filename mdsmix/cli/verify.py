@@ -1,54 +1,60 @@
-"""`mdsmix verify`: is a published stream whole?"""
+"""`mdsmix verify`: are published streams whole?"""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mdsmix.cli.options import AsJson, Stream, echo_json
+from mdsmix.cli.options import AsJson, echo
+from mdsmix.cli.several import Streams, for_each
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from mdsmix.shards.verify import Report
+    from mdsmix.shards.verify import Fault, Report
 
 DAMAGED = 3
 
 
 def verify(
-    stream: Stream,
+    streams: Streams,
     quick: Annotated[
         bool, typer.Option("--quick", help="Presence and sizes only, by one listing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether STREAM is what its index and manifest say: every shard is read, hashed, decoded and counted.
+    """Say whether each STREAM is what its index and manifest say: every shard is read, hashed, decoded and counted.
 
     One line for each fault, with its fix. Exit code 3: the stream may not be used; 4: it could not be looked at.
     """
+    damaged: list[Fault] = []
+
+    def one(stream: str) -> Any:
+        report = _look(stream, quick)
+        damaged.extend(report.faults[:1])
+        return asdict(report) if as_json else _print(report, quick)
+
+    for_each(streams, as_json, one)
+    if damaged:
+        raise typer.Exit(DAMAGED)
+
+
+def _look(stream: str, quick: bool) -> Report:
     from mdsmix.report.progress import watching
-    from mdsmix.shards import verify as shards
     from mdsmix.shards.published import find_published
+    from mdsmix.shards.verify import verify
     from mdsmix.storage import locate
 
     folder = find_published(locate(stream))
     with watching() as watcher:
-        report = shards.verify(
-            folder, quick=quick, begin=watcher.begin, on_progress=watcher.on_progress
-        )
-    _print(report, quick, as_json)
-    if report.faults:
-        raise typer.Exit(DAMAGED)
+        return verify(folder, quick=quick, begin=watcher.begin, on_progress=watcher.on_progress)
 
 
-def _print(report: Report, quick: bool, as_json: bool) -> None:
-    if as_json:
-        echo_json(asdict(report))
-        return
+def _print(report: Report, quick: bool) -> None:
     for fault in report.faults:
-        typer.echo(f"fault {fault}")
-    typer.echo(_verdict(report, quick))
+        echo(f"fault {fault}")
+    echo(_verdict(report, quick))
 
 
 def _verdict(report: Report, quick: bool) -> str:

@@ -35,7 +35,7 @@ from mdsmix.engines.base import Engine
 from mdsmix.engines.limits import cpu_count, default_cap
 from mdsmix.engines.local import LocalEngine, PoolSettings
 from mdsmix.engines.memory import is_told
-from mdsmix.errors import MdsmixError, SeveralFailed
+from mdsmix.errors import MdsmixError, all_of
 from mdsmix.recipe import Recipe
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.lease import Lease, lease
@@ -88,7 +88,7 @@ def convert(
             is_fresh = is_fresh and not outcome.units  # else time has gone by
             yield outcome
     if failed:
-        raise failed[0] if len(failed) == 1 else SeveralFailed(failed)
+        raise all_of(failed)
 
 
 def _local_engine(planned: Sequence[Planned], options: Options, watcher: Watcher) -> LocalEngine:

@@ -38,7 +38,9 @@ class BadRecords:
 
     where: str
     reasons: Sequence[Reason]
-    "The most frequent first."
+    "The most frequent first; those that were asked for."
+    codes: frozenset[str]
+    "All reasons."
 
     @property
     def count(self) -> int:
@@ -50,7 +52,6 @@ def find_bad_records(stream: str, each: int, only: Sequence[str] = ()) -> BadRec
 
     Raises:
         Unreachable: nothing is published or quarantined there, or a file of the quarantine is damaged.
-        RecipeError: no record is bad for a reason that was asked for.
     """
     folder, found = _folder(locate(stream)), dict[str, Reason]()
     for record in _records(folder):
@@ -58,14 +59,24 @@ def find_bad_records(stream: str, each: int, only: Sequence[str] = ()) -> BadRec
         reason.count += 1
         if reason.count <= each:
             reason.records.append(record)
-    for code in only:
-        if code not in found:
-            known = ", ".join(sorted(found)) or "none, since no record is bad"
-            raise RecipeError(
-                f"--reason {code}: no record of {folder} is bad for that; the reasons are {known}."
-            )
     wanted = [reason for reason in found.values() if not only or reason.code in only]
-    return BadRecords(where=str(folder), reasons=sorted(wanted, key=lambda r: (-r.count, r.code)))
+    return BadRecords(
+        where=str(folder),
+        reasons=sorted(wanted, key=lambda r: (-r.count, r.code)),
+        codes=frozenset(found),
+    )
+
+
+def refuse_unknown(found: Sequence[BadRecords], only: Sequence[str]) -> None:
+    """RecipeError for a reason that was asked for and that no record of any stream has."""
+    codes = {code for one in found for code in one.codes}
+    for code in only:
+        if found and code not in codes:
+            known = ", ".join(sorted(codes)) or "none, since no record is bad"
+            where = ", ".join(one.where for one in found)
+            raise RecipeError(
+                f"--reason {code}: no record of {where} is bad for that; the reasons are {known}."
+            )
 
 
 def bad_records_json(found: BadRecords) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What `mdsmix inspect` looks at: a published stream's index, manifest and first samples."""
+"""What `mdsmix inspect` looks at: a published stream's index, manifest and some samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from mdsmix.encode.tokenizer import Decoder, find_decoder
 from mdsmix.report.card import card
-from mdsmix.report.samples import Sample, first_samples, sample_json
+from mdsmix.report.choice import Choice, Chosen, choose
+from mdsmix.report.samples import sample_json
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.published import find_published
@@ -22,12 +23,12 @@ class Inspection:
     where: str
     index: Index
     manifest: Manifest | None
-    samples: Sequence[Sample]
+    samples: Sequence[Chosen]
     decoder: Decoder | None
     "Ids -> text, where this machine knows the tokenizer."
 
 
-def look(stream: str, samples: int, tokenizer: str | None) -> Inspection:
+def look(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
     """Reads what there is to see of a stream; Unreachable where there is none."""
     folder = find_published(locate(stream))
     index, manifest = read_index(folder), read_manifest(folder)
@@ -35,11 +36,19 @@ def look(stream: str, samples: int, tokenizer: str | None) -> Inspection:
         where=str(folder),
         index=index,
         manifest=manifest,
-        samples=list(first_samples(folder, index, manifest, samples)),
+        samples=list(choose(folder, index, manifest, choice)),
         decoder=find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None),
     )
 
 
 def inspection_json(found: Inspection) -> dict[str, Any]:
-    shown = [sample_json(sample, found.decoder) for sample in found.samples]
-    return card(found.where, found.index, found.manifest) | {"first_samples": shown}
+    """The card, and the samples with their numbers."""
+    samples = [
+        {
+            "number": chosen.number,
+            "note": chosen.note,
+            "sample": sample_json(chosen.sample, found.decoder),
+        }
+        for chosen in found.samples
+    ]
+    return card(found.where, found.index, found.manifest) | {"shown": samples}

@@ -16,11 +16,8 @@ from typing import Any
 
 from mdsmix.encode.tokenizer import Decoder
 from mdsmix.kinds import Piece, kind_of, stored_pieces
-from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Manifest
-from mdsmix.shards.sample import read_head
 from mdsmix.shards.turns import layout_of
-from mdsmix.storage import Location
 from mdsmix.words import printable
 
 TRAINED, CONTROL = "⟦⟧", "⟨⟩"
@@ -42,18 +39,13 @@ Sample = list[Segment] | Mapping[str, Any]
 "A sample of token ids, or one of other columns (raw text, bytes) as it is."
 
 
-def first_samples(
-    folder: Location, index: Index, manifest: Manifest | None, count: int
-) -> Iterator[Sample]:
-    """The first samples of a published stream."""
-    encoding = manifest.encoding if manifest else None
-    for sample in read_head(folder, index.shards[0], count) if index.shards and count else ():
-        if not _has_tokens(sample):
-            yield sample
-        elif encoding is None:  # by LLM-Foundry's default policies
-            yield segments(stored_pieces(sample))
-        else:
-            yield segments(kind_of(encoding).pieces(sample, encoding))
+def as_shown(sample: Mapping[str, Any], manifest: Manifest | None) -> Sample:
+    """A decoded sample as its segments, or as it is where it holds no ids."""
+    if not _has_tokens(sample):
+        return sample
+    if manifest is None:  # by LLM-Foundry's default policies
+        return segments(stored_pieces(sample))
+    return segments(kind_of(manifest.encoding).pieces(sample, manifest.encoding))
 
 
 def _has_tokens(sample: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""The first samples of a stored shard, decoded: what `check` and `inspect` look at in a stream of any origin.
+"""Samples of a stored shard, decoded: what `check` and `inspect` look at in a stream of any origin.
 
 An uncompressed shard is read by two ranged requests, its table of offsets and its first samples, whatever its size; a
 compressed one is decompressed from its beginning only as far as needed. Text, numbers and arrays are decoded; images and
@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any, BinaryIO, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mdsmix.errors import Unreachable
 from mdsmix.shards.codecs import codec_of
@@ -35,18 +36,50 @@ Read = Callable[[int, int], bytes]
 
 def read_head(folder: Location, shard: Shard, limit: int = HEAD_SAMPLES) -> list[dict[str, Any]]:
     """Up to `limit` first samples; none where br or snappy compressed them. Unreachable where the shard is damaged."""
-    file = folder / shard.stored.basename
-    with _raw(file, shard) as read:
+    with _opened(folder, shard) as read:
+        return [decode_sample(shard, data) for data in _first(read, shard, limit)] if read else []
+
+
+def read_sample(folder: Location, shard: Shard, position: int) -> dict[str, Any]:
+    """The sample at a position of the shard, by three ranged requests. Unreachable where it cannot be read."""
+    with _opened(folder, shard) as read:
         if read is None:
-            return []
-        try:
-            return [decode_sample(shard, data) for data in _first(read, shard, limit)]
-        except Unreachable:
-            raise
-        except Exception as error:  # whatever a decoder makes of damaged bytes
-            raise Unreachable(
-                f"{file} is damaged: {str(error).rstrip('.')}; publish the stream again."
-            ) from None
+            raise _unknown(folder, shard)
+        _check_count(read(0, 4), shard)
+        start, stop = np.frombuffer(read(4 * (position + 1), 8), "<u4").tolist()
+        if not 4 * (shard.samples + 2) <= start <= stop <= shard.raw_data.bytes:
+            raise ValueError("its table of samples leads outside of it")
+        return decode_sample(shard, read(start, stop - start))
+
+
+def sample_sizes(folder: Location, shard: Shard) -> NDArray[np.int64]:
+    """int64 [samples]: the bytes of each sample, as the shard's table says. Unreachable where it cannot be read."""
+    with _opened(folder, shard) as read:
+        if read is None:
+            raise _unknown(folder, shard)
+        return np.diff(_offsets(read, shard, shard.samples))
+
+
+def _unknown(folder: Location, shard: Shard) -> Unreachable:
+    return Unreachable(
+        f"{folder / shard.stored.basename} is compressed by {shard.compression}, and mdsmix reads "
+        f"{', '.join(DECOMPRESSED)}; publish the stream with one of these to look inside."
+    )
+
+
+@contextmanager
+def _opened(folder: Location, shard: Shard) -> Iterator[Read | None]:
+    """A reader of the raw shard; whatever a decoder makes of damaged bytes names the shard."""
+    file = folder / shard.stored.basename
+    try:
+        with _raw(file, shard) as read:
+            yield read
+    except Unreachable:
+        raise
+    except Exception as error:
+        raise Unreachable(
+            f"{file} is damaged: {str(error).rstrip('.')}; publish the stream again."
+        ) from None
 
 
 def decode_sample(shard: Shard, data: bytes) -> dict[str, Any]:
@@ -76,22 +109,32 @@ def decode_value(encoding: str, data: bytes) -> Any:
 def _first(read: Read, shard: Shard, limit: int) -> Iterator[bytes]:
     """The bytes of the first samples, as the shard's own table of offsets cuts them."""
     wanted = min(shard.samples, limit)
-    head = read(0, 4 * (wanted + 2))
-    count = int.from_bytes(head[:4], "little")
-    if count != shard.samples:
-        raise ValueError(f"it holds {count} samples, and its index says {shard.samples}")
-    table = head[4:]
-    offsets = np.frombuffer(table[: len(table) // 4 * 4], "<u4").astype(np.int64)
-    if len(offsets) != wanted + 1 or (np.diff(offsets) < 0).any():
-        raise ValueError("its table of samples is cut off or not ascending")
-    if offsets[0] < 4 * (count + 2) or offsets[-1] > shard.raw_data.bytes:
-        raise ValueError("its table of samples leads outside of it")
+    offsets = _offsets(read, shard, wanted)
     wanted = max(
         min(wanted, 1), int(np.searchsorted(offsets - offsets[0], HEAD_BYTES, "right")) - 1
     )
     body = read(int(offsets[0]), int(offsets[wanted] - offsets[0]))
     for start, stop in pairwise(offsets[: wanted + 1]):
         yield body[start - offsets[0] : stop - offsets[0]]
+
+
+def _offsets(read: Read, shard: Shard, wanted: int) -> NDArray[np.int64]:
+    """int64 [wanted + 1]: where the first samples begin and the last of them ends."""
+    head = read(0, 4 * (wanted + 2))
+    _check_count(head, shard)
+    table = head[4:]
+    offsets = np.frombuffer(table[: len(table) // 4 * 4], "<u4").astype(np.int64)
+    if len(offsets) != wanted + 1 or (np.diff(offsets) < 0).any():
+        raise ValueError("its table of samples is cut off or not ascending")
+    if offsets[0] < 4 * (shard.samples + 2) or offsets[-1] > shard.raw_data.bytes:
+        raise ValueError("its table of samples leads outside of it")
+    return offsets
+
+
+def _check_count(head: bytes, shard: Shard) -> None:
+    count = int.from_bytes(head[:4], "little")
+    if count != shard.samples:
+        raise ValueError(f"it holds {count} samples, and its index says {shard.samples}")
 
 
 @contextmanager
