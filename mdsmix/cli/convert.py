@@ -15,6 +15,7 @@ from mdsmix.cli.options import (
     Workers,
     echo_json,
 )
+from mdsmix.errors import RecipeError
 
 if TYPE_CHECKING:
     from mdsmix.convert.outcome import Outcome
@@ -70,6 +71,14 @@ def convert(
             rich_help_panel="How",
         ),
     ] = False,
+    verify_target: Annotated[
+        bool,
+        typer.Option(
+            "--verify-target",
+            help="Read and hash the shards that are there before they are reused; make damaged ones anew.",
+            rich_help_panel="How",
+        ),
+    ] = False,
     workers: Workers = None,
     memory: Memory = None,
     quarantine_crashes: QuarantineCrashes = False,
@@ -86,6 +95,11 @@ def convert(
     from mdsmix.engines.memory import bytes_of
     from mdsmix.kinds import open_recipe
 
+    if dry_run and verify_target:
+        raise RecipeError(
+            "--dry-run does not look into shards, so it cannot say what --verify-target would do: mdsmix verify RECIPE says "
+            "which shards are damaged."
+        )
     bound = [] if max_bad is None else [f'max_bad="{max_bad}"']
     loaded = open_recipe(recipe, [*(overrides or ()), *bound])
     options = Options(
@@ -96,6 +110,7 @@ def convert(
         memory=None if memory is None else bytes_of(memory),
         quarantine_crashes=quarantine_crashes,
         verify_source=verify_source,
+        verify_target=verify_target,
     )
     if not dry_run:
         _convert(loaded, options, as_json)

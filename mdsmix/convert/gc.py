@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
+from mdsmix.convert.damage import SHARD
 from mdsmix.convert.ledger import FOLDER, read_record
 from mdsmix.convert.old_versions import Version, find_versions, versions_to_delete
 from mdsmix.convert.quarantine import QUARANTINE
@@ -37,7 +38,7 @@ _KINDS = {
     "old index": rf"{re.escape(FOLDER)}/({_HASH})\.index",
     "version mark": rf"{re.escape(FOLDER)}/([0-9a-f]{{8}})\.replaced",
     "quarantine": rf"{QUARANTINE}/{_BAD_NAME}\.jsonl\.zst",
-    "shard": rf"({_HASH})(-\d+)?\.mds(\.zstd)?",
+    "shard": SHARD.pattern,
 }
 _WITH_SHARDS = ("shard", "version", "unfinished version")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

@@ -41,6 +41,8 @@ class Options:
     "Records that workers die of are set aside; else the first one ends the run."
     verify_source: bool = False
     "Sources are read again even where size and stamp are as they were."
+    verify_target: bool = False
+    "Shards that are there are read and hashed before they are reused; damaged ones are made anew."
     again: bool = False
     "A published stream too is gone through, unit by unit: what a repair took away is made anew."
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 from mdsmix import sources
+from mdsmix.convert.damage import delete_damaged
 from mdsmix.convert.doing import Work, do_units, publish_bad
 from mdsmix.convert.guard import published_manifest, why_rebuilt
 from mdsmix.convert.job import Job, on_day, with_versions
@@ -116,17 +117,21 @@ def _convert_stream(
     unequal = known_unequal(job.tokenizer)
     job = on_day(job, old.encoding.date_string if old else None)
     job = replace(job, unequal=unequal.label if unequal else "")
-    if old and not options.again and is_up_to_date(job, old, standing, units, cache):
+    again = options.again or options.verify_target
+    if old and not again and is_up_to_date(job, old, standing, units, cache):
         refuse_too_many_bad(job, old.records)
         return _outcome(job, old, standing.index, [], began)
     if why := why_rebuilt(job, old):
         watcher.say(why)
+    said = ""
     with lease(job.folder, watcher.say) as held:
         if standing.is_empty:
             job = replace(job, is_new=True)
         else:
             job = with_versions(job, old)
             run.engine.refresh()
+        if options.verify_target:
+            said = delete_damaged(job, held, watcher.say)
         watcher.begin(job.name, sources.size_of(files))
         work = Work(job=job, units=units, cache=cache, engine=run.engine, watcher=watcher)
         with listing(job):
@@ -136,7 +141,7 @@ def _convert_stream(
         manifest, index = _publish(job, units, results, standing, held)
         if not job.limit:
             cache.save(units, [result.content for result in results])
-    notes = (*notes, *run.engine.warnings())
+    notes = (*filter(None, [said]), *notes, *run.engine.warnings())
     return _outcome(job, manifest, index, results, began, notes, run.engine.peak)
 
 

@@ -115,6 +115,17 @@ def test_a_stream_is_verified_repaired_and_verified(published: Location, recipe:
     assert mdsmix("verify", published).code == 0
 
 
+def test_convert_makes_damaged_shards_anew(published: Location, recipe: Path) -> None:
+    before, flipped = lying_at(published), shards(published)[1]
+    flip(flipped)
+    assert "web: up to date" in mdsmix("convert", recipe, "--workers", "1").out
+    answer = mdsmix("convert", recipe, "--workers", "1", "--verify-target")
+    assert answer.code == 0
+    assert f"the shard {flipped} is damaged" in answer.err
+    assert ": 1 damaged, made anew\n" in answer.out
+    assert lying_at(published) == before
+
+
 def test_what_cannot_be_looked_at_is_no_verdict(
     published: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
