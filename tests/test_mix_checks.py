@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import mdsmix.mix.checks
+from mdsmix.encode.fetched import CARD as CARD_FILE
 from mdsmix.errors import Unreachable
 from mdsmix.mix.changes import Change
 from mdsmix.mix.check import as_json, findings, is_refused
@@ -23,6 +24,7 @@ from mdsmix.mix.streams import Mix
 from mdsmix.mix.view import mix_of
 from mdsmix.mix.weights import epoch_table, shares_of
 from mdsmix.shards.manifest import TokenizerCard
+from mdsmix.storage import locate
 from tests.published import (
     CARD,
     CONCAT,
@@ -207,6 +209,13 @@ def pretrained(lab: Lab, own: dict[str, int], run: dict[str, int], is_seen: bool
     return mix
 
 
+def fetched_by_nodes(lab: Lab, published: str) -> Mix:
+    home = lab.home / "tokenizer-0123abcd"
+    home.mkdir(parents=True)
+    (home / published).write_text("{}")
+    return dataclasses.replace(lab.text(web=lab.web()), tokenizer_home=locate(home))
+
+
 Make = Callable[[Lab], Mix]
 CASES: dict[str, tuple[Make, Make]] = {
     "columns-loader": (
@@ -321,6 +330,10 @@ CASES: dict[str, tuple[Make, Make]] = {
             web=lab.web(), loader={"top": {"tokenizer": {"name": "none/tokenizer.json"}}}
         ),
         lambda lab: lab.text(web=lab.web(), loader={"top": {"tokenizer": {"name": ""}}}),
+    ),
+    "tokenizer-unpublished": (
+        lambda lab: fetched_by_nodes(lab, CARD_FILE + ".old"),
+        lambda lab: fetched_by_nodes(lab, CARD_FILE),
     ),
     "eos-missing": (
         lambda lab: with_tokenizer(lab.text(web=lab.web()), eos_id=None),

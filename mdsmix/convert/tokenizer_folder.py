@@ -17,13 +17,12 @@ from typing import Any
 import orjson
 
 from mdsmix.convert.job import Job
+from mdsmix.encode.fetched import CARD
 from mdsmix.encode.tokenizer import Tokenizer, cache_folder, content_hash, keep_in_cache
 from mdsmix.errors import Unreachable
 from mdsmix.recipe.rules import TOKENIZER_FOLDER
 from mdsmix.shards.manifest import TokenizerCard, read_manifest
 from mdsmix.storage import Location, locate, together
-
-CARD = "mdsmix.tokenizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,6 +102,7 @@ def build_loader(
 
 
 def _ids_of(settings: LoaderSettings) -> TokenIds:
+    from mdsmix.encode.fetched import at_hand
     from mdsmix.encode.tokenizer import open_tokenizer
 
     if settings.tokenizer is None:
@@ -109,7 +110,8 @@ def _ids_of(settings: LoaderSettings) -> TokenIds:
             f"The config of {settings.section.label} names no tokenizer, whose EOS and padding ids the rows need; add "
             "tokenizer: {name: ...} or pass ids."
         )
-    tokenizer = open_tokenizer(settings.tokenizer)
+    places = [stream.place for stream in settings.section.stream_sections if stream.place]
+    tokenizer = open_tokenizer(at_hand(settings.tokenizer, places))
     return TokenIds(
         eos=tokenizer.eos_id,
         pad=tokenizer.pad_id,

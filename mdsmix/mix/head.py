@@ -8,6 +8,7 @@ from typing import Any
 
 from mdsmix import __version__
 from mdsmix.mix.delivered import METHODS
+from mdsmix.mix.node_tokenizer import fetch_line
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.weights import batching, delivered_of, epoch_table, shares_of
 from mdsmix.table import lines
@@ -37,6 +38,9 @@ def _head_lines(mix: Mix) -> Iterator[str]:
     for loader in mix.evals:
         for share in shares_of(loader):
             yield f"evaluated on {share.stream}: {share.drawn:,} samples"
+    if mix.tokenizer_home:
+        yield "the tokenizer lies beside the streams; on every training node, before training:"
+        yield f"  {fetch_line(mix.tokenizer_home, mix.yaml.at('tokenizer', 'name'))}"
 
 
 def _counted(mix: Mix) -> Iterator[str]:

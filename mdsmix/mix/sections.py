@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mdsmix.mix.node_tokenizer import home_of, on_node
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.index import Index
 from mdsmix.training.keys import TARGET_KEYS
@@ -117,6 +118,9 @@ def _label(entry: Any) -> str:
 
 
 def _tokenizer(recipe: Recipe) -> dict[str, Any]:
+    """As the recipe names it; of one that training nodes fetch their folder, whose files hold its keywords."""
+    if home := home_of(recipe):
+        return {"name": on_node(recipe, home), "kwargs": {"model_max_length": LENGTH}}
     kwargs = {"model_max_length": LENGTH} | dict(recipe.tokenizer.kwargs)
     return {"name": recipe.tokenizer.name, "kwargs": kwargs}
 

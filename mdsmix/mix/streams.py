@@ -116,6 +116,8 @@ class Mix:
     tokenizer_problem: str | None = None
     tokenizer_path: str | None = None
     "The tokenizer.json of its snapshot."
+    tokenizer_home: Location | None = None
+    "Where training nodes fetch the folder from that the YAML names; None where it is at a hub or on the same disk."
     changed: tuple[Change, ...] = ()
     "What setting it into a config changed there."
 

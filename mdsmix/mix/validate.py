@@ -46,13 +46,17 @@ def validate(text: str, labels: Sequence[str]) -> str:
 
 
 def _draw(text: str, labels: Sequence[str]) -> str:
+    from mdsmix.encode.fetched import at_hand
     from mdsmix.training.read import parse
 
     # By name: LLM-Foundry is no dependency of mdsmix, and only this subprocess may import it.
     build_dataloader = import_module("llmfoundry.data.dataloader").build_dataloader
     build_tokenizer = import_module("llmfoundry.utils.builders").build_tokenizer
     yaml = parse(text, "the rendered YAML")
-    tokenizer = build_tokenizer(yaml.at("tokenizer", "name"), yaml.at("tokenizer", "kwargs") or {})
+    spec = yaml.tokenizer
+    assert spec is not None, "a rendered YAML names its tokenizer"
+    kwargs = yaml.at("tokenizer", "kwargs") or {}
+    tokenizer = build_tokenizer(at_hand(spec, yaml.places).name, kwargs)
     told = []
     for loader_section in (s for s in (yaml.train, *yaml.evals) if s.label in labels):
         label = loader_section.label

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.mix import sections
+from mdsmix.mix.node_tokenizer import home_of
 from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.read import OVERRIDE
@@ -122,6 +123,7 @@ def mix_of(
         tokenizer=TokenizerCard.of(opened) if opened else None,
         tokenizer_problem=problem,
         tokenizer_path=opened.path if opened else None,
+        tokenizer_home=home_of(recipe) if recipe else None,
     )
 
 
@@ -213,11 +215,12 @@ def _name(url: str, folder: Location) -> str:
 
 def _tokenizer(yaml: TrainingYaml, recipe: Recipe | None) -> tuple[Tokenizer | None, str | None]:
     """The run's tokenizer, or why it could not be looked at."""
+    from mdsmix.encode.fetched import at_hand
     from mdsmix.encode.tokenizer import open_tokenizer
 
     try:
         # The recipe's own spec is the one whose snapshot was taken when converting.
         spec = yaml.tokenizer and (recipe.tokenizer if recipe else yaml.tokenizer)
-        return (open_tokenizer(spec) if spec else None), None
+        return (open_tokenizer(at_hand(spec, yaml.places)) if spec else None), None
     except MdsmixError as error:
         return None, str(error)

@@ -186,6 +186,12 @@ class TrainingYaml:
         kwargs = {k: v for k, v in given.items() if k != "model_max_length"}
         return TokenizerSpec(name=str(keys["name"]), kwargs=kwargs)
 
+    @property
+    def places(self) -> list[str]:
+        """Where its streams were published, those of train_loader first."""
+        sections = (self.train, *self.evals)
+        return [s.place for loader in sections for s in loader.stream_sections if s.place]
+
     def at(self, *keys: str) -> Any:
         """A value deep in the config; None where a key on the way is missing."""
         value: Any = self.config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mdsmix.encode.fetched import CARD
 from mdsmix.kinds import kind_of
 from mdsmix.mix.findings import check, check_loaders, check_streams, listed, names
 from mdsmix.mix.streams import Loader, Mix, Stream
@@ -120,6 +121,19 @@ def tokenizer_lone_file(mix: Mix) -> Iterator[Hit]:
         yield Hit(
             f"tokenizer.name is the file {name}.",
             "put the file into a folder beside a tokenizer_config.json that names its special tokens, and name the folder.",
+        )
+
+
+@check(
+    "tokenizer-unpublished",
+    "error",
+    "The training nodes find the tokenizer nowhere else, and LLM-Foundry fails when it loads it.",
+)
+def tokenizer_unpublished(mix: Mix) -> Iterator[Hit]:
+    if (home := mix.tokenizer_home) and not (home / CARD).stat():
+        yield Hit(
+            f"the tokenizer is not at {home}, from where the training nodes are to fetch it.",
+            f"run `mdsmix convert {mix.recipe}` again, which publishes it there.",
         )
 
 

@@ -1,0 +1,39 @@
+"""The tokenizer as a training node finds it: no folder of the machine that converted stands in a YAML for another.
+
+With an S3 remote and a tokenizer from a folder or file, `convert` has put it at the mix's root. LLM-Foundry wants a folder or a hub name, so
+the YAML names a folder beside the nodes' caches, and its head the line that fetches it there.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from mdsmix.errors import MdsmixError
+from mdsmix.recipe import Recipe
+from mdsmix.shards.manifest import TokenizerCard
+from mdsmix.storage import Location, locate
+
+
+def home_of(recipe: Recipe) -> Location | None:
+    """`tokenizer-<hash8>/` at the remote; None where the tokenizer is at a hub, or everything on one disk."""
+    from mdsmix.encode.tokenizer import open_tokenizer
+
+    is_remote = "://" in (recipe.remote or "") and recipe.sourced
+    if not is_remote or not os.path.isabs(recipe.tokenizer.name):
+        return None
+    try:
+        card = TokenizerCard.of(open_tokenizer(recipe.tokenizer))
+    except MdsmixError:
+        return None  # tokenizer-unseen says why
+    return locate(str(recipe.remote)) / card.folder_name
+
+
+def on_node(recipe: Recipe, home: Location) -> str:
+    """The folder on a training node: beside its caches, else in the folder in which training is started."""
+    return f"{recipe.local or '.'}/{home.name}"
+
+
+def fetch_line(home: Location, folder: str) -> str:
+    """The command that a training node runs once."""
+    return shlex.join(["aws", "s3", "cp", "--recursive", home.url, folder])
