@@ -23,7 +23,7 @@ from mdsmix.mix.model import moved
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.view import mix_of
 from mdsmix.mix.weights import epoch_table, shares_of
-from mdsmix.shards.manifest import TokenizerCard
+from mdsmix.shards.manifest import Records, TokenizerCard
 from mdsmix.storage import locate
 from tests.published import (
     CARD,
@@ -214,6 +214,10 @@ def fetched_by_nodes(lab: Lab, published: str) -> Mix:
     home.mkdir(parents=True)
     (home / published).write_text("{}")
     return dataclasses.replace(lab.text(web=lab.web()), tokenizer_home=locate(home))
+
+
+def quarantined(bad: int) -> Records:
+    return Records(read=100, written=100 - bad, quarantined={"invalid_json": bad - 1, "no_text": 1})
 
 
 Make = Callable[[Lab], Mix]
@@ -462,6 +466,10 @@ CASES: dict[str, tuple[Make, Make]] = {
     "manifest-contradicts": (
         lambda lab: lab.text(web=lab.web(card={"totals": {"samples": 41}})),
         lambda lab: lab.text(web=lab.web()),
+    ),
+    "records-bad": (
+        lambda lab: lab.text(web=lab.web(card={"records": quarantined(2)})),
+        lambda lab: lab.text(web=lab.web(card={"records": quarantined(1)})),
     ),
     "index-empty": (
         lambda lab: lab.text(web=lab.web(n=0), docs=lab.web("docs")),
@@ -789,6 +797,62 @@ def test_long_turns_of_foundrys_converter_are_refused_only_where_no_target_is_le
     found = findings(lab.finetuning(old=lab.stream("old", TURNS, row, card=None)))
     assert told in ids(found)
     assert is_refused(found) == (told == "sample-unusable")
+
+
+def test_a_bad_share_is_told_in_figures_with_the_command_that_shows_it(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    web = lab.web(card={"records": quarantined(6)})
+    (found,) = [f for f in findings(lab.text(web=web)) if f.id == "records-bad"]
+    assert found.message.startswith(
+        "6 of 100 records of web (6.0%) were bad and set aside: 5 invalid_json, 1 no_text."
+    )
+    assert f"`mdsmix quarantine {web['local']}/train`" in found.fix
+
+
+CUT = {"cut_rows": 3, "cut_tokens": 16, "tokens": 160, "longest": LENGTH + 9}
+
+
+def cut(mix: Mix) -> list[str]:
+    return [finding.message for finding in findings(mix) if finding.id == "rows-cut"]
+
+
+def test_what_is_cut_is_counted_in_rows_and_tokens(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    chat = lab.chat(card={"totals": CUT, "kind": "finetuning", "fields": {"messages": "m"}})
+    assert cut(lab.finetuning(chat=chat)) == [
+        "3 of 40 conversations of chat are cut, by 16 of 160 tokens (10.0%), and max_seq_len of train_loader is 8."
+    ]
+    assert shares_of(lab.finetuning(chat=chat).train)[0].tokens == 144
+    wider = lab.finetuning(chat=chat, dataset={"max_seq_len": LENGTH + 1})
+    assert cut(wider)[0].startswith("the longest conversation of chat has 17 tokens")
+    pair = lab.stream(
+        "faq",
+        PAIR,
+        PAIR_ROW,
+        card={
+            "totals": CUT | {"cut_rows": 1},
+            "kind": "finetuning",
+            "fields": {"prompt": "p", "response": "r"},
+        },
+    )
+    assert cut(lab.finetuning(faq=pair))[0].startswith("1 of 40 pairs of faq is cut, by 16 of")
+
+
+def test_a_context_and_a_target_have_a_row_each(tmp_path: Path) -> None:
+    lab, how = Lab(tmp_path), {"dataset": {"decoder_only_format": False}}
+    totals: dict[str, Any] = {"totals": {"longest": 2 * LENGTH}, "decoder_only_format": False}
+    assert not cut(lab.finetuning(chat=lab.chat(card=totals), **how))
+    totals["totals"] = CUT
+    assert (
+        "by 16 of 160 tokens" in cut(lab.finetuning(chat=lab.chat("more", card=totals), **how))[0]
+    )
+    row = {"turns": [{"input_ids": [5] * LENGTH, "labels": [6] * LENGTH}]}
+    theirs = lab.stream("old", TURNS, row, card=None)
+    assert not cut(lab.finetuning(old=theirs, **how))
+    row = {"turns": [{"input_ids": [5] * 2 * LENGTH, "labels": [6]}]}
+    theirs = lab.stream("older", TURNS, row, card=None)
+    (told,) = cut(lab.finetuning(older=theirs, **how))
+    assert told.startswith("of the first samples, 32 of 32 conversations of older are cut, by")
 
 
 def test_a_stream_that_is_not_there_is_not_a_verdict(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ class Mixed:
     drawn: int
     "Of its samples in this one, a sample as often as it was drawn."
     tokens: int | None
-    "Of the drawn samples; None where the columns do not hold token ids."
+    "Of the drawn samples, without those that the loader cuts off; None where the columns do not hold token ids."
     weight: dict[str, int | float] = field(default_factory=dict)
     "As the recipe gave it; empty for all of the stream, once."
 

@@ -10,6 +10,9 @@ from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.training.rules import Hit
 from mdsmix.words import plural
 
+BAD_SHARE = 0.01
+"Of a stream's records: what `convert` warns of too."
+
 
 @check_streams(
     "publication-interrupted",
@@ -42,6 +45,23 @@ def manifest_contradicts(mix: Mix, loader: Loader, stream: Stream) -> Iterator[H
                 f"the manifest of {stream.name} says {what}: {said}, and it is {found}.",
                 "convert the stream again.",
             )
+
+
+@check_streams(
+    "records-bad",
+    "warning",
+    "What could not be read of a source is in no sample, and bad records are often all of one sort.",
+)
+def records_bad(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    records = stream.trusted_manifest.records if stream.trusted_manifest else None
+    if records and records.bad > BAD_SHARE * records.read:
+        reasons = sorted(records.quarantined.items(), key=lambda each: (-each[1], each[0]))
+        told = ", ".join(f"{number:,} {reason}" for reason, number in reasons)
+        yield Hit(
+            f"{records.bad:,} of {plural(records.read, 'record')} of {stream.name} ({records.bad / records.read:.1%}) were "
+            f"bad and set aside: {told}.",
+            f"look at them with `mdsmix quarantine {stream.folder}`, and mend the source or what the recipe reads of it.",
+        )
 
 
 @check_streams("index-empty", "error", "Streaming refuses a stream without samples (RuntimeError).")

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mdsmix.encode.targets import USABLE, VERDICTS, Turns, judge
+from mdsmix.encode.targets import USABLE, VERDICTS, Turns, count_cut, judge
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape
@@ -26,6 +26,7 @@ from mdsmix.mix.first_samples import (
 )
 from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.training.rules import Hit
+from mdsmix.words import plural
 
 PLAUSIBLE_IDS = 1 << 22
 "4 million: above any vocabulary in use, where the run's own is not known."
@@ -111,15 +112,51 @@ def rows_too_long(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
 @check_streams(
     "rows-cut",
     "warning",
-    "The loader cuts off the ends of longer conversations, which are then never trained on.",
+    "The loader cuts off what is longer than a row, and nothing is ever trained on that.",
 )
 def rows_cut(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
-    top = _too_long(loader, stream)
-    if top and _is_cut_by_rule(stream, loader):
+    if not loader.is_text and _is_cut_by_rule(stream, loader) and (told := _told(stream, loader)):
         yield Hit(
-            f"the longest conversation of {stream.name} has {top} tokens, and max_seq_len of {{loader}} is {loader.max_seq_len}.",
-            "train with a larger max_seq_len, or split long conversations before converting.",
+            f"{told}, and max_seq_len of {{loader}} is {loader.max_seq_len}.",
+            f"convert and train with a larger max_seq_len, or split long {_word(stream)}s before converting.",
         )
+
+
+def _word(stream: Stream) -> str:
+    """What a sample of the stream is called."""
+    manifest = stream.trusted_manifest
+    has_turns = kind_of(manifest.encoding).has_template if manifest else "turns" in stream.columns
+    return "conversation" if has_turns else "pair"
+
+
+def _told(stream: Stream, loader: Loader) -> str | None:
+    """What is cut: counted for this length, seen in the first samples, or known by the longest alone; None for nothing."""
+    manifest = stream.trusted_manifest
+    if manifest is None:
+        return _cut_of_first(stream, loader)
+    totals, encoding = manifest.totals, manifest.encoding
+    if totals.cut_rows and encoding.max_seq_len == loader.max_seq_len:
+        return _share(totals.cut_rows, totals.samples, totals.cut_tokens, totals.tokens, stream)
+    # An encoder's context and its target have a row each, so their sum says nothing.
+    top = _too_long(loader, stream) if encoding.decoder_only_format else None
+    return f"the longest {_word(stream)} of {stream.name} has {top:,} tokens" if top else None
+
+
+def _cut_of_first(stream: Stream, loader: Loader) -> str | None:
+    found, targets = token_samples(stream, loader), loader.target_policies
+    if not found or targets is None:
+        return None
+    cut = count_cut(targets, _turns(found))
+    tokens = sum(sample.length for sample in found)
+    told = _share(int(np.count_nonzero(cut)), len(found), int(cut.sum()), tokens, stream)
+    return f"of the first samples, {told}" if cut.any() else None
+
+
+def _share(rows: int, of: int, tokens: int, of_tokens: int, stream: Stream) -> str:
+    return (
+        f"{rows:,} of {plural(of, _word(stream))} of {stream.name} {'is' if rows == 1 else 'are'} cut, by {tokens:,} of "
+        f"{plural(of_tokens, 'token')} ({tokens / of_tokens:.1%})"
+    )
 
 
 def _too_long(loader: Loader, stream: Stream) -> int | None:

@@ -46,7 +46,7 @@ class Taken:
             index_hash=stream.index.hash,
             samples=stream.index.samples,
             drawn=self.source.drawn,
-            tokens=self.totals.tokens if self.is_counted else None,
+            tokens=self.totals.seen_tokens if self.is_counted else None,
             weight=stream.weight,
         )
 
