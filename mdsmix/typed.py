@@ -34,9 +34,10 @@ def read(cls: type[T], values: Any, where: str = "") -> T:
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in values:
         if key not in fields:
-            raise Misfit(
-                f"{_at(where, key)} is not a known key; {hint(str(key), [n for n, f in fields.items() if not f.metadata])}"
-            )
+            known = [n for n, f in fields.items() if "set by" not in f.metadata]
+            also = [n for n, f in fields.items() if key in f.metadata.get("also called", ())]
+            meant = f"did you mean {also[0]}?" if also else hint(str(key), known)
+            raise Misfit(f"{_at(where, key)} is not a known key; {meant}")
     hints = _hints(typing.cast(Any, cls))
     for name, field in fields.items():
         absent = values.get(name) is None and not _allows_none(hints[name])

@@ -246,6 +246,25 @@ def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path, cache: Path) -> No
     assert not list(cache.glob("tokenizers/*/card.json"))
 
 
+@pytest.mark.parametrize("name", ["./nope", "/nope/at/all", "a/b/c", "~/nope", "nope.json"])
+def test_a_path_that_is_not_there_is_said_to_be_none(name: str) -> None:
+    with pytest.raises(Unreachable) as caught:
+        open_tokenizer(TokenizerSpec(name=name))
+    assert f"the tokenizer {name} could not be loaded: there is no such folder or file" in str(
+        caught.value
+    )
+
+
+def test_a_name_that_no_repository_has_is_one_plain_sentence(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable) as caught:
+        open_tokenizer(TokenizerSpec(name="tiktoken"))
+    sentence = str(caught.value)
+    assert "no repository of that name in this machine's hub cache" in sentence
+    assert "connect" not in sentence
+    assert "Error" not in sentence
+    assert len(sentence) < 300
+
+
 def test_a_tokenizer_without_a_fast_form_is_told_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
     with pytest.raises(ValueError, match=r"ByT5Tokenizer has no fast form .* convert it once"):

@@ -173,6 +173,16 @@ def test_an_index_or_a_manifest_that_cannot_be_read(web: Path, content: bytes) -
     assert file == "mdsmix.manifest"
 
 
+@pytest.mark.parametrize("name", ["index.json", "mdsmix.manifest"])
+def test_a_fault_gives_one_advice(web: Path, name: str) -> None:
+    (web / name).write_bytes(b"{")
+    (fault,) = [fault for fault in look(web).faults if fault.file == name]
+    assert "publish" not in fault.problem
+    assert "convert" not in fault.problem
+    assert str(fault) == f"{name}: {fault.problem}; {fault.fix}"
+    assert ".;" not in str(fault)
+
+
 def test_one_file_named_twice(tmp_path: Path) -> None:
     home = publish(tmp_path, {"text": "str"}, [{"text": "a"}] * 2, shards=2) / "train"
     edit(home / "index.json", lambda tree: tree["shards"].append(tree["shards"][0]))

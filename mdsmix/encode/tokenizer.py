@@ -28,6 +28,14 @@ from mdsmix.recipe import TokenizerSpec
 SNAPSHOT_FORMAT = 5
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".mds"}
 "Files beside a tokenizer that are model weights: they shape no token and take minutes to hash."
+NOT_FOUND = (
+    "couldn't connect to",
+    "is not a valid model identifier",
+    "is not a local folder",
+    "RepositoryNotFoundError",
+    "LocalEntryNotFoundError",
+)
+"What transformers and huggingface_hub say of a name that they find nowhere."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +185,11 @@ def _files(spec: TokenizerSpec) -> Iterator[tuple[str, bytes]]:
 
 def _ask(spec: TokenizerSpec) -> dict[str, Any]:
     """The snapshot from a subprocess, since transformers stays imported in whoever imports it."""
+    if _is_lost(spec.name):
+        raise Unreachable(
+            f"the tokenizer {spec.name} could not be loaded: there is no such folder or file; correct the path (in a recipe it is "
+            "relative to the recipe's folder), or give the name of a hub's repository."
+        )
     done = subprocess.run(
         [sys.executable, "-m", "mdsmix.encode.snapshot"],
         input=json.dumps({"name": spec.name, "kwargs": dict(spec.kwargs)}),
@@ -185,6 +198,13 @@ def _ask(spec: TokenizerSpec) -> dict[str, Any]:
     )
     lines = done.stdout.strip().splitlines()
     answer = json.loads(lines[-1]) if done.returncode == 0 and lines else {"error": done.stderr}
+    is_elsewhere = any(sign in str(answer.get("error")) for sign in NOT_FOUND)
+    if is_elsewhere and not os.path.exists(spec.name):
+        raise Unreachable(
+            f"the tokenizer {spec.name} could not be loaded: there is no folder or file {spec.name}, and no repository of that name "
+            "in this machine's hub cache or at a hub that it can reach; correct the name, or fetch it once where the hub can be "
+            "reached."
+        )
     if "error" in answer:
         reason = " ".join(str(answer["error"]).split())[:300].rstrip(".")
         raise Unreachable(
@@ -197,6 +217,14 @@ def _ask(spec: TokenizerSpec) -> dict[str, Any]:
             "correct or remove it; a variable of the chat template belongs in tokenizer.template."
         )
     return dict(answer)
+
+
+def _is_lost(name: str) -> bool:
+    """Whether it is written as a path, which no name of a repository is, and nothing is there."""
+    is_path = (
+        name.startswith((".", "/", "~", "\\")) or name.count("/") > 1 or name.endswith(".json")
+    )
+    return is_path and not os.path.exists(name)
 
 
 def _write(folder: Path, spec: TokenizerSpec, answer: dict[str, Any]) -> None:

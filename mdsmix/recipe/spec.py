@@ -13,6 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 
+def also_called(*names: str) -> Mapping[str, Any]:
+    """Metadata of a key: words that others use for it, for the hint on an unknown key."""
+    return {"also called": names}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSpec:
     """Which tokenizer, as LLM-Foundry names it."""
@@ -31,12 +36,18 @@ class TokenizerSpec:
 class SourceSpec:
     """Where raw records are, and which of their fields to read: `text`, or `prompt` and `response`, or `messages`."""
 
-    path: list[str]
+    path: list[str] = field(metadata=also_called("paths", "file", "files", "glob", "url", "data"))
     "Files, globs or s3:// URLs; a recipe may write one without the list."
-    text: str | None = None
-    prompt: str | None = None
-    response: str | None = None
-    messages: str | None = None
+    text: str | None = field(default=None, metadata=also_called("content", "document", "body"))
+    prompt: str | None = field(
+        default=None, metadata=also_called("instruction", "question", "input", "query")
+    )
+    response: str | None = field(
+        default=None, metadata=also_called("completion", "answer", "output", "chosen", "target")
+    )
+    messages: str | None = field(
+        default=None, metadata=also_called("conversations", "conversation", "chat", "turns")
+    )
     shape: str | None = None
     "How a record is written, where the fields do not tell."
 

@@ -80,7 +80,7 @@ def verify(
     except Unreachable as error:
         return Report(
             stream=str(folder),
-            faults=(*faults, Fault(file=at.name, problem=str(error), fix=fix)),
+            faults=(*faults, Fault(file=at.name, problem=_problem(error), fix=fix)),
         )
     found = dict(folder.list())
     wrong = {s.stored.basename: p for s in index.shards if (p := _presence(s, found))}
@@ -113,7 +113,12 @@ def _read_manifest(folder: Location) -> tuple[Manifest | None, list[Fault]]:
         return parse_manifest(content, str(at)), []
     except Unreachable as error:
         fix = "mdsmix convert RECIPE --reencode writes it anew from the finished work units"
-        return None, [Fault(file=at.name, problem=str(error), fix=fix)]
+        return None, [Fault(file=at.name, problem=_problem(error), fix=fix)]
+
+
+def _problem(error: Unreachable) -> str:
+    """What it says is wrong, without its own advice: a fault has one."""
+    return str(error).rpartition("; ")[0] or str(error)
 
 
 def _fix(folder: Location, manifest: Manifest | None, is_damaged: bool) -> str:

@@ -20,6 +20,17 @@ FORMATS: dict[str, Format] = {
     **_packed_or_not(Jsonl, ".jsonl", ".ndjson", ".json"),
 }
 "By suffix, in lower case, of one or two parts."
+_PANDAS = "convert it to JSON Lines first, for example by pandas.{}.to_json(OUT, orient='records', lines=True)"
+OTHERS = {
+    ".parquet": _PANDAS.format("read_parquet(FILE)"),
+    ".csv": _PANDAS.format("read_csv(FILE)"),
+    ".tsv": _PANDAS.format("read_csv(FILE, sep='\\t')"),
+    ".arrow": _PANDAS.format("read_feather(FILE)"),
+    ".feather": _PANDAS.format("read_feather(FILE)"),
+    ".txt": 'write each document as {"text": "..."} on a line of its own of a .jsonl file',
+}
+"Files that often hold data -> what makes JSON Lines of them: another name does not."
+UNKNOWN = "where it holds a JSON value a line rename it to .jsonl, else convert it to that"
 
 
 def format_of(file: SourceFile) -> Format:
@@ -28,7 +39,8 @@ def format_of(file: SourceFile) -> Format:
     for known in (f".{'.'.join(parts[-2:])}", f".{parts[-1]}" if parts else ""):
         if known in FORMATS:
             return FORMATS[known]
+    other = next((suffix for part in reversed(parts) if (suffix := f".{part}") in OTHERS), "")
     raise RecipeError(
         f"the source file {file.name} has no suffix that mdsmix reads ({', '.join(FORMATS)}): "
-        "rename or convert it, or narrow the pattern that found it"
+        f"{OTHERS.get(other, UNKNOWN)}, or narrow the pattern that found it"
     )
