@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from mdsmix import __version__, kinds
 from mdsmix.cli import main
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, TooManyBadRecords, Unreachable
-from tests.converting import Answer, mdsmix
+from tests.converting import Answer, documents, mdsmix, write_recipe
 
-COMMANDS = ("convert", "check", "render-yaml", "inspect")
+COMMANDS = (
+    "convert",
+    "check",
+    "render-yaml",
+    "mix",
+    "inspect",
+    "quarantine",
+    "verify",
+    "repair",
+    "gc",
+)
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Answer:
@@ -36,6 +49,10 @@ def test_every_command_explains_itself(command: str) -> None:
     answer = mdsmix(command, "--help")
     assert (answer.code, answer.err) == (0, "")
     assert f"mdsmix {command}" in answer.out
+    options = typer.main.get_command(main.app).commands[command].params  # type: ignore[attr-defined]
+    for option in options:
+        assert all(name in answer.out for name in option.opts if name.startswith("-"))
+        assert option.help, f"{option.name} says nothing"
 
 
 def test_version() -> None:
@@ -96,12 +113,41 @@ def test_an_interruption_says_what_is_kept(
 
 
 def test_starting_up_imports_nothing_heavy(tmp_path: Path) -> None:
-    import subprocess
-
     code = "import sys, mdsmix.cli.main; print(*{n.partition('.')[0] for n in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"torch", "streaming", "transformers", "tokenizers", "boto3", "numpy", "omegaconf"}
     assert not heavy & set(done.stdout.split())
+
+
+def completed(words: str) -> list[str]:
+    """What a bash is told of the last word."""
+    place = str(len(words.split(" ")) - 1)
+    asked = {"_MDSMIX_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": place}
+    script = Path(sys.executable).with_name("mdsmix")
+    done = subprocess.run([script], env=os.environ | asked, capture_output=True, text=True)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    assert completed("mdsmix qu") == ["quarantine"]
+    assert completed("mdsmix inspect --lo") == ["--longest"]
+
+
+def test_a_shell_completes_the_streams_of_the_recipe(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    streams = {name: documents("a.jsonl") for name in ("web", "docs", "dialogs")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    assert completed(f"mdsmix convert {recipe} --only ") == list(streams)
+    assert completed(f"mdsmix convert {recipe} --only d") == ["docs", "dialogs"]
+    assert completed("mdsmix convert --only ") == []
+    recipe.write_text("streams: [")
+    assert completed(f"mdsmix convert {recipe} --only ") == []
+
+
+def test_completion_is_installed_by_an_option() -> None:
+    assert "--install-completion" in mdsmix("--help").out
 
 
 def test_windows_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from mdsmix.cli.options import (
     RecipePath,
     Workers,
     echo_json,
+    stream_names,
 )
 from mdsmix.errors import RecipeError
 
@@ -31,6 +32,7 @@ def convert(
         typer.Option(
             metavar="STREAM",
             help="Convert this stream only; may be repeated.",
+            autocompletion=stream_names,
             rich_help_panel="What",
         ),
     ] = None,

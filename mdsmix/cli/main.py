@@ -25,7 +25,6 @@ from mdsmix.words import printable
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="From raw pretraining and finetuning data to a checked mix of MDS streams and its LLM-Foundry YAML.",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -54,6 +56,21 @@ QuarantineCrashes = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
+
+
+def stream_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For a shell's completion: the streams with a source of the recipe that was typed; none where there is no recipe."""
+    from mdsmix.errors import MdsmixError
+    from mdsmix.recipe import load_recipe
+
+    words = [
+        str(ctx.params.get("recipe")),
+        *ctx.args,
+    ]  # a line that is not finished is not taken apart
+    with suppress(MdsmixError, StopIteration):
+        recipe = load_recipe(next(filter(os.path.isfile, words)))
+        return [stream.name for stream in recipe.sourced if stream.name.startswith(incomplete)]
+    return []
 
 
 def echo(text: str, err: bool = False) -> None:
