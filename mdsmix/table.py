@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mdsmix.words import printable
+
 Row = tuple[Any, ...]
 
 
@@ -57,10 +59,10 @@ FORMS: dict[str, Callable[[Any], str]] = {
 
 
 def shown(column: Column, value: Any) -> str:
-    """The value as a person reads it; a word, such as `up to date`, in a column of numbers stays a word."""
+    """The value as a person reads it, in one line; a word, such as `up to date`, in a column of numbers stays a word."""
     if value is None:
         return "?"
-    return value if isinstance(value, str) else FORMS[column.form](value)
+    return printable(value if isinstance(value, str) else FORMS[column.form](value))
 
 
 def as_json(table: Table) -> dict[str, Any]:

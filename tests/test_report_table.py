@@ -89,3 +89,10 @@ def test_a_long_value_is_folded_between_words() -> None:
 
 def test_what_is_no_terminal_gets_whole_values() -> None:
     assert len(pairs(34, is_terminal=False)) == 2
+
+
+def test_a_cell_steers_no_terminal_and_is_no_emoji() -> None:
+    out = io.StringIO()
+    table = Table(columns=(Column("stream", "text"),), rows=[("a\x1b[2J\nb :smile: [red]",)])
+    print_table(table, Console(file=out, width=80))
+    assert "a\\x1b[2J\\nb :smile: [red]" in out.getvalue()

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mdsmix.cli.options import AsJson, echo_json
+from mdsmix.cli.options import AsJson, echo, echo_json
+from mdsmix.words import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +39,7 @@ def check(
         echo_json(report(mix, found))
     else:
         print_findings(found)
-        typer.echo(verdict(mix, found))
+        echo(verdict(mix, found))
     if is_refused(found):
         raise typer.Exit(REFUSED)
 
@@ -49,7 +50,7 @@ def print_findings(found: Sequence[Finding], to_stderr: bool = False) -> None:
 
     if not (sys.stderr if to_stderr else sys.stdout).isatty():
         for finding in found:
-            typer.echo(str(finding), err=to_stderr)
+            echo(str(finding), err=to_stderr)
         return
     from rich.console import Console
     from rich.text import Text
@@ -59,9 +60,9 @@ def print_findings(found: Sequence[Finding], to_stderr: bool = False) -> None:
     for finding in found:
         whose = f" [{', '.join(finding.streams)}]" if finding.streams else ""
         line = Text.assemble(
-            (f"{finding.severity} {finding.id}{whose}", colours[finding.severity]),
-            f"\n  {finding.message} {finding.why}\n  ",
+            (printable(f"{finding.severity} {finding.id}{whose}"), colours[finding.severity]),
+            f"\n  {printable(f'{finding.message} {finding.why}')}\n  ",
             ("Fix: ", "bold"),
-            finding.fix,
+            printable(finding.fix),
         )
         console.print(line)

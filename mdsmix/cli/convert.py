@@ -13,6 +13,7 @@ from mdsmix.cli.options import (
     QuarantineCrashes,
     RecipePath,
     Workers,
+    echo,
     echo_json,
     stream_names,
 )
@@ -119,7 +120,7 @@ def convert(
     elif as_json:
         echo_json({"plan": list(preview(loaded, options))})
     else:
-        typer.echo("\n".join(preview(loaded, options)))
+        echo(*preview(loaded, options))
 
 
 def _convert(recipe: Recipe, options: Options, as_json: bool) -> None:

@@ -73,9 +73,9 @@ def stream_names(ctx: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
-def echo(text: str, err: bool = False) -> None:
-    """Lines for a person, without what steers a terminal: names and records may come from anyone."""
-    typer.echo(printable(text, "\n\t"), err=err)
+def echo(*lines: str, err: bool = False) -> None:
+    """Lines for a person, without what steers a terminal or breaks them: names and records may come from anyone."""
+    typer.echo("\n".join(map(printable, lines)), err=err)
 
 
 def echo_json(tree: Any) -> None:

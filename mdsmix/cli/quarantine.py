@@ -50,6 +50,6 @@ def _print(found: BadRecords) -> None:
 
     echo(f"{found.where}: {plural(found.count, 'bad record')}")
     for one in found.reasons:
-        echo(f"\n{one.code}: {one.count:,}")
+        echo("", f"{one.code}: {one.count:,}")
         for record in one.records:
-            echo("\n".join(f"  {line}" for line in bad_record_lines(record)))
+            echo(*(f"  {line}" for line in bad_record_lines(record)))

@@ -6,7 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from mdsmix.cli.options import RECIPE, AsJson, Overrides, echo_json
+from mdsmix.cli.options import RECIPE, AsJson, Overrides, echo, echo_json
 
 
 def render_yaml(
@@ -82,4 +82,4 @@ def render_yaml(
     changed = [f"changed {change}" for change in mix.changed]
     kept = [f"kept unseen: {label}" for label in unseen(mix)]
     told = [*changed, *kept, f"{verdict(mix, found)}{wrote}", drawn]
-    typer.echo("\n".join(filter(None, told)), err=True)
+    echo(*filter(None, told), err=True)

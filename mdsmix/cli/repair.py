@@ -15,6 +15,7 @@ from mdsmix.cli.options import (
     QuarantineCrashes,
     Stream,
     Workers,
+    echo,
     echo_json,
 )
 
@@ -52,11 +53,11 @@ def repair(
         echo_json(asdict(done))
         return
     for fault in done.faults:
-        typer.echo(f"fault {fault.file}: {fault.problem}")
+        echo(f"fault {fault.file}: {fault.problem}")
     if not done.faults:
-        typer.echo(f"{done.stream}: whole, nothing to repair")
+        echo(f"{done.stream}: whole, nothing to repair")
         return
-    typer.echo(
+    echo(
         f"{done.stream}: repaired, {done.units} of {done.of} work units made again "
         f"({', '.join(done.shards) or 'no shard'}), byte for byte as before"
     )

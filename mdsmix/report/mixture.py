@@ -9,7 +9,7 @@ from mdsmix.mix.offline.run import MixOutcome
 from mdsmix.report.table import print_table
 from mdsmix.shards.manifest import Mixed
 from mdsmix.table import Column, Row, Table, as_json
-from mdsmix.words import plural
+from mdsmix.words import plural, printable
 
 COLUMNS = (
     Column("stream", "text"),
@@ -34,11 +34,12 @@ def mixture_json(outcome: MixOutcome) -> dict[str, Any]:
 
 def print_mixture(outcome: MixOutcome) -> None:
     from rich.console import Console
+    from rich.text import Text
 
     console, table = Console(soft_wrap=True, highlight=False), mixture(outcome)
     print_table(table, console)
     for sentence in table.notes:
-        console.print(sentence, markup=False)
+        console.print(Text(printable(sentence)))
 
 
 def mixture_rows(mixed: Sequence[Mixed]) -> list[Row]:

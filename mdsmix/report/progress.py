@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mdsmix.convert.outcome import Watcher
+from mdsmix.words import printable
 
 PLAIN_SECONDS = 30.0
 "Without a terminal a line is printed this often, so that a log shows life and stays short."
@@ -25,7 +26,7 @@ def watching() -> Iterator[Watcher]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:3.0f} %  {task.fields[rate]}"),
         TimeRemainingColumn(),
@@ -89,7 +90,7 @@ class PlainLines:
         return f"{line}; all streams: {share:.0%}, about {_duration(seconds)} left"
 
     def say(self, sentence: str) -> None:
-        print(sentence, file=sys.stderr, flush=True)
+        print(printable(sentence), file=sys.stderr, flush=True)
 
 
 class Bars:
@@ -107,7 +108,7 @@ class Bars:
             self._total = self._progress.add_task("all streams", total=self._whole.total, rate="")
 
     def begin(self, stream: str, size: int) -> None:
-        self._task = self._progress.add_task(stream, total=max(size, 1), rate="")
+        self._task = self._progress.add_task(printable(stream), total=max(size, 1), rate="")
         self._stream, self._done, self._tokens = stream, 0, 0
         self._began = time.monotonic()
 
@@ -121,7 +122,9 @@ class Bars:
             self._progress.update(self._total, completed=done)
 
     def say(self, sentence: str) -> None:
-        self._progress.console.print(sentence, markup=False)
+        from rich.text import Text
+
+        self._progress.console.print(Text(printable(sentence)))
 
 
 def _duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
 from mdsmix.report.table import print_table
 from mdsmix.shards.manifest import Manifest, Records
 from mdsmix.table import Column, Row, Table, as_json
-from mdsmix.words import plural
+from mdsmix.words import plural, printable
 
 BAD_SHARE = 0.01
 "More bad records than this are warned of."
@@ -60,11 +60,12 @@ def summary(outcomes: Sequence[Outcome]) -> Table:
 def print_summary(outcomes: Sequence[Outcome]) -> None:
     """The table, then what became of the other records."""
     from rich.console import Console
+    from rich.text import Text
 
     console, table = Console(soft_wrap=True, highlight=False), summary(outcomes)
     print_table(table, console)
     for sentence in table.notes:
-        console.print(sentence, markup=False)
+        console.print(Text(printable(sentence)))
 
 
 def summary_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -130,9 +131,9 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
             f"{totals.cut_tokens:,} tokens, {totals.cut_tokens / totals.tokens:.1%} of all, which are not counted above"
         )
     if totals.lost_tokens:
-        notes.append(
-            f"{totals.lost_tokens:,} tokens are in no sample (less than a row, or cut off)"
-        )
+        verb = "is" if totals.lost_tokens == 1 else "are"
+        lost = plural(totals.lost_tokens, "token")
+        notes.append(f"{lost} {verb} in no sample (less than a row, or cut off)")
     if reason := records.quarantined.get("not_prefix_stable"):
         notes.append(
             f"the chat template rewrites the history of {reason:,} conversations: rewritten_history: last, or each, makes "

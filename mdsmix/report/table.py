@@ -53,8 +53,8 @@ def _folds(table: Table, width: int) -> Iterator[list[int]]:
 
 def _print_columns(table: Table, columns: Sequence[int], console: Console) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
     from rich.table import Table as Lines
+    from rich.text import Text
 
     lines = Lines(box=SIMPLE_HEAD)
     for i in columns:
@@ -63,10 +63,10 @@ def _print_columns(table: Table, columns: Sequence[int], console: Console) -> No
             column.heading, justify="left" if column.form == "text" else "right", no_wrap=True
         )
     for row in table.rows:
-        lines.add_row(*(escape(shown(table.columns[i], row[i])) for i in columns))
+        lines.add_row(*(Text(shown(table.columns[i], row[i])) for i in columns))
     if table.total:
         lines.add_section()
-        lines.add_row(*(escape(shown(table.columns[i], table.total[i])) for i in columns))
+        lines.add_row(*(Text(shown(table.columns[i], table.total[i])) for i in columns))
     # A single column that is too wide goes over the edge rather than lose digits.
     whole = console.measure(lines, options=console.options.update(max_width=10_000)).maximum
     before, console.width = console.width, max(console.width, whole)

@@ -1,0 +1,128 @@
+"""Nothing that is shown steers a terminal: names of files, folders and fields, records, tokens and templates may come from anyone."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.cli.check import print_findings
+from mdsmix.mix.findings import Finding
+from tests.converting import Answer, documents, mdsmix, pairs, write_jsonl, write_recipe
+from tests.corpus import train_tokenizer
+
+HOSTILE = "x\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r:smile:[bold]"
+"Sets the window's title, clears the screen, turns red, changes the direction, begins the line anew."
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with a hostile special token, in a folder of a hostile name."""
+    folder = train_tokenizer(tmp_path_factory.mktemp("plain"), documents_n=5)
+    path = folder / "tokenizer.json"
+    tree = json.loads(path.read_text())
+    for token in tree["added_tokens"]:
+        if token["content"] == "<|im_end|>":
+            token["content"] = HOSTILE
+    tree["model"]["vocab"][HOSTILE] = tree["model"]["vocab"].pop("<|im_end|>", 3)
+    path.write_text(json.dumps(tree))
+    hostile = tmp_path_factory.mktemp("hostile") / f"tokenizer {HOSTILE}"
+    shutil.copytree(folder, hostile)
+    return hostile
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer: Path) -> Path:
+    """Hostile everywhere: folder, files, field names, fields that nothing reads, bad records and texts."""
+    home = tmp_path / f"data {HOSTILE.replace('[', '(')}"  # a [ would be read as a pattern
+    texts = [{"text": f"Number {n} {HOSTILE}", HOSTILE: "more"} for n in range(20)]
+    write_jsonl(home / f"docs {HOSTILE}.jsonl", [*texts, {"text": {HOSTILE: 1}}, {HOSTILE: 1}])
+    write_jsonl(home / f"faq {HOSTILE}.jsonl", [{HOSTILE: "Which?", "answer": "This."}])
+    faq = pairs("faq*.jsonl")
+    faq["source"] |= {"prompt": HOSTILE, "response": "answer"}
+    streams = {"docs": documents("docs*.jsonl", layout="document"), "faq": faq}
+    return write_recipe(home, tokenizer, streams=streams, max_seq_len=64, special_tokens_in_text="allow")  # fmt: skip
+
+
+def is_safe(text: str) -> bool:
+    return all(c.isprintable() or c == "\n" for c in text)
+
+
+def without_colours(text: str) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
+
+
+def safe(*arguments: object, code: int = 0) -> Answer:
+    answer = mdsmix(*arguments)
+    assert answer.code == code, answer.err
+    assert is_safe(answer.out), ascii(answer.out)
+    assert is_safe(answer.err), ascii(answer.err)
+    return answer
+
+
+def test_no_command_hands_on_what_steers_a_terminal(recipe: Path) -> None:
+    home = recipe.parent
+    docs = home / "out/docs"
+    safe("convert", recipe, "--dry-run")
+    said = safe("convert", recipe)
+    assert "fields not read: x\\x1b]0;owned" in said.out
+    safe("convert", recipe, "--json")
+    for command in ("inspect", "verify", "gc", "quarantine"):
+        for arguments in ((recipe,), (docs,), (recipe, "--json")):
+            assert "\\x1b" in safe(command, *arguments).out or "--json" in arguments
+    safe("check", recipe)
+    safe("check", recipe, "--json")
+    safe("mix", recipe, "--out", home / "mixed")
+    safe("mix", recipe, "--out", home / "mixed", "--json")
+    safe("repair", docs, "--recipe", recipe)
+    assert "x\\x1b]0;owned" in safe("inspect", docs).out
+
+
+def test_no_fault_or_refusal_does_either(recipe: Path) -> None:
+    safe("convert", recipe)
+    home = recipe.parent
+    for shard in home.glob("out/*/train/*.mds"):
+        shard.write_bytes(shard.read_bytes()[:-1] + b"\xff")
+    safe("verify", recipe, code=3)
+    safe("convert", recipe, "--verify-target")
+    for command in ("inspect", "verify", "gc", "quarantine", "check", "convert"):
+        safe(command, home / HOSTILE, code=2 if command == "convert" else 4)
+    safe("quarantine", recipe, "--reason", HOSTILE, code=2)
+    safe("convert", recipe, f"max_seq_len={HOSTILE}", code=2)
+    safe("convert", recipe, "--only", HOSTILE, code=2)
+    safe("convert", recipe, "max_bad=0", "--reencode", code=5)
+
+
+def test_on_a_terminal_only_our_own_colours_are_sent(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    for arguments in (("convert", recipe), ("inspect", recipe), ("quarantine", recipe)):
+        answer = mdsmix(*arguments)
+        assert answer.code == 0
+        assert is_safe(without_colours(answer.out)), ascii(answer.out)
+    assert ":smile:[bold]" in answer.out, "neither an emoji nor markup"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_finding_stays_in_its_line(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    finding = Finding(
+        id="x",
+        severity="note",
+        streams=("a\nnote fine",),
+        message=HOSTILE,
+        why=HOSTILE,
+        fix=HOSTILE,
+    )
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+    print_findings([finding])
+    out = without_colours(capsys.readouterr().out)
+    assert is_safe(out)
+    assert "a\\nnote fine" in out
