@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 import zstandard
 
+from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
 from mdsmix.shards.manifest import (
     FORMAT_VERSION,
@@ -30,6 +31,24 @@ from mdsmix.shards.mds import Layout, Rows, shard_parts
 
 CARD = TokenizerCard(name="tok", hash="a" * 32, vocab_size=512, bos_id=None, eos_id=0, pad_id=1)
 "The tokenizer of every stream unless a test says otherwise."
+TOKENIZER = Tokenizer(
+    name=CARD.name,
+    path="",
+    hash=CARD.hash,
+    class_name="",
+    vocab_size=CARD.vocab_size,
+    bos_id=CARD.bos_id,
+    eos_id=CARD.eos_id,
+    pad_id=CARD.pad_id,
+    padding_side="right",
+    prefix_ids=[],
+    suffix_ids=[],
+    special_tokens=[],
+    special_ids=[],
+    chat_template=None,
+    template_variables={},
+)
+"The same, as it is opened."
 LENGTH = 8
 
 CONCAT = {"tokens": f"ndarray:uint16:{LENGTH}"}

@@ -28,14 +28,14 @@ from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest, TokenizerCard, read_manifest
 from mdsmix.shards.whole import read_whole
 from mdsmix.storage import Location, locate
-from tests.published import CARD, CONCAT, LENGTH, PAIR, TURNS, publish
+from tests.published import CARD, CONCAT, LENGTH, PAIR, SPLIT, SPLIT_ROW, TOKENIZER, TURNS, publish
 
 Rows = list[dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
 def _known_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mdsmix.mix.view._tokenizer", lambda config, recipe: (CARD, None))
+    monkeypatch.setattr("mdsmix.mix.view._tokenizer", lambda config, recipe: (TOKENIZER, None))
 
 
 def concat_rows(n: int, first: int = 2) -> Rows:
@@ -334,6 +334,37 @@ def test_columns_that_differ_are_refused(two: Path) -> None:
     refused(MixRefused, "one stream has one set of columns", two)
 
 
+CHAT = {"kind": "finetuning", "fields": {"messages": "m"}}
+FAQ = {"kind": "finetuning", "fields": {"prompt": "p", "response": "r"}}
+
+
+def test_pairs_and_compact_conversations_become_one_stream(tmp_path: Path) -> None:
+    publish(tmp_path / "faq", PAIR, pair_rows(30), card=FAQ)
+    publish(tmp_path / "chat", PAIR, pair_rows(20), card=CHAT | {"compact": True})
+    recipe = write_recipe(tmp_path, ["faq", "chat"], train_loader={"name": "finetuning"})
+    folder = mix(recipe)
+    assert Counter(samples(folder)) == source(recipe, "faq") + source(recipe, "chat")
+    assert manifest(folder).encoding.compact
+    again = write_recipe(
+        tmp_path, ["out"], target_responses="all", train_loader={"name": "finetuning"}
+    )
+    result = CliRunner().invoke(app, ["check", str(again)])
+    assert "error targets-compact [out]: " in result.output
+
+
+def test_columns_that_cannot_meet_say_how_they_could(tmp_path: Path) -> None:
+    publish(tmp_path / "faq", PAIR, pair_rows(30), card=FAQ)
+    publish(tmp_path / "chat", TURNS, turn_rows(20), card=CHAT)
+    publish(tmp_path / "web", SPLIT, [SPLIT_ROW] * 20, card={})
+    for names, way in (
+        (["faq", "chat"], "convert chat with columns: compact, the columns of pairs"),
+        (["web", "faq"], "convert web with layout: document, which has the columns of pairs"),
+    ):
+        recipe = write_recipe(tmp_path, names, train_loader={"name": "finetuning"})
+        refused(MixRefused, f"{way}", recipe)
+        refused(MixRefused, "or mix them while training", recipe)
+
+
 def test_tokenizers_that_differ_are_refused(two: Path) -> None:
     other = TokenizerCard(name="other", hash="b" * 32, vocab_size=512, eos_id=0, pad_id=1)
     publish(two.parent / "b", CONCAT, concat_rows(20), card={"tokenizer": other})
@@ -452,7 +483,7 @@ def test_an_interrupted_run_publishes_nothing_and_leaves_no_temporary_file(
     assert {name: after[name] for name in mixed_before} == mixed_before
     assert list(temporary.iterdir()) == []
     monkeypatch.undo()
-    monkeypatch.setattr("mdsmix.mix.view._tokenizer", lambda config, recipe: (CARD, None))
+    monkeypatch.setattr("mdsmix.mix.view._tokenizer", lambda config, recipe: (TOKENIZER, None))
     again = files(mix(two))
     assert {name: again[name] for name in whole} == whole
 

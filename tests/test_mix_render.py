@@ -10,17 +10,16 @@ import pytest
 from omegaconf import OmegaConf
 
 from mdsmix.encode import tokenizer as encode_tokenizer
-from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.mix.check import findings, is_refused
 from mdsmix.mix.head import without_head
 from mdsmix.mix.into import set_into
 from mdsmix.mix.render import render
 from tests.published import (
-    CARD,
     LENGTH,
     SPLIT,
     SPLIT_ROW,
+    TOKENIZER,
     TURNS,
     TURNS_ROW,
     publish,
@@ -32,24 +31,7 @@ TREE = {"max_seq_len": 16, "tokenizer": {"name": "new"}, "train_loader": {"name"
 @pytest.fixture(autouse=True)
 def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run's tokenizer is the one of the hand-made streams, without a subprocess."""
-    found = Tokenizer(
-        name="tok",
-        path="",
-        hash=CARD.hash,
-        class_name="",
-        vocab_size=CARD.vocab_size,
-        bos_id=None,
-        eos_id=CARD.eos_id,
-        pad_id=CARD.pad_id,
-        padding_side="right",
-        prefix_ids=[],
-        suffix_ids=[],
-        special_tokens=[],
-        special_ids=[],
-        chat_template=None,
-        template_variables={},
-    )
-    monkeypatch.setattr(encode_tokenizer, "open_tokenizer", lambda spec: found)
+    monkeypatch.setattr(encode_tokenizer, "open_tokenizer", lambda spec: TOKENIZER)
 
 
 def write_recipe(home: Path, **changes: Any) -> str:

@@ -19,12 +19,12 @@ from mdsmix.shards.manifest import read_manifest
 from mdsmix.shards.whole import read_whole
 from mdsmix.storage import locate
 from tests.converting import lying_at
-from tests.published import CARD, CONCAT, LENGTH, publish
+from tests.published import CONCAT, LENGTH, TOKENIZER, publish
 
 
 @pytest.fixture(autouse=True)
 def _known_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mdsmix.mix.view._tokenizer", lambda config, recipe: (CARD, None))
+    monkeypatch.setattr("mdsmix.mix.view._tokenizer", lambda config, recipe: (TOKENIZER, None))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from mdsmix.kinds import kind_of
 from mdsmix.mix.streams import Stream
 from mdsmix.shards.manifest import Encoding, Manifest, TokenizerCard
 
-DECISIVE = ("loader", "decoder_only_format", "target_prompts", "target_responses", "compact")
+DECISIVE = ("loader", "decoder_only_format", "target_prompts", "target_responses")
 "Keys of Encoding; of pretraining samples only the loader matters, for the others speak of turns."
 BY_THE_WAY = ("layout", "add_bos", "add_eos", "min_tokens", "max_tokens", "date_string")
 "Keys that are null where streams differ."
@@ -36,6 +36,8 @@ def merged(streams: Sequence[Stream]) -> tuple[Encoding, TokenizerCard] | None:
     encoding = replace(
         leading.encoding,
         **disputed,
+        # Pairs may stand beside conversations in their columns; what holds for those must then hold for all.
+        compact=any(card.encoding.compact for _, card in targeted),
         max_seq_len=max(encoding.max_seq_len for encoding in encodings),
         special_tokens_in_text=" + ".join(rules),
         fields={k: v for e in encodings for k, v in e.fields.items()},

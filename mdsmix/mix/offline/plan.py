@@ -30,6 +30,7 @@ BUCKET_BYTES = 120 << 20
 "120 MiB of samples are shuffled in memory at a time, and become two shards. The bytes of a mix follow from it."
 BUCKET_ROWS = 1 << 20
 "And at most about a million samples, 40 bytes of bookkeeping each."
+PAIR = ("input_ids", "labels")
 OF_THE_RUN = ("checks.batches", "checks.config", "rules.keys", "rules.values")
 "The files of checks that judge how a run reads streams. A mix is no run yet, so they do not refuse it."
 
@@ -133,8 +134,7 @@ def _shared_layout(streams: Sequence[Stream], compression: str | None) -> Layout
         if dict(other.columns) != dict(first.columns):
             raise MixRefused(
                 f"{first.name} holds {_spelled(first)}, and {other.name} holds {_spelled(other)}: one stream has one "
-                "set of columns; convert both for the same loader and layout, or mix them while training "
-                "(`mdsmix render-yaml`)."
+                f"set of columns; {_way(first, other)}, or mix them while training (`mdsmix render-yaml`)."
             )
     layout = Layout.of(first.columns, compression)
     for stream in streams:
@@ -145,6 +145,23 @@ def _shared_layout(streams: Sequence[Stream], compression: str | None) -> Layout
                     f"{shard.column_sizes}, which do not follow from {_spelled(stream)}; convert the stream again."
                 )
     return layout
+
+
+def _way(first: Stream, other: Stream) -> str:
+    """How two streams come to hold the same columns, if they can."""
+    turns = [stream.name for stream in (first, other) if "turns" in stream.columns]
+    if len(turns) == 1:
+        return (
+            f"convert {turns[0]} with columns: compact, the columns of pairs (they hold what target_prompts: none and "
+            "target_responses: last train; under other targets the two never become one stream)"
+        )
+    if {frozenset(stream.columns) for stream in (first, other)} == {frozenset(PAIR)}:
+        fixed = [
+            s.name for s in (first, other) if any(e.count(":") > 1 for e in s.columns.values())
+        ]
+        if len(fixed) == 1:
+            return f"convert {fixed[0]} with layout: document, which has the columns of pairs"
+    return "convert both for the same loader and layout, by one tokenizer"
 
 
 def _spelled(stream: Stream) -> str:
