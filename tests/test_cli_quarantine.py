@@ -78,3 +78,18 @@ def test_what_is_not_there_or_damaged_is_a_sentence(tmp_path: Path, tokenizer_fo
     answer = mdsmix("quarantine", target)
     assert answer.code == 4
     assert "is damaged" in answer.err
+
+
+def test_a_terminal_gets_records_folded_between_words(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = '{"other": "' + "words and 123,456,789 numbers " * 5 + '"}'
+    target = convert(tmp_path, tokenizer_folder, ['{"text": "good"}', raw])
+    whole = mdsmix("quarantine", target).out
+    assert f"    {raw}\n" in whole, "what is no terminal gets whole lines"
+    monkeypatch.setattr("mdsmix.report.table.terminal_width", lambda: 60)
+    folded = mdsmix("quarantine", target).out.splitlines()
+    record = [line for line in folded if line.startswith("    ")]
+    assert len(record) > 2
+    assert all(len(line) <= 60 for line in record)
+    assert " ".join(line.strip() for line in record) == raw

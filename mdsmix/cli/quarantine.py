@@ -46,10 +46,14 @@ def quarantine(
 
 
 def _print(found: BadRecords) -> None:
+    """On a terminal a record is folded between words, below its place."""
     from mdsmix.report.bad_records import bad_record_lines
+    from mdsmix.report.table import folded, terminal_width
 
+    width = terminal_width()
     echo(f"{found.where}: {plural(found.count, 'bad record')}")
     for one in found.reasons:
         echo("", f"{one.code}: {one.count:,}")
         for record in one.records:
-            echo(*(f"  {line}" for line in bad_record_lines(record)))
+            for indent, line in bad_record_lines(record):
+                echo(*folded(line, indent, width))

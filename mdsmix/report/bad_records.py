@@ -85,13 +85,13 @@ def bad_records_json(found: BadRecords) -> dict[str, Any]:
     return {"stream": found.where, "bad": found.count, "reasons": reasons}
 
 
-def bad_record_lines(record: dict[str, Any]) -> Iterator[str]:
-    """Where the record stands, how it begins, and what else is known of why it is bad."""
+def bad_record_lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(indent, line): where the record stands, how it begins, and what else is known of why it is bad."""
     place = [f"{key} {_number(value)}" for key, value in record.items() if key not in _NOT_PLACE]
-    yield ", ".join([printable(record["file"]), *place, f"{record['length']:,} bytes"])
-    yield f"  {_shown(record.get('raw', record.get('raw_base64', '')))}"
+    yield "  ", ", ".join([printable(record["file"]), *place, f"{record['length']:,} bytes"])
+    yield "    ", _shown(record.get("raw", record.get("raw_base64", "")))
     for what, value in record.get("detail", {}).items():
-        yield f"  {what}: {_shown(value)}"
+        yield "    ", f"{what}: {_shown(value)}"
 
 
 def _folder(at: Location) -> Location:

@@ -5,6 +5,8 @@ What is no terminal gets whole lines. Nothing that is shown steers a terminal, o
 
 from __future__ import annotations
 
+import shutil
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -25,18 +27,31 @@ def print_table(table: Table, console: Console) -> None:
 def print_pairs(pairs: Sequence[tuple[str, str]], console: Console) -> None:
     """(what, value) lines as two columns. On a terminal a long value is folded between words; a word that is too long, as
     a path or a hash, goes over the edge and can be copied whole."""
-    left = max(len(what) for what, _ in pairs) + 2
+    left = max(len(what) for what, _ in pairs) + 4
+    width = console.width if console.is_terminal else None
     for what, value in pairs:
-        first, *others = _folded(printable(value), console.width - left - 2, console.is_terminal)
-        for name, line in [(what, first), *(("", line) for line in others)]:
-            console.out(f"  {name:{left}}{line}".rstrip(), highlight=False)
+        first, *others = folded(printable(value), " " * left, width)
+        console.out(f"  {what}".ljust(left) + first[left:], *others, sep="\n", highlight=False)
 
 
-def _folded(text: str, width: int, is_terminal: bool) -> list[str]:
-    if not is_terminal:
-        return [text]
-    lines = textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
-    return lines or [""]
+def terminal_width() -> int | None:
+    """Of stdout; None where that is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def folded(line: str, indent: str, width: int | None) -> list[str]:
+    """The line, indented, as lines of a terminal of this width, folded between words; None: what is no terminal gets it whole."""
+    if width is None:
+        return [indent + line]
+    wide = textwrap.TextWrapper(
+        width=max(width, len(indent) + 20),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        expand_tabs=False,
+    )
+    return wide.wrap(line) or [indent]
 
 
 def _folds(table: Table, width: int) -> Iterator[list[int]]:
