@@ -38,7 +38,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def recipe(tmp_path: Path, tokenizer: Path) -> Path:
     """Hostile everywhere: folder, files, field names, fields that nothing reads, bad records and texts."""
-    home = tmp_path / f"data {HOSTILE.replace('[', '(')}"  # a [ would be read as a pattern
+    home = tmp_path / f"data {HOSTILE}"
     texts = [{"text": f"Number {n} {HOSTILE}", HOSTILE: "more"} for n in range(20)]
     write_jsonl(home / f"docs {HOSTILE}.jsonl", [*texts, {"text": {HOSTILE: 1}}, {HOSTILE: 1}])
     write_jsonl(home / f"faq {HOSTILE}.jsonl", [{HOSTILE: "Which?", "answer": "This."}])

@@ -6,6 +6,7 @@ paths become absolute here, from the recipe's folder; a section becomes its data
 
 from __future__ import annotations
 
+import glob
 import io
 import os
 import re
@@ -116,7 +117,8 @@ def _stream(name: Any, section: Any, folder: Path) -> Any:
         section["date_string"] = str(section["date_string"])
     if isinstance(source := section.get("source"), dict) and source.get("path"):
         paths = source["path"] if isinstance(source["path"], list) else [source["path"]]
-        section["source"] = source | {"path": [_absolute(p, folder) for p in paths]}
+        home = Path(glob.escape(str(folder)))  # a [ or * in its own name is no pattern
+        section["source"] = source | {"path": [_absolute(p, home) for p in paths]}
     return section
 
 

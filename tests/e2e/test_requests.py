@@ -24,6 +24,7 @@ from tests.converting import (
     chats,
     documents,
     manifest_of,
+    mdsmix,
     run_recipe,
     samples,
     windows,
@@ -93,6 +94,23 @@ def test_a_check_of_finetuning_streams_reads_no_shard_whose_samples_were_judged_
         with counted(proxy) as found:
             findings(view([str(recipe), *overrides]))
         assert found.at(".mds") == ({"GET": reads} if reads else {}), overrides
+
+
+def test_the_longest_sample_is_found_by_tables_and_never_by_reading_shards(
+    work: Any, bucket: str, tmp_path: Path, proxy: Proxy
+) -> None:
+    """The table of each shard; then, of the 16 largest samples, what their shard counts, where they lie, and they themselves."""
+    recipe = work({"web": documents(write_jsonl(tmp_path / "a.jsonl", texts(*range(5))))})
+    run_recipe(recipe)
+    stream = f"s3://{bucket}/mix/web/train"
+    index = read_index(locate(stream))
+    assert index.samples > 16
+    for choice, reads in ((["--longest"], 2 * len(index.shards) + 3 * 16), (["--sample", "7"], 3)):
+        with counted(proxy) as found:
+            assert mdsmix("inspect", stream, *choice).code == 0
+        shards = [request for request in found.requests if request.key.endswith(".mds")]
+        assert 0 < len(shards) <= reads, choice
+        assert all("range" in {name.lower() for name in request.headers} for request in shards)
 
 
 def test_a_stream_that_is_up_to_date_costs_a_listing_and_two_reads(
