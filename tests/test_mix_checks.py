@@ -16,7 +16,7 @@ import mdsmix.mix.checks
 from mdsmix.encode.fetched import CARD as CARD_FILE
 from mdsmix.errors import Unreachable
 from mdsmix.mix.changes import Change
-from mdsmix.mix.check import as_json, findings, is_refused
+from mdsmix.mix.check import as_json, findings, is_refused, looked, with_bytes_read
 from mdsmix.mix.findings import CHECKS, Finding
 from mdsmix.mix.head import head
 from mdsmix.mix.model import moved
@@ -218,6 +218,22 @@ def fetched_by_nodes(lab: Lab, published: str) -> Mix:
 
 def quarantined(bad: int) -> Records:
     return Records(read=100, written=100 - bad, quarantined={"invalid_json": bad - 1, "no_text": 1})
+
+
+class Quiet:
+    """A watcher that is told nothing worth keeping."""
+
+    def begin(self, stream: str, size: int) -> None: ...
+
+    def on_progress(self, size: int, tokens: int) -> None: ...
+
+
+def read_through(lab: Lab, damage: bytes) -> Mix:
+    """A stream of which every byte is read, the last ones being `damage`."""
+    section = lab.web(card=None)
+    data = shard_file(section).read_bytes()
+    shard_file(section).write_bytes(data[: len(data) - len(damage)] + damage)
+    return with_bytes_read(lab.text(web=section), Quiet())
 
 
 Make = Callable[[Lab], Mix]
@@ -446,6 +462,10 @@ CASES: dict[str, tuple[Make, Make]] = {
     "shard-damaged": (
         lambda lab: first_damaged(lab, True),
         lambda lab: first_damaged(lab, False),
+    ),
+    "shard-contents": (
+        lambda lab: read_through(lab, b"!"),
+        lambda lab: read_through(lab, b""),
     ),
     "validate-hash": (
         lambda lab: lab.text(web=lab.web(), dataset={"validate_hash": "sha1"}),
@@ -797,6 +817,23 @@ def test_long_turns_of_foundrys_converter_are_refused_only_where_no_target_is_le
     found = findings(lab.finetuning(old=lab.stream("old", TURNS, row, card=None)))
     assert told in ids(found)
     assert is_refused(found) == (told == "sample-unusable")
+
+
+def test_what_was_not_looked_at_is_said(tmp_path: Path) -> None:
+    mix = Lab(tmp_path).text(web=(web := Lab(tmp_path).web(shards=2)), more=web | {"repeat": 2})
+    size = sum(shard_file(web, n).stat().st_size for n in (0, 1))
+    assert looked(mix).startswith(f"not looked at: the contents of 2 shards, {size:,} bytes, known")
+    assert as_json(mix, [])["contents"] == {"read": False, "streams": []}
+    deep = with_bytes_read(mix, Quiet())
+    assert looked(deep) == f"read and hashed: 2 shards, {size:,} bytes"
+    assert [each["shards"] for each in as_json(deep, [])["contents"]["streams"]] == [2]
+
+
+def test_damage_that_keeps_the_size_is_found_by_reading_alone(tmp_path: Path) -> None:
+    mix = read_through(Lab(tmp_path), b"!")
+    assert not is_refused(findings(dataclasses.replace(mix, verified={})))
+    (found,) = [f for f in findings(mix) if f.severity == "error"]
+    assert found.message.startswith("shard.00000.mds of web: its xxh128 is ")
 
 
 def test_a_bad_share_is_told_in_figures_with_the_command_that_shows_it(tmp_path: Path) -> None:

@@ -78,6 +78,18 @@ def test_two_kinds_are_refused_with_exit_code_3(streams: Path) -> None:
     assert "2 streams may not be mixed (1 error, 1 note)" in result.stdout
 
 
+def test_deep_reads_what_check_alone_does_not_and_says_so(streams: Path) -> None:
+    plain = run("check", streams / "plain")
+    assert plain.stdout.splitlines()[-1].startswith("not looked at: the contents of 1 shard, ")
+    shard = next((streams / "plain/train").glob("*.mds"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+    assert run("check", streams / "plain").exit_code == 0
+    deep = run("check", "--deep", streams / "plain")
+    assert deep.exit_code == 3
+    assert deep.stdout.startswith("error shard-contents [plain]: shard.00000.mds of plain: ")
+    assert deep.stdout.splitlines()[-1].startswith("read and hashed: 1 shard, ")
+
+
 def test_json_is_for_machines(streams: Path) -> None:
     result = run("check", "--json", streams / "plain", streams / "chat")
     report = json.loads(result.stdout)

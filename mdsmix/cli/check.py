@@ -26,20 +26,30 @@ def check(
             show_default=False,
         ),
     ],
+    deep: Annotated[
+        bool,
+        typer.Option(
+            "--deep", help="Also read, hash and decode every shard, as `mdsmix verify` does."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say whether streams may be mixed, from indexes, manifests and first samples. Exit code 3: they may not."""
     from mdsmix.mix.check import as_json as report
-    from mdsmix.mix.check import findings, is_refused, verdict
+    from mdsmix.mix.check import findings, is_refused, looked, verdict, with_bytes_read
     from mdsmix.mix.view import view
+    from mdsmix.report.progress import watching
 
     mix = view(targets)
+    if deep:
+        with watching() as watcher:
+            mix = with_bytes_read(mix, watcher)
     found = findings(mix)
     if as_json:
         echo_json(report(mix, found))
     else:
         print_findings(found)
-        echo(verdict(mix, found))
+        echo(verdict(mix, found), looked(mix))
     if is_refused(found):
         raise typer.Exit(REFUSED)
 

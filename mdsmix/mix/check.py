@@ -7,13 +7,23 @@ code 4: an unseen shard must not pass for a good one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, Protocol
 
 from mdsmix.mix.findings import CHECKS, Finding
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.weights import shares_of
+from mdsmix.shards.verify import verify
 from mdsmix.words import plural
+
+
+class Watcher(Protocol):
+    """Is told how far reading is."""
+
+    def begin(self, stream: str, size: int) -> None: ...
+
+    def on_progress(self, size: int, tokens: int) -> None: ...
+
 
 SEVERITIES = ("error", "warning", "note")
 
@@ -25,6 +35,19 @@ def findings(mix: Mix) -> list[Finding]:
     mix.look()
     found = [finding for check in CHECKS.values() for finding in check(mix)]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def with_bytes_read(mix: Mix, watcher: Watcher) -> Mix:
+    """The mix with every shard read, hashed, decoded and counted: as long as reading all of it takes.
+
+    Unreachable where a stream cannot be read.
+    """
+    folders = {stream.folder.url: stream.folder for stream in mix.streams}
+    verified = {
+        url: verify(folder, quick=False, begin=watcher.begin, on_progress=watcher.on_progress)
+        for url, folder in folders.items()
+    }
+    return replace(mix, verified=verified)
 
 
 def is_refused(found: Sequence[Finding]) -> bool:
@@ -39,10 +62,33 @@ def as_json(mix: Mix, found: Sequence[Finding]) -> dict[str, Any]:
         "loader": mix.train.name,
         "may_be_mixed": not is_refused(found),
         "findings": [asdict(finding) for finding in found],
+        "contents": {
+            "read": bool(mix.verified),
+            "streams": [asdict(report) for report in mix.verified.values()],
+        },
         "changed": [asdict(change) for change in mix.changed],
         "unseen": unseen(mix),
         "epoch": [asdict(share) for share in shares_of(mix.train, mix.yaml.batch_size)],
     }
+
+
+def looked(mix: Mix) -> str:
+    """One line on how far the shards were looked at: a byte that was changed in place has the name and the size of before."""
+    shards = {
+        (stream.folder.url, shard.stored.basename): shard.stored.bytes
+        for stream in mix.streams
+        for shard in stream.shards
+    }
+    told = f"{plural(len(shards), 'shard')}, {plural(sum(shards.values()), 'byte')}"
+    if not mix.verified:
+        return (
+            f"not looked at: the contents of {told}, known by their names and sizes; `mdsmix check --deep`, or `mdsmix verify` "
+            "of a stream, reads them"
+        )
+    blind = sum(report.undecoded + report.unhashed for report in mix.verified.values())
+    return f"read and hashed: {told}" + (
+        f"; of {plural(blind, 'shard')} no hash or no decompressor is known" if blind else ""
+    )
 
 
 def unseen(mix: Mix) -> list[str]:

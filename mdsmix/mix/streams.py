@@ -7,7 +7,7 @@ written once. A stream's index and manifest are read at once, its stored files a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from mdsmix.mix.changes import Change
 from mdsmix.mix.model import find_tokenizer, pretrained_name
 from mdsmix.shards.index import Index, Shard
 from mdsmix.shards.manifest import Manifest, TokenizerCard
+from mdsmix.shards.verify import Report
 from mdsmix.storage import Location, Stat, together
 from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml
 from mdsmix.words import does
@@ -118,6 +119,8 @@ class Mix:
     "The tokenizer.json of its snapshot."
     tokenizer_home: Location | None = None
     "Where training nodes fetch the folder from that the YAML names; None where it is at a hub or on the same disk."
+    verified: Mapping[str, Report] = field(default_factory=dict)
+    "URL of a stream's folder -> what reading every byte of it found; empty where nobody asked for that."
     changed: tuple[Change, ...] = ()
     "What setting it into a config changed there."
 

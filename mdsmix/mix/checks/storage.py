@@ -68,6 +68,20 @@ def shard_damaged(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
 
 
 @check_streams(
+    "shard-contents",
+    "error",
+    "A shard that was changed in place gives wrong samples, or fails its checksum and ends the epoch without a word.",
+)
+def shard_contents(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    told = {shard.stored.basename for shard in stream.shards if not stream.holds(shard)}
+    report = mix.verified.get(stream.folder.url)
+    for fault in report.faults if report else ():
+        if fault.file not in told:
+            fix = fault.fix.replace("RECIPE", str(mix.recipe)) if mix.recipe else fault.fix
+            yield Hit(f"{fault.file} of {stream.name}: {fault.problem.rstrip('.')}.", f"{fix}.")
+
+
+@check_streams(
     "validate-hash", "error", "Streaming finds no such hash, and gives 0 samples without an error."
 )
 def validate_hash(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
