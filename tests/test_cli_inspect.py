@@ -198,6 +198,16 @@ def test_the_longest_of_some_is_not_called_the_longest(
     assert "sample 137" not in out
 
 
+def test_a_shard_that_says_it_holds_billions_is_not_looked_through(
+    many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small compressed one may be a bomb: its table would be decompressed into memory."""
+    monkeypatch.setattr("mdsmix.report.choice.MOST_ROWS", 1)
+    answer = mdsmix("inspect", many, "--longest")
+    assert (answer.code, answer.err.count("\n")) == (4, 1)
+    assert "too many to look through" in answer.err
+
+
 def test_of_token_lists_as_json_the_largest_are_counted(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:

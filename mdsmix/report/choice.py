@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mdsmix.errors import RecipeError
+from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.report.samples import Sample, as_shown
 from mdsmix.shards.index import Index, Shard
 from mdsmix.shards.manifest import Manifest
@@ -89,10 +89,14 @@ def _read(folder: Location, index: Index, place: int) -> dict[str, Any]:
 
 def _longest(folder: Location, index: Index, manifest: Manifest | None) -> Iterator[Chosen]:
     shards = _bounded(index.shards)
-    tables = together(lambda shard: sample_sizes(folder, shard), shards)
-    if not tables:
+    if not index.samples:
         return
-    sizes = np.concatenate(tables)
+    if not any(shard.samples for shard in shards):
+        raise Unreachable(
+            f"the first shard of {folder} is said to hold more than {MOST_ROWS:,} samples, too many to look through for the "
+            "longest: name one by --sample, or let --random choose."
+        )
+    sizes = np.concatenate(together(lambda shard: sample_sizes(folder, shard), shards))
     candidates = np.argsort(-sizes, kind="stable")[:COUNTED].tolist()
     budget, read = COUNTED * HEAD_BYTES, list[Chosen]()
     for place in candidates:
@@ -106,10 +110,10 @@ def _longest(folder: Location, index: Index, manifest: Manifest | None) -> Itera
 
 
 def _bounded(shards: Sequence[Shard]) -> list[Shard]:
-    """The first shards, as many as may be looked at."""
+    """The first shards, as many as may be looked at: none where the first is beyond the bound, as a hostile index may say."""
     rows = accumulate(shard.samples for shard in shards)
     first = zip(shards[:MOST_TABLES], rows, strict=False)
-    return [shard for n, (shard, total) in enumerate(first) if not n or total <= MOST_ROWS]
+    return [shard for shard, total in first if total <= MOST_ROWS]
 
 
 def _is_longest(found: Chosen, index: Index, manifest: Manifest | None, seen: int) -> bool:
