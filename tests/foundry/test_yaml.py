@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from mdsmix.training import keys
+from tests.converting import documents, mdsmix, write_jsonl
+from tests.converting import write_recipe as write_converted
 from tests.foundry.conftest import Foundry
 from tests.published import LENGTH, SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish
 
@@ -69,3 +71,34 @@ def test_the_real_loader_draws_batches_from_the_rendered_yaml(
     drawn = f"train_loader (2, {LENGTH}), (2, {LENGTH}); eval_loader held (1, {LENGTH})"
     assert drawn in done.stderr
     assert (tmp_path / "out.yaml").exists()
+
+
+def test_the_real_loader_reads_a_mix_in_a_bucket_with_the_tokenizer_beside_it(
+    foundry_python: Path, tokenizer_folder: Path, tmp_path: Path, minio: str, bucket: str
+) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"text": f"one two three {n} " * 9} for n in range(40)])
+    recipe = write_converted(
+        tmp_path,
+        tokenizer_folder,
+        remote=f"s3://{bucket}/mix",
+        local=str(tmp_path / "node"),
+        streams={"web": documents(tmp_path / "a.jsonl")},
+        train_loader={"num_workers": 0},
+    )
+    assert mdsmix("convert", recipe).code == 0
+    config = tmp_path / "train.yaml"
+    theirs = {"streams": {"c4": {"local": "/nowhere/c4"}}, "max_seq_len": 16}
+    entry = {"label": "c4", "name": "text", "dataset": theirs, "num_workers": 0, "drop_last": False}
+    config.write_text(f"eval_loader:\n- {json.dumps(entry)}\n")
+    arguments = ["render-yaml", recipe, "--into", config, "--keep-evals", "--validate"]
+    done = subprocess.run(
+        [foundry_python, "-c", RENDER, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "batches of input_ids: train_loader (2, 16), (2, 16)\n" in done.stderr
+    assert "kept unseen: eval_loader c4\n" in done.stderr
+    assert str(tokenizer_folder) not in config.read_text()
