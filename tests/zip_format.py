@@ -1,11 +1,8 @@
-"""A format that a stranger adds: each member of a zip is a record, and its splits are known without reading one."""
-
-from __future__ import annotations
+"""A format that a stranger adds: each member of a zip is a record and a block, and its splits are known without reading one."""
 
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources.base import Decoded, Format, Origin
@@ -14,58 +11,49 @@ from mdsmix.sources.units import SourceFile, Span
 
 @dataclass(frozen=True)
 class Member:
-    """A block of one record."""
-
-    file: str
+    at: Origin
     window: int
-    name: str
-    text: bytes
     start: tuple[int]
     fields: tuple[str, ...]
-    format, count, size = "zip", 1, property(lambda self: len(self.text))
+    format, count, size = "zip", 1, property(lambda self: self.at.length)
 
     def content(self) -> bytes:
-        return b"%b %d %b" % (self.name.encode(), len(self.text), self.text)
+        return b"%b %d %b" % (self.at.shown.encode(), self.size, self.at.raw)
 
-    def first(self, count: int) -> Member:
+    def first(self, count: int) -> "Member":
         return self
 
     def decode(self) -> Decoded:
         try:
-            record = {"name": self.name, "text": self.text.decode()}
+            record = {"name": self.at.place["member"], "text": self.at.raw.decode()}
         except UnicodeDecodeError:
             return Decoded(records=[], bad=[(0, "invalid_utf8")], blank=[])
         return Decoded(records=[{f: record[f] for f in self.fields or record}], bad=[], blank=[])
 
     def origin(self, index: int) -> Origin:
-        shown, place = f"member {self.name}", {"member": self.name}
-        return Origin(self.file, *self.start, shown, place, len(self.text), self.text)
+        return self.at
 
 
 class Zip(Format):
     reads_fields, size_factor = True, 2
 
     def splits(self, file: SourceFile, window_bytes: int, fields: object) -> list[tuple[int, int]]:
-        edges, room = [0], window_bytes
-        for n, info in enumerate(members := _opened(file).infolist()):
-            if info.file_size > room and n:
-                edges, room = [*edges, n], window_bytes
-            room -= info.file_size
-        return [*pairwise([*edges, len(members)])]
+        sizes = [member.file_size for member in self._opened(file).infolist()]
+        count = 1 + len(sizes) * window_bytes // (1 + sum(sizes))
+        return [(n, n + count) for n in range(0, len(sizes), count)]
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Member]:
-        position, members = 0, _opened(file)
-        for n, info in list(enumerate(members.infolist()))[span.start : span.end]:
-            text, window = members.read(info), span.window_of(position)
-            yield Member(file.name, window, info.filename, text, (n,), span.fields)
-            position += len(text)
+        zipped = self._opened(file)
+        for n, name in list(enumerate(zipped.namelist()))[span.start : span.end]:
+            text = zipped.read(name)
+            place = Origin(file.name, n, f"member {name}", {"member": name}, len(text), text)
+            yield Member(place, span.window_of(0), (n,), span.fields)
 
     def shown(self, ordinal: int) -> str:
         return f"member {ordinal}"
 
-
-def _opened(file: SourceFile) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(file.open_random())
-    except zipfile.BadZipFile as error:
-        raise Unreachable(f"{file.location.url} is no whole zip ({error}): copy it again") from None
+    def _opened(self, file: SourceFile) -> zipfile.ZipFile:
+        try:
+            return zipfile.ZipFile(file.open_random())
+        except zipfile.BadZipFile as error:
+            raise Unreachable(f"{file.name} is no whole zip ({error}): copy it again") from None
