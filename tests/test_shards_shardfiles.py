@@ -10,7 +10,7 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.shards import index as index_module
-from mdsmix.shards.index import Shard, find_card
+from mdsmix.shards.index import Shard, find_description
 from mdsmix.shards.mds import Layout, Rows
 from mdsmix.shards.shardfiles import copy_missing, distinct, store_shards
 from mdsmix.shards.writing import write_if_new, write_once
@@ -74,10 +74,10 @@ def test_a_card_as_large_as_one_may_be_is_read_and_no_larger(
     monkeypatch.setattr(index_module, "LARGEST", 10)
     (folder / "index.json").write(b"x" * size)
     if is_read:
-        assert find_card(folder / "index.json") == b"x" * size
+        assert find_description(folder / "index.json") == b"x" * size
         return
     with pytest.raises(Unreachable, match="has 11 bytes, and no index or manifest has more than"):
-        find_card(folder / "index.json")
+        find_description(folder / "index.json")
 
 
 def test_shards_are_named_by_their_bytes_and_what_is_there_stays(folder: Location) -> None:

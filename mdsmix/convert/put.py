@@ -1,8 +1,8 @@
 """The last writes of a publication: shards to where the index names them, the manifest, and the index last.
 
 In place, the index of the target is replaced. As a version, a new folder is filled and then the manifest in the target
-names it; what the version holds is not kept in the target too. Every step is all or nothing and finds done what was done
-before, so a run that was killed at any of them is completed by the next.
+names it; what the version holds is not kept in the target too. Every step is done as a whole or not at all, and is skipped
+where it is done, so the next run completes one that was killed.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ def _put_version(job: Job, index: Index, manifest: Manifest, held: Lease) -> Non
     _refuse_other(place, index)
     copy_missing(place, index.shards, job.shard_folders)
     _fill(place, index, manifest)
-    card = Seen.of(job.folder / manifest_file.BASENAME)
+    before = Seen.of(job.folder / manifest_file.BASENAME)
     held.confirm()
     _mark_replaced(job.folder, place)
-    stand(swap(card, manifest.to_bytes()), held)
+    stand(swap(before, manifest.to_bytes()), held)
     _tidy(job.folder, index, held)
 
 
 def _tidy(folder: Location, index: Index, held: Lease) -> None:
-    """Takes away what the version has made needless: an index of the stream in place, kept as one that was replaced, and
-    shards that lie in the version too. Where the lease was lost meanwhile they stay, for the next run to take away."""
+    """Deletes from the target what the version has made needless: the index of a stream that was published in place, which
+    is kept as a replaced one, and shards that lie in the version too. Where the lease was lost they stay for the next run."""
     old = Seen.of(folder / index_file.BASENAME)
     if old.content is not None:
         keep_index(folder, old.content)
@@ -63,7 +63,7 @@ def _tidy(folder: Location, index: Index, held: Lease) -> None:
 
 
 def is_put(job: Job, manifest: Manifest, standing: Standing) -> bool:
-    """Whether all that `put` does is done: the index is the manifest's, every shard of it there; a listing tells."""
+    """Whether `put` has nothing to do: the manifest names this index, and the listing shows every shard of it."""
     index = standing.index
     if index is None or index.hash != manifest.index_hash:
         return False
@@ -95,22 +95,22 @@ def _refuse_other(version: Location, index: Index) -> None:
 
 
 def _fill(version: Location, index: Index, manifest: Manifest) -> None:
-    """Card and index of a version. The card that it has stays, where it is of this index: sources that gave the same
-    shards in another way change the target's manifest alone."""
-    if not _has_card(version, index):
+    """Writes the manifest and the index of a version. A manifest that is there and names this index stays: where other
+    sources gave the same shards, only the target's manifest changes."""
+    if not _has_manifest(version, index):
         (version / manifest_file.BASENAME).write(manifest.to_bytes())
     write_if_new(version / index_file.BASENAME, index.content)
 
 
-def _has_card(version: Location, index: Index) -> bool:
+def _has_manifest(version: Location, index: Index) -> bool:
     with suppress(Unreachable):
-        card = read_manifest(version)
-        return card is not None and card.index_hash == index.hash
+        found = read_manifest(version)
+        return found is not None and found.index_hash == index.hash
     return False
 
 
 def _mark_replaced(folder: Location, place: Location) -> None:
-    """Notes for `mdsmix gc` that the current version is replaced now, if it is."""
+    """Where another version is current, notes for `mdsmix gc` that it is replaced now."""
     with suppress(Unreachable):  # a damaged manifest names none
         before = named_version(folder)
         if before and before != place and (before / index_file.BASENAME).stat():
@@ -119,8 +119,8 @@ def _mark_replaced(folder: Location, place: Location) -> None:
 
 
 def _second_copies(folder: Location, here: Iterable[str], index: Index) -> list[Location]:
-    """Shards of the version that lie in the target too, where `here` is, and are not what jobs read by an index that lay
-    there."""
+    """Shards of the version that lie in the target too and that no replaced index of the target names, since running jobs
+    may read by one. `here`: the names of the target's files."""
     names = {shard.stored.basename for shard in index.shards}
     twice = [name for name in here if name in names]
     if not twice:

@@ -109,24 +109,24 @@ def parse_index(content: bytes, where: str) -> Index:
 def read_index(folder: Location) -> Index:
     """The index of the stream published in `folder`; Unreachable where there is none."""
     at = folder / BASENAME
-    return parse_index(read_card(at), str(at))
+    return parse_index(read_description(at), str(at))
 
 
 def find_index(folder: Location) -> Index | None:
     """The index in `folder`; None where there is none."""
     at = folder / BASENAME
-    content = find_card(at)
+    content = find_description(at)
     return None if content is None else parse_index(content, str(at))
 
 
-def read_card(at: Location) -> bytes:
+def read_description(at: Location) -> bytes:
     """The bytes of an index or a manifest; Unreachable where it is missing, or larger than either can be."""
-    content = find_card(at)
+    content = find_description(at)
     return at.read() if content is None else content  # which says why it cannot
 
 
-def find_card(at: Location) -> bytes | None:
-    """As `read_card`, in one request; None where it is missing."""
+def find_description(at: Location) -> bytes | None:
+    """As `read_description`, in one request; None where it is missing."""
     found = at.fetch(LARGEST)
     if found is None:
         return None

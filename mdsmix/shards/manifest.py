@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mdsmix import typed
 from mdsmix.errors import Unreachable
-from mdsmix.shards.index import find_card
+from mdsmix.shards.index import find_description
 from mdsmix.storage import Location
 
 BASENAME = "mdsmix.manifest"
@@ -216,7 +216,7 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The whole card."""
+    """All of mdsmix.manifest."""
 
     format_version: int
     tool_version: str
@@ -288,7 +288,7 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
 def read_manifest(folder: Location) -> Manifest | None:
     """The manifest of the stream in `folder`, None where it was published without one."""
     at = folder / BASENAME
-    content = find_card(at)
+    content = find_description(at)
     return None if content is None else parse_manifest(content, str(at))
 
 

@@ -1,14 +1,14 @@
-"""The writes that make a stream what is published, each only over what lay there when the lease was last confirmed.
+"""The writes that publish a stream: each replaces only what lay there when the lease was last confirmed.
 
-A lease alone fences nothing: its holder may be stopped right after he has asked whether he holds it, and wake when another
-has taken it over and published. So first it is read what lies there, then the lease is confirmed, and then every write is
-conditional on what was read: whoever was overtaken is refused by the store, and says so.
+A lease alone protects nothing: its holder may be stopped right after confirming it, and wake when another run has taken it
+over and published. So a run first reads what lies there, then confirms the lease, and then makes every write conditional on
+what it read: the store refuses a run that was overtaken, and the run says so.
 
-Of a stream in place these are two writes, card and index, and no store writes two files as one. A card that was written
-before its index was refused is therefore taken back: whoever overwrote the card of the index that stands puts it there
-again (`_settle`). Each keeps every card that it has overwritten, and looks, after its own last write, whether card and
-index fit; so when all have ended they do. One that was killed in between leaves what every interrupted publication
-leaves, and the next conversion completes it.
+A stream in place takes two writes, manifest and index, and no store writes two files as one. Where the manifest was written
+and the index then refused, the manifest is taken back: the run that overwrote the manifest of the published index restores
+it (`_settle`). Each run keeps every manifest that it has overwritten and checks, after its own last write, that manifest and
+index belong together; so when all runs have ended, they do. A run that was killed in between leaves an interrupted
+publication like any other, and the next conversion completes it.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ class Seen:
         return cls(at, found[0].stamp, found[1]) if found else cls(at, None, None)
 
 
-def publish_in_place(folder: Location, index: Index, card: bytes | None, held: Lease) -> None:
-    """Makes this the index of the stream, and this its card or none. The index before is kept for a while, and its shards
-    with it (`mdsmix gc`): caches may hold it, and running jobs read by it. Overtaken where another published first."""
-    old_card = Seen.of(folder / manifest_file.BASENAME)
+def publish_in_place(folder: Location, index: Index, manifest: bytes | None, held: Lease) -> None:
+    """Makes this the index of the stream, and this its manifest, or none. The replaced index and its shards are kept for a
+    while (`mdsmix gc`), since caches and running jobs may use them. Overtaken where another run published first."""
+    old_manifest = Seen.of(folder / manifest_file.BASENAME)
     old_index = Seen.of(folder / index_file.BASENAME)
     held.confirm()
-    new_card = swap(old_card, card) if card is not None else _deleted(old_card)
+    new_manifest = swap(old_manifest, manifest) if manifest is not None else _deleted(old_manifest)
     try:
         if old_index.content not in (None, index.content):
             keep_index(folder, old_index.content or b"")
         stand(swap(old_index, index.content), held)
     except Overtaken:
-        _settle(folder, old_card.content, card)
+        _settle(folder, old_manifest.content, manifest)
         raise
-    if _stamp(new_card.at) != new_card.stamp:
-        _settle(folder, old_card.content, card)
+    if _stamp(new_manifest.at) != new_manifest.stamp:
+        _settle(folder, old_manifest.content, manifest)
 
 
 def swap(seen: Seen, content: bytes) -> Seen:
@@ -115,24 +115,23 @@ def _stamp(at: Location) -> str | None:
 
 
 def _settle(folder: Location, *known: bytes | None) -> None:
-    """Puts the card of the index that stands back, where another lies there and this run knows the right one."""
-    cards = {index: card for each in known for index, card in _by_index(each).items()}
+    """Restores the manifest of the published index, where another one lies there and this run knows the right one."""
+    manifests = {index: content for each in known for index, content in _by_index(each).items()}
     for _ in range(TRIES):
-        card = Seen.of(
-            folder / manifest_file.BASENAME
-        )  # before the index: what is found to fit, fitted together
+        # Read before the index: if the two belong together, they did so at one moment.
+        seen = Seen.of(folder / manifest_file.BASENAME)
         index = Seen.of(folder / index_file.BASENAME)
-        found = _by_index(card.content)
+        found = _by_index(seen.content)
         standing = xxhash.xxh128_hexdigest(index.content or b"")
-        if standing in found or standing not in cards:
+        if standing in found or standing not in manifests:
             return
-        cards |= found
+        manifests |= found
         with suppress(Overtaken):
-            swap(card, cards[standing])
+            swap(seen, manifests[standing])
 
 
-def _by_index(card: bytes | None) -> dict[str, bytes]:
-    """The card by the hash of its index; nothing of none, or of a damaged one."""
+def _by_index(manifest: bytes | None) -> dict[str, bytes]:
+    """The manifest under the hash of its index; empty where there is none or it is damaged."""
     with suppress(Unreachable):
-        return {parse_manifest(card, "").index_hash: card} if card else {}
+        return {parse_manifest(manifest, "").index_hash: manifest} if manifest else {}
     return {}

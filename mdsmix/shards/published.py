@@ -35,8 +35,8 @@ class Published:
 def read_published(folder: Location) -> Published | None:
     """What is published at `folder`, by two small reads, or three where it is published as versions; None where nothing is.
 
-    Of a version that was found by the split's manifest, that manifest is the card: it names this index by its hash, and
-    says the newest sources.
+    The manifest of a version that was found through the split's folder is the one in that folder: it names this index by
+    its hash, and says the newest sources.
     """
     index, manifest = find_index(folder), read_manifest(folder)
     if index is None and manifest:

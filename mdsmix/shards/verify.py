@@ -18,7 +18,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.decode import decode
-from mdsmix.shards.index import Index, Shard, find_card, parse_index, read_card
+from mdsmix.shards.index import Index, Shard, find_description, parse_index, read_description
 from mdsmix.shards.manifest import Manifest, Totals, parse_manifest
 from mdsmix.shards.sample import DECOMPRESSED
 from mdsmix.shards.whole import check_stored, samples_of
@@ -74,7 +74,7 @@ def verify(
     manifest, faults = _read_manifest(folder)
     fix = _fix(folder, manifest, bool(faults))
     at = folder / index_file.BASENAME
-    content = read_card(at)
+    content = read_description(at)
     try:
         index = parse_index(content, str(at))
     except Unreachable as error:
@@ -106,7 +106,7 @@ def verify(
 
 def _read_manifest(folder: Location) -> tuple[Manifest | None, list[Fault]]:
     at = folder / manifest_file.BASENAME
-    content = find_card(at)
+    content = find_description(at)
     if content is None:
         return None, []
     try:
