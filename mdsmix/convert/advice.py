@@ -1,4 +1,4 @@
-"""What a user most likely has to do where many records are bad: said of the reasons, with a record for an example."""
+"""Advice where many records are bad: what most likely has to change, by the commonest reasons, with one record as an example."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ARRAY = (
 
 
 def advice(job: Job, records: Records) -> Iterator[str]:
-    """Sentences on the most telling reasons."""
+    """Sentences of advice on the commonest reasons."""
     if "json_array" in records.quarantined:
         yield ARRAY
     if "missing_field" in records.quarantined and (example := _fields(job)):

@@ -1,9 +1,9 @@
 """Shards at a target that are not what their names say: found by `convert --verify-target`, taken away, and made anew.
 
-A run believes a shard that is there in its full size. Here every shard that it might reuse is read and hashed first, those of
-older versions too; a shard is named by the hash of its stored bytes, so none needs an index. When a damaged one is gone, the
-record of its work unit names a shard that is not there, so the unit is done again like any that is not finished. What is no
-longer part of the stream is not made anew: a reader of that older index or version then misses a shard, where it would have
+A run trusts a shard that lies at the target in its full size. Here every shard that it might reuse, those of older versions
+too, is read and hashed first; that needs no index, since a shard is named by the hash of its stored bytes. Once a damaged
+shard is deleted, the record of its work unit names a missing shard, so the unit counts as unfinished and is converted again.
+A shard that only an older index or version names is not made again: its reader then misses a shard, where it would have
 trained on damage.
 """
 
@@ -25,7 +25,7 @@ BLOCK = 1 << 20
 
 
 def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
-    """Deletes the damaged shards at the target; `say` hears of each. Returns what was looked at, and what was found.
+    """Deletes the damaged shards at the target and calls `say` for each. Returns a sentence on what was checked and found.
 
     Unreachable where a shard cannot be read.
     """

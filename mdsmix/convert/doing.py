@@ -1,6 +1,6 @@
-"""The work units of one stream: those that are done are found by their records, the others go to the engine.
+"""Converts the work units of one stream: finished units are found by their records, the engine does the rest.
 
-Whoever does a unit and whenever it ends, results are kept in the order of the plan, so an engine shapes no byte.
+Results are kept in the order of the plan, whoever did a unit and whenever it ended, so no byte depends on the engine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Work:
 
 
 def do_units(work: Work) -> tuple[Job, list[UnitResult], tuple[str, ...]]:
-    """The job by which all was done, a result per unit, and what the user should know.
+    """Returns the job as it was run in the end, one result per unit, and what the user should know.
 
     Where the fast tokenizer turns out to differ from the reference, the whole stream is done by the reference.
     """
@@ -79,7 +79,7 @@ def _results(work: Work) -> list[UnitResult]:
 
 
 def _done_before(work: Work) -> dict[int, UnitResult]:
-    """The units, by their numbers, that are known without reading and of which every record is there."""
+    """Finished units by their numbers: the cache knows their content without reading, and all their records are stored."""
     known = enumerate(map(work.cache.content, work.units))
     asked = [(number, content) for number, content in known if content]
     done = together(lambda each: recorded(work.job, each[1]), asked)
@@ -99,8 +99,8 @@ def _task(work: Work, unit: Unit, look: bool) -> UnitTask:
 
 
 def _are_explained(job: Job, cache: SourceHashCache, units: Iterable[Unit]) -> bool:
-    """Whether every record at the target is known to be of a unit of this plan. If so, a unit that is not known has no record
-    there, and need not be read twice: at a first conversion, and where one that was killed goes on."""
+    """Whether the cache explains every record at the target by a unit of this plan, as at a first conversion or when a
+    killed one goes on. Then a unit that the cache does not know has no record there, and need not be hashed beforehand."""
     explained = {job.key(digest) for digest in cache.digests(units)}
     stored = stored_at(job)
     names = stored.kept if stored else (name for name, _ in (job.folder / FOLDER).list())
@@ -112,7 +112,7 @@ def _limited(work: Work, limit: int) -> Iterator[UnitResult]:
     for unit in work.units:
         if limit <= 0:
             return
-        # What is left of the limit is in the unit's key: it follows from what the units before held.
+        # The rest of the limit is part of the unit's key, since it depends on how many records the earlier units held.
         task = UnitTask(job=replace(work.job, limit=limit), unit=unit, look=True)
         ((_, result),) = work.run([task])
         limit -= sum(record.records.read for record in result.records)
@@ -120,8 +120,8 @@ def _limited(work: Work, limit: int) -> Iterator[UnitResult]:
 
 
 def _refuse_hopeless(first: FirstUnits, found: Mapping[int, UnitResult]) -> None:
-    """TooManyBadRecords where the units that are done show that the stream cannot be published; their bad records are made
-    public first, to be read."""
+    """TooManyBadRecords where the finished units show that the stream cannot be published. Their bad records are published
+    first, so that the user can read them."""
     if first.is_hopeless(found):
         done = range(first.done)
         publish_bad(first.job, [first.units[n] for n in done], [found[n] for n in done])

@@ -1,8 +1,9 @@
 """What nothing needs any more at a published stream: shards, unit records, quarantine files, writes that were killed.
 
-A shard goes when no index names it, none that was replaced in the last seven days, and no unit record that is kept; all
-that goes is older than that too. Versions go only where it is said how many are to be kept. Only names that mdsmix itself gives are looked at, so whatever else lies in the folder
-stays. Deleting holds the stream's lease, so nothing is deleted that a conversion is about to name.
+A shard goes when it is named neither by the index, nor by one that was replaced in the last seven days, nor by a unit record
+that stays. Whatever goes is itself older than seven days. Versions go only where the user says how many to keep. Only names
+that mdsmix gives are looked at, so everything else in the folder stays. Deletion holds the stream's lease, so nothing goes
+that a conversion is about to name.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def find_garbage(
     older_than: float,
     keep: int | None = None,
 ) -> list[Garbage]:
-    """All that nothing names and that is older than so many seconds, and versions that old beyond the newest `keep`."""
+    """Everything older than `older_than` seconds that nothing names, and versions of that age except the newest `keep`."""
     now = time.time()
     manifest, others = read_manifest(folder), find_versions(folder)
     old = [v for v in versions_to_delete(folder, others, keep) if now - v.replaced >= older_than]

@@ -33,7 +33,7 @@ def published_manifest(job: Job, standing: Standing, reencode: bool) -> Manifest
 def refuse_quarantine(
     jobs: Sequence[tuple[Job, list[SourceFile]]], streams: Collection[Location]
 ) -> None:
-    """RecipeError where a pattern finds what was set aside in these streams: it would be read, and set aside, every time."""
+    """RecipeError where a source pattern matches a quarantine file of these streams: its bad records would be read, and set aside, in every run."""
     for job, files in jobs:
         for place in (file.location for file in files):
             if place.parent.name == QUARANTINE and place.parent.parent.parent in streams:

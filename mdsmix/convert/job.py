@@ -33,7 +33,7 @@ class Job:
     target: str
     "Where the stream is published."
     max_bad: Fraction = Fraction(1)
-    "The share of bad records above which nothing is published; it shapes no byte."
+    "The share of bad records above which nothing is published; no published byte depends on it."
     limit: int | None = None
     "Only the first records are read: a first look."
     unequal: str = ""
@@ -43,7 +43,7 @@ class Job:
     is_new: bool = False
     "Nothing lay at the target when the work on it began."
     versions: tuple[str, ...] = ()
-    "Versions that are there, the current one first: what their shards hold is not made again."
+    "Published versions, the current one first: their shards are reused."
 
     @property
     def folder(self) -> Location:
@@ -56,7 +56,7 @@ class Job:
 
     @property
     def shard_folders(self) -> list[Location]:
-        """Where shards may lie that need not be made or uploaded again, the target first."""
+        """Where shards that can be reused may lie, the target first."""
         return [self.folder, *map(locate, self.versions)]
 
     def place(self, index_hash: str) -> Location:
@@ -79,7 +79,7 @@ class Job:
 
     @property
     def joins_units(self) -> bool:
-        """Whether units leave tokens over, which together make the last part."""
+        """Whether units leave tokens over, which are joined into the stream's last part."""
         return self.kind.joins_units(self.encoding)
 
     def key(self, content: str) -> str:
@@ -90,8 +90,8 @@ class Job:
         return replace(self, backend=backend)
 
     def trusts(self, made_by: str) -> bool:
-        """Whether what a backend made is kept: the reference's always, a fast one's unless the job asks for the reference
-        or that backend was found unequal since, on whatever stream."""
+        """Whether units that a backend encoded are kept: the reference's always, a fast one's unless the job asks for the
+        reference or that backend has since differed from it on any stream."""
         if made_by.startswith("tokenizers "):
             return True
         is_known_to_differ = made_by == self.unequal or is_unequal(self.tokenizer, made_by)

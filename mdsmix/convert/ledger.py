@@ -70,5 +70,5 @@ def read_record(folder: Location, key: str) -> UnitRecord | None:
 
 
 def _digest(content: bytes) -> bytes:
-    """Stands below the record: what it says is published without another look at the shards."""
+    """The checksum below a record, which is published without reading its shards again."""
     return xxhash.xxh128_hexdigest(content).encode()

@@ -44,7 +44,7 @@ class Version:
         return sum(stat.size for stat in self.files.values())
 
     def discard(self) -> None:
-        """Deletes all of it, the index first: nobody is to begin to read what is going."""
+        """Deletes the version, its index first, so that no reader starts on it."""
         (self.folder / BASENAME).delete()
         self.folder.flush()
         with ThreadPoolExecutor(THREADS) as pool:

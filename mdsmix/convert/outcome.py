@@ -1,4 +1,4 @@
-"""What a conversion tells: while it runs, and of each stream at the end."""
+"""What a conversion reports: progress while it runs, and an outcome for each stream."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mdsmix.shards.manifest import Manifest
 
 
 class Watcher(Protocol):
-    """Is told what happens; `report.progress` shows it."""
+    """Receives the events of a conversion; `report.progress` shows them."""
 
     def expect(self, sizes: Mapping[str, int]) -> None:
-        """So many source bytes each stream is about to be converted of, in this order."""
+        """Streams are about to be converted, in this order, each from so many source bytes."""
 
     def begin(self, stream: str, size: int) -> None:
         """A stream of `size` stored source bytes is being converted."""

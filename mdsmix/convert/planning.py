@@ -1,4 +1,4 @@
-"""What is to be done: the streams of a recipe, what stands at their targets, and whether that is what is wanted.
+"""Plans a run: the streams of a recipe, what is published at their targets, and whether that is up to date.
 
 Nothing is written here. Sources are found and stat-ed, not read.
 """
@@ -26,7 +26,7 @@ from mdsmix.storage import locate, together
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a run does, none of which shapes a published byte of a whole stream."""
+    """The options of a run; no published byte of a whole stream depends on them."""
 
     only: Sequence[str] = ()
     "Streams to convert; none named: all."
@@ -44,7 +44,7 @@ class Options:
     verify_target: bool = False
     "Shards that are there are read and hashed before they are reused; damaged ones are made anew."
     again: bool = False
-    "A published stream too is gone through, unit by unit: what a repair took away is made anew."
+    "Go through the units of a published stream too: a repair has deleted some of their shards."
 
 
 Planned = tuple[Job, list[sources.SourceFile], Standing]
@@ -84,7 +84,7 @@ def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
 
 
 def source_hashes(job: Job, options: Options) -> SourceHashCache:
-    """What is known of the stream's sources; nothing, where they are to be read again."""
+    """The source-hash cache of the stream; empty where its sources are to be read again."""
     return (SourceHashCache.at if options.verify_source else SourceHashCache.of)(job.target)
 
 

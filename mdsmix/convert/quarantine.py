@@ -1,8 +1,8 @@
 """Bad records, kept: where each stood, why it is bad, and its bytes.
 
-A worker keeps its unit's bad records beside the unit's record. Where a format counts (lines) the numbers there begin with the
-unit, since it does not know what stands before. When the stream is published that is known, and the records are written to
-`quarantine/` beside the shards with the numbers that a text editor shows.
+A worker keeps its unit's bad records beside the unit's record. In formats that count (lines) it numbers them from the unit's
+start, because it does not know what stands before. At publication that is known, so the records are written to `quarantine/`
+beside the shards with the numbers that a text editor shows.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from mdsmix.storage import Location, together
 
 QUARANTINE = "quarantine"
 PIECE_BYTES = 8 << 20
-"Of lines that are held before they are packed."
+"Bytes of lines that are held before they are compressed."
 
 
 class PackedRecords:
-    """Lines of a quarantine, packed as they come: of a file that is not JSON at all each line is a bad record, and takes 80
-    bytes more than itself."""
+    """Lines of a quarantine, compressed as they are added: in a file that is not JSON at all every line is a bad record, and
+    its entry is 80 bytes longer than the line."""
 
     def __init__(self) -> None:
         self._lines, self._pieces, self._size = bytearray(), list[bytes](), 0
@@ -69,7 +69,7 @@ def described(bad: BadRecord) -> bytes:
 
 
 def bad_name(key: str, window: Window) -> str:
-    """The name of a window's bad records. They tell where they stood, so windows of equal content share none."""
+    """The name of a window's bad records. It depends on where the window stands, because the records say where they stood."""
     return f"{key}-{window.place}"
 
 
@@ -84,8 +84,8 @@ def is_kept(folder: Location, name: str) -> bool:
 
 
 def publish_quarantine(folder: Location, name: str, before: Mapping[str, int]) -> None:
-    """Writes a window's bad records to the quarantine. `before`: what keys of theirs count, and how much of it their file
-    holds before their unit."""
+    """Writes a window's bad records to the quarantine. `before`: for each place key that counts from the unit's start, how
+    much of it the file holds before the unit."""
     bad, at = PackedRecords(), _kept(folder, name)
     shift = {key: n for key, n in before.items() if key and n}
     for line in read_lines(at):
@@ -125,12 +125,12 @@ def read_lines(at: Location) -> Iterator[bytes]:
 
 
 def stale_files(files: Iterable[str], names: Collection[str]) -> list[str]:
-    """Files of the quarantine that bear none of these names: a record that was mended is no longer bad."""
+    """Quarantine files of other names, left from records that have been mended since."""
     return [file for file in files if file.partition(".")[0] not in names]
 
 
 def delete_stale_files(folder: Location, names: Collection[str], held: Lease) -> None:
-    """Takes all that out of the quarantine but what bears these names."""
+    """Deletes all quarantine files but those of these names."""
     quarantine = folder / QUARANTINE
     stale = stale_files([file for file, _ in quarantine.list()], names)
     together(lambda name: held.delete(quarantine / name), stale)

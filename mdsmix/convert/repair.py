@@ -1,8 +1,8 @@
 """A damaged stream made whole: the units whose shards fail are converted again, and nothing else.
 
-The unit records make it cheap (what is whole is not encoded again), the names make it sure: a shard is named by the hash of
-its bytes, so a unit that comes out under the same names came out the same. Where the source is not what it was, the
-version that is damaged cannot be made again; that is refused before anything is touched.
+Unit records make it cheap, since undamaged units are not encoded again. Shard names make it certain: a shard is named by the
+hash of its bytes, so a unit whose shards get their old names has its old content. Where the source has changed, the damaged
+version cannot be made again, which is refused before anything is touched.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _name(recipe: Recipe, folder: Location) -> str:
 
 
 def _refuse_older(folder: Location, split: Location) -> None:
-    """RecipeError for a version that is not the current one: what it was made of is not the source any more."""
+    """RecipeError for a version that is not the current one: its sources have changed since."""
     now = named_version(split) or split
     if folder != now:
         raise RecipeError(
@@ -104,7 +104,7 @@ def _refuse_older(folder: Location, split: Location) -> None:
 def _refuse_others(
     job: Job, files: Sequence[SourceFile], manifest: Manifest | None, folder: Location
 ) -> Manifest:
-    """The manifest, if what the recipe makes now is the stream that it speaks of."""
+    """The manifest; RecipeError where the recipe would now make another stream."""
     if manifest is None:
         raise RecipeError(
             f"{job.target} has no manifest, so nothing tells what it is to be; run mdsmix convert with --reencode."

@@ -44,8 +44,8 @@ from mdsmix.shards.manifest import Manifest, SourceFile
 from mdsmix.sources import Unit
 
 LOOK_AGAIN_SECONDS = 3600
-"""A run that takes longer sees before each publication that the tokenizer is still there: `gc` takes one that no published
-stream names when it is a week old."""
+"""A run that takes longer than this checks before each publication that the tokenizer is still there, because `gc` deletes one
+that is a week old and named by no published stream."""
 UNTOLD = (
     "this system does not tell what a process holds (no /proc/PID/smaps_rollup), so --memory is not enforced: "
     "give fewer --workers where memory is short"

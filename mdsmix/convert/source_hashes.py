@@ -35,7 +35,7 @@ class SourceHashCache:
 
     @staticmethod
     def at(target: str) -> SourceHashCache:
-        """That of the stream published at `target`, on this machine; nothing of it is read, so it only takes notes."""
+        """The cache of the stream published at `target`, to be written only: nothing of it is read."""
         name = f"{xxhash.xxh128_hexdigest(target)}.jsonl"
         return SourceHashCache(cache_folder() / "seen" / name)
 
@@ -62,7 +62,7 @@ class SourceHashCache:
         return self.contents.get(fingerprint(unit))
 
     def digests(self, units: Iterable[Unit]) -> Iterator[str]:
-        """Of all windows of these units that are known."""
+        """The digests of all known windows of these units."""
         for unit in units:
             content = self.content(unit)
             windows = content.windows if content else self.begun(unit).values()

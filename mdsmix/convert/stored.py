@@ -1,8 +1,8 @@
 """What lay at a target when the work on it began: two listings, instead of a request for every shard and every unit record.
 
-A listed file stays, because `gc` and `repair`, which delete, need the lease that this run holds. Files that the run writes
-itself are not in the list: a shard that two units have in common is written twice, with the same bytes. Workers that are forked
-share the list; any other process has none and asks for each file.
+A listed file stays, because `gc` and `repair` delete only under the lease, which this run holds. Files that the run itself
+writes are not listed, so a shard that two units share is written twice, with the same bytes. Forked workers share the
+listing; any other process has none and asks for each file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mdsmix.storage import Location, together
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Names, and of shards their sizes: one of another size is no shard."""
+    """Names of unit records, and names and sizes of shards: a file of another size is not the shard."""
 
     kept: frozenset[str] = frozenset()
     "Unit records and their bad records."

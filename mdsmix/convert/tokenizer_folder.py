@@ -37,7 +37,7 @@ class TokenizerFolder:
     "Seconds since 1970."
 
     def discard(self) -> None:
-        """The card goes first, so that the next run does not take what is left for a whole folder."""
+        """Deletes the card first, so that the next run does not take the remaining files for a whole folder."""
         (self.folder / CARD).delete()
         together(lambda name: (self.folder / name).delete(), self.files)
         self.folder.delete()
@@ -87,8 +87,8 @@ def _hash(content: bytes, tokenizer: Tokenizer) -> str | None:
 
 
 def needless(root: Location, older_than: float) -> list[TokenizerFolder]:
-    """Tokenizers at the root of a mix that are so many seconds old and that no stream which is published there names; none
-    where a manifest there cannot be read, since it may name any."""
+    """Tokenizers at the root of a mix that are at least so many seconds old and that no stream published there names. Where a
+    manifest there cannot be read, none is needless, since it may name any."""
     names = filter(TOKENIZER_FOLDER.fullmatch, root.folders())
     found = [home for home in map(_look, map(root.__truediv__, names)) if home]
     old = [home for home in found if time.time() - home.written >= older_than]
@@ -99,7 +99,7 @@ def needless(root: Location, older_than: float) -> list[TokenizerFolder]:
 
 
 def _look(home: Location) -> TokenizerFolder | None:
-    """None where the card does not say that mdsmix wrote just this: whatever else bears such a name stays."""
+    """None where no card says that mdsmix wrote this folder: anything else of such a name is left alone."""
     found = (home / CARD).fetch()
     try:
         tree: Any = orjson.loads(found[1]) if found else None

@@ -72,15 +72,15 @@ class UnitTask:
     windows: Mapping[int, Window] = field(default_factory=dict)
     "What the source-hash cache knows of the unit: windows by their numbers, whose records are most likely stored."
     look: bool = False
-    """Whether records of other windows may be stored too, because some record at the target belongs to no known source: the
-    unit is then hashed before anything is done."""
+    """Whether windows that the cache does not know may be stored too, because some record at the target belongs to no known
+    source. If so, the unit is hashed before anything is converted."""
 
     @property
     def name(self) -> str:
         return f"of {shown_unit(self.unit)}"
 
     def do(self, attempt: Attempt, reporter: Reporter) -> UnitResult:
-        """Does what is not done of the unit. It is hashed while it is read, which gives its records their keys."""
+        """Converts the unit's unfinished windows. Their bytes are hashed while they are read, which gives the records their keys."""
         job, unit, limit, known = self.job, self.unit, self.job.limit, self.windows
         looks = bool(attempt.deaths or (self.look and not known))
         if looks:
@@ -89,7 +89,7 @@ class UnitTask:
             if done := recorded(job, found):
                 reporter.on_progress(sum(record.size for record in done.records), 0)
                 return done
-        # Under a limit all records are counted anew: how many a unit may still give follows from the units before.
+        # Under a limit all windows are done again, since how many records a unit may give depends on the units before it.
         records = {n: r for n, w in known.items() if not limit and (r := find_record(job, w))}
         reporter.on_progress(sum(record.size for record in records.values()), 0)
         reused, digests = frozenset(records), Digests(unit)
@@ -148,7 +148,7 @@ def _is_kept(job: Job, name: str) -> bool:
 
 
 def _is_there(job: Job, file: StoredFile) -> bool:
-    """Versions are asked first, because most shards are published; the target holds those that are not yet."""
+    """Asks versions first, because most shards are published; the target holds those that are not yet."""
     if stored := stored_at(job):
         return stored.has(file)
     target, *versions = job.shard_folders
@@ -210,7 +210,7 @@ class _Pace:
         self._attempt, self._reporter, self._shrunk = attempt, reporter, 0
 
     def pieces(self, batch: RecordBatch, without: set[int]) -> Iterator[range]:
-        """The positions to be worked on next. The engine is told of them, and may make this worker wait."""
+        """The positions to work on next. Reports them to the engine, which may make this worker wait."""
         halvings = self._attempt.halvings + self._shrunk
         for piece in pieces(len(batch.records), halvings, without):
             self._reporter.wait_for_room()
@@ -222,7 +222,7 @@ class _Pace:
 
 
 class _Tally:
-    """What became of the records, batch by batch. Those written are counted by their rows, so that a lost one is missed."""
+    """Counts what became of the records, batch by batch. Written records are counted by their rows, so that the counts do not add up where one is lost."""
 
     def __init__(self, has_many_rows: bool) -> None:
         self._has_many_rows = has_many_rows
@@ -248,7 +248,7 @@ class _Tally:
         )
 
     def end(self, batch: RecordBatch, without: Collection[int]) -> None:
-        """Keeps what was bad of the batch, in its order, and counts it and what was not read at all."""
+        """Keeps the batch's bad records in their order, counts them by reason, and counts as read those that were in no piece."""
         late = [*self._rejected, *(batch.reject(position, CRASHED) for position in without)]
         found = merge(batch.bad, sorted(late)) if late else batch.bad
         reasons = Counter[str]()

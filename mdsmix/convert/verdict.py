@@ -1,9 +1,9 @@
-"""How many bad records are too many: of the whole stream, and on the way to it.
+"""Whether too many records are bad: of the whole stream, and already while it is being converted.
 
-What counts is the share of all records. A run stops before it knows them where that share can be told: where the first
-units are nearly all bad (the wrong file, the wrong field), or where the records still to come are too few to bring the
-share down. Units are looked at in the order of the plan, so that any number of workers comes to the same sentence. How many
-records are to come nobody knows, but a format may know a bound: a line takes two bytes, which is sound, if wide, of a plain file.
+`max_bad` limits the share of all records. A run stops early where the outcome is certain: where the first units are nearly all
+bad (the wrong file, the wrong field), or where the records still to come are too few to bring the share down. Units are looked
+at in the order of the plan, so any number of workers gives the same sentence. How many records are to come is not known, but a
+format may know a bound: a line takes at least two bytes, a true if loose bound for a plain file.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class FirstUnits:
     done: int = 0
     records: Records = field(default_factory=Records)
     _to_come: list[float] = field(default_factory=list)
-    "For each number of finished units: how many records the others hold at most."
+    "For each number of finished units, how many records the remaining units hold at most."
 
     def is_hopeless(self, found: Mapping[int, UnitResult]) -> bool:
-        """Whether no later unit can mend the share; `done` then says how many were needed to know. `found`: what is
-        finished, by the unit's number."""
+        """Whether no later unit can bring the share down; `done` then says how many units it took to know. `found`: finished
+        units by their numbers."""
         self._to_come = self._to_come or _most_to_come(self.units)
         while self.done in found:
             self.records = sum((r.records for r in found[self.done].records), self.records)

@@ -1,9 +1,9 @@
-"""What rendering chat templates may take: a template that does not end, or makes text without end, ends the run.
+"""Limits of rendering chat templates: a template that never ends, or makes endless text, ends the run.
 
 An alarm looks every 30 seconds whether the same messages are still being rendered, and the system refuses a batch more
 memory than any conversation needs. Both depend on the machine, so neither sets a record aside: the run ends with one
-sentence, and the same bytes come of every run that ends well. What works in C hears no alarm; there the run, which watches
-its workers, takes the worker for hung.
+sentence, and every run that ends well gives the same bytes. Code in C cannot be interrupted by an alarm; there the engine,
+which watches its workers, takes the worker for hung.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def render(
 
 @contextmanager
 def bounded(sandbox: Any, characters: int) -> Iterator[None]:
-    """While this is open a rendering has some time, and all of them some memory; RecipeError where one takes more.
+    """Inside this context each rendering has limited time and all together limited memory; RecipeError where one takes more.
 
     Only the main thread of a process hears an alarm, and only Linux refuses memory; a worker is watched from outside too.
 

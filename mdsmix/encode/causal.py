@@ -27,7 +27,7 @@ _LOOKS_BACK = frozenset({"index", "index0", "first", "previtem"})
 _LEAVES = (nodes.Break, nodes.Block, nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)
 "What leaves the loop, or brings text from elsewhere."
 _GROWS: Any = (nodes.Call, nodes.Filter, nodes.Mul, nodes.Pow, nodes.Mod)
-"What may make much of little: the text after the loop is printed where the template is opened, which nothing bounds."
+"What may make a long text of a short one: refused after the loop, since that text is rendered when the template is opened, outside of any limit."
 
 
 @dataclass(frozen=True, slots=True)

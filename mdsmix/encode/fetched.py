@@ -27,8 +27,8 @@ CARD = "mdsmix.tokenizer"
 
 
 def at_hand(spec: TokenizerSpec, streams: Iterable[str]) -> TokenizerSpec:
-    """The tokenizer with a folder that is on this machine, where that of a training node is not: fetched from beside `streams`,
-    their folders or URLs. As it was given where it is here, where it is no such folder, or where it lies beside none of them."""
+    """The tokenizer with a folder on this machine. Where `spec` names a folder of a training node that is not here, it is fetched
+    from beside `streams`, their folders or URLs. Where it is here, is no such folder or lies beside no stream, `spec` stays."""
     name = os.path.basename(spec.name.rstrip("/"))
     if not TOKENIZER_FOLDER.fullmatch(name) or os.path.isdir(spec.name):
         return spec

@@ -57,7 +57,7 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """How a unit is to be done, after what befell it before."""
+    """How a unit is to be done, given how its earlier attempts ended."""
 
     deaths: int = 0
     halvings: int = 0
@@ -97,7 +97,7 @@ def after_death(
 
 
 def _kept(attempt: Attempt) -> int:
-    """The halvings of the next attempt: a unit that hung stays at one record at a time, any other begins anew with whole batches."""
+    """The halvings of the next attempt: a unit that hung stays at one record at a time, any other starts again with whole batches."""
     return ALONE if attempt.halvings >= ALONE else 0
 
 

@@ -41,7 +41,7 @@ class WorkerChannel:
             self._receive()
 
     def is_tight(self) -> bool:
-        """Memory that was freed is given back to the system before it is decided."""
+        """Returns freed memory to the system first, so that only memory in use counts."""
         if resident(os.getpid()) <= self._share:
             return False
         give_back()
@@ -55,7 +55,7 @@ class WorkerChannel:
         return task
 
     def _receive(self) -> Any:
-        """Waits for a message; a bool is heeded at once."""
+        """Waits for a message; obeys a bool (wait or go on) at once."""
         while not self._pipe.poll(1):
             self._end_with_parent()
         message = self._pipe.recv()
@@ -69,8 +69,8 @@ class WorkerChannel:
         self._pipe.send(message)
 
     def _end_with_parent(self) -> None:
-        """A killed parent leaves this process another parent id. Its end of the pipe would not show it, because workers that
-        were forked later hold that end open."""
+        """Ends this process when its parent id has changed, as it does when the parent is killed. The pipe would not show that,
+        because workers that were forked later hold the parent's end open."""
         if os.getppid() != self._parent:
             os._exit(1)
 

@@ -1,9 +1,9 @@
-"""When a worker is taken for hung: it lives, but nothing will come of it.
+"""When a worker is taken for hung: its process lives, but its task will never end.
 
 Either of two rules is enough. It has sent no message and used no processor time for SILENT_SECONDS: it was stopped, or waits for
 a mount or a pipe that does not answer. Or it has had the same records in work for SILENT_SECONDS and for as long as the slowest
-tokenizer takes over their bytes: an endless loop uses processor time as work does. While it has no records in work, processor
-time is always a sign of life: hashing a compressed file of 500 GB takes half an hour without a message.
+tokenizer takes over their bytes: an endless loop uses processor time too. While it has no records in work, processor time
+is always a sign of life: hashing a compressed file of 500 GB takes half an hour without a message.
 
 Time in which the worker waits for memory does not count, nor time in which this process itself stood still (Ctrl-Z, a laptop that
 slept). Processor time is read from /proc; where there is none, only the second rule holds.
@@ -31,7 +31,7 @@ _STATES = {
 
 @dataclass(slots=True)
 class Pulse:
-    """Of one worker: seconds without a sign of life, and seconds without a message."""
+    """How long one worker has shown no sign of life, and how long it has sent no message."""
 
     silent: float = 0.0
     unheard: float = 0.0

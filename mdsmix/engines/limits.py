@@ -14,7 +14,7 @@ from pathlib import Path
 LEAST_BYTES = 256 << 20
 "What one worker takes at least."
 SUPPOSED_BYTES = 8 << 30
-"Of a machine that does not say how much memory it has."
+"Assumed where a machine does not say how much memory it has."
 _GROUPS = Path("/sys/fs/cgroup")
 _MEMBER = Path("/proc/self/cgroup")
 
@@ -27,7 +27,7 @@ def default_cap() -> int:
 
 
 def cpu_count() -> int:
-    """The processors that this process may keep busy: those it may run on, and no more than its group has time of."""
+    """The processors that this process may keep busy: those it may run on, limited by its group's processor time."""
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([own, *map(math.ceil, _quotas())]))
 

@@ -2,7 +2,7 @@
 
 A worker lives from task to task and from stream to stream, because its tokenizer remembers words; one that has grown by
 LIFE_BYTES, or beyond its share of the memory, ends after its task, which gives that memory back. Where a worker dies or hangs,
-its task is tried again by another. Results come in the order in which tasks end, so the number of processes shapes no byte.
+its task is tried again by another. Results come in the order in which tasks end, and whoever takes them sorts them, so no byte depends on the number of processes.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class WorkerPool:
             worker.pause(position >= allowed)
 
     def heed(self, worker: Worker) -> Iterator[tuple[int, Any]]:
-        """Takes one message of a worker; yields the task's number and result where it is that."""
+        """Takes one message of a worker; yields the task's number and result where the task has ended."""
         match worker.receive():
             case "progress", size, tokens:
                 self._on_progress(size, tokens)
@@ -135,8 +135,8 @@ class WorkerPool:
             worker.end()
 
     def _reap(self) -> None:
-        """A dismissed worker holds two descriptors of this process until it has ended. No more of them are left to that than
-        may be at work."""
+        """Waits for dismissed workers while more of them are ending than may be at work, since each holds two file descriptors
+        of this process until it has ended."""
         late = len(self._dismissed) - self._size
         for number, worker in enumerate([*self._dismissed]):
             if number < late or worker.process.exitcode is not None:
@@ -144,7 +144,7 @@ class WorkerPool:
                 worker.end()
 
     def _take_idle(self) -> Worker | None:
-        """A worker of the stream before that shares the processors with as many others as this run has."""
+        """An idle worker of the previous stream, started for as many workers as this run has."""
         while self._engine.idle:
             worker = self._engine.idle.pop()
             if worker.pool_size == self._size and worker.process.is_alive():

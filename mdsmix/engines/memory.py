@@ -25,7 +25,7 @@ WORKER_BYTES = 320 << 20
 AMPLE_BYTES = 1 << 30
 "Where the cap has so much for each worker, all begin at once."
 HEADROOM = 0.8
-"This part of the cap is given out: a worker may grow between two looks, and the first document is not the largest."
+"The part of the cap that is given out: the rest is for workers that grow between two looks, and for larger documents to come."
 LIFE_BYTES = 64 << 20
 """A worker that has grown by so much between two tasks ends. On 1 GB of text with 3.5 million different words in many scripts two
 workers hold 899 MB at most and take 41.3 s of CPU; with 128 MiB 1,026 MB and 44.0 s (one run of each, on a busy machine). Against a
@@ -64,8 +64,8 @@ class MemoryBudget:
     _next: float = field(default_factory=lambda: time.monotonic() + PERIOD)
 
     def look(self, pids: Sequence[int]) -> None:
-        """Adds up the memory of these workers and of this process, ten times a second at most. Adding up a GB in small pages
-        takes 40 ms, and no more than a twentieth of the time goes into it."""
+        """Adds up the memory of these workers and of this process, at most ten times a second. It may take no more than a
+        twentieth of the time, since adding up a GB in small pages takes 40 ms."""
         if time.monotonic() >= self._next:
             self._look(pids)
 
@@ -114,7 +114,7 @@ def resident(pid: int) -> int:
 
 
 def own(pid: int) -> int:
-    """Resident memory of a process that is no file's: libraries are shared by all workers."""
+    """Resident memory of a process without mapped files, since all workers share the libraries."""
     return _field(f"/proc/{pid}/status", "RssAnon:")
 
 

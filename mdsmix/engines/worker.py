@@ -33,7 +33,7 @@ class Worker:
     process: Any
     pipe: Connection
     pool_size: int
-    "How many workers it was to share the processors with."
+    "How many workers it was started to share the processors with."
     share: int
     "Bytes that it may hold."
     at_first: int
