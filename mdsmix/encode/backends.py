@@ -22,10 +22,10 @@ from mdsmix.ragged import Ragged
 ONE_IN = 1000
 "One text in so many is compared while running, which takes about 2 % of a core."
 FIRST, LEAST = 16, 2
-"""At least so many texts are compared of a process's first batch, and of each later one, even where hashes choose fewer. The
+"""At least so many texts of each batch are compared, a process's first one included, even where hashes choose fewer. The
 manifest does not count these, since another run may cut its batches elsewhere. Sixteen documents take 13 ms."""
 SAMPLE_CHARACTERS = 1 << 14
-"Of a text up to this length the ids in use are compared; of a longer one only so much, encoded apart, or it would hold up the run."
+"Texts up to this length are compared whole, by the ids in use. Of a longer one only this much is encoded again and compared, or it would hold up the run."
 
 
 class Backend(Protocol):
@@ -168,7 +168,7 @@ def _hashed(ids: Ragged) -> Any:
     products[starts] = ids.values[starts]
     mixed = lengths << np.uint64(32)
     mixed[lengths > 0] += np.add.reduceat(products, starts, dtype=np.uint32) if len(starts) else 0
-    for _ in range(2):  # SplitMix64's multiplier spreads both over all bits
+    for _ in range(2):  # SplitMix64's multiplier spreads length and sum over all bits
         mixed *= np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= mixed >> np.uint64(27)
     mixed[lengths == 0] = np.iinfo(np.uint64).max  # to compare an empty text proves nothing: last

@@ -1,9 +1,9 @@
-"""Conversations whose earlier turns a chat template prints otherwise once later ones follow.
+"""Conversations whose earlier turns a chat template prints differently once later turns follow.
 
 Templates of reasoning models drop the reasoning of earlier answers (DeepSeek-R1, Qwen3, gpt-oss), others move the system
-prompt or the tools to the last question (Mistral v3) or end every text with EOS (Phi-3). Then no row holds all turns as
-inference sees each, and LLM-Foundry refuses the conversation. A row of its own for an answer can hold that one: what the
-template prints for all messages up to the answer, cut where the model begins to write.
+prompt or the tools to the last question (Mistral v3) or end every text with EOS (Phi-3). Then no single row can hold
+every turn as inference sees it, and LLM-Foundry refuses the conversation. A separate row for an answer can hold that one turn:
+what the template prints for all messages up to the answer, cut where the model begins to write.
 """
 
 from __future__ import annotations

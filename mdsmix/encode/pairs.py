@@ -1,8 +1,8 @@
 """A context and a target per sample, as the two columns `input_ids` and `labels`.
 
-No more of a row is stored than max_seq_len lets train: one huge record would cost bytes in every
-run and train nothing. What the collator makes of the rest is the same, the end of an encoder's
-context included.
+A row is stored only as far as max_seq_len lets it train, since the rest of a huge record would cost bytes
+in every run and train nothing. The collator makes the same sample of the shortened row, the end of
+an encoder's context included.
 """
 
 from __future__ import annotations

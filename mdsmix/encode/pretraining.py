@@ -1,8 +1,8 @@
 """Documents -> token rows, for plain language modelling.
 
 `concat` joins documents and cuts rows of exactly max_seq_len: no padding, and documents that begin and end inside rows.
-`document` gives one sample a document, a longer one split, never cut off: whole documents, at the price of padding (or
-of packing in the loader). Under the finetuning loader a row is written as its first token and the rest, for which
+`document` makes one sample of each document and splits longer ones, so nothing is cut off: documents stay whole, at the
+price of padding (or of packing in the loader). Under the finetuning loader a row is written as its first token and the rest, for which
 LLM-Foundry's collator computes exactly the language-modelling loss.
 """
 

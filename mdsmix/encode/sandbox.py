@@ -1,8 +1,8 @@
 """Where chat templates run: the jinja2 sandbox that transformers runs them in, with the same extras.
 
 A template comes with a tokenizer from anywhere. It reaches no file, no other template and no attribute of Python's
-machinery. Compiling it works nothing out, so that every process may do it; what a rendering may take is in `bounds`. What
-draws at random (`lipsum`, `random`) is taken out, since the same input must give the same bytes.
+machinery. Compiling it evaluates no expression, so that every process may do it; `bounds` limits the rendering.
+Random functions (`lipsum`, `random`) are removed, since the same input must give the same bytes.
 
 jinja2 is imported here at the top, so this module is imported only where a template is opened.
 """
@@ -23,7 +23,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MOST_BITS = 4096
-"Of whole numbers: larger ones are worked out in C, for hours, where no alarm is heard."
+"The limit for whole numbers: C code computes with larger ones for hours, and no alarm interrupts it."
 
 
 class _Generation(Extension):

@@ -142,8 +142,8 @@ def count_losses(targets: Targets, turns: Turns, gets_eos: NDArray[np.bool_]) ->
 
 
 def count_cut(targets: Targets, turns: Turns) -> Lengths:
-    """int64 [n]: the tokens of each conversation that Foundry's collator cuts off: those beyond max_seq_len, of an
-    encoder-decoder's context and target apart."""
+    """int64 [n]: the tokens of each conversation that Foundry's collator cuts off, because they are beyond max_seq_len; an
+    encoder-decoder's context and target are each cut to max_seq_len."""
     lasts = turns.offsets[1:] - 1
     whole = (
         _per_conversation(np.add, turns.prompts + turns.responses, turns.offsets)

@@ -1,7 +1,7 @@
 """Which records are held out for evaluation: chosen by what they say, so that no record is ever on both sides.
 
-The hash is of what the shape read, not of the bytes: a record that stands in two files, or is written with other spaces, is one.
-It does not depend on the other records, so a source that grows moves none of those that are there.
+What the shape read is hashed, not the bytes, so a record that stands in two files or with other spaces is the same record.
+The choice does not depend on other records, so a source that grows moves no record to the other side.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a stream's records hold that is not trained on as its writer meant it: fields that nothing reads, placeholders in texts."""
+"""Counts what the records' writer most likely meant otherwise: fields that nothing reads, and placeholders that are trained as text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Noticed:
         for record in records:
             if type(record) is dict and not read.issuperset(record):
                 for name, value in record.items():
-                    # 0 and False say something: a label that is False, say.
+                    # 0 and False are not empty: they may be a label.
                     if name not in read and (value or isinstance(value, (int, float))):
                         known = name in unread or len(unread) < MOST_FIELDS
                         name = name if known else OTHERS

@@ -42,8 +42,8 @@ def shape_of(encoding: Encoding) -> Shape:
 def kind_of(encoding: Encoding) -> Kind:
     """The kind of a stream that is published or about to be.
 
-    A stream that `mdsmix mix` drew from several holds the fields of all of them: what needs most to be known is what it
-    counts as, conversations before pairs.
+    A stream that `mdsmix mix` drew from several holds the fields of all of them. It counts as the kind with the most
+    requirements, conversations before pairs.
     """
     found = [kind for shape in _shapes(encoding) if (kind := _reading(encoding.kind, shape))]
     return max(found or kinds_of_word(encoding.kind), key=KINDS.index)

@@ -50,7 +50,7 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
 def target_contradictions(
     prompts: str, responses: str, decoder_only_format: bool = True
 ) -> Iterator[str]:
-    """What no target policy of LLM-Foundry says, of a recipe or of a training YAML."""
+    """Sentences on target policies, of a recipe or of a training YAML, that LLM-Foundry does not have."""
     if not TARGET_PROMPTS.fullmatch(prompts):
         yield f"target_prompts is {prompts!r}; it must be none, all or length>=N with N of at least 1."
     if responses not in ("last", "all"):
@@ -113,7 +113,7 @@ def _holdout_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]
 
 
 def held_out_name(stream: StreamSpec) -> str:
-    """Of the stream that is held out, in tables and as the label of an eval_loader."""
+    """The name of a held-out stream, in tables and as the label of an eval_loader."""
     return f"{stream.name}-eval"
 
 

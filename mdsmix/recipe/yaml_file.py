@@ -15,7 +15,7 @@ from mdsmix.errors import RecipeError
 LONGEST = 1 << 20
 "Bytes of the file: 1 MiB is some 5,000 streams."
 MOST_VALUES = 100_000
-"With every alias (`*name`) put in where it stands, as OmegaConf does."
+"Values of the file, counted with every alias (`*name`) replaced by what it stands for, as OmegaConf does."
 DEEPEST = 50
 
 
@@ -78,7 +78,7 @@ def refuse_growth(texts: Mapping[str, str], path: Path) -> None:
     def size(key: str) -> int:
         if key not in known:
             known[key] = (
-                0  # while it is counted: one that refers to itself is OmegaConf's to refuse
+                0  # while it is being counted; OmegaConf refuses a value that refers to itself
             )
             referred = [_place(key, name) for name in _REFERENCE.findall(texts.get(key, ""))]
             known[key] = len(texts.get(key, "")) + sum(map(size, referred))

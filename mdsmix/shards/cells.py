@@ -1,7 +1,7 @@
 """Where every column of every sample lies in a whole shard: the table of bytes behind its samples.
 
-Worked out by arithmetic on all samples at once, 20 times the speed of a loop over them. Nothing is believed: the sizes in
-front of a sample must come to the sample, and an array's own shape must come to its bytes.
+It is computed for all samples at once, 20 times as fast as by a loop over them. Nothing is trusted: the sizes in front of a
+sample must add up to the sample's length, and an array's own shape to its bytes.
 """
 
 from __future__ import annotations

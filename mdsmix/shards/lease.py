@@ -6,8 +6,8 @@ at (same machine, same pid namespace) nobody waits: it runs or it does not. Ever
 so of two that take over one wins, and a holder that was stopped for a minute learns before it publishes that it lost. What
 it publishes is conditional too (publication.py), since it may be stopped again right after it has asked.
 
-Where the store keeps no conditions, who has written waits, and holds the lease only if it is still his: whoever looked
-before he wrote has written by then.
+Where the store keeps no conditions, a writer waits after its write and holds the lease only if its write still stands:
+anyone who looked before that write has written by then.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ BEAT_SECONDS = 5.0
 STALE_BEATS = 4
 LOOKS_A_BEAT = 5
 PAUSE_SECONDS = 2.0
-"Where conditions are not kept: how long is waited for a write of the lease that may have crossed one's own."
+"How long a writer waits, where conditions are not kept, for a write of the lease that may have crossed its own."
 SLOW_SECONDS = 1.0
-"The most that such a write may take, so that it has come when another's pause is over."
+"The longest that such a write may take, so that it has arrived when another writer's pause is over."
 
 # A fork in the middle of a beat would leave the child with the store client's locks held for ever.
 _beating = threading.RLock()
@@ -79,7 +79,7 @@ class Lease:
     def __init__(self, at: Location, holder: Holder, stamp: str, is_sure: bool) -> None:
         self._at, self._holder, self._stamp = at, holder, stamp
         self.is_sure = is_sure
-        "Whether the store keeps conditions, so that nobody can have crossed."
+        "Whether the store keeps conditions, so that no other write can have crossed this one."
         self._is_lost = False
         self._held_at = _now()
         self._ended = threading.Event()
@@ -99,8 +99,8 @@ class Lease:
         return self._beat() and self._is_still_mine()
 
     def is_held_still(self) -> bool:
-        """As `is_held`, but asks only where it may be lost by now: within half the time that a heart must stand still,
-        nobody has taken it. For deletions, which know no condition."""
+        """As `is_held`, but asks the store only where the lease may be lost by now: nobody can have taken it over within half
+        the time that its counter must stand still. For deletions, which cannot be conditional."""
         return _now() - self._held_at < STALE_BEATS * BEAT_SECONDS / 2 or self.is_held()
 
     def delete(self, at: Location) -> None:
@@ -241,7 +241,7 @@ def _put(at: Location, holder: Holder, stamp: str | None) -> str | None:
     stat = at.create(content) if stamp is None else at.replace(stamp, content)
     if stat:
         return stat.stamp
-    # A request that was sent again, because its answer was lost, meets its own work.
+    # A request whose answer was lost is sent again, and then finds its own write.
     seen = _look(at)
     return seen.stamp if seen and _is_by(holder, seen) else None
 

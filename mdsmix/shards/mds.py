@@ -29,7 +29,7 @@ from mdsmix.shards.codecs import Part, codec_of
 SHARD_BYTES = 1 << 26
 "64 MiB, MDSWriter's own default: a shard is the unit of download and of eviction."
 SHARD_ROWS = 1 << 17
-"131,072 rows: half of Streaming's smallest shuffle block; shards of more rows shuffle badly."
+"131,072 rows, half of Streaming's smallest shuffle block: shards of more rows shuffle badly."
 HASHES = ("xxh128",)
 "Hashes in the index: xxh128 runs at 29 GB/s here, xxh64 at 10, and it names the shard too."
 

@@ -26,7 +26,7 @@ def store_shards(
 
 
 def distinct(shards: list[Shard]) -> list[Shard]:
-    """Shards of equal bytes get names of their own: a cache that evicts one must not evict the other."""
+    """Gives shards of equal bytes different names, so that a cache that evicts one does not evict the other."""
     seen: dict[str, int] = {}
     named = []
     for shard in shards:
@@ -47,8 +47,8 @@ def _numbered(shard: Shard, ordinal: int) -> Shard:
 
 
 def copy_missing(folder: Location, shards: Sequence[Shard], places: Sequence[Location]) -> None:
-    """Sees to it that all shards lie in `folder`. What is missing there is copied from the first of the places that
-    holds it, under its name or that of the shard with the same bytes: inside the store, nothing is uploaded."""
+    """Makes sure that all shards lie in `folder`. A missing one is copied from the first of the places that holds it, under
+    its name or that of a shard with the same bytes. The copy is made inside the store; nothing is uploaded."""
     here = dict(folder.list())
     missing = [s.stored for s in shards if not _is_whole(s.stored, here.get(s.stored.basename))]
     sources = _sources(missing, places)

@@ -2,7 +2,7 @@
 
 A damaged shard ends a training run days in, or an epoch early without a word, so it is worth a reading of the stream: the
 speed is that of the disk or the store (JSON columns: 14 M tokens/s). `quick` compares names and sizes by one listing, which
-finds what is missing or cut off. What a stream's own records cannot tell, as loss tokens, is not counted again.
+finds what is missing or cut off. Loss tokens and other counts that the samples alone cannot tell are not counted again.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _read_manifest(folder: Location) -> tuple[Manifest | None, list[Fault]]:
 
 
 def _problem(error: Unreachable) -> str:
-    """What it says is wrong, without its own advice: a fault has one."""
+    """The problem that the error names, without its advice, since a fault has its own."""
     return str(error).rpartition("; ")[0] or str(error)
 
 
@@ -140,7 +140,7 @@ def _presence(shard: Shard, found: Mapping[str, Stat]) -> str | None:
 
 
 def _contradictions(index: Index, manifest: Manifest | None) -> Iterator[tuple[str, str]]:
-    """(file, problem) where index and manifest do not say the same, as far as they tell without a look at the shards."""
+    """(file, problem) where index and manifest contradict each other, as far as that shows without reading shards."""
     for name, times in Counter(shard.stored.basename for shard in index.shards).items():
         if times > 1:
             yield name, f"expected once in the index, found {times} times"
@@ -214,7 +214,7 @@ def _look_inside_all(
 
 
 def _threads(folder: Location, shards: list[Shard]) -> int:
-    """Hashing, decompressing and waiting for bytes leave Python to the others; memory sets the limit."""
+    """Memory sets the limit, since hashing, decompressing and waiting for bytes release Python's lock."""
     largest = max((s.stored.bytes + s.raw_data.bytes for s in shards), default=1) or 1
     wanted = S3_THREADS if folder.is_s3 else (os.cpu_count() or 1) + 1
     return max(1, min(wanted, len(shards), 2 * IN_FLIGHT_BYTES // (COPIES * largest)))

@@ -18,7 +18,7 @@ from mdsmix.storage import Location
 SUPERSEDED = ".mdsmix/{hash}.index"
 "Where an index that was replaced is kept."
 REPLACED = ".mdsmix/{hash}.replaced"
-"Says when a version ceased to be the current one, by the first 8 digits of its index's hash."
+"A file whose time stamp says when a version, named by the first 8 digits of its index's hash, ceased to be current."
 
 
 def write_if_new(at: Location, content: bytes) -> None:
@@ -49,7 +49,7 @@ def keep_index(folder: Location, index: bytes) -> None:
 
 
 def superseded(folder: Location) -> Iterator[Index]:
-    """The indexes that were replaced in this folder and are kept; a damaged one no reader can have."""
+    """The replaced indexes that are kept in this folder, except damaged ones, which no reader can be using."""
     kept = folder / SUPERSEDED.partition("/")[0]
     for name, _ in kept.list():
         if name.endswith(".index"):
