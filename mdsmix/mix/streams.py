@@ -22,6 +22,9 @@ from mdsmix.storage import Location, Stat, together
 from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml
 from mdsmix.words import does
 
+LONGEST = 1 << 30
+"No sample has more tokens: a length that is not set, or that no integer of numpy holds."
+
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
@@ -91,7 +94,7 @@ class Loader(LoaderSection):
         """What it trains of finetuning samples; None where that is no policy, which a rule of its section says."""
         try:
             return Targets(
-                max_seq_len=self.max_seq_len or 1 << 30,
+                max_seq_len=min(self.max_seq_len or LONGEST, LONGEST),
                 target_prompts=self.targets[0],
                 target_responses=self.targets[1],
                 decoder_only_format=self.dataset.get("decoder_only_format") is not False,
