@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from math import sqrt
 from pathlib import Path
 
-from tests.mutants.contexts import KEPT, TestFile, collect
+from tests.mutants.contexts import KEPT, TestFile, by_room, collect
 from tests.mutants.places import Place, mutants, places
 from tests.mutants.trial import Warm, copy_tree
 
@@ -57,7 +57,7 @@ def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         clean = copy_tree(ROOT, Path(folder, "clean"))
-        tests = collect(clean, options.tests)
+        tests = by_room(clean) if options.by_room else collect(clean, options.tests)
         drawn = list(_draw(clean, options))
         print(f"seed {options.seed}: {len(drawn)} mutants", flush=True)
         copies = [_Copy(Path(folder, str(number))) for number in range(options.jobs)]
@@ -77,6 +77,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--patience", type=float, default=120, help="seconds of tests for a mutant")
     parser.add_argument("--tests", nargs="*", default=["test_*.py"], help="patterns of test files")
+    parser.add_argument(
+        "--by-room",
+        action="store_true",
+        help="only the test files of a fault's room: no map is needed",
+    )
     parser.add_argument("rooms", nargs="*", default=ROOMS, help="files or folders below mdsmix")
     return parser.parse_args()
 

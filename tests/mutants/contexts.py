@@ -7,6 +7,7 @@ belongs to no one test: then the whole file counts as reaching the function.
 from __future__ import annotations
 
 import ast
+import fnmatch
 import hashlib
 import json
 import shutil
@@ -61,6 +62,56 @@ def collect(copy: Path, patterns: Sequence[str]) -> list[TestFile]:
         if not name.startswith("tests/foundry"):
             found += _known(copy, name) or _measured(copy, name)
     return found
+
+
+ROOM_TESTS = {
+    "encode": ("test_encode_*", "test_kinds_*", "test_convert_history*", "abuse/test_template*"),
+    "kinds": ("test_kinds_*", "test_house_*", "test_encode_*", "test_convert_changes*"),
+    "shapes": ("test_kinds_*", "test_encode_*", "test_convert_advice*"),
+    "shards": (
+        "test_shards_*",
+        "with_torch/test_shards_*",
+        "test_convert_*",
+        "abuse/test_*",
+        "test_cli_inspect*",
+    ),
+    "convert": ("test_convert_*", "test_cli_*", "test_house_*"),
+    "engines": ("test_engines_*", "test_convert_long*", "test_convert_run*"),
+    "sources": ("test_sources_*", "test_convert_*", "test_house_formats*", "abuse/test_*"),
+    "storage": ("test_storage*", "test_convert_put*", "e2e/test_storage_*", "e2e/test_faults*"),
+    "mix": ("test_mix_*", "with_torch/test_mix_*"),
+    "load": ("with_torch/test_load_*",),
+}
+"The test files that most likely notice a fault in a room, as patterns."
+LINES_A_SECOND = 40
+"About how fast tests run, for an order from cheap to dear."
+
+
+def by_room(copy: Path) -> list[TestFile]:
+    """The test files of every room, each taken to reach all of it. No run is needed first; what only another room's tests
+    would notice counts as unnoticed, so the score is a lower bound."""
+    reached = {room: _places(copy, room) for room in ROOM_TESTS}
+    found = []
+    for path in sorted((copy / "tests").rglob("test_*.py")):
+        name = str(path.relative_to(copy / "tests"))
+        rooms = [room for room, patterns in ROOM_TESTS.items() if _fits(name, patterns)]
+        places = {place: [""] for room in rooms for place in reached[room]}
+        seconds = 2 + path.read_text().count("\n") / LINES_A_SECOND
+        found.append(TestFile(f"tests/{name}", "", {"": seconds}, places))
+    return [test for test in found if test.reached]
+
+
+def _places(copy: Path, room: str) -> list[str]:
+    files = (copy / "mdsmix" / room).rglob("*.py")
+    return [
+        f"{file.relative_to(copy)}::{name}"
+        for file in files
+        for name in ("", *(name for name, _, _ in functions(file.read_text())))
+    ]
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
 def _known(copy: Path, name: str) -> list[TestFile]:
