@@ -10,10 +10,10 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.shards import index as index_module
-from mdsmix.shards.index import Shard, find_description
+from mdsmix.shards.index import Shard, find_description, make_index
 from mdsmix.shards.mds import Layout, Rows
 from mdsmix.shards.shardfiles import copy_missing, distinct, store_shards
-from mdsmix.shards.writing import write_if_new, write_once
+from mdsmix.shards.writing import keep_index, superseded, write_if_new, write_once
 from mdsmix.storage import LocalPath, Location, locate, together
 
 PARTS = [memoryview(b"abc"), memoryview(b"de")]
@@ -28,6 +28,12 @@ def rows(*values: int) -> Rows:
 @pytest.fixture
 def folder(tmp_path: Path) -> Location:
     return locate(tmp_path / "here")
+
+
+def test_replaced_indexes_are_kept_and_a_damaged_one_is_passed_over(folder: Location) -> None:
+    keep_index(folder, make_index([]).content)
+    (folder / ".mdsmix/0.index").write(b"{")
+    assert len(list(superseded(folder))) == 1
 
 
 @pytest.mark.parametrize("listed", [True, False])

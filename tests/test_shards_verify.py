@@ -167,6 +167,7 @@ def test_an_index_or_a_manifest_that_cannot_be_read(web: Path, content: bytes) -
     (web / "index.json").write_bytes(content)
     ((file, _),) = faults(web)
     assert file == "index.json"
+    assert (look(web).shards, look(web).samples, look(web).bytes) == (0, 0, 0)
     (web / "index.json").write_bytes(index)
     (web / "mdsmix.manifest").write_bytes(content)
     ((file, _),) = faults(web)
