@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mdsmix.convert.preview import preview
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.kinds import open_recipe
 from tests.converting import run_recipe as run
+from tests.styles import train_style
 
 
 @pytest.fixture
@@ -43,6 +45,13 @@ def test_a_dry_run_says_why_and_touches_nothing(recipe: Path) -> None:
     assert said(recipe).endswith("new or edited: b.jsonl")
     (recipe.parent / "b.jsonl").unlink()
     assert "no longer among the sources: b.jsonl" in said(recipe)
+
+
+def test_a_dry_run_names_both_tokenizers_by_eight_digits(recipe: Path, tmp_path: Path) -> None:
+    run(recipe)
+    why = said(recipe, f"tokenizer.name={train_style(tmp_path / 'other', 'plain')}")
+    hash = r"\([0-9a-f]{8}\)"
+    assert re.search(rf"the tokenizer was \S+ {hash} and is another {hash}", why), why
 
 
 def test_a_dry_run_names_five_files_and_counts_the_rest(recipe: Path) -> None:

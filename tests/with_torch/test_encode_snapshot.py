@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from mdsmix.encode import snapshot
 from mdsmix.encode.snapshot import take
+
+
+def test_an_error_without_words_is_told_by_its_type(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError
+
+    for name in snapshot.WITHOUT:
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(snapshot, "take", fail)
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"name": "x", "kwargs": {}}'))
+    snapshot.main()
+    assert json.loads(capsys.readouterr().out) == {"error": "KeyError()"}
 
 
 def test_a_snapshot_is_taken_without_torch_and_is_the_same(tokenizer_folder: Path) -> None:
