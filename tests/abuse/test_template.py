@@ -5,12 +5,14 @@ What a rendering may take is in mdsmix/encode/bounds.py; every way that is known
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import resource
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -120,8 +122,14 @@ ONE_LOOP = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generati
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Half a second of patience. What hypothesis hangs onto the garbage collector is taken off meanwhile: in a large process most of
+    the time goes there, and Python drops an alarm's exception that comes up in such a callback."""
     monkeypatch.setattr(bounds, "SECONDS", 0.5)
+    kept = gc.callbacks[:]
+    gc.callbacks.clear()
+    yield
+    gc.callbacks[:] = kept
 
 
 @pytest.mark.parametrize("around", ["SOURCE", ONE_LOOP], ids=["alone", "behind the loop"])
@@ -139,7 +147,7 @@ def test_a_batch_of_it_ends_in_little_time_and_memory(source: str) -> None:
     began, memory = time.process_time(), _peak()
     with pytest.raises((RecipeError, NotRendered)) as ended, template.bounded([SAID]):
         raise AssertionError(len([template.turns(SAID) for _ in range(99)]))
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 30  # without a bound: hours
     assert _peak() - memory < MEMORY
     if isinstance(ended.value, RecipeError):
         assert re.fullmatch(OUT_OF_BOUNDS, str(ended.value))
