@@ -66,6 +66,7 @@ def main() -> None:
             done = [_told(one.result()) for one in tried]
         for copy in copies:
             copy.close()
+    KEPT.mkdir(exist_ok=True)
     (KEPT / f"seed-{options.seed}.json").write_text(json.dumps([asdict(m) for m in done], indent=1))
     _report(done)
 

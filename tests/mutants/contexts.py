@@ -83,6 +83,8 @@ ROOM_TESTS = {
     "load": ("with_torch/test_load_*",),
 }
 "The test files that most likely notice a fault in a room, as patterns."
+NEEDS_ROOM = "abuse/test_long_line.py"
+"Fails without a fault in a process that has 16 GiB of addresses, so it would count every fault as noticed."
 LINES_A_SECOND = 40
 "About how fast tests run, for an order from cheap to dear."
 
@@ -98,7 +100,7 @@ def by_room(copy: Path) -> list[TestFile]:
         places = {place: [""] for room in rooms for place in reached[room]}
         seconds = 2 + path.read_text().count("\n") / LINES_A_SECOND
         found.append(TestFile(f"tests/{name}", "", {"": seconds}, places))
-    return [test for test in found if test.reached]
+    return [test for test in found if test.reached and not test.path.endswith(NEEDS_ROOM)]
 
 
 def _places(copy: Path, room: str) -> list[str]:
