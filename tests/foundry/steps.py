@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
+from mdsmix.storage import locate
 from tests.converting import Answer, mdsmix, write_recipe
 
 TINY = Path(__file__).with_name("tiny.yaml")
@@ -23,6 +25,16 @@ def converted(folder: Path, tokenizer: Path, **settings: Any) -> Path:
     recipe = write_recipe(folder, tokenizer, **settings)
     does("convert", recipe)
     return recipe
+
+
+def fetch_tokenizer(config: Path) -> None:
+    """Does what the line in the YAML's head does on a training node: `aws s3 cp --recursive SOURCE FOLDER`."""
+    (line,) = [line for line in config.read_text().splitlines() if "aws s3 cp" in line]
+    source, folder = shlex.split(line)[-2:]
+    for name, _ in locate(source).list(recursive=True):
+        file = Path(folder, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes((locate(source) / name).read())
 
 
 def rendered(recipe: Path) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.converting import chats, documents, pairs
-from tests.foundry.steps import converted, rendered
+from tests.foundry.steps import converted, fetch_tokenizer, rendered
 
 STEPS = 24
 LOSS = re.compile(r"loss/train/total: ([\d.]+)")
@@ -80,6 +80,7 @@ def test_a_mix_trains_and_is_evaluated_from_folders_and_from_minio(
     local = rendered(converted(tmp_path / "local", tokenizer_folder, **settings))
     store = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "cache")}
     minio = rendered(converted(tmp_path / "minio", tokenizer_folder, **settings, **store))
+    fetch_tokenizer(minio)
     assert f"name: {loader}" in local.read_text()
     assert not list((tmp_path / "cache").rglob("*.mds")), "what trains must come from the store"
 
