@@ -35,6 +35,11 @@ class Conversation(NamedTuple):
     tools: list[Any] | None = None
     "What the assistant may call, as the template takes it."
 
+    @property
+    def said(self) -> str:
+        """The contents of all messages, a line or more each."""
+        return "\n".join([message["content"] for message in self.messages])
+
 
 Record = Document | Pair | Conversation
 

@@ -95,10 +95,15 @@ def publish_quarantine(folder: Location, name: str, before: Mapping[str, int]) -
 
 def first_of(folder: Location, reason: str) -> dict[str, Any] | None:
     """A record of the quarantine that is bad for this reason; None where there is none."""
-    quarantine = folder / QUARANTINE
-    lines = (line for name, _ in quarantine.list() for line in read_lines(quarantine / name))
-    records = map(orjson.loads, lines)
+    records = read_quarantine(folder)
     return next((record for record in records if record["reason"] == reason), None)
+
+
+def read_quarantine(folder: Location) -> Iterator[dict[str, Any]]:
+    """All bad records of a stream, in the order of the files' names; Unreachable where a file is damaged."""
+    quarantine = folder / QUARANTINE
+    for name, _ in quarantine.list():
+        yield from map(orjson.loads, read_lines(quarantine / name))
 
 
 def _shifted(line: bytes, before: Mapping[str, int]) -> bytes:

@@ -154,8 +154,7 @@ class Chat:
         return rendered, positions, rejected, specials
 
     def _holds_special(self, conversation: Conversation) -> bool:
-        said = "\n".join([message["content"] for message in conversation.messages])
-        return self.specials.within(said)
+        return self.specials.within(conversation.said)
 
     def _encoded(
         self,

@@ -48,5 +48,5 @@ class Noticed:
 
 def _text(record: Document | Pair | Conversation) -> str:
     if isinstance(record, Conversation):
-        return "\n".join([message["content"] for message in record.messages])
+        return record.said
     return "\n".join(record) if isinstance(record, Pair) else ""

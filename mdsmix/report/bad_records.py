@@ -9,9 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
-from mdsmix.convert.quarantine import QUARANTINE, read_lines
+from mdsmix.convert.quarantine import QUARANTINE, read_quarantine
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards.published import find_published, working_folder
 from mdsmix.storage import Location, locate
@@ -54,7 +52,7 @@ def find_bad_records(stream: str, each: int, only: Sequence[str] = ()) -> BadRec
         Unreachable: nothing is published or quarantined there, or a file of the quarantine is damaged.
     """
     folder, found = _folder(locate(stream)), dict[str, Reason]()
-    for record in _records(folder):
+    for record in read_quarantine(folder):
         reason = found.setdefault(code := str(record.get("reason")), Reason(code))
         reason.count += 1
         if reason.count <= each:
@@ -110,11 +108,6 @@ def _folder(at: Location) -> Location:
 
 def _has_bad(folder: Location) -> bool:
     return any((folder / QUARANTINE).list())
-
-
-def _records(folder: Location) -> Iterator[dict[str, Any]]:
-    for name, _ in sorted((folder / QUARANTINE).list()):
-        yield from map(orjson.loads, read_lines(folder / QUARANTINE / name))
 
 
 def _number(value: Any) -> str:

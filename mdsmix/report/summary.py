@@ -14,8 +14,6 @@ from mdsmix.shards.manifest import Manifest, Records
 from mdsmix.table import Column, Row, Table, as_json
 from mdsmix.words import plural, printable
 
-BAD_SHARE = 0.01
-"More bad records than this are warned of."
 FILTERED_SHARE = 0.05
 "More records than this that a rule leaves out are warned of."
 NO_TEMPLATE = (
@@ -115,7 +113,7 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
     notes = []
     if records.bad:
         notes.append(f"the bad records lie in {outcome.target}/quarantine/")
-    if records.bad > BAD_SHARE * records.read:
+    if records.has_many_bad:
         notes.append(f"WARNING: {records.bad / records.read:.1%} of the records are bad")
     if manifest.encoding.rewritten_history == "each":
         notes.append(f"{totals.samples:,} rows of {records.written:,} records")

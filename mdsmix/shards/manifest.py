@@ -25,6 +25,8 @@ from mdsmix.storage import Location
 BASENAME = "mdsmix.manifest"
 FORMAT_VERSION = 2
 "Raised when the meaning of a key, a work unit's window or a shard's bytes change: older streams are then rebuilt."
+BAD_SHARE = 0.01
+"More bad records than this are warned of."
 READABLE = (1, FORMAT_VERSION)
 "Versions whose manifests are understood: such streams are mixed, loaded and verified as they are."
 
@@ -125,6 +127,11 @@ class Records:
     @property
     def bad(self) -> int:
         return sum(self.quarantined.values())
+
+    @property
+    def has_many_bad(self) -> bool:
+        """Whether the user is warned of the share of bad records."""
+        return self.bad > BAD_SHARE * self.read
 
     @property
     def adds_up(self) -> bool:

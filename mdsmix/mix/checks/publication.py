@@ -10,9 +10,6 @@ from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.training.rules import Hit
 from mdsmix.words import plural
 
-BAD_SHARE = 0.01
-"Of a stream's records: what `convert` warns of too."
-
 
 @check_streams(
     "publication-interrupted",
@@ -54,7 +51,7 @@ def manifest_contradicts(mix: Mix, loader: Loader, stream: Stream) -> Iterator[H
 )
 def records_bad(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
     records = stream.trusted_manifest.records if stream.trusted_manifest else None
-    if records and records.bad > BAD_SHARE * records.read:
+    if records and records.has_many_bad:
         reasons = sorted(records.quarantined.items(), key=lambda each: (-each[1], each[0]))
         told = ", ".join(f"{number:,} {reason}" for reason, number in reasons)
         yield Hit(
