@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from mdsmix.engines.attempts import Attempt
+from mdsmix.engines.attempts import Attempt, Place, pieces
 from mdsmix.engines.base import OnProgress, Reporter, Say, Task
 from mdsmix.engines.local import LocalEngine, PoolSettings
 
@@ -26,6 +26,22 @@ class Call:
 
 def call(function: Callable[..., Any], *arguments: Any) -> Call:
     return Call(function, arguments)
+
+
+def in_work(records: int, attempt: Attempt, reporter: Reporter, size: int = 0) -> Iterator[range]:
+    """What an attempt has in work of a unit of so many records, piece by piece, as the reporter is told."""
+    skipped = {ordinal for _, ordinal in attempt.skipped}
+    for piece in pieces(records, attempt.halvings, skipped):
+        place = Place(
+            file="a",
+            ordinal=piece.start,
+            shown=f"byte {piece.start}",
+            length=9,
+            records=len(piece),
+            size=size,
+        )
+        reporter.on_records(place)
+        yield piece
 
 
 def settings(workers: int = 1, set_aside: bool = False) -> PoolSettings:

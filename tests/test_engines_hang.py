@@ -15,7 +15,7 @@ import pytest
 
 from mdsmix.encode.pretraining import Documents
 from mdsmix.engines import hang
-from mdsmix.engines.attempts import Attempt, Place, pieces
+from mdsmix.engines.attempts import Attempt, Place
 from mdsmix.engines.base import Reporter
 from mdsmix.errors import MdsmixError
 from tests.alarm import at_most
@@ -29,7 +29,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
-from tests.tasks import Call, call, run, settings
+from tests.tasks import Call, call, in_work, run, settings
 
 SILENT = 0.6
 
@@ -63,19 +63,8 @@ def hang_once(how: Any, attempt: Attempt, reporter: Reporter) -> tuple[int, int]
 
 def hang_at(stuck: int, how: Any, attempt: Attempt, reporter: Reporter) -> list[int]:
     """A unit of 8 records, one of which hangs whoever has it in work."""
-    skipped = {ordinal for _, ordinal in attempt.skipped}
     done = list[int]()
-    for piece in pieces(8, attempt.halvings, skipped):
-        reporter.on_records(
-            Place(
-                file="a",
-                ordinal=piece.start,
-                shown=f"byte {piece.start}",
-                length=9,
-                records=len(piece),
-                size=72,
-            )
-        )
+    for piece in in_work(8, attempt, reporter, size=72):
         if stuck in piece:
             how()
         done += piece

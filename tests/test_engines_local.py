@@ -19,14 +19,14 @@ import pytest
 
 from mdsmix.encode.backends import Unequal
 from mdsmix.engines import channel, worker
-from mdsmix.engines.attempts import Attempt, End, Place, pieces
+from mdsmix.engines.attempts import Attempt, End, Place
 from mdsmix.engines.base import Reporter
 from mdsmix.engines.channel import WorkerChannel
 from mdsmix.engines.local import LocalEngine
 from mdsmix.engines.memory import HEADROOM, MemoryBudget, resident
 from mdsmix.engines.tasks import TaskQueue
 from mdsmix.errors import MdsmixError, Unreachable
-from tests.tasks import call, run, settings, silent
+from tests.tasks import call, in_work, run, settings, silent
 
 CREWS = pytest.mark.parametrize("workers", [1, 2, 3, 9])
 
@@ -61,18 +61,8 @@ def die_until(
 
 def die_of(killers: set[int], attempt: Attempt, reporter: Reporter) -> list[tuple[int, int]]:
     """A unit of 100 records, of which some kill whoever has them in work; returns what was in work at once."""
-    skipped = {ordinal for _, ordinal in attempt.skipped}
     done = []
-    for piece in pieces(100, attempt.halvings, skipped):
-        reporter.on_records(
-            Place(
-                file="a",
-                ordinal=piece.start,
-                shown=f"byte {piece.start}",
-                length=9,
-                records=len(piece),
-            )
-        )
+    for piece in in_work(100, attempt, reporter):
         if killers.intersection(piece):
             os.kill(os.getpid(), signal.SIGKILL)
         done.append((piece.start, piece.stop))

@@ -132,5 +132,5 @@ def test_what_a_worker_that_waits_holds_is_counted(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(worker, "LIFE_BYTES", 1 << 30)  # or it would end, and wait for nothing
     with closing(LocalEngine(settings(2))) as engine:
         before = memory.held(os.getpid())
-        list(engine.run([call(hold, 0, 0), call(hold, 0.5, 0.6)], silent, print))
+        list(engine.run([call(hold, 0, 0), call(hold, 0.5, 2)], silent, print))
         assert engine.peak > before + (240 << 20)  # the parent may give back some of its own
