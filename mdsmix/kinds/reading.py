@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from mdsmix.encode.backends import Backend
@@ -25,12 +26,14 @@ class Reading:
     shape: Shape
     fields: Fields
     encoder: Encoder
+    options: Mapping[str, Any] = field(default_factory=dict)
+    "Of the shape, those that are not at their defaults."
     noticed: Noticed = field(default_factory=Noticed)
     holdout: Holdout | None = None
 
     def encode(self, records: Sequence[Any]) -> Encoded:
         """The samples of the records; `rejected` names positions among them."""
-        read, fields = self.shape.read, self.fields
+        read, fields = partial(self.shape.read, **self.options), self.fields
         self.noticed.look_at_fields(records)
         found = [read(record, fields) for record in records]
         if str not in set(map(type, found)) and self.holdout is None:  # nearly every batch
@@ -61,4 +64,11 @@ def open_reading(encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> 
     encoder = kind_of(encoding).open_encoder(encoding, tokenizer, backend)
     noticed = Noticed(encoding.fields.values())
     holdout = encoding.holdout and Holdout(Fraction(encoding.holdout), encoding.held_out)
-    return Reading(shape_of(encoding), encoding.fields, encoder, noticed, holdout or None)
+    return Reading(
+        shape=shape_of(encoding),
+        fields=encoding.fields,
+        encoder=encoder,
+        options=encoding.shape_options,
+        noticed=noticed,
+        holdout=holdout or None,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.base import Kind
@@ -30,6 +31,20 @@ def kind_of_stream(stream: StreamSpec) -> Kind | None:
 
 def shape_of_source(source: SourceSpec) -> Shape | None:
     return find_shape(source.shape, source.fields)
+
+
+def fields_of(source: SourceSpec, shape: Shape) -> dict[str, str]:
+    """The record's fields by the shape's keys: as the source names them, or all by the keys' own names where it names none."""
+    return source.fields or {key: key for key in (*shape.fields, *shape.optional)}
+
+
+def options_given(stream: StreamSpec) -> Iterator[tuple[str, Any]]:
+    """The settings of shapes that a stream does not leave at their defaults."""
+    plain = StreamSpec(name=stream.name, source=SourceSpec(path=[]))
+    for key in sorted({key for shape in SHAPES.values() for key in shape.options}):
+        for given, default in ((stream, plain), (stream.source, plain.source)):
+            if (value := getattr(given, key, None)) != getattr(default, key, None):
+                yield key, value
 
 
 def shape_of(encoding: Encoding) -> Shape:
@@ -64,6 +79,8 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
     source, kind = stream.source, kind_of_stream(stream)
     assert source is not None
     assert kind is not None
+    shape = shape_of_source(source)
+    assert shape is not None
     common = Encoding(
         kind=kind.word,
         loader="text" if recipe.loader == "text" else "finetuning",
@@ -74,8 +91,9 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
         target_responses=recipe.target_responses,
         special_tokens_in_text=recipe.special_tokens_in_text,
         compression=recipe.compression,
-        fields=source.fields,
-        shape=source.shape if source.shape and not find_shape(None, source.fields) else None,
+        fields=(fields := fields_of(source, shape)),
+        shape=shape.name if find_shape(None, fields) is not shape else None,
+        shape_options={key: value for key, value in options_given(stream) if key in shape.options},
     )
     if stream.holdout is not None:
         share = str(share_of(stream.holdout))

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.base import Kind
-from mdsmix.kinds.registry import KINDS, kind_of_stream, kinds_of_word, shape_of_source
+from mdsmix.kinds.registry import (
+    KINDS,
+    kind_of_stream,
+    kinds_of_word,
+    options_given,
+    shape_of_source,
+)
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.words import hint
@@ -37,7 +43,9 @@ def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     if kind is None:
         yield _no_kind(stream, source)
         return
+    yield from _fields(source)
     yield from _foreign_keys(kind, stream)
+    yield from _foreign_options(stream, source)
     yield from kind.contradictions(recipe, stream)
 
 
@@ -48,6 +56,32 @@ def _no_kind(stream: StreamSpec, source: SourceSpec) -> str:
     if (shape := shape_of_source(source)) and source.shape:
         return f"source.shape is {shape.name}, which gives {shape.gives.__name__}s; {reads}"
     return f"source names the fields {', '.join(source.fields) or 'none'}; {reads}"
+
+
+def _fields(source: SourceSpec) -> Iterator[str]:
+    """Fields that a shape lacks or does not read."""
+    shape, given = shape_of_source(source), set(source.fields)
+    if shape is None or not given:
+        return
+    if missing := [key for key in shape.fields if key not in given]:
+        yield (
+            f"source.shape is {shape.name}, which reads {' and '.join(shape.fields)}, and the source does not name "
+            f"{' and '.join(missing)}: name all of them, or no field where they bear these names."
+        )
+    for key in sorted(given - {*shape.fields, *shape.optional}):
+        yield (
+            f"source.{key} names a field that source.shape {shape.name} does not read; it reads "
+            f"{', '.join((*shape.fields, *shape.optional))}: take it out."
+        )
+
+
+def _foreign_options(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
+    """Settings of another shape, which would change nothing."""
+    shape = shape_of_source(source)
+    for key, _ in options_given(stream):
+        if shape and key not in shape.options:
+            of = " and ".join(other.name for other in SHAPES.values() if key in other.options)
+            yield f"{key} is for records of the shape {of}, and these are {shape.name}; take it out, it would change nothing."
 
 
 def _shapes(kind: Kind) -> list[Shape]:

@@ -12,6 +12,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
+NO_FIELDS = ("path", "shape", "joined_by")
+"The keys of a source that name no field of a record."
+
 
 def also_called(*names: str) -> Mapping[str, Any]:
     """Metadata of a key: words that others use for it, for the hint on an unknown key."""
@@ -34,28 +37,35 @@ class TokenizerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """Where raw records are, and which of their fields to read: `text`, or `prompt` and `response`, or `messages`."""
+    """Where raw records are, and which of their fields to read: those of a shape (mdsmix.shapes)."""
 
     path: list[str] = field(metadata=also_called("paths", "file", "files", "glob", "url", "data"))
     "Files, globs or s3:// URLs; a recipe may write one without the list."
     text: str | None = field(default=None, metadata=also_called("content", "document", "body"))
-    prompt: str | None = field(
-        default=None, metadata=also_called("instruction", "question", "input", "query")
-    )
+    prompt: str | None = field(default=None, metadata=also_called("question", "query"))
     response: str | None = field(
-        default=None, metadata=also_called("completion", "answer", "output", "chosen", "target")
+        default=None, metadata=also_called("completion", "answer", "chosen", "target")
     )
     messages: str | None = field(
         default=None, metadata=also_called("conversations", "conversation", "chat", "turns")
     )
+    instruction: str | None = None
+    input: str | None = None
+    output: str | None = None
+    history: str | None = None
+    system: str | None = None
     shape: str | None = None
     "How a record is written, where the fields do not tell."
+    joined_by: str = "\n"
+    "Alpaca: what stands between instruction and input."
 
     @property
     def fields(self) -> dict[str, str]:
         """The record's fields by what they hold, as far as the recipe names them: {"prompt": "question", ...}."""
-        keys = ("text", "prompt", "response", "messages")
-        return {key: field for key in keys if (field := getattr(self, key))}
+        return {key: field for key in FIELDS if (field := getattr(self, key))}
+
+
+FIELDS = tuple(f.name for f in dataclasses.fields(SourceSpec) if f.name not in NO_FIELDS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mdsmix.shapes import messages, prompt_response, text
+from mdsmix.shapes import alpaca, messages, prompt_response, text
 from mdsmix.shapes.base import Fields, Shape
 
 SHAPES: dict[str, Shape] = {
-    shape.name: shape for shape in (text.SHAPE, prompt_response.SHAPE, messages.SHAPE)
+    shape.name: shape for shape in (text.SHAPE, prompt_response.SHAPE, messages.SHAPE, alpaca.SHAPE)
 }
 
 
 def find_shape(name: str | None, keys: Iterable[str]) -> Shape | None:
-    """The shape that a recipe names, else the one whose keys are just these; None where there is none."""
+    """The shape that a recipe names, else the one that the keys tell; None where there is none."""
     if name is not None:
         return SHAPES.get(name)
     given = set(keys)
-    return next((shape for shape in SHAPES.values() if given and set(shape.fields) == given), None)
+    return next((shape for shape in SHAPES.values() if shape.is_told_by(given)), None)
 
 
 __all__ = ["SHAPES", "Fields", "Shape", "find_shape"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,10 @@ from mdsmix.record import is_encodable
 
 Fields = Mapping[str, str]
 "A shape's key in the recipe (`text`, `prompt`, ...) -> the record's field."
+
+
+ABSENT: Any = object()
+"What `value_of` gives for a field that is not there."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +25,23 @@ class Shape:
     gives: type
     "Document, Pair or Conversation."
     fields: tuple[str, ...] = ()
-    "The keys of `source:` that name its fields; where just these are given, the shape follows from them."
-    read: Callable[[Any, Fields], Any]
-    "The record, or the reason code (a str) of why it is none."
+    """The keys of `source:` that name its fields. Where these are given, and no others but `optional` ones, the shape follows
+    from them. Where the shape is named and no field is, each field bears its key's name."""
+    optional: tuple[str, ...] = ()
+    "Keys of fields that a record may lack."
+    options: tuple[str, ...] = ()
+    "Keys of the source or the stream that say how it is read: `read` takes them by name where they are not at their defaults."
+    read: Callable[..., Any]
+    "(record, fields, **options) -> the record, or the reason code (a str) of why it is none."
+
+    def is_told_by(self, keys: Set[str]) -> bool:
+        """Whether the shape follows from these keys."""
+        return bool(self.fields) and set(self.fields) <= keys <= {*self.fields, *self.optional}
+
+
+def value_of(record: Any, field: str) -> Any:
+    """What a field holds, ABSENT where it is not there."""
+    return record.get(field, ABSENT) if isinstance(record, dict) else ABSENT
 
 
 def text_of(record: Any, field: str) -> tuple[str, str]:

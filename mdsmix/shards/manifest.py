@@ -80,9 +80,11 @@ class Encoding:
     min_tokens: int | None = None
     max_tokens: int | None = None
     fields: dict[str, str] = field(default_factory=dict)
-    "What was read from a record: text, prompt and response, or messages -> the field's name."
+    "What was read from a record: text, prompt and response, messages ... -> the field's name."
     shape: str | None = None
     "How a record is written, where the fields do not tell."
+    shape_options: dict[str, Any] = field(default_factory=dict)
+    "Settings of the shape that are not at their defaults."
     compact: bool = False
     "Conversations flattened into input_ids and labels: trains right under none/last only."
     date_string: str | None = None

@@ -1,0 +1,124 @@
+"""Alpaca's records: a question of two parts, what was said before, and the answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdsmix.record import Conversation
+from mdsmix.shapes.alpaca import SHAPE, read
+from tests.converting import manifest_of, mdsmix, token_rows, write_jsonl, write_recipe
+
+FIELDS = {key: key for key in (*SHAPE.fields, *SHAPE.optional)}
+GOOD = {"instruction": "Add", "input": "1, 2", "output": "3"}
+TEXTS = st.text("ab\n", max_size=3)
+RECORDS = st.fixed_dictionaries(
+    {"instruction": TEXTS, "output": TEXTS},
+    optional={
+        "input": st.none() | TEXTS,
+        "system": st.none() | TEXTS,
+        "history": st.none() | st.lists(st.tuples(TEXTS, TEXTS).map(list), max_size=2),
+    },
+)
+
+
+def said(record: dict[str, Any], between: str) -> list[tuple[str, str]]:
+    """The conversation as (role, text), put together otherwise."""
+    question = record["instruction"]
+    if record.get("input"):
+        question += (between if question else "") + record["input"]
+    before = [(role, text) for pair in record.get("history") or () for role, text in zip(("user", "assistant"), pair, strict=True)]  # fmt: skip
+    head = [("system", record["system"])] if record.get("system") else []
+    return [*head, *before, ("user", question), ("assistant", record["output"])]
+
+
+@given(RECORDS, st.sampled_from(["\n", "", " | "]))
+def test_a_record_is_its_exchanges_in_order(record: dict[str, Any], between: str) -> None:
+    found, expected = read(record, FIELDS, joined_by=between), said(record, between)
+    if not expected[-2][1]:
+        assert found == "empty_question"
+    elif not record["output"]:
+        assert found == "empty_answer"
+    else:
+        assert isinstance(found, Conversation)
+        assert [(m["role"], m["content"]) for m in found.messages] == expected
+        assert found.trained is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"output": None}, "field_not_text"),
+        ({"instruction": 3}, "field_not_text"),
+        ({"input": ["x"]}, "field_not_text"),
+        ({"system": "\ud800"}, "lone_surrogate"),
+        ({"history": "before"}, "bad_history"),
+        ({"history": [["q"]]}, "bad_history"),
+        ({"history": [["q", None]]}, "bad_history"),
+        ({"history": [["q", "\ud800"]]}, "lone_surrogate"),
+    ],
+)
+def test_what_is_wrong_has_its_reason(change: dict[str, Any], reason: str) -> None:
+    assert read(GOOD | change, FIELDS) == reason
+
+
+def test_a_record_without_what_it_must_have() -> None:
+    assert read({"instruction": "a"}, FIELDS) == "missing_field"
+    assert read([GOOD], FIELDS) == "json_array"
+
+
+def source(folder: Path, **settings: Any) -> dict[str, Any]:
+    path = write_jsonl(folder / "alpaca.jsonl", [GOOD | {"history": [["Hi", "Hello"]]}])
+    return {"alpaca": {"kind": "finetuning", "source": {"path": str(path), **settings}}}
+
+
+def test_a_shape_that_is_named_reads_all_of_its_fields(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    streams = source(tmp_path, shape="alpaca")
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=256)
+    said = mdsmix("convert", recipe)
+    assert said.code == 0, said.err
+    assert "not read" not in said.out
+    encoding = manifest_of(tmp_path / "out/alpaca/train").encoding
+    assert encoding.fields == FIELDS
+    assert encoding.shape is None  # the fields tell
+    assert encoding.shape_options == {}
+
+
+def test_fields_tell_the_shape_and_only_these_are_read(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    rows = []
+    for more in ({}, {"input": "input"}, {"input": "input", "joined_by": ""}):
+        named = {"instruction": "instruction", "output": "output"} | more
+        recipe = write_recipe(
+            tmp_path, tokenizer_folder, streams=source(tmp_path, **named), max_seq_len=256
+        )
+        out = mdsmix("convert", recipe, "--reencode").out
+        assert "WARNING: 1 records have a field history" in out
+        rows += token_rows(tmp_path / "out/alpaca/train")
+    assert len(rows[0]) < len(rows[2]) < len(rows[1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"shape": "alpaca", "instruction": "q"}, "does not name output"),
+        ({"shape": "text", "text": "t", "joined_by": ""}, "gives Documents"),
+        ({"shape": "alpaca", "instruction": "q", "output": "a", "text": "t"}, "source.text names a field that"),
+        ({"messages": "messages", "joined_by": ""}, "joined_by is for records of the shape alpaca, and these are messages"),
+        ({"instruction": "q", "response": "a"}, "or messages, or instruction and output."),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_fit_a_shape_are_refused(
+    settings: dict[str, Any], said: str, tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=source(tmp_path, **settings))
+    answer = mdsmix("convert", recipe)
+    assert answer.code == 2
+    assert said in answer.err
