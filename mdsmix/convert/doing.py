@@ -20,7 +20,7 @@ from mdsmix.convert.unit import UnitResult, UnitTask, open_tokenizer_backend, re
 from mdsmix.convert.verdict import FirstUnits
 from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.engines.base import Engine
-from mdsmix.sources import Unit, counted_key
+from mdsmix.sources import Unit, counted_key, prepare
 from mdsmix.storage import together
 
 
@@ -70,6 +70,7 @@ def _results(work: Work) -> list[UnitResult]:
     look = not _are_explained(job, cache, units)
     if todo:
         open_tokenizer_backend(job)  # once, for all workers that are forked
+        prepare(units)
     with closing(work.run([_task(work, units[number], look) for number in todo])) as finished:
         for position, result in finished:
             found[todo[position]] = result

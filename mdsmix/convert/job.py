@@ -78,6 +78,13 @@ class Job:
         return tuple(sorted(set(fields.values())))
 
     @property
+    def fields_parsed(self) -> tuple[str, ...]:
+        """Those of them that hold lists or objects: where a format's cells are texts, theirs are JSON."""
+        fields = self.encoding.fields
+        keys = shape_of(self.encoding).structured
+        return tuple(sorted({fields[key] for key in keys if key in fields}))
+
+    @property
     def joins_units(self) -> bool:
         """Whether units leave tokens over, which are joined into the stream's last part."""
         return self.kind.joins_units(self.encoding)

@@ -18,7 +18,7 @@ from mdsmix.convert.standing import Standing, stand
 from mdsmix.convert.unit import window_key
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import RecipeError
-from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.recipe import Recipe, SourceSpec, StreamSpec
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import Unit
 from mdsmix.storage import locate, together
@@ -60,7 +60,7 @@ def planned_jobs(
     jobs = [
         (
             make_job(recipe, stream, tokenizer, options.limit),
-            sources.find(source.path, recipe.folder),
+            sources.find(source.path, recipe.folder, read_as(source)),
         )
         for stream, source in streams
     ]
@@ -68,6 +68,15 @@ def planned_jobs(
     standings = together(stand, [job for job, _ in jobs])
     refuse_replacing(jobs, standings, options.reencode)
     return [(*planned, standing) for planned, standing in zip(jobs, standings, strict=True)]
+
+
+def read_as(source: SourceSpec) -> sources.ReadAs:
+    """What the recipe says of how the files are read."""
+    return sources.ReadAs(
+        format=source.format or "",
+        header=tuple(source.header or ()),
+        split_by=source.split_by or "",
+    )
 
 
 def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
@@ -81,6 +90,11 @@ def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
         raise RecipeError("no stream of the recipe has a source, so there is nothing to convert.")
     wanted = set(only or names)
     return [s for s in recipe.sourced if wanted & {s.name, s.held_out_of}]
+
+
+def plan(job: Job, files: list[sources.SourceFile]) -> list[Unit]:
+    """The work units of the stream."""
+    return sources.plan(files, fields=job.fields_read, parsed=job.fields_parsed)
 
 
 def source_hashes(job: Job, options: Options) -> SourceHashCache:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from mdsmix import sources
 from mdsmix.convert.guard import listed, published_manifest, why_rebuilt
 from mdsmix.convert.job import Job, on_day, with_versions
-from mdsmix.convert.planning import Options, planned_jobs, source_hashes
+from mdsmix.convert.planning import Options, plan, planned_jobs, source_hashes
 from mdsmix.convert.publish import is_published
 from mdsmix.convert.put import is_put
 from mdsmix.convert.standing import Standing
@@ -36,7 +36,7 @@ def _preview_stream(
         return
     old = published_manifest(job, standing, options.reencode)
     job = on_day(job, old.encoding.date_string if old else None)
-    units, cache = sources.plan(files, fields=job.fields_read), source_hashes(job, options)
+    units, cache = plan(job, files), source_hashes(job, options)
     known = {unit: cache.content(unit) for unit in units}
     contents = {unit: content or sources.content_of(unit) for unit, content in known.items()}
     is_known = bool(old) and None not in known.values()

@@ -21,6 +21,7 @@ from mdsmix.convert.planning import (
     Options,
     Planned,
     is_up_to_date,
+    plan,
     planned_jobs,
     source_hashes,
 )
@@ -112,7 +113,7 @@ def _convert_stream(
     job: Job, files: list[sources.SourceFile], standing: Standing, run: _Run
 ) -> Outcome:
     began, options, watcher = time.monotonic(), run.options, run.watcher
-    units, cache = sources.plan(files, fields=job.fields_read), source_hashes(job, options)
+    units, cache = plan(job, files), source_hashes(job, options)
     old = published_manifest(job, standing, options.reencode)
     unequal = known_unequal(job.tokenizer)
     job = on_day(job, old.encoding.date_string if old else None)

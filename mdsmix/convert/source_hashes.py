@@ -20,7 +20,7 @@ import xxhash
 
 from mdsmix.encode.tokenizer import cache_folder, keep_in_cache
 from mdsmix.errors import Unreachable
-from mdsmix.sources import Content, Unit, Window
+from mdsmix.sources import BY_NAME, Content, Unit, Window
 
 
 @dataclass(slots=True)
@@ -104,5 +104,7 @@ def _line(unit: str, windows: Collection[Window], files: Collection[str] | None)
 
 def fingerprint(unit: Unit) -> str:
     files = [[f.location.url, f.stat.size, f.stat.stamp] for f in unit.files]
-    fields = [unit.fields] if unit.fields else []
-    return xxhash.xxh128_hexdigest(orjson.dumps([files, unit.start, unit.end, *fields]))
+    read_as = unit.files[0].read_as  # a recipe says it of all files of a stream
+    more: list[Any] = [unit.fields] if unit.fields else []
+    more += [asdict(read_as)] if read_as != BY_NAME else []
+    return xxhash.xxh128_hexdigest(orjson.dumps([files, unit.start, unit.end, *more]))

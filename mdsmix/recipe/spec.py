@@ -58,6 +58,12 @@ class SourceSpec:
     "How a record is written, where the fields do not tell."
     joined_by: str = "\n"
     "Alpaca: what stands between instruction and input."
+    format: str | None = field(default=None, metadata=also_called("type", "file_type"))
+    "What the files are, where their names do not tell: jsonl, parquet, csv, ..."
+    header: list[str] | None = field(default=None, metadata=also_called("columns", "names"))
+    "The fields of csv and tsv files whose first line does not name them."
+    split_by: Literal["file", "line", "paragraph"] | None = None
+    "Of text files: what is a document."
 
     @property
     def fields(self) -> dict[str, str]:

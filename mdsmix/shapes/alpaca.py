@@ -68,6 +68,7 @@ SHAPE = Shape(
     gives=Conversation,
     fields=("instruction", "output"),
     optional=("input", "history", "system"),
+    structured=("history",),
     options=("joined_by",),
     read=read,
 )

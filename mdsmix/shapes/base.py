@@ -29,6 +29,8 @@ class Shape:
     from them. Where the shape is named and no field is, each field bears its key's name."""
     optional: tuple[str, ...] = ()
     "Keys of fields that a record may lack."
+    structured: tuple[str, ...] = ()
+    "Those of its keys whose values are lists or objects: where cells can only be texts, as in csv, theirs are JSON."
     options: tuple[str, ...] = ()
     "Keys of the source or the stream that say how it is read: `read` takes them by name where they are not at their defaults."
     read: Callable[..., Any]

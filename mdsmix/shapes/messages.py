@@ -76,4 +76,10 @@ def _message_fault(message: Any) -> str | None:
     return None
 
 
-SHAPE = Shape(name="messages", gives=Conversation, fields=("messages",), read=read)
+SHAPE = Shape(
+    name="messages",
+    gives=Conversation,
+    fields=("messages",),
+    structured=("messages",),
+    read=read,
+)

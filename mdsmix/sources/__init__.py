@@ -14,15 +14,17 @@ from mdsmix.sources.base import Origin
 from mdsmix.sources.batches import BadRecord, RecordBatch, content_of, read
 from mdsmix.sources.content import Content, Digests, Window, file_hash
 from mdsmix.sources.find import find
-from mdsmix.sources.plan import counted_key, most_records, plan, shown_unit, size_of
-from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit
+from mdsmix.sources.plan import counted_key, most_records, plan, prepare, shown_unit, size_of
+from mdsmix.sources.units import BY_NAME, WINDOW_BYTES, ReadAs, SourceFile, Unit
 
 __all__ = [
+    "BY_NAME",
     "WINDOW_BYTES",
     "BadRecord",
     "Content",
     "Digests",
     "Origin",
+    "ReadAs",
     "RecordBatch",
     "SourceFile",
     "Unit",
@@ -33,6 +35,7 @@ __all__ = [
     "find",
     "most_records",
     "plan",
+    "prepare",
     "read",
     "shown_unit",
     "size_of",

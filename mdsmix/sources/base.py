@@ -83,6 +83,8 @@ class Format(ABC):
     "How many times its stored size a file counts when it is planned; 1: it is stored as it is read."
     reads_fields: ClassVar[bool] = False
     "Only the fields that are asked for are read, so what a file is known by depends on them."
+    cells_are_texts: ClassVar[bool] = False
+    "A field holds a text whatever it means, so that lists and objects are written as JSON in it."
     counted: ClassVar[str] = ""
     "The key of a place that counts from the split's start, where only what stands before tells the true number."
 
@@ -91,6 +93,13 @@ class Format(ABC):
     ) -> Iterable[tuple[int, int | None]]:
         """A large file as splits of about a window, where they are known without reading its records; else all of it as one."""
         return [(0, None)]
+
+    def weight(self, file: SourceFile) -> int:
+        """The uncompressed bytes that a file is planned as."""
+        return file.stat.size * self.size_factor
+
+    def prepare(self) -> None:  # noqa: B027 - most take nothing
+        """Imports what reading takes: once in the run, before its workers are forked."""
 
     @abstractmethod
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:

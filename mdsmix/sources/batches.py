@@ -156,6 +156,7 @@ def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]
             window_bytes=unit.window_bytes,
             memory=memory,
             fields=unit.fields,
+            parsed=unit.parsed,
         )
         size = 0
         for block in _unchanged(file, kind.blocks(file, span)):

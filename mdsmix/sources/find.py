@@ -12,27 +12,30 @@ from itertools import islice
 
 from mdsmix.errors import RecipeError
 from mdsmix.sources.registry import FORMATS, format_of
-from mdsmix.sources.units import SourceFile
+from mdsmix.sources.units import BY_NAME, ReadAs, SourceFile
 from mdsmix.storage import Location, fixed_prefix, has_pattern, locate
 
 
-def find(paths: list[str], base: str | os.PathLike[str]) -> list[SourceFile]:
+def find(
+    paths: list[str], base: str | os.PathLike[str], read_as: ReadAs = BY_NAME
+) -> list[SourceFile]:
     """The files of the paths, globs and s3:// URLs, relative ones below `base`, each file once."""
     found: dict[str, SourceFile] = {}
     for path in paths:
-        for file in _find_one(path, base):
+        for file in _find_one(path, base, read_as):
             found.setdefault(file.location.url, file)
     return list(found.values())
 
 
-def _find_one(path: str, base: str | os.PathLike[str]) -> list[SourceFile]:
+def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[SourceFile]:
     place = _absolute(path, base)
     matches = place.expand()
     if not matches:
         raise _nothing(path, place, _root(path, base))
     files = []
     for location, stat in matches:
-        file = SourceFile(location=location, stat=stat, name=_name(location, base))
+        name = _name(location, base)
+        file = SourceFile(location=location, stat=stat, name=name, read_as=read_as)
         _check(file)
         files.append(file)
     return files

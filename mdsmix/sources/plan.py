@@ -18,23 +18,35 @@ from typing import Any
 import xxhash
 
 from mdsmix.sources.registry import format_of
-from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit
+from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit, place
+from mdsmix.storage import together
 
 
 def plan(
-    files: list[SourceFile], window_bytes: int = WINDOW_BYTES, fields: Iterable[str] = ()
+    files: list[SourceFile],
+    window_bytes: int = WINDOW_BYTES,
+    fields: Iterable[str] = (),
+    parsed: Iterable[str] = (),
 ) -> list[Unit]:
     """The units of these files, ordered by path, then offset. Empty files are in none. `fields`: all that is read of a
-    record, where it is known."""
-    files = sorted((f for f in files if f.stat.size), key=lambda file: file.name)
-    new = partial(_unit, window_bytes=window_bytes, fields=tuple(fields))
-    small = [file for file in files if _weight(file) < window_bytes]
+    record, where it is known; `parsed`: those that hold lists or objects."""
+    files = sorted((f for f in files if f.stat.size), key=place)
+    new = partial(_unit, window_bytes=window_bytes, fields=tuple(fields), parsed=tuple(parsed))
+    weights = together(_weight, files)
+    small = [f for f, weight in zip(files, weights, strict=True) if weight < window_bytes]
+    large = [f for f, weight in zip(files, weights, strict=True) if weight >= window_bytes]
     units = [new(run) for run in _runs(small, window_bytes)]
-    for file in files:
-        if _weight(file) >= window_bytes:
-            splits = format_of(file).splits(file, window_bytes, tuple(fields))
-            units += [new([file], start=start, end=end) for start, end in splits]
-    return sorted(units, key=lambda unit: (unit.name, unit.start))
+    for file, splits in zip(
+        large, together(partial(_splits, window_bytes, tuple(fields)), large), strict=True
+    ):
+        units += [new([file], start=start, end=end) for start, end in splits]
+    return sorted(units, key=lambda unit: unit.place)
+
+
+def _splits(
+    window_bytes: int, fields: tuple[str, ...], file: SourceFile
+) -> list[tuple[int, int | None]]:
+    return list(format_of(file).splits(file, window_bytes, fields))
 
 
 def size_of(files: Iterable[SourceFile]) -> int:
@@ -54,19 +66,33 @@ def shown_unit(unit: Unit) -> str:
     return unit.name + more + start
 
 
+def prepare(units: Iterable[Unit]) -> None:
+    """Imports what reading these units takes, before workers are forked that would each do so."""
+    for kind in {id(kind): kind for unit in units for kind in map(format_of, unit.files)}.values():
+        kind.prepare()
+
+
 def counted_key(unit: Unit) -> str:
     """The key of a place that counts from the unit's start; "" where the format tells places without counting."""
     return format_of(unit.files[0]).counted
 
 
-def _unit(files: list[SourceFile], fields: tuple[str, ...], **split: Any) -> Unit:
+def _unit(
+    files: list[SourceFile], fields: tuple[str, ...], parsed: tuple[str, ...], **split: Any
+) -> Unit:
     reads_fields = any(format_of(file).reads_fields for file in files)
-    return Unit(files=tuple(files), fields=fields if reads_fields else (), **split)
+    are_texts = any(format_of(file).cells_are_texts for file in files)
+    return Unit(
+        files=tuple(files),
+        fields=fields if reads_fields else (),
+        parsed=parsed if are_texts else (),
+        **split,
+    )
 
 
 def _weight(file: SourceFile) -> int:
     """The uncompressed bytes that a file is planned as."""
-    return file.stat.size * format_of(file).size_factor
+    return format_of(file).weight(file)
 
 
 def _runs(files: list[SourceFile], window_bytes: int) -> Iterator[list[SourceFile]]:

@@ -9,6 +9,7 @@ from mdsmix.sources.base import Format
 from mdsmix.sources.inflate import PACKINGS
 from mdsmix.sources.jsonl import Jsonl
 from mdsmix.sources.units import SourceFile
+from mdsmix.words import hint
 
 
 def _packed_or_not(new: Callable[[str], Format], *suffixes: str) -> dict[str, Format]:
@@ -33,9 +34,15 @@ OTHERS = {
 UNKNOWN = "where it holds a JSON value a line rename it to .jsonl, else convert it to that"
 
 
+NAMED = {"jsonl": ".jsonl"}
+"What a recipe's `source.format` says -> the suffix of such files."
+
+
 def format_of(file: SourceFile) -> Format:
-    """RecipeError where no format has the file's suffix."""
+    """RecipeError where no format has the file's suffix, or the name that the recipe gives."""
     _, *parts = file.name.lower().rpartition("/")[2].split(".")
+    if name := file.read_as.format:
+        return _named(name, f".{parts[-1]}" if parts else "")
     for known in (f".{'.'.join(parts[-2:])}", f".{parts[-1]}" if parts else ""):
         if known in FORMATS:
             return FORMATS[known]
@@ -44,3 +51,11 @@ def format_of(file: SourceFile) -> Format:
         f"the source file {file.name} has no suffix that mdsmix reads ({', '.join(FORMATS)}): "
         f"{OTHERS.get(other, UNKNOWN)}, or narrow the pattern that found it"
     )
+
+
+def _named(name: str, suffix: str) -> Format:
+    """The format that a recipe names; what the file ends in tells only whether it is packed."""
+    if name not in NAMED:
+        raise RecipeError(f"source.format is {name!r}; {hint(name, list(NAMED))}")
+    packed = NAMED[name] + (suffix if suffix in PACKINGS else "")
+    return FORMATS.get(packed) or FORMATS[NAMED[name]]

@@ -21,12 +21,31 @@ BLOCK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAs:
+    """What a recipe says of how files are read, where their names and contents do not."""
+
+    format: str = ""
+    "A format's name; none: by the file's suffix."
+    header: tuple[str, ...] = ()
+    "The fields of a table without a line that names them."
+    split_by: str = ""
+    "Of plain text: what is a record."
+
+
+BY_NAME = ReadAs()
+"A recipe that says nothing of it."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
     """One file as it was found. `name` is its path from the recipe's folder, or its URL in a bucket."""
 
     location: Location
     stat: Stat
     name: str
+    read_as: ReadAs = BY_NAME
+    order: str = ""
+    "By which files are ordered, where their names do not tell."
     held: bytes | None = None
     "All of it, where it was fetched before it is read."
 
@@ -41,6 +60,11 @@ class SourceFile:
         if self.held is not None:
             return io.BytesIO(self.held)
         return self.location.open_random(self.stat, ahead)
+
+
+def place(file: SourceFile) -> str:
+    """By which files are ordered."""
+    return file.order or file.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +82,18 @@ class Unit:
     window_bytes: int = WINDOW_BYTES
     fields: tuple[str, ...] = ()
     "What is read of each record, where a format of its files reads by fields; none named: all of it."
+    parsed: tuple[str, ...] = ()
+    "Fields that hold lists or objects: where a format's cells are texts, theirs are JSON."
 
     @property
     def name(self) -> str:
-        """The path of the first file, by which units are ordered, then by `start`."""
+        """The path of the first file."""
         return self.files[0].name
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """By which units are ordered."""
+        return place(self.files[0]), self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +108,7 @@ class Span:
     memory: int = 4 << 30
     "Bytes that whoever reads may hold: half of them for what a compressed file says it needs."
     fields: tuple[str, ...] = ()
+    parsed: tuple[str, ...] = ()
     "The unit's."
 
     def window_of(self, position: int) -> int:
