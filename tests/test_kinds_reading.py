@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from mdsmix.kinds.reading import Reading
 from mdsmix.ragged import Ragged
 from mdsmix.record import Document
 from mdsmix.shapes import SHAPES
+from mdsmix.shapes.where import parse_where
 
 BAD: dict[str, Any] = {
     "missing_field": {"t": "x"},
@@ -51,3 +53,51 @@ def test_every_record_is_a_row_or_has_its_reason_at_its_place(drawn: list[str]) 
     assert len(encoded.rejected) == len(expected)
     lengths = [len(word) for i, word in enumerate(drawn) if i not in expected]
     assert encoded.columns["tokens"].values.tolist() == lengths
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "lang": st.sampled_from(["en", "de", None]),
+                "text": st.sampled_from(["ab", "c!", None]),
+            }
+        )
+    )
+)
+def test_a_condition_leaves_records_out_before_the_shape_sees_them(
+    drawn: list[dict[str, Any]],
+) -> None:
+    records = [{"id": n, "in": [record]} for n, record in enumerate(drawn)]
+    where = parse_where("field('in[0].lang') == 'en'")
+    reading = Reading(SHAPES["text"], {"text": "in[0].text"}, Refusing(), where=where, id="id")
+    encoded = reading.encode(records)
+    expected: dict[int, Any] = {}
+    for n, record in enumerate(drawn):
+        if record["lang"] != "en":
+            expected[n] = ("where", True, None)
+        elif record["text"] is None:
+            expected[n] = ("field_not_text", False, {"id": n})
+        elif "!" in record["text"]:
+            expected[n] = ("shouts", True, None)
+    assert {r.position: (r.reason, r.filtered, r.detail) for r in encoded.rejected} == expected
+    assert encoded.tokens == len(records) - len(expected)
+
+
+@pytest.mark.parametrize(
+    ("record", "detail"),
+    [
+        ({"id": "a7", "title": "t"}, {"id": "a7", "missing": "body"}),
+        ({"id": ["no", "name"], "title": "t", "body": 1}, {"not text": "body"}),
+        ({"id": True, "title": "t", "body": "\ud800"}, None),
+    ],
+)
+def test_a_bad_record_has_its_name_and_what_a_template_lacks(record: Any, detail: Any) -> None:
+    reading = Reading(SHAPES["text"], {"text": "{title} {body}"}, Refusing(), id="id")
+    (bad,) = reading.encode([record]).rejected
+    assert bad.detail == detail
+
+
+def test_a_record_that_is_a_text_is_no_reason() -> None:
+    reading = Reading(SHAPES["text"], {"text": "a.b"}, Refusing(), where=parse_where("a.b == 'x'"))
+    assert [r.reason for r in reading.encode(["where", {"a": 1}]).rejected] == ["not_an_object", "where_missing_field"]  # fmt: skip

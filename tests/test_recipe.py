@@ -123,6 +123,12 @@ REFUSED = {
     "streams.web.layout=document streams.web.add_eos=false": "needs add_eos: true",
     "max_seq_len=${nothing}": "Interpolation key 'nothing' not found",
     "streams=[]": "is not a readable recipe: Cannot merge incompatible container types",
+    "streams.web.source.where=len(": "streams.web: source.where: at character 4, '(': '(' was never closed",
+    "streams.web.source.where=3": "source.where is 3; it must be text",
+    "streams.web.source.text='{a'": "streams.web: source.text: at character 1, '{a', is a brace that holds no field",
+    "streams.web.source.id='{}'": "source.id: at character 1",
+    "streams.chat.source.messages='{a}{b}'": "source.messages is '{a}{b}', a template, which makes a text",
+    "streams.web.source.filter=x": "is not a known key; did you mean where?",
     "train_loader=3": "train_loader is 3; it must be keys and values",
     "no-equals-sign": "`no-equals-sign` is no override",
 }

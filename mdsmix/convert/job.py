@@ -12,8 +12,8 @@ import xxhash
 from mdsmix.encode.backends import is_unequal
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
-from mdsmix.kinds import Kind, kind_of, kind_of_stream, shape_of
-from mdsmix.kinds.registry import make_encoding
+from mdsmix.kinds import Kind, kind_of, kind_of_stream
+from mdsmix.kinds.registry import fields_parsed, fields_read, make_encoding
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.mds import Layout
@@ -73,16 +73,13 @@ class Job:
 
     @property
     def fields_read(self) -> tuple[str, ...]:
-        """The fields of a record that its shape asks for; none where a shape does not say and so is given all."""
-        fields = self.encoding.fields if shape_of(self.encoding).fields else {}
-        return tuple(sorted(set(fields.values())))
+        """The names at the top of a record that are read; none where a shape does not say and so is given all."""
+        return tuple(sorted(fields_read(self.encoding)))
 
     @property
     def fields_parsed(self) -> tuple[str, ...]:
         """Those of them that hold lists or objects: where a format's cells are texts, theirs are JSON."""
-        fields = self.encoding.fields
-        keys = shape_of(self.encoding).structured
-        return tuple(sorted({fields[key] for key in keys if key in fields}))
+        return tuple(sorted(fields_parsed(self.encoding)))
 
     @property
     def joins_units(self) -> bool:

@@ -9,13 +9,15 @@ from functools import partial
 from typing import Any
 
 from mdsmix.encode.backends import Backend
-from mdsmix.encode.base import Encoded, Encoder, Rejected
+from mdsmix.encode.base import Detail, Encoded, Encoder, Rejected
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.holdout import Holdout
 from mdsmix.kinds.noticed import Noticed
-from mdsmix.kinds.registry import kind_of, shape_of
+from mdsmix.kinds.registry import fields_read, kind_of, shape_of
 from mdsmix.record import Document
 from mdsmix.shapes import Fields, Shape
+from mdsmix.shapes.fields import UNFOUND, derived, lacking, value_at
+from mdsmix.shapes.where import LEFT_OUT, Where, parse_where
 from mdsmix.shards.manifest import Encoding
 
 
@@ -30,21 +32,57 @@ class Reading:
     "Of the shape, those that are not at their defaults."
     noticed: Noticed = field(default_factory=Noticed)
     holdout: Holdout | None = None
+    where: Where | None = None
+    "Records that do not match are left out before the shape sees them."
+    id: str | None = None
+    "The field by which a bad record is named."
 
     def encode(self, records: Sequence[Any]) -> Encoded:
         """The samples of the records; `rejected` names positions among them."""
-        read, fields = partial(self.shape.read, **self.options), self.fields
         self.noticed.look_at_fields(records)
-        found = [read(record, fields) for record in records]
+        found = self._read(records)
         if str not in set(map(type, found)) and self.holdout is None:  # nearly every batch
-            return self._encode(found)
-        rejected = [Rejected(i, why, False) for i, why in enumerate(found) if type(why) is str]
+            return self._explained(self._encode(found), records)
+        rejected = [
+            Rejected(i, why, why in LEFT_OUT) for i, why in enumerate(found) if type(why) is str
+        ]
         rejected += self._left_out(found)
         out = {each.position for each in rejected}
         good = [i for i in range(len(found)) if i not in out]
         encoded = self._encode([found[i] for i in good])
         rejected += [replace(each, position=good[each.position]) for each in encoded.rejected]
-        return replace(encoded, rejected=rejected)
+        return self._explained(replace(encoded, rejected=rejected), records)
+
+    def _read(self, records: Sequence[Any]) -> list[Any]:
+        """What the shape makes of each; the fields of a recipe that are plain names and no more cost nothing here."""
+        read, fields = partial(self.shape.read, **self.options), self.fields
+        where, derive = self.where, derived(fields.values())
+        if where is None and derive is None:
+            return [read(record, fields) for record in records]
+        found = []
+        for record in records:
+            why = where and where.refused(record)
+            if not why and derive and type(record) is dict:
+                record = derive(record)
+                why = record if type(record) is str else None
+            found.append(why or read(record, fields))
+        return found
+
+    def _explained(self, encoded: Encoded, records: Sequence[Any]) -> Encoded:
+        """With the names of bad records, and which part of a path or a template they lack."""
+        rejected = [
+            each if each.filtered else replace(each, detail=self._detail(each, records))
+            for each in encoded.rejected
+        ]
+        return replace(encoded, rejected=rejected) if rejected else encoded
+
+    def _detail(self, bad: Rejected, records: Sequence[Any]) -> Detail | None:
+        record, detail = records[bad.position], dict[str, str | int]()
+        if self.id and type(name := value_at(self.id, record)) in (str, int):
+            detail["id"] = name
+        if bad.reason in UNFOUND:
+            detail |= lacking(self.fields.values(), record)
+        return {**detail, **(bad.detail or {})} or None
 
     def _left_out(self, found: list[Any]) -> Iterator[Rejected]:
         """The records that are on the other side of the holdout."""
@@ -62,7 +100,7 @@ class Reading:
 def open_reading(encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> Reading:
     """What turns the raw records of a stream into its samples."""
     encoder = kind_of(encoding).open_encoder(encoding, tokenizer, backend)
-    noticed = Noticed(encoding.fields.values())
+    noticed = Noticed(fields_read(encoding))
     holdout = encoding.holdout and Holdout(Fraction(encoding.holdout), encoding.held_out)
     return Reading(
         shape=shape_of(encoding),
@@ -71,4 +109,6 @@ def open_reading(encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> 
         options=encoding.shape_options,
         noticed=noticed,
         holdout=holdout or None,
+        where=parse_where(encoding.where) if encoding.where else None,
+        id=encoding.id,
     )

@@ -13,6 +13,8 @@ from mdsmix.kinds.pairs import Pairs
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, share_of
 from mdsmix.shapes import SHAPES, Shape, find_shape
+from mdsmix.shapes.fields import Field, parse
+from mdsmix.shapes.where import Where, parse_where
 from mdsmix.shards.manifest import Encoding
 
 KINDS: list[Kind] = [Pretraining(), Pairs(), Conversations()]
@@ -64,6 +66,27 @@ def kind_of(encoding: Encoding) -> Kind:
     return max(found or kinds_of_word(encoding.kind), key=KINDS.index)
 
 
+def fields_read(encoding: Encoding) -> frozenset[str]:
+    """The names at the top of a record that are read; none where the shape does not say, and so is given all of it."""
+    if not shape_of(encoding).fields:
+        return frozenset()
+    return frozenset[str]().union(*(read.roots for read in _reads(encoding)))
+
+
+def fields_parsed(encoding: Encoding) -> frozenset[str]:
+    """Those of them that hold lists or objects: where a format's cells are texts, theirs are JSON."""
+    keys = shape_of(encoding).structured
+    structured = {encoding.fields[key] for key in keys if key in encoding.fields}
+    return frozenset(structured).union(*(read.entered for read in _reads(encoding)))
+
+
+def _reads(encoding: Encoding) -> Iterator[Field | Where]:
+    """All that looks at a record by the names of its fields."""
+    yield from map(parse, filter(None, (*encoding.fields.values(), encoding.id)))
+    if encoding.where:
+        yield parse_where(encoding.where)
+
+
 def _shapes(encoding: Encoding) -> Iterator[Shape]:
     if encoding.shape:
         yield SHAPES[encoding.shape]
@@ -94,6 +117,8 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
         fields=(fields := fields_of(source, shape)),
         shape=shape.name if find_shape(None, fields) is not shape else None,
         shape_options={key: value for key, value in options_given(stream) if key in shape.options},
+        where=source.where,
+        id=source.id,
     )
     if stream.holdout is not None:
         share = str(share_of(stream.holdout))

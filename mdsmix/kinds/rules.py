@@ -16,6 +16,9 @@ from mdsmix.kinds.registry import (
 )
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe
 from mdsmix.shapes import SHAPES, Shape
+from mdsmix.shapes.fields import BadField, parse
+from mdsmix.shapes.where import BadCondition, parse_where
+from mdsmix.typed import brief
 from mdsmix.words import hint
 
 
@@ -39,6 +42,7 @@ def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     assert source is not None
     if source.shape and source.shape not in SHAPES:
         yield f"source.shape is {source.shape!r}; {hint(source.shape, list(SHAPES))}"
+    yield from _unreadable(source)
     kind = kind_of_stream(stream)
     if kind is None:
         yield _no_kind(stream, source)
@@ -47,6 +51,23 @@ def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     yield from _foreign_keys(kind, stream)
     yield from _foreign_options(stream, source)
     yield from kind.contradictions(recipe, stream)
+
+
+def _unreadable(source: SourceSpec) -> Iterator[str]:
+    """Fields and a condition that say nothing."""
+    shape = shape_of_source(source)
+    for key, name in {**source.fields, "id": source.id}.items():
+        try:
+            is_template = name is not None and parse(name).is_template
+            if is_template and shape and key in shape.structured:
+                yield f"source.{key} is {brief(name)}, a template, which makes a text: name the field that holds the list."
+        except BadField as error:
+            yield f"source.{key}: {error}."
+    try:
+        if source.where is not None:
+            parse_where(source.where)
+    except BadCondition as error:
+        yield f"source.where: {error}."
 
 
 def _no_kind(stream: StreamSpec, source: SourceSpec) -> str:

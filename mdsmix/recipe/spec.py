@@ -12,8 +12,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-NO_FIELDS = ("path", "shape", "joined_by")
-"The keys of a source that name no field of a record."
+NO_FIELDS = ("path", "shape", "joined_by", "format", "header", "split_by", "where", "id")
+"The keys of a source that name no field that its shape reads."
 
 
 def also_called(*names: str) -> Mapping[str, Any]:
@@ -64,6 +64,10 @@ class SourceSpec:
     "The fields of csv and tsv files whose first line does not name them."
     split_by: Literal["file", "line", "paragraph"] | None = None
     "Of text files: what is a document."
+    where: str | None = field(default=None, metadata=also_called("filter", "condition", "if"))
+    "A condition on its fields: a record that does not match is left out, and counted."
+    id: str | None = field(default=None, metadata=also_called("key", "uid", "_id"))
+    "The field that names a record, for the quarantine."
 
     @property
     def fields(self) -> dict[str, str]:

@@ -85,6 +85,10 @@ class Encoding:
     "How a record is written, where the fields do not tell."
     shape_options: dict[str, Any] = field(default_factory=dict)
     "Settings of the shape that are not at their defaults."
+    where: str | None = None
+    "The condition under which a record was taken."
+    id: str | None = None
+    "The field that names a record."
     compact: bool = False
     "Conversations flattened into input_ids and labels: trains right under none/last only."
     date_string: str | None = None

@@ -17,7 +17,16 @@ from mdsmix.shards.manifest import Encoding, Manifest, TokenizerCard
 
 DECISIVE = ("loader", "decoder_only_format", "target_prompts", "target_responses")
 "Keys of Encoding; of pretraining samples only the loader matters, for the others speak of turns."
-BY_THE_WAY = ("layout", "add_bos", "add_eos", "min_tokens", "max_tokens", "date_string")
+BY_THE_WAY = (
+    "layout",
+    "add_bos",
+    "add_eos",
+    "min_tokens",
+    "max_tokens",
+    "date_string",
+    "where",
+    "id",
+)
 "Keys that are null where streams differ."
 
 

@@ -1,0 +1,187 @@
+"""A recipe's fields beyond a plain name: a path into nested records (`meta.body`, `conversations[0].value`), and a template
+over several (`"{title}\\n\\n{body}"`).
+
+They are put under the recipe's own words into a copy of the record, so a shape reads every field by its name, and a plain
+name costs nothing. A field that is named just so wins: `meta.body` is that field in a record that has it, and else `body` in
+`meta`; so is whatever is no path, such as `score[en]`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+_NAME = r"[^.\[\]{}]+"
+_STEP = _NAME + r"(?:\[-?\d{1,9}\])*"
+_PATH = re.compile(rf"{_STEP}(?:\.{_STEP})*")
+_STEPS = re.compile(r"\[(-?\d+)\]|(" + _NAME + ")")
+_PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[^{}]+")
+_BRACES = {"{{": "{", "}}": "}"}
+
+
+UNFOUND = ("missing_field", "field_not_text")
+"Reason codes of a record in which a field is not there, or holds no text."
+
+
+class BadField(ValueError):
+    """A field of a recipe that cannot be read as a path or a template; the message says where it is wrong."""
+
+
+class Unfound(Exception):
+    """A record lacks what a field names.
+
+    Args:
+        reason: one of UNFOUND.
+        names: the paths that are not there, or hold no text.
+    """
+
+    def __init__(self, reason: str, names: list[str]) -> None:
+        super().__init__(reason, names)
+        self.reason, self.names = reason, names
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What a recipe says of one field."""
+
+    name: str
+    "As the recipe says it."
+    roots: frozenset[str]
+    "The names at the top of a record that it reads."
+    find: Callable[[Mapping[str, Any]], Any]
+    "Its value in a record; Unfound."
+    entered: frozenset[str] = frozenset()
+    "Those of the roots that it goes into: they hold lists or objects."
+    is_plain: bool = False
+    is_template: bool = False
+
+
+@lru_cache(maxsize=256)
+def parse(field: str) -> Field:
+    """A field as a recipe names it; BadField where it is a template that cannot be read."""
+    if "{" in field or "}" in field:
+        return _template(field)
+    if _PATH.fullmatch(field) and ("." in field or "[" in field):
+        return path(field, [int(index) if index else name for index, name in _STEPS.findall(field)])
+    return Field(field, frozenset([field]), lambda record: _of(record, field), is_plain=True)
+
+
+def path(name: str, steps: Sequence[Any]) -> Field:
+    """A path of these steps, names and places in lists; a field of its whole name wins."""
+
+    def find(record: Mapping[str, Any]) -> Any:
+        if name in record:
+            return record[name]
+        value: Any = record
+        try:
+            for step in steps:
+                if type(value) is not (dict if type(step) is str else list):
+                    raise LookupError  # a letter of a text is no item of a list
+                value = value[step]
+        except LookupError:
+            raise Unfound("missing_field", [name]) from None
+        return value
+
+    root = frozenset([str(steps[0])])
+    return Field(name, root | {name}, find, entered=root if len(steps) > 1 else frozenset())
+
+
+def _of(record: Mapping[str, Any], name: str) -> Any:
+    if name not in record:
+        raise Unfound("missing_field", [name])
+    return record[name]
+
+
+def _template(template: str) -> Field:
+    """Texts and fields in braces; all its fields must be there and hold text, or no text is made of a part of them."""
+    pieces = [(text, parse(name) if name else None) for text, name in _pieces(template)]
+    fields = [field for _, field in pieces if field]
+
+    def find(record: Mapping[str, Any]) -> Any:
+        if template in record:
+            return record[template]
+        said, lacking = list[str](), dict[str, list[str]]()
+        for text, field in pieces:
+            said.append(text)
+            try:
+                if field:
+                    said.append(_text(field, record))
+            except Unfound as unfound:
+                lacking.setdefault(unfound.reason, []).extend(unfound.names)
+        for reason in filter(lacking.__contains__, UNFOUND):
+            raise Unfound(reason, list(dict.fromkeys(lacking[reason])))
+        return "".join(said)
+
+    roots = frozenset([template]).union(*(field.roots for field in fields))
+    entered = frozenset[str]().union(*(field.entered for field in fields))
+    return Field(template, roots, find, entered, is_template=True)
+
+
+def _text(field: Field, record: Mapping[str, Any]) -> str:
+    value = field.find(record)
+    if type(value) is not str:
+        raise Unfound("field_not_text", [field.name])
+    return value
+
+
+def _pieces(template: str) -> Iterator[tuple[str, str]]:
+    """(text, "") and ("", name of a field) in their order."""
+    end = 0
+    while end < len(template):
+        found = _PIECE.match(template, end)
+        if not found or found[0] == "{}":
+            raise BadField(
+                f"at character {end + 1}, {template[end : end + 20]!r}, is a brace that holds no field: {{title}} is a field, "
+                "{{ and }} are braces"
+            )
+        yield _BRACES.get(found[0], found[0] if found[1] is None else ""), found[1] or ""
+        end = found.end()
+
+
+Derive = Callable[[Any], Any]
+
+
+def derived(names: Iterable[str]) -> Derive | None:
+    """What puts the values of paths and templates into a copy of a record, under the names that the recipe gives them; None
+    where all are plain names. It answers the reason code (a str) of a template that a record lacks a part of."""
+    fields = [field for name in names if not (field := parse(name)).is_plain]
+    if not fields:
+        return None
+
+    def derive(record: Any) -> Any:
+        if type(record) is not dict:
+            return record
+        found = dict(record)
+        for field in fields:
+            try:
+                found[field.name] = field.find(record)
+            except Unfound as unfound:
+                if field.is_template:
+                    return unfound.reason
+        return found
+
+    return derive
+
+
+def value_at(name: str, record: Any) -> Any:
+    """The value of a field; None where a record lacks it."""
+    try:
+        return parse(name).find(record) if type(record) is dict else None
+    except Unfound:
+        return None
+
+
+def lacking(names: Iterable[str], record: Any) -> dict[str, str]:
+    """Of a bad record: which parts of paths and templates are not there, or hold no text; nothing of plain names."""
+    said: dict[str, list[str]] = {}
+    for field in map(parse, names):
+        try:
+            if not field.is_plain and type(record) is dict:
+                field.find(record)
+        except Unfound as unfound:
+            what = "missing" if unfound.reason == UNFOUND[0] else "not text"
+            said.setdefault(what, []).extend(unfound.names)
+    return {what: ", ".join(names) for what, names in said.items()}

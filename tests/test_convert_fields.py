@@ -1,0 +1,125 @@
+"""Paths, templates, conditions and names of records, through a whole conversion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.convert.job import make_job, settings_hash
+from mdsmix.encode.tokenizer import open_tokenizer
+from mdsmix.kinds import open_recipe
+from tests.converting import (
+    chats,
+    documents,
+    encoder,
+    manifest_of,
+    mdsmix,
+    pairs,
+    quarantined,
+    run_recipe,
+    token_rows,
+    write_jsonl,
+    write_recipe,
+)
+
+RECORDS: list[Any] = [
+    {"meta": {"id": "a", "lang": "en"}, "title": "One", "body": "first words"},
+    {"meta": {"id": "b", "lang": "de"}, "title": "Zwei", "body": "zweite"},
+    {"meta": {"id": "c", "lang": "en"}, "title": "Three"},
+    {"meta": {"id": "d"}, "title": "Four", "body": "x"},
+    {"meta": {"id": "e", "lang": "en"}, "title": "Five", "body": "fifth words", "lost": 1},
+    {"meta": {"id": "f", "lang": 3}, "title": "Six", "body": "sixth words"},
+    "no object",
+]
+
+
+def recipe_of(folder: Path, tokenizer: Path, **source: Any) -> Path:
+    stream = documents(write_jsonl(folder / "a.jsonl", RECORDS), layout="document")
+    stream["source"] |= source
+    return write_recipe(folder, tokenizer, max_seq_len=64, streams={"web": stream})
+
+
+def test_a_template_a_condition_and_a_name_make_rows_counts_and_a_quarantine(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    recipe = recipe_of(
+        tmp_path,
+        tokenizer_folder,
+        text="{title}\n\n{body}",
+        where="meta.lang >= 'en'",
+        id="meta.id",
+    )
+    answer = mdsmix("convert", recipe)
+    assert answer.code == 0, answer.err
+    published = tmp_path / "out/web/train"
+    ids = encoder(tokenizer_folder)
+    end = token_rows(published)[0][-1]
+    said = ["One\n\nfirst words", "Five\n\nfifth words"]
+    assert token_rows(published) == [[*ids(text), end] for text in said]
+    records = manifest_of(published).records
+    assert records.adds_up
+    assert records.read == len(RECORDS)
+    assert records.filtered == {"where": 1, "where_missing_field": 1, "where_not_comparable": 1}
+    assert records.quarantined == {"missing_field": 1, "not_an_object": 1}
+    assert records.unread == {"lost": 1}, "what a path, a template or a condition reads is read"
+    bad = quarantined(published)
+    assert [record.get("detail") for record in bad] == [{"id": "c", "missing": "body"}, None]
+    shown = mdsmix("quarantine", published).out
+    assert "id: c" in shown
+    assert "missing: body" in shown
+
+
+def test_a_path_reads_what_a_plain_name_reads(tmp_path: Path, tokenizer_folder: Path) -> None:
+    says = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}]
+    flat = [{"q": "Which?", "a": "This.", "m": says}] * 3
+    write_jsonl(tmp_path / "flat.jsonl", flat)
+    write_jsonl(tmp_path / "deep.jsonl", [{"data": [{"deep": record}]} for record in flat])
+    streams = {
+        "pairs": pairs(tmp_path / "flat.jsonl"),
+        "chats": chats(tmp_path / "flat.jsonl"),
+        "deep_pairs": pairs(tmp_path / "deep.jsonl"),
+        "deep_chats": chats(tmp_path / "deep.jsonl"),
+    }
+    for name, before in (("pairs", ""), ("deep_pairs", "data[0].deep.")):
+        streams[name]["source"] |= {"prompt": f"{before}q", "response": f"{before}a"}
+    for name, before in (("chats", ""), ("deep_chats", "data[-1].deep.")):
+        streams[name]["source"] |= {"messages": f"{before}m"}
+    run_recipe(write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64))
+    rows = {name: token_rows(tmp_path / "out" / name / "train") for name in streams}
+    assert len(rows["pairs"]) == len(rows["chats"]) == 3
+    assert rows["pairs"] == rows["deep_pairs"]
+    assert rows["chats"] == rows["deep_chats"]
+
+
+def test_only_what_is_given_is_part_of_a_units_key(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """The key without a condition or a name is the one that such a stream always had."""
+
+    def key(**source: Any) -> tuple[str, set[str]]:
+        recipe = open_recipe(recipe_of(tmp_path, tokenizer_folder, **source))
+        job = make_job(recipe, recipe.streams["web"], open_tokenizer(recipe.tokenizer), None)
+        assert {"where", "id"} & job.encoding.stated.keys() == source.keys() - {"text"}
+        parsed = {"meta"} if "meta" in str(source) else set()
+        assert set(job.fields_parsed) == parsed, "a cell of csv that a path goes into is JSON"
+        return settings_hash(job), set(job.fields_read)
+
+    plain, read = key()
+    assert read == {"text"}
+    others = [
+        key(where="meta.lang == 'en'"),
+        key(id="meta.id"),
+        key(text="{title} {meta.x}"),
+    ]
+    assert len({plain, *(hash for hash, _ in others)}) == 4
+    roots = [{name for name in read if name.isalpha()} for _, read in others]
+    assert roots == [{"text", "meta"}, {"text", "meta"}, {"title", "meta"}]
+
+
+@pytest.mark.parametrize("where", ["lang == 'fr'", "score > 1"])
+def test_a_condition_that_leaves_nothing_is_told(
+    tmp_path: Path, tokenizer_folder: Path, where: str
+) -> None:
+    answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, text="title", where=where))
+    assert answer.code == 5
+    assert "where_missing_field" in answer.err

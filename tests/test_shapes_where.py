@@ -1,0 +1,181 @@
+"""A condition is what Python makes of it, found by Python itself over a grammar of known conditions; nothing else is let in."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdsmix.shapes.where import LEFT_OUT, BadCondition, parse_where
+
+FIELDS = ("lang", "score", "tags", "meta")
+LITERALS = st.sampled_from(
+    ["'en'", "'e'", "''", "0", "1", "-1.5", "True", "None", "['en', 1]", "['de']"]
+)
+COMPARISONS = ("==", "!=", "<", "<=", ">", ">=", "in", "not in")
+VALUES = st.sampled_from(["en", "", 0, 1, 0.5, True, None, ["en"], [], {"en": 1}])
+
+
+def operands() -> st.SearchStrategy[str]:
+    places = st.sampled_from([*FIELDS, "meta.lang", "meta['lang']", "tags[0]", "tags[-1]"])
+    return places | LITERALS | places.map("len({})".format)
+
+
+def chains() -> st.SearchStrategy[str]:
+    more = st.lists(st.tuples(st.sampled_from(COMPARISONS), operands()), min_size=1, max_size=2)
+    return st.builds(
+        lambda one, rest: " ".join([one, *(f"{op} {x}" for op, x in rest)]), operands(), more
+    )
+
+
+CONDITIONS = st.recursive(
+    chains() | operands() | st.sampled_from(["lang is None", "score is not None"]),
+    lambda part: st.one_of(
+        part.map("not ({})".format),
+        st.builds("({}) and ({})".format, part, part),
+        st.builds("({}) or ({})".format, part, part),
+    ),
+    max_leaves=4,
+)
+
+
+class Attributes(dict[str, Any]):
+    """A record's object for Python: `meta.lang` is its item."""
+
+    __getattr__ = dict.__getitem__
+
+
+def by_python(condition: str, record: dict[str, Any]) -> str | None:
+    """The reason that Python's own evaluation gives."""
+    names = {k: Attributes(v) if isinstance(v, dict) else v for k, v in record.items()}
+    # A letter of a text is no item of a list here, and a part of what has no parts is missing.
+    for place in set(re.findall(r"tags\[-?\d\]|meta\.lang|meta\['lang'\]", condition)):
+        whole = record.get(place[:4])
+        if type(whole) is not (list if place.startswith("tags") else dict):
+            condition = condition.replace(place, "MISSING")
+    try:
+        return None if eval(condition, {"__builtins__": {"len": len}}, names) else "where"
+    except (NameError, LookupError):
+        return "where_missing_field"
+    except TypeError:
+        return "where_not_comparable"
+
+
+@settings(max_examples=300)
+@given(CONDITIONS, st.dictionaries(st.sampled_from(FIELDS), VALUES | st.just({"lang": "en"})))
+def test_a_condition_says_what_python_says(condition: str, record: dict[str, Any]) -> None:
+    where = parse_where(condition)
+    assert where.refused(record) == by_python(condition, record)
+    read = {name: value for name, value in record.items() if name in where.roots}
+    assert where.refused(read) == where.refused(record), "its roots are all that it reads"
+
+
+@pytest.mark.parametrize(
+    ("condition", "kept", "reason"),
+    [
+        ("matches(url, '^https?://')", {"url": "http://x"}, "where"),
+        (r"matches(url, '\\d{2}')", {"url": "a12"}, "where"),
+        ("not matches(url, 'x')", {"url": "y"}, "where"),
+        ("exists(url) and len(url) > 3", {"url": "long"}, "where"),
+        ("lang in ('en', 'de') and lang in {'en'}", {"lang": "en"}, "where_missing_field"),
+        ("field('odd name') == 1", {"odd name": 1}, "where_missing_field"),
+        ("field('meta.n') == 1", {"meta": {"n": 1}}, "where_missing_field"),
+        ("meta.n == 1", {"meta.n": 1, "meta": {"n": 2}}, "where_missing_field"),
+        ("field('from') == 'a' \n and x", {"from": "a", "x": True}, "where_missing_field"),
+    ],
+)  # fmt: skip
+def test_what_python_has_no_word_for(condition: str, kept: dict[str, Any], reason: str) -> None:
+    where = parse_where(condition)
+    assert where.refused(kept) is None
+    other = {"url": "-"} if "url" in kept else {}
+    if "not matches" in condition:
+        other = {"url": "x"}
+    assert where.refused(other) == reason
+    assert reason in LEFT_OUT
+
+
+def test_a_field_that_is_null_does_not_exist_and_is_no_text() -> None:
+    assert parse_where("exists(a)").refused({"a": None}) == "where"
+    assert parse_where("exists(a.b)").refused({"a": 1}) == "where"
+    assert parse_where("matches(a, 'x')").refused({"a": None}) == "where_not_comparable"
+    assert parse_where("a > 1").refused({"a": "2"}) == "where_not_comparable"
+
+
+@pytest.mark.parametrize("value", [["list"], "text", None, 3])
+def test_what_is_no_object_is_left_to_its_shape(value: Any) -> None:
+    assert parse_where("a == 1").refused(value) is None
+
+
+def test_a_regular_expression_takes_time_linear_in_the_text() -> None:
+    where = parse_where("matches(a, '^(a+)+$')")
+    began = time.perf_counter()
+    assert where.refused({"a": "a" * 200_000 + "b"}) == "where"
+    assert time.perf_counter() - began < 5, "by backtracking 2^200,000 steps"
+
+
+def test_deep_values_are_compared_or_said() -> None:
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = [deep]
+    assert parse_where("a == b").refused({"a": deep, "b": [deep]}) in LEFT_OUT
+
+
+def test_a_text_without_a_utf8_form_is_no_text_to_match() -> None:
+    assert parse_where("matches(a, 'x')").refused({"a": "\ud800"}) == "where_not_comparable"
+
+
+BAD = {
+    "": "it is empty",
+    "lang = 'en'": "at character 6, \"= 'en'\"",
+    "lang == 'en' &&": "at character 15, '&': invalid syntax",
+    "lang == 'en' and 2 ** 9 ** 9": "at character 18, '2 ** 9 ** 9'",
+    "'é' == a + 1": "at character 8, 'a + 1'",
+    "'x' * 10 ** 9": "at character 1",
+    "__import__('os').system('x')": "at character 1",
+    "().__class__": "at character 1, '().__class__': only a field has parts",
+    "lang.lower() == 'en'": "at character 1",
+    "open('x')": "it may hold fields",
+    "len(a, b)": "it may hold fields",
+    "len(a, key=b)": "it may hold fields",
+    "[x for x in a]": "it may hold fields",
+    "lambda: 1": "it may hold fields",
+    "(a := 1)": "it may hold fields",
+    "f'{a}'": "it may hold fields",
+    "a if b else c": "it may hold fields",
+    "b'x' == a": "a constant is text, a number",
+    "a == 1j": "a constant is text, a number",
+    "a == ...": "a constant is text, a number",
+    "a[b]": "the place in a list is a whole number",
+    "a[0:1]": "the place in a list is a whole number",
+    "a is 1": "at character 6, '1': is compares with None alone",
+    "good == true": "at character 9, 'true': write True",
+    "a == null": "write None",
+    "matches(a, b)": "in quotes",
+    "matches(a, '(?=x)')": "RE2 does not read this regular expression: invalid perl operator",
+    "matches(a, '(')": "missing ): (",
+    "matches(a, '((a{500}){500}){500}')": "RE2 does not read this regular expression",
+    "field(a) == 1": "in quotes",
+    "field('{') == 1": "a brace that holds no field",
+    "from == 1": "at character 1",
+    "a\x00": "null byte",
+    "(" * 5_000 + "a" + ")" * 5_000: "longer than 10,000",
+    "(" * 4_000 + "a" + ")" * 4_000: "too many nested parentheses|nests too deeply",
+    "not " * 2_000 + "a": "nests",
+    "a" + ".b" * 4_900: "nests too deeply",
+    "-" * 9_000 + "1": "nests|it may hold",
+    "a == " + "9" * 5_000: "Exceeds the limit",
+    "a == '\ud800'": "surrogates|UTF-8|utf-8",
+}
+
+
+@pytest.mark.parametrize("condition", BAD, ids=lambda text: text[:30])
+def test_what_is_no_condition_is_one_sentence_with_its_place(condition: str) -> None:
+    with pytest.raises(BadCondition) as refusal:
+        parse_where(condition)
+    assert re.search(BAD[condition] if "|" in BAD[condition] else re.escape(BAD[condition]), str(refusal.value))  # fmt: skip
+    assert len(str(refusal.value)) < 400
+    assert "\n" not in str(refusal.value)
