@@ -180,6 +180,7 @@ def _convert(
             tally.add(batch, piece, encoded)
             reporter.on_progress(batch.size * len(piece) // len(batch.records), encoded.tokens)
         tally.end(batch, without)
+        noticed.look_at_columns(batch.unread, batch.unseen)
     full, totals, leftover = rows.finish()
     window = digests.window(number)  # all of it has been read now
     record = UnitRecord(
@@ -187,7 +188,7 @@ def _convert(
         backend=backend.label,
         shards=store_shards(job.folder, job.layout, full, _held(job)),
         totals=replace(totals, compared=backend.compared - compared),
-        records=replace(tally.records, unread=noticed.unread, placeholders=noticed.placeholders),
+        records=replace(tally.records, **noticed.counts),
         size=tally.size,
         lines=tally.lines,
         leftover=pack_tokens(leftover),

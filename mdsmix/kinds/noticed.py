@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mdsmix.record import Conversation, Document, Pair
@@ -21,8 +21,15 @@ class Noticed:
         self._read = frozenset(read)
         self.unread: dict[str, int] = {}
         'Field -> records in which it is there, not read, and not empty (null, "", [] or {}).'
+        self.unseen: dict[str, int] = {}
+        "Field of a columnar file -> records that have it, where nothing tells whether it is empty."
         self.placeholders: dict[str, int] = {}
         "Placeholder -> records whose texts hold it."
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """By the names that a manifest's `Records` have for them."""
+        return {"unread": self.unread, "unseen": self.unseen, "placeholders": self.placeholders}
 
     def look_at_fields(self, records: Sequence[Any]) -> None:
         """Raw records, bad ones too."""
@@ -35,6 +42,13 @@ class Noticed:
                         known = name in unread or len(unread) < MOST_FIELDS
                         name = name if known else OTHERS
                         unread[name] = unread.get(name, 0) + 1
+
+    def look_at_columns(self, filled: Mapping[str, int], unseen: Mapping[str, int]) -> None:
+        """What a format says of fields that it passed over; of those `unseen` nothing tells whether they are empty."""
+        for into, said in ((self.unread, filled), (self.unseen, unseen)):
+            for name in (name for name, count in said.items() if count):
+                known = name if name in into or len(into) < MOST_FIELDS else OTHERS
+                into[known] = into.get(known, 0) + said[name]
 
     def look_at_texts(self, records: Sequence[Any]) -> None:
         """Pairs and conversations; a document may well be about placeholders."""

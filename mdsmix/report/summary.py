@@ -162,14 +162,17 @@ def _filtered(records: Records) -> Iterator[str]:
 
 def _unread(records: Records) -> Iterator[str]:
     """What the records hold that nothing reads, or that is trained as text."""
-    fields = sorted(records.unread.items(), key=lambda field: (-field[1], field[0]))
+    # A footer counts the rows of a whole row group, and a first look reads a part of one.
+    filled = {name: min(n, records.read) for name, n in records.unread.items()}
+    fields = sorted(filled.items(), key=lambda field: (-field[1], field[0]))
     said = [f"{name} ({n:,} of {records.read:,} not empty)" for name, n in fields]
+    said += [f"{name} (not looked into)" for name in records.unseen if name not in filled]
     if said:
         more = len(said) - MOST_UNREAD
         rest = f" and {plural(more, 'field')} more" if more > 0 else ""
         yield f"fields not read: {', '.join(said[:MOST_UNREAD])}{rest}"
     for name in TELLING:
-        if n := records.unread.get(name):
+        if n := filled.get(name, 0) or records.unseen.get(name, 0):
             yield (
                 f"WARNING: {n:,} records have a field {name} that is not read, so they are trained as if it were not there: "
                 "take it into the records' text, or leave those records out"

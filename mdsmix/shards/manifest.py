@@ -121,6 +121,8 @@ class Records:
     "Reason code -> bad records, each kept in the stream's quarantine folder."
     unread: dict[str, int] = field(default_factory=dict)
     "Field that the recipe does not read -> records in which it is not empty."
+    unseen: dict[str, int] = field(default_factory=dict)
+    "The same of a columnar file, which was not looked into and does not tell: all records."
     placeholders: dict[str, int] = field(default_factory=dict)
     "Placeholder of a medium, such as <image> -> finetuning records that hold it as text."
     ways_out: dict[str, int] = field(default_factory=dict)
@@ -150,6 +152,7 @@ class Records:
             filtered=_added(self.filtered, other.filtered),
             quarantined=_added(self.quarantined, other.quarantined),
             unread=_added(self.unread, other.unread),
+            unseen=_added(self.unseen, other.unseen),
             placeholders=_added(self.placeholders, other.placeholders),
             ways_out=_added(self.ways_out, other.ways_out),
         )
@@ -266,7 +269,10 @@ class Manifest:
         return orjson.dumps(tree, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
 
 
-LATER = {"records": ("unread", "placeholders", "ways_out"), "totals": ("cut_rows", "cut_tokens")}
+LATER = {
+    "records": ("unread", "unseen", "placeholders", "ways_out"),
+    "totals": ("cut_rows", "cut_tokens"),
+}
 "Counts that were added to the format: they are written where they are not empty, so that no manifest changed."
 
 

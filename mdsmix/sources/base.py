@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -40,6 +40,9 @@ class Decoded:
     "Index among the block's items, and the reason code."
     blank: list[int]
     "Indexes of items that are nothing at all, such as empty lines."
+    unread: Mapping[str, int | None] = field(default_factory=dict)
+    """Fields that were passed over, and in how many records of this block and those behind it there is something in them; None
+    where nothing tells."""
 
 
 class Block(Protocol):

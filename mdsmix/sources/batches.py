@@ -59,6 +59,10 @@ class RecordBatch:
     "All lines or rows, blank ones too: where those of the file's next split begin to be counted."
     size: int = 0
     "Uncompressed bytes."
+    unread: dict[str, int] = field(default_factory=dict)
+    "Fields that a format passed over, and records in which there is something in them."
+    unseen: dict[str, int] = field(default_factory=dict)
+    "The same where nothing tells whether there is: all records."
     _blocks: list[_Held] = field(default_factory=list)
 
     @property
@@ -100,6 +104,9 @@ class RecordBatch:
         self.records += decoded.records
         self.count += block.count
         self.size += block.size
+        for name, filled in decoded.unread.items():
+            into, more = (self.unread, filled) if filled is not None else (self.unseen, block.count)
+            into[name] = into.get(name, 0) + more
         return len(decoded.records) + len(decoded.bad)
 
 

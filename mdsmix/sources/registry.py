@@ -8,6 +8,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.sources.base import Format
 from mdsmix.sources.inflate import PACKINGS
 from mdsmix.sources.jsonl import Jsonl
+from mdsmix.sources.parquet import Parquet
 from mdsmix.sources.units import SourceFile
 from mdsmix.words import hint
 
@@ -19,11 +20,11 @@ def _packed_or_not(new: Callable[[str], Format], *suffixes: str) -> dict[str, Fo
 
 FORMATS: dict[str, Format] = {
     **_packed_or_not(Jsonl, ".jsonl", ".ndjson", ".json"),
+    ".parquet": Parquet(),
 }
 "By suffix, in lower case, of one or two parts."
 _PANDAS = "convert it to JSON Lines first, for example by pandas.{}.to_json(OUT, orient='records', lines=True)"
 OTHERS = {
-    ".parquet": _PANDAS.format("read_parquet(FILE)"),
     ".csv": _PANDAS.format("read_csv(FILE)"),
     ".tsv": _PANDAS.format("read_csv(FILE, sep='\\t')"),
     ".arrow": _PANDAS.format("read_feather(FILE)"),
@@ -34,7 +35,7 @@ OTHERS = {
 UNKNOWN = "where it holds a JSON value a line rename it to .jsonl, else convert it to that"
 
 
-NAMED = {"jsonl": ".jsonl"}
+NAMED = {"jsonl": ".jsonl", "parquet": ".parquet"}
 "What a recipe's `source.format` says -> the suffix of such files."
 
 
