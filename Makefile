@@ -115,7 +115,7 @@ clean: ## remove the environments and the demo
 
 .venv-mutants/.ready: pyproject.toml | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(PYTHON)' .venv-mutants
-	$(UV) pip install --python .venv-mutants --editable '.[dev]' 'mutmut==3.8.1' 'coverage>=7.10'
+	$(UV) pip install --python .venv-mutants --compile-bytecode --editable '.[dev]' 'mutmut==3.8.1' 'coverage>=7.10'
 	touch $@
 
 .uv/bin/uv:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import json
 import random
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from math import sqrt
 from pathlib import Path
 
 from tests.mutants.contexts import KEPT, TestFile, by_room, collect
 from tests.mutants.places import Place, mutants, places
-from tests.mutants.trial import Warm, copy_tree
+from tests.mutants.trial import SILENCE, Outcome, Warm, copy_tree
 
 ROOMS = (
     *(
@@ -45,8 +48,11 @@ class Mutant:
     verdict: str
     "`failed` (noticed), `hung` (noticed by the time limit), `passed` (not noticed), `unreached` (no test runs it)."
     by: str
+    "The test, or what ended where it is none's doing."
     seconds: float
     diff: str
+    is_second_look: bool = False
+    "Noticed by tests of other rooms than those that `--by-room` tries first."
 
     @property
     def is_caught(self) -> bool:
@@ -81,7 +87,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--by-room",
         action="store_true",
-        help="only the test files of a fault's room: no map is needed",
+        help="the test files of a fault's room first, then others: no map is needed",
     )
     parser.add_argument("rooms", nargs="*", default=ROOMS, help="files or folders below mdsmix")
     return parser.parse_args()
@@ -107,41 +113,113 @@ class _Copy:
         self.folder = copy_tree(ROOT, folder)
         self.warm = {with_torch: Warm(folder, with_torch) for with_torch in (False, True)}
 
+    @contextmanager
+    def planted(self, file: str, source: str) -> Iterator[None]:
+        path = self.folder / file
+        original = path.read_text()
+        path.write_text(source)
+        try:
+            yield
+        finally:
+            path.write_text(original)
+
     def close(self) -> None:
         for warm in self.warm.values():
             warm.close()
 
 
+@dataclass
+class _Trial:
+    """One fault in one copy of the tree."""
+
+    copy: _Copy
+    file: str
+    source: str
+    seconds: float = 0
+    unbelieved: list[str] = field(default_factory=list)
+
+    def noticed(self, with_torch: bool, arguments: Sequence[str]) -> Outcome:
+        """The first failure that is believed; a test that fails without the fault too, or only sometimes, is left out."""
+        while True:
+            left_out = [f"--deselect={test}" for test in self.unbelieved]
+            outcome = self._run(with_torch, [*arguments, *left_out])
+            if outcome.verdict == "passed" or "::" not in outcome.by:
+                return outcome
+            if self._is_the_faults(with_torch, outcome.by):
+                return outcome
+            self.unbelieved.append(outcome.by)
+
+    def _is_the_faults(self, with_torch: bool, test: str) -> bool:
+        """Whether the test alone passes without the fault and not with it: neither load nor an earlier test is to blame."""
+        clean = self.copy.warm[with_torch].run([test])
+        if clean.verdict != "passed":
+            return False
+        return self._run(with_torch, [test], 60 + 10 * clean.seconds).verdict != "passed"
+
+    def _run(self, with_torch: bool, arguments: Sequence[str], limit: float = SILENCE) -> Outcome:
+        with self.copy.planted(self.file, self.source):
+            outcome = self.copy.warm[with_torch].run(arguments, limit)
+        self.seconds += outcome.seconds
+        return outcome
+
+
 def _try(
     copies: list[_Copy], tests: Sequence[TestFile], patience: float, place: Place, source: str
 ) -> Mutant:
-    """The module's own test file first, then the rest of those that reach the place."""
+    """The module's own test file first, then the rest of those that reach the place, then others."""
     own = copies.pop()
-    file = own.folder / place.file
-    original = file.read_text()
+    original = (own.folder / place.file).read_text()
     diff = "".join(difflib.unified_diff(original.splitlines(True), source.splitlines(True), n=0))
-    verdict, by, seconds = "unreached", "", 0.0
-    file.write_text(source)
+    trial = _Trial(own, place.file, source)
+    outcome, is_second = Outcome("unreached", "", 0), False
     try:
-        for with_torch, arguments, expected in _steps(tests, place, patience):
-            outcome = own.warm[with_torch].run(arguments, 60 + 4 * expected)
-            verdict, by, seconds = outcome.verdict, outcome.by, seconds + outcome.seconds
-            if verdict != "passed":
+        for look, with_torch, arguments in _looks(tests, place, patience, own.folder):
+            is_second, outcome = look, trial.noticed(with_torch, arguments)
+            if outcome.verdict != "passed":
                 break
     finally:
-        file.write_text(original)
         copies.append(own)
-    return Mutant(place, verdict, by, seconds, "".join(diff.splitlines(True)[2:]))
+    by = outcome.by + "".join(f" (not {test})" for test in trial.unbelieved)
+    shown = "".join(diff.splitlines(True)[2:])
+    return Mutant(place, outcome.verdict, by, trial.seconds, shown, is_second)
+
+
+def _looks(
+    tests: Sequence[TestFile], place: Place, patience: float, root: Path
+) -> Iterator[tuple[bool, bool, list[str]]]:
+    """Whether it is the second look (at test files that are not known to reach the place: first those that name its
+    module or function, then cheap ones), whether torch is needed, and pytest's arguments."""
+    yield from ((False, *step) for step in _steps(tests, place, patience))
+    where = set(_reached_as(tests, place))
+    words = (Path(place.file).stem, place.function.rpartition(".")[2] or "*")
+    others = [
+        (not any(word in (root / test.path).read_text() for word in words), test.whole, test.path)
+        for test in tests
+        if not where & test.reached.keys()
+    ]
+    within = itertools.accumulate(cost for _, cost, _ in sorted(others))
+    named = [
+        path
+        for (_, _, path), spent in zip(sorted(others), within, strict=True)
+        if spent <= patience
+    ]
+    for with_torch in (False, True):
+        if files := [path for path in named if _wants_torch(path) == with_torch]:
+            yield True, with_torch, files
+
+
+def _wants_torch(path: str) -> bool:
+    return any(name in path for name in WITH_TORCH)
 
 
 def _steps(
     tests: Sequence[TestFile], place: Place, patience: float
-) -> Iterator[tuple[bool, list[str], float]]:
-    """Whether torch is needed, pytest's arguments, and the seconds that these files take: own tests, others without
-    torch, others with it; cheap ones first, and as many as patience allows."""
+) -> Iterator[tuple[bool, list[str]]]:
+    """Whether torch is needed, and pytest's arguments: own tests, others without torch, others with it; cheap ones first,
+    and as many as patience allows."""
     where = _reached_as(tests, place)
     own = place.file.removeprefix("mdsmix/").removesuffix(".py").replace("/", "_")
-    steps: dict[tuple[bool, bool], tuple[list[str], float]] = {}
+    steps: dict[tuple[bool, bool], list[str]] = defaultdict(list)
     spent = 0.0
     costs = [(sum(t.cost(w) for w in where), t) for t in tests if any(t.tests(w) for w in where)]
     for cost, test in sorted(costs, key=lambda pair: pair[0]):
@@ -149,13 +227,11 @@ def _steps(
         if steps and spent + cost > patience and not is_own:
             continue
         spent += cost
-        kind = (not is_own, any(name in test.path for name in WITH_TORCH))
-        arguments, expected = steps.get(kind, ([], 0.0))
         named = {argument for w in where for argument in test.tests(w)}
         named = {test.path} if test.path in named else named
-        steps[kind] = ([*arguments, *sorted(named)], expected + sum(test.seconds.values()))
+        steps[not is_own, _wants_torch(test.path)] += sorted(named)
     for kind in sorted(steps):
-        yield kind[1], *steps[kind]
+        yield kind[1], steps[kind]
 
 
 def _reached_as(tests: Sequence[TestFile], place: Place) -> list[str]:
@@ -168,7 +244,8 @@ def _reached_as(tests: Sequence[TestFile], place: Place) -> list[str]:
 
 def _told(mutant: Mutant) -> Mutant:
     where = f"{mutant.place.file}:{mutant.place.line}"
-    print(f"{mutant.verdict:9} {mutant.seconds:4.0f} s  {where}  {mutant.by}", flush=True)
+    look = "again " if mutant.is_second_look else ""
+    print(f"{mutant.verdict:9} {mutant.seconds:4.0f} s  {where}  {look}{mutant.by}", flush=True)
     if not mutant.is_caught:
         print(mutant.diff, end="", flush=True)
     return mutant
@@ -178,8 +255,9 @@ def _report(done: Sequence[Mutant]) -> None:
     caught = [mutant for mutant in done if mutant.is_caught]
     low, high = wilson(len(caught), len(done))
     hung = sum(mutant.verdict == "hung" for mutant in done)
+    second = sum(mutant.is_second_look for mutant in caught)
     print(
-        f"\n{len(caught)} of {len(done)} caught ({hung} by the time limit): "
+        f"\n{len(caught)} of {len(done)} caught ({hung} by the time limit, {second} at the second look): "
         f"{len(caught) / len(done):.0%}, 95 % interval {low:.0%} to {high:.0%}"
     )
 

@@ -19,6 +19,8 @@ from pathlib import Path
 MEMORY_KIB = 16 << 20
 "Address space of one process: torch and the MinIO reserve a few GiB of it without using them."
 SCRATCH = ".scratch"
+SILENCE = 120
+"Seconds in which no test begins, after which a run counts as hung: the longest test takes 20 s of an idle machine."
 LIBRARIES = (
     *("numpy", "orjson", "hypothesis", "tokenizers"),
     *("fastokens", "boto3", "zstandard", "typer.testing"),
@@ -28,10 +30,10 @@ TORCH = ("torch", "streaming", "transformers")
 
 @dataclass(frozen=True)
 class Outcome:
-    """`passed`, `failed` (by which test) or `hung`."""
-
     verdict: str
+    "`passed`, `failed` or `hung`."
     by: str
+    "Which test; empty where it passed, or where none had begun."
     seconds: float
 
 
@@ -57,7 +59,11 @@ def cold_run(copy: Path, arguments: Sequence[str], limit: float, under: Sequence
         finally:
             _end(process.pid)
     shutil.rmtree(copy / SCRATCH, ignore_errors=True)
-    return Outcome(*_verdict(process.returncode, output), time.monotonic() - started)
+    seconds = time.monotonic() - started
+    if process.returncode in (0, 5):
+        return Outcome("passed", "", seconds)
+    named = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output or "", re.MULTILINE)
+    return Outcome("failed" if output else "hung", named[1] if named else "", seconds)
 
 
 class Warm:
@@ -68,22 +74,26 @@ class Warm:
         self._copy = copy
         self._process = _started(copy, ["-m", "tests.mutants.warm", *libraries])
 
-    def run(self, arguments: Sequence[str], limit: float) -> Outcome:
-        """pytest until the first failure; what it started ends with it."""
+    def run(self, arguments: Sequence[str], limit: float = SILENCE) -> Outcome:
+        """pytest until the first failure, or until no test has begun for so long; what it started ends with it."""
         asked, answers = self._process.stdin, self._process.stdout
         assert asked is not None
         assert answers is not None
-        log = self._copy / ".log"
+        log, notes = self._copy / ".log", self._copy / ".notes"
+        notes.write_text("")
         line = {"arguments": [*_options(self._copy), *arguments], "output": str(log)}
-        print(json.dumps(line), file=asked, flush=True)
+        print(json.dumps(line | {"notes": str(notes)}), file=asked, flush=True)
         group = int(answers.readline())
-        started = time.monotonic()
-        is_over, _, _ = select.select([answers], [], [], limit)
+        started = heard = time.monotonic()
+        noted, is_over = 0, False
+        while not is_over and time.monotonic() < heard + limit:
+            is_over = bool(select.select([answers], [], [], 1)[0])
+            if noted != (noted := notes.stat().st_size):
+                heard = time.monotonic()
         _end(group)
         code = int(answers.readline())
         shutil.rmtree(self._copy / SCRATCH, ignore_errors=True)
-        output = log.read_text(errors="replace") if is_over else None
-        return Outcome(*_verdict(code, output), time.monotonic() - started)
+        return _outcome(code, is_over, notes.read_text(), time.monotonic() - started)
 
     def close(self) -> None:
         _end(self._process.pid)
@@ -119,11 +129,11 @@ def _end(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _verdict(code: int, output: str | None) -> tuple[str, str]:
+def _outcome(code: int, is_over: bool, notes: str, seconds: float) -> Outcome:
     """pytest ends with 0, or with 5 where it was given no test; a broken import or a dead process is a failure."""
-    if output is None:
-        return "hung", "the time limit"
-    if code in (0, 5):
-        return "passed", ""
-    named = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
-    return "failed", named[1] if named else f"exit code {code}"
+    if is_over and code in (0, 5):
+        return Outcome("passed", "", seconds)
+    what, _, test = notes.rstrip().rpartition("\n")[2].partition(" ")
+    if not is_over:
+        return Outcome("hung", test, seconds)
+    return Outcome("failed", test if what == "failed" else "", seconds)

@@ -9,6 +9,8 @@ import importlib
 import json
 import os
 import sys
+from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -20,12 +22,26 @@ def main() -> None:
         asked = json.loads(line)
         pid = os.fork()
         if not pid:
-            _run(asked["arguments"], asked["output"])
+            _run(asked["arguments"], asked["output"], asked["notes"])
         print(pid, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
-def _run(arguments: list[str], output: str) -> None:
+class _Notes:
+    """Which test begins and which failed, a line each and at once: a run that hangs names its test."""
+
+    def __init__(self, lines: TextIO) -> None:
+        self._lines = lines
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        print(f"began {nodeid}", file=self._lines)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            print(f"failed {report.nodeid}", file=self._lines)
+
+
+def _run(arguments: list[str], output: str, notes: str) -> None:
     """In a session of its own, so that all that it starts can be ended with it."""
     os.setsid()
     to = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -34,7 +50,8 @@ def _run(arguments: list[str], output: str) -> None:
         os.dup2(source, descriptor)
     code = 3
     try:
-        code = int(pytest.main(arguments))
+        with Path(notes).open("w", buffering=1) as lines:
+            code = int(pytest.main(arguments, plugins=[_Notes(lines)]))
         sys.stdout.flush()
     finally:
         os._exit(code)
