@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage import locate, s3_client
+from mdsmix.storage import Stat, locate, s3, s3_client
 from mdsmix.storage.s3_client import ask
 
 REFUSED = EndpointConnectionError(endpoint_url="http://127.0.0.1:9")
@@ -135,11 +136,78 @@ def test_only_what_may_pass_is_asked_again(answer: tuple[int, str], known: Clock
 
 
 def test_a_forked_worker_knows_what_its_parent_knows(known: Clock) -> None:
+    """But for its connections: two processes on one of them would read each other's answers."""
+    parents = ask("s3://b/x", lambda client: client)
+    assert ask("s3://b/y", lambda client: client) is parents
     child = os.fork()
     if not child:
         answer = ask("s3://b/x", known.failing_until(30, REFUSED, 0.1))
-        os._exit(0 if answer == "done" else 1)
+        own = ask("s3://b/x", lambda client: client)
+        os._exit(0 if answer == "done" and own is not parents else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+class Body:
+    """Of an object of five bytes: one comes in a minute, and then nothing."""
+
+    def __init__(self, start: int, clock: Clock) -> None:
+        self._left, self._clock = [b"abcde"[start : start + 1]], clock
+
+    def read(self, size: int) -> bytes:
+        if not self._left:
+            raise SILENT
+        self._clock.now += 60
+        return self._left.pop()
+
+    def close(self) -> None:
+        pass
+
+
+def test_patience_begins_anew_with_each_part_of_a_body_that_came(
+    known: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get(wanted: dict[str, str], client: object) -> tuple[str, Body]:
+        start = wanted.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0]
+        return '"etag"', Body(int(start), known)
+
+    monkeypatch.setattr(s3, "_get", get)
+    assert locate("s3://b/x").read() == b"abcde"
+    assert known.now - 1000 > 300
+
+
+def test_fewer_bytes_than_an_object_had_are_another_object(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a store that heeds no If-Match."""
+    monkeypatch.setattr(s3, "_get", lambda wanted, client: ('"new"', io.BytesIO(b"ab")))
+    with (
+        locate("s3://b/x").open_random(Stat(9, "old", 0)) as file,
+        pytest.raises(Unreachable, match="was changed while it was being read"),
+    ):
+        file.read(5)
+
+
+def test_a_bucket_is_in_the_path_but_at_aws_where_it_has_a_name_in_dns(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+
+    def asked() -> tuple[str, str]:
+        """Where a request goes, and when its body gets a checksum of 2025."""
+        wanted = {"Params": {"Bucket": "bucket", "Key": "x"}}
+        return ask(
+            "s3://b/x",
+            lambda client: (
+                client.generate_presigned_url("get_object", **wanted).partition("?")[0],
+                client.meta.config.request_checksum_calculation,
+            ),
+        )
+
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://minio.example:9000")
+    assert asked() == ("http://minio.example:9000/bucket/x", "when_required")
+    monkeypatch.delenv("S3_ENDPOINT_URL")
+    assert asked() == ("https://bucket.s3.amazonaws.com/x", "when_supported")
 
 
 def test_a_store_that_takes_a_connection_and_is_silent_is_asked_once(

@@ -98,6 +98,8 @@ def test_list_and_expand_answer_as_on_a_disk(root: Location, tmp_path: Path) -> 
         assert [name for name, _ in place.list(recursive=True)][3:] == ["c-1", "c/y/x.x", "c/z.x"]
         for pattern, expected in {
             "*.x": "a.x b.x",
+            "?.x": "a.x b.x",
+            "[b-z].x": "b.x",
             "*/*.x": "c/z.x",
             "c/**": "c/y/x.x c/z.x",
         }.items():
@@ -199,6 +201,10 @@ def test_a_broken_read_never_goes_on_in_another_version(root: Location, proxy: P
         (root / "x").write(b"b" * 10_000_000)
         with pytest.raises(Unreachable, match="replaced while it was being read"):
             file.read()
+    rewrite = Rule("none", "GET", then=lambda: (root / "x").write(b"c" * 10_000_000))
+    proxy.rules = [Rule("reset in the answer", "GET"), rewrite]
+    with pytest.raises(Unreachable, match="replaced while it was being read"):
+        (root / "x").fetch()
 
 
 def test_an_answer_that_is_none_of_s3_is_a_sentence(
@@ -274,6 +280,9 @@ def test_a_store_that_keeps_conditions_is_believed_after_7_requests(
     assert len(proxy.requests) == 7
     assert (root / "x").keeps_conditions()
     assert len(proxy.requests) == 7
+    assert (root / "none").replace("stamp", b"one") is None
+    proxy.rules = [Rule("409 ConditionalRequestConflict", "PUT")]
+    assert (root / "a").create(b"one") is None, "another one writes it at this moment"
 
 
 def test_sources_in_a_bucket_read_as_on_a_disk(root: Location, corpus_folder: Path) -> None:

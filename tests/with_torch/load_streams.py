@@ -55,7 +55,7 @@ def config(
     mixed: Mapping[str, Mapping[str, Any]], name: str = "finetuning", **dataset: Any
 ) -> dict[str, Any]:
     """A config for rows of 8 tokens; keywords of the loader are those that LLM-Foundry has there."""
-    keys = ("num_workers", "drop_last", "prefetch_factor", "persistent_workers")
+    keys = ("num_workers", "drop_last", "prefetch_factor", "persistent_workers", "timeout")
     loader = {key: dataset.pop(key) for key in keys if key in dataset}
     targets = {"decoder_only_format": True} if name == "finetuning" else {}
     return {

@@ -12,7 +12,7 @@ from mdsmix.load.collate import Collate, Separator
 from mdsmix.load.pack import Packer
 from mdsmix.load.rows import Row, RowRules, TokenIds
 
-EOS, PAD, X = 0, 1, -100
+EOS, PAD, X = 2, 1, -100
 RIGHT, LEFT = TokenIds(eos=EOS, pad=PAD), TokenIds(eos=EOS, pad=PAD, padding_side="left")
 
 
@@ -55,6 +55,7 @@ def test_eos_pads_where_there_is_no_padding_token() -> None:
         "attention_mask": [[1, 1, 0]],
         "sequence_id": [[0, 0, -1]],
     }
+    assert collate(2, TokenIds(eos=EOS, pad=0))([made([5])])["input_ids"].tolist() == [[5, 0]]
 
 
 def test_every_tensor_is_int64() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import pickle
 import shutil
 from collections.abc import Iterator
@@ -151,6 +152,36 @@ def test_a_failed_shard_keeps_nobody_waiting(tmp_path: Path) -> None:
     assert dataset._shard_states[2] == _ShardState.LOCAL
     with pytest.raises(Unreachable, match=SHARD):
         dataset.prepare_shard(2)
+
+
+def test_a_shard_that_lies_there_counts_as_used_when_it_is_asked_for_and_comes_back_when_it_went(
+    tmp_path: Path,
+) -> None:
+    """The one that was used longest ago goes first where a cache is full."""
+    shards_of(tmp_path / "remote")
+    stream = {"remote": f"{tmp_path}/remote", "local": f"{tmp_path}/local"}
+    dataset = loader_of(stream).dataset
+    dataset.prepare_shard(0)
+    before = dataset._shard_access_times[0]
+    dataset.prepare_shard(0, blocking=False)
+    assert dataset._shard_access_times[0] > before
+    dataset.evict_shard(0)
+    assert not (tmp_path / "local" / "shard.00000.mds").exists()
+    dataset.prepare_shard(0, blocking=False)
+    assert (tmp_path / "local" / "shard.00000.mds").exists()
+
+
+def test_an_error_ends_the_workers_and_the_next_pass_has_others(tmp_path: Path) -> None:
+    shard = shards_of(tmp_path / "web") / SHARD
+    whole = shard.read_bytes()
+    truncate(shard)
+    loader = loader_of({"local": f"{tmp_path}/web"}, 2, persistent_workers=True)
+    assert first_error(loader)[0] == BEFORE
+    assert not multiprocessing.active_children()
+    shard.write_bytes(whole)
+    with at_most(30):
+        assert sum(len(batch["input_ids"]) for batch in loader) == ROWS
+    loader._stop_workers()
 
 
 def test_room_that_cannot_be_made_gives_the_cache_lock_back(

@@ -17,7 +17,9 @@ import pytest
 import torch
 
 from mdsmix.errors import RecipeError
-from mdsmix.load import MixLoader, TokenIds, build_loader
+from mdsmix.load import MixLoader, TokenIds, build_loader, loader
+from mdsmix.load.config import read_settings
+from mdsmix.load.rows import Row, RowRules
 from tests.alarm import at_most
 from tests.with_torch.load_streams import EOS, IDS, PAD, config, write_stream, write_tokens
 
@@ -129,7 +131,7 @@ def test_an_epoch_that_was_stopped_goes_on_where_it_was(workers: int, tmp_path: 
 
 
 def test_a_packed_batch_counts_the_samples_that_it_drew(tmp_path: Path) -> None:
-    rows = [{"input_ids": np.int32([10 + i]), "labels": np.int32([5, EOS])} for i in range(12)]
+    rows = [{"input_ids": np.int32([10 + i]), "labels": np.int32([5, EOS])} for i in range(11)]
     columns = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
     stream = {"local": str(write_stream(tmp_path / "a", columns, rows))}
     settings = config({"a": stream}, packing_ratio=2)
@@ -142,8 +144,40 @@ def test_a_packed_batch_counts_the_samples_that_it_drew(tmp_path: Path) -> None:
     resumed = build_loader(settings, 2, ids=IDS)
     resumed.load_state_dict(state)
     assert sorted(int(t) for b in resumed for t in b["input_ids"].flatten() if t >= 10) == list(
-        range(14, 22)
+        range(14, 21)
     )
+    for _ in zip(range(3), loader, strict=False):
+        state = loader.state_dict()
+    assert state["sample_in_epoch"] == 11, "the last one drew fewer"
+
+
+def test_what_is_torchs_reaches_torch(tmp_path: Path) -> None:
+    keys = {"num_workers": 1, "drop_last": True, "prefetch_factor": 3, "persistent_workers": True}
+    streams = {"a": {"local": str(write_tokens(tmp_path, 2))}}
+    made = build_loader(config(streams, "text", **keys, timeout=7), 1, ids=IDS)
+    assert {key: getattr(made, key) for key in keys} == keys
+    assert made.timeout == 7
+
+
+def test_ranks_take_the_smallest_of_their_packing_ratios(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each finds one from rows of its own, and batches of different sizes would not fit together."""
+    made = config({"a": {"local": str(tmp_path)}}, packing_ratio="auto") | {"max_seq_len": 200}
+    row = Row(np.full(100, 9), np.full(100, 9), False)
+    monkeypatch.setattr(loader, "_first_rows", lambda *of: [row] * 1600)
+    rules = RowRules(ids=IDS, max_seq_len=200)
+    assert loader._packing_ratio(read_settings(made), rules, 8) == 2
+    others = torch.tensor(1.5)
+    for name, answer in {
+        "is_initialized": lambda: True,
+        "get_backend": lambda: "gloo",
+        "all_reduce": lambda mine, op: mine.copy_(
+            {torch.distributed.ReduceOp.MIN: torch.minimum}[op](mine, others)
+        ),
+    }.items():
+        monkeypatch.setattr(torch.distributed, name, answer)
+    assert loader._packing_ratio(read_settings(made), rules, 8) == 1.5
 
 
 def test_the_ids_come_from_the_configs_tokenizer(tokenizer_folder: Path, tmp_path: Path) -> None:

@@ -34,9 +34,10 @@ def test_what_does_not_fit_waits_for_the_next_batch() -> None:
 
 
 def test_only_so_many_bins_wait_as_were_asked_for() -> None:
-    packer = Packer(bins=1, max_seq_len=10, keep=1)
-    packer.pack(rows(9, 8, 7))
-    assert [b.size for b in packer.waiting] == [8]
+    for keep, waiting in {0: [], 1: [8], 5: [8, 7]}.items():
+        packer = Packer(bins=1, max_seq_len=10, keep=keep)
+        packer.pack(rows(9, 8, 7))
+        assert [b.size for b in packer.waiting] == waiting
 
 
 @given(

@@ -68,5 +68,12 @@ def test_the_fastest_hash_that_the_index_holds_is_checked_where_the_yaml_does_no
     assert build(local).streams[0].validate_hash == "xxh64"
     assert build(local, validate_hash="sha1").streams[0].validate_hash == "sha1"
     assert build(local, validate_hash=None).streams[0].validate_hash is None
+    several = write_tokens(tmp_path / "several", 9, hashes=("sha1", "xxh64"), shard_bytes=260)
+    index = json.loads((several / "index.json").read_text())
+    del index["shards"][-1]["raw_data"]["hashes"]["xxh64"]
+    (several / "index.json").write_text(json.dumps(index))
+    assert build({"local": str(several)}).streams[0].validate_hash == "sha1", (
+        "which all shards hold"
+    )
     bare = {"local": str(write_tokens(tmp_path / "none", 4, hashes=()))}
     assert build(bare).streams[0].validate_hash is None
