@@ -6,7 +6,7 @@ is another shape, and no encoder changes. They are named tuples, since one is ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 Message = dict[str, Any]
@@ -40,8 +40,40 @@ class Conversation(NamedTuple):
         """The contents of all messages, a line or more each."""
         return "\n".join([message["content"] for message in self.messages])
 
+    @property
+    def characters(self) -> int:
+        """How many the contents have."""
+        return sum([len(message["content"]) for message in self.messages])
+
+
+class RichConversation(Conversation):
+    """A conversation with more than a role and a text in each message: tools, calls of them, content that is null."""
+
+    __slots__ = ()
+
+    @property
+    def said(self) -> str:
+        """All texts in the messages and the tools, keys too: a template may print any of them."""
+        return "\n".join(_texts([self.messages, self.tools]))
+
+    @property
+    def characters(self) -> int:
+        return len(self.said)
+
 
 Record = Document | Pair | Conversation
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _texts(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _texts(inner)
 
 
 def is_encodable(text: str) -> bool:

@@ -9,10 +9,11 @@ import mdsmix.encode
 import mdsmix.shapes
 from mdsmix.encode.targets import VERDICTS
 from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
+from mdsmix.shapes.where import LEFT_OUT
 
 FOLDER = Path(mdsmix.encode.__file__).parent
 SHAPES = Path(mdsmix.shapes.__file__).parent
-GIVEN = r"""NotRendered\("(\w+)"[,)]|return "([a-z]+_[a-z_]+)"|Rejected\(.*?"(\w+)"|"(\w+)": .*(?:whole|bare)"""
+GIVEN = r"""(?:NotRendered|Fault)\("(\w+)"[,)]|wrapped\(\w+, "(\w+)"|NOTHING_TRAINED = "(\w+)"|return "([a-z]+_[a-z_]+)"|Rejected\(.*?"(\w+)"|"(\w+)": .*(?:whole|bare)"""
 
 
 def test_the_readme_explains_every_reason_code() -> None:
@@ -20,7 +21,9 @@ def test_the_readme_explains_every_reason_code() -> None:
         path.read_text("utf-8") for folder in (FOLDER, SHAPES) for path in folder.glob("*.py")
     )
     found = {code for match in re.findall(GIVEN, source) for code in match if code}
-    found |= {"no_messages", HELD_OUT, NOT_HELD_OUT} | {code for code in VERDICTS if code}
+    found |= {"no_messages", HELD_OUT, NOT_HELD_OUT, *LEFT_OUT} | {
+        code for code in VERDICTS if code
+    }
     section = (FOLDER / "README.md").read_text("utf-8").split("## Reason codes")[1]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     explained = {code for row in rows for code in re.findall(r"`(\w+)`", row)}

@@ -112,7 +112,7 @@ def test_fields_tell_the_shape_and_only_these_are_read(
         ({"shape": "text", "text": "t", "joined_by": ""}, "gives Documents"),
         ({"shape": "alpaca", "instruction": "q", "output": "a", "text": "t"}, "source.text names a field that"),
         ({"messages": "messages", "joined_by": ""}, "joined_by is for records of the shape alpaca, and these are messages"),
-        ({"instruction": "q", "response": "a"}, "or messages, or instruction and output."),
+        ({"instruction": "q", "response": "a"}, "or messages, or conversations, or conversation, or instruction and output."),
     ],
 )  # fmt: skip
 def test_settings_that_do_not_fit_a_shape_are_refused(

@@ -43,6 +43,8 @@ class Encoded:
     rejected: list[Rejected] = field(default_factory=list)
     specials: int = 0
     "Records whose text holds the string of a special token."
+    unread: Mapping[str, int] = field(default_factory=dict)
+    "What the chat template does not print of the messages -> records that hold it."
     ways_out: Mapping[str, int] = field(default_factory=dict)
     "Setting of the recipe -> filtered records that it would keep."
     cut: Any = None

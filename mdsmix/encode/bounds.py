@@ -69,7 +69,7 @@ def bounded(sandbox: Any, characters: int) -> Iterator[None]:
     except EXHAUSTED as error:
         kind = "time" if isinstance(error, TimeoutError) else "memory"
         most = f"{SECONDS:.0f} s" if kind == "time" else f"{room >> 20:,} MiB"
-        first = sandbox.rendered[0]["content"] if sandbox.rendered else ""
+        first = sandbox.rendered[0].get("content") if sandbox.rendered else ""
         raise RecipeError(
             f"The chat template of the tokenizer takes more than {most} of {kind} over the conversation that begins with "
             f"{brief(str(first)[:80])}, so that the conversion would not end: correct its chat_template."

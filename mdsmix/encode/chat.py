@@ -52,7 +52,7 @@ class NotRendered(Exception):
         self.reason, self.detail = reason, detail
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ChatTemplate:
     """A compiled template with the variables that every rendering gets. Made by `open_template`."""
 
@@ -62,6 +62,8 @@ class ChatTemplate:
     variables: Mapping[str, Any]
     reads: frozenset[str]
     "The variables that it reads."
+    names: frozenset[str]
+    "The attributes that it asks for, and the texts that its expressions hold."
 
     @property
     def prints_date(self) -> bool:
@@ -70,8 +72,8 @@ class ChatTemplate:
 
     def bounded(self, conversations: Sequence[Conversation]) -> AbstractContextManager[None]:
         """While this is open a rendering that does not end is stopped: RecipeError says over which conversation."""
-        said = (message["content"] for each in conversations for message in each.messages)
-        return bounded(self.template.environment, sum(map(len, said)))
+        characters = sum([conversation.characters for conversation in conversations])
+        return bounded(self.template.environment, characters)
 
     def turns(self, conversation: Conversation) -> list[Turn]:
         """The (prompt, response) turns of a conversation, one for each answer that is trained.
@@ -80,7 +82,7 @@ class ChatTemplate:
             NotRendered: the template fails on it (template_error), or what it prints for the first
                 messages is not the beginning of what it prints for more (not_prefix_stable).
         """
-        is_plain = conversation.trained is None and conversation.tools is None
+        is_plain = type(conversation) is Conversation and conversation[1:] == (None, None)
         if not (self.causal and is_plain):
             return self.turns_by_prefix(conversation)
         turns = self.causal.turns(conversation.messages, self.variables)
@@ -163,7 +165,7 @@ def open_template(
 @lru_cache(maxsize=16)
 def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
     from mdsmix.encode.causal import causal_form, flat_globals
-    from mdsmix.encode.sandbox import template_sandbox, variables_read
+    from mdsmix.encode.sandbox import names_in, template_sandbox, variables_read
 
     environment = template_sandbox()
     dated = {"date_string": day.strftime(FOUNDRY_DATE), "strftime_now": day.strftime}
@@ -171,7 +173,7 @@ def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
     try:
         template = flat_globals(environment.from_string(source))
         causal = causal_form(environment, source, variables)
-        reads = variables_read(environment, source)
+        reads, names = variables_read(environment, source), names_in(environment, source)
     except (
         Exception
     ) as error:  # not only jinja2's: Python's compiler meets its limits of depth and of digits
@@ -179,7 +181,7 @@ def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
             f"The chat template of the tokenizer cannot be compiled ({brief(str(error))}), so that no conversation "
             "can be rendered: correct its chat_template."
         ) from error
-    return ChatTemplate(template, causal, variables, reads)
+    return ChatTemplate(template, causal, variables, reads, names)
 
 
 def today() -> str:

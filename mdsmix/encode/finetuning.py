@@ -8,6 +8,7 @@ compact`) take a third of the bytes, but can say less: one prompt and one respon
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,9 +17,10 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from mdsmix.encode import tool_forms
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoded, Rejected
-from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn
+from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn, answers
 from mdsmix.encode.history import RewrittenHistory, rendered_rows
 from mdsmix.encode.pairs import cut, encode_pairs, lacks_eos, largest_id
 from mdsmix.encode.pretraining import add_special_tokens
@@ -36,7 +38,10 @@ from mdsmix.encode.targets import (
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
-from mdsmix.record import Conversation, Pair
+from mdsmix.record import Conversation, Pair, RichConversation
+
+NOTHING_TRAINED = "nothing_trained"
+"Why a conversation of which no answer is to be trained is left out."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +121,7 @@ class Chat:
         """Column `turns` (json), or `input_ids` and `labels`, one row per conversation that can be trained on; several
         where its history is rewritten and each answer gets a row."""
         with self.template.bounded(conversations):
-            rendered, positions, rejected, specials = self._render(conversations)
+            rendered, positions, rejected, specials, unread = self._render(conversations)
         texts = [text for turns in rendered for turn in turns for text in turn]
         ids = self.backend.encode(texts, match_special=True)
         counts = np.array([len(turns) for turns in rendered], np.int64)
@@ -130,6 +135,7 @@ class Chat:
             encoded = encode_pairs(*pairs, self.targets, self.tokenizer, rejected, specials)
         else:
             encoded = self._encoded(kept, counts[keep], rejected, specials)
+        encoded = replace(encoded, unread=unread)
         if self.rewritten_history == "each":  # what is dropped is a row, and seldom all of a record
             lost = ids.take(np.repeat(_lost(verdicts, positions, rejected), 2 * counts))
             return replace(encoded, lost_tokens=len(lost.values))
@@ -137,21 +143,38 @@ class Chat:
 
     def _render(
         self, conversations: Sequence[Conversation]
-    ) -> tuple[list[list[Turn]], list[int], list[Rejected], int]:
-        """The turns of each row, which conversation it is of, the bad ones, how many hold a special token."""
+    ) -> tuple[list[list[Turn]], list[int], list[Rejected], int, Counter[str]]:
+        """The turns of each row, which conversation it is of, those that give none, how many hold a special token, and what
+        the template does not print."""
         rendered, positions, rejected, specials = [], [], [], 0
+        unread = Counter[str]()
         for position, conversation in enumerate(conversations):
             try:
                 if self._holds_special(conversation):
                     specials += 1
                     if self.special_tokens_in_text != "allow":
                         raise NotRendered("special_token_in_text")
+                if conversation.trained is not None:
+                    self._refuse_flags(conversation)
+                if isinstance(conversation, RichConversation):
+                    conversation = tool_forms.fitted(self.template, conversation)
+                    unread.update(set(tool_forms.unread(self.template, conversation)))
                 rows = rendered_rows(self.template, conversation, self.rewritten_history)
                 rendered += rows
                 positions += [position] * len(rows)
             except NotRendered as fault:
-                rejected.append(Rejected(position, fault.reason, False, fault.detail))
-        return rendered, positions, rejected, specials
+                is_good = fault.reason == NOTHING_TRAINED
+                rejected.append(Rejected(position, fault.reason, is_good, fault.detail))
+        return rendered, positions, rejected, specials, unread
+
+    def _refuse_flags(self, conversation: Conversation) -> None:
+        """NotRendered for a conversation of which nothing is trained, or of which an answer is that is not to be."""
+        trained = list(answers(conversation))
+        if not trained:
+            raise NotRendered(NOTHING_TRAINED)
+        every = list(answers(conversation._replace(trained=None)))
+        if self.targets.target_prompts != "none" and every[: len(trained)] != trained:
+            raise NotRendered("untrained_in_prompt")
 
     def _holds_special(self, conversation: Conversation) -> bool:
         return self.specials.within(conversation.said)

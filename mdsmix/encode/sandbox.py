@@ -97,6 +97,14 @@ def variables_read(sandbox: Sandbox, source: str) -> frozenset[str]:
     return frozenset(reader.undeclared_identifiers)
 
 
+def names_in(sandbox: Sandbox, source: str) -> frozenset[str]:
+    """The attributes that a template asks for, and the texts that its expressions hold."""
+    tree = sandbox.parse(source)
+    attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
+    texts = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    return frozenset(attributes | texts)
+
+
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,

@@ -33,7 +33,7 @@ OWN_VARIABLES = {
 class Conversations(Finetuning):
     name = "conversations"
     reads = Conversation
-    keys = ("columns", "date_string", "rewritten_history")
+    keys = ("columns", "date_string", "rewritten_history", "consecutive_roles")
     called = "messages"
     has_template = True
 

@@ -94,7 +94,9 @@ class Reading:
     def _encode(self, found: list[Any]) -> Encoded:
         if self.shape.gives is not Document:
             self.noticed.look_at_texts(found)
-        return self.encoder.encode(found)
+        encoded = self.encoder.encode(found)
+        self.noticed.look_at_columns(encoded.unread, {})
+        return encoded
 
 
 def open_reading(encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> Reading:

@@ -17,6 +17,7 @@ from mdsmix.kinds.registry import (
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.fields import BadField, parse
+from mdsmix.shapes.sharegpt import KEY_TAGS, TAGS
 from mdsmix.shapes.where import BadCondition, parse_where
 from mdsmix.typed import brief
 from mdsmix.words import hint
@@ -50,6 +51,7 @@ def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     yield from _fields(source)
     yield from _foreign_keys(kind, stream)
     yield from _foreign_options(stream, source)
+    yield from _tags(source)
     yield from kind.contradictions(recipe, stream)
 
 
@@ -72,7 +74,8 @@ def _unreadable(source: SourceSpec) -> Iterator[str]:
 
 def _no_kind(stream: StreamSpec, source: SourceSpec) -> str:
     word = stream.kind
-    wanted = [" and ".join(shape.fields) for kind in kinds_of_word(word) for shape in _shapes(kind)]
+    shapes = [shape for kind in kinds_of_word(word) for shape in _shapes(kind)]
+    wanted = dict.fromkeys(" and ".join(shape.fields) for shape in shapes)
     reads = f"{word} reads {', or '.join(wanted)}."
     if (shape := shape_of_source(source)) and source.shape:
         return f"source.shape is {shape.name}, which gives {shape.gives.__name__}s; {reads}"
@@ -103,6 +106,19 @@ def _foreign_options(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
         if shape and key not in shape.options:
             of = " and ".join(other.name for other in SHAPES.values() if key in other.options)
             yield f"{key} is for records of the shape {of}, and these are {shape.name}; take it out, it would change nothing."
+
+
+def _tags(source: SourceSpec) -> Iterator[str]:
+    """Tags that are none, and roles of one name."""
+    for tag in source.tags:
+        if tag not in TAGS:
+            yield f"source.tags.{tag} is not a known tag; {hint(tag, list(TAGS), 'the tags are')}"
+    words = {**TAGS, **source.tags}
+    roles = [words[tag] for tag in TAGS if tag not in KEY_TAGS]
+    if twice := sorted({word for word in roles if roles.count(word) > 1}):
+        yield f"source.tags gives two roles the name {twice[0]}, so a message of it could be either's: name them apart."
+    if len({words[tag] for tag in KEY_TAGS}) == 1:
+        yield f"source.tags gives role and content the key {words['role_tag']}: name them apart."
 
 
 def _shapes(kind: Kind) -> list[Shape]:

@@ -12,8 +12,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-NO_FIELDS = ("path", "shape", "joined_by", "format", "header", "split_by", "where", "id")
-"The keys of a source that name no field that its shape reads."
+FIELDS = (
+    *("text", "prompt", "response", "messages", "tools", "conversations", "conversation"),
+    *("instruction", "input", "output", "history", "system"),
+)
+"The keys of a source that name fields of a record."
 
 
 def also_called(*names: str) -> Mapping[str, Any]:
@@ -46,9 +49,10 @@ class SourceSpec:
     response: str | None = field(
         default=None, metadata=also_called("completion", "answer", "chosen", "target")
     )
-    messages: str | None = field(
-        default=None, metadata=also_called("conversations", "conversation", "chat", "turns")
-    )
+    messages: str | None = field(default=None, metadata=also_called("chat", "turns"))
+    tools: str | None = field(default=None, metadata=also_called("functions"))
+    conversations: str | None = None
+    conversation: str | None = None
     instruction: str | None = None
     input: str | None = None
     output: str | None = None
@@ -64,6 +68,10 @@ class SourceSpec:
     "The fields of csv and tsv files whose first line does not name them."
     split_by: Literal["file", "line", "paragraph"] | None = None
     "Of text files: what is a document."
+    tags: Mapping[str, str] = field(default_factory=dict)
+    "ShareGPT: other names of keys and roles, in the words of LLaMA-Factory's dataset_info.json."
+    nulls: Literal["keep", "drop"] = "keep"
+    "ShareGPT, OpenAI and messages: whether null entries in messages and tools stay, which Arrow adds where objects differ."
     where: str | None = field(default=None, metadata=also_called("filter", "condition", "if"))
     "A condition on its fields: a record that does not match is left out, and counted."
     id: str | None = field(default=None, metadata=also_called("key", "uid", "_id"))
@@ -73,9 +81,6 @@ class SourceSpec:
     def fields(self) -> dict[str, str]:
         """The record's fields by what they hold, as far as the recipe names them: {"prompt": "question", ...}."""
         return {key: field for key in FIELDS if (field := getattr(self, key))}
-
-
-FIELDS = tuple(f.name for f in dataclasses.fields(SourceSpec) if f.name not in NO_FIELDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +105,8 @@ class StreamSpec:
     "Finetuning on messages: `compact` writes the two columns of prompt/response (last/none only)."
     rewritten_history: Literal["reject", "last", "each"] = "reject"
     "Finetuning on messages: what becomes of a conversation whose earlier turns the chat template prints otherwise later."
+    consecutive_roles: Literal["reject", "merge"] = "reject"
+    "Finetuning on messages: what becomes of messages of one role in a row."
     holdout: str | int | float | None = None
     "The share of the records, 0.5% or 0.005, that is held out for evaluation: published as the split eval."
     held_out_of: str | None = field(default=None, metadata={"set by": "the reader"})

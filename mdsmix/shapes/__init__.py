@@ -8,11 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mdsmix.shapes import alpaca, messages, prompt_response, text
+from mdsmix.shapes import alpaca, messages, openai, prompt_response, rounds, sharegpt, text
 from mdsmix.shapes.base import Fields, Shape
 
 SHAPES: dict[str, Shape] = {
-    shape.name: shape for shape in (text.SHAPE, prompt_response.SHAPE, messages.SHAPE, alpaca.SHAPE)
+    shape.name: shape
+    for shape in (
+        text.SHAPE,
+        prompt_response.SHAPE,
+        messages.SHAPE,
+        openai.SHAPE,
+        sharegpt.SHAPE,
+        rounds.SHAPE,
+        alpaca.SHAPE,
+    )
 }
 
 

@@ -10,53 +10,53 @@ from __future__ import annotations
 from typing import Any
 
 from mdsmix.record import Conversation, Message, is_encodable
-from mdsmix.shapes.base import ABSENT, Fields, Shape, not_an_object, text_of, value_of
+from mdsmix.shapes.base import ABSENT, Fault, Fields, Shape, refusing, text_of, value_of
 
 
-def read(record: Any, fields: Fields, joined_by: str = "\n") -> Conversation | str:
-    if not isinstance(record, dict):
-        return not_an_object(record)
-    texts = {}
-    for key in ("instruction", "output", "input", "system"):
-        texts[key], fault = _text(record, fields, key)
-        if fault:
-            return fault
+@refusing
+def read(record: Any, fields: Fields, joined_by: str = "\n") -> Conversation:
+    instruction, more, output, system = (
+        _text(record, fields, key) for key in ("instruction", "input", "output", "system")
+    )
     past = _history(record, fields)
-    if isinstance(past, str):
-        return past
-    question = joined_by.join(filter(None, (texts["instruction"], texts["input"])))
+    question = joined_by.join(filter(None, (instruction, more)))
     if not question:
-        return "empty_question"
-    if not texts["output"]:
-        return "empty_answer"
-    system = [{"role": "system", "content": texts["system"]}] if texts["system"] else []
-    return Conversation([*system, *past, *exchange(question, texts["output"])])
+        raise Fault("empty_question")
+    if not output:
+        raise Fault("empty_answer")
+    head = [{"role": "system", "content": system}] if system else []
+    return Conversation([*head, *past, *exchange(question, output)])
 
 
 def exchange(question: str, answer: str) -> list[Message]:
-    """One question and its answer."""
+    """One question and its answer as messages."""
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _text(record: Any, fields: Fields, key: str) -> tuple[str, str]:
-    """The text under a key and the reason code of why there is none; a field that may be lacking may also be null."""
-    if key not in fields or (
-        key in SHAPE.optional and value_of(record, fields[key]) in (None, ABSENT)
-    ):
-        return "", ""
-    return text_of(record, fields[key])
+def _text(record: Any, fields: Fields, key: str) -> str:
+    """The text under a key; empty where the field may be lacking and is, or is null."""
+    if key in SHAPE.optional and _is_lacking(record, fields, key):
+        return ""
+    text, fault = text_of(record, fields[key])
+    if fault:
+        raise Fault(fault)
+    return text
 
 
-def _history(record: Any, fields: Fields) -> list[Message] | str:
-    """The exchanges before this one, or a reason code."""
-    past = value_of(record, fields["history"]) if "history" in fields else None
-    if past in (None, ABSENT):
+def _history(record: Any, fields: Fields) -> list[Message]:
+    """The exchanges before this one."""
+    if _is_lacking(record, fields, "history"):
         return []
+    past = value_of(record, fields["history"])
     if not isinstance(past, list) or not all(map(_is_exchange, past)):
-        return "bad_history"
+        raise Fault("bad_history")
     if not is_encodable("\n".join([text for pair in past for text in pair])):
-        return "lone_surrogate"
+        raise Fault("lone_surrogate")
     return [message for pair in past for message in exchange(*pair)]
+
+
+def _is_lacking(record: Any, fields: Fields, key: str) -> bool:
+    return key not in fields or value_of(record, fields[key]) in (None, ABSENT)
 
 
 def _is_exchange(pair: Any) -> bool:

@@ -12,6 +12,24 @@ Fields = Mapping[str, str]
 "A shape's key in the recipe (`text`, `prompt`, ...) -> the record's field."
 
 
+class Fault(Exception):
+    """Why a record cannot be read: its one argument is the reason code."""
+
+
+def refusing(read: Callable[..., Any]) -> Callable[..., Any]:
+    """A shape's function that raises Fault as one that gives the reason code; for records that are no objects too."""
+
+    def refuse(record: Any, fields: Fields, **options: Any) -> Any:
+        if not isinstance(record, dict):
+            return not_an_object(record)
+        try:
+            return read(record, fields, **options)
+        except Fault as fault:
+            return fault.args[0]
+
+    return refuse
+
+
 ABSENT: Any = object()
 "What `value_of` gives for a field that is not there."
 

@@ -12,16 +12,25 @@ from typing import Any
 
 from mdsmix.record import Conversation, is_encodable
 from mdsmix.shapes.base import Fields, Shape, not_an_object
+from mdsmix.shapes.merging import merged, without_nulls
 
 ROLES = frozenset({"user", "assistant", "system", "tool"})
 
 
-def read(record: Any, fields: Fields) -> Conversation | str:
+def read(
+    record: Any, fields: Fields, consecutive_roles: str = "reject", nulls: str = "keep"
+) -> Conversation | str:
     if not isinstance(record, dict):
         return not_an_object(record)
     if fields["messages"] not in record:
         return "missing_field"
     messages = record[fields["messages"]]
+    if nulls == "drop":
+        messages = without_nulls(messages)
+    if consecutive_roles == "merge" and isinstance(messages, list):
+        if fault := next(filter(None, map(_message_fault, messages)), None):
+            return fault
+        messages, _ = merged(messages, [True] * len(messages), apart=())
     if fault := conversation_fault(messages):
         return fault
     if not is_encodable("\n".join([message["content"] for message in messages])):
@@ -46,14 +55,15 @@ def conversation_fault(messages: Any) -> str | None:
             and set(map(type, messages)) == {dict}
             and contents == {str}
         ):
-            return _roles_fault(tuple([message["role"] for message in messages]))
+            return roles_fault(tuple([message["role"] for message in messages]))
     except (KeyError, TypeError):
         pass
     return next(filter(None, map(_message_fault, messages)), None)
 
 
 @lru_cache(maxsize=4096)
-def _roles_fault(roles: tuple[Any, ...]) -> str | None:
+def roles_fault(roles: tuple[Any, ...]) -> str | None:
+    """The reason code of roles that LLM-Foundry does not take in this order."""
     if not ROLES.issuperset(roles):
         return "unknown_role"
     if any(one == other for one, other in pairwise(roles)):
@@ -81,5 +91,6 @@ SHAPE = Shape(
     gives=Conversation,
     fields=("messages",),
     structured=("messages",),
+    options=("consecutive_roles", "nulls"),
     read=read,
 )

@@ -1,0 +1,192 @@
+"""In which form a chat template takes tools and calls of them, found by trying.
+
+Templates differ: some take a call's arguments as an object alone, some as text alone, some escape a text once more, and what
+stands in `content` beside a call may be null, empty or absent, or must not be. Which of these a template renders cleanly is tried
+once, on a conversation made for it, inside the limits of a rendering. A conversation keeps its own form where the template takes
+that, so its text is what transformers renders of it; else it gets one that the template takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+from mdsmix.encode.chat import ChatTemplate, NotRendered
+from mdsmix.record import Message, RichConversation
+
+ARGUMENTS: Mapping[str, Any] = {
+    "object": {"probe_key": "probe_value"},
+    "text": '{"probe_key": "probe_value"}',
+}
+CONTENTS: Mapping[str, Message] = {
+    "empty": {"content": ""},
+    "absent": {},
+    "null": {"content": None},
+    "text": {"content": "probe_text"},
+}
+"The forms, and what is tried of each; where a conversation's own form does not serve, the first that does."
+
+_ASKED: Message = {"role": "user", "content": "probe_question"}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "probe_description",
+        "parameters": {"type": "object", "properties": {"probe_name": {"type": "string"}}},
+    },
+}
+_ID = "probe0001"  # Mistral's templates want nine letters and digits
+_RESULT: Message = {
+    "role": "tool",
+    "tool_call_id": _ID,
+    "name": "probe_tool",
+    "content": "probe_result",
+}
+_STRUCTURE = frozenset({"role", "content", "tool_calls", "tool_call_id"})
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """What a template takes."""
+
+    arguments: tuple[str, ...]
+    "Keys of ARGUMENTS; none where it prints no calls, or none as they are."
+    contents: tuple[str, ...]
+    "Keys of CONTENTS that may stand beside calls."
+    tools: bool
+    "It prints the tools."
+    results: bool
+    "It prints what a tool gave."
+    text_beside_calls: bool
+    "It prints a text that stands beside a call."
+    why_not: str = ""
+    "What is wrong with the calls that it prints, where it takes no form of them."
+
+
+@lru_cache(maxsize=16)
+def forms_of(template: ChatTemplate) -> Forms:
+    """The forms that the template renders without a fault, without escaping twice, and without None or Python's quotes."""
+    tried = {
+        (a, c): _tried(template, [_ASKED, _calling(a, c)]) for a, c in product(ARGUMENTS, CONTENTS)
+    }
+    nones = min((text.count("None") for text, why in tried.values() if not why), default=0)
+    good = {
+        form: text for form, (text, why) in tried.items() if not why and text.count("None") == nones
+    }
+    answered = {"role": "assistant", "content": "probe_answer"}
+    results = (
+        _rendered(template, [_ASKED, _calling(*form), _RESULT, answered])[0] for form in good
+    )
+    return Forms(
+        arguments=tuple(a for a in ARGUMENTS if any((a, c) in good for c in CONTENTS)),
+        contents=tuple(c for c in CONTENTS if any((a, c) in good for a in ARGUMENTS)),
+        tools="probe_tool" in _rendered(template, [_ASKED, answered])[0],
+        results=any("probe_result" in text for text in results),
+        text_beside_calls=any("probe_text" in text for text in good.values()),
+        why_not=next(why for _, why in tried.values()) if not good else "",
+    )
+
+
+def fitted(template: ChatTemplate, conversation: RichConversation) -> RichConversation:
+    """The conversation in forms that the template takes.
+
+    Raises:
+        NotRendered: it takes none (tools_not_printed).
+    """
+    forms = forms_of(template)
+    if conversation.tools and not forms.tools:
+        raise _refusal("it prints no tools")
+    return conversation._replace(messages=[_fit(m, template, forms) for m in conversation.messages])
+
+
+def unread(template: ChatTemplate, conversation: RichConversation) -> Iterator[str]:
+    """What stands in the messages and the template does not print: keys, and texts beside calls."""
+    for message in conversation.messages:
+        for key, value in message.items():
+            if value and key not in _STRUCTURE and not _prints(template, message["role"], key):
+                yield f"messages.{key}"
+        has_both = message.get("tool_calls") and message.get("content")
+        if has_both and not forms_of(template).text_beside_calls:
+            yield "messages.content beside tool_calls"
+
+
+@lru_cache(maxsize=256)
+def _prints(template: ChatTemplate, role: str, key: str) -> bool:
+    """Whether the template prints the text under a key of a role's messages; of a result, the name of its tool may be missing."""
+    if role == "tool":
+        return key == "name"
+    marked: Message = {"role": role, "content": "probe_text", key: "probe_extra"}
+    answered = {"role": "assistant", "content": "probe_answer"}
+    said = {"user": [marked, answered], "assistant": [_ASKED, marked]}
+    text, _ = _rendered(template, said.get(role, [marked, _ASKED, answered]), None)
+    return marked[key] in text
+
+
+def _calling(arguments: str, content: str) -> Message:
+    function = {"name": "probe_tool", "arguments": ARGUMENTS[arguments]}
+    call = {"id": _ID, "type": "function", "function": function}
+    return {"role": "assistant", **CONTENTS[content], "tool_calls": [call]}
+
+
+def _tried(template: ChatTemplate, messages: list[Message]) -> tuple[str, str]:
+    """The text, and what is wrong with the call in it."""
+    text, why = _rendered(template, messages)
+    if why:
+        return text, why
+    if "probe_value" not in text:
+        return text, "it prints no calls of tools"
+    if '\\"probe_value' in text or '\\"probe_key' in text:
+        return text, "it escapes the arguments of calls twice"
+    return text, "it prints arguments as Python writes them" * (str(ARGUMENTS["object"]) in text)
+
+
+def _rendered(
+    template: ChatTemplate, messages: list[Message], tools: Any = (_TOOL,)
+) -> tuple[str, str]:
+    """The text, and what the template said where it failed."""
+    try:
+        return template.render(messages, False, tools and list(tools)), ""
+    except NotRendered as fault:
+        return "", str((fault.detail or {}).get("template") or "it fails on calls of tools")
+
+
+def _fit(message: Message, template: ChatTemplate, forms: Forms) -> Message:
+    if message["role"] == "developer" and "developer" not in template.names:
+        return message | {"role": "system"}
+    if message["role"] == "tool" and not forms.results:
+        raise _refusal(forms.why_not or "it prints no results of tools")
+    if not message.get("tool_calls"):
+        return message
+    if not forms.arguments:
+        raise _refusal(forms.why_not)
+    calls = [_fit_call(call, forms) for call in message["tool_calls"]]
+    return _with_content(message | {"tool_calls": calls}, forms)
+
+
+def _fit_call(call: Message, forms: Forms) -> Message:
+    arguments = call["function"]["arguments"]
+    own = "text" if isinstance(arguments, str) else "object"
+    if own in forms.arguments:
+        return call
+    other = json.loads(arguments) if own == "text" else json.dumps(arguments, ensure_ascii=False)
+    return call | {"function": call["function"] | {"arguments": other}}
+
+
+def _with_content(message: Message, forms: Forms) -> Message:
+    content = message.get("content")
+    given = "null" if "content" in message else "absent"
+    own = ("text" if content else "empty") if isinstance(content, str) else given
+    if own in forms.contents:
+        return message
+    if own == "text" or forms.contents == ("text",):
+        raise _refusal(f"it takes no call with {own} content")
+    bare = {key: value for key, value in message.items() if key != "content"}
+    return bare | CONTENTS[forms.contents[0]]
+
+
+def _refusal(why: str) -> NotRendered:
+    return NotRendered("tools_not_printed", {"template": why})

@@ -1,0 +1,182 @@
+"""Conversations with tools are rendered as transformers renders them, whichever form of calls a template takes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.encode.backends import open_backend
+from mdsmix.encode.chat import ChatTemplate, NotRendered, open_template
+from mdsmix.encode.finetuning import Chat
+from mdsmix.encode.history import rendered_rows
+from mdsmix.encode.special import SpecialStrings
+from mdsmix.encode.targets import Targets
+from mdsmix.encode.tool_forms import fitted, forms_of, unread
+from mdsmix.record import Conversation, RichConversation
+from mdsmix.shapes import openai
+from tests import tool_styles as styles
+from tests.styles import letters
+from tests.test_encode_history import VARIABLES, theirs
+from tests.tool_styles import FORM, TOOLED, TOOLS, as_objects, called
+
+CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+def read(messages: list[Any], tools: Any = None, **options: Any) -> Any:
+    fields = {"messages": "messages", "tools": "tools"}
+    return openai.read({"messages": messages, "tools": tools}, fields, **options)
+
+
+def opened(source: str) -> ChatTemplate:
+    return open_template(source, VARIABLES, "2026-01-01")
+
+
+def rows(template: ChatTemplate, said: Conversation) -> Any:
+    """The rows of a conversation; None where the template fails on it."""
+    with contextlib.suppress(NotRendered):
+        said = fitted(template, said) if isinstance(said, RichConversation) else said
+        return rendered_rows(template, said, "each")
+    return None
+
+
+def expected(source: str, messages: list[Any], tools: Any) -> str | None:
+    try:
+        return theirs(source, messages, False, tools=tools)
+    except Exception:
+        return None
+
+
+@pytest.mark.parametrize("name", TOOLED)
+def test_each_text_is_what_transformers_renders(name: str) -> None:
+    """500 conversations over the five templates: rows of whole conversations, or of each answer where history is rewritten."""
+    template, called_in = opened(TOOLED[name]), 0
+    for messages, tools in called(100, seed=len(name)):
+        said = read(messages, tools)
+        assert isinstance(said, Conversation), said
+        reference = as_objects(messages) if FORM[name] == "object" else messages
+        found, whole = rows(template, said), expected(TOOLED[name], reference, tools)
+        if found is None or whole is None:
+            assert found is whole
+            continue
+        called_in += any("tool_calls" in m for m in messages)
+        answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+        texts = ["".join(p + a for p, a in row) for row in found]
+        if len(found) == 1 and len(answers) > 1:
+            assert texts == [whole]
+        else:
+            assert texts == [expected(TOOLED[name], reference[: i + 1], tools) for i in answers]
+    assert called_in > 20
+
+
+def test_the_ids_are_those_of_the_text(tmp_path: Path) -> None:
+    tokenizer = letters(tmp_path)
+    chat = Chat(
+        tokenizer=tokenizer,
+        backend=open_backend(tokenizer, "reference"),
+        template=opened(styles.QWEN_2_5.replace("ö", "o")),
+        targets=Targets(max_seq_len=10_000, target_responses="all"),
+        is_compact=False,
+        special_tokens_in_text="allow",
+        specials=SpecialStrings.of(()),
+    )
+    records = [(m, t) for m, t in called(20) if json.dumps([m, t], ensure_ascii=False).isascii()]
+    encoded = chat.encode([read(messages, tools) for messages, tools in records])
+    assert len(encoded.lengths) == len(records) > 5
+    column, model = encoded.columns["turns"], _model(tmp_path)
+    for i, (messages, tools) in enumerate(records):
+        turns = json.loads(column[i].tobytes())
+        ids = [token for turn in turns for part in turn.values() for token in part]
+        assert ids == model(theirs(styles.QWEN_2_5, as_objects(messages), False, tools=tools))
+
+
+def _model(folder: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    model = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return lambda text: model.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "contents"),
+    [
+        (styles.LLAMA_3, "object", "empty absent null text"),
+        (styles.QWEN_3, "object text", "empty absent null text"),
+        (styles.TEXT_ONLY, "text", "empty absent null text"),
+        (styles.ITEMS, "object", "empty absent null text"),
+        (styles.PYTHON, "text", "empty absent null text"),
+        (styles.NEEDS_TEXT, "object", "empty text"),
+        (styles.PRINTS_NONE, "object", "empty absent text"),
+        (styles.ESCAPES, "", ""),
+        (CHATML, "", ""),
+    ],
+)
+def test_the_forms_that_a_template_takes_are_found(
+    source: str, arguments: str, contents: str
+) -> None:
+    forms = forms_of(opened(source))
+    assert " ".join(forms.arguments) == arguments
+    assert " ".join(forms.contents) == contents
+
+
+ASKED = {"role": "user", "content": "?"}
+
+
+def calling(arguments: Any, **content: Any) -> dict[str, Any]:
+    call = {"id": "012345678", "type": "function", "function": {"name": "add", "arguments": arguments}}  # fmt: skip
+    return {"role": "assistant", **content, "tool_calls": [call]}
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
+@pytest.mark.parametrize("arguments", ['{"of": [1]}', {"of": [1]}])
+@pytest.mark.parametrize("source", [styles.TEXT_ONLY, styles.NEEDS_TEXT, styles.PRINTS_NONE])
+def test_a_call_in_any_form_is_printed_in_the_one_that_a_template_takes(
+    source: str, arguments: Any, content: dict[str, Any]
+) -> None:
+    [[(prompt, answer)]] = rows(opened(source), read([ASKED, calling(arguments, **content)], TOOLS))
+    spelled = '```json {"of": [1]}' if source == styles.TEXT_ONLY else '{"of": [1]}'
+    assert answer == f"[add {spelled}]"
+    assert prompt.endswith("<user>?<assistant>")
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "why"),
+    [
+        (CHATML, [calling({}, content=None)], "it prints no tools"),
+        (CHATML + "{{ tools }}", [calling({}, content=None)], "it prints no calls of tools"),
+        (styles.ESCAPES, [calling({}, content=None)], "it escapes the arguments of calls twice"),
+        (CHATML, [{"role": "assistant", "content": "!"}], "it prints no tools"),
+    ],
+)
+def test_what_a_template_does_not_print_is_refused_with_the_reason(
+    source: str, messages: list[Any], why: str
+) -> None:
+    with pytest.raises(NotRendered) as fault:
+        fitted(opened(source), read([ASKED, *messages], TOOLS))
+    assert fault.value.reason == "tools_not_printed"
+    assert fault.value.detail == {"template": why}
+
+
+def test_a_developer_is_a_system_where_the_template_knows_none() -> None:
+    messages = [{"role": "developer", "content": "be"}, ASKED, {"role": "assistant", "content": "!"}]  # fmt: skip
+    said = read(messages, TOOLS)
+    assert fitted(opened(styles.QWEN_2_5), said).messages[0]["role"] == "system"
+    knows = "{{ tools }}{% for m in messages %}{{ m.role if m.role != 'developer' }}{% endfor %}"
+    assert fitted(opened(knows), said).messages[0]["role"] == "developer"
+
+
+def test_what_the_template_does_not_print_of_a_message_is_told() -> None:
+    thinking = calling({}, content="so", reasoning_content="hm")
+    said = read([ASKED | {"name": "Ann"}, thinking], TOOLS)
+    assert set(unread(opened(styles.QWEN_3), said)) == {"messages.name"}
+    both = {"messages.name", "messages.reasoning_content", "messages.content beside tool_calls"}
+    assert set(unread(opened(styles.HERMES), said)) == both
+
+
+def test_forms_are_looked_for_once_a_template() -> None:
+    assert forms_of(opened(styles.HERMES)) is forms_of(opened(styles.HERMES))
+    assert dataclasses.is_dataclass(forms_of(opened(styles.HERMES)))

@@ -1,0 +1,149 @@
+"""Chat templates with tools, in the manner of today's models, written for the tests; and conversations that call tools.
+
+`FORM` says which form of arguments each takes: `own` where it takes text and object.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+Message = dict[str, Any]
+
+LLAMA_3 = (
+    "{{ bos_token }}"
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content | trim %}{% set rest = messages[1:] %}"
+    "{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}"
+    "<|im_start|>system\n\n{% if tools %}Environment: ipython\n{% endif %}{{ system }}<|im_end|>"
+    "{% for m in rest %}"
+    "{% if loop.first and tools and m.role == 'user' %}<|im_start|>user\n\nGiven the following functions:\n"
+    "{% for t in tools %}{{ t | tojson(indent=4) + '\n\n' }}{% endfor %}{{ m.content | trim }}<|im_end|>"
+    "{% elif m.tool_calls %}{% if m.tool_calls | length != 1 %}"
+    "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
+    "{% set call = m.tool_calls[0].function %}<|im_start|>assistant\n\n"
+    '{"name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}<|im_end|>'
+    "{% elif m.role in ['tool', 'ipython'] %}<|im_start|>ipython\n\n{{ m.content | tojson }}<|im_end|>"
+    "{% else %}<|im_start|>{{ m.role }}\n\n{{ m.content | trim }}<|im_end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n\n{% endif %}"
+)
+_CHATML_TOOLS = (
+    "{% if tools %}<|im_start|>system\n"
+    "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% else %}You help.{% endif %}{{ '\n' }}\n# Tools\n<tools>"
+    "{% for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor %}{{ '\n' }}</tools><|im_end|>\n"
+    "{% elif messages[0].role == 'system' %}<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n{% endif %}"
+)
+_RESULTS = (
+    "{% elif m.role == 'tool' %}{% if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
+    "\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QWEN_2_5 = (
+    _CHATML_TOOLS + "{% for m in messages %}"
+    "{% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% elif m.role == 'assistant' %}<|im_start|>assistant{% if m.content %}{{ '\n' }}{{ m.content }}{% endif %}"
+    '{% for c in m.tool_calls %}{{ "\n" }}<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    "\n</tool_call>{% endfor %}<|im_end|>\n" + _RESULTS
+)
+QWEN_3 = (
+    _CHATML_TOOLS + "{% set ns = namespace(last=-1) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'user' %}<|im_start|>user\n{{ m.content }}<|im_end|>\n"
+    "{% elif m.role == 'assistant' %}{% set content = m.content if m.content is string else '' %}{% set thought = '' %}"
+    "{% if m.reasoning_content is string %}{% set thought = m.reasoning_content %}"
+    "{% elif '</think>' in content %}{% set thought = content.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "<|im_start|>assistant\n{% if loop.index0 > ns.last and thought %}<think>\n{{ thought }}\n</think>\n\n{% endif %}{{ content }}"
+    "{% for c in m.tool_calls or [] %}{% set call = c.function or c %}{{ '\n' }}<tool_call>\n"
+    '{"name": "{{ call.name }}", "arguments": {% if call.arguments is string %}{{ call.arguments }}{% else %}'
+    "{{ call.arguments | tojson }}{% endif %}}\n</tool_call>{% endfor %}<|im_end|>\n" + _RESULTS
+)
+MISTRAL = (
+    "{{ bos_token }}"
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content + '\n\n' %}{% set rest = messages[1:] %}"
+    "{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}"
+    "{% set last = (rest | selectattr('role', 'equalto', 'user') | list)[-1] %}"
+    "{% for m in rest %}{% if m.role == 'user' %}"
+    "{% if tools and m is sameas last %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "[INST] {{ system if m is sameas last }}{{ m.content }}[/INST]"
+    "{% elif m.tool_calls %}[TOOL_CALLS] [{% for c in m.tool_calls %}"
+    "{% if c.id is not defined or c.id | length != 9 %}{{ raise_exception('Tool call IDs should be strings of length 9!') }}{% endif %}"
+    '{{ (c.function | tojson)[:-1] }}, "id": "{{ c.id }}"}{{ \', \' if not loop.last }}{% endfor %}]{{ eos_token }}'
+    '{% elif m.role == \'tool\' %}[TOOL_RESULTS] {"content": {{ m.content | tojson }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
+    "{% else %} {{ m.content | trim }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+HERMES = (
+    _CHATML_TOOLS + "{% for m in messages %}"
+    "{% if m.role == 'user' or (m.role == 'assistant' and m.tool_calls is not defined) %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% elif m.role == 'assistant' %}<|im_start|>assistant{% for c in m.tool_calls %}{{ '\n' }}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n'
+    + _RESULTS
+)
+# What others take: text alone (DeepSeek-V3), an object alone whose keys are gone through (GLM), one that escapes every form, one that
+# prints an object as Python does, and one whose content must be there.
+_CALLS = (
+    "{{{{ tools | tojson }}}}{{% for m in messages %}}<{{{{ m.role }}}}>{content}"
+    "{{% for c in m.tool_calls or [] %}}[{{{{ c.function.name }}}} {arguments}]{{% endfor %}}{{% endfor %}}"
+    "{{{{ '<assistant>' if add_generation_prompt }}}}"
+)
+_CONTENT = "{{ m.content or '' }}"
+TEXT_ONLY = _CALLS.format(content=_CONTENT, arguments="{{ '```json ' + c.function.arguments }}")
+ITEMS = _CALLS.format(content=_CONTENT, arguments="{% for k, v in c.function.arguments | items %}{{ k }}={{ v }};{% endfor %}")  # fmt: skip
+ESCAPES = _CALLS.format(content=_CONTENT, arguments="{{ c.function.arguments | tojson | tojson }}")
+PYTHON = _CALLS.format(content=_CONTENT, arguments="{{ c.function.arguments }}")
+NEEDS_TEXT = _CALLS.format(content="{{ m['content'] + '' }}", arguments="{{ c.function.arguments | tojson }}")  # fmt: skip
+PRINTS_NONE = _CALLS.format(content="{{ m.content if m.content is defined }}", arguments="{{ c.function.arguments | tojson }}")  # fmt: skip
+
+TOOLED = {"llama_3": LLAMA_3, "qwen_2_5": QWEN_2_5, "qwen_3": QWEN_3, "mistral": MISTRAL, "hermes": HERMES}  # fmt: skip
+FORM = {"llama_3": "object", "qwen_2_5": "object", "qwen_3": "own", "mistral": "object", "hermes": "object"}  # fmt: skip
+
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "Tells the weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}}},
+    {"type": "function", "function": {"name": "add", "description": "Adds <numbers> & \"more\"", "parameters": {"type": "object", "properties": {"of": {"type": "array"}}}}},
+]  # fmt: skip
+ARGUMENTS: list[dict[str, Any]] = [{"city": "Köln"}, {"city": "a \"b\" \\ c", "days": 3}, {"of": [1, 2.5, None, True]}, {}, {"deep": {"er": ["é"]}}]  # fmt: skip
+
+
+def called(count: int, seed: int = 7) -> Iterator[tuple[list[Message], list[Message] | None]]:
+    """Conversations, half of them with tools that are called, as OpenAI writes them, in every form of arguments and content."""
+    draw = random.Random(seed)
+    for number in range(count):
+        has_tools = draw.random() < 0.7
+        messages: list[Message] = [{"role": "system", "content": f"be {number}"}] * (draw.random() < 0.5)  # fmt: skip
+        for turn in range(draw.randint(1, 3)):
+            messages.append({"role": "user", "content": f"question {turn}?"})
+            for step in range(draw.randint(0, 2) if has_tools else 0):
+                messages += _call(draw, f"{number % 1000:03}{turn:03}{step:02}")
+            thought = f"<think>\nhm {turn}\n</think>\n\n" * (draw.random() < 0.3)
+            messages.append({"role": "assistant", "content": f"{thought}answer {turn}"})
+        yield messages, TOOLS if has_tools else None
+
+
+def _call(draw: random.Random, mark: str) -> list[Message]:
+    ids = [f"{n}{mark}" for n in range(2 if draw.random() < 0.1 else 1)]
+    calls = [
+        {"id": at, "type": "function", "function": {"name": draw.choice(["weather", "add"]), "arguments": _spelled(draw)}}
+        for at in ids
+    ]  # fmt: skip
+    content = draw.choice([{}, {"content": None}, {"content": ""}, {"content": f"let me see {mark}"}])  # fmt: skip
+    results = [{"role": "tool", "tool_call_id": at, "name": "weather", "content": f'{{"found": "{at}"}}'} for at in ids]  # fmt: skip
+    return [{"role": "assistant", **content, "tool_calls": calls}, *results]
+
+
+def _spelled(draw: random.Random) -> Any:
+    arguments = draw.choice(ARGUMENTS)
+    return json.dumps(arguments, ensure_ascii=False) if draw.random() < 0.5 else arguments
+
+
+def as_objects(messages: list[Message]) -> list[Message]:
+    """The messages with all arguments as objects."""
+    found = json.loads(json.dumps(messages))
+    for message in found:
+        for call in message.get("tool_calls") or ():
+            if isinstance(given := call["function"]["arguments"], str):
+                call["function"]["arguments"] = json.loads(given)
+    return list(found)
