@@ -1,4 +1,4 @@
-"""What can go wrong, as five kinds with one exit code each.
+"""What can go wrong, as six kinds with one exit code each.
 
 A message is one sentence that says what is wrong, where, why it matters and what to do. It is printed as it stands,
 so it must never hold a credential. Anything else that escapes is a defect of mdsmix and exits with 1.
@@ -21,6 +21,12 @@ class RecipeError(MdsmixError):
 
 class MixRefused(MdsmixError):
     """The streams may not be mixed."""
+
+    exit_code = 3
+
+
+class Damaged(MdsmixError):
+    """What is published is not what its manifest says."""
 
     exit_code = 3
 

@@ -22,10 +22,12 @@ import zstandard
 
 from mdsmix import sources
 from mdsmix.cli.main import run
+from mdsmix.convert import publish
 from mdsmix.convert.outcome import Outcome
 from mdsmix.convert.planning import Options
 from mdsmix.convert.run import convert
 from mdsmix.kinds import open_recipe
+from mdsmix.shards import beside
 from mdsmix.shards.index import read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.sample import read_head
@@ -115,6 +117,12 @@ def run_recipe(recipe: Path, *overrides: str, **settings: Any) -> list[Outcome]:
 def windows(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Work units of `size` uncompressed bytes."""
     monkeypatch.setattr(sources, "plan", functools.partial(sources.plan, window_bytes=size))
+
+
+def list_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than one source is listed in parts, of two names on average."""
+    monkeypatch.setattr(publish, "LISTED", 1)
+    monkeypatch.setattr(beside, "FILES_A_PART", 2)
 
 
 def mdsmix(*arguments: object) -> Answer:

@@ -26,6 +26,7 @@ SHARD = re.compile(r"([0-9a-f]{32})(-\d+)?\.mds(\.zstd)?")
 RECORD = re.compile(r"(.+)/\.mdsmix/([0-9a-f]{32})")
 VERSION = re.compile(r"(.+)-([0-9a-f]{8})")
 INDEX, MANIFEST, LEASE = "index.json", "mdsmix.manifest", ".mdsmix/lease"
+BESIDE = re.compile(r"([0-9a-f]{32})\.(sources\.zst|[a-z0-9-]+\.side)")
 TOKENIZER, TOKENIZER_CARD = re.compile(r"(.*/)?tokenizer-[0-9a-f]{8}"), "mdsmix.tokenizer"
 
 
@@ -58,8 +59,11 @@ def record_in(state: State, name: str) -> UnitRecord | None:
 
 def is_shard(state: State, name: str) -> bool:
     """Whether the shard is there and its bytes are those that it is named for."""
-    match = SHARD.fullmatch(PurePosixPath(name).name)
-    return bool(match) and name in state and digest(state[name]) == match[1]
+    return bool(SHARD.fullmatch(PurePosixPath(name).name)) and bears_its_hash(state, name)
+
+
+def bears_its_hash(state: State, name: str) -> bool:
+    return name in state and PurePosixPath(name).name.startswith(digest(state[name]))
 
 
 def lacks(state: State, folder: str, index: Index) -> list[str]:
@@ -174,6 +178,40 @@ def shards_before_the_manifest(story: Story, step: Step) -> Iterator[bool]:
         name = coming[manifest.index_hash]
         folder = str(PurePosixPath(name).parent)
         yield not lacks(story.surely(step), folder, parse_index(story.after[name], name))
+
+
+def shards_before_the_source_list(story: Story, step: Step) -> Iterator[bool]:
+    """Into the target, which has the index or, of versions, the manifest that names the version with it."""
+    split = _home(step)
+    if step.content is not None and BESIDE.fullmatch(_base(step)) and split_of(split) == split:
+        manifest = manifest_in(story.after, split)
+        of_versions = f"{split}/{INDEX}" not in story.after
+        folder = f"{split}-{manifest.index_hash[:8]}" if of_versions else split
+        index = index_in(story.after, f"{folder}/{INDEX}")
+        yield not lacks(story.surely(step), folder, index)
+
+
+def the_source_list_before_the_manifest(story: Story, step: Step) -> Iterator[bool]:
+    if step.content is not None and _base(step) == MANIFEST:
+        state = story.surely(step)
+        for part in parse_manifest(step.content, step.name).source_parts:
+            yield bears_its_hash(state, f"{_home(step)}/{part.name}")
+
+
+def a_source_list_is_written_once(story: Story, step: Step) -> Iterator[bool]:
+    if step.content is not None and BESIDE.fullmatch(_base(step)):
+        is_new = not bears_its_hash(story.surely(step), step.name)
+        yield is_new and bears_its_hash({step.name: step.content}, step.name)
+
+
+def no_manifest_loses_its_source_list(story: Story, step: Step) -> Iterator[bool]:
+    """But for a damaged part, which is no use to a reader."""
+    if step.content is None and BESIDE.fullmatch(_base(step)):
+        state, folder = story.maybe(step), _home(step)
+        manifest = manifest_in(state, folder)
+        named = {file.name for file in manifest.beside} if manifest else set()
+        is_going = VERSION.fullmatch(folder) and f"{folder}/{INDEX}" not in state
+        yield _base(step) not in named or not bears_its_hash(state, step.name) or bool(is_going)
 
 
 def the_manifest_before_its_index(story: Story, step: Step) -> Iterator[bool]:
@@ -349,6 +387,10 @@ RULES: tuple[Rule, ...] = (
     bad_records_before_the_unit_record,
     shards_before_the_index,
     shards_before_the_manifest,
+    shards_before_the_source_list,
+    the_source_list_before_the_manifest,
+    a_source_list_is_written_once,
+    no_manifest_loses_its_source_list,
     the_manifest_before_its_index,
     a_version_is_whole_before_the_manifest_names_it,
     bad_records_are_public_before_the_manifest,

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from mdsmix.report.card import card_rows
+from mdsmix.shards.beside import SourceEntry
 from mdsmix.shards.index import read_index
-from mdsmix.shards.manifest import Records, SourceFile
+from mdsmix.shards.manifest import Records
 from mdsmix.storage import locate
 from tests.converting import manifest_of
 from tests.published import CONCAT, TOKEN_ROW, publish
@@ -16,7 +17,7 @@ from tests.published import CONCAT, TOKEN_ROW, publish
 def test_the_manifest_as_rows(tmp_path: Path) -> None:
     publish(tmp_path, CONCAT, [TOKEN_ROW] * 3, card={})
     index, manifest = read_index(locate(str(tmp_path / "train"))), manifest_of(tmp_path / "train")
-    many = [SourceFile(path=f"{n}.jsonl", size=1000, hash="") for n in range(7)]
+    many = [SourceEntry(path=f"{n}.jsonl", size=1000, hash="") for n in range(7)]
     records = Records(read=9, written=3, filtered={"empty": 4}, quarantined={"not_json": 2})
     card = dict(card_rows("here", index, replace(manifest, records=records, sources=many)))
     assert card["stream"] == "here"

@@ -104,7 +104,7 @@ def twins(folder: Location) -> list[Shard]:
 
 def test_twins_are_files_of_their_own(folder: Location, twins: list[Shard]) -> None:
     """A cache evicts one by deleting its file, and damage to one must not be damage to all."""
-    copy_missing(folder, twins, [folder])
+    copy_missing(folder, [twin.stored for twin in twins], [folder])
     paths = [Path(str(folder / shard.stored.basename)) for shard in twins]
     assert len({path.read_bytes() for path in paths}) == 1
     assert len({path.stat().st_ino for path in paths}) == 3
@@ -114,7 +114,7 @@ def test_twins_are_files_of_their_own(folder: Location, twins: list[Shard]) -> N
 def test_a_shard_goes_to_another_folder_without_taking_room_twice(
     folder: Location, twins: list[Shard], tmp_path: Path
 ) -> None:
-    copy_missing(locate(tmp_path / "version"), twins[:1], [folder])
+    copy_missing(locate(tmp_path / "version"), [twins[0].stored], [folder])
     name = twins[0].stored.basename
     assert os.path.samefile(tmp_path / "version" / name, tmp_path / "here" / name)
 
@@ -127,10 +127,10 @@ def test_a_file_of_another_size_is_no_source_and_no_shard(
     target = locate(tmp_path / "version")
     (other / name).write(whole[:-1])
     (target / name).write(whole + b"x")
-    copy_missing(target, twins[:1], [other, folder])
+    copy_missing(target, [twins[0].stored], [other, folder])
     assert (target / name).read() == whole
     with pytest.raises(Unreachable, match="was deleted from"):
-        copy_missing(locate(tmp_path / "third"), twins[:1], [other])
+        copy_missing(locate(tmp_path / "third"), [twins[0].stored], [other])
 
 
 def test_many_at_a_time_answer_in_order_and_fail_as_the_first_that_failed() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import xxhash
 
 from mdsmix.convert.job import Job
+from mdsmix.shards.beside import is_beside
 from mdsmix.shards.lease import Lease
 from mdsmix.storage import Location, together
 from mdsmix.words import plural
@@ -25,22 +26,27 @@ BLOCK = 1 << 20
 
 
 def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
-    """Deletes the damaged shards at the target and calls `say` for each. Returns a sentence on what was checked and found.
+    """Deletes the damaged shards at the target, and the damaged files beside its manifest, and calls `say` for each. Returns a
+    sentence on what was checked and found.
 
-    Unreachable where a shard cannot be read.
+    Unreachable where one cannot be read.
     """
-    names = {folder: [n for n, _ in folder.list()] for folder in job.shard_folders}
-    shards = [folder / n for folder, found in names.items() for n in found if SHARD.fullmatch(n)]
-    hashes = together(_hash, shards)
-    damaged = [(at, h) for at, h in zip(shards, hashes, strict=True) if not at.name.startswith(h)]
+    lying = [folder / name for folder in job.shard_folders for name, _ in folder.list()]
+    shards = [at for at in lying if SHARD.fullmatch(at.name)]
+    beside = [at for at in lying if is_beside(at.name)]
+    hashed = [*shards, *beside]
+    hashes = zip(hashed, together(_hash, hashed), strict=True)
+    damaged = [(at, found) for at, found in hashes if not at.name.startswith(found)]
     for at, found in damaged:
+        what, again = ("file", "it") if is_beside(at.name) else ("shard", "its work unit")
         say(
-            f"{job.name}: the shard {at} is damaged, its xxh128 is {found}: it is deleted, and its work unit done again if "
+            f"{job.name}: the {what} {at} is damaged, its xxh128 is {found}: it is deleted, and {again} done again if "
             "it is still part of the stream"
         )
         held.delete(at)
+    more = f" and {plural(len(beside), 'file')} beside the manifest" if beside else ""
     result = f"{len(damaged):,} damaged, made anew" if damaged else "all whole"
-    return f"{plural(len(shards), 'shard')} at the target read and hashed: {result}"
+    return f"{plural(len(shards), 'shard')}{more} at the target read and hashed: {result}"
 
 
 def _hash(shard: Location) -> str:

@@ -22,6 +22,7 @@ from mdsmix.convert.quarantine import QUARANTINE
 from mdsmix.convert.tokenizer_folder import TokenizerFolder, needless
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
+from mdsmix.shards.beside import NAMES as BESIDE
 from mdsmix.shards.index import Shard, parse_index, read_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.shards.manifest import read_manifest
@@ -39,6 +40,7 @@ _KINDS = {
     "old index": rf"{re.escape(FOLDER)}/({_HASH})\.index",
     "version mark": rf"{re.escape(FOLDER)}/([0-9a-f]{{8}})\.replaced",
     "quarantine": rf"{QUARANTINE}/{_BAD_NAME}\.jsonl\.zst",
+    **BESIDE,
     "shard": SHARD.pattern,
 }
 _WITH_SHARDS = ("shard", "version", "unfinished version")
@@ -93,7 +95,8 @@ def find_garbage(
     now = time.time()
     manifest, others = read_manifest(folder), find_versions(folder)
     old = [v for v in versions_to_delete(folder, others, keep) if now - v.replaced >= older_than]
-    current = {part.key for part in manifest.parts} if manifest else set()
+    current = {file.hash for file in manifest.beside} if manifest else set()
+    current |= {part.key for part in manifest.parts} if manifest else set()
     current |= {version.hash for version in others if version not in old}
     gone, kept = dict[str, list[_File]](), dict[str, list[_File]]()
     for kind, found in _sorted_out(folder).items():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
+from heapq import nsmallest
+from itertools import islice
 
 from mdsmix import sources
 from mdsmix.convert.job import Job
@@ -13,6 +15,9 @@ from mdsmix.shards.links import refuse_links
 from mdsmix.shards.manifest import FORMAT_VERSION, Manifest
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Location
+
+SHOWN = 3
+"Names that a sentence lists."
 
 
 def published_manifest(job: Job, standing: Standing, reencode: bool) -> Manifest | None:
@@ -70,31 +75,34 @@ def _why_not(job: Job, manifest: Manifest, files: list[SourceFile]) -> str | Non
             f"{job.encoding.loader} loader: all {manifest.records.read:,} records, {manifest.totals.tokens:,} tokens, "
             "are to be encoded again; pass --reencode if that is meant."
         )
-    if not _share_a_file(manifest, files, job.fields_read):
-        old, new = ({s.path for s in manifest.sources}, {file.name for file in files})
+    if not _share_a_file(job, manifest, files):
+        old = nsmallest(SHOWN, (source.path for source in manifest.read_sources(job.folder)))
         return (
-            f"stream {job.name}: {job.target} holds a stream made of {listed(sorted(old)) or 'other streams'}, none of which is "
-            f"among its sources now ({listed(sorted(new))}); publish elsewhere, or pass --reencode to replace it."
+            f"stream {job.name}: {job.target} holds a stream made of {listed(old, of=manifest.source_count) or 'other streams'}, none of which is "
+            f"among its sources now ({listed(sorted({file.name for file in files}))}); publish elsewhere, or pass --reencode to replace it."
         )
     return None
 
 
-def _share_a_file(manifest: Manifest, files: list[SourceFile], fields: tuple[str, ...]) -> bool:
-    """Whether a file of the published stream is among these, by its name or, where it was moved, by its content."""
-    old, new = {source.path for source in manifest.sources}, {file.name for file in files}
+def _share_a_file(job: Job, manifest: Manifest, files: list[SourceFile]) -> bool:
+    """Whether a file of the published stream is among these, by its name or, where it was moved, by its content. Of a list
+    in parts as a rule only the first is read."""
+    now = {file.name for file in files}
+    before = (source.path for source in manifest.read_sources(job.folder))
     if manifest.format_version == 1:  # whose names began at a root that is not known any more
-        old, new = ({name.rpartition("/")[2] for name in names} for names in (old, new))
+        old, new = ({n.rpartition("/")[2] for n in names} for names in (before, now))
         return bool(old & new)
-    return bool(old & new) or _share_content(manifest, files, fields)
+    return not now.isdisjoint(before) or _share_content(job, manifest, files)
 
 
-def _share_content(manifest: Manifest, files: list[SourceFile], fields: tuple[str, ...]) -> bool:
+def _share_content(job: Job, manifest: Manifest, files: list[SourceFile]) -> bool:
     """Only files as large as one of the published stream are read, the smallest first, until one is the same."""
-    hashes: dict[int, set[str]] = {}
-    for source in manifest.sources:
-        hashes.setdefault(source.size, set()).add(source.hash)
-    alike = sorted((f for f in files if f.stat.size in hashes), key=lambda file: file.stat.size)
-    return any(_hash(file, fields) in hashes[file.stat.size] for file in alike)
+    hashes: dict[int, set[str]] = {file.stat.size: set() for file in files}
+    for source in manifest.read_sources(job.folder):
+        if source.size in hashes:
+            hashes[source.size].add(source.hash)
+    alike = sorted((f for f in files if hashes[f.stat.size]), key=lambda file: file.stat.size)
+    return any(_hash(file, job.fields_read) in hashes[file.stat.size] for file in alike)
 
 
 def _hash(file: SourceFile, fields: tuple[str, ...]) -> str:
@@ -113,7 +121,7 @@ def why_rebuilt(job: Job, old: Manifest | None) -> str | None:
     )
 
 
-def listed(names: Iterable[str], most: int = 3) -> str:
-    """The first names, and how many more there are."""
-    every = list(names)
-    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+def listed(names: Collection[str], most: int = SHOWN, of: int | None = None) -> str:
+    """The first names, and how many more there are: of those given, or of so many."""
+    more = (of or len(names)) - most
+    return ", ".join(islice(names, most)) + (f" and {more} more" if more > 0 else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 
 from mdsmix import sources
@@ -46,9 +46,9 @@ def _preview_stream(
         yield "  nothing is published there yet"
         return
     older = why_rebuilt(job, old)
-    reasons = [older] if older else list(_changes(job, old)) or _of_units(todo, contents, old)
+    was, gone = _sources_before(job, old, todo, files)
+    reasons = [older] if older else list(_changes(job, old)) or _of_units(todo, contents, old, was)
     yield from (f"  {reason}" for reason in reasons)
-    gone = sorted({s.path for s in old.sources} - {file.name for file in files})
     if gone:
         yield f"  no longer among the sources: {listed(gone, 5)}"
     if todo:
@@ -59,6 +59,21 @@ def _preview_stream(
         yield f"  it would be refused: {refusal}"
     if not is_put(job, old, standing):
         yield f"  what is finished would be published: it is not, or not all, at {job.place(old.index_hash)}"
+
+
+def _sources_before(
+    job: Job, old: Manifest, todo: Iterable[Unit], files: Iterable[sources.SourceFile]
+) -> tuple[dict[str, str], list[str]]:
+    """What the files of the units to do were published with, name -> hash, and the published names that are gone: of millions
+    of sources only these are kept."""
+    wanted, now = {file.name for unit in todo for file in unit.files}, {file.name for file in files}
+    was, gone = dict[str, str](), list[str]()
+    for source in old.read_sources(job.folder):
+        if source.path in wanted:
+            was[source.path] = source.hash
+        elif source.path not in now:
+            gone.append(source.path)
+    return was, sorted(gone)
 
 
 def _undone(
@@ -75,23 +90,25 @@ def _undone(
 
 
 def _of_units(
-    todo: Mapping[Unit, list[str]], contents: Mapping[Unit, Content], old: Manifest
+    todo: Mapping[Unit, list[str]],
+    contents: Mapping[Unit, Content],
+    old: Manifest,
+    was: Mapping[str, str],
 ) -> Iterator[str]:
     """Why these units are to be done, where no setting is the reason."""
     published = {part.key for part in old.parts}
     lost = {unit for unit, keys in todo.items() if published.issuperset(keys)}
     for why, units in (("new or edited", todo.keys() - lost), ("not whole at the target", lost)):
-        names = sorted({name for unit in units for name in _changed(unit, contents[unit], old)})
+        names = sorted({name for unit in units for name in _changed(unit, contents[unit], was)})
         if names:
             yield f"{why}: {listed(names, 5)}"
 
 
-def _changed(unit: Unit, content: Content, old: Manifest) -> list[str]:
+def _changed(unit: Unit, content: Content, was: Mapping[str, str]) -> list[str]:
     """The unit's files that are other than they were; all of them where none is. Small files share a unit."""
-    before = {source.path: source.hash for source in old.sources}
     names = [file.name for file in unit.files]
     hashes = [sources.file_hash([digest]) for digest in content.files]
-    edited = [name for name, hash in zip(names, hashes, strict=True) if before.get(name) != hash]
+    edited = [name for name, hash in zip(names, hashes, strict=True) if was.get(name) != hash]
     return edited or names
 
 

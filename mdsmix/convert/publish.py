@@ -8,28 +8,22 @@ from mdsmix import __version__
 from mdsmix.convert.advice import advice
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
-from mdsmix.convert.put import is_put, put
+from mdsmix.convert.put import is_put, put, put_shards
 from mdsmix.convert.standing import Standing
 from mdsmix.convert.tokenizer_folder import tokenizer_card
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.kinds.assemble import JoinedRows
 from mdsmix.kinds.holdout import NOT_HELD_OUT
+from mdsmix.shards.beside import LISTED, SourceEntry, store_sources
 from mdsmix.shards.index import Index, make_index
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.manifest import (
-    FORMAT_VERSION,
-    Manifest,
-    Part,
-    Records,
-    SourceFile,
-    Totals,
-)
+from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Part, Records, Totals
 from mdsmix.shards.shardfiles import distinct, store_shards
 
 
 def publish(
-    job: Job, units: list[UnitRecord], sources: list[SourceFile], held: Lease
+    job: Job, units: list[UnitRecord], sources: list[SourceEntry], held: Lease
 ) -> tuple[Manifest, Index]:
     """Makes the units, in the order of the plan, the stream's content. Nothing is written where nothing changed."""
     if job.joins_units and (last := _join_leftovers(job, units)):
@@ -38,6 +32,8 @@ def publish(
     totals = sum((unit.totals for unit in units), Totals())
     _refuse_losses(job, records, totals)
     index = make_index(distinct([shard for unit in units for shard in unit.shards]))
+    put_shards(job, index)
+    source_parts = store_sources(job.folder, sources) if len(sources) > LISTED else []
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         tool_version=__version__,
@@ -46,7 +42,8 @@ def publish(
         backend=" + ".join(sorted({unit.backend for unit in units if unit.backend})),
         totals=totals,
         records=records,
-        sources=sources,
+        sources=[] if source_parts else sources,
+        source_parts=source_parts,
         parts=[
             Part(key=unit.key, shards=len(unit.shards), samples=unit.totals.samples)
             for unit in units

@@ -26,23 +26,28 @@ from mdsmix.shards.writing import REPLACED, keep_index, superseded, write_if_new
 from mdsmix.storage import Location, together
 
 
+def put_shards(job: Job, index: Index) -> None:
+    """Brings the shards of the index, wherever they lie in the job's folders, to where it is to be published."""
+    place = job.place(index.hash)
+    if job.is_versioned:
+        refuse_links(place.parent, place.name)
+        _refuse_other(place, index)
+    copy_missing(place, index.files, job.shard_folders)
+
+
 def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
-    """Makes the index, whose shards lie in the job's folders, what is published. Nothing is written where it is so, and
+    """Makes the index, whose shards lie in their place, what is published. Nothing is written where it is so, and
     nothing where another published since the lease was lost."""
     if job.is_versioned:
         _put_version(job, index, manifest, held)
         return
-    copy_missing(job.folder, index.shards, job.shard_folders)
     _mark_replaced(job.folder, job.folder)
     publish_in_place(job.folder, index, manifest.to_bytes(), held)
 
 
 def _put_version(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
     place = job.place(index.hash)
-    refuse_links(place.parent, place.name)
-    _refuse_other(place, index)
-    copy_missing(place, index.shards, job.shard_folders)
-    _fill(place, index, manifest)
+    _fill(place, index, manifest, job.folder)
     before = Seen.of(job.folder / manifest_file.BASENAME)
     held.confirm()
     _mark_replaced(job.folder, place)
@@ -67,11 +72,11 @@ def is_put(job: Job, manifest: Manifest, standing: Standing) -> bool:
     index = standing.index
     if index is None or index.hash != manifest.index_hash:
         return False
-    sizes = {name: stat.size for name, stat in standing.stored.items()}
-    files = [shard.stored for shard in index.shards]
-    if any(sizes.get(file.basename) != file.bytes for file in files):
+    if any(file.missing_from(standing.stored) for file in index.files):
         return False
-    if manifest_file.BASENAME not in sizes:
+    if any(file.stored.missing_from(standing.files) for file in manifest.beside):
+        return False
+    if manifest_file.BASENAME not in standing.stored:
         return False
     if not job.is_versioned:
         return True
@@ -94,18 +99,24 @@ def _refuse_other(version: Location, index: Index) -> None:
         )
 
 
-def _fill(version: Location, index: Index, manifest: Manifest) -> None:
+def _fill(version: Location, index: Index, manifest: Manifest, target: Location) -> None:
     """Writes the manifest and the index of a version. A manifest that is there and names this index stays: where other
     sources gave the same shards, only the target's manifest changes."""
     if not _has_manifest(version, index):
+        if beside := [file.stored for file in manifest.beside]:
+            copy_missing(version, beside, [target])
         (version / manifest_file.BASENAME).write(manifest.to_bytes())
     write_if_new(version / index_file.BASENAME, index.content)
 
 
 def _has_manifest(version: Location, index: Index) -> bool:
+    """And all that it names."""
     with suppress(Unreachable):
         found = read_manifest(version)
-        return found is not None and found.index_hash == index.hash
+        if found is None or found.index_hash != index.hash:
+            return False
+        here = dict(version.list()) if found.beside else {}
+        return not any(file.stored.missing_from(here) for file in found.beside)
     return False
 
 

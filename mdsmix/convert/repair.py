@@ -7,11 +7,11 @@ version cannot be made again, which is refused before anything is touched.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from mdsmix.convert.guard import why_rebuilt
+from mdsmix.convert.guard import published_manifest, why_rebuilt
 from mdsmix.convert.job import Job, on_day
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.outcome import Watcher
@@ -20,6 +20,7 @@ from mdsmix.convert.run import convert
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.recipe import Recipe
 from mdsmix.shards import index as index_file
+from mdsmix.shards.beside import is_beside
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest, Part, read_manifest
@@ -49,20 +50,24 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
     RecipeError where recipe or source would make another stream; Unreachable where it cannot be looked at.
     """
     split = working_folder(folder)
-    options = replace(options, only=(_name(recipe, split),), again=True)
+    # Whether it is the same stream is asked here, and stricter than a conversion asks.
+    options = replace(options, only=(_name(recipe, split),), again=True, reencode=True)
     _refuse_older(folder, split)
     with lease(split, watcher.say):
         report = _look(folder, watcher)
         if not report.faults:
             return Repaired(stream=str(folder), faults=(), shards=(), units=0, of=0)
-        ((job, files, _),) = planned_jobs(recipe, options)
-        manifest = _refuse_others(job, files, read_manifest(split), folder)
+        ((job, files, standing),) = planned_jobs(recipe, options)
         faults = report.faults
+        bad = {fault.file for fault in faults}
+        manifest = published_manifest(job, standing, reencode=False)
+        manifest = _refuse_others(job, files, manifest, folder, bad)
         if any(fault.file == index_file.BASENAME for fault in faults):
             # Only the right index tells which shards there are to be; the unit records hold it.
             list(convert(recipe, options, watcher))
             faults = _look(folder, watcher).faults
-        shards, parts = _drop(folder, split, {fault.file for fault in faults}, manifest)
+            bad = {fault.file for fault in faults}
+        shards, parts = _drop(folder, split, bad, manifest)
         if faults:
             list(convert(recipe, options, watcher))
         _refuse_other_version(folder, manifest, read_manifest(split))
@@ -102,7 +107,11 @@ def _refuse_older(folder: Location, split: Location) -> None:
 
 
 def _refuse_others(
-    job: Job, files: Sequence[SourceFile], manifest: Manifest | None, folder: Location
+    job: Job,
+    files: Sequence[SourceFile],
+    manifest: Manifest | None,
+    folder: Location,
+    bad: Collection[str],
 ) -> Manifest:
     """The manifest; RecipeError where the recipe would now make another stream."""
     if manifest is None:
@@ -117,10 +126,20 @@ def _refuse_others(
     is_same = job.encoding == manifest.encoding and job.tokenizer.hash == manifest.tokenizer.hash
     if not is_same:
         raise _another(job, "the recipe or its tokenizer was changed since")
-    found = {file.name: file.stat.size for file in files}
-    if found != {source.path: source.size for source in manifest.sources}:
+    if not _has_these(job, manifest, files, bad):
         raise _another(job, "files of its source were added, removed or changed since")
     return manifest
+
+
+def _has_these(
+    job: Job, manifest: Manifest, files: Sequence[SourceFile], bad: Collection[str]
+) -> bool:
+    """Whether the manifest names these files, in their sizes. The names in a damaged part are not known, only how many."""
+    found = {file.name: file.stat.size for file in files if file.stat.size}
+    whole = [part for part in manifest.source_parts if part.name not in bad]
+    named = replace(manifest, source_parts=whole).read_sources(job.folder)
+    is_same = all(found.get(source.path) == source.size for source in named)
+    return is_same and len(found) == manifest.source_count
 
 
 def _another(job: Job, why: str) -> RecipeError:
@@ -134,6 +153,10 @@ def _drop(
     folder: Location, split: Location, bad: set[str], manifest: Manifest
 ) -> tuple[tuple[str, ...], list[Part]]:
     """Takes away the bad shards and the records of their units; returns the two."""
+    for name in filter(is_beside, bad):
+        (folder / name).delete()
+        (split / name).delete()
+    bad = bad | {side.shard for side in manifest.side_files if side.name in bad}
     names = [shard.stored.basename for shard in read_index(folder).shards]
     ends = accumulate((part.shards for part in manifest.parts), initial=0)
     spans = zip(manifest.parts, pairwise(ends), strict=True)

@@ -39,9 +39,10 @@ from mdsmix.engines.local import LocalEngine, PoolSettings
 from mdsmix.engines.memory import is_told
 from mdsmix.errors import MdsmixError, all_of
 from mdsmix.recipe import Recipe
+from mdsmix.shards.beside import SourceEntry
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.lease import Lease, lease
-from mdsmix.shards.manifest import Manifest, SourceFile
+from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import Unit
 
 LOOK_AGAIN_SECONDS = 3600
@@ -158,7 +159,7 @@ def _publish(
     return manifest, index
 
 
-def _source_files(units: list[Unit], results: list[UnitResult]) -> list[SourceFile]:
+def _source_files(units: list[Unit], results: list[UnitResult]) -> list[SourceEntry]:
     """Each source file once, with the hash of what it holds."""
     digests: dict[str, list[str]] = {}
     sizes: dict[str, int] = {}
@@ -167,7 +168,7 @@ def _source_files(units: list[Unit], results: list[UnitResult]) -> list[SourceFi
             sizes[file.name] = file.stat.size
             digests.setdefault(file.name, []).append(digest)
     return [
-        SourceFile(path=name, size=sizes[name], hash=sources.file_hash(of_units))
+        SourceEntry(path=name, size=sizes[name], hash=sources.file_hash(of_units))
         for name, of_units in digests.items()
     ]
 

@@ -9,6 +9,7 @@ from typing import Any
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Manifest
 from mdsmix.table import spelled
+from mdsmix.words import plural
 
 MOST_SOURCES = 5
 
@@ -89,6 +90,8 @@ def _records(manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield what, spelled(reasons)
     named = ", ".join(f"{s.path} ({s.size:,} bytes)" for s in sources[:MOST_SOURCES])
     more = len(sources) - MOST_SOURCES
+    if parts := manifest.source_parts:
+        named = f"{plural(manifest.source_count, 'file')}, listed in {plural(len(parts), 'file')} beside the manifest"
     yield "sources", f"{named} and {more} more" if more > 0 else named
 
 

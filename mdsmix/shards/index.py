@@ -17,7 +17,7 @@ import xxhash
 from mdsmix import typed
 from mdsmix.errors import Unreachable
 from mdsmix.shards.mds import Layout
-from mdsmix.storage import Location
+from mdsmix.storage import Location, Stat
 
 BASENAME = "index.json"
 LARGEST = 1 << 28
@@ -31,6 +31,15 @@ class StoredFile:
     basename: str
     bytes: int
     hashes: dict[str, str] = field(default_factory=dict)
+
+    def missing_from(self, found: Mapping[str, Stat]) -> str | None:
+        """The problem where the file is not in a listing, or of another size there."""
+        stat = found.get(self.basename)
+        if stat is None:
+            return f"expected {self.bytes:,} bytes, found no such file"
+        if stat.size != self.bytes:
+            return f"expected {self.bytes:,} bytes, found {stat.size:,}"
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +83,11 @@ class Index:
     def hash(self) -> str:
         """xxh128 of the stored bytes, 32 hex digits: the identity of a published stream."""
         return xxhash.xxh128_hexdigest(self.content)
+
+    @property
+    def files(self) -> list[StoredFile]:
+        """The files that lie in the stream's folder, in the index's order."""
+        return [shard.stored for shard in self.shards]
 
     @property
     def samples(self) -> int:

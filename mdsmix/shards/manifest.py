@@ -8,7 +8,7 @@ finished publication from an interrupted one.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from mdsmix import typed
 from mdsmix.errors import Unreachable
+from mdsmix.shards.beside import Beside, SideFile, SourceEntry, SourcePart, read_part
 from mdsmix.shards.index import find_description
 from mdsmix.storage import Location
 
@@ -195,15 +196,6 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFile:
-    """One file that was read: its path from the recipe's folder or its URL, its stored bytes, the hash of its content."""
-
-    path: str
-    size: int
-    hash: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """The shards of one work unit, in the index's order."""
 
@@ -242,7 +234,8 @@ class Manifest:
     "What encoded, with its version, for example `fastokens 0.3.5`."
     totals: Totals
     records: Records
-    sources: list[SourceFile]
+    sources: list[SourceEntry]
+    "All of them, or none where `source_parts` has them."
     parts: list[Part]
     index_hash: str
     "xxh128 of index.json's bytes, 32 hex digits."
@@ -251,11 +244,30 @@ class Manifest:
     "Of a stream that `mdsmix mix` drew from others, which then has neither records nor sources."
     seed: int | None = None
     "Of that draw."
+    source_parts: list[SourcePart] = field(default_factory=list)
+    "Of a long list, the files with the names, in the order of the names."
+    side_files: list[SideFile] = field(default_factory=list)
 
     @property
     def short_hash(self) -> str:
         """Eight digits that name a version of the stream: they change where its shards do."""
         return self.index_hash[:8]
+
+    @property
+    def source_count(self) -> int:
+        return len(self.sources) + sum(part.files for part in self.source_parts)
+
+    @property
+    def beside(self) -> list[Beside]:
+        """The files beside the manifest that it names, shards excepted."""
+        return [*self.source_parts, *self.side_files]
+
+    def read_sources(self, folder: Location) -> Iterator[SourceEntry]:
+        """All sources, one part at a time in memory. `folder`: where the manifest was read. Damaged where a part of them is
+        missing or damaged."""
+        yield from self.sources
+        for part in self.source_parts:
+            yield from read_part(folder, part)
 
     def to_bytes(self) -> bytes:
         tree = asdict(self) | {"encoding": self.encoding.stated}
@@ -263,17 +275,19 @@ class Manifest:
             # The keys came later: what was converted keeps the bytes it had.
             del tree["mixed"], tree["seed"]
         for section, keys in LATER.items():
+            of = tree[section] if section else tree
             for key in keys:
-                if not tree[section][key]:
-                    del tree[section][key]
+                if not of[key]:
+                    del of[key]
         return orjson.dumps(tree, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
 
 
 LATER = {
+    "": ("source_parts", "side_files"),
     "records": ("unread", "unseen", "placeholders", "ways_out"),
     "totals": ("cut_rows", "cut_tokens"),
 }
-"Counts that were added to the format: they are written where they are not empty, so that no manifest changed."
+"Section -> keys that were added to the format: they are written where they are not empty, so that no manifest changed."
 
 
 def histogram(lengths: NDArray[np.int64]) -> dict[str, int]:
@@ -296,6 +310,11 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
         # It names the folder of a version.
         if not re.fullmatch("[0-9a-f]{32}", manifest.index_hash):
             raise typed.Misfit(f"its index_hash is {typed.brief(manifest.index_hash)}, no xxh128")
+        for file in manifest.beside:
+            if not file.is_well_named:
+                raise typed.Misfit(
+                    f"it names the file {typed.brief(file.name)}, which no part of a stream is called"
+                )
         return manifest
     except (orjson.JSONDecodeError, RecursionError, typed.Misfit) as error:
         raise Unreachable(

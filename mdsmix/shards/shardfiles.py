@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import xxhash
@@ -12,7 +12,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards.index import Shard, StoredFile
 from mdsmix.shards.mds import HASHES, Layout, Rows, shard_parts, split
 from mdsmix.shards.writing import write_once
-from mdsmix.storage import Location, Stat, together
+from mdsmix.storage import Location, together
 
 Held = Collection[tuple[str, int]]
 "Names and sizes of the files in a folder."
@@ -46,19 +46,14 @@ def _numbered(shard: Shard, ordinal: int) -> Shard:
     )
 
 
-def copy_missing(folder: Location, shards: Sequence[Shard], places: Sequence[Location]) -> None:
-    """Makes sure that all shards lie in `folder`. A missing one is copied from the first of the places that holds it, under
+def copy_missing(folder: Location, files: Iterable[StoredFile], places: Sequence[Location]) -> None:
+    """Makes sure that all files lie in `folder`. A missing one is copied from the first of the places that holds it, under
     its name or that of a shard with the same bytes. The copy is made inside the store; nothing is uploaded."""
     here = dict(folder.list())
-    missing = [s.stored for s in shards if not _is_whole(s.stored, here.get(s.stored.basename))]
-    sources = _sources(missing, places)
+    sources = _sources([file for file in files if file.missing_from(here)], places)
     together(lambda name: _bring(sources[name], folder / name), sources)
     if sources:
         folder.flush()
-
-
-def _is_whole(file: StoredFile, stat: Stat | None) -> bool:
-    return stat is not None and stat.size == file.bytes
 
 
 def _sources(files: list[StoredFile], places: Sequence[Location]) -> dict[str, Location]:
@@ -69,11 +64,11 @@ def _sources(files: list[StoredFile], places: Sequence[Location]) -> dict[str, L
         stats = dict(place.list()) if left else {}
         for file in left:
             names = (file.basename, re.sub(r"-\d+\.mds", ".mds", file.basename))
-            if name := next((n for n in names if _is_whole(file, stats.get(n))), None):
+            if name := next((n for n in names if n in stats and stats[n].size == file.bytes), None):
                 found[file.basename] = place / name
     if lost := [file.basename for file in files if file.basename not in found]:
         raise Unreachable(
-            f"the shard {lost[0]} was deleted from {places[0]} while the stream was being published; run the same "
+            f"the file {lost[0]} was deleted from {places[0]} while the stream was being published; run the same "
             "command again, which makes it anew."
         )
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -18,11 +18,18 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.decode import decode
-from mdsmix.shards.index import Index, Shard, find_description, parse_index, read_description
+from mdsmix.shards.index import (
+    Index,
+    Shard,
+    StoredFile,
+    find_description,
+    parse_index,
+    read_description,
+)
 from mdsmix.shards.manifest import Manifest, Totals, parse_manifest
 from mdsmix.shards.sample import DECOMPRESSED
 from mdsmix.shards.whole import check_stored, samples_of
-from mdsmix.storage import Location, Stat
+from mdsmix.storage import Location
 
 IN_FLIGHT_BYTES = 1 << 30
 "Memory for the shards that are being looked at, 64 MiB each as a rule; one larger shard is looked at alone."
@@ -36,7 +43,7 @@ class Fault:
     """One thing that is not as it should be."""
 
     file: str
-    "A shard, the index or the manifest, by its name in the stream's folder."
+    "A shard, the index, the manifest or a file that it names, by its name in the stream's folder."
     problem: str
     "What was expected and what was found."
     fix: str
@@ -83,13 +90,16 @@ def verify(
             faults=(*faults, Fault(file=at.name, problem=_problem(error), fix=fix)),
         )
     found = dict(folder.list())
-    wrong = {s.stored.basename: p for s in index.shards if (p := _presence(s, found))}
+    beside = [file.stored for file in manifest.beside] if manifest else []
+    files = [*index.files, *beside]
+    wrong = {file.basename: p for file in files if (p := file.missing_from(found))}
     whole = [shard for shard in index.shards if shard.stored.basename not in wrong]
     problems = [*wrong.items(), *_contradictions(index, manifest)]
     undecoded = 0
     if not quick:
         begin(str(folder), sum(shard.stored.bytes for shard in whole))
         damage, totals, undecoded = _look_inside_all(folder, whole, on_progress)
+        damage += _damage(folder, [file for file in beside if file.basename not in wrong])
         problems += damage
         if not problems and not undecoded:
             problems += _miscounts(totals, manifest)
@@ -99,7 +109,7 @@ def verify(
         samples=index.samples,
         bytes=index.bytes,
         undecoded=undecoded,
-        unhashed=sum(not shard.stored.hashes for shard in index.shards),
+        unhashed=sum(not file.hashes for file in index.files),
         faults=(*faults, *(Fault(file=f, problem=p, fix=fix) for f, p in problems)),
     )
 
@@ -129,19 +139,18 @@ def _fix(folder: Location, manifest: Manifest | None, is_damaged: bool) -> str:
     return "publish the stream again with the tool that made it"
 
 
-def _presence(shard: Shard, found: Mapping[str, Stat]) -> str | None:
-    stored = shard.stored
-    stat = found.get(stored.basename)
-    if stat is None:
-        return f"expected {stored.bytes:,} bytes, found no such file"
-    if stat.size != stored.bytes:
-        return f"expected {stored.bytes:,} bytes, found {stat.size:,}"
-    return None
+def _damage(folder: Location, files: list[StoredFile]) -> Iterator[tuple[str, str]]:
+    """(name, problem) of the files that are not shards, one at a time in memory."""
+    for file in files:
+        try:
+            check_stored(file, (folder / file.basename).read(), "manifest")
+        except ValueError as error:
+            yield file.basename, str(error)
 
 
 def _contradictions(index: Index, manifest: Manifest | None) -> Iterator[tuple[str, str]]:
     """(file, problem) where index and manifest contradict each other, as far as that shows without reading shards."""
-    for name, times in Counter(shard.stored.basename for shard in index.shards).items():
+    for name, times in Counter(file.basename for file in index.files).items():
         if times > 1:
             yield name, f"expected once in the index, found {times} times"
     if manifest is None:
@@ -230,7 +239,7 @@ def _look_inside(folder: Location, shard: Shard) -> _Inside:
         raise
     try:
         if shard.zip_data and str(shard.compression).split(":")[0] not in DECOMPRESSED:
-            check_stored(shard, data)
+            check_stored(shard.stored, data)
             return _Inside(is_decoded=False)
         return _Inside(totals=decode(shard, samples_of(shard, data)))
     except Exception as error:  # whatever a decoder makes of damaged bytes

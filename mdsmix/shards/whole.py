@@ -15,7 +15,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from mdsmix.errors import Unreachable
-from mdsmix.shards.index import Shard
+from mdsmix.shards.index import Shard, StoredFile
 from mdsmix.shards.sample import DECOMPRESSED, decompressed
 from mdsmix.storage import Location
 
@@ -50,20 +50,19 @@ def read_whole(folder: Location, shard: Shard) -> Samples:
 
 def samples_of(shard: Shard, data: bytes) -> Samples:
     """The samples in a shard's stored bytes; whatever is raised says what is wrong with them."""
-    check_stored(shard, data)
+    check_stored(shard.stored, data)
     raw = _raw(shard, data)
     return Samples(raw, _offsets(shard, raw))
 
 
-def check_stored(shard: Shard, data: bytes) -> None:
-    """ValueError where the stored bytes are not of the index's size and hashes."""
-    stored = shard.stored
+def check_stored(stored: StoredFile, data: bytes, by: str = "index") -> None:
+    """ValueError where the stored bytes are not of the size and hashes that the index says."""
     if len(data) != stored.bytes:
-        raise ValueError(f"it has {len(data):,} bytes, and its index says {stored.bytes:,}")
+        raise ValueError(f"it has {len(data):,} bytes, and its {by} says {stored.bytes:,}")
     for algorithm, expected in stored.hashes.items():
         found = _digest(algorithm, data)
         if found and found != expected:
-            raise ValueError(f"its {algorithm} is {found}, and its index says {expected}")
+            raise ValueError(f"its {algorithm} is {found}, and its {by} says {expected}")
 
 
 def _digest(algorithm: str, data: bytes) -> str | None:

@@ -14,7 +14,15 @@ from mdsmix.shards.published import current
 from mdsmix.storage import Location, locate
 from mdsmix.storage.local import LocalPath
 from mdsmix.storage.s3 import S3Path
-from tests.converting import documents, lying_at, mdsmix, windows, write_jsonl, write_recipe
+from tests.converting import (
+    documents,
+    list_in_parts,
+    lying_at,
+    mdsmix,
+    windows,
+    write_jsonl,
+    write_recipe,
+)
 from tests.faults import Proxy
 from tests.order import RECORD, RULES, Story, held_against
 from tests.recording import Disk, steps_in_a_store
@@ -59,6 +67,7 @@ def place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Place:
     windows(monkeypatch, 500)
+    list_in_parts(monkeypatch)
     write_sources(tmp_path, 1)
     streams = {"web": documents(tmp_path / "*.jsonl")}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
@@ -149,9 +158,12 @@ SCENARIOS: dict[str, tuple[Sequence[Callable[[Place], object]], str]] = {
         "shards_before_the_index shards_before_the_manifest the_manifest_before_its_index "
         "bad_records_are_public_before_the_manifest the_lease_is_confirmed_before_the_index "
         "the_tokenizer_before_any_index_that_needs_it the_card_comes_last_of_a_tokenizer "
-        "a_whole_tokenizer_is_not_written_again",
+        "a_whole_tokenizer_is_not_written_again shards_before_the_source_list the_source_list_before_the_manifest",
     ),
-    "a second one in its place": ([convert(), edit, convert()], "an_index_is_kept_before_it_goes"),
+    "a second one in its place": (
+        [convert(), edit, convert()],
+        "an_index_is_kept_before_it_goes a_source_list_is_written_once",
+    ),
     "a source that was mended": (
         [convert(), mend, convert()],
         "bad_records_stay_public_until_the_index_is_another",
@@ -179,7 +191,7 @@ SCENARIOS: dict[str, tuple[Sequence[Callable[[Place], object]], str]] = {
     ),
     "garbage": (
         [convert(), edit, convert(), gc()],
-        "no_index_loses_a_shard unit_records_before_their_shards_go",
+        "no_index_loses_a_shard unit_records_before_their_shards_go no_manifest_loses_its_source_list",
     ),
     "a tokenizer that no stream names": (
         [convert(), convert("tokenizer.kwargs.bos_token=<|im_start|>"), gc()],

@@ -46,7 +46,7 @@ def publish(
 ) -> MixRecord:
     """Makes the shards the stream's content. Nothing is written where nothing changed."""
     index = make_index(distinct([shard for each in stored for shard in each.shards]))
-    copy_missing(folder, index.shards, [folder])
+    copy_missing(folder, index.files, [folder])
     mixed = [each.mixed for each in taken]
     record = MixRecord(key=plan.key, index_hash=index.hash, seed=plan.seed, mixed=mixed)
     manifest = _manifest(plan, taken, stored, index)

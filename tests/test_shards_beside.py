@@ -1,0 +1,259 @@
+"""A long list of sources lies in parts beside the manifest: read only where names are asked for, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdsmix.convert.gc import find_garbage
+from mdsmix.errors import Damaged, RecipeError
+from mdsmix.shards import beside
+from mdsmix.shards.beside import SideFile, SourceEntry, SourcePart, read_part, store_sources
+from mdsmix.shards.manifest import parse_manifest
+from mdsmix.storage import Location, locate
+from mdsmix.storage.local import LocalPath
+from tests.converting import (
+    documents,
+    files,
+    list_in_parts,
+    manifest_of,
+    mdsmix,
+    run_recipe,
+    times,
+    token_rows,
+    write_jsonl,
+    write_recipe,
+)
+
+NAMES = st.sets(st.text("ab/\u00e9", min_size=1, max_size=6), min_size=1, max_size=12)
+
+
+def entry(path: str) -> SourceEntry:
+    return SourceEntry(path=path, size=len(path), hash=xxhash.xxh128_hexdigest(path))
+
+
+@settings(deadline=None, max_examples=12)
+@given(names=NAMES, more=st.text("ab/", min_size=1, max_size=6))
+def test_a_list_comes_back_and_one_more_name_makes_one_part_another(
+    names: set[str], more: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = locate(tmp_path_factory.mktemp("parts"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beside, "FILES_A_PART", 3)
+        parts = store_sources(folder, [entry(name) for name in names])
+        grown = store_sources(folder, [entry(name) for name in names | {more}])
+    listed = [source for part in parts for source in read_part(folder, part)]
+    assert listed == [entry(name) for name in sorted(names)]
+    assert sum(part.files for part in parts) == len(names)
+    # A name that is a boundary cuts the part that it falls into.
+    assert len({part.name for part in grown} - {part.name for part in parts}) <= 2
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Eight sources and an empty one; their list is in parts."""
+    list_in_parts(monkeypatch)
+    for name in "abcdefgh":
+        write_jsonl(tmp_path / f"{name}.jsonl", [{"text": f"This is the file {name}. " * 5}])
+    (tmp_path / "empty.jsonl").touch()
+    return write_recipe(tmp_path, tokenizer_folder, streams={"web": documents("*.jsonl")})
+
+
+@pytest.fixture
+def split(recipe: Path) -> Path:
+    run_recipe(recipe)
+    return recipe.parent / "out" / "web" / "train"
+
+
+def parts_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.sources.zst"))
+
+
+def test_a_long_list_is_beside_the_manifest_and_a_short_one_in_it(
+    recipe: Path, split: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, rows = manifest_of(split), token_rows(split)
+    names = [f"{name}.jsonl" for name in "abcdefgh"]
+    assert [s.path for s in manifest.read_sources(locate(split))] == names
+    assert (manifest.sources, manifest.source_count) == ([], 8)
+    assert [split / part.name for part in manifest.source_parts] != []
+    assert {part.name for part in manifest.source_parts} == {p.name for p in parts_in(split)}
+    before = times(split)
+    assert run_recipe(recipe)[0].state == "up to date"
+    assert times(split) == before
+    monkeypatch.undo()
+    (short,) = run_recipe(recipe, f"local={recipe.parent / 'short'}")
+    assert short.manifest == replace(
+        manifest, sources=list(manifest.read_sources(locate(split))), source_parts=[]
+    )
+    assert b"source_parts" not in short.manifest.to_bytes()
+    assert token_rows(short.target) == rows
+
+
+def test_who_needs_no_names_reads_none(
+    recipe: Path, split: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[str] = []
+    real = LocalPath.fetch
+
+    def fetch(self: LocalPath, most: int = 1 << 62) -> object:
+        fetched.append(self.name)
+        return real(self, most)
+
+    monkeypatch.setattr(LocalPath, "fetch", fetch)
+    for command in ("check", "render-yaml"):
+        assert mdsmix(command, recipe).code == 0
+    for command in (("inspect", recipe), ("inspect", split, "--json")):
+        assert "8" in mdsmix(*command).out
+    assert "mdsmix.manifest" in fetched
+    assert not [name for name in fetched if name.endswith(".zst")]
+    shown = mdsmix("inspect", split).out
+    count = len(parts_in(split))
+    assert f"8 files, listed in {count} files beside the manifest" in shown
+
+
+def test_an_edited_source_writes_its_part_and_no_other(recipe: Path, split: Path) -> None:
+    before = {path.name for path in parts_in(split)}
+    write_jsonl(recipe.parent / "c.jsonl", [{"text": "Another text in c."}])
+    os.remove(recipe.parent / "h.jsonl")
+    dry = mdsmix("convert", recipe, "--dry-run").out
+    assert "new or edited: c.jsonl" in dry
+    assert "no longer among the sources: h.jsonl" in dry
+    run_recipe(recipe)
+    now = {part.name for part in manifest_of(split).source_parts}
+    assert 0 < len(now - before) <= 2
+    assert mdsmix("verify", split).code == 0
+    gone = {item.name: item.kind for item in find_garbage(locate(split), 0)}
+    assert {name for name, kind in gone.items() if kind == "source list"} == before - now
+
+
+def flip(path: Path) -> None:
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("publish", ["replace", "versioned"])
+@pytest.mark.parametrize("spoil", [flip, Path.unlink])
+def test_a_part_that_is_spoiled_is_said_and_made_anew(
+    recipe: Path, publish: str, spoil: Callable[[Path], None]
+) -> None:
+    (outcome,) = run_recipe(recipe, f"publish={publish}")
+    place = Path(outcome.target)
+    place = (
+        place if publish == "replace" else place.with_name(f"train-{outcome.manifest.short_hash}")
+    )
+    before, part = files(recipe.parent / "out"), parts_in(place)[0]
+    spoil(part)
+    answer = mdsmix("verify", place)
+    assert answer.code == 3
+    assert f"fault {part.name}: " in answer.out
+    mended = mdsmix("repair", place, "--recipe", recipe, f"publish={publish}", "--workers", 1)
+    assert mended.code == 0, mended
+    assert "0 of " in mended.out, "no unit is converted again for a list of names"
+    assert files(recipe.parent / "out") == before
+    assert mdsmix("verify", place).code == 0
+
+
+@pytest.mark.parametrize("spoil", [flip, Path.unlink])
+def test_who_needs_the_names_of_a_spoiled_part_ends_with_one_sentence(
+    recipe: Path, split: Path, spoil: Callable[[Path], None]
+) -> None:
+    first = manifest_of(split).source_parts[0].name
+    spoil(split / first)
+    answer = mdsmix("convert", recipe)
+    assert (answer.code, answer.err.count("\n")) == (3, 1)
+    assert first in answer.err
+    assert "mdsmix repair" in answer.err
+
+
+def test_a_repair_knows_how_many_names_a_spoiled_part_had(recipe: Path, split: Path) -> None:
+    before = files(split)
+    parts_in(split)[0].unlink()
+    write_jsonl(recipe.parent / "i.jsonl", [{"text": "one more"}])
+    answer = mdsmix("repair", split, "--recipe", recipe)
+    assert answer.code == 2
+    assert "files of its source were added, removed or changed since" in answer.err
+    assert files(split).items() <= before.items(), "nothing is touched"
+
+
+def test_verify_target_makes_a_damaged_part_anew(recipe: Path, split: Path) -> None:
+    before = files(split)
+    last = manifest_of(split).source_parts[-1].name
+    flip(split / last)
+    answer = mdsmix("convert", recipe, "--verify-target", "--workers", 1)
+    assert answer.code == 0, answer
+    assert f"the file {locate(split) / last} is damaged" in answer.err
+    assert files(split) == before
+
+
+def test_another_stream_in_its_place_is_refused_by_its_names(recipe: Path, split: Path) -> None:
+    folder = recipe.parent
+    for path in folder.glob("?.jsonl"):
+        path.unlink()
+    write_jsonl(folder / "z.jsonl", [{"text": "something else"}])
+    with pytest.raises(
+        RecipeError, match=r"a\.jsonl, b\.jsonl, c\.jsonl and 5 more, none of which"
+    ):
+        run_recipe(recipe)
+    for name in "abcdefgh":
+        write_jsonl(folder / f"moved-{name}.jsonl", [{"text": f"This is the file {name}. " * 5}])
+    assert run_recipe(recipe)[0].state != "up to date"
+
+
+def test_a_manifest_names_no_other_file(split: Path) -> None:
+    """A name is opened, and `gc` trusts it."""
+    content = (split / "mdsmix.manifest").read_bytes()
+    name = manifest_of(split).source_parts[0].name.encode()
+    for other in (b"../" + name, name[1:], b"index.json", b"0" + name[1:]):
+        with pytest.raises(Exception, match="which no part of a stream is called"):
+            parse_manifest(content.replace(b'"' + name, b'"' + other), "here")
+
+
+def beside_a_shard(folder: Location, content: bytes) -> SideFile:
+    """A side file of the folder's first shard, as a writer of such files would write it."""
+    shard = next(name for name, _ in folder.list() if name.endswith(".mds"))
+    digest = xxhash.xxh128_hexdigest(content)
+    name = f"{digest}.marks.side"
+    (folder / name).write(content)
+    return SideFile(name=name, bytes=len(content), hash=digest, kind="marks", shard=shard)
+
+
+def test_a_side_file_of_a_shard_is_no_garbage_and_its_damage_is_found(split: Path) -> None:
+    folder = locate(split)
+    named, other = beside_a_shard(folder, b"marks"), beside_a_shard(folder, b"old marks")
+    manifest = replace(manifest_of(split), side_files=[named])
+    (folder / "mdsmix.manifest").write(manifest.to_bytes())
+    assert manifest_of(split) == manifest
+    garbage = {item.name for item in find_garbage(folder, 0) if item.kind == "side file"}
+    assert garbage == {other.name}
+    assert mdsmix("verify", split).code == 0
+    for problem, content in (("its xxh128 is", b"mark5"), ("expected 5 bytes", b"mark")):
+        (folder / named.name).write(content)
+        answer = mdsmix("verify", split)
+        assert answer.code == 3
+        assert f"fault {named.name}: {problem}" in answer.out
+
+
+def test_a_part_of_the_right_hash_that_is_no_list_is_damaged(tmp_path: Path) -> None:
+    """Whoever made the manifest made the part: it may hold anything."""
+    folder = locate(tmp_path)
+    for content in (b"no zstd", _packed(b"{}\n"), _packed(b"{\n"), _packed(b"[1]\n")[:-3]):
+        digest = xxhash.xxh128_hexdigest(content)
+        part = SourcePart(name=f"{digest}.sources.zst", bytes=len(content), hash=digest, files=1)
+        (folder / part.name).write(content)
+        with pytest.raises(Damaged, match=r"is damaged: .*; mdsmix repair"):
+            list(read_part(folder, part))
+
+
+def _packed(content: bytes) -> bytes:
+    import zstandard
+
+    return zstandard.ZstdCompressor().compress(content)
