@@ -55,11 +55,10 @@ def test_no_entry_has_a_part_in_the_names_of_another(tmp_path: Path) -> None:
         ("nowhere/*.jsonl", ["matches no file", "nowhere", "it holds no file itself"]),
         ("data", ["is a folder", "data/*.jsonl"]),
         ("data/", ["is a folder", "data/*.jsonl"]),
-        ("data/*.csv", ["a.csv has no suffix that mdsmix reads", ".jsonl"]),
-        ("data/*.csv", ["convert it to JSON Lines first", "pandas.read_csv(FILE).to_json(OUT"]),
-        ("other/*.feather", ["pandas.read_feather(FILE).to_json(OUT"]),
-        ("other/*.gz", ['write each document as {"text": "..."} on a line']),
-        ("other/*.jl", ["where it holds a JSON value a line rename it to .jsonl, else"]),
+        ("other/*.xlsx", ["a.xlsx has no suffix that mdsmix reads", ".jsonl", "also with .gz"]),
+        ("other/*.xlsx", ["save its table as .csv"]),
+        ("other/*.gz", ["unpack it"]),
+        ("other/*.jl", ["say what it is by source.format, or rename it"]),
         ("ftp://host/x.jsonl", ["cannot be opened"]),
     ],
 )
@@ -67,7 +66,7 @@ def test_a_path_that_names_no_source_says_why(
     tmp_path: Path, path: str, expected: list[str]
 ) -> None:
     make(tmp_path, "data/a.csv", "data/b.csv", "data/c.csv", "data/d.csv")
-    make(tmp_path, "other/a.feather", "other/a.txt.gz", "other/a.jl")
+    make(tmp_path, "other/a.xlsx", "other/a.zip.gz", "other/a.jl")
     with pytest.raises(RecipeError) as refusal:
         find([path], tmp_path)
     for words in expected:

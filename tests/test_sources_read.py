@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import itertools
 import json
+import lzma
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,12 +34,17 @@ LINE = st.one_of(
     st.binary(max_size=5),
 )
 CONTENT = st.tuples(
-    st.booleans(), st.lists(LINE, max_size=30), st.booleans(), st.sampled_from(["", ".gz", ".zst"])
+    st.booleans(),
+    st.lists(LINE, max_size=30),
+    st.booleans(),
+    st.sampled_from(["", ".gz", ".zst", ".bz2", ".xz"]),
 )
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
     ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
 }
 
 

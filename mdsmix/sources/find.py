@@ -11,6 +11,7 @@ import os
 from itertools import islice
 
 from mdsmix.errors import RecipeError
+from mdsmix.sources.folders import inside
 from mdsmix.sources.registry import FORMATS, format_of
 from mdsmix.sources.units import BY_NAME, ReadAs, SourceFile
 from mdsmix.storage import Location, fixed_prefix, has_pattern, locate
@@ -30,12 +31,14 @@ def find(
 def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[SourceFile]:
     place = _absolute(path, base)
     matches = place.expand()
-    if not matches:
+    of_folder = [] if matches or has_pattern(path) else inside(place)
+    if not matches and not of_folder:
         raise _nothing(path, place, _root(path, base))
     files = []
-    for location, stat in matches:
+    for number, (location, stat) in enumerate(matches or of_folder):
         name = _name(location, base)
-        file = SourceFile(location=location, stat=stat, name=name, read_as=read_as)
+        order = f"{_name(place, base)}/{number:09}" if of_folder else ""
+        file = SourceFile(location=location, stat=stat, name=name, read_as=read_as, order=order)
         _check(file)
         files.append(file)
     return files

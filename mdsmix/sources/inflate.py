@@ -1,4 +1,4 @@
-"""gzip and Zstandard files as a stream of uncompressed bytes, of any number of members or frames.
+"""Files packed by gzip, Zstandard, bzip2 or xz as a stream of uncompressed bytes, of any number of members or frames.
 
 Output is taken in small steps, so that a file which expands a thousandfold costs time and not
 memory. A file that ends inside a member is an error: half a source must not pass for a whole one.
@@ -6,13 +6,17 @@ memory. A file that ends inside a member is an error: half a source must not pas
 
 from __future__ import annotations
 
+import bz2
+import lzma
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 import zstandard
 
 from mdsmix.errors import Unreachable
+from mdsmix.sources.units import SourceFile
 
 _GZIP_STORED = 64 << 10
 _GZIP_OUTPUT = 1 << 20
@@ -27,6 +31,16 @@ _ZSTD_HEADER = 18
 
 class _Window(Exception):
     """A frame wants more memory than there is."""
+
+
+@contextmanager
+def opened(
+    file: SourceFile, packing: str, memory: int = 4 << 30, start: int = 0, until: int | None = None
+) -> Iterator[Callable[[int], bytes]]:
+    """What reads a file's uncompressed bytes, one after the other: of one that is not packed from `start`, and most likely to
+    `until`. It may want half of `memory`."""
+    with file.open(start, until) as stored:
+        yield Inflated(stored, packing, file.location.url, memory).read if packing else stored.read
 
 
 class Inflated:
@@ -56,9 +70,9 @@ class Inflated:
         except _Window as window:
             raise Unreachable(
                 f"{self._url} was compressed with a window of {window}: give the run more memory (--memory), or compress "
-                "it again with a smaller window (zstd without --long and --ultra needs 8 MB)"
+                "it again with a smaller window (zstd without --long and --ultra needs 8 MB, xz -6 the same)"
             ) from None
-        except (zlib.error, zstandard.ZstdError, EOFError) as error:
+        except (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError, EOFError) as error:
             raise Unreachable(
                 f"{self._url} is damaged after {self._position} uncompressed bytes ({error}): "
                 "its records would be lost, so nothing of it is used; copy or compress it again"
@@ -101,11 +115,32 @@ def _inflate(
             stored += file.read(_ZSTD_HEADER)  # of the header there may be a byte so far
             decoder = new(stored)
         yield feed(decoder, stored)
-        stored = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+        while not decoder.eof and not getattr(decoder, "needs_input", True):
+            yield feed(decoder, b"")
+        stored = decoder.unused_data if decoder.eof else getattr(decoder, "unconsumed_tail", b"")
         decoder = None if decoder.eof else decoder
     if decoder is not None:
         raise EOFError("it ends too early")
 
 
-_INFLATE = {".gz": _gunzip, ".zst": _unzstd}
+def _unbzip2(file: BinaryIO, _: int) -> Iterator[bytes]:
+    return _inflate(file, _GZIP_STORED, lambda _: bz2.BZ2Decompressor(), _holding)
+
+
+def _unxz(file: BinaryIO, most: int) -> Iterator[bytes]:
+    return _inflate(file, _GZIP_STORED, lambda _: lzma.LZMADecompressor(memlimit=most), _holding)
+
+
+def _holding(decoder: Any, stored: bytes) -> bytes:
+    """Of a decoder that itself holds what it has not come to yet."""
+    try:
+        data: bytes = decoder.decompress(stored, _GZIP_OUTPUT)
+    except lzma.LZMAError as error:
+        if "limit" in str(error):
+            raise _Window("more than it was allowed") from None
+        raise
+    return data
+
+
+_INFLATE = {".gz": _gunzip, ".zst": _unzstd, ".bz2": _unbzip2, ".xz": _unxz}
 PACKINGS = tuple(_INFLATE)

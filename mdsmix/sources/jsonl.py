@@ -15,7 +15,7 @@ from math import inf
 import orjson
 
 from mdsmix.sources.base import Block, Decoded, Format
-from mdsmix.sources.inflate import Inflated
+from mdsmix.sources.inflate import opened
 from mdsmix.sources.lines import TAIL_BYTES, LineBlock, all_bytes, owned_bytes, shown, split_lines
 from mdsmix.sources.units import SourceFile, Span
 
@@ -54,7 +54,7 @@ def _promising(lines: list[bytes], decoded: Decoded) -> list[int]:
         elif text[0] in _FIRST and (text[-1] in _LAST or len(text) > _SHORT or b"\\" in text):
             found.append(index)
         else:
-            decoded.bad.append((index, _reason(line, "")))
+            decoded.bad.append((index, reason_of(line, "")))
     return found
 
 
@@ -68,11 +68,12 @@ def _decode_each(lines: list[bytes], found: list[int], decoded: Decoded) -> None
             return
         except orjson.JSONDecodeError as error:
             index = found[len(decoded.records) + bad]
-            decoded.bad.append((index, _reason(lines[index], str(error))))
+            decoded.bad.append((index, reason_of(lines[index], str(error))))
             bad += 1
 
 
-def _reason(line: bytes, message: str) -> str:
+def reason_of(line: bytes, message: str) -> str:
+    """The code of why a line is no value, of which orjson said so."""
     try:
         line.decode()
     except UnicodeDecodeError:
@@ -104,14 +105,11 @@ class Jsonl(Format):
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         until = None if span.end is None else span.end + TAIL_BYTES
-        with file.open(max(0, span.start - 1), until) as stored:
-            if self._packing:
-                inflated = Inflated(stored, self._packing, file.location.url, span.memory)
-                pieces = all_bytes(inflated.read, span)
-            elif span.end is None:
-                pieces = all_bytes(stored.read, span)
+        with opened(file, self._packing, span.memory, max(0, span.start - 1), until) as read:
+            if self._packing or span.end is None:
+                pieces = all_bytes(read, span)
             else:
-                pieces = owned_bytes(stored.read, span.start, span.end)
+                pieces = owned_bytes(read, span.start, span.end)
             new_block = partial(LineBlock, format="jsonl", file=file.name, decoder=decode_lines)
             yield from split_lines(pieces, span, new_block)
 

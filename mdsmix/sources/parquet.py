@@ -104,9 +104,9 @@ def _row_group(
         except (pa.ArrowException, OSError):
             batch = None
         if batch is None or not batch.num_rows:
-            yield rows.Batch(row=row, damaged=left, unread=unread)
+            yield rows.Batch(row=row, ordinal=row, damaged=left, unread=unread)
             return
-        yield rows.Batch(row=row, rows=batch, unread=unread)
+        yield rows.Batch(row=row, ordinal=row, rows=batch, unread=unread)
         row, left, unread = row + batch.num_rows, left - batch.num_rows, rows.later(unread)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mdsmix.errors import RecipeError
+from mdsmix.sources.arrow import Arrow
 from mdsmix.sources.base import Format
 from mdsmix.sources.inflate import PACKINGS
+from mdsmix.sources.json_array import Json
 from mdsmix.sources.jsonl import Jsonl
 from mdsmix.sources.parquet import Parquet
 from mdsmix.sources.units import SourceFile
@@ -19,24 +21,22 @@ def _packed_or_not(new: Callable[[str], Format], *suffixes: str) -> dict[str, Fo
 
 
 FORMATS: dict[str, Format] = {
-    **_packed_or_not(Jsonl, ".jsonl", ".ndjson", ".json"),
+    **_packed_or_not(Jsonl, ".jsonl", ".ndjson"),
+    **_packed_or_not(Json, ".json"),
     ".parquet": Parquet(),
+    **dict.fromkeys((".arrow", ".feather"), Arrow()),
 }
 "By suffix, in lower case, of one or two parts."
-_PANDAS = "convert it to JSON Lines first, for example by pandas.{}.to_json(OUT, orient='records', lines=True)"
-OTHERS = {
-    ".csv": _PANDAS.format("read_csv(FILE)"),
-    ".tsv": _PANDAS.format("read_csv(FILE, sep='\\t')"),
-    ".arrow": _PANDAS.format("read_feather(FILE)"),
-    ".feather": _PANDAS.format("read_feather(FILE)"),
-    ".txt": 'write each document as {"text": "..."} on a line of its own of a .jsonl file',
-}
-"Files that often hold data -> what makes JSON Lines of them: another name does not."
-UNKNOWN = "where it holds a JSON value a line rename it to .jsonl, else convert it to that"
-
-
-NAMED = {"jsonl": ".jsonl", "parquet": ".parquet"}
+NAMED = {name: f".{name}" for name in ("jsonl", "json", "parquet", "arrow")}
 "What a recipe's `source.format` says -> the suffix of such files."
+OTHERS = {
+    ".zip": "unpack it",
+    ".7z": "unpack it",
+    ".xlsx": "save its table as .csv",
+    ".xls": "save its table as .csv",
+}
+"Files that often hold data -> what to do: another name does not help."
+UNKNOWN = "say what it is by source.format, or rename it"
 
 
 def format_of(file: SourceFile) -> Format:
@@ -49,7 +49,7 @@ def format_of(file: SourceFile) -> Format:
             return FORMATS[known]
     other = next((suffix for part in reversed(parts) if (suffix := f".{part}") in OTHERS), "")
     raise RecipeError(
-        f"the source file {file.name} has no suffix that mdsmix reads ({', '.join(FORMATS)}): "
+        f"the source file {file.name} has no suffix that mdsmix reads ({_listed()}): "
         f"{OTHERS.get(other, UNKNOWN)}, or narrow the pattern that found it"
     )
 
@@ -60,3 +60,10 @@ def _named(name: str, suffix: str) -> Format:
         raise RecipeError(f"source.format is {name!r}; {hint(name, list(NAMED))}")
     packed = NAMED[name] + (suffix if suffix in PACKINGS else "")
     return FORMATS.get(packed) or FORMATS[NAMED[name]]
+
+
+def _listed() -> str:
+    """The suffixes that are read, for a person."""
+    plain = [s for s in FORMATS if not s.endswith(PACKINGS)]
+    packed = sorted({s.removesuffix(p) for s in FORMATS for p in PACKINGS if s.endswith(p)})
+    return f"{', '.join(plain)}; {', '.join(packed)} also with {', '.join(PACKINGS)}"

@@ -33,9 +33,9 @@ class Batch:
     """Consecutive rows as Arrow read them, or of a part of the file that cannot be read."""
 
     row: int
-    "Of the first one."
-    part: int | None = None
-    "The record batch that the rows are counted in, in formats that do not tell how many rows stand before it."
+    "The first one, as its place says it."
+    ordinal: int
+    "The same as the format counts it."
     rows: pa.RecordBatch | None = None
     damaged: int = 0
     "Rows of which nothing could be read."
@@ -50,7 +50,8 @@ class RowBlock:
     file: str
     window: int
     row: int
-    part: int | None
+    ordinal: int
+    "Of the first row, as in its batch."
     records: list[Any]
     "One for each row, good or bad."
     lines: list[bytes]
@@ -69,7 +70,7 @@ class RowBlock:
 
     @property
     def start(self) -> tuple[int, int]:
-        return self.part or 0, self.row
+        return self.ordinal, self.row
 
     def content(self) -> bytes:
         return b"\n".join(self.lines) + b"\n"
@@ -85,10 +86,10 @@ class RowBlock:
         return Decoded(records=records, bad=bad, blank=[], unread=self.unread)
 
     def origin(self, index: int) -> Origin:
-        row, raw = self.row + index, self.lines[index]
-        at = {"row": row} if self.part is None else {"row": row, "batch": self.part}
-        number = ordinal(row, self.part)
-        return Origin(self.file, number, shown(number), at, len(raw), raw)
+        number, raw = self.ordinal + index, self.lines[index]
+        part = number >> 32
+        place = {"row": self.row + index} | ({"batch": part - 1} if part else {})
+        return Origin(self.file, number, shown(number), place, len(raw), raw)
 
 
 def later(unread: Mapping[str, int | None]) -> dict[str, int | None]:
@@ -96,15 +97,15 @@ def later(unread: Mapping[str, int | None]) -> dict[str, int | None]:
     return {name: filled for name, filled in unread.items() if filled is None}
 
 
-def ordinal(row: int, part: int | None = None) -> int:
-    """What a row is counted by."""
-    return row if part is None else (part + 1) << 32 | row
+def in_part(part: int, row: int) -> int:
+    """The ordinal of a row in formats that do not tell how many rows stand before a record batch."""
+    return (part + 1) << 32 | row
 
 
-def shown(number: int) -> str:
-    """The same for a person."""
-    part, row = number >> 32, number & 0xFFFFFFFF
-    return f"row {row} of record batch {part - 1}" if part else f"row {row}"
+def shown(ordinal: int) -> str:
+    """A row for a person."""
+    part, row = ordinal >> 32, ordinal & 0xFFFFFFFF
+    return f"row {row} of record batch {part - 1}" if part else f"row {ordinal}"
 
 
 def blocks(file: SourceFile, span: Span, batches: Iterable[Batch]) -> Iterator[RowBlock]:
@@ -119,7 +120,7 @@ def blocks(file: SourceFile, span: Span, batches: Iterable[Batch]) -> Iterator[R
                 file=file.name,
                 window=span.window_of(at[begin]),
                 row=batch.row + begin,
-                part=batch.part,
+                ordinal=batch.ordinal + begin,
                 records=records[begin:end],
                 lines=lines[begin:end],
                 bad={i - begin: why for i, why in bad.items() if begin <= i < end} if bad else {},
