@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from mdsmix.errors import RecipeError
 from mdsmix.sources.units import SourceFile, Span
 
 
@@ -88,6 +89,8 @@ class Format(ABC):
     "Only the fields that are asked for are read, so what a file is known by depends on them."
     cells_are_texts: ClassVar[bool] = False
     "A field holds a text whatever it means, so that lists and objects are written as JSON in it."
+    heeds: ClassVar[tuple[str, ...]] = ()
+    "What it heeds of a `ReadAs`, beside the name of the format."
     counted: ClassVar[str] = ""
     "The key of a place that counts from the split's start, where only what stands before tells the true number."
 
@@ -96,6 +99,14 @@ class Format(ABC):
     ) -> Iterable[tuple[int, int | None]]:
         """A large file as splits of about a window, where they are known without reading its records; else all of it as one."""
         return [(0, None)]
+
+    def check(self, file: SourceFile) -> None:
+        """RecipeError where the recipe says of the file what means nothing to this format, or not what it takes."""
+        for key in {"header", "split_by"} - set(self.heeds):
+            if getattr(file.read_as, key):
+                raise RecipeError(
+                    f"source.{key} means nothing for {file.name}: take it out, it would change nothing"
+                )
 
     def weight(self, file: SourceFile) -> int:
         """The uncompressed bytes that a file is planned as."""

@@ -66,7 +66,7 @@ def _root(path: str, base: str | os.PathLike[str]) -> Location:
 
 
 def _check(file: SourceFile) -> None:
-    format_of(file)
+    format_of(file).check(file)
     try:
         file.name.encode()
     except UnicodeEncodeError:

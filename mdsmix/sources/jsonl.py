@@ -8,9 +8,10 @@ never joined into one array, which would let two values on a line pass for one e
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from math import inf
+from typing import ClassVar
 
 import orjson
 
@@ -90,6 +91,7 @@ class Jsonl(Format):
     """`*.jsonl` and, compressed, `*.jsonl.gz` and `*.jsonl.zst`. Its ordinals are uncompressed bytes."""
 
     counted = "line"
+    lines_format: ClassVar[str] = "jsonl"
 
     def __init__(self, packing: str = "") -> None:
         self._packing = packing
@@ -110,8 +112,13 @@ class Jsonl(Format):
                 pieces = all_bytes(read, span)
             else:
                 pieces = owned_bytes(read, span.start, span.end)
-            new_block = partial(LineBlock, format="jsonl", file=file.name, decoder=decode_lines)
+            said, decoder = self.lines_format, self.decoder()
+            new_block = partial(LineBlock, format=said, file=file.name, decoder=decoder)
             yield from split_lines(pieces, span, new_block)
+
+    def decoder(self) -> Callable[[list[bytes]], Decoded]:
+        """What makes records of lines."""
+        return decode_lines
 
     def shown(self, ordinal: int) -> str:
         return shown(ordinal)

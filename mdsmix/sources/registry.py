@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from mdsmix.errors import RecipeError
 from mdsmix.sources.arrow import Arrow
@@ -11,6 +12,8 @@ from mdsmix.sources.inflate import PACKINGS
 from mdsmix.sources.json_array import Json
 from mdsmix.sources.jsonl import Jsonl
 from mdsmix.sources.parquet import Parquet
+from mdsmix.sources.table import Table
+from mdsmix.sources.text import Text
 from mdsmix.sources.units import SourceFile
 from mdsmix.words import hint
 
@@ -23,11 +26,16 @@ def _packed_or_not(new: Callable[[str], Format], *suffixes: str) -> dict[str, Fo
 FORMATS: dict[str, Format] = {
     **_packed_or_not(Jsonl, ".jsonl", ".ndjson"),
     **_packed_or_not(Json, ".json"),
+    **_packed_or_not(partial(Table, ","), ".csv"),
+    **_packed_or_not(partial(Table, "\t"), ".tsv"),
+    **_packed_or_not(Text, ".txt", ".text"),
     ".parquet": Parquet(),
     **dict.fromkeys((".arrow", ".feather"), Arrow()),
 }
 "By suffix, in lower case, of one or two parts."
-NAMED = {name: f".{name}" for name in ("jsonl", "json", "parquet", "arrow")}
+NAMED = {"text": ".txt"} | {
+    name: f".{name}" for name in ("jsonl", "json", "csv", "tsv", "parquet", "arrow")
+}
 "What a recipe's `source.format` says -> the suffix of such files."
 OTHERS = {
     ".zip": "unpack it",
