@@ -17,18 +17,18 @@ RECORDS = [{"text": f"document {n}"} for n in range(20)]
 def test_a_file_that_is_one_array_is_named_as_that(
     tmp_path: Path, tokenizer_folder: Path, indent: int | None, max_bad: str | None
 ) -> None:
-    """Whole on one line, an object a line, or laid out: how other tools write `.json`."""
+    """Whole on one line, an object a line, or laid out: how other tools write `.json`, under the name of lines."""
     if indent == 0:
         text = "[\n" + ",\n".join(map(json.dumps, RECORDS)) + "\n]\n"
     else:
         text = json.dumps(RECORDS, indent=indent)
-    (tmp_path / "docs.json").write_text(text)
-    streams = {"docs": documents("docs.json", layout="document")}
+    (tmp_path / "docs.jsonl").write_text(text)
+    streams = {"docs": documents("docs.jsonl", layout="document")}
     answer = mdsmix(
         "convert", write_recipe(tmp_path, tokenizer_folder, streams=streams, max_bad=max_bad)
     )
     assert "begins with [, so it is one JSON array" in answer.out + answer.err
-    assert "jq -c" in answer.out + answer.err
+    assert "name it .json, or say source.format: json" in answer.out + answer.err
     # The last object of an array that has one a line ends in no comma: with max_bad: 100% it alone is published.
     assert answer.code == (0 if indent == 0 and max_bad else 5)
     reasons = {record["reason"] for record in quarantined(tmp_path / "out/docs/train")}

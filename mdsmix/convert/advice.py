@@ -11,8 +11,8 @@ from mdsmix.convert.quarantine import first_of
 from mdsmix.shards.manifest import Records
 
 ARRAY = (
-    "A file begins with [, so it is one JSON array; mdsmix reads one JSON object a line: write it so, for example by "
-    "`jq -c '.[]' data.json > data.jsonl`."
+    "A file begins with [, so it is one JSON array, and its name says that it holds a JSON value a line: name it .json, or say "
+    "source.format: json."
 )
 
 
@@ -26,7 +26,8 @@ def advice(job: Job, records: Records) -> Iterator[str]:
 
 def _fields(job: Job) -> str | None:
     bad = first_of(job.folder, "missing_field")
-    if bad is None or "raw" not in bad:
+    if bad is None or not {"raw", "fields"} & bad.keys():
         return None
-    wanted, has = job.encoding.fields.values(), ", ".join(orjson.loads(bad["raw"])) or "none"
+    has = ", ".join(bad.get("fields") or orjson.loads(bad["raw"])) or "none"
+    wanted = job.encoding.fields.values()
     return f"The recipe reads {' and '.join(wanted)}; a bad record of {bad['file']} has the fields {has}."

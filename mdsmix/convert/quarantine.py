@@ -21,6 +21,8 @@ from mdsmix.sources import BadRecord, Window
 from mdsmix.storage import Location, together
 
 QUARANTINE = "quarantine"
+MOST_FIELDS = 64
+"Names of a record's fields that are kept beside it."
 PIECE_BYTES = 8 << 20
 "Bytes of lines that are held before they are compressed."
 
@@ -61,6 +63,8 @@ def described(bad: BadRecord) -> bytes:
     record = {"file": origin.file, **origin.place, "length": origin.length, "reason": bad.reason}
     if bad.detail:
         record["detail"] = bad.detail
+    if bad.reason == "missing_field" and origin.fields:
+        record["fields"] = origin.fields[:MOST_FIELDS]
     try:
         record["raw"] = origin.raw.decode()
     except UnicodeDecodeError:

@@ -91,7 +91,9 @@ def _batches(file: SourceFile, span: Span) -> Iterator[rows.Batch]:
             step = rows.rows_at_once(batch.num_rows, batch.nbytes)
             for start in range(0, batch.num_rows, step):
                 piece, ordinal = batch.slice(start, step), rows.in_part(part, start)
-                yield rows.Batch(row=row, ordinal=ordinal, rows=piece, unread=unread)
+                yield rows.Batch(
+                    row=row, ordinal=ordinal, rows=piece, unread=unread, columns=(*columns, *others)
+                )
                 row += piece.num_rows
 
 

@@ -30,6 +30,8 @@ class Origin(NamedTuple):
     "Bytes."
     raw: bytes
     "The bytes themselves; empty where they were too long to be kept."
+    fields: tuple[str, ...] = ()
+    "All fields that the record has, where they do not stand in its bytes."
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,10 +1,11 @@
-"""Folders that are one source: what `save_to_disk` of `datasets` wrote, in its own order."""
+"""Folders that are one source: a published MDS stream, and what `save_to_disk` of `datasets` wrote, in its own order."""
 
 from __future__ import annotations
 
 import orjson
 
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.shards.index import BASENAME as INDEX
 from mdsmix.storage import Found, Location, Stat
 
 STATE = "state.json"
@@ -20,7 +21,8 @@ def inside(folder: Location) -> Found:
         )
     found = (folder / STATE).fetch()
     if found is None:
-        return []
+        stat = (folder / INDEX).stat()
+        return [(folder / INDEX, stat)] if stat else []
     entries = _said(folder / STATE, found[1], "_data_files")
     files = [folder / str(entry["filename"]) for entry in entries if isinstance(entry, dict)]
     return [(file, _stat(file)) for file in files]

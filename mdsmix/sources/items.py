@@ -31,6 +31,8 @@ class Item(NamedTuple):
     record: Any
     reason: str = ""
     "Why it is no record."
+    fields: tuple[str, ...] = ()
+    "As `Origin` has it."
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,7 +78,9 @@ class ItemBlock:
 
     def origin(self, index: int) -> Origin:
         item = self.items[index]
-        return Origin(self.file, item.ordinal, item.shown, item.place, item.size, item.raw)
+        return Origin(
+            self.file, item.ordinal, item.shown, item.place, item.size, item.raw, item.fields
+        )
 
 
 def blocks(file: SourceFile, span: Span, format: str, items: Iterable[Item]) -> Iterator[ItemBlock]:

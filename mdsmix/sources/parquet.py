@@ -106,7 +106,7 @@ def _row_group(
         if batch is None or not batch.num_rows:
             yield rows.Batch(row=row, ordinal=row, damaged=left, unread=unread)
             return
-        yield rows.Batch(row=row, ordinal=row, rows=batch, unread=unread)
+        yield rows.Batch(row=row, ordinal=row, rows=batch, unread=unread, columns=tuple(names))
         row, left, unread = row + batch.num_rows, left - batch.num_rows, rows.later(unread)
 
 

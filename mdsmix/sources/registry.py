@@ -6,13 +6,16 @@ from collections.abc import Callable
 from functools import partial
 
 from mdsmix.errors import RecipeError
+from mdsmix.shards.index import BASENAME as INDEX
 from mdsmix.sources.arrow import Arrow
 from mdsmix.sources.base import Format
 from mdsmix.sources.inflate import PACKINGS
 from mdsmix.sources.json_array import Json
 from mdsmix.sources.jsonl import Jsonl
+from mdsmix.sources.mds import Mds
 from mdsmix.sources.parquet import Parquet
 from mdsmix.sources.table import Table
+from mdsmix.sources.tar import Tar
 from mdsmix.sources.text import Text
 from mdsmix.sources.units import SourceFile
 from mdsmix.words import hint
@@ -29,12 +32,15 @@ FORMATS: dict[str, Format] = {
     **_packed_or_not(partial(Table, ","), ".csv"),
     **_packed_or_not(partial(Table, "\t"), ".tsv"),
     **_packed_or_not(Text, ".txt", ".text"),
+    **_packed_or_not(Tar, ".tar"),
+    ".tgz": Tar(".gz"),
+    INDEX: Mds(),
     ".parquet": Parquet(),
     **dict.fromkeys((".arrow", ".feather"), Arrow()),
 }
-"By suffix, in lower case, of one or two parts."
-NAMED = {"text": ".txt"} | {
-    name: f".{name}" for name in ("jsonl", "json", "csv", "tsv", "parquet", "arrow")
+"By suffix, in lower case, of one or two parts; a stream by the name of its index."
+NAMED = {"text": ".txt", "mds": INDEX} | {
+    name: f".{name}" for name in ("jsonl", "json", "csv", "tsv", "tar", "parquet", "arrow")
 }
 "What a recipe's `source.format` says -> the suffix of such files."
 OTHERS = {
@@ -49,10 +55,11 @@ UNKNOWN = "say what it is by source.format, or rename it"
 
 def format_of(file: SourceFile) -> Format:
     """RecipeError where no format has the file's suffix, or the name that the recipe gives."""
-    _, *parts = file.name.lower().rpartition("/")[2].split(".")
+    base = file.name.lower().rpartition("/")[2]
+    _, *parts = base.split(".")
     if name := file.read_as.format:
         return _named(name, f".{parts[-1]}" if parts else "")
-    for known in (f".{'.'.join(parts[-2:])}", f".{parts[-1]}" if parts else ""):
+    for known in (base, f".{'.'.join(parts[-2:])}", f".{parts[-1]}" if parts else ""):
         if known in FORMATS:
             return FORMATS[known]
     other = next((suffix for part in reversed(parts) if (suffix := f".{part}") in OTHERS), "")

@@ -41,6 +41,8 @@ class Batch:
     "Rows of which nothing could be read."
     unread: Mapping[str, int | None] = field(default_factory=dict)
     "As `Decoded` has it."
+    columns: tuple[str, ...] = ()
+    "All that the file has."
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,6 +60,7 @@ class RowBlock:
     "The same as JSON; of a row that could not be read, what there is of it."
     bad: Mapping[int, str]
     unread: Mapping[str, int | None] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
     format: str = "rows"
 
     @property
@@ -89,7 +92,7 @@ class RowBlock:
         number, raw = self.ordinal + index, self.lines[index]
         part = number >> 32
         place = {"row": self.row + index} | ({"batch": part - 1} if part else {})
-        return Origin(self.file, number, shown(number), place, len(raw), raw)
+        return Origin(self.file, number, shown(number), place, len(raw), raw, self.columns)
 
 
 def later(unread: Mapping[str, int | None]) -> dict[str, int | None]:
@@ -113,7 +116,7 @@ def blocks(file: SourceFile, span: Span, batches: Iterable[Batch]) -> Iterator[R
     position = 0
     for batch in batches:
         records, lines, bad = _decoded(batch)
-        at = list(accumulate((len(line) + 1 for line in lines), initial=position))
+        at = list(accumulate((len(each) + 1 for each in lines), initial=position))
         unread, begin = batch.unread, 0
         for end in _cuts(at, span):
             yield RowBlock(
@@ -125,6 +128,7 @@ def blocks(file: SourceFile, span: Span, batches: Iterable[Batch]) -> Iterator[R
                 lines=lines[begin:end],
                 bad={i - begin: why for i, why in bad.items() if begin <= i < end} if bad else {},
                 unread=unread,
+                columns=batch.columns,
             )
             begin, unread = end, later(unread)
         position = at[-1]
@@ -158,7 +162,7 @@ def _decoded(batch: Batch) -> tuple[list[Any], list[bytes], dict[int, str]]:
         records = rows.to_pylist()
     except Exception:  # a row that is none: each is looked at
         records = [_row(rows, i, bad) for i in range(rows.num_rows)]
-    lines = [_line(record) for record in records]
+    lines = list(map(line, records))
     for i in bad:
         lines[i] = _raw(rows, i)
     return records, lines, bad
@@ -190,7 +194,8 @@ def _raw(rows: pa.RecordBatch, index: int) -> bytes:
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_NON_STR_KEYS
 
 
-def _line(record: Any) -> bytes:
+def line(record: Any) -> bytes:
+    """A record as JSON, the same from every release of what read it."""
     return orjson.dumps(record, _said, _OPTIONS)
 
 

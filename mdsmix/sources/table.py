@@ -81,7 +81,7 @@ def _header(file: SourceFile, rows: Iterator[_Row]) -> list[str]:
 def _records(
     file: SourceFile, rows: Iterator[_Row], header: list[str], parsed: tuple[str, ...]
 ) -> Iterator[Item]:
-    number, width = 0, len(header)
+    number, width, names = 0, len(header), tuple(header)
     for row in rows:
         record, reason, place = (
             None,
@@ -96,7 +96,7 @@ def _records(
             record = dict(zip(header, row.cells, strict=True))
             items.parsed(record, parsed)
         number += reason != BLANK
-        yield Item(row.offset, shown(row.offset), place, row.size, row.raw, record, reason)
+        yield Item(row.offset, shown(row.offset), place, row.size, row.raw, record, reason, names)
 
 
 def _suggested(pieces: Pieces) -> Iterator[bytes]:

@@ -1,0 +1,87 @@
+"""A published MDS stream, by whomever, as a source: its columns are the fields of its records.
+
+So that a stream of texts may be cut or tokenized again, for another model, without its own source. The file is the stream's
+`index.json`, which names the shards; each is read whole and held against its size and hashes before a sample is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from mdsmix.errors import Unreachable
+from mdsmix.shards.index import Index, Shard, parse_index
+from mdsmix.shards.sample import decode_sample
+from mdsmix.shards.whole import read_whole
+from mdsmix.sources import items
+from mdsmix.sources.base import Block, Format
+from mdsmix.sources.items import Item
+from mdsmix.sources.rows import line
+from mdsmix.sources.units import SourceFile, Span
+
+
+class Mds(Format):
+    """The `index.json` of a stream. Its ordinals are samples, from 0."""
+
+    size_factor = 2  # 1 would say that the file is what is read
+
+    def weight(self, file: SourceFile) -> int:
+        return sum(shard.raw_data.bytes for shard in _index(file).shards)
+
+    def splits(
+        self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]
+    ) -> Iterable[tuple[int, int | None]]:
+        start = sample = size = 0
+        for shard in _index(file).shards:
+            if size and size + shard.raw_data.bytes > window_bytes:
+                yield start, sample
+                start, size = sample, 0
+            sample, size = sample + shard.samples, size + shard.raw_data.bytes
+        yield start, sample
+
+    def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
+        return items.blocks(file, span, "mds", _samples(file, span))
+
+    def shown(self, ordinal: int) -> str:
+        return f"sample {ordinal}"
+
+    def most_records(self, file: SourceFile, start: int, end: int | None) -> float:
+        return (_index(file).samples if end is None else end) - start
+
+
+@lru_cache(maxsize=16)
+def _index(file: SourceFile) -> Index:
+    with file.open() as stored:
+        return parse_index(stored.read(), file.location.url)
+
+
+def _samples(file: SourceFile, span: Span) -> Iterator[Item]:
+    """The samples of the shards that begin in the span."""
+    start = 0
+    for shard in _index(file).shards:
+        if span.start <= start and (span.end is None or start < span.end):
+            yield from _of_shard(file, shard, start)
+        start += shard.samples
+
+
+def _of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[Item]:
+    found = read_whole(file.location.parent, shard)
+    for number in range(len(found)):
+        data = found.data[found.offsets[number] : found.offsets[number + 1]]
+        try:
+            record = {name: _plain(value) for name, value in decode_sample(shard, data).items()}
+        except Exception as error:  # whatever a decoder makes of damaged bytes
+            raise Unreachable(
+                f"sample {number} of {file.location.parent / shard.stored.basename} is damaged ({error}); publish that stream again"
+            ) from None
+        raw, place = line(record), {"shard": shard.stored.basename, "sample": number}
+        at = f"sample {start + number}"
+        yield Item(start + number, at, place, len(raw), raw, record)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as lists, as any other format would give them."""
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value

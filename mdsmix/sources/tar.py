@@ -1,0 +1,163 @@
+"""Tar archives of the WebDataset kind: members beside one another that have one name, up to its first dot, are the fields of a record.
+
+`a/0001.txt` and `a/0001.json` are the fields `txt` and `json` of the record `a/0001`, which is its field `__key__`. Nothing is
+unpacked onto a disk. An archive has no directory, so it is one split, read from its start to its end mark.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from mdsmix.errors import Unreachable
+from mdsmix.sources import items
+from mdsmix.sources.base import Block, Format
+from mdsmix.sources.inflate import opened
+from mdsmix.sources.items import BLANK, TOO_LONG, Item
+from mdsmix.sources.units import SourceFile, Span
+
+KEY = "__key__"
+_FORGET = 1000
+"Members after which the list of them that tarfile keeps is emptied."
+
+
+class Tar(Format):
+    """`*.tar`, packed or not. Its ordinals are the uncompressed bytes at which a record's first member begins."""
+
+    reads_fields = True
+    cells_are_texts = True
+
+    def __init__(self, packing: str = "") -> None:
+        self._packing = packing
+        self.size_factor = 4 if packing else 2  # 1 would say that all of it is read
+
+    def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
+        with _opened(file, self._packing, span.memory) as archive:
+            found = (_item(sample, span) for sample in _samples(archive, span.fields))
+            yield from items.blocks(file, span, "tar", found)
+
+    def shown(self, ordinal: int) -> str:
+        return f"byte {ordinal}"
+
+
+class _Damaged(Exception):
+    """What tarfile would take for the end of an archive."""
+
+
+class _Header(tarfile.TarInfo):
+    """A header, or the end mark: tarfile itself ends without a word where one is damaged or missing."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Any:
+        try:
+            return super().fromtarfile(tarfile_)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.EmptyHeaderError:  # type: ignore[attr-defined]
+            raise _Damaged("its end mark is missing") from None
+        except tarfile.HeaderError as error:
+            raise _Damaged(str(error)) from None
+
+
+@dataclass(slots=True)
+class _Sample:
+    """Members of one key that stand beside one another."""
+
+    key: str
+    offset: int
+    cells: dict[str, bytes] = field(default_factory=dict)
+    "By field, those that are read."
+    others: dict[str, int] = field(default_factory=dict)
+    "Bytes of those that are not."
+    reason: str = ""
+
+
+@contextmanager
+def _opened(file: SourceFile, packing: str, memory: int) -> Iterator[tarfile.TarFile]:
+    """The archive; whatever tarfile says of damaged bytes names the file."""
+    try:
+        with opened(file, packing, memory) as read:
+            stream: Any = _Stream(read)
+            with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header, bufsize=1 << 20) as found:
+                yield found
+    except (_Damaged, tarfile.TarError, ValueError, OSError) as error:
+        raise Unreachable(
+            f"{file.location.url} is no whole tar archive ({error}): records would be lost, so nothing of it is used; copy or write "
+            "it again"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """What tarfile takes for a file."""
+
+    read: Callable[[int], bytes]
+
+
+def _samples(archive: tarfile.TarFile, fields: tuple[str, ...]) -> Iterator[_Sample]:
+    """The records of the archive, in order."""
+    sample: _Sample | None = None
+    for number, member in enumerate(archive):
+        if number % _FORGET == 0:
+            archive.members = []  # type: ignore[attr-defined]
+        if not member.isfile():
+            continue
+        key, name, reason = _named(member.name)
+        if sample is None or sample.key != key or reason:
+            yield from [sample] if sample else []
+            sample = _Sample(key, member.offset, reason=reason)
+        if not reason:
+            _add(sample, name, member, archive, fields)
+    yield from [sample] if sample else []
+
+
+def _named(name: str) -> tuple[str, str, str]:
+    """Key and field of a member, and the reason code of why it is of no record."""
+    *folders, last = name.split("/")
+    if last.startswith("."):
+        return name, "", BLANK
+    if name.startswith("/") or ".." in folders:
+        return name, "", "unsafe_name"
+    first, dot, rest = last.partition(".")
+    return ("/".join([*folders, first]), rest.lower(), "") if dot else (name, "", "no_suffix")
+
+
+def _add(
+    sample: _Sample,
+    name: str,
+    member: tarfile.TarInfo,
+    archive: tarfile.TarFile,
+    fields: tuple[str, ...],
+) -> None:
+    if name in sample.cells or name in sample.others:
+        sample.reason = sample.reason or "duplicate_member"
+    elif fields and name not in fields:
+        sample.others[name] = member.size
+    elif sum(map(len, sample.cells.values())) + member.size > items.LONGEST:
+        sample.reason = TOO_LONG
+    elif content := archive.extractfile(member):
+        sample.cells[name] = content.read()
+
+
+def _item(sample: _Sample, span: Span) -> Item:
+    """A sample as a record of texts. Of members that are not read the size stands for what is in them."""
+    raw = b"".join(
+        b"%b %d\n%b" % (name.encode(errors="replace"), len(data), data)
+        for name, data in sample.cells.items()
+    )
+    raw, reason = b"%b\n%b" % (sample.key.encode(errors="replace"), raw), sample.reason
+    record: dict[str, Any] = {KEY: sample.key, **sample.others}
+    for name, data in sample.cells.items():
+        try:
+            record[name] = data.decode()
+        except UnicodeDecodeError:
+            record[name] = data
+            reason = reason or ("invalid_utf8" if span.fields else "")
+    items.parsed(record, span.parsed)
+    place = {"member": sample.key}
+    return Item(
+        sample.offset, f"member {sample.key}", place, len(raw), raw, record, reason, tuple(record)
+    )
