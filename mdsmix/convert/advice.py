@@ -2,26 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+from typing import Any
 
 import orjson
 
 from mdsmix.convert.job import Job
-from mdsmix.convert.quarantine import first_of
+from mdsmix.convert.quarantine import first_of, read_quarantine
+from mdsmix.kinds import shape_of
+from mdsmix.record import Document
+from mdsmix.shapes import SHAPES, Fields, Shape
 from mdsmix.shards.manifest import Records
+from mdsmix.words import plural
 
 ARRAY = (
     "A file begins with [, so it is one JSON array, and its name says that it holds a JSON value a line: name it .json, or say "
     "source.format: json."
 )
 
+LISTS = ("messages", "conversations", "conversation")
+"The keys of fields that hold the messages of a shape."
+READ_OTHERWISE = (
+    *(
+        "bad_message_keys",
+        "unknown_role",
+        "content_not_text",
+        "messages_not_a_list",
+        "repeated_role",
+    ),
+    *("missing_field", "field_not_text"),
+)
+"Reasons for which a record may be of another shape."
+MOST_LOOKED_AT = 1_000
+
 
 def advice(job: Job, records: Records) -> Iterator[str]:
     """Sentences of advice on the commonest reasons."""
     if "json_array" in records.quarantined:
         yield ARRAY
+    yield from _other_shape(job)
     if "missing_field" in records.quarantined and (example := _fields(job)):
         yield example
+
+
+def _other_shape(job: Job) -> Iterator[str]:
+    """What the first bad records are, where another shape or setting reads half of them or more."""
+    raws = (
+        bad["raw"]
+        for bad in read_quarantine(job.folder)
+        if bad["reason"] in READ_OTHERWISE and "raw" in bad
+    )
+    records = [orjson.loads(raw) for raw in islice(raws, MOST_LOOKED_AT)]
+    read = {said: sum(map(reads, records)) for said, reads in _others(job)}
+    best = max(read, key=read.__getitem__, default="")
+    if records and read[best] * 2 >= len(records):
+        yield f"{read[best]:,} of the first {plural(len(records), 'bad record')} can be read: say {best}."
+
+
+def _others(job: Job) -> Iterator[tuple[str, Callable[[Any], bool]]]:
+    """(what the recipe would have to say, whether a record is then read), what changes least first."""
+    own, fields = shape_of(job.encoding), job.encoding.fields
+    for key, value in (("consecutive_roles", "merge"), ("nulls", "drop")):
+        if key in own.options:
+            options = {**job.encoding.shape_options, key: value}
+            yield f"{key}: {value}", partial(_is_read, own, fields, options)
+    held = next((fields[key] for key in LISTS if key in fields), None)
+    for shape in SHAPES.values():
+        if shape is own or shape.gives is Document or not shape.fields:
+            continue
+        usual = {key: key for key in (*shape.fields, *shape.optional)}
+        for named in (usual, {key: held or key if key in LISTS else key for key in usual}):
+            renamed = [f"{key}: {field}" for key, field in named.items() if key != field]
+            yield ", ".join([f"shape: {shape.name}", *renamed]), partial(_is_read, shape, named, {})
+
+
+def _is_read(shape: Shape, fields: Fields, options: Mapping[str, Any], record: Any) -> bool:
+    return not isinstance(shape.read(record, fields, **options), str)
 
 
 def _fields(job: Job) -> str | None:

@@ -243,9 +243,12 @@ class _Tally:
         ]
         rows, left = len(encoded.lengths), len(piece) - len(encoded.rejected)
         written = min(rows, left) if self._has_many_rows else rows
-        kept_by = dict(encoded.ways_out)
         self.records += Records(
-            read=len(piece), written=written, filtered=dict(dropped), ways_out=kept_by
+            read=len(piece),
+            written=written,
+            filtered=dict(dropped),
+            ways_out=dict(encoded.ways_out),
+            too_long=dict(encoded.too_long),
         )
 
     def end(self, batch: RecordBatch, without: Collection[int]) -> None:

@@ -47,6 +47,8 @@ class Encoded:
     "What the chat template does not print of the messages -> records that hold it."
     ways_out: Mapping[str, int] = field(default_factory=dict)
     "Setting of the recipe -> filtered records that it would keep."
+    too_long: Mapping[str, int] = field(default_factory=dict)
+    "Of conversations longer than max_seq_len: how many there are, and what each way of dealing with them would keep."
     cut: Any = None
     "int64 [n]: tokens of each sample that the loader cuts off; None where it cuts none."
     lost_tokens: int = 0

@@ -36,6 +36,7 @@ from mdsmix.encode.targets import (
     ways_out,
 )
 from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.encode.too_long import first_turns, kept_by, row_lengths
 from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
 from mdsmix.record import Conversation, Pair, RichConversation
@@ -125,7 +126,11 @@ class Chat:
         texts = [text for turns in rendered for turn in turns for text in turn]
         ids = self.backend.encode(texts, match_special=True)
         counts = np.array([len(turns) for turns in rendered], np.int64)
-        turns = _lay_out(ids, counts)
+        long = kept_by(ids, counts, self.targets, self.tokenizer.eos_id)
+        whole = row_lengths(ids, counts)
+        if long and self.targets.too_long == "first_turns":
+            ids, counts = first_turns(ids, counts, self.targets.max_seq_len)
+        turns = Turns.interleaved(ids.lengths, counts)
         verdicts = judge(self.targets, turns)
         keep = verdicts == USABLE
         rejected += _filtered(verdicts, positions)
@@ -135,10 +140,12 @@ class Chat:
             encoded = encode_pairs(*pairs, self.targets, self.tokenizer, rejected, specials)
         else:
             encoded = self._encoded(kept, counts[keep], rejected, specials)
-        encoded = replace(encoded, unread=unread)
+        left_out = int((whole - row_lengths(ids, counts))[keep].sum())
+        lost = encoded.lost_tokens + left_out
+        encoded = replace(encoded, unread=unread, too_long=long, lost_tokens=lost)
         if self.rewritten_history == "each":  # what is dropped is a row, and seldom all of a record
-            lost = ids.take(np.repeat(_lost(verdicts, positions, rejected), 2 * counts))
-            return replace(encoded, lost_tokens=len(lost.values))
+            dropped = ids.take(np.repeat(_lost(verdicts, positions, rejected), 2 * counts))
+            return replace(encoded, lost_tokens=left_out + len(dropped.values))
         return replace(encoded, ways_out=ways_out(self.targets, turns, verdicts))
 
     def _render(
@@ -186,7 +193,7 @@ class Chat:
         rejected: list[Rejected],
         specials: int,
     ) -> Encoded:
-        turns = _lay_out(ids, counts)
+        turns = Turns.interleaved(ids.lengths, counts)
         whole = Ragged(ids.values, ids.offsets[2 * turns.offsets])
         gets_eos = lacks_eos(whole, self.tokenizer.eos_id)
         return Encoded(
@@ -225,12 +232,6 @@ def _lost(
     gone = {each.position for each in rejected}
     is_written = np.array([at not in gone for at in positions], bool)
     return np.asarray(is_written & (verdicts != USABLE))
-
-
-def _lay_out(ids: Ragged, counts: NDArray[np.int64]) -> Turns:
-    """The lengths of conversations of `counts` turns, from rows prompt, response, prompt, response ..."""
-    offsets = np.concatenate([[0], np.cumsum(counts)])
-    return Turns(ids.lengths[0::2], ids.lengths[1::2], offsets)
 
 
 def _split_before_last(ids: Ragged, counts: NDArray[np.int64], dtype: str) -> tuple[Ragged, Ragged]:

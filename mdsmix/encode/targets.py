@@ -19,8 +19,8 @@ from mdsmix.recipe.rules import target_contradictions
 
 Lengths = NDArray[np.int64]
 
-USABLE, EMPTY_PROMPT, EMPTY_RESPONSE, NO_LOSS_TOKENS = range(4)
-VERDICTS = ("", "empty_prompt", "empty_response", "no_loss_tokens")
+USABLE, EMPTY_PROMPT, EMPTY_RESPONSE, NO_LOSS_TOKENS, TOO_LONG = range(5)
+VERDICTS = ("", "empty_prompt", "empty_response", "no_loss_tokens", "too_long")
 "The reason code of each verdict of `judge`."
 
 _NEVER = np.iinfo(np.int64).max
@@ -38,6 +38,8 @@ class Targets:
     "last | all: the responses that are trained."
     decoder_only_format: bool = True
     "False: encoder-decoder, where the last response is the target and all before it the context."
+    too_long: str = "cut"
+    "cut | filter | first_turns: what becomes of a row of more than max_seq_len tokens; the last two leave none of them."
 
     def __post_init__(self) -> None:
         if self.max_seq_len < 1:
@@ -85,6 +87,11 @@ class Turns:
         """Conversations of one turn each."""
         return Turns(prompts, responses, np.arange(len(prompts) + 1))
 
+    @staticmethod
+    def interleaved(lengths: Lengths, counts: Lengths) -> Turns:
+        """Conversations of `counts` turns, from the lengths of rows prompt, response, prompt, response ..."""
+        return Turns(lengths[0::2], lengths[1::2], np.concatenate([[0], np.cumsum(counts)]))
+
 
 def judge(targets: Targets, turns: Turns) -> NDArray[np.int64]:
     """int64 [n]: USABLE, or why a conversation cannot be trained on.
@@ -101,6 +108,8 @@ def judge(targets: Targets, turns: Turns) -> NDArray[np.int64]:
         starts, _, trained = _segments(targets, turns, turns.responses)
         first = _per_conversation(np.minimum, np.where(trained, starts, _NEVER), 2 * turns.offsets)
         verdicts[first >= targets.max_seq_len] = NO_LOSS_TOKENS
+    if targets.too_long != "cut":
+        verdicts[count_cut(targets, turns) > 0] = TOO_LONG
     verdicts[_per_conversation(np.minimum, turns.responses, turns.offsets) == 0] = EMPTY_RESPONSE
     verdicts[_per_conversation(np.minimum, turns.prompts, turns.offsets) == 0] = EMPTY_PROMPT
     return verdicts

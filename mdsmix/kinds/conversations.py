@@ -33,7 +33,7 @@ OWN_VARIABLES = {
 class Conversations(Finetuning):
     name = "conversations"
     reads = Conversation
-    keys = ("columns", "date_string", "rewritten_history", "consecutive_roles")
+    keys = ("columns", "date_string", "rewritten_history", "consecutive_roles", "too_long")
     called = "messages"
     has_template = True
 
@@ -44,6 +44,7 @@ class Conversations(Finetuning):
 
     def settings(self, recipe: Recipe, stream: StreamSpec) -> Mapping[str, Any]:
         return {
+            **super().settings(recipe, stream),
             "compact": stream.columns == "compact",
             "date_string": stream.date_string,
             "rewritten_history": stream.rewritten_history,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 from mdsmix.encode.pairs import lacks_eos
 from mdsmix.encode.targets import Lengths, Targets, Turns, count_cut, count_losses
@@ -14,6 +15,11 @@ from mdsmix.shards.tokens import Tokens
 
 class Finetuning(Kind):
     word = "finetuning"
+    keys: ClassVar[tuple[str, ...]] = ("too_long",)
+    called = "finetuning"
+
+    def settings(self, recipe: Recipe, stream: StreamSpec) -> Mapping[str, Any]:
+        return {"too_long": stream.too_long}
 
     def contradictions(self, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         if recipe.loader == "text":
@@ -21,6 +27,11 @@ class Finetuning(Kind):
                 "is finetuning data, which the text loader cannot read; set train_loader.name: finetuning, "
                 "which reads pretraining streams too, take the stream out, or load both kinds by mdsmix.load in a "
                 "training loop of your own."
+            )
+        if stream.too_long != "cut" and not recipe.decoder_only_format:
+            yield (
+                f"too_long: {stream.too_long} stands beside decoder_only_format: false, where the loader cuts context and target "
+                "apart: set too_long: cut."
             )
 
     def losses(self, tokens: Tokens, encoding: Encoding, eos: int | None) -> Lengths:
@@ -41,4 +52,5 @@ def targets_of(encoding: Encoding) -> Targets:
         target_responses=encoding.target_responses,
         decoder_only_format=encoding.decoder_only_format,
         max_seq_len=encoding.max_seq_len,
+        too_long=encoding.too_long,
     )

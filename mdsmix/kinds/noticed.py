@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mdsmix.record import Conversation, Document, Pair
+from mdsmix.shapes.merging import holds_null
 
 PLACEHOLDERS = ("<image>", "<video>", "<audio>")
 "Strings that stand for a medium in finetuning records; a stream of tokens trains them as text."
@@ -25,11 +26,18 @@ class Noticed:
         "Field of a columnar file -> records that have it, where nothing tells whether it is empty."
         self.placeholders: dict[str, int] = {}
         "Placeholder -> records whose texts hold it."
+        self.nulls: dict[str, int] = {}
+        "Key of the source -> records with null entries inside that field."
 
     @property
     def counts(self) -> dict[str, Any]:
         """By the names that a manifest's `Records` have for them."""
-        return {"unread": self.unread, "unseen": self.unseen, "placeholders": self.placeholders}
+        return {
+            "unread": self.unread,
+            "unseen": self.unseen,
+            "placeholders": self.placeholders,
+            "nulls": self.nulls,
+        }
 
     def look_at_fields(self, records: Sequence[Any]) -> None:
         """Raw records, bad ones too."""
@@ -49,6 +57,11 @@ class Noticed:
             for name in (name for name, count in said.items() if count):
                 known = name if name in into or len(into) < MOST_FIELDS else OTHERS
                 into[known] = into.get(known, 0) + said[name]
+
+    def look_at_nulls(self, key: str, value: Any) -> None:
+        """The messages or the tools of a record."""
+        if holds_null(value):
+            self.nulls[key] = self.nulls.get(key, 0) + 1
 
     def look_at_texts(self, records: Sequence[Any]) -> None:
         """Pairs and conversations; a document may well be about placeholders."""

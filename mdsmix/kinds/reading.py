@@ -14,7 +14,7 @@ from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.holdout import Holdout
 from mdsmix.kinds.noticed import Noticed
 from mdsmix.kinds.registry import fields_read, kind_of, shape_of
-from mdsmix.record import Document
+from mdsmix.record import Document, RichConversation
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.fields import UNFOUND, derived, lacking, value_at
 from mdsmix.shapes.where import LEFT_OUT, Where, parse_where
@@ -41,7 +41,10 @@ class Reading:
         """The samples of the records; `rejected` names positions among them."""
         self.noticed.look_at_fields(records)
         found = self._read(records)
-        if str not in set(map(type, found)) and self.holdout is None:  # nearly every batch
+        types = set(map(type, found))
+        if RichConversation in types and "nulls" not in self.options:
+            self._look_at_nulls(records, found)
+        if str not in types and self.holdout is None:  # nearly every batch
             return self._explained(self._encode(found), records)
         rejected = [
             Rejected(i, why, why in LEFT_OUT) for i, why in enumerate(found) if type(why) is str
@@ -90,6 +93,12 @@ class Reading:
             for i, record in enumerate(found):
                 if type(record) is not str and (why := self.holdout.refused(record)):
                     yield Rejected(i, why, True)
+
+    def _look_at_nulls(self, records: Sequence[Any], found: Sequence[Any]) -> None:
+        for record, read in zip(records, found, strict=True):
+            for key in self.shape.structured if type(read) is RichConversation else ():
+                if key in self.fields:
+                    self.noticed.look_at_nulls(key, value_at(self.fields[key], record))
 
     def _encode(self, found: list[Any]) -> Encoded:
         if self.shape.gives is not Document:

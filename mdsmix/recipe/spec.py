@@ -105,6 +105,8 @@ class StreamSpec:
     "Finetuning on messages: `compact` writes the two columns of prompt/response (last/none only)."
     rewritten_history: Literal["reject", "last", "each"] = "reject"
     "Finetuning on messages: what becomes of a conversation whose earlier turns the chat template prints otherwise later."
+    too_long: Literal["cut", "filter", "first_turns"] = "cut"
+    "Finetuning: what becomes of a record of more than max_seq_len tokens."
     consecutive_roles: Literal["reject", "merge"] = "reject"
     "Finetuning on messages: what becomes of messages of one role in a row."
     holdout: str | int | float | None = None

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from mdsmix.kinds import shape_of
 from mdsmix.shards.index import Index
-from mdsmix.shards.manifest import Manifest
+from mdsmix.shards.manifest import Encoding, Manifest
 from mdsmix.table import spelled
 from mdsmix.words import plural
 
@@ -58,6 +59,8 @@ def _encoded(manifest: Manifest) -> Iterator[tuple[str, str]]:
     layout = f", {encoding.layout}" if encoding.layout else ""
     side = "decoder-only" if encoding.decoder_only_format else "encoder-decoder"
     yield "kind", f"{encoding.kind}, for the {encoding.loader} loader"
+    if encoding.fields or encoding.shape:
+        yield "read from", _read_from(encoding)
     yield "columns", spelled(encoding.columns)
     yield "max_seq_len", f"{encoding.max_seq_len:,}{layout}"
     yield "tokenizer", _tokenizer(manifest)
@@ -70,6 +73,15 @@ def _encoded(manifest: Manifest) -> Iterator[tuple[str, str]]:
         f"{totals.tokens:,}, {totals.loss_tokens:,} with a loss, {totals.lost_tokens:,} in no sample",
     )
     yield "lengths", f"{spelled(by_length(totals.lengths))}; longest {totals.longest:,}"
+
+
+def _read_from(encoding: Encoding) -> str:
+    """The shape of the records, the fields that hold it, and how they are read."""
+    said = [shape_of(encoding).name]
+    said += [key if key == field else f"{key}: {field}" for key, field in encoding.fields.items()]
+    return ", ".join(
+        [*said, *(f"{key} {value!r}" for key, value in encoding.shape_options.items())]
+    )
 
 
 def by_length(lengths: Mapping[str, int]) -> dict[str, int]:

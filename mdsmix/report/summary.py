@@ -35,6 +35,8 @@ TELLING = (
     "label",
     "rejected",
     "weight",
+    "messages.reasoning_content",
+    "messages.content beside tool_calls",
 )
 "Fields by which LLaMA-Factory, OpenAI, TRL and others say what a record means: without them it trains something else."
 COLUMNS = (
@@ -128,6 +130,7 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
             f"{totals.cut_rows:,} of {plural(totals.samples, 'row')} are longer than max_seq_len: the loader cuts off "
             f"{totals.cut_tokens:,} tokens, {totals.cut_tokens / totals.tokens:.1%} of all, which are not counted above"
         )
+    notes += _too_long(records)
     if totals.lost_tokens:
         verb = "is" if totals.lost_tokens == 1 else "are"
         lost = plural(totals.lost_tokens, "token")
@@ -141,6 +144,15 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
         rule = manifest.encoding.special_tokens_in_text
         notes.append(f"{totals.specials} records hold the text of a special token; rule: {rule}")
     return notes
+
+
+def _too_long(records: Records) -> Iterator[str]:
+    """What each way of dealing with long conversations would keep."""
+    if long := records.too_long:
+        yield (
+            f"{plural(long['conversations'], 'conversation')} longer than max_seq_len: too_long: cut keeps {long['cut']:,} with "
+            f"{long['cut_tokens']:,} trained tokens, first_turns {long['first_turns']:,} with {long['first_turns_tokens']:,}, filter none"
+        )
 
 
 def _filtered(records: Records) -> Iterator[str]:
@@ -177,5 +189,10 @@ def _unread(records: Records) -> Iterator[str]:
                 f"WARNING: {n:,} records have a field {name} that is not read, so they are trained as if it were not there: "
                 "take it into the records' text, or leave those records out"
             )
+    for key, n in records.nulls.items():
+        yield (
+            f"WARNING: {n:,} records have null entries inside {key}, as Arrow adds them where objects differ, and the chat template "
+            "is given them: nulls: drop takes them out"
+        )
     for name, n in records.placeholders.items():
         yield f"WARNING: {n:,} records hold {name}, which is trained as text: no image, video or sound is read"

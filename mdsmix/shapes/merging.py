@@ -42,6 +42,16 @@ def _both(one: Message, other: Message) -> Message | None:
     return {"role": one["role"], "content": BETWEEN.join(texts), **calls}
 
 
+def holds_null(value: Any) -> bool:
+    """Whether an object in the value has a null entry, at any depth; content that is null beside calls is none."""
+    if isinstance(value, dict):
+        return any(
+            holds_null(inner) if inner is not None else key != "content"
+            for key, inner in value.items()
+        )
+    return isinstance(value, list) and any(map(holds_null, value))
+
+
 def without_nulls(value: Any) -> Any:
     """The value without the null entries of its objects, at any depth."""
     if isinstance(value, dict):

@@ -13,6 +13,8 @@ from mdsmix.record import Conversation
 from mdsmix.shapes.base import Fault, Fields, Shape, refusing
 from mdsmix.shapes.calls import calls_of
 from mdsmix.shapes.talks import (
+    PARTLY_KEYS,
+    TRAIN_KEYS,
     Marked,
     conversation_of,
     list_of,
@@ -62,8 +64,11 @@ def _message(item: Any, words: Mapping[str, str], roles: Mapping[str, str]) -> M
     if not isinstance(item, dict) or not item.keys() >= {said, value}:
         raise Fault("bad_message_keys")
     name, content, flag = item[said], item[value], trained_flag(item)
+    known = (said, value, *TRAIN_KEYS, *PARTLY_KEYS)
+    more = {key: inner for key, inner in item.items() if key not in known and inner is not None}
     if name == words["function_tag"]:
-        return {"role": "assistant", "content": "", "tool_calls": calls_of(content)}, flag
+        calls = calls_of(content)
+        return {**more, "role": "assistant", "content": "", "tool_calls": calls}, flag
     role = roles.get(name) if isinstance(name, str) else None
     if role is None:
         raise Fault("unknown_role")
@@ -71,7 +76,7 @@ def _message(item: Any, words: Mapping[str, str], roles: Mapping[str, str]) -> M
         raise Fault("content_not_text")
     if role == "assistant" and not content:
         raise Fault("empty_answer")
-    return {"role": role, "content": content}, flag
+    return {**more, "role": role, "content": content}, flag
 
 
 SHAPE = Shape(

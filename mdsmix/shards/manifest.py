@@ -94,6 +94,7 @@ class Encoding:
     "Conversations flattened into input_ids and labels: trains right under none/last only."
     date_string: str | None = None
     rewritten_history: Literal["reject", "last", "each"] = "reject"
+    too_long: Literal["cut", "filter", "first_turns"] = "cut"
     holdout: str | None = None
     "The share of the records that is held out for evaluation, as a fraction: `1/200`."
     held_out: bool = False
@@ -128,6 +129,10 @@ class Records:
     "Placeholder of a medium, such as <image> -> finetuning records that hold it as text."
     ways_out: dict[str, int] = field(default_factory=dict)
     "Setting of the recipe -> records filtered as no_loss_tokens that it would keep."
+    nulls: dict[str, int] = field(default_factory=dict)
+    "Field of messages or tools -> records with null entries inside, which are rendered."
+    too_long: dict[str, int] = field(default_factory=dict)
+    "Of rows longer than max_seq_len: conversations, and how many of these and of tokens with a loss too_long: cut and first_turns keep."
 
     @property
     def dropped(self) -> int:
@@ -156,6 +161,8 @@ class Records:
             unseen=_added(self.unseen, other.unseen),
             placeholders=_added(self.placeholders, other.placeholders),
             ways_out=_added(self.ways_out, other.ways_out),
+            nulls=_added(self.nulls, other.nulls),
+            too_long=_added(self.too_long, other.too_long),
         )
 
 
@@ -284,7 +291,7 @@ class Manifest:
 
 LATER = {
     "": ("source_parts", "side_files"),
-    "records": ("unread", "unseen", "placeholders", "ways_out"),
+    "records": ("unread", "unseen", "placeholders", "ways_out", "too_long", "nulls"),
     "totals": ("cut_rows", "cut_tokens"),
 }
 "Section -> keys that were added to the format: they are written where they are not empty, so that no manifest changed."
