@@ -11,7 +11,7 @@ import typer.main
 
 from mdsmix.cli.main import app
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, TokenizerSpec
-from tests.converting import manifest_of, mdsmix, write_jsonl
+from tests.converting import manifest_of, mdsmix
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("docs", "mdsmix", "tests", "benchmarks")
@@ -49,13 +49,21 @@ def test_every_option_is_named(command: str) -> None:
     assert [name for name in long if name not in page] == []
 
 
-def test_the_first_recipe_of_the_readme_converts(tmp_path: Path, tokenizer_folder: Path) -> None:
-    text = (ROOT / "README.md").read_text("utf-8").split("$ cat recipe.yaml\n")[1].split("$ ")[0]
-    (tmp_path / "recipe.yaml").write_text(text)
-    (tmp_path / "tokenizer").symlink_to(tokenizer_folder)
-    says = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}]
-    write_jsonl(tmp_path / "mine.jsonl", [{"messages": says}])
-    assert len(text.splitlines()) == 5
-    assert mdsmix("convert", tmp_path / "recipe.yaml").code == 0
+def test_the_first_screen_of_the_readme_is_what_happens(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command of the first screen with its output, up to what converts."""
+    text = (ROOT / "README.md").read_text("utf-8").split("```console\n$ ")[1]
+    _, source, *shown = re.split(r"\A.*?\n|\n\$ .*\n", text)
+    monkeypatch.chdir(tmp_path)
+    Path("mine.jsonl").write_text(source + "\n")
+    Path("tokenizer").symlink_to(tokenizer_folder)
+    made = mdsmix("init", "mine.jsonl", "--tokenizer", "./tokenizer", "-o", "recipe.yaml")
+    assert made.out.splitlines() == shown[0].splitlines()
+    assert (
+        Path("recipe.yaml").read_text("utf-8").splitlines()
+        == shown[1].split("\n$ ")[0].splitlines()
+    )
+    assert mdsmix("convert", "recipe.yaml").code == 0
     assert manifest_of(tmp_path / "mix/mine/train").totals.samples == 1
-    assert mdsmix("check", tmp_path / "recipe.yaml").code == 0
+    assert mdsmix("check", "recipe.yaml").code == 0

@@ -14,6 +14,7 @@ from mdsmix import __version__
 from mdsmix.cli.check import check
 from mdsmix.cli.convert import convert
 from mdsmix.cli.gc import gc
+from mdsmix.cli.init import init
 from mdsmix.cli.inspect import inspect
 from mdsmix.cli.mix import mix
 from mdsmix.cli.quarantine import quarantine
@@ -32,7 +33,7 @@ app = typer.Typer(
     "3 the streams may not be mixed, or one is damaged; 4 could not look, or another run is at work; "
     "5 too many bad records.",
 )
-for command in (convert, check, render_yaml, mix, inspect, quarantine, verify, repair, gc):
+for command in (init, convert, check, render_yaml, mix, inspect, quarantine, verify, repair, gc):
     app.command(no_args_is_help=True)(command)
 
 

@@ -118,13 +118,17 @@ class Decoder:
 def find_decoder(name: str | None, hash: str | None) -> Decoder | None:
     """By the tokenizer named, or by the snapshot of that hash; None where this machine has neither."""
     if name:
-        opened = open_tokenizer(TokenizerSpec(name=name))
-        return _decoder(opened.path, opened.special_ids)
+        return decoder_of(open_tokenizer(TokenizerSpec(name=name)))
     for card in (cache_folder() / "tokenizers").glob("*/card.json"):
         said = json.loads(card.read_bytes())
         if said["hash"] == hash:
             return _decoder(str(card.with_name("tokenizer.json")), said["special_ids"])
     return None
+
+
+def decoder_of(tokenizer: Tokenizer) -> Decoder:
+    """Of a tokenizer that was opened."""
+    return _decoder(tokenizer.path, tokenizer.special_ids)
 
 
 def _decoder(path: str, control: Sequence[int]) -> Decoder:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 from mdsmix.record import is_encodable
@@ -51,6 +51,11 @@ class Shape:
     "Those of its keys whose values are lists or objects: where cells can only be texts, as in csv, theirs are JSON."
     options: tuple[str, ...] = ()
     "Keys of the source or the stream that say how it is read: `read` takes them by name where they are not at their defaults."
+    also_called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Key -> other names that its field has in data that people have: by them, and those that SourceSpec knows, `mdsmix init`
+    finds it."""
+    guess: Callable[[Sequence[Any], Fields], Iterable[Mapping[str, Any]]] = lambda *_: ()
+    "(records, fields) -> options that `mdsmix init` tries beside the defaults: what the records show of them."
     read: Callable[..., Any]
     "(record, fields, **options) -> the record, or the reason code (a str) of why it is none."
 

@@ -7,6 +7,12 @@ from typing import Any
 
 from mdsmix.record import Message
 
+TRIES: tuple[dict[str, Any], ...] = (
+    {"consecutive_roles": "merge"},
+    {"nulls": "drop"},
+    {"consecutive_roles": "merge", "nulls": "drop"},
+)
+"The options of which `mdsmix init` tries whether they let records be read."
 BETWEEN = "\n\n"
 "What stands between the texts of messages that are merged."
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mdsmix.record import Conversation, is_encodable
 from mdsmix.shapes.base import Fields, Shape, not_an_object
-from mdsmix.shapes.merging import merged, without_nulls
+from mdsmix.shapes.merging import TRIES, merged, without_nulls
 
 ROLES = frozenset({"user", "assistant", "system", "tool"})
 
@@ -92,5 +92,7 @@ SHAPE = Shape(
     fields=("messages",),
     structured=("messages",),
     options=("consecutive_roles", "nulls"),
+    also_called={"messages": ("conversations", "conversation", "dialogue", "dialog")},
+    guess=lambda *_: TRIES,
     read=read,
 )

@@ -13,6 +13,7 @@ from typing import Any
 from mdsmix.record import Conversation, Message
 from mdsmix.shapes.base import Fault, Fields, Shape, refusing
 from mdsmix.shapes.calls import calls_of
+from mdsmix.shapes.merging import TRIES
 from mdsmix.shapes.talks import (
     PARTLY_KEYS,
     TRAIN_KEYS,
@@ -94,5 +95,7 @@ SHAPE = Shape(
     optional=("tools",),
     structured=("messages", "tools"),
     options=("consecutive_roles", "nulls"),
+    also_called={"messages": ("conversations", "conversation", "dialogue", "dialog")},
+    guess=lambda *_: TRIES,
     read=read,
 )

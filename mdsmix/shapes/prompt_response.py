@@ -14,4 +14,10 @@ def read(record: Any, fields: Fields) -> Pair | str:
     return fault or other_fault or Pair(prompt, response)
 
 
-SHAPE = Shape(name="prompt_response", gives=Pair, fields=("prompt", "response"), read=read)
+SHAPE = Shape(
+    name="prompt_response",
+    gives=Pair,
+    fields=("prompt", "response"),
+    also_called={"prompt": ("instruction", "input"), "response": ("output", "summary")},
+    read=read,
+)

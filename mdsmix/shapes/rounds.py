@@ -35,5 +35,6 @@ SHAPE = Shape(
     fields=("conversation",),
     optional=("system",),
     structured=("conversation",),
+    also_called={"conversation": ("conversations", "history", "dialogue")},
     read=read,
 )

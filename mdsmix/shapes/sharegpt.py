@@ -6,12 +6,13 @@ several, as JSON: `{"name": ..., "arguments": ...}`. What a function gave stands
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mdsmix.record import Conversation
 from mdsmix.shapes.base import Fault, Fields, Shape, refusing
 from mdsmix.shapes.calls import calls_of
+from mdsmix.shapes.merging import TRIES
 from mdsmix.shapes.talks import (
     PARTLY_KEYS,
     TRAIN_KEYS,
@@ -35,6 +36,18 @@ TAGS = {
 "The words of LLaMA-Factory's dataset_info.json, and what they stand for where `tags` does not say."
 KEY_TAGS = ("role_tag", "content_tag")
 "Those that name keys; the others name roles."
+WORDS = {
+    **dict.fromkeys(("human", "user", "User", "prompter", "question", "instruction"), "user_tag"),
+    **dict.fromkeys(
+        ("gpt", "assistant", "Assistant", "bot", "chatgpt", "model", "answer"), "assistant_tag"
+    ),
+    **dict.fromkeys(
+        ("observation", "tool", "tool_response", "function_response"), "observation_tag"
+    ),
+    **dict.fromkeys(("function_call", "tool_call"), "function_tag"),
+    **dict.fromkeys(("system", "System"), "system_tag"),
+}
+"What roles are called in data that people have -> the tag that it then is."
 ROLES = {
     "user_tag": "user",
     "assistant_tag": "assistant",
@@ -79,6 +92,25 @@ def _message(item: Any, words: Mapping[str, str], roles: Mapping[str, str]) -> M
     return {**more, "role": role, "content": content}, flag
 
 
+def guess(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, Any]]:
+    """Roles merged, nulls dropped, and the `tags` that the messages show: the key under which just known words for roles stand, the other one, and these words."""
+    yield from TRIES
+    messages = [m for record in records for m in _listed(record, fields) if isinstance(m, dict)]
+    for key in dict.fromkeys(key for message in messages for key in message):
+        said = {word for message in messages if isinstance(word := message.get(key), str)}
+        others = {k for m in messages for k, v in m.items() if k != key and isinstance(v, str)}
+        if said and said <= WORDS.keys() and len(others) == 1:
+            words = {"role_tag": key, "content_tag": others.pop()}
+            words |= {WORDS[word]: word for word in sorted(said)}
+            tags = {"tags": {tag: word for tag, word in words.items() if TAGS[tag] != word}}
+            yield from (tags | tried for tried in ({}, *TRIES))
+
+
+def _listed(record: Any, fields: Fields) -> list[Any]:
+    found = record.get(fields["conversations"]) if isinstance(record, dict) else None
+    return found if isinstance(found, list) else []
+
+
 SHAPE = Shape(
     name="sharegpt",
     gives=Conversation,
@@ -86,5 +118,9 @@ SHAPE = Shape(
     optional=("system", "tools"),
     structured=("conversations", "tools"),
     options=("tags", "consecutive_roles", "nulls"),
+    also_called={
+        "conversations": ("conversation", "messages", "chat", "turns", "dialogue", "dialog")
+    },
+    guess=guess,
     read=read,
 )

@@ -13,4 +13,6 @@ def read(record: Any, fields: Fields) -> Document | str:
     return fault or Document(text)
 
 
-SHAPE = Shape(name="text", gives=Document, fields=("text",), read=read)
+SHAPE = Shape(
+    name="text", gives=Document, fields=("text",), also_called={"text": ("raw_content",)}, read=read
+)

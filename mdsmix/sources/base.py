@@ -125,6 +125,11 @@ class Format(ABC):
     def shown(self, ordinal: int) -> str:
         """An ordinal for a person: `byte 345`."""
 
+    def fits(self, head: bytes) -> bool:
+        """Whether a file that begins so (64 KiB, or all of it) is most likely of this format; asked by `mdsmix init` where the
+        file's name does not tell."""
+        return False
+
     def most_records(self, file: SourceFile, start: int, end: int | None) -> float:
         """How many records a split can hold at most, known without reading."""
         return inf

@@ -36,15 +36,15 @@ def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[
         raise _nothing(path, place, _root(path, base))
     files = []
     for number, (location, stat) in enumerate(matches or of_folder):
-        name = _name(location, base)
-        order = f"{_name(place, base)}/{number:09}" if of_folder else ""
+        name = name_of(location, base)
+        order = f"{name_of(place, base)}/{number:09}" if of_folder else ""
         file = SourceFile(location=location, stat=stat, name=name, read_as=read_as, order=order)
         _check(file)
         files.append(file)
     return files
 
 
-def _name(location: Location, base: str | os.PathLike[str]) -> str:
+def name_of(location: Location, base: str | os.PathLike[str]) -> str:
     """Its URL in a bucket, else its path from `base`: no other entry and no other file has a part in it, so that one
     more of them changes no name, and folder and recipe may be moved together."""
     return location.url if location.is_s3 else os.path.relpath(location.url, base)

@@ -123,6 +123,13 @@ class Jsonl(Format):
     def shown(self, ordinal: int) -> str:
         return shown(ordinal)
 
+    def fits(self, head: bytes) -> bool:
+        line, *rest = head.lstrip().split(b"\n", 1)
+        if not line.startswith(b"{"):
+            return False
+        decoded = decode_lines([line])
+        return bool(decoded.records) or not rest  # a first line that is longer than the head
+
     def most_records(self, file: SourceFile, start: int, end: int | None) -> float:
         if self._packing:
             return inf

@@ -1,0 +1,148 @@
+"""`mdsmix init`: files -> a first recipe."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from mdsmix.cli.options import AsJson, echo, echo_json
+from mdsmix.errors import RecipeError
+
+if TYPE_CHECKING:
+    from mdsmix.init.start import Begun
+
+
+def init(
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            "--tokenizer",
+            metavar="NAME",
+            help="What the model is trained with: a folder or a hub name.",
+            show_default=False,
+        ),
+    ],
+    files: Annotated[
+        Optional[list[str]],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
+        typer.Argument(
+            metavar="FILES...",
+            help="Files, folders, patterns or s3:// URLs of data; with --dataset-info names of its entries.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "-o", "--out", metavar="FILE", help="Write the recipe here.", show_default="stdout"
+        ),
+    ] = None,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="PLACE",
+            help="Where the streams are to be published: a folder or s3:// URL.",
+        ),
+    ] = "./mix",
+    dataset_info: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--dataset-info",
+            metavar="FILE",
+            help="Make streams of the entries of LLaMA-Factory's dataset_info.json.",
+        ),
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Allow overwriting the file of --out.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look at FILES, recognise their format and shape, and write a recipe that converts them.
+
+    Shows a record of each stream as it will be trained, and whatever is not recognised with what is missing.
+    """
+    from mdsmix.init.start import Asked, begin
+    from mdsmix.mix.output import require_place, write
+
+    if not files and not dataset_info:
+        raise RecipeError(
+            "no files are named: name files, folders or patterns of data, or --dataset-info FILE."
+        )
+    if out:
+        require_place(out)
+        if os.path.isfile(out) and not replace:
+            raise RecipeError(
+                f"{out} is there already: pass --replace to overwrite it, or name another file."
+            )
+    folder = Path.cwd() if not out or "://" in out else Path(out).absolute().parent
+    begun = begin(
+        Asked(
+            files=files or (),
+            tokenizer=tokenizer,
+            dataset_info=dataset_info,
+            folder=Path(os.path.realpath(folder)),
+            place=to,
+        )
+    )
+    if out:
+        write(out, begun.text)
+    if as_json:
+        echo_json(_json(begun, out))
+        return
+    if not out:
+        typer.echo(begun.text, nl=False)
+    _print(begun, out)
+
+
+def _print(begun: Begun, out: str | None) -> None:
+    """To stderr, where the recipe itself goes to stdout."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from mdsmix.encode.tokenizer import decoder_of
+    from mdsmix.report.samples import STYLES, segments, shown
+
+    console, decoder = Console(highlight=False, stderr=not out), decoder_of(begun.tokenizer)
+    for draft in begun.drafts[:MOST_SAMPLES]:
+        console.rule(f"{draft.name}, the first record", align="left")
+        if (pieces := begun.trials[draft.name].pieces) is not None:
+            runs = [(text, STYLES[form]) for text, form in shown(segments(pieces), decoder)]
+            console.print(_cut(Text.assemble(*runs)), soft_wrap=True)
+    for line in [*begun.left_out, *begun.unknown]:
+        echo(line, err=True)
+    if out:
+        echo(f"wrote {out}; next: mdsmix convert {out}")
+
+
+MOST_SAMPLES = 4
+MOST_CHARACTERS = 600
+
+
+def _cut(text: Any) -> Any:
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return text[:MOST_CHARACTERS] + f"... ({len(text):,} characters)"
+
+
+def _json(begun: Begun, out: str | None) -> dict[str, Any]:
+    from mdsmix.encode.tokenizer import decoder_of
+    from mdsmix.report.samples import sample_json, segments
+
+    decoder = decoder_of(begun.tokenizer)
+    streams = {}
+    for draft in begun.drafts:
+        trial = begun.trials[draft.name]
+        streams[draft.name] = {
+            "files": [file.name for file in draft.files],
+            "kind": draft.kind,
+            "looked_at": trial.read,
+            "filtered": trial.filtered,
+            "quarantined": trial.quarantined,
+            "unread": trial.unread,
+            "first": None if trial.pieces is None else sample_json(segments(trial.pieces), decoder),
+        }
+    told = {"left_out": list(begun.left_out), "unknown": list(begun.unknown)}
+    return {"wrote": out, "yaml": begun.text, "streams": streams} | told

@@ -1,0 +1,190 @@
+"""LLaMA-Factory's `dataset_info.json` -> streams. What of it no recipe can say is told by name.
+
+Its rules: without `columns` every column has its own name; with it those that it does not name are not read. An entry that
+names only a prompt is text to be continued, for pretraining. `tags` rename the keys and roles of messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.init.grouping import Draft, paths_of
+from mdsmix.init.looking import find_data, head_of
+from mdsmix.shapes import SHAPES, find_shape
+from mdsmix.storage import locate
+from mdsmix.words import hint, printable
+
+DEFAULTS = {
+    "alpaca": {"prompt": "instruction", "query": "input", "response": "output"},
+    "sharegpt": {"messages": "conversations"},
+    "openai": {"messages": "messages"},
+}
+"Its column -> field, by `formatting`, where an entry has no `columns`."
+KEYS = {
+    "alpaca": {"prompt": "instruction", "query": "input", "response": "output", "history": "history", "system": "system"},
+    "sharegpt": {"messages": "conversations", "system": "system", "tools": "tools"},
+    "openai": {"messages": "messages", "tools": "tools"},
+}  # fmt: skip
+"Its column -> our key of a source."
+TAGS = {
+    "role_tag": "from",
+    "content_tag": "value",
+    "user_tag": "human",
+    "assistant_tag": "gpt",
+    "observation_tag": "observation",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
+OPENAI_TAGS = {
+    "role_tag": "role",
+    "content_tag": "content",
+    "user_tag": "user",
+    "assistant_tag": "assistant",
+    "observation_tag": "tool",
+    "system_tag": "system",
+}
+HUBS = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url")
+MEDIA = ("images", "videos", "audios")
+
+
+class NotSaid(Exception):
+    """An entry that no stream can stand for, and why."""
+
+
+@dataclass(slots=True)
+class Entries:
+    """What a dataset_info.json comes to."""
+
+    drafts: list[Draft] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    "A sentence for each entry that is no stream."
+
+
+def read_dataset_info(path: str, names: Sequence[str], base: Path) -> Entries:
+    """The streams of the entries, or of those that are named; RecipeError where the file is none, or a name is not in it."""
+    entries, found = _entries(path), Entries()
+    for name in names:
+        if name not in entries:
+            raise RecipeError(f"{path} has no entry {name}; {hint(name, list(entries), 'it has')}")
+    for name in names or entries:
+        try:
+            found.drafts.append(_draft(name, entries[name], locate(path).parent.url, base))
+        except (NotSaid, MdsmixError) as error:
+            found.left_out.append(f"{name}: {error}")
+    return found
+
+
+def _entries(path: str) -> Mapping[str, Any]:
+    place = locate(path)
+    if place.stat() is None:
+        raise RecipeError(f"there is no file {path}: name LLaMA-Factory's dataset_info.json.")
+    try:
+        entries = orjson.loads(place.read())
+    except orjson.JSONDecodeError as error:
+        raise RecipeError(
+            f"{path} is no JSON ({error}): name LLaMA-Factory's dataset_info.json."
+        ) from None
+    if not isinstance(entries, dict) or not entries:
+        raise RecipeError(
+            f"{path} holds no entries by name, as LLaMA-Factory's dataset_info.json does."
+        )
+    return entries
+
+
+def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
+    if not isinstance(entry, dict):
+        raise NotSaid("it is no object.")
+    formatting = entry.get("formatting", "alpaca")
+    columns, tags = entry.get("columns"), entry.get("tags") or {}
+    if formatting not in DEFAULTS:
+        raise NotSaid(f"formatting is {formatting!r}, and known are {', '.join(DEFAULTS)}.")
+    if not isinstance(columns, (dict, type(None))) or not isinstance(tags, dict):
+        raise NotSaid("columns and tags must be objects.")
+    columns = DEFAULTS[formatting] if columns is None else columns
+    _refuse(entry, columns)
+    found = find_data(list(_files(entry, folder)), base)
+    if not found.files:
+        raise NotSaid(f"{'; '.join(found.left_alone)}.")
+    shape, fields, options = _shape(formatting, columns, tags)
+    told = find_shape(None, fields)
+    return Draft(
+        name=re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip("._-") or "data",
+        kind="pretraining" if shape == "text" else "finetuning",
+        files=found.files,
+        paths=paths_of(found.files, found.files),
+        fields=fields,
+        shape=None if told and told.name == shape else shape,
+        options=options,
+        records=head_of(found.files[0]).records,
+        notes=list(_notes(name, entry)),
+    )
+
+
+def _refuse(entry: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
+    """NotSaid for what is not language modelling on text, or lies elsewhere."""
+    if entry.get("ranking") or {"chosen", "rejected"} & columns.keys():
+        raise NotSaid(
+            "ranking: it holds chosen and rejected answers, and these are trained by a loss of their own."
+        )
+    if columns.get("kto_tag"):
+        raise NotSaid(
+            "kto_tag: it holds judged answers, and these are trained by a loss of their own."
+        )
+    for medium in MEDIA:
+        if columns.get(medium):
+            raise NotSaid(f"{medium}: media are not read.")
+    if "file_name" not in entry and "cloud_file_name" not in entry:
+        where = next((f"{key} {entry[key]}" for key in HUBS if key in entry), "no file_name")
+        raise NotSaid(
+            f"it lies elsewhere ({printable(where)}): fetch it, and name it as file_name."
+        )
+
+
+def _files(entry: Mapping[str, Any], folder: str) -> Iterator[str]:
+    import glob
+
+    name = str(entry.get("file_name") or entry.get("cloud_file_name"))
+    yield (
+        name
+        if "://" in name
+        else f"{folder}/{glob.escape(name) if not folder.startswith('s3:') else name}"
+    )
+
+
+def _shape(
+    formatting: str, columns: Mapping[str, Any], tags: Mapping[str, Any]
+) -> tuple[str, dict[str, str], dict[str, Any]]:
+    """The shape, its fields, and its options."""
+    given = {column: name for column, name in columns.items() if name}
+    if formatting == "alpaca" and given.keys() == {"prompt"}:
+        return "text", {"text": given["prompt"]}, {}
+    if formatting == "openai" and not OPENAI_TAGS.items() >= tags.items():
+        formatting, given = "sharegpt", given  # other words than OpenAI's
+    if formatting not in SHAPES:
+        raise NotSaid(f"formatting: {formatting}: no shape reads it.")
+    keys, options = KEYS[formatting], dict[str, Any]()
+    if unknown := [column for column in given if column not in keys]:
+        raise NotSaid(f"columns.{unknown[0]}: it is not read with formatting: {formatting}.")
+    if formatting == "sharegpt" and (
+        renamed := {t: w for t, w in tags.items() if TAGS.get(t) != w}
+    ):
+        options["tags"] = renamed
+    fields = {keys[column]: str(name) for column, name in given.items()}
+    missing = [key for key in SHAPES[formatting].fields if key not in fields]
+    if missing:
+        columns_of = {key: column for column, key in keys.items()}
+        raise NotSaid(f"columns names no {' and no '.join(columns_of[key] for key in missing)}.")
+    return formatting, fields, options
+
+
+def _notes(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{printable(name)} of dataset_info.json"
+    if count := entry.get("num_samples"):
+        yield f"its num_samples: {count!r} is left out: mix.{printable(name)}.choose: {count!r} draws as many an epoch"

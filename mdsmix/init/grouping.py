@@ -1,0 +1,210 @@
+"""Files -> streams: files of one folder whose names differ only in numbers are one stream, where their records are alike.
+
+Of many files two are looked at, the first and the last; where these differ, all are.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from mdsmix.errors import MdsmixError
+from mdsmix.init.looking import Head, head_of
+from mdsmix.init.recognise import Guess, guesses
+from mdsmix.sources import SourceFile
+
+MOST_STREAMS = 8
+"Files of one folder that are alike become a stream each, up to so many: more are most likely parts of one."
+SPLITS = {"test": "test", "valid": "validation", "validation": "validation", "val": "validation", "dev": "dev", "eval": "eval"}  # fmt: skip
+"Words in a file's name -> the split that it is of."
+_NUMBER = re.compile(r"\d+")
+_PLAIN = {"train", "of", "part", "data", "shard", "chunk", "split", "jsonl", "json"}
+"Words that name no data set."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A stream, as it is going to be written."""
+
+    name: str
+    kind: str
+    files: Sequence[SourceFile]
+    paths: Sequence[str]
+    "As the recipe says them: from its folder, or URLs."
+    fields: Mapping[str, str] = field(default_factory=dict)
+    shape: str | None = None
+    "Where the fields do not tell it."
+    options: Mapping[str, Any] = field(default_factory=dict)
+    split: str = "train"
+    records: Sequence[Any] = ()
+    "The first ones."
+    notes: Sequence[str] = ()
+    "What is known of it, a line each."
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    "Other keys of the stream -> value, and why."
+
+
+@dataclass(slots=True)
+class Sorted:
+    """Files that were looked at."""
+
+    drafts: list[Draft] = field(default_factory=list)
+    unknown: list[tuple[Head, list[Guess]]] = field(default_factory=list)
+    "Files of no shape, and what they may be."
+    failed: list[MdsmixError] = field(default_factory=list)
+    "Files that could not be read."
+
+
+def sort_out(files: Sequence[SourceFile]) -> Sorted:
+    """The streams that these files make."""
+    found = Sorted()
+    alike: dict[tuple[Any, ...], list[tuple[list[SourceFile], Head, Guess]]] = {}
+    for run in _runs(files).values():
+        for members, head in _looked_at(run, found):
+            best = guesses(head)
+            if best and best[0].is_right:
+                key = (_folder(run[0].name), _split(run[0].name), run[0].read_as, *best[0].same())
+                alike.setdefault(key, []).append((members, head, best[0]))
+            else:
+                found.unknown.append((head, best))
+    for same in alike.values():
+        for files_of, head, guess in [_joined(same)] if len(same) > MOST_STREAMS else same:
+            found.drafts.append(_draft(files_of, head, guess, files))
+    found.drafts = list(_named_apart(_with_a_train_split(found.drafts)))
+    return found
+
+
+def _runs(files: Iterable[SourceFile]) -> dict[tuple[Any, ...], list[SourceFile]]:
+    """Files whose names differ only in their numbers."""
+    runs: dict[tuple[Any, ...], list[SourceFile]] = {}
+    for file in sorted(files, key=lambda file: file.name):
+        folder, name = _folder(file.name), file.name.rpartition("/")[2]
+        runs.setdefault((folder, _NUMBER.sub("#", name), file.read_as), []).append(file)
+    return runs
+
+
+def _looked_at(run: list[SourceFile], found: Sorted) -> Iterator[tuple[list[SourceFile], Head]]:
+    """The files of a run with the beginning of one of them: together where the first and the last are alike, else one by one."""
+    heads = [head for file in dict.fromkeys((run[0], run[-1])) if (head := _read(file, found))]
+    if len(heads) == 2 and len({_best(head) for head in heads}) == 1:
+        yield run, replace(heads[0], records=[*heads[0].records, *heads[1].records])
+        return
+    read = {head.file: head for head in heads}
+    for file in run:
+        tried = file in (run[0], run[-1])
+        if head := read.get(file) if tried else _read(file, found):
+            yield [file], head
+
+
+def _read(file: SourceFile, found: Sorted) -> Head | None:
+    try:
+        return head_of(file)
+    except MdsmixError as error:
+        found.failed.append(error)
+        return None
+
+
+def _best(head: Head) -> Any:
+    found = guesses(head)
+    return found[0].same() if found and found[0].is_right else None
+
+
+def _joined(
+    same: list[tuple[list[SourceFile], Head, Guess]],
+) -> tuple[list[SourceFile], Head, Guess]:
+    return [file for files, _, _ in same for file in files], same[0][1], same[0][2]
+
+
+def _draft(files: list[SourceFile], head: Head, guess: Guess, known: Sequence[SourceFile]) -> Draft:
+    from mdsmix.shapes import find_shape
+
+    return Draft(
+        name=_name(files),
+        kind=guess.kind,
+        files=files,
+        paths=paths_of(files, known),
+        fields=guess.fields,
+        shape=None if find_shape(None, guess.fields) is guess.shape else guess.shape.name,
+        options=guess.options,
+        split=_split(files[0].name),
+        records=head.records,
+    )
+
+
+def paths_of(files: Sequence[SourceFile], known: Sequence[SourceFile]) -> list[str]:
+    """One pattern for all of the files, where it finds none of the others that are known; else each by its name."""
+    names = [file.name for file in files]
+    if len(names) > 1:
+        for pattern in _patterns(names):
+            others = {file.name for file in known} - set(names)
+            if not any(_is_found(name, pattern) for name in others):
+                return [pattern]
+    return [glob.escape(name) for name in names]
+
+
+def _patterns(names: Sequence[str]) -> Iterator[str]:
+    """Patterns that find all these files of one folder, the narrowest first."""
+    folder, name = _folder(names[0]), names[0].rpartition("/")[2]
+    before = f"{glob.escape(folder)}/" if folder else ""
+    masked = before + re.sub(r"\*+", "*", "*".join(map(glob.escape, _NUMBER.split(name))))
+    by_suffix = before + "*." + glob.escape(name.partition(".")[2])
+    yield from (p for p in (masked, by_suffix) if all(_is_found(each, p) for each in names))
+
+
+def _is_found(name: str, pattern: str) -> bool:
+    """By a pattern of one folder."""
+    return _folder(name) == _folder(pattern) and fnmatchcase(name, pattern)
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[^a-zA-Z]+", name.lower()) if word]
+
+
+def _split(name: str) -> str:
+    stem = name.rpartition("/")[2].partition(".")[0]
+    folder = _folder(name).rpartition("/")[2]
+    words = [*_words(stem)[:1], *_words(stem)[-1:], *([folder.lower()] if folder.lower() in SPLITS else [])]  # fmt: skip
+    return next((SPLITS[word] for word in words if word in SPLITS), "train")
+
+
+def _name(files: Sequence[SourceFile]) -> str:
+    """What the files are called, without the words of a split and numbers; where nothing is left, their folder."""
+    parts = files[0].name.removeprefix("s3://").split("/")
+    stems = [parts[-1].partition(".")[0], *reversed(parts[:-1])]
+    if len(files) > 1 and len({_NUMBER.sub("#", file.name) for file in files}) > 1:
+        stems = stems[1:]
+    for stem in stems:
+        stem = _NUMBER.sub("", stem) if len(files) > 1 else stem
+        words = [word for word in re.split(r"[^A-Za-z0-9]+", stem) if word]
+        words = [word for word in words if word.lower() not in _PLAIN | SPLITS.keys()]
+        if words and not all(word.isdigit() for word in words):
+            return "_".join(words)[:60]
+    return "data"
+
+
+def _with_a_train_split(drafts: list[Draft]) -> list[Draft]:
+    """Where no stream is to be trained on, all are: what is named test is then all that there is."""
+    if any(draft.split == "train" for draft in drafts):
+        return drafts
+    return [replace(draft, split="train") for draft in drafts]
+
+
+def _named_apart(drafts: Iterable[Draft]) -> Iterator[Draft]:
+    """No two of one name."""
+    taken = set[str]()
+    for draft in drafts:
+        name = draft.name if draft.split == "train" else f"{draft.name}-{draft.split}"
+        number = 1
+        while name in taken or name == "":
+            number += 1
+            name = f"{draft.name}-{number}"
+        taken.add(name)
+        yield replace(draft, name=name)

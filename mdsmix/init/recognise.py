@@ -1,0 +1,174 @@
+"""Records -> their shape: by the names of their fields, and by trying. A shape is taken where it reads the records.
+
+Nothing here knows a shape: their keys say which fields they want, the recipe's other words for a key (`also called`) which
+names such fields bear, and `options` of what a shape guesses itself is tried too. So a shape that is added is recognised.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from mdsmix.init.looking import Head
+from mdsmix.kinds import KINDS
+from mdsmix.recipe import SourceSpec
+from mdsmix.shapes import SHAPES, Shape
+from mdsmix.shapes.fields import derived, parse
+from mdsmix.sources.registry import format_of
+
+ENOUGH = 0.5
+"The share of the first records that a shape must read to be taken."
+
+SERVES = 0.9
+"Of guesses that read this share or more none is better for reading more: a recipe allows a tenth of bad records, and no option is set for a few."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """A shape, and how it reads some records."""
+
+    shape: Shape
+    fields: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    read: int = 0
+    "Records that it reads."
+    of: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    "Why it does not read the others."
+    missing: tuple[str, ...] = ()
+    "Its keys for which the records have no field."
+    left: tuple[str, ...] = ()
+    "Fields of the records that it does not read."
+
+    @property
+    def is_right(self) -> bool:
+        return not self.missing and self.read > 0 and self.read >= ENOUGH * self.of
+
+    @property
+    def kind(self) -> str:
+        """The recipe's word for streams of it."""
+        return next(kind.word for kind in KINDS if kind.reads is self.shape.gives)
+
+    def same(self) -> tuple[Any, ...]:
+        """What files of one stream have in common."""
+        return self.shape.name, repr(sorted(self.fields.items())), repr(self.options)
+
+
+def guesses(head: Head) -> list[Guess]:
+    """What the records may be, the best first: that reads most of them, and of those that read as many, most of their fields."""
+    found = [guess for shape in SHAPES.values() for guess in _guesses(shape, head)]
+    return sorted(found, key=_rank, reverse=True)
+
+
+def nearest(tried: Sequence[Guess]) -> list[Guess]:
+    """Of what does not fit, one guess for each of the three shapes that lack least."""
+    best: dict[str, Guess] = {}
+    for guess in tried:
+        best.setdefault(guess.shape.name, guess)
+    found = [best[name] for name in SHAPES if name in best]
+    return sorted(found, key=lambda guess: (len(guess.missing), -guess.read))[:3]
+
+
+def names_of(shape: Shape, key: str) -> tuple[str, ...]:
+    """What the field of a key is called in data that people have."""
+    known = {f.name: f.metadata.get("also called", ()) for f in dataclasses.fields(SourceSpec)}
+    return (key, *shape.also_called.get(key, ()), *known.get(key, ()))
+
+
+def _rank(guess: Guess) -> tuple[Any, ...]:
+    share = min(guess.read / guess.of, SERVES) if guess.of else 0.0
+    own = sum(name == key for key, name in guess.fields.items())
+    has_lists = bool(guess.shape.structured)
+    return share, -len(guess.missing), -len(guess.left), has_lists, -len(guess.options), own
+
+
+def _guesses(shape: Shape, head: Head) -> Iterator[Guess]:
+    fields = _fields(shape, head)
+    missing = tuple(key for key in shape.fields if key not in fields)
+    if missing:
+        yield Guess(
+            shape=shape, fields=fields, missing=missing, of=len(head.records) + head.bad.total()
+        )
+        return
+    records = list(_prepared(shape, fields, head))
+    for options in ({}, *shape.guess(records, fields)):
+        yield _tried(shape, fields, options, records, head)
+
+
+def _tried(
+    shape: Shape,
+    fields: Mapping[str, str],
+    options: Mapping[str, Any],
+    records: list[Any],
+    head: Head,
+) -> Guess:
+    answers = [shape.read(record, fields, **options) for record in records]
+    reasons = Counter(answer for answer in answers if isinstance(answer, str)) + head.bad
+    read = frozenset[str]().union(*(parse(name).roots for name in fields.values()))
+    return Guess(
+        shape=shape,
+        fields=fields,
+        options=options,
+        read=sum(not isinstance(answer, str) for answer in answers),
+        of=len(records) + head.bad.total(),
+        reasons=dict(reasons.most_common()),
+        left=tuple(name for name in head.fields if name not in read),
+    )
+
+
+def _fields(shape: Shape, head: Head) -> dict[str, str]:
+    """The fields that the records have for the keys of a shape, at their top, else one level down."""
+    present = Counter(_places(head))
+    for depth in (0, 1):
+        names = {name: n for name, n in present.items() if name.count(".") == depth}
+        found = {key: name for key in shape.fields if (name := _best(names_of(shape, key), names))}
+        if len(found) == len(shape.fields):
+            taken = set(found.values())
+            others = {key: name for key in shape.optional if (name := _best(names_of(shape, key), names)) and name not in taken}  # fmt: skip
+            return found | others
+    return {key: name for key in shape.fields if (name := _best(names_of(shape, key), present))}
+
+
+def _places(head: Head) -> Iterator[str]:
+    """The fields that each record has, and those of objects in them."""
+    for record in head.records:
+        if isinstance(record, dict):
+            for name, value in record.items():
+                yield name
+                if isinstance(value, dict) and "." not in name:
+                    yield from (f"{name}.{inner}" for inner in value if "." not in inner)
+
+
+def _best(names: Sequence[str], present: Mapping[str, int]) -> str | None:
+    """The field for a key: the one that most records have, of several the one whose name says it most plainly."""
+    fitting = [name for name in present if name.rpartition(".")[2].lower() in names]
+    return max(
+        fitting,
+        key=lambda name: (present[name], -names.index(name.rpartition(".")[2].lower())),
+        default=None,
+    )
+
+
+def _prepared(shape: Shape, fields: Mapping[str, str], head: Head) -> Iterator[Any]:
+    """The records as the shape will be given them: with the values of paths, and lists where cells can only be texts."""
+    derive = derived(fields.values())
+    structured = [fields[key] for key in shape.structured if key in fields]
+    are_texts = format_of(head.file).cells_are_texts
+    for record in head.records:
+        if derive and isinstance(record, dict):
+            record = derive(record)
+        if are_texts and isinstance(record, dict):
+            record = record | {name: _parsed(record[name]) for name in structured if name in record}
+        yield record
+
+
+def _parsed(cell: Any) -> Any:
+    try:
+        return orjson.loads(cell)
+    except (orjson.JSONDecodeError, TypeError):
+        return cell

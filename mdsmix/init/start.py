@@ -1,0 +1,225 @@
+"""Files and a tokenizer -> a recipe that converts, with what was seen of each stream and one record as it will be trained."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import orjson
+
+from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
+from mdsmix.errors import RecipeError
+from mdsmix.init.dataset_info import read_dataset_info
+from mdsmix.init.grouping import Draft, Sorted, sort_out
+from mdsmix.init.looking import Head, find_data, sizes
+from mdsmix.init.recognise import Guess, names_of, nearest
+from mdsmix.init.trying import Trial, try_stream
+from mdsmix.init.writing import Top, text_of
+from mdsmix.kinds import open_recipe
+from mdsmix.recipe import TokenizerSpec
+from mdsmix.sources import size_of
+from mdsmix.words import plural, printable
+
+LENGTH = 2048
+LONGEST = 8192
+"A tokenizer that names more than this means what its model can read, not what a row should be."
+BYTES_PER_TOKEN = 4
+FEWEST_ROWS = 8
+"Documents that fill fewer rows than this are not joined: what is left behind the last full row would be too much of them."
+MOST_SHOWN = 12
+"Fields or paths that a line names."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the user says."""
+
+    files: Sequence[str]
+    tokenizer: str
+    dataset_info: str | None = None
+    "LLaMA-Factory's; `files` are then names of its entries, none: all."
+    folder: Path
+    "Where the recipe will lie."
+    place: str = "./mix"
+    "Where to publish, as the recipe says it."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A recipe, and what there is to say of it."""
+
+    text: str
+    drafts: Sequence[Draft]
+    trials: Mapping[str, Trial]
+    "By stream."
+    tokenizer: Tokenizer
+    left_out: Sequence[str] = field(default_factory=list)
+    "Sentences on what is in no stream."
+    unknown: Sequence[str] = field(default_factory=list)
+    "Lines on files of no known shape: what they hold, and what the nearest shapes lack."
+
+
+def begin(asked: Asked) -> Begun:
+    """Looks at the files and writes the recipe's text.
+
+    Raises:
+        RecipeError: nothing was found, or nothing of what was found can be converted.
+        Unreachable: a file or the tokenizer cannot be read.
+    """
+    drafts, left_out, found = _drafts(asked)
+    unknown = [line for head, best in found.unknown for line in _unknown(head, best)]
+    left_out = [*left_out, *map(str, found.failed)]
+    if not drafts:
+        if found.failed and not unknown:
+            raise found.failed[0]
+        raise RecipeError(
+            " ".join(
+                [
+                    "nothing was recognised, so there is no recipe to write.",
+                    *_ended(unknown or left_out),
+                ]
+            )
+        )
+    tokenizer = open_tokenizer(TokenizerSpec(name=asked.tokenizer))
+    top = _top(asked, tokenizer)
+    drafts = [_fitted(draft, top, tokenizer, drafts) for draft in drafts]
+    drafts, trials = _tried(top, drafts, tokenizer, asked.folder)
+    drafts = [
+        replace(draft, notes=[*draft.notes, *_notes(draft, trials[draft.name])]) for draft in drafts
+    ]
+    return Begun(
+        text=text_of(top, drafts),
+        drafts=drafts,
+        trials=trials,
+        tokenizer=tokenizer,
+        left_out=left_out,
+        unknown=unknown,
+    )
+
+
+def _drafts(asked: Asked) -> tuple[list[Draft], list[str], Sorted]:
+    if asked.dataset_info:
+        entries = read_dataset_info(asked.dataset_info, asked.files, asked.folder)
+        return entries.drafts, entries.left_out, Sorted()
+    data = find_data(asked.files, asked.folder)
+    found = sort_out(data.files)
+    return found.drafts, data.left_alone, found
+
+
+def _top(asked: Asked, tokenizer: Tokenizer) -> Top:
+    length, why = _length(tokenizer)
+    name = asked.tokenizer
+    if os.path.exists(os.path.expanduser(name)):
+        path = os.path.relpath(os.path.expanduser(name), asked.folder)
+        name = path if path.startswith("..") else f"./{path}"
+    return Top(tokenizer=name, max_seq_len=length, why_length=why, place=asked.place)
+
+
+def _length(tokenizer: Tokenizer) -> tuple[int, str]:
+    """Tokens of a row, and where the number is from."""
+    config = Path(tokenizer.path).with_name("tokenizer_config.json")
+    said = orjson.loads(config.read_bytes()).get("model_max_length") if config.exists() else None
+    if not isinstance(said, (int, float)) or not 2 <= said < 1e9:
+        return LENGTH, "the tokenizer names none of its own (model_max_length)"
+    if said > LONGEST:
+        return LENGTH, f"the tokenizer allows up to {int(said):,} (model_max_length)"
+    return int(said), "the tokenizer's model_max_length"
+
+
+def _fitted(draft: Draft, top: Top, tokenizer: Tokenizer, drafts: Sequence[Draft]) -> Draft:
+    """With settings without which there would be no row, or none at all."""
+    settings = dict(draft.settings)
+    if draft.kind == "pretraining":
+        rows = size_of(draft.files) / BYTES_PER_TOKEN / top.max_seq_len
+        alone = all(other.kind == "pretraining" for other in drafts)
+        if tokenizer.eos_id is None:
+            settings["add_eos"] = (False, "the tokenizer has no EOS")
+        if rows < FEWEST_ROWS and (alone or tokenizer.eos_id is not None):
+            settings["layout"] = (
+                "document",
+                "a row a document: joined, they would fill few rows. concat is for more text",
+            )
+    return replace(draft, settings=settings)
+
+
+def _tried(
+    top: Top, drafts: Sequence[Draft], tokenizer: Tokenizer, folder: Path
+) -> tuple[list[Draft], dict[str, Trial]]:
+    """Every stream's first records as conversion will make them, with another setting where the template needs it."""
+    trials = _try_all(top, drafts, tokenizer, folder)
+    rewritten = (
+        "last",
+        "the chat template rewrites earlier turns: a row for the last answer of each conversation",
+    )
+    changed = [
+        replace(draft, settings={**draft.settings, "rewritten_history": rewritten})
+        if trials[draft.name].is_mostly("not_prefix_stable")
+        else draft
+        for draft in drafts
+    ]
+    return changed, trials if changed == list(drafts) else _try_all(top, changed, tokenizer, folder)
+
+
+def _try_all(
+    top: Top, drafts: Sequence[Draft], tokenizer: Tokenizer, folder: Path
+) -> dict[str, Trial]:
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "recipe.yaml"
+        absolute = [replace(d, paths=[_from(folder, p) for p in d.paths]) for d in drafts]
+        name = top.tokenizer if not top.tokenizer.startswith(".") else _from(folder, top.tokenizer)
+        path.write_text(text_of(replace(top, tokenizer=name), absolute), encoding="utf-8")
+        recipe = open_recipe(path)
+    return {
+        d.name: try_stream(recipe, recipe.streams[d.name], tokenizer, d.records) for d in drafts
+    }
+
+
+def _from(folder: Path, path: str) -> str:
+    return path if "://" in path else os.path.normpath(folder / path)
+
+
+def _notes(draft: Draft, trial: Trial) -> Iterator[str]:
+    """What was seen of a stream, for its place in the recipe."""
+    files = f"{plural(len(draft.files), 'file')}, {sizes(draft.files):,} bytes"
+    good = trial.read - sum(trial.quarantined.values()) - sum(trial.filtered.values())
+    yield f"{files}; records looked at: {trial.read:,}, written: {good:,}"
+    for what, reasons in (("filtered", trial.filtered), ("quarantined", trial.quarantined)):
+        if reasons:
+            yield f"{what}: {', '.join(f'{n} {reason}' for reason, n in reasons.items())}"
+    if trial.unread:
+        yield f"not read: {_named(trial.unread)}"
+
+
+def _named(names: Sequence[str] | Mapping[str, int]) -> str:
+    said = [printable(name) for name in names]
+    more = len(said) - MOST_SHOWN
+    return ", ".join(said[:MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _unknown(head: Head, best: Sequence[Guess]) -> Iterator[str]:
+    """A file of no known shape: what it holds, and what the nearest shapes would want."""
+    if not head.fields:
+        reasons = ", ".join(f"{n} {reason}" for reason, n in head.bad.most_common())
+        yield f"{head.file.name} holds no record that is an object ({reasons or 'other values'})"
+        return
+    yield f"{head.file.name} is of no known shape; its records have the fields {_named(head.fields)}"
+    for guess in nearest(best):
+        if guess.missing:
+            wants = " and ".join(_spelled(guess, key) for key in guess.missing)  # fmt: skip
+            yield f"  {guess.shape.name}: there is no field {wants}"
+        else:
+            why = ", ".join(f"{n} {reason}" for reason, n in guess.reasons.items())
+            read = ", ".join(guess.fields.values()) or "all fields"
+            yield f"  {guess.shape.name}: of {guess.of} records {guess.read} can be read by {read} ({why})"
+
+
+def _spelled(guess: Guess, key: str) -> str:
+    _, *others = names_of(guess.shape, key)
+    return f"{key} (or {', '.join(others)})" if others else key
+
+
+def _ended(lines: Sequence[str]) -> list[str]:
+    return [line.strip().rstrip(".") + "." for line in lines]

@@ -1,0 +1,82 @@
+"""A stream's first records through its own shape, template and encoder: what conversion will make of them, and one of them as
+it will be trained. Nothing is published."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+
+from mdsmix.encode.backends import open_backend
+from mdsmix.encode.base import Encoded
+from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.errors import RecipeError
+from mdsmix.kinds import Piece, kind_of_stream
+from mdsmix.kinds.reading import Reading, open_reading
+from mdsmix.kinds.registry import fields_parsed, make_encoding
+from mdsmix.recipe import Recipe, StreamSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What became of the first records."""
+
+    read: int
+    filtered: Mapping[str, int] = field(default_factory=dict)
+    quarantined: Mapping[str, int] = field(default_factory=dict)
+    unread: Mapping[str, int] = field(default_factory=dict)
+    "Field that nothing reads -> records in which it is not empty."
+    pieces: Sequence[Piece] | None = None
+    "The first that is written: its tokens, and whether they are trained."
+
+    def is_mostly(self, reason: str) -> bool:
+        """Whether more records than a recipe allows are bad for this."""
+        return self.quarantined.get(reason, 0) * 10 > self.read
+
+
+def try_stream(
+    recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, records: Sequence[Any]
+) -> Trial:
+    """Encodes the records; RecipeError where the tokenizer lacks what the stream wants."""
+    kind = kind_of_stream(stream)
+    assert kind is not None
+    for sentence in kind.lacking(recipe, stream, tokenizer):
+        raise RecipeError(sentence)
+    encoding = make_encoding(recipe, stream, tokenizer)
+    reading = open_reading(encoding, tokenizer, open_backend(tokenizer, "reference"))
+    records = [_parsed(record, fields_parsed(encoding)) for record in records]
+    encoded = reading.encode(records)
+    out = {each.position for each in encoded.rejected}
+    kept = next((record for i, record in enumerate(records) if i not in out), None)
+    return Trial(
+        read=len(records),
+        filtered=Counter(each.reason for each in encoded.rejected if each.filtered),
+        quarantined=Counter(each.reason for each in encoded.rejected if not each.filtered),
+        unread=dict(reading.noticed.unread),
+        pieces=None if kept is None else list(kind.pieces(_sample(reading, kept), encoding)),
+    )
+
+
+def _parsed(record: Any, fields: frozenset[str]) -> Any:
+    """Lists and objects that stand in cells of text, as JSON."""
+    if not isinstance(record, dict):
+        return record
+    return {name: _value(cell) if name in fields else cell for name, cell in record.items()}
+
+
+def _value(cell: Any) -> Any:
+    try:
+        return orjson.loads(cell)
+    except (orjson.JSONDecodeError, TypeError):
+        return cell
+
+
+def _sample(reading: Reading, record: Any) -> dict[str, Any]:
+    """The first row of a record, decoded."""
+    encoded: Encoded = reading.encode([record])
+    row = {name: np.asarray(column[0]) for name, column in encoded.columns.items()}
+    return {n: orjson.loads(v.tobytes()) if n == "turns" else v for n, v in row.items()}

@@ -1,0 +1,93 @@
+"""A recipe as text: every key with what was seen that speaks for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mdsmix.init.grouping import Draft
+from mdsmix.recipe import StreamSpec
+
+HEAD = "# By mdsmix init, from what it saw. Every key is explained in docs/recipe.md of mdsmix."
+LATER = """# mix: {{{first}: {{repeat: 2}}}}    # how often a stream is drawn an epoch; once where nothing is said
+# target_responses: all    # trains every answer of a conversation; without it the last one alone, as LLM-Foundry does
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Top:
+    """What all streams of the recipe share."""
+
+    tokenizer: str
+    max_seq_len: int
+    why_length: str
+    place: str
+    "Where to publish: a folder, or an s3:// URL."
+
+
+def text_of(top: Top, drafts: Sequence[Draft]) -> str:
+    """The recipe."""
+    lines = [
+        HEAD,
+        f"tokenizer: {scalar(top.tokenizer)}",
+        f"max_seq_len: {top.max_seq_len}    # tokens of a row; {top.why_length}",
+        *_place(top.place),
+        "streams:",
+        *(line for draft in drafts for line in _stream(draft)),
+    ]
+    later = LATER.format(first=drafts[0].name)
+    return "\n".join(lines) + "\n" + later
+
+
+def _place(place: str) -> Iterator[str]:
+    if place.startswith("s3://"):
+        yield f"remote: {scalar(place)}    # published there, streamed from there"
+    else:
+        yield f"local: {scalar(place)}    # published there; `remote: s3://bucket/prefix` publishes to a bucket"
+
+
+def _stream(draft: Draft) -> Iterator[str]:
+    yield f"  {scalar(draft.name)}:"
+    yield from (f"    # {note}" for note in draft.notes)
+    yield f"    kind: {draft.kind}"
+    if draft.split != "train":
+        yield f"    split: {scalar(draft.split)}    # by the name: rendered as an eval_loader"
+    own, of_source = _options(draft.options)
+    for key, (value, why) in draft.settings.items():
+        yield f"    {key}: {scalar(value)}    # {why}"
+    for key, value in own.items():
+        yield f"    {key}: {scalar(value)}"
+    yield "    source:"
+    yield from _paths(draft.paths)
+    if file_format := draft.files[0].read_as.format:
+        yield f"      format: {scalar(file_format)}    # by its first bytes"
+    if draft.shape:
+        yield f"      shape: {scalar(draft.shape)}"
+    for key, value in {**draft.fields, **of_source}.items():
+        yield f"      {key}: {scalar(value)}"
+
+
+def _options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The stream's own, and those of its source."""
+    names = {each.name for each in dataclasses.fields(StreamSpec)}
+    own = {key: value for key, value in options.items() if key in names}
+    return own, {key: value for key, value in options.items() if key not in names}
+
+
+def _paths(paths: Sequence[str]) -> Iterator[str]:
+    if len(paths) == 1:
+        yield f"      path: {scalar(paths[0])}"
+        return
+    yield "      path:"
+    yield from (f"        - {scalar(path)}" for path in paths)
+
+
+def scalar(value: Any) -> str:
+    """A value on one line of YAML; `${` is a value of OmegaConf's unless it is escaped."""
+    import yaml
+
+    text = yaml.safe_dump(
+        value, default_flow_style=True, width=1 << 30, allow_unicode=True, sort_keys=False
+    )
+    return text.removesuffix("...\n").strip().replace("${", "\\${")

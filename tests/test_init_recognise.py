@@ -1,0 +1,111 @@
+"""Records are recognised by the names of their fields and by trying, whatever shapes are registered."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.init.looking import Head
+from mdsmix.init.recognise import guesses, nearest
+from mdsmix.record import Pair
+from mdsmix.shapes import SHAPES, Shape
+from mdsmix.sources import SourceFile
+from mdsmix.storage import Stat, locate
+
+SAYS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}]
+SHARED = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+WEIGHED = [SAYS[0], {**SAYS[1], "weight": 1}]
+KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
+    "text": ({"text": "a", "id": 1}, "text", {"text": "text"}),
+    "another word": ({"Content": "a", "url": "b"}, "text", {"text": "Content"}),
+    "a text in an object": ({"page": {"body": "a"}, "n": 1}, "text", {"text": "page.body"}),
+    "a pair": ({"prompt": "a", "response": "b"}, "prompt_response", {"prompt": "prompt", "response": "response"}),
+    "questions": ({"question": "a", "answer": "b"}, "prompt_response", {"prompt": "question", "response": "answer"}),
+    "alpaca": ({"instruction": "a", "input": "", "output": "b"}, "alpaca", {"instruction": "instruction", "output": "output", "input": "input"}),
+    "messages": ({"messages": SAYS, "source": "x"}, "messages", {"messages": "messages"}),
+    "another list": ({"conversation": SAYS, "text": "a summary"}, "messages", {"messages": "conversation"}),
+    "messages with weights": ({"messages": WEIGHED}, "openai", {"messages": "messages"}),
+    "messages and tools": ({"messages": SAYS, "tools": []}, "openai", {"messages": "messages", "tools": "tools"}),
+    "sharegpt": ({"conversations": SHARED, "system": "s"}, "sharegpt", {"conversations": "conversations", "system": "system"}),
+    "rounds": ({"conversation": [{"human": "a", "assistant": "b"}]}, "rounds", {"conversation": "conversation"}),
+    "a list under the other name": ({"conversations": SAYS}, "messages", {"messages": "conversations"}),
+}  # fmt: skip
+
+
+def head(*records: Any, bad: Mapping[str, int] | None = None) -> Head:
+    place = locate("a.jsonl")
+    file = SourceFile(location=place, stat=Stat(1, ""), name="a.jsonl")
+    return Head(file=file, records=list(records), bad=Counter(bad or {}))
+
+
+@pytest.mark.parametrize("case", KNOWN)
+def test_what_people_have_is_known_by_its_fields(case: str) -> None:
+    record, shape, fields = KNOWN[case]
+    best = guesses(head(record, record))[0]
+    assert best.is_right
+    assert (best.shape.name, best.fields) == (shape, fields)
+    assert set(best.left) == record.keys() - {name.split(".")[0] for name in fields.values()}
+
+
+def test_other_words_for_keys_and_roles_are_tags() -> None:
+    said = [{"speaker": "prompter", "utterance": "a"}, {"speaker": "bot", "utterance": "b"}]
+    best = guesses(head({"dialog": said}))[0]
+    words = {"role_tag": "speaker", "content_tag": "utterance", "user_tag": "prompter", "assistant_tag": "bot"}  # fmt: skip
+    assert (best.shape.name, best.options) == ("sharegpt", {"tags": words})
+    assert best.is_right
+
+
+@pytest.mark.parametrize(("repeated", "options"), [(1, {}), (3, {"consecutive_roles": "merge"})])
+def test_roles_are_merged_where_more_than_a_tenth_needs_it(
+    repeated: int, options: dict[str, str]
+) -> None:
+    records = [{"messages": [SAYS[0], SAYS[0], SAYS[1]]}] * repeated
+    best = guesses(head(*records, *[{"messages": SAYS}] * (20 - repeated)))[0]
+    assert (best.shape.name, best.options) == ("messages", options)
+
+
+def test_a_shape_must_read_half_of_the_records() -> None:
+    good, bad = {"text": "a"}, {"text": None}
+    best = guesses(head(good, good, bad, bad={"not_json": 1}))[0]
+    assert best.is_right
+    assert (best.read, best.of, best.reasons) == (2, 4, {"field_not_text": 1, "not_json": 1})
+    assert not guesses(head(good, bad, bad))[0].is_right
+    assert not guesses(head())[0].is_right
+    assert not guesses(head("text", ["text"]))[0].is_right
+
+
+def test_what_is_not_known_is_told_by_what_the_nearest_shapes_lack() -> None:
+    found = nearest(guesses(head({"prompt": "a", "messages": "no list", "n": 1})))
+    said = {guess.shape.name: (guess.missing, guess.reasons) for guess in found}
+    assert said["messages"] == ((), {"messages_not_a_list": 1})
+    assert not any(guess.is_right for guess in found)
+    assert len(found) == 3
+
+
+def test_a_shape_that_is_added_is_recognised_with_the_options_that_it_guesses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def read(record: Any, fields: Mapping[str, str], loud: bool = False) -> Pair | str:
+        said = record[fields["text"]]
+        return Pair("q", said) if said.isupper() == loud else "not_so_loud"
+
+    shape = Shape(name="shout", gives=Pair, fields=("text",), optional=("system",), options=("loud",),
+                  guess=lambda records, fields: [{"loud": True}], read=read)  # fmt: skip
+    monkeypatch.setattr("mdsmix.init.recognise.SHAPES", {"shout": shape, "text": SHAPES["text"]})
+    best = guesses(head({"text": "ABC", "system": "s"}, {"text": "DEF", "system": "s"}))[0]
+    assert (best.shape.name, best.options, best.left, best.kind) == ("shout", {"loud": True}, (), "finetuning")  # fmt: skip
+    quiet = guesses(head({"text": "abc", "system": "s"}))[0]
+    assert (quiet.shape.name, quiet.options) == ("shout", {})
+
+
+def test_lists_in_cells_of_text_are_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mdsmix.sources.jsonl import Jsonl
+
+    monkeypatch.setattr(Jsonl, "cells_are_texts", True)
+    cell = '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]'
+    best = guesses(head({"messages": cell}))[0]
+    assert (best.shape.name, best.is_right) == ("messages", True)
