@@ -16,7 +16,7 @@ import pytest
 from mdsmix.shards import publication
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.publication import Overtaken, Seen, publish_in_place, swap
+from mdsmix.shards.publication import Overtaken, Revision, publish_in_place, swap
 from mdsmix.storage import Location, Stat, locate
 from mdsmix.storage.local import LocalPath
 from tests.converting import documents, files, windows, write_recipe
@@ -182,7 +182,7 @@ def test_of_writers_in_any_order_each_success_follows_on_the_one_before_and_the_
 
 def test_a_write_whose_answer_was_lost_is_ones_own_and_another_is_not(tmp_path: Path) -> None:
     at = locate(tmp_path / "a")
-    for seen in (Seen.of(at), Seen(at, "a stamp", b"what was there")):
+    for seen in (Revision.of(at), Revision(at, "a stamp", b"what was there")):
         at.write(b"mine")
         assert swap(seen, b"mine").stamp == getattr(at.stat(), "stamp", None)
         at.write(b"another's")
@@ -198,7 +198,7 @@ def test_a_conflict_that_changed_nothing_is_tried_again(
     """A store may answer 409 while another write is under way, and that one may fail."""
     at = locate(tmp_path / "a")
     at.write(b"before")
-    seen, real, refused = Seen.of(at), LocalPath.replace, iter([True, True, False])
+    seen, real, refused = Revision.of(at), LocalPath.replace, iter([True, True, False])
 
     def replace(self: LocalPath, stamp: str, content: bytes) -> Stat | None:
         return None if next(refused) else real(self, stamp, content)

@@ -14,7 +14,7 @@ from mdsmix.convert.job import Job, make_job
 from mdsmix.convert.publish import is_published
 from mdsmix.convert.quarantine import bad_name, stale_files
 from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.convert.standing import Standing, stand
+from mdsmix.convert.standing import Standing, standing_of
 from mdsmix.convert.unit import window_key
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import RecipeError
@@ -65,7 +65,7 @@ def planned_jobs(
         for stream, source in streams
     ]
     refuse_quarantine(jobs, {locate(recipe.published(stream)) for stream in recipe.sourced})
-    standings = together(stand, [job for job, _ in jobs])
+    standings = together(standing_of, [job for job, _ in jobs])
     refuse_replacing(jobs, standings, options.reencode)
     return [(*planned, standing) for planned, standing in zip(jobs, standings, strict=True)]
 

@@ -19,7 +19,7 @@ from mdsmix.shards.index import Index, find_index
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.links import refuse_links
 from mdsmix.shards.manifest import Manifest, read_manifest
-from mdsmix.shards.publication import Seen, publish_in_place, stand, swap
+from mdsmix.shards.publication import Revision, publish_in_place, refuse_crossed, swap
 from mdsmix.shards.published import named_version
 from mdsmix.shards.shardfiles import copy_missing
 from mdsmix.shards.writing import REPLACED, keep_index, superseded, write_if_new
@@ -48,17 +48,17 @@ def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
 def _put_version(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
     place = job.place(index.hash)
     _fill(place, index, manifest, job.folder)
-    before = Seen.of(job.folder / manifest_file.BASENAME)
+    before = Revision.of(job.folder / manifest_file.BASENAME)
     held.confirm()
     _mark_replaced(job.folder, place)
-    stand(swap(before, manifest.to_bytes()), held)
+    refuse_crossed(swap(before, manifest.to_bytes()), held)
     _tidy(job.folder, index, held)
 
 
 def _tidy(folder: Location, index: Index, held: Lease) -> None:
     """Deletes from the target what the version has made needless: the index of a stream that was published in place, which
     is kept as a replaced one, and shards that lie in the version too. Where the lease was lost they stay for the next run."""
-    old = Seen.of(folder / index_file.BASENAME)
+    old = Revision.of(folder / index_file.BASENAME)
     if old.content is not None:
         keep_index(folder, old.content)
         if held.is_held():

@@ -27,7 +27,7 @@ from mdsmix.convert.planning import (
 )
 from mdsmix.convert.publish import publish
 from mdsmix.convert.quarantine import delete_stale_files
-from mdsmix.convert.standing import Standing, stand
+from mdsmix.convert.standing import Standing, standing_of
 from mdsmix.convert.stored import listing
 from mdsmix.convert.tokenizer_folder import publish_tokenizer
 from mdsmix.convert.unit import UnitResult
@@ -83,7 +83,9 @@ def convert(
         watcher.expect({job.name: sources.size_of(files) for job, files, _ in planned})
         for job, files, standing in planned:
             try:
-                outcome = _convert_stream(job, files, standing if is_fresh else stand(job), run)
+                outcome = _convert_stream(
+                    job, files, standing if is_fresh else standing_of(job), run
+                )
             except MdsmixError as error:
                 failed.append(error)
                 is_fresh = False

@@ -47,7 +47,7 @@ class Standing:
         return index_file.BASENAME in self.files
 
 
-def stand(job: Job) -> Standing:
+def standing_of(job: Job) -> Standing:
     """Looks at the job's target; Unreachable where the store cannot be asked."""
     files, folders = job.folder.entries()
     manifest, damage = _manifest(job.folder) if manifest_file.BASENAME in files else (None, None)

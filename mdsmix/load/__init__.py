@@ -6,6 +6,6 @@ room of mdsmix does.
 """
 
 from mdsmix.load.loader import MixLoader, build_loader
-from mdsmix.load.rows import TokenIds
+from mdsmix.load.training_rows import TokenIds
 
 __all__ = ["MixLoader", "TokenIds", "build_loader"]

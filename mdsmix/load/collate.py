@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from mdsmix.load.pack import Packer
-from mdsmix.load.rows import IGNORED, Row, RowRules, Tokens
+from mdsmix.load.training_rows import IGNORED, Row, RowRules, Tokens
 
 Batch = dict[str, torch.Tensor]
 

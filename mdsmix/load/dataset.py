@@ -22,8 +22,8 @@ from streaming.base.dataset import _ShardState
 from streaming.base.format import Reader
 
 from mdsmix.errors import MixRefused, Unreachable
-from mdsmix.load.rows import Row, RowRules, row_of
 from mdsmix.load.stream import CheckedStream, reason
+from mdsmix.load.training_rows import Row, RowRules, row_of
 
 
 class MixDataset(StreamingDataset):  # type: ignore[misc]

@@ -21,9 +21,9 @@ from mdsmix.load.collate import Batch, Collate, Separator
 from mdsmix.load.config import LoaderSettings, read_settings
 from mdsmix.load.dataset import MixDataset
 from mdsmix.load.pack import Packer, best_ratio, ratios
-from mdsmix.load.rows import Row, RowRules, TokenIds
 from mdsmix.load.stale import drop_stale_memory
 from mdsmix.load.stream import CheckedStream, reason
+from mdsmix.load.training_rows import Row, RowRules, TokenIds
 from mdsmix.training.keys import LoaderKeys
 from mdsmix.training.read import Config
 from mdsmix.training.rules.rule import refusal

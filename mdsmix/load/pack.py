@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mdsmix.load.rows import Row
+from mdsmix.load.training_rows import Row
 
 
 @dataclass(slots=True)

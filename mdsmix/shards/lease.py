@@ -66,7 +66,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _State:
     """The lease as it lay there; no holder where it is not readable, which a write in progress may be."""
 
     stamp: str
@@ -203,7 +203,7 @@ def _refuse_crossed(at: Location, me: Holder, took: float) -> None:
         raise _taken(at, seen.holder if seen else None)
 
 
-def _is_over(at: Location, seen: _Seen, say: Callable[[str], None]) -> bool:
+def _is_over(at: Location, seen: _State, say: Callable[[str], None]) -> bool:
     """Whether the holder is gone: by its pid where that means something here, else by watching its heart."""
     holder = seen.holder
     if holder and holder.machine == _machine():
@@ -224,15 +224,15 @@ def _is_over(at: Location, seen: _Seen, say: Callable[[str], None]) -> bool:
     return True
 
 
-def _look(at: Location) -> _Seen | None:
+def _look(at: Location) -> _State | None:
     found = at.fetch()
     if found is None:
         return None
     stat, content = found
     try:
-        return _Seen(stat.stamp, typed.read(Holder, orjson.loads(content)))
+        return _State(stat.stamp, typed.read(Holder, orjson.loads(content)))
     except (orjson.JSONDecodeError, typed.Misfit):
-        return _Seen(stat.stamp, None)
+        return _State(stat.stamp, None)
 
 
 def _put(at: Location, holder: Holder, stamp: str | None) -> str | None:
@@ -246,7 +246,7 @@ def _put(at: Location, holder: Holder, stamp: str | None) -> str | None:
     return seen.stamp if seen and _is_by(holder, seen) else None
 
 
-def _is_by(holder: Holder, seen: _Seen | None) -> bool:
+def _is_by(holder: Holder, seen: _State | None) -> bool:
     return bool(seen and seen.holder and seen.holder.token == holder.token)
 
 

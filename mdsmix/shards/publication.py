@@ -36,15 +36,15 @@ class Overtaken(Unreachable):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A file as it lay there; without stamp and content where there was none."""
+class Revision:
+    """A file as it was read, with the stamp that a conditional write asks for; without stamp and content where there was none."""
 
     at: Location
     stamp: str | None
     content: bytes | None
 
     @classmethod
-    def of(cls, at: Location) -> Seen:
+    def of(cls, at: Location) -> Revision:
         found = at.fetch()
         return cls(at, found[0].stamp, found[1]) if found else cls(at, None, None)
 
@@ -52,14 +52,14 @@ class Seen:
 def publish_in_place(folder: Location, index: Index, manifest: bytes | None, held: Lease) -> None:
     """Makes this the index of the stream, and this its manifest, or none. The replaced index and its shards are kept for a
     while (`mdsmix gc`), since caches and running jobs may use them. Overtaken where another run published first."""
-    old_manifest = Seen.of(folder / manifest_file.BASENAME)
-    old_index = Seen.of(folder / index_file.BASENAME)
+    old_manifest = Revision.of(folder / manifest_file.BASENAME)
+    old_index = Revision.of(folder / index_file.BASENAME)
     held.confirm()
     new_manifest = swap(old_manifest, manifest) if manifest is not None else _deleted(old_manifest)
     try:
         if old_index.content not in (None, index.content):
             keep_index(folder, old_index.content or b"")
-        stand(swap(old_index, index.content), held)
+        refuse_crossed(swap(old_index, index.content), held)
     except Overtaken:
         _settle(folder, old_manifest.content, manifest)
         raise
@@ -67,7 +67,7 @@ def publish_in_place(folder: Location, index: Index, manifest: bytes | None, hel
         _settle(folder, old_manifest.content, manifest)
 
 
-def swap(seen: Seen, content: bytes) -> Seen:
+def swap(seen: Revision, content: bytes) -> Revision:
     """Puts `content` where what was seen still lies; Overtaken where something else does."""
     if seen.content == content:
         return seen
@@ -76,8 +76,8 @@ def swap(seen: Seen, content: bytes) -> Seen:
             seen.at.create(content) if seen.stamp is None else seen.at.replace(seen.stamp, content)
         )
         if put:
-            return Seen(seen.at, put.stamp, content)
-        now = Seen.of(seen.at)
+            return Revision(seen.at, put.stamp, content)
+        now = Revision.of(seen.at)
         if (
             now.content == content
         ):  # one's own, whose answer was lost; or another's, who made the same
@@ -87,11 +87,11 @@ def swap(seen: Seen, content: bytes) -> Seen:
     raise _overtaken(seen.at)
 
 
-def stand(written: Seen, held: Lease) -> None:
+def refuse_crossed(written: Revision, held: Lease) -> None:
     """Overtaken where, in a store that keeps no conditions, another write crossed this one and stands."""
     if not held.is_sure:
         await_others()
-        if Seen.of(written.at).content != written.content:
+        if Revision.of(written.at).content != written.content:
             raise _overtaken(written.at)
 
 
@@ -103,10 +103,10 @@ def _overtaken(at: Location) -> Overtaken:
     )
 
 
-def _deleted(seen: Seen) -> Seen:
+def _deleted(seen: Revision) -> Revision:
     if seen.stamp is not None:
         seen.at.delete()
-    return Seen(seen.at, None, None)
+    return Revision(seen.at, None, None)
 
 
 def _stamp(at: Location) -> str | None:
@@ -119,8 +119,8 @@ def _settle(folder: Location, *known: bytes | None) -> None:
     manifests = {index: content for each in known for index, content in _by_index(each).items()}
     for _ in range(TRIES):
         # Read before the index: if the two belong together, they did so at one moment.
-        seen = Seen.of(folder / manifest_file.BASENAME)
-        index = Seen.of(folder / index_file.BASENAME)
+        seen = Revision.of(folder / manifest_file.BASENAME)
+        index = Revision.of(folder / index_file.BASENAME)
         found = _by_index(seen.content)
         standing = xxhash.xxh128_hexdigest(index.content or b"")
         if standing in found or standing not in manifests:

@@ -33,7 +33,7 @@ ROOMS = (
         "mix/weights.py",
         "mix/offline",
     ),
-    *("load/rows.py", "load/pack.py", "load/collate.py", "load/stream.py"),
+    *("load/training_rows.py", "load/pack.py", "load/collate.py", "load/stream.py"),
 )
 ROOT = Path(__file__).parents[2]
 WITH_TORCH = ("with_torch/", "test_encode_tokenizer")

@@ -10,7 +10,7 @@ import torch
 
 from mdsmix.load.collate import Collate, Separator
 from mdsmix.load.pack import Packer
-from mdsmix.load.rows import Row, RowRules, TokenIds
+from mdsmix.load.training_rows import Row, RowRules, TokenIds
 
 EOS, PAD, X = 2, 1, -100
 RIGHT, LEFT = TokenIds(eos=EOS, pad=PAD), TokenIds(eos=EOS, pad=PAD, padding_side="left")

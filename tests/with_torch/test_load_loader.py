@@ -19,7 +19,7 @@ import torch
 from mdsmix.errors import RecipeError
 from mdsmix.load import MixLoader, TokenIds, build_loader, loader
 from mdsmix.load.config import read_settings
-from mdsmix.load.rows import Row, RowRules
+from mdsmix.load.training_rows import Row, RowRules
 from tests.alarm import at_most
 from tests.with_torch.load_streams import EOS, IDS, PAD, config, write_stream, write_tokens
 

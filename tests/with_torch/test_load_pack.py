@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.load.pack import Packer, best_ratio, ratios
-from mdsmix.load.rows import Row
+from mdsmix.load.training_rows import Row
 
 
 def rows(*sizes: int) -> list[Row]:

@@ -12,17 +12,17 @@ from mdsmix.shards.manifest import Manifest, Totals, histogram
 from mdsmix.shards.tokens import Tokens
 
 
-def count(tokens: Tokens, copies: NDArray[np.int64], card: Manifest | None) -> Totals:
-    """What the samples come to, each taken `copies` times; without a card no more than their number and tokens."""
+def count(tokens: Tokens, copies: NDArray[np.int64], manifest: Manifest | None) -> Totals:
+    """What the samples come to, each taken `copies` times; without a manifest no more than their number and tokens."""
     lengths, drawn = tokens.ids.lengths, copies > 0
     plain = Totals(samples=int(copies.sum()), tokens=int(lengths @ copies))
-    if card is None or not drawn.any():
+    if manifest is None or not drawn.any():
         return plain
-    kind = kind_of(card.encoding)
-    cut = kind.cut(tokens, card.encoding)
+    kind = kind_of(manifest.encoding)
+    cut = kind.cut(tokens, manifest.encoding)
     return replace(
         plain,
-        loss_tokens=int(kind.losses(tokens, card.encoding, card.tokenizer.eos_id) @ copies),
+        loss_tokens=int(kind.losses(tokens, manifest.encoding, manifest.tokenizer.eos_id) @ copies),
         largest_id=int(tokens.largest[drawn].max()),
         longest=int(lengths[drawn].max()),
         cut_rows=int((cut > 0) @ copies),

@@ -1,6 +1,6 @@
 """The manifests of several streams -> what one manifest can say of all their samples.
 
-What decides whether a sample can be trained on must be the same for all of them, or the mix is refused: no card could
+What decides whether a sample can be trained on must be the same for all of them, or the mix is refused: no manifest could
 tell later checks both. What only says how samples came about is left out where the streams differ in it.
 """
 
@@ -32,21 +32,21 @@ BY_THE_WAY = (
 
 def merged(streams: Sequence[Stream]) -> tuple[Encoding, TokenizerCard] | None:
     """What holds for the samples of all streams; None where one of them has no manifest."""
-    carded = [(stream, stream.trusted_manifest) for stream in streams if stream.trusted_manifest]
-    if len(carded) < len(streams):
+    found = [(stream, stream.trusted_manifest) for stream in streams if stream.trusted_manifest]
+    if len(found) < len(streams):
         return None
-    targeted = [(s, card) for s, card in carded if kind_of(card.encoding).has_targets]
-    _refuse_disagreement([(s.name, c.encoding) for s, c in targeted], DECISIVE)
-    _refuse_disagreement([(s.name, c.encoding) for s, c in carded], DECISIVE[:1])
-    encodings = [card.encoding for _, card in carded]
-    leading = _leading([card for _, card in targeted or carded])
+    targeted = [(s, own) for s, own in found if kind_of(own.encoding).has_targets]
+    _refuse_disagreement([(s.name, own.encoding) for s, own in targeted], DECISIVE)
+    _refuse_disagreement([(s.name, own.encoding) for s, own in found], DECISIVE[:1])
+    encodings = [own.encoding for _, own in found]
+    leading = _leading([own for _, own in targeted or found])
     disputed: dict[str, Any] = {k: None for k in BY_THE_WAY if not _agree(encodings, k)}
     rules = sorted({encoding.special_tokens_in_text for encoding in encodings})
     encoding = replace(
         leading.encoding,
         **disputed,
         # Pairs may stand beside conversations in their columns; what holds for those must then hold for all.
-        compact=any(card.encoding.compact for _, card in targeted),
+        compact=any(own.encoding.compact for _, own in targeted),
         max_seq_len=max(encoding.max_seq_len for encoding in encodings),
         special_tokens_in_text=" + ".join(rules),
         fields={k: v for e in encodings for k, v in e.fields.items()},
@@ -54,9 +54,9 @@ def merged(streams: Sequence[Stream]) -> tuple[Encoding, TokenizerCard] | None:
     return encoding, leading.tokenizer
 
 
-def _leading(cards: Sequence[Manifest]) -> Manifest:
-    """The card of conversations where there are some: theirs is the chat template that samples depend on."""
-    return next((card for card in cards if kind_of(card.encoding).has_template), cards[0])
+def _leading(manifests: Sequence[Manifest]) -> Manifest:
+    """The manifest of conversations where there are some: theirs is the chat template that samples depend on."""
+    return next((m for m in manifests if kind_of(m.encoding).has_template), manifests[0])
 
 
 def _agree(encodings: Sequence[Encoding], key: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a mix will be, settled before a sample is read: how many of which stream, in which columns, under which card.
+"""What a mix will be, settled before a sample is read: how many of which stream, in which columns, under which manifest.
 
 All of it follows from the recipe, the indexes and the manifests. So what cannot be mixed is refused before anything is
 downloaded, and a second run knows by one key that nothing changed.
@@ -81,8 +81,11 @@ class Plan:
         streams = [
             [s.stream.name, s.stream.index.hash, s.stream.weight, s.drawn] for s in self.sources
         ]
-        cards = [self.encoding and self.encoding.stated, self.tokenizer and asdict(self.tokenizer)]
-        shaping = [FORMAT_VERSION, self.seed, streams, self.layout.settings, cards]
+        identity = [
+            self.encoding and self.encoding.stated,
+            self.tokenizer and asdict(self.tokenizer),
+        ]
+        shaping = [FORMAT_VERSION, self.seed, streams, self.layout.settings, identity]
         return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
 
 

@@ -62,13 +62,13 @@ def _manifest(
     """None where a stream has none: what it holds would be told as known."""
     if plan.encoding is None or plan.tokenizer is None:
         return None
-    cards = [each.source.stream.trusted_manifest for each in taken]
+    manifests = [each.source.stream.trusted_manifest for each in taken]
     return Manifest(
         format_version=FORMAT_VERSION,
         tool_version=__version__,
         encoding=plan.encoding,
         tokenizer=plan.tokenizer,
-        backend=", ".join(sorted({card.backend for card in cards if card})),
+        backend=", ".join(sorted({found.backend for found in manifests if found})),
         totals=sum((each.totals for each in taken), Totals()),
         records=Records(),
         sources=[],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mdsmix.errors import MixRefused
-from mdsmix.load.rows import Row, RowRules, TokenIds, row_of
+from mdsmix.load.training_rows import Row, RowRules, TokenIds, row_of
 
 EOS, PAD, X = 0, 1, -100
 CHAT = {
