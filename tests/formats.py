@@ -1,0 +1,122 @@
+"""The same records as a file of every format: what each format is to be read alike from."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+from mdsmix.ragged import Ragged
+from mdsmix.shards.index import make_index
+from mdsmix.shards.mds import Layout, lay_out
+from mdsmix.shards.shardfiles import store_shards
+from mdsmix.storage import locate
+
+Record = Mapping[str, Any]
+Records = Sequence[Record]
+
+
+def cell(value: Any) -> str:
+    """A value where a cell can only be a text."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def as_lines(records: Records) -> bytes:
+    return b"".join(orjson.dumps(record) + b"\n" for record in records)
+
+
+def as_table(records: Records, delimiter: str) -> bytes:
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, delimiter=delimiter, quoting=csv.QUOTE_ALL)
+    writer.writerow(records[0])
+    writer.writerows([[cell(record[name]) for name in records[0]] for record in records])
+    return out.getvalue().encode()
+
+
+def as_tar(records: Records) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for number, record in enumerate(records):
+            for name, value in record.items():
+                data, info = cell(value).encode(), tarfile.TarInfo(f"{number:05}.{name}")
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def as_arrow(records: Records, new: Callable[..., Any]) -> bytes:
+    table, out = pa.Table.from_pylist(list(records)), io.BytesIO()
+    with new(out, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+    return out.getvalue()
+
+
+def as_parquet(records: Records) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(list(records)), out, row_group_size=3)
+    return out.getvalue()
+
+
+def write_mds(folder: Path, records: Records) -> Path:
+    """A stream of raw columns, in shards of three samples; its index is the source."""
+    encodings = {name: "str" if isinstance(value, str) else "json" for name, value in records[0].items()}  # fmt: skip
+    layout, shards = Layout.of(encodings), []
+    folder.mkdir(parents=True)
+    for start in range(0, len(records), 3):
+        some = records[start : start + 3]
+        columns = {name: Ragged.of([_stored(r[name], encodings[name]) for r in some], np.uint8) for name in encodings}  # fmt: skip
+        shards += store_shards(locate(folder), layout, lay_out(layout, columns))
+    (folder / "index.json").write_bytes(make_index(shards).content)
+    return folder
+
+
+def _stored(value: Any, encoding: str) -> bytes:
+    return value.encode() if encoding == "str" else json.dumps(value).encode()
+
+
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
+WRITTEN: dict[str, Callable[[Records], bytes]] = {
+    "jsonl": as_lines,
+    "json": lambda records: json.dumps(list(records), indent=1).encode(),
+    "parquet": as_parquet,
+    "arrow": lambda records: as_arrow(records, pa.ipc.new_stream),
+    "feather": lambda records: as_arrow(records, pa.ipc.new_file),
+    "csv": lambda records: as_table(records, ","),
+    "tsv": lambda records: as_table(records, "\t"),
+    "tar": as_tar,
+}
+"A format's suffix -> the records as such a file."
+WRITTEN |= {
+    f"{name}{packing}": lambda records, write=WRITTEN[name], pack=pack: pack(write(records))  # type: ignore[misc]
+    for name, packing in (("jsonl", ".bz2"), ("json", ".xz"), ("csv", ".zst"), ("tar", ".gz"))
+    for pack in [PACKED[packing]]
+}
+FORMATS = (*WRITTEN, "mds")
+
+
+def write(folder: Path, format: str, records: Records) -> Path:
+    """The records as a file, or as the folder of a stream."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if format == "mds":
+        return write_mds(folder / "mds", records)
+    path = folder / f"records.{format}"
+    path.write_bytes(WRITTEN[format](records))
+    return path
