@@ -58,9 +58,12 @@ def test_a_dry_run_names_five_files_and_counts_the_rest(recipe: Path) -> None:
     run(recipe)
     for n in range(7):
         (recipe.parent / f"new-{n}.jsonl").write_text('{"text": "another text of other words"}\n')
-    assert said(recipe).endswith(
-        "new or edited: new-0.jsonl, new-1.jsonl, new-2.jsonl, new-3.jsonl, new-4.jsonl and 2 more"
-    )
+    five = "new-0.jsonl, new-1.jsonl, new-2.jsonl, new-3.jsonl, new-4.jsonl and 2 more"
+    assert said(recipe).endswith(f"new or edited: {five}")
+    run(recipe)
+    for n in range(7):
+        (recipe.parent / f"new-{n}.jsonl").unlink()
+    assert f"no longer among the sources: {five}" in said(recipe)
 
 
 def test_a_dry_run_says_that_too_many_are_bad(recipe: Path) -> None:

@@ -197,8 +197,8 @@ def units(tmp_path: Path) -> list[Unit]:
 def test_the_bound_is_beyond_reach_when_all_that_may_come_cannot_mend_it(
     units: list[Unit], tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    """After 4 units of 50 with 30 bad each, 6 times 51 may come: 120 of 506 is more than a fifth, after 3 it was not."""
-    job = make(tmp_path, tokenizer_folder, "max_bad=20%")
+    """After 4 units of 50 with 30 bad each, 6 times 51 may come: 120 of 506 is more than 23.67 %, and of 507 it were not."""
+    job = make(tmp_path, tokenizer_folder, "max_bad=23.67%")
     first, found = FirstUnits(job, units), dict[int, UnitResult]()
     for number in range(3):
         found[number] = result(50, 30)

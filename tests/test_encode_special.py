@@ -79,10 +79,11 @@ def test_what_even_ordinary_text_makes_a_control_token_is_refused_where_it_is_to
     tmp_path: Path, kind: str, rule: str, refused: list[int]
 ) -> None:
     tokenizer = _with_control_tokens_in_its_vocabulary(tmp_path, kind)
-    texts = ["a a", "a </s> a", "a é a", "a <x> é"]
+    texts = ["a a", "a </s> a", "a é a", "a <x> é", "a <unk> a"]
     rows, marked, stopped = encode_texts(Reference(tokenizer), texts, rule, tokenizer)
     assert (marked, stopped) == ([1, 3], refused)
     assert rows[2].tolist() == [2, 1, 2], "an unknown character is no special token"
+    assert rows[4].tolist() == [2, 1, 2], "nor is the name of one"
     assert (7 in rows[3]) == (rule != "escape")
 
 

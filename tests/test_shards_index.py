@@ -58,6 +58,8 @@ def test_an_index_comes_back() -> None:
     again = parse_index(INDEX.content, "x")
     assert again == INDEX
     assert (again.samples, again.bytes, len(again.hash)) == (3, 100, 32)
+    as_mdswriter = json.dumps(json.loads(INDEX.content), sort_keys=True).encode()
+    assert INDEX.content == as_mdswriter
 
 
 def change(path: str, value: Any) -> bytes:

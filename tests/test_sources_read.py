@@ -162,6 +162,15 @@ def test_a_bad_line_is_named_and_costs_its_neighbours_nothing(tmp_path: Path, ba
     assert batch.origin(1).place["line"] == 4
 
 
+@FUZZ
+@given(st.lists(LINE, max_size=12))
+def test_lines_that_are_read_together_are_each_what_they_are_alone(block: list[bytes]) -> None:
+    decoded, alone = decode_lines(block), [decode_lines([line]) for line in block]
+    assert decoded.records == [record for each in alone for record in each.records]
+    assert decoded.bad == [(n, why) for n, each in enumerate(alone) for _, why in each.bad]
+    assert decoded.blank == [n for n, each in enumerate(alone) if each.blank]
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 99])
 def test_a_limit_counts_records_good_and_bad_but_not_blank_lines(
     tmp_path: Path, limit: int

@@ -93,7 +93,7 @@ class Jsonl(Format):
     counted = "line"
     lines_format: ClassVar[str] = "jsonl"
 
-    def __init__(self, packing: str = "") -> None:
+    def __init__(self, packing: str) -> None:
         self._packing = packing
         self.size_factor = 4 if packing else 1  # text compresses three- to fivefold
 

@@ -215,21 +215,22 @@ def _wants_torch(path: str) -> bool:
 def _steps(
     tests: Sequence[TestFile], place: Place, patience: float
 ) -> Iterator[tuple[bool, list[str]]]:
-    """Whether torch is needed, and pytest's arguments: own tests, others without torch, others with it; cheap ones first,
-    and as many as patience allows."""
+    """Whether torch is needed, and pytest's arguments: the module's own tests, its room's, others, and of these those without
+    torch and the cheap ones first; of others as many as patience allows."""
     where = _reached_as(tests, place)
     own = place.file.removeprefix("mdsmix/").removesuffix(".py").replace("/", "_")
-    steps: dict[tuple[bool, bool], list[str]] = defaultdict(list)
+    steps: dict[tuple[int, bool], list[str]] = defaultdict(list)
     spent = 0.0
     costs = [(sum(t.cost(w) for w in where), t) for t in tests if any(t.tests(w) for w in where)]
     for cost, test in sorted(costs, key=lambda pair: pair[0]):
-        is_own = own.startswith(Path(test.path).stem.removeprefix("test_"))
-        if steps and spent + cost > patience and not is_own:
+        named = Path(test.path).stem.removeprefix("test_")
+        distance = 0 if own.startswith(named) else 2 - (own.split("_")[0] == named.split("_")[0])
+        if distance == 2 and steps and spent + cost > patience:
             continue
         spent += cost
-        named = {argument for w in where for argument in test.tests(w)}
-        named = {test.path} if test.path in named else named
-        steps[not is_own, _wants_torch(test.path)] += sorted(named)
+        arguments = {argument for w in where for argument in test.tests(w)}
+        arguments = {test.path} if test.path in arguments else arguments
+        steps[distance, _wants_torch(test.path)] += sorted(arguments)
     for kind in sorted(steps):
         yield kind[1], steps[kind]
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from streaming.base.hashing import is_hash
 
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.load import build_loader
+from mdsmix.load.stream import FASTEST_FIRST
 from tests.with_torch.load_streams import IDS, config, write_tokens
 
 
@@ -75,5 +77,6 @@ def test_the_fastest_hash_that_the_index_holds_is_checked_where_the_yaml_does_no
     assert build({"local": str(several)}).streams[0].validate_hash == "sha1", (
         "which all shards hold"
     )
+    assert all(map(is_hash, FASTEST_FIRST))
     bare = {"local": str(write_tokens(tmp_path / "none", 4, hashes=()))}
     assert build(bare).streams[0].validate_hash is None
