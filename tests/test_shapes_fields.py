@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.shapes.fields import BadField, Unfound, derived, lacking, parse, value_at
@@ -31,6 +31,7 @@ def places(value: Any, steps: Steps) -> dict[str, Any]:
     return found
 
 
+@settings(deadline=None)
 @given(RECORDS)
 def test_every_place_of_a_record_has_a_path(record: dict[str, Any]) -> None:
     for path, value in places(record, []).items():
@@ -44,6 +45,7 @@ def test_every_place_of_a_record_has_a_path(record: dict[str, Any]) -> None:
         )
 
 
+@settings(deadline=None)
 @given(RECORDS, st.lists(NAMES | st.integers(-2, 2), min_size=1, max_size=3))
 def test_what_no_walk_finds_is_missing(record: dict[str, Any], steps: Steps) -> None:
     steps = ["a", *steps]
@@ -68,6 +70,7 @@ def places_below(value: Any) -> dict[str, Any]:
     }
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["a.b", "a[0]", "a.b[1].c", "{a}", "a{{}}{b}"]), VALUES, RECORDS)
 def test_a_field_that_is_named_just_so_wins(name: str, value: Any, record: dict[str, Any]) -> None:
     assert parse(name).find(record | {name: value}) is value
@@ -86,6 +89,7 @@ def test_what_is_no_path_is_a_name(name: str) -> None:
 TEXTS = st.dictionaries(st.sampled_from("abc"), st.text("x{}%\n", max_size=3), min_size=3)
 
 
+@settings(deadline=None)
 @given(TEXTS, st.lists(st.sampled_from(["{a}", "{b}", "{m.c}", "{{", "}}", " ", "\n\n", "%s"])))
 def test_a_template_is_its_fields_with_what_stands_between(
     texts: dict[str, str], pieces: list[str]

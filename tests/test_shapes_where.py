@@ -65,7 +65,7 @@ def by_python(condition: str, record: dict[str, Any]) -> str | None:
         return "where_not_comparable"
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(CONDITIONS, st.dictionaries(st.sampled_from(FIELDS), VALUES | st.just({"lang": "en"})))
 def test_a_condition_says_what_python_says(condition: str, record: dict[str, Any]) -> None:
     where = parse_where(condition)
