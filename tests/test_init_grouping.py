@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mdsmix.init.finding import find_data
 from mdsmix.init.grouping import paths_of, sort_out
-from mdsmix.init.looking import find_data
 from mdsmix.recipe.rules import STREAM_NAME
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Stat, locate

@@ -15,8 +15,9 @@ from typing import Any
 import orjson
 
 from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.init.finding import find_data
 from mdsmix.init.grouping import Draft, paths_of
-from mdsmix.init.looking import find_data, head_of
+from mdsmix.init.looking import head_of
 from mdsmix.shapes import SHAPES, find_shape
 from mdsmix.storage import locate
 from mdsmix.words import hint, printable
@@ -111,7 +112,7 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
     _refuse(entry, columns)
     found = find_data(list(_files(entry, folder)), base)
     if not found.files:
-        raise NotSaid(f"{'; '.join(found.left_alone)}.")
+        raise NotSaid(f"{'; '.join(found.sentences)}.")
     shape, fields, options = _shape(formatting, columns, tags)
     told = find_shape(None, fields)
     return Draft(
@@ -167,8 +168,6 @@ def _shape(
         return "text", {"text": given["prompt"]}, {}
     if formatting == "openai" and not OPENAI_TAGS.items() >= tags.items():
         formatting, given = "sharegpt", given  # other words than OpenAI's
-    if formatting not in SHAPES:
-        raise NotSaid(f"formatting: {formatting}: no shape reads it.")
     keys, options = KEYS[formatting], dict[str, Any]()
     if unknown := [column for column in given if column not in keys]:
         raise NotSaid(f"columns.{unknown[0]}: it is not read with formatting: {formatting}.")

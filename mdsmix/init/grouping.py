@@ -22,7 +22,7 @@ MOST_STREAMS = 8
 SPLITS = {"test": "test", "valid": "validation", "validation": "validation", "val": "validation", "dev": "dev", "eval": "eval"}  # fmt: skip
 "Words in a file's name -> the split that it is of."
 _NUMBER = re.compile(r"\d+")
-_PLAIN = {"train", "of", "part", "data", "shard", "chunk", "split", "jsonl", "json"}
+_PLAIN = {"train", "index", "of", "part", "data", "shard", "chunk", "split", "jsonl", "json"}
 "Words that name no data set."
 
 
@@ -83,7 +83,8 @@ def _runs(files: Iterable[SourceFile]) -> dict[tuple[Any, ...], list[SourceFile]
     runs: dict[tuple[Any, ...], list[SourceFile]] = {}
     for file in sorted(files, key=lambda file: file.name):
         folder, name = _folder(file.name), file.name.rpartition("/")[2]
-        runs.setdefault((folder, _NUMBER.sub("#", name), file.read_as), []).append(file)
+        key = (_folder(file.order),) if file.order else (folder, _NUMBER.sub("#", name))
+        runs.setdefault((*key, file.read_as), []).append(file)
     return runs
 
 
@@ -137,6 +138,8 @@ def _draft(files: list[SourceFile], head: Head, guess: Guess, known: Sequence[So
 
 def paths_of(files: Sequence[SourceFile], known: Sequence[SourceFile]) -> list[str]:
     """One pattern for all of the files, where it finds none of the others that are known; else each by its name."""
+    if files[0].order:
+        return [glob.escape(_folder(files[0].order))]  # one source, in an order of its own
     names = [file.name for file in files]
     if len(names) > 1:
         for pattern in _patterns(names):

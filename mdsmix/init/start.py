@@ -13,14 +13,16 @@ import orjson
 from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.init.dataset_info import read_dataset_info
+from mdsmix.init.finding import find_data
 from mdsmix.init.grouping import Draft, Sorted, sort_out
-from mdsmix.init.looking import Head, find_data, sizes
+from mdsmix.init.looking import Head, sizes
 from mdsmix.init.recognise import Guess, names_of, nearest
 from mdsmix.init.trying import Trial, try_stream
 from mdsmix.init.writing import Top, text_of
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.sources import size_of
+from mdsmix.storage import locate
 from mdsmix.words import plural, printable
 
 LENGTH = 2048
@@ -75,18 +77,19 @@ def begin(asked: Asked) -> Begun:
     if not drafts:
         if found.failed and not unknown:
             raise found.failed[0]
-        raise RecipeError(
-            " ".join(
-                [
-                    "nothing was recognised, so there is no recipe to write.",
-                    *_ended(unknown or left_out),
-                ]
-            )
-        )
+        raise _nothing(unknown or left_out)
     tokenizer = open_tokenizer(TokenizerSpec(name=asked.tokenizer))
     top = _top(asked, tokenizer)
     drafts = [_fitted(draft, top, tokenizer, drafts) for draft in drafts]
-    drafts, trials = _tried(top, drafts, tokenizer, asked.folder)
+    tried, trials = _tried(top, drafts, tokenizer, asked.folder)
+    drafts = [draft for draft in tried if trials[draft.name].written]
+    left_out += [
+        _doubted(draft, trials[draft.name])
+        for draft in tried
+        if trials[draft.name].has_too_many_bad or draft not in drafts
+    ]
+    if not drafts:
+        raise _nothing(left_out)
     drafts = [
         replace(draft, notes=[*draft.notes, *_notes(draft, trials[draft.name])]) for draft in drafts
     ]
@@ -104,9 +107,10 @@ def _drafts(asked: Asked) -> tuple[list[Draft], list[str], Sorted]:
     if asked.dataset_info:
         entries = read_dataset_info(asked.dataset_info, asked.files, asked.folder)
         return entries.drafts, entries.left_out, Sorted()
-    data = find_data(asked.files, asked.folder)
+    own = locate(os.path.expanduser(asked.tokenizer))
+    data = find_data(asked.files, asked.folder, but=[own])
     found = sort_out(data.files)
-    return found.drafts, data.left_alone, found
+    return found.drafts, data.sentences, found
 
 
 def _top(asked: Asked, tokenizer: Tokenizer) -> Top:
@@ -184,8 +188,7 @@ def _from(folder: Path, path: str) -> str:
 def _notes(draft: Draft, trial: Trial) -> Iterator[str]:
     """What was seen of a stream, for its place in the recipe."""
     files = f"{plural(len(draft.files), 'file')}, {sizes(draft.files):,} bytes"
-    good = trial.read - sum(trial.quarantined.values()) - sum(trial.filtered.values())
-    yield f"{files}; records looked at: {trial.read:,}, written: {good:,}"
+    yield f"{files}; records looked at: {trial.read:,}, written: {trial.written:,}"
     for what, reasons in (("filtered", trial.filtered), ("quarantined", trial.quarantined)):
         if reasons:
             yield f"{what}: {', '.join(f'{n} {reason}' for reason, n in reasons.items())}"
@@ -221,5 +224,16 @@ def _spelled(guess: Guess, key: str) -> str:
     return f"{key} (or {', '.join(others)})" if others else key
 
 
-def _ended(lines: Sequence[str]) -> list[str]:
-    return [line.strip().rstrip(".") + "." for line in lines]
+def _doubted(draft: Draft, trial: Trial) -> str:
+    """What is said of a stream that is left out, or that convert will most likely refuse."""
+    said = f"of the {plural(trial.read, 'record')} looked at {trial.written:,} {'is' if trial.written == 1 else 'are'} written ({trial.why_not})"
+    if not trial.written:
+        return f"{draft.name} is left out: {said}"
+    return f"WARNING: {draft.name}: {said}, and convert publishes nothing where more than a tenth is bad: mend the source, or set max_bad"
+
+
+def _nothing(lines: Sequence[str]) -> RecipeError:
+    said = [line.strip().rstrip(".") + "." for line in lines]
+    return RecipeError(
+        " ".join(["nothing that converts was found, so there is no recipe to write.", *said])
+    )

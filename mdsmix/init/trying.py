@@ -33,6 +33,21 @@ class Trial:
     pieces: Sequence[Piece] | None = None
     "The first that is written: its tokens, and whether they are trained."
 
+    @property
+    def written(self) -> int:
+        return self.read - sum(self.quarantined.values()) - sum(self.filtered.values())
+
+    @property
+    def has_too_many_bad(self) -> bool:
+        """More than a recipe allows where it says nothing."""
+        return sum(self.quarantined.values()) * 10 > self.read
+
+    @property
+    def why_not(self) -> str:
+        """The reasons of those that are not written, with their numbers."""
+        reasons = {**self.filtered, **self.quarantined}
+        return ", ".join(f"{n} {reason}" for reason, n in reasons.items())
+
     def is_mostly(self, reason: str) -> bool:
         """Whether more records than a recipe allows are bad for this."""
         return self.quarantined.get(reason, 0) * 10 > self.read

@@ -62,6 +62,8 @@ def _stream(draft: Draft) -> Iterator[str]:
     yield from _paths(draft.paths)
     if file_format := draft.files[0].read_as.format:
         yield f"      format: {scalar(file_format)}    # by its first bytes"
+    if split_by := draft.files[0].read_as.split_by:
+        yield f"      split_by: {split_by}    # what is a document: file, line or paragraph"
     if draft.shape:
         yield f"      shape: {scalar(draft.shape)}"
     for key, value in {**draft.fields, **of_source}.items():

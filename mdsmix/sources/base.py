@@ -6,7 +6,7 @@ Units, windows, digests, counting and quarantine are the same for all formats an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -129,6 +129,10 @@ class Format(ABC):
         """Whether a file that begins so (64 KiB, or all of it) is most likely of this format; asked by `mdsmix init` where the
         file's name does not tell."""
         return False
+
+    def guess(self, file: SourceFile, head: Callable[[], bytes]) -> Mapping[str, Any]:
+        """What a recipe must say of how such a file is read (`heeds`), for `mdsmix init`; `head` fetches how it begins."""
+        return {}
 
     def most_records(self, file: SourceFile, start: int, end: int | None) -> float:
         """How many records a split can hold at most, known without reading."""

@@ -58,6 +58,9 @@ class Json(Jsonl):
         with opened(file, self._packing, until=_HEAD_BYTES) as read:
             return read(_HEAD_BYTES).removeprefix(_MARK).lstrip(_WHITESPACE).startswith(b"[")
 
+    def fits(self, head: bytes) -> bool:
+        return head.lstrip(_WHITESPACE).removeprefix(b"[").lstrip(_WHITESPACE).startswith(b"{")
+
 
 @dataclass(slots=True)
 class _State:

@@ -49,6 +49,9 @@ class Parquet(Format):
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         return rows.blocks(file, span, _batches(file, span))
 
+    def fits(self, head: bytes) -> bool:
+        return head.startswith(b"PAR1")
+
     def shown(self, ordinal: int) -> str:
         return rows.shown(ordinal)
 

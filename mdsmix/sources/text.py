@@ -6,9 +6,9 @@ a file is its text as it stands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mdsmix.errors import RecipeError
 from mdsmix.sources import items
@@ -19,6 +19,8 @@ from mdsmix.sources.jsonl import Jsonl
 from mdsmix.sources.lines import LineBlock, Pieces, all_bytes, shown, split_lines
 from mdsmix.sources.units import SourceFile, Span
 
+LONG_LINE = 120
+"Bytes: lines that are longer on average were not broken for a reader."
 _MARK = b"\xef\xbb\xbf"
 
 
@@ -52,6 +54,18 @@ class Text(Jsonl):
                 f"{file.name} is plain text, in which nothing tells where a document ends: say it by source.split_by, which is file, "
                 "line or paragraph"
             )
+
+    def fits(self, head: bytes) -> bool:
+        return False  # whatever is text may be anything
+
+    def guess(self, file: SourceFile, head: Callable[[], bytes]) -> Mapping[str, Any]:
+        """Lines that are long, without an empty one between them, are documents; else the file is one, if it is not too long."""
+        lines = head().split(b"\n")[:-1]
+        if len(lines) > 1 and all(lines) and sum(map(len, lines)) > LONG_LINE * len(lines):
+            return {"split_by": "line"}
+        return {
+            "split_by": "file" if file.stat.size * self.size_factor < items.LONGEST else "paragraph"
+        }
 
     def splits(
         self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]

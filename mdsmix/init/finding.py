@@ -1,0 +1,166 @@
+"""Files, folders, patterns and URLs -> the files that hold data, each with how it is read.
+
+A folder is looked through; what lies in it that is no data (a README, hidden files, the tokenizer, what mdsmix itself has
+published there) is left alone. A file that is named, or that a pattern finds, is data unless it is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from mdsmix.errors import RecipeError
+from mdsmix.shards.manifest import BASENAME
+from mdsmix.sources import ReadAs, SourceFile
+from mdsmix.sources.find import name_of
+from mdsmix.sources.folders import STATE, inside
+from mdsmix.sources.registry import NAMED, format_of
+from mdsmix.storage import Location, Stat, locate
+
+HEAD_BYTES = 1 << 16
+NO_DATA = ("readme", "license", "licence", "notice", "changelog", "requirements")
+"Texts that lie beside data."
+THEIRS = "dataset_info.json"
+MOST_NAMED = 3
+
+
+@dataclass(slots=True)
+class Found:
+    """What was found where data was looked for."""
+
+    files: list[SourceFile] = field(default_factory=list)
+    left_alone: list[str] = field(default_factory=list)
+    "Sentences on files that are not taken."
+    no_data: list[str] = field(default_factory=list)
+    "Names of a folder's files that no format has."
+
+    @property
+    def sentences(self) -> list[str]:
+        """All that is to be said."""
+        named = ", ".join(self.no_data[:MOST_NAMED])
+        more = len(self.no_data) - MOST_NAMED
+        rest = f" and {more} more" if more > 0 else ""
+        return [*self.left_alone, *([f"no data by their names: {named}{rest}"] if named else [])]
+
+
+def find_data(names: Sequence[str], base: Path, but: Collection[Location] = ()) -> Found:
+    """The files that hold data; RecipeError where a name finds nothing.
+
+    Args:
+        base: the folder from which files are named.
+        but: folders that are not looked through.
+    """
+    found = Found()
+    for name in names:
+        place = locate(name)
+        matches = place.expand()
+        below = {} if matches else dict(place.list(recursive=True))
+        if not matches and not below:
+            raise RecipeError(
+                f"{name} is no file, and no folder or pattern that holds one: name files of data, a folder of them, a pattern "
+                "in quotes, or an s3:// URL."
+            )
+        for location, stat in matches:
+            _take(found, SourceFile(location=location, stat=stat, name=name_of(location, base)))
+        _look_through(place, below, base, but, found)
+    known = {file.location.url: file for file in found.files}
+    found.files = list(known.values())
+    return found
+
+
+def _look_through(
+    place: Location, below: dict[str, Stat], base: Path, but: Collection[Location], found: Found
+) -> None:
+    saved = {_folder(name) for name in below if _last(name) == STATE}
+    for folder in sorted(saved):
+        found.files += _saved(place / folder if folder else place, base)
+    for name, stat in _visible(place, below, but, found):
+        if not any(_is_in(name, folder) for folder in saved) and _last(name) != "dataset_dict.json":
+            file = SourceFile(location=place / name, stat=stat, name=name_of(place / name, base))
+            _take(found, file, is_named=False)
+
+
+def _saved(folder: Location, base: Path) -> Iterator[SourceFile]:
+    """The files of a folder that `save_to_disk` wrote, in its order."""
+    for number, (location, stat) in enumerate(inside(folder)):
+        order = f"{name_of(folder, base)}/{number:09}"
+        yield SourceFile(location=location, stat=stat, name=name_of(location, base), order=order)
+
+
+def _visible(
+    place: Location, below: dict[str, Stat], but: Collection[Location], found: Found
+) -> Iterator[tuple[str, Stat]]:
+    """The files of a folder that are neither hidden, nor of a stream that mdsmix has published there, nor in `but`."""
+    own = {_folder(name) for name in below if _last(name) == BASENAME} - {""}
+    hidden = 0
+    for name, stat in below.items():
+        if any(_is_in(name, folder) for folder in own) or name == BASENAME:
+            continue
+        if any(f"{place / name}".startswith(f"{other}/") for other in but):
+            continue
+        if any(part.startswith(".") for part in name.split("/")):
+            hidden += 1
+            continue
+        yield name, stat
+    if own:
+        found.left_alone.append(f"published streams were left alone: {', '.join(sorted(own))}")
+    if hidden:
+        found.left_alone.append(f"hidden files were left alone: {hidden}")
+
+
+def _take(found: Found, file: SourceFile, is_named: bool = True) -> None:
+    name = _last(file.name)
+    if not file.stat.size:
+        found.left_alone.append(f"{file.name} is empty")
+    elif name == THEIRS and not is_named:
+        found.left_alone.append(
+            f"{file.name} is left alone: --dataset-info makes streams of its entries"
+        )
+    elif not is_named and name.lower().startswith(NO_DATA):
+        found.no_data.append(file.name)
+    elif known := known_format(file, is_named):
+        found.files.append(known)
+    elif is_named:
+        found.left_alone.append(f"{file.name} is of no format that mdsmix reads: {_seen(file)}")
+    else:
+        found.no_data.append(file.name)
+
+
+def known_format(file: SourceFile, by_content: bool) -> SourceFile | None:
+    """The file with what says how it is read: its name, or else, where that is asked for, its first bytes; None where neither does."""
+    head = partial(_first_bytes, file)
+    try:
+        more = format_of(file).guess(file, head)
+        return replace(file, read_as=ReadAs(**more)) if more else file
+    except RecipeError:
+        if not by_content:
+            return None
+    begins = head()
+    for name in NAMED:
+        named = replace(file, read_as=ReadAs(format=name))
+        if format_of(named).fits(begins):
+            return named
+    return None
+
+
+def _first_bytes(file: SourceFile) -> bytes:
+    with file.open(until=HEAD_BYTES) as opened:
+        return opened.read(HEAD_BYTES)
+
+
+def _seen(file: SourceFile) -> str:
+    return f"its name does not tell, and it begins with {_first_bytes(file)[:16]!r}, as none of {', '.join(NAMED)} does"
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _is_in(name: str, folder: str) -> bool:
+    return not folder or name.startswith(f"{folder}/")

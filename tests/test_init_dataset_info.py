@@ -1,0 +1,193 @@
+"""LLaMA-Factory's dataset_info.json: every entry becomes a stream, or is told by name. The demo files of that project are rebuilt
+here, small, with the same keys."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.kinds import open_recipe
+from tests.converting import manifest_of, mdsmix, quarantined, write_jsonl
+from tests.tool_styles import HERMES
+
+TOOLS = json.dumps([{"name": "weather", "description": "how it is", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}])  # fmt: skip
+CALL = json.dumps({"name": "weather", "arguments": {"city": "Ulm"}})
+IDENTITY = [{"instruction": f"who are you, {n}?", "input": "", "output": "{{name}}, by {{author}}"} for n in range(4)]  # fmt: skip
+ALPACA = [{"instruction": "add", "input": f"{n} and 1", "output": f"{n + 1}"} for n in range(4)]
+GLAIVE = [
+    {
+        "conversations": [
+            {"from": "human", "value": f"weather {n}?"},
+            {"from": "function_call", "value": CALL},
+            {"from": "observation", "value": '{"sky": "grey"}'},
+            {"from": "gpt", "value": "It is grey."},
+        ],
+        "tools": TOOLS,
+    }
+    for n in range(3)
+] + [{"conversations": [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}], "tools": "[]"}]  # fmt: skip
+FUNCTION = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": {"type": "object", "properties": {}}}}  # fmt: skip
+OPENAI = [
+    {
+        "messages": [
+            {"role": "user", "content": f"weather {n}?"},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "c1", "content": "grey"},
+            {"role": "assistant", "content": "It is grey."},
+        ],
+        "tools": [FUNCTION],
+    }
+    for n in range(3)
+]  # fmt: skip
+RENAMED = [{"talk": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "sys": "s"}]  # fmt: skip
+ROLES = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}  # fmt: skip
+INFO: dict[str, Any] = {
+    "identity": {"file_name": "identity.json"},
+    "alpaca_en_demo": {"file_name": "alpaca_en_demo.json", "num_samples": 2},
+    "glaive_toolcall_en_demo": {"file_name": "glaive.json", "formatting": "sharegpt", "columns": {"messages": "conversations", "tools": "tools"}},
+    "openai_tools": {"file_name": "openai.jsonl", "formatting": "openai", "columns": {"messages": "messages", "tools": "tools"}},
+    "renamed": {"file_name": "renamed.jsonl", "formatting": "sharegpt", "columns": {"messages": "talk", "system": "sys"}, "tags": ROLES},
+    "c4_demo": {"file_name": "c4_demo.jsonl", "columns": {"prompt": "text"}},
+    "wiki_demo": {"file_name": "wiki_demo.txt", "columns": {"prompt": "text"}},
+}  # fmt: skip
+LEFT: dict[str, tuple[dict[str, Any], str]] = {
+    "dpo": ({"file_name": "x.json", "ranking": True}, "ranking: it holds chosen and rejected answers"),
+    "kto": ({"file_name": "x.json", "columns": {"messages": "m", "kto_tag": "label"}}, "kto_tag: it holds judged answers"),
+    "mllm": ({"file_name": "x.json", "columns": {"messages": "m", "images": "images"}}, "images: media are not read"),
+    "hub": ({"hf_hub_url": "org/name"}, "it lies elsewhere (hf_hub_url org/name)"),
+    "gone": ({"file_name": "gone.json"}, "gone.json is no file"),
+    "odd": ({"file_name": "x.json", "formatting": "csv"}, "formatting is 'csv'"),
+    "less": ({"file_name": "c4_demo.jsonl", "columns": {"response": "text"}}, "columns names no prompt"),
+    "more": ({"file_name": "c4_demo.jsonl", "columns": {"prompt": "text", "response": "r", "tools": "t"}}, "columns.tools: it is not read"),
+    "no": ([], "it is no object"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tooled(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tests' tokenizer with a chat template that prints tools."""
+    folder = tmp_path_factory.mktemp("tooled")
+    shutil.copytree(tokenizer_folder, folder, dirs_exist_ok=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": HERMES}))
+    return folder
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a dataset_info.json, in the current one."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "LF"
+    write_jsonl(folder / "openai.jsonl", OPENAI)
+    write_jsonl(folder / "renamed.jsonl", RENAMED)
+    write_jsonl(folder / "c4_demo.jsonl", [{"text": f"some words {n}"} for n in range(5)])
+    (folder / "wiki_demo.txt").write_text("".join(f"{n}{' word' * 40}\n" for n in range(6)))
+    for name, records in (("identity", IDENTITY), ("alpaca_en_demo", ALPACA), ("glaive", GLAIVE)):
+        (folder / f"{name}.json").write_text(json.dumps(records, indent=2))
+    return folder
+
+
+def write_info(folder: Path, entries: Any) -> Path:
+    (folder / "dataset_info.json").write_text(json.dumps(entries))
+    return folder / "dataset_info.json"
+
+
+def test_one_recipe_converts_all_demo_files_and_nothing_is_quarantined(
+    demo: Path, tooled: Path
+) -> None:
+    write_info(demo, INFO)
+    answer = mdsmix("init", "--dataset-info", "LF/dataset_info.json", "--tokenizer", tooled, "-o", "recipe.yaml")  # fmt: skip
+    assert answer.code == 0, answer.err
+    assert answer.err == ""
+    converted = mdsmix("convert", "recipe.yaml", "--workers", "1")
+    assert converted.code == 0, converted.err
+    recipe = open_recipe("recipe.yaml")
+    written = {}
+    for stream in recipe.sourced:
+        folder = Path("mix") / stream.name / "train"
+        assert list(quarantined(folder)) == []
+        written[stream.name] = manifest_of(folder).records.written
+    assert written == {
+        "identity": 4,
+        "alpaca_en_demo": 4,
+        "glaive_toolcall_en_demo": 4,
+        "openai_tools": 3,
+        "renamed": 1,
+        "c4_demo": 5,
+        "wiki_demo": 6,
+    }
+    text = Path("recipe.yaml").read_text()
+    assert "num_samples: 2 is left out: mix.alpaca_en_demo.choose: 2 draws as many" in text
+    assert mdsmix("check", "recipe.yaml").code == 0
+
+
+def test_the_same_files_are_recognised_without_it(demo: Path, tooled: Path) -> None:
+    (demo / "renamed.jsonl").unlink()  # its list has a name of its own
+    answer = mdsmix("init", "LF", "--tokenizer", tooled, "-o", "recipe.yaml")
+    assert answer.code == 0, answer.err
+    assert answer.err == ""
+    assert mdsmix("convert", "recipe.yaml", "--workers", "1").code == 0
+    streams = open_recipe("recipe.yaml").sourced
+    assert len(streams) == len(INFO) - 1
+    assert all(manifest_of(Path("mix") / s.name / "train").records.bad == 0 for s in streams)
+
+
+def test_a_stream_of_which_nothing_would_be_written_is_left_out(
+    demo: Path, tokenizer_folder: Path
+) -> None:
+    """The template prints no tools: of one file no record can be rendered, of another most cannot."""
+    write_info(demo, INFO)
+    arguments = ("--dataset-info", "LF/dataset_info.json", "--tokenizer", tokenizer_folder)
+    answer = mdsmix("init", *arguments, "-o", "recipe.yaml")
+    assert answer.code == 0
+    assert answer.err.splitlines() == [
+        "WARNING: glaive_toolcall_en_demo: of the 4 records looked at 1 is written (3 tools_not_printed), and convert publishes "
+        "nothing where more than a tenth is bad: mend the source, or set max_bad",
+        "openai_tools is left out: of the 3 records looked at 0 are written (3 tools_not_printed)",
+    ]
+    assert "openai_tools" not in open_recipe("recipe.yaml").streams
+    alone = mdsmix("init", "openai_tools", *arguments)
+    assert alone.code == 2
+    assert "openai_tools is left out" in alone.err
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_no_stream_can_stand_for_is_told_by_name(
+    demo: Path, tokenizer_folder: Path, name: str
+) -> None:
+    entry, said = LEFT[name]
+    info = write_info(demo, {"c4_demo": INFO["c4_demo"], name: entry})
+    answer = mdsmix("init", "--dataset-info", info, "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")  # fmt: skip
+    assert answer.code == 0
+    assert answer.err.startswith(f"{name}: ")
+    assert said in answer.err
+    assert answer.err.count("\n") == 1
+    assert list(open_recipe("recipe.yaml").streams) == ["c4_demo"]
+    alone = mdsmix("init", name, "--dataset-info", info, "--tokenizer", tokenizer_folder)
+    assert alone.code == 2
+    assert f"nothing that converts was found, so there is no recipe to write. {name}: " in alone.err
+
+
+@pytest.mark.parametrize(
+    ("content", "names", "said"),
+    [
+        ("{}", [], "holds no entries by name"),
+        ("[", [], "is no JSON"),
+        (json.dumps(INFO), ["identty"], "has no entry identty; did you mean identity?"),
+        (None, [], "there is no file"),
+    ],
+)
+def test_a_file_or_name_that_is_none_is_a_sentence(
+    demo: Path, tokenizer_folder: Path, content: str | None, names: list[str], said: str
+) -> None:
+    if content is not None:
+        (demo / "dataset_info.json").write_text(content)
+    info = demo / "dataset_info.json"
+    answer = mdsmix("init", *names, "--dataset-info", info, "--tokenizer", tokenizer_folder)
+    assert answer.code == 2
+    assert said in answer.err
+    assert answer.err.count("\n") == 1
