@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdsmix.record import Conversation, RichConversation
+from mdsmix.shapes import messages as strict
 from mdsmix.shapes import openai
 from tests.test_encode_chat import say
 
@@ -143,3 +144,22 @@ def test_parallel_calls_have_results_one_after_the_other() -> None:
     both = call(tool_calls=[*call()["tool_calls"], {"id": "c2", "function": {"name": "f", "arguments": "{}"}}])  # fmt: skip
     said = [ASKED, both, RESULT, RESULT | {"tool_call_id": "c2"}, ANSWERED]
     assert len(read(*said).messages) == len(read(*said, consecutive_roles="merge").messages) == 5
+
+
+@pytest.mark.parametrize("levels", [150, 250, 990, 5000])
+def test_what_is_nested_too_deep_to_be_followed_has_its_reason(levels: int) -> None:
+    text = '{"a":' * levels + "1" + "}" * levels
+    nested: Any = 1
+    for _ in range(levels):
+        nested = {"a": nested}
+    tool = {"type": "function", "function": {"name": "f", "parameters": nested}}
+    tools = f'[{{"name": "f", "parameters": {text}}}]'
+    found = [
+        read(ASKED, ANSWERED, tools=[tool]),
+        read(ASKED, ANSWERED, tools=tools),
+        read(ASKED, ANSWERED | {"more": nested}),
+        read(ASKED, call(text), RESULT, ANSWERED),
+        strict.read({"messages": [ASKED, nested]}, {"messages": "messages"}, nulls="drop"),
+    ]
+    deep = [each == "too_deep" for each in found]
+    assert all(deep) if levels > 200 else not any(deep)

@@ -83,6 +83,26 @@ def text_of(record: Any, field: str) -> tuple[str, str]:
     return "", _fault(record, field)
 
 
+MOST_LEVELS = 200
+"Of lists and objects inside one another in messages and tools: templates and Python itself follow some 900."
+
+
+def is_deep(value: Any) -> bool:
+    """Whether more lists and objects than MOST_LEVELS lie inside one another."""
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
 def not_an_object(record: Any) -> str:
     """The reason code of a value that is no JSON object; of several in a list, the line is a whole file in one array."""
     if isinstance(record, list) and record and isinstance(record[0], dict):

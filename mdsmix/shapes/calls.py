@@ -10,7 +10,7 @@ import json
 from typing import Any, NoReturn
 
 from mdsmix.record import Message
-from mdsmix.shapes.base import ABSENT, Fault
+from mdsmix.shapes.base import ABSENT, Fault, is_deep
 
 
 def tools_of(value: Any) -> list[Message] | None:
@@ -63,11 +63,19 @@ def wrapped(given: Any, reason: str) -> Message:
 
 
 def from_json(text: str) -> Any:
-    """The JSON value of a text; None where it is none. Python's reader keeps whole numbers of any size."""
+    """The JSON value of a text; None where it is none, Fault where it is nested too deep to be followed.
+
+    Python's reader keeps whole numbers of any size.
+    """
     try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        value = json.loads(text, parse_constant=_refuse)
+    except ValueError:
         return None
+    except RecursionError:
+        raise Fault("too_deep") from None
+    if is_deep(value):
+        raise Fault("too_deep")
+    return value
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from mdsmix.record import Conversation, is_encodable
-from mdsmix.shapes.base import Fields, Shape, not_an_object
+from mdsmix.shapes.base import Fields, Shape, is_deep, not_an_object
 from mdsmix.shapes.merging import TRIES, merged, without_nulls
 
 ROLES = frozenset({"user", "assistant", "system", "tool"})
@@ -26,6 +26,8 @@ def read(
         return "missing_field"
     messages = record[fields["messages"]]
     if nulls == "drop":
+        if is_deep(messages):
+            return "too_deep"
         messages = without_nulls(messages)
     if consecutive_roles == "merge" and isinstance(messages, list):
         if fault := next(filter(None, map(_message_fault, messages)), None):

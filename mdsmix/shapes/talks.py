@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from mdsmix.record import Conversation, Message, RichConversation, is_encodable
-from mdsmix.shapes.base import ABSENT, Fault, Fields, text_of, value_of
+from mdsmix.shapes.base import ABSENT, Fault, Fields, is_deep, text_of, value_of
 from mdsmix.shapes.calls import tools_of
 from mdsmix.shapes.merging import merged, without_nulls
 from mdsmix.shapes.messages import roles_fault
@@ -45,7 +45,8 @@ def list_of(record: Any, fields: Fields, key: str, nulls: str) -> list[Any]:
     found = value_of(record, fields[key])
     if not isinstance(found, list):
         raise Fault("missing_field" if found is ABSENT else "messages_not_a_list")
-    return without_nulls(found) if nulls == "drop" else found
+    messages: list[Any] = _readable(found, nulls)
+    return messages
 
 
 def tools_for(
@@ -55,10 +56,17 @@ def tools_for(
     if "tools" not in fields:
         return None
     given = value_of(record, fields["tools"])
-    tools = tools_of(without_nulls(given) if nulls == "drop" else given)
+    tools = tools_of(_readable(given, nulls))
     if tools is None and any(message.get("tool_calls") for message in messages):
         raise Fault("missing_tools")
     return tools
+
+
+def _readable(value: Any, nulls: str) -> Any:
+    """The value without what `nulls: drop` takes out; Fault where it is nested too deep to be followed."""
+    if is_deep(value):
+        raise Fault("too_deep")
+    return without_nulls(value) if nulls == "drop" else value
 
 
 def system_of(record: Any, fields: Fields) -> list[Marked]:
