@@ -82,8 +82,8 @@ class ChatTemplate:
             NotRendered: the template fails on it (template_error), or what it prints for the first
                 messages is not the beginning of what it prints for more (not_prefix_stable).
         """
-        is_plain = type(conversation) is Conversation and conversation[1:] == (None, None)
-        if not (self.causal and is_plain):
+        is_plain = conversation.trained is None and conversation.tools is None
+        if not (self.causal and is_plain and type(conversation) is Conversation):
             return self.turns_by_prefix(conversation)
         turns = self.causal.turns(conversation.messages, self.variables)
         return self.turns_by_prefix(conversation) if turns is None else turns
