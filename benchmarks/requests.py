@@ -129,9 +129,9 @@ CASES = [
     Case("check of {} versioned streams", check_versioned, 4, 68, 17),
     Case("second convert of {} streams", second_convert, 100, 1300, 410),
     Case("first convert of {} streams", first_convert, 4, 152, 76),
-    Case("convert of {} units of a shard", many_shards, 1001, 8074, 2050),
-    Case("{} known units and one new", one_more, 1000, 3069, 1060),
-    Case("{} known units and one new, versioned", one_more_version, 1000, 5089, 2080),
+    Case("convert of {} units of a shard", many_shards, 1001, 8074, 4060),
+    Case("{} known units and one new", one_more, 1000, 3069, 2070),
+    Case("{} known units and one new, versioned", one_more_version, 1000, 5089, 3090),
 ]
 
 

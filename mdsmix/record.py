@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import orjson
+
 Message = dict[str, Any]
 "`role` and `content` as a chat template is given them, and what else the template reads (`tool_calls`, ...)."
 
@@ -74,6 +76,12 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, (list, tuple)):
         for inner in value:
             yield from _texts(inner)
+
+
+def canonical(record: Record) -> bytes:
+    """What the record says, as bytes: those of equal records are equal, whatever the order of the keys in them."""
+    said = list(record) if isinstance(record, tuple) else record
+    return orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
 
 
 def is_encodable(text: str) -> bool:

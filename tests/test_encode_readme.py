@@ -8,6 +8,7 @@ from pathlib import Path
 import mdsmix.encode
 import mdsmix.shapes
 from mdsmix.encode.targets import VERDICTS
+from mdsmix.kinds.fingerprints import DUPLICATE
 from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
 from mdsmix.shapes.where import LEFT_OUT
 
@@ -21,7 +22,7 @@ def test_the_readme_explains_every_reason_code() -> None:
         path.read_text("utf-8") for folder in (FOLDER, SHAPES) for path in folder.glob("*.py")
     )
     found = {code for match in re.findall(GIVEN, source) for code in match if code}
-    found |= {"no_messages", HELD_OUT, NOT_HELD_OUT, *LEFT_OUT} | {
+    found |= {"no_messages", DUPLICATE, HELD_OUT, NOT_HELD_OUT, *LEFT_OUT} | {
         code for code in VERDICTS if code
     }
     section = (FOLDER / "README.md").read_text("utf-8").split("## Reason codes")[1]

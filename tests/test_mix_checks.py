@@ -216,6 +216,10 @@ def fetched_by_nodes(lab: Lab, published: str) -> Mix:
     return dataclasses.replace(lab.text(web=lab.web()), tokenizer_home=locate(home))
 
 
+def repeated(count: int) -> Records:
+    return Records(read=100, written=100, duplicates=count)
+
+
 def quarantined(bad: int) -> Records:
     return Records(read=100, written=100 - bad, quarantined={"invalid_json": bad - 1, "no_text": 1})
 
@@ -490,6 +494,10 @@ CASES: dict[str, tuple[Make, Make]] = {
     "records-bad": (
         lambda lab: lab.text(web=lab.web(card={"records": quarantined(2)})),
         lambda lab: lab.text(web=lab.web(card={"records": quarantined(1)})),
+    ),
+    "records-duplicate": (
+        lambda lab: lab.text(web=lab.web(card={"records": repeated(2)})),
+        lambda lab: lab.text(web=lab.web(card={"records": repeated(1)})),
     ),
     "index-empty": (
         lambda lab: lab.text(web=lab.web(n=0), docs=lab.web("docs")),

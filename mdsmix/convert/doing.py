@@ -6,40 +6,22 @@ Results are kept in the order of the plan, whoever did a unit and whenever it en
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from mdsmix.convert.dropping import find_dropped
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER
-from mdsmix.convert.outcome import Watcher
 from mdsmix.convert.quarantine import bad_name, publish_quarantine
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import stored_at
 from mdsmix.convert.unit import UnitResult, UnitTask, open_tokenizer_backend, recorded
 from mdsmix.convert.verdict import FirstUnits
+from mdsmix.convert.work import Work
 from mdsmix.encode.backends import Unequal, remember_unequal
-from mdsmix.engines.base import Engine
 from mdsmix.sources import Unit, counted_key, prepare
 from mdsmix.storage import together
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """A stream's units, and who does them."""
-
-    job: Job
-    units: Sequence[Unit]
-    cache: SourceHashCache
-    engine: Engine
-    watcher: Watcher
-
-    def say(self, sentence: str) -> None:
-        self.watcher.say(f"{self.job.name}: {sentence}")
-
-    def run(self, tasks: Sequence[UnitTask]) -> Generator[tuple[int, UnitResult], None, None]:
-        """The results of these tasks as they end; closing the iterator stops the rest."""
-        return self.engine.run(tasks, self.watcher.on_progress, self.say)
 
 
 def do_units(work: Work) -> tuple[Job, list[UnitResult], tuple[str, ...]]:
@@ -48,6 +30,8 @@ def do_units(work: Work) -> tuple[Job, list[UnitResult], tuple[str, ...]]:
     Where the fast tokenizer turns out to differ from the reference, the whole stream is done by the reference.
     """
     job = work.job
+    if job.drops:
+        work = replace(work, dropped=find_dropped(work))
     try:
         return job, _results(work), ()
     except Unequal as unequal:
@@ -55,7 +39,8 @@ def do_units(work: Work) -> tuple[Job, list[UnitResult], tuple[str, ...]]:
         work.say(f"{unequal}; starting again with the reference tokenizer")
         note = f"{unequal}; the whole stream was encoded by the reference, and so will others be"
     job = job.with_backend("reference")
-    return job, _results(replace(work, job=job, cache=SourceHashCache.of(job.target))), (note,)
+    cache = work.cache if job.drops else SourceHashCache.of(job.target)
+    return job, _results(replace(work, job=job, cache=cache)), (note,)
 
 
 def _results(work: Work) -> list[UnitResult]:
@@ -67,11 +52,11 @@ def _results(work: Work) -> list[UnitResult]:
     work.watcher.on_progress(sum(map(_size, found.values())), 0)
     _refuse_hopeless(first, found)
     todo = [number for number in range(len(units)) if number not in found]
-    look = not _are_explained(job, cache, units)
+    look = not job.drops and not _are_explained(job, cache, units)
     if todo:
         open_tokenizer_backend(job)  # once, for all workers that are forked
         prepare(units)
-    with closing(work.run([_task(work, units[number], look) for number in todo])) as finished:
+    with closing(work.run([_task(work, number, look) for number in todo])) as finished:
         for position, result in finished:
             found[todo[position]] = result
             cache.note(units[todo[position]], result.content)
@@ -83,7 +68,7 @@ def _done_before(work: Work) -> dict[int, UnitResult]:
     """Finished units by their numbers: the cache knows their content without reading, and all their records are stored."""
     known = enumerate(map(work.cache.content, work.units))
     asked = [(number, content) for number, content in known if content]
-    done = together(lambda each: recorded(work.job, each[1]), asked)
+    done = together(lambda each: recorded(work.job, each[1], work.dropped_from(each[0])), asked)
     return {number: result for (number, _), result in zip(asked, done, strict=True) if result}
 
 
@@ -91,12 +76,13 @@ def _size(result: UnitResult) -> int:
     return sum(record.size for record in result.records)
 
 
-def _task(work: Work, unit: Unit, look: bool) -> UnitTask:
+def _task(work: Work, number: int, look: bool) -> UnitTask:
+    unit, dropped = work.units[number], work.dropped_from(number)
     if content := work.cache.content(unit):
         windows = {window.number: window for window in content.windows}
     else:
         windows = {} if look else work.cache.begun(unit)
-    return UnitTask(job=work.job, unit=unit, windows=windows, look=look)
+    return UnitTask(job=work.job, unit=unit, windows=windows, look=look, dropped=dropped)
 
 
 def _are_explained(job: Job, cache: SourceHashCache, units: Iterable[Unit]) -> bool:
@@ -110,11 +96,12 @@ def _are_explained(job: Job, cache: SourceHashCache, units: Iterable[Unit]) -> b
 
 def _limited(work: Work, limit: int) -> Iterator[UnitResult]:
     """The first `limit` records: unit by unit, since only reading tells how many one holds."""
-    for unit in work.units:
+    for number, unit in enumerate(work.units):
         if limit <= 0:
             return
         # The rest of the limit is part of the unit's key, since it depends on how many records the earlier units held.
-        task = UnitTask(job=replace(work.job, limit=limit), unit=unit, look=True)
+        job, dropped = replace(work.job, limit=limit), work.dropped_from(number)
+        task = UnitTask(job=job, unit=unit, look=True, dropped=dropped)
         ((_, result),) = work.run([task])
         limit -= sum(record.records.read for record in result.records)
         yield result

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
 from mdsmix.convert.damage import SHARD
-from mdsmix.convert.ledger import FOLDER, read_record
+from mdsmix.convert.ledger import FOLDER, UnitRecord, read_record
 from mdsmix.convert.old_versions import Version, find_versions, versions_to_delete
 from mdsmix.convert.quarantine import QUARANTINE
 from mdsmix.convert.tokenizer_folder import TokenizerFolder, needless
@@ -36,6 +36,7 @@ _HASH = "[0-9a-f]{32}"
 _BAD_NAME = rf"({_HASH})-[0-9a-f]{{8}}"
 _KINDS = {
     "unit record": rf"{re.escape(FOLDER)}/({_HASH})",
+    "fingerprints": rf"{re.escape(FOLDER)}/({_HASH})\.hashes",
     "bad records": rf"{re.escape(FOLDER)}/{_BAD_NAME}\.bad",
     "old index": rf"{re.escape(FOLDER)}/({_HASH})\.index",
     "version mark": rf"{re.escape(FOLDER)}/([0-9a-f]{{8}})\.replaced",
@@ -104,8 +105,11 @@ def find_garbage(
         for file in found:
             may_go = file.key not in current and now - file.stat.modified >= older_than
             (gone if may_go else kept)[kind].append(file)
-    named = _named(folder, kept)
+    records = _records(folder, kept["unit record"])
+    named = _named(folder, kept, records)
     gone["shard"] = [file for file in gone["shard"] if file.name not in named]
+    bases = {record.base for record in records}
+    gone["fingerprints"] = [file for file in gone["fingerprints"] if file.key not in bases]
     files = [_of_file(folder, kind, file, now) for kind in _KINDS for file in gone[kind]]
     unfinished = [left for left in _unfinished(folder, now) if left.age >= older_than]
     tokenizers = needless(folder.parent.parent, older_than)
@@ -192,7 +196,15 @@ def _sorted_out(folder: Location) -> dict[str, list[_File]]:
     return files
 
 
-def _named(folder: Location, kept: Mapping[str, list[_File]]) -> set[str]:
+def _records(folder: Location, files: Iterable[_File]) -> list[UnitRecord]:
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = pool.map(lambda file: read_record(folder, file.key), files)
+        return [record for record in found if record]
+
+
+def _named(
+    folder: Location, kept: Mapping[str, list[_File]], records: Iterable[UnitRecord]
+) -> set[str]:
     """The shards that the index names, or an old one, or a unit record that stays."""
     shards: list[Shard] = []
     if (folder / index_file.BASENAME).stat():
@@ -200,8 +212,6 @@ def _named(folder: Location, kept: Mapping[str, list[_File]]) -> set[str]:
     for old in kept["old index"]:
         with suppress(Unreachable):  # damaged: no reader can have it
             shards += parse_index((folder / old.name).read(), old.name).shards
-    keys = [record.key for record in kept["unit record"]]
-    with ThreadPoolExecutor(THREADS) as pool:
-        for record in pool.map(lambda key: read_record(folder, key), keys):
-            shards += record.shards if record else []
+    for record in records:
+        shards += record.shards
     return {shard.stored.basename for shard in shards}

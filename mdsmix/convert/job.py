@@ -86,6 +86,11 @@ class Job:
         """Whether units leave tokens over, which are joined into the stream's last part."""
         return self.kind.joins_units(self.encoding)
 
+    @property
+    def drops(self) -> bool:
+        """Whether a record that an earlier one of the stream equals is dropped."""
+        return self.encoding.duplicates == "drop"
+
     def key(self, content: str) -> str:
         """The key of a work unit: its content and everything that shapes its bytes, hashed to 32 hex digits."""
         return xxhash.xxh128_hexdigest(f"{settings_hash(self)} {content}")
@@ -108,10 +113,12 @@ def _settings_hash(shaping: bytes) -> str:
 
 
 def settings_hash(job: Job) -> str:
-    """Of every setting and version that shapes a unit's bytes; mix weights and the backend are not among them."""
+    """Of every setting and version that shapes a unit's bytes; mix weights and the backend are not among them, nor is
+    `duplicates`, since what is dropped from a unit is in its own key."""
     tokenizer, has_template = job.tokenizer, job.kind.has_template
     template = [tokenizer.chat_template, tokenizer.template_variables] if has_template else None
-    shaping = [FORMAT_VERSION, job.encoding.stated, tokenizer.hash, template, job.limit]
+    encoding = replace(job.encoding, duplicates="keep").stated
+    shaping = [FORMAT_VERSION, encoding, tokenizer.hash, template, job.limit]
     return _settings_hash(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
 
 

@@ -37,6 +37,8 @@ class UnitRecord:
     "Uncompressed source bytes."
     lines: int = 0
     "Lines or rows of the source that the unit owns: where those of the file's next unit begin to be counted."
+    base: str = ""
+    "Where duplicates are dropped from it: the key that it has without that, by which the fingerprints of its records are named."
     leftover: str = ""
     "Concat: the tokens behind the last full row, as bytes in base64; less than one row."
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mdsmix import sources
+from mdsmix.convert.dropping import known_dropped
 from mdsmix.convert.guard import refuse_quarantine, refuse_replacing
 from mdsmix.convert.job import Job, make_job
 from mdsmix.convert.publish import is_published
 from mdsmix.convert.quarantine import bad_name, stale_files
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.standing import Standing, standing_of
-from mdsmix.convert.unit import window_key
+from mdsmix.convert.unit import window_keys
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec
@@ -106,14 +107,16 @@ def is_up_to_date(
     job: Job, old: Manifest, standing: Standing, units: Sequence[Unit], cache: SourceHashCache
 ) -> bool:
     """Whether each unit's content is known by its stamp, and just these parts and bad records are published."""
-    known = [cache.content(unit) for unit in units]
-    windows = [
-        (window_key(job, window), window)
-        for content in known
-        if content
-        for window in content.windows
-    ]
-    keys = [key for key, _ in windows]
-    if not keys or None in known or not is_published(job, old, standing, keys):
+    known = [content for unit in units if (content := cache.content(unit))]
+    if not known or len(known) < len(units):
         return False
-    return not stale_files(standing.quarantined, {bad_name(key, window) for key, window in windows})
+    dropped = known_dropped(job, known, cache)
+    if dropped is None:
+        return False
+    each = zip(known, dropped, strict=True)
+    keys = [key for content, gone in each for key in window_keys(job, content, gone)]
+    if not is_published(job, old, standing, keys):
+        return False
+    windows = [window for content in known for window in content.windows]
+    names = set(map(bad_name, keys, windows))
+    return not stale_files(standing.quarantined, names)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 
 from mdsmix import sources
+from mdsmix.convert.dropping import known_dropped
 from mdsmix.convert.guard import listed, published_manifest, why_rebuilt
 from mdsmix.convert.job import Job, on_day, with_versions
 from mdsmix.convert.planning import Options, plan, planned_jobs, source_hashes
@@ -13,7 +14,7 @@ from mdsmix.convert.publish import is_published
 from mdsmix.convert.put import is_put
 from mdsmix.convert.standing import Standing
 from mdsmix.convert.stored import listing
-from mdsmix.convert.unit import recorded, window_keys
+from mdsmix.convert.unit import Dropped, recorded, window_keys
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.recipe import Recipe
@@ -40,8 +41,15 @@ def _preview_stream(
     known = {unit: cache.content(unit) for unit in units}
     contents = {unit: content or sources.content_of(unit) for unit, content in known.items()}
     is_known = bool(old) and None not in known.values()
-    todo = _undone(job, old if is_known else None, standing, contents)
+    dropped = known_dropped(job, list(contents.values()), cache)
+    losses = dict(zip(contents, dropped or [{}] * len(units), strict=True))
+    todo = _undone(job, old if is_known else None, standing, contents, losses)
     yield f"{job.name}: {len(todo)} of {len(units)} work units would be converted, into {job.target}"
+    if dropped is None:
+        yield (
+            "  which records are dropped as duplicates is not known before they are read for it; units that lose records, or "
+            "lose others than before, are converted too"
+        )
     if old is None:
         yield "  nothing is published there yet"
         return
@@ -77,15 +85,19 @@ def _sources_before(
 
 
 def _undone(
-    job: Job, old: Manifest | None, standing: Standing, contents: Mapping[Unit, Content]
+    job: Job,
+    old: Manifest | None,
+    standing: Standing,
+    contents: Mapping[Unit, Content],
+    dropped: Mapping[Unit, Dropped],
 ) -> dict[Unit, list[str]]:
     """The units that a run would go through; of a stream that is published (`old`) as it is to be no record is read."""
-    keys = {unit: window_keys(job, content) for unit, content in contents.items()}
+    keys = {unit: window_keys(job, content, dropped[unit]) for unit, content in contents.items()}
     if old and is_published(job, old, standing, [key for of in keys.values() for key in of]):
         return {}
     job = with_versions(replace(job, is_new=standing.is_empty), old)
     with listing(job):
-        found = together(lambda unit: recorded(job, contents[unit]), contents)
+        found = together(lambda unit: recorded(job, contents[unit], dropped[unit]), contents)
     return {unit: keys[unit] for unit, done in zip(contents, found, strict=True) if not done}
 
 

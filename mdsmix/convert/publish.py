@@ -23,12 +23,17 @@ from mdsmix.shards.shardfiles import distinct, store_shards
 
 
 def publish(
-    job: Job, units: list[UnitRecord], sources: list[SourceEntry], held: Lease
+    job: Job,
+    units: list[UnitRecord],
+    sources: list[SourceEntry],
+    held: Lease,
+    noticed: Records | None = None,
 ) -> tuple[Manifest, Index]:
-    """Makes the units, in the order of the plan, the stream's content. Nothing is written where nothing changed."""
+    """Makes the units, in the order of the plan, the stream's content. Nothing is written where nothing changed.
+    `noticed`: counts that no unit knows for itself."""
     if job.joins_units and (last := _join_leftovers(job, units)):
         units = [*units, last]
-    records = sum((unit.records for unit in units), Records())
+    records = sum((unit.records for unit in units), noticed or Records())
     totals = sum((unit.totals for unit in units), Totals())
     _refuse_losses(job, records, totals)
     index = make_index(distinct([shard for unit in units for shard in unit.shards]))
@@ -60,6 +65,8 @@ def is_published(job: Job, manifest: Manifest, standing: Standing, keys: list[st
     last = [leftover_key(job, keys)] if job.joins_units else []
     parts = [part.key for part in manifest.parts]
     if parts not in (keys, keys + last) or manifest.tool_version != __version__:
+        return False
+    if manifest.encoding.duplicates != job.encoding.duplicates:
         return False
     if not all(map(job.trusts, manifest.backend.split(" + "))):
         return False

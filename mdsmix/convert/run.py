@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from mdsmix import sources
 from mdsmix.convert.damage import delete_damaged
-from mdsmix.convert.doing import Work, do_units, publish_bad
+from mdsmix.convert.doing import do_units, publish_bad
 from mdsmix.convert.guard import published_manifest, why_rebuilt
+from mdsmix.convert.hashes import duplicates_among
 from mdsmix.convert.job import Job, on_day, with_versions
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.planning import (
@@ -32,6 +33,7 @@ from mdsmix.convert.stored import listing
 from mdsmix.convert.tokenizer_folder import publish_tokenizer
 from mdsmix.convert.unit import UnitResult
 from mdsmix.convert.verdict import refuse_too_many_bad
+from mdsmix.convert.work import Work
 from mdsmix.encode.backends import known_unequal
 from mdsmix.engines.base import Engine
 from mdsmix.engines.limits import cpu_count, default_cap
@@ -80,7 +82,7 @@ def convert(
         if engine is None:
             engine = ends.enter_context(closing(_local_engine(planned, options, watcher)))
         run = _Run(began=time.monotonic(), options=options, engine=engine, watcher=watcher)
-        watcher.expect({job.name: sources.size_of(files) for job, files, _ in planned})
+        watcher.expect({job.name: _bytes_to_read(job, files) for job, files, _ in planned})
         for job, files, standing in planned:
             try:
                 outcome = _convert_stream(
@@ -136,7 +138,7 @@ def _convert_stream(
             run.engine.refresh()
         if options.verify_target:
             said = delete_damaged(job, held, watcher.say)
-        watcher.begin(job.name, sources.size_of(files))
+        watcher.begin(job.name, _bytes_to_read(job, files))
         work = Work(job=job, units=units, cache=cache, engine=run.engine, watcher=watcher)
         with listing(job):
             job, results, notes = do_units(work)
@@ -149,13 +151,19 @@ def _convert_stream(
     return _outcome(job, manifest, index, results, began, notes, run.engine.peak)
 
 
+def _bytes_to_read(job: Job, files: list[sources.SourceFile]) -> int:
+    """Where duplicates are dropped, sources are read twice."""
+    return sources.size_of(files) * (2 if job.drops else 1)
+
+
 def _publish(
     job: Job, units: list[Unit], results: list[UnitResult], standing: Standing, held: Lease
 ) -> tuple[Manifest, Index]:
     """Bad records first, then the index; bad records of units that are gone are deleted last."""
     quarantined = publish_bad(job, units, results)
     records = [record for result in results for record in result.records]
-    manifest, index = publish(job, records, _source_files(units, results), held)
+    noticed = None if job.drops else duplicates_among(job, records)
+    manifest, index = publish(job, records, _source_files(units, results), held, noticed)
     if standing.folders:  # else the quarantine holds what this run has put there
         delete_stale_files(job.folder, quarantined, held)
     return manifest, index

@@ -61,6 +61,10 @@ class SourceHashCache:
     def content(self, unit: Unit) -> Content | None:
         return self.contents.get(fingerprint(unit))
 
+    def learn(self, contents: Mapping[Unit, Content]) -> None:
+        """Units whose contents are known by now."""
+        self.contents |= {fingerprint(unit): content for unit, content in contents.items()}
+
     def digests(self, units: Iterable[Unit]) -> Iterator[str]:
         """The digests of all known windows of these units."""
         for unit in units:

@@ -13,6 +13,10 @@ from dataclasses import dataclass, field, replace
 from heapq import merge
 from itertools import groupby
 
+import numpy as np
+import xxhash
+
+from mdsmix.convert.hashes import are_kept, keep_hashes
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
 from mdsmix.convert.quarantine import (
@@ -31,6 +35,7 @@ from mdsmix.encode.base import Encoded
 from mdsmix.engines.attempts import CRASHED, Attempt, pieces, place, skipped
 from mdsmix.engines.base import Reporter
 from mdsmix.errors import Unreachable
+from mdsmix.kinds.fingerprints import Fingerprints
 from mdsmix.kinds.reading import open_reading
 from mdsmix.shards.index import StoredFile
 from mdsmix.shards.manifest import Records
@@ -48,8 +53,16 @@ from mdsmix.sources import (
 )
 from mdsmix.storage import CHANGED
 
+STALE = (
+    "{url} holds other records than when it was read before, and has the size and modification time that it had then: run the "
+    "same command with --verify-source, which reads it again"
+)
 MOST_SHRUNK = 6
 "Halve a batch of 8 MB at most six times for want of memory: below 128 KB the worker's fixed memory dominates."
+
+
+Dropped = Mapping[int, bytes]
+"Number of a window -> a bit for each of its records, the lowest of a byte first: 1 where the record is a duplicate and dropped."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +87,7 @@ class UnitTask:
     look: bool = False
     """Whether windows that the cache does not know may be stored too, because some record at the target belongs to no known
     source. If so, the unit is hashed before anything is converted."""
+    dropped: Dropped = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -86,43 +100,63 @@ class UnitTask:
         if looks:
             found = content_of(unit, limit)
             known = {window.number: window for window in found.windows}
-            if done := recorded(job, found):
+            if done := recorded(job, found, self.dropped):
                 reporter.on_progress(sum(record.size for record in done.records), 0)
                 return done
         # Under a limit all windows are done again, since how many records a unit may give depends on the units before it.
-        records = {n: r for n, w in known.items() if not limit and (r := find_record(job, w))}
+        stored = {} if limit else {n: self._find(window) for n, window in known.items()}
+        records = {number: record for number, record in stored.items() if record}
         reporter.on_progress(sum(record.size for record in records.values()), 0)
         reused, digests = frozenset(records), Digests(unit)
         batches = read(unit, limit, reporter.memory, digests, reused)
         for number, of_window in groupby(batches, key=lambda batch: batch.window):
-            records[number] = _convert(job, unit, number, of_window, digests, attempt, reporter)
+            records[number] = self._convert(number, of_window, digests, attempt, reporter)
             if not limit:
                 SourceHashCache.at(job.target).note_window(unit, digests.window(number))
         content = digests.content()
         windows = {window.number: window for window in content.windows}
+        if job.drops and not limit and windows != dict(self.windows):
+            raise Unreachable(STALE.format(url=unit.files[0].location.url))
         if any(windows.get(number) != known[number] for number in reused):
             # The cache was wrong: a file was changed and kept its size and stamp.
             if looks:
                 raise Unreachable(CHANGED.format(url=unit.files[0].location.url))
             return replace(self, windows={}, look=True).do(attempt, reporter)
         if not records:  # no record starts in the unit
-            records[0] = _convert(job, unit, 0, iter(()), digests, attempt, reporter)
+            records[0] = self._convert(0, iter(()), digests, attempt, reporter)
         done_now = [records[number] for number in windows]
         return UnitResult(content=content, records=done_now, reused=len(reused))
 
+    def _find(self, window: Window) -> UnitRecord | None:
+        return find_record(self.job, window, self.dropped.get(window.number, b""))
 
-def window_key(job: Job, window: Window) -> str:
-    return job.key(window.digest)
+    def _convert(
+        self,
+        number: int,
+        batches: Iterator[RecordBatch],
+        digests: Digests,
+        attempt: Attempt,
+        reporter: Reporter,
+    ) -> UnitRecord:
+        dropped = self.dropped.get(number, b"")
+        return _convert(self.job, number, batches, digests, attempt, reporter, dropped)
 
 
-def window_keys(job: Job, content: Content) -> list[str]:
+def window_key(job: Job, window: Window, dropped: bytes = b"") -> str:
+    """The key of a window's record. That of a window from which nothing is dropped is as it is without the setting."""
+    without = f" without {xxhash.xxh3_128_hexdigest(dropped)}" if dropped else ""
+    return job.key(window.digest + without)
+
+
+def window_keys(job: Job, content: Content, dropped: Dropped | None = None) -> list[str]:
     """The keys of all windows of a unit that is known."""
-    return [window_key(job, window) for window in content.windows]
+    gone = dropped or {}
+    return [window_key(job, window, gone.get(window.number, b"")) for window in content.windows]
 
 
-def find_record(job: Job, window: Window) -> UnitRecord | None:
+def find_record(job: Job, window: Window, dropped: bytes = b"") -> UnitRecord | None:
     """The record of a finished window, None where the window is to be done (again): it never was, or its shards are gone."""
-    stored, key = stored_at(job), window_key(job, window)
+    stored, key = stored_at(job), window_key(job, window, dropped)
     if stored and key not in stored.kept:
         return None
     record = read_record(job.folder, key)
@@ -133,9 +167,10 @@ def find_record(job: Job, window: Window) -> UnitRecord | None:
     return record if all(_is_there(job, shard.stored) for shard in record.shards) else None
 
 
-def recorded(job: Job, content: Content) -> UnitResult | None:
+def recorded(job: Job, content: Content, dropped: Dropped) -> UnitResult | None:
     """The unit as it was done before, where every window of it was."""
-    records = [find_record(job, window) for window in content.windows]
+    windows = content.windows
+    records = [find_record(job, window, dropped.get(window.number, b"")) for window in windows]
     done = [record for record in records if record]
     if len(done) < len(records):
         return None
@@ -158,33 +193,38 @@ def _is_there(job: Job, file: StoredFile) -> bool:
 
 def _convert(
     job: Job,
-    unit: Unit,
     number: int,
     batches: Iterator[RecordBatch],
     digests: Digests,
     attempt: Attempt,
     reporter: Reporter,
+    dropped: bytes,
 ) -> UnitRecord:
     """Encodes the batches of a window, stores the shards, and then the record that says so."""
     backend = open_tokenizer_backend(job)
-    encoder = open_reading(job.encoding, job.tokenizer, backend)
+    seen = Fingerprints(np.unpackbits(np.frombuffer(dropped, np.uint8), bitorder="little") > 0)
+    encoder = open_reading(job.encoding, job.tokenizer, backend, seen)
     noticed = encoder.noticed
     rows = job.kind.open_rows(job.encoding, job.layout, job.tokenizer.dtype)
     compared, tally = backend.compared, _Tally(job.kind.splits_records(job.encoding))
-    pace = _Pace(attempt, reporter)
+    pace, first = _Pace(attempt, reporter), 0
     for batch in batches:
         without = skipped(batch, attempt)
         for piece in pace.pieces(batch, without):
-            encoded = encoder.encode(batch.records[piece.start : piece.stop])
+            records = batch.records[piece.start : piece.stop]
+            encoded = encoder.encode(records, first + piece.start)
             rows.add(encoded)
             tally.add(batch, piece, encoded)
             reporter.on_progress(batch.size * len(piece) // len(batch.records), encoded.tokens)
         tally.end(batch, without)
         noticed.look_at_columns(batch.unread, batch.unseen)
+        first += len(batch.records)
     full, totals, leftover = rows.finish()
     window = digests.window(number)  # all of it has been read now
+    base = window_key(job, window)
     record = UnitRecord(
-        key=window_key(job, window),
+        key=window_key(job, window, dropped),
+        base=base if dropped else "",
         backend=backend.label,
         shards=store_shards(job.folder, job.layout, full, _held(job)),
         totals=replace(totals, compared=backend.compared - compared),
@@ -195,6 +235,8 @@ def _convert(
     )
     if tally.bad:
         keep(job.folder, bad_name(record.key, window), tally.bad)
+    if not job.drops and not are_kept(job, base):  # where some are dropped, they were there first
+        keep_hashes(job.folder, base, seen.finish(first))
     write_record(job.folder, record)
     return record
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-import orjson
 import xxhash
 
-from mdsmix.record import Record
+from mdsmix.record import Record, canonical
 
 HELD_OUT, NOT_HELD_OUT = "held_out", "not_held_out"
 "Why a record is not in the stream that is trained on, and why it is not in the one for evaluation."
@@ -35,5 +34,4 @@ class Holdout:
 
 def is_held_out(record: Record, share: Fraction) -> bool:
     """Whether the record is among the share of all possible records that is held out."""
-    said = orjson.dumps(list(record), option=orjson.OPT_SORT_KEYS)
-    return xxhash.xxh64_intdigest(said) * share.denominator < share.numerator << 64
+    return xxhash.xxh64_intdigest(canonical(record)) * share.denominator < share.numerator << 64

@@ -11,6 +11,7 @@ from typing import Any
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Detail, Encoded, Encoder, Rejected
 from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.kinds.fingerprints import Fingerprints, NoSamples
 from mdsmix.kinds.holdout import Holdout
 from mdsmix.kinds.noticed import Noticed
 from mdsmix.kinds.registry import fields_read, kind_of, shape_of
@@ -36,20 +37,27 @@ class Reading:
     "Records that do not match are left out before the shape sees them."
     id: str | None = None
     "The field by which a bad record is named."
+    fingerprints: Fingerprints | None = None
+    "Told of all records that it reads, and knows which are to be dropped."
 
-    def encode(self, records: Sequence[Any]) -> Encoded:
-        """The samples of the records; `rejected` names positions among them."""
+    def encode(self, records: Sequence[Any], first: int = 0) -> Encoded:
+        """The samples of the records; `rejected` names positions among them. `first`: how many records of the window stand
+        before them."""
         self.noticed.look_at_fields(records)
         found = self._read(records)
         types = set(map(type, found))
         if RichConversation in types and "nulls" not in self.options:
             self._look_at_nulls(records, found)
-        if str not in types and self.holdout is None:  # nearly every batch
+        rejected = list[Rejected]()
+        if str in types or self.holdout:
+            rejected = [
+                Rejected(i, why, why in LEFT_OUT) for i, why in enumerate(found) if type(why) is str
+            ]
+            rejected += self._left_out(found)
+        if self.fingerprints:
+            rejected += [*self.fingerprints.look(first, found, rejected)]
+        if not rejected:  # nearly every batch
             return self._explained(self._encode(found), records)
-        rejected = [
-            Rejected(i, why, why in LEFT_OUT) for i, why in enumerate(found) if type(why) is str
-        ]
-        rejected += self._left_out(found)
         out = {each.position for each in rejected}
         good = [i for i in range(len(found)) if i not in out]
         encoded = self._encode([found[i] for i in good])
@@ -108,18 +116,32 @@ class Reading:
         return encoded
 
 
-def open_reading(encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> Reading:
+def open_reading(
+    encoding: Encoding,
+    tokenizer: Tokenizer,
+    backend: Backend,
+    fingerprints: Fingerprints | None = None,
+) -> Reading:
     """What turns the raw records of a stream into its samples."""
     encoder = kind_of(encoding).open_encoder(encoding, tokenizer, backend)
-    noticed = Noticed(fields_read(encoding))
-    holdout = encoding.holdout and Holdout(Fraction(encoding.holdout), encoding.held_out)
+    return _open(encoding, encoder, fingerprints)
+
+
+def open_hashing(encoding: Encoding, fingerprints: Fingerprints) -> Reading:
+    """What reads the records of a stream for their fingerprints alone."""
+    return _open(encoding, NoSamples(), fingerprints)
+
+
+def _open(encoding: Encoding, encoder: Encoder, fingerprints: Fingerprints | None) -> Reading:
+    share = encoding.holdout
     return Reading(
         shape=shape_of(encoding),
         fields=encoding.fields,
         encoder=encoder,
         options=encoding.shape_options,
-        noticed=noticed,
-        holdout=holdout or None,
+        noticed=Noticed(fields_read(encoding)),
+        holdout=Holdout(Fraction(share), encoding.held_out) if share else None,
         where=parse_where(encoding.where) if encoding.where else None,
         id=encoding.id,
+        fingerprints=fingerprints,
     )

@@ -114,6 +114,7 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
         target_responses=recipe.target_responses,
         special_tokens_in_text=recipe.special_tokens_in_text,
         compression=recipe.compression,
+        duplicates=stream.duplicates,
         fields=(fields := fields_of(source, shape)),
         shape=shape.name if find_shape(None, fields) is not shape else None,
         shape_options={key: value for key, value in options_given(stream) if key in shape.options},

@@ -85,6 +85,8 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     if stream.source is None:
         if stream.holdout is not None:
             yield "holdout takes a share out of the source when converting, and this stream has none: take it out."
+        if stream.duplicates != "keep":
+            yield "duplicates: drop leaves records out when a source is converted, and this stream has none: take it out."
         if not (stream.remote or stream.local):
             yield "has neither a source nor a remote or local; say what to convert or where it was published."
         return

@@ -113,6 +113,10 @@ class StreamSpec:
     "The share of the records, 0.5% or 0.005, that is held out for evaluation: published as the split eval."
     held_out_of: str | None = field(default=None, metadata={"set by": "the reader"})
     "Of what is held out: the stream that it was taken from."
+    duplicates: Literal["keep", "drop"] = field(
+        default="keep", metadata=also_called("dedup", "deduplicate", "duplicate")
+    )
+    "What becomes of records that say the same as an earlier one of the stream: kept and counted, or dropped."
     split: str = "train"
     remote: str | None = None
     "Only without a source: where the stream was published."

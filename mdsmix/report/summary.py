@@ -8,6 +8,7 @@ from typing import Any
 from mdsmix.convert.advice import ARRAY
 from mdsmix.convert.outcome import Outcome
 from mdsmix.kinds import kind_of
+from mdsmix.kinds.fingerprints import DUPLICATE
 from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
 from mdsmix.report.table import print_table
 from mdsmix.shards.manifest import Manifest, Records
@@ -75,6 +76,7 @@ def summary_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         records = outcome.manifest.records
         row |= {"target": outcome.target, "state": outcome.state}
         row |= {"reasons": {"filtered": records.filtered, "quarantined": records.quarantined}}
+        row |= {"duplicates": records.duplicates, "unhashed": records.unhashed}
         row |= {"index_hash": outcome.manifest.index_hash, "peak_bytes": outcome.peak}
     return found
 
@@ -122,6 +124,7 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
     if kind_of(manifest.encoding).has_template and manifest.tokenizer.chat_template_hash is None:
         notes.append(NO_TEMPLATE)
     notes += _filtered(records)
+    notes += _duplicates(records)
     notes += _unread(records)
     if "json_array" in records.quarantined:
         notes.append(f"WARNING: {ARRAY}")
@@ -158,7 +161,7 @@ def _too_long(records: Records) -> Iterator[str]:
 def _filtered(records: Records) -> Iterator[str]:
     """Good records that a rule leaves out, where they are many, and what would keep them."""
     dropped = records.dropped - sum(
-        records.filtered.get(side, 0) for side in (HELD_OUT, NOT_HELD_OUT)
+        records.filtered.get(asked_for, 0) for asked_for in (HELD_OUT, NOT_HELD_OUT, DUPLICATE)
     )
     if dropped <= FILTERED_SHARE * records.read:
         return
@@ -170,6 +173,20 @@ def _filtered(records: Records) -> Iterator[str]:
         )
         said += f"; {lost:,} have nothing to train within max_seq_len, of which {ways}"
     yield said
+
+
+def _duplicates(records: Records) -> Iterator[str]:
+    """Records that stand in the stream more than once, where they are many, and those of which nobody knows."""
+    if records.has_many_duplicates:
+        yield (
+            f"WARNING: {records.duplicates:,} of {records.read:,} records ({records.duplicates / records.read:.1%}) say the same as "
+            "an earlier one of the stream and are trained again; duplicates: drop leaves them out"
+        )
+    if records.unhashed:
+        yield (
+            f"{records.unhashed:,} of {records.read:,} records were not looked at for duplicates: their work units were converted "
+            "before mdsmix did so; duplicates: drop reads them for it"
+        )
 
 
 def _unread(records: Records) -> Iterator[str]:

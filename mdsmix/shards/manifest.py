@@ -28,6 +28,7 @@ FORMAT_VERSION = 2
 "Raised when the meaning of a key, a work unit's window or a shard's bytes change: older streams are then rebuilt."
 BAD_SHARE = 0.01
 "More bad records than this are warned of."
+DUPLICATE_SHARE = 0.01
 READABLE = (1, FORMAT_VERSION)
 "Versions whose manifests are understood: such streams are mixed, loaded and verified as they are."
 
@@ -99,6 +100,8 @@ class Encoding:
     "The share of the records that is held out for evaluation, as a fraction: `1/200`."
     held_out: bool = False
     "Whether this is that share; else it is the rest."
+    duplicates: Literal["keep", "drop"] = "keep"
+    "Whether records that an earlier one of the stream equals are in it."
     template: dict[str, Any] = field(default_factory=dict)
     "Variables that the chat template was given beside the tokenizer's own."
     compression: str | None = None
@@ -133,6 +136,10 @@ class Records:
     "Field of messages or tools -> records with null entries inside, which are rendered."
     too_long: dict[str, int] = field(default_factory=dict)
     "Of rows longer than max_seq_len: conversations, and how many of these and of tokens with a loss too_long: cut and first_turns keep."
+    duplicates: int = 0
+    "Records that an earlier one of the stream equals, and that are in it all the same."
+    unhashed: int = 0
+    "Records that were not looked at for duplicates, as those of older units."
 
     @property
     def dropped(self) -> int:
@@ -146,6 +153,11 @@ class Records:
     def has_many_bad(self) -> bool:
         """Whether the user is warned of the share of bad records."""
         return self.bad > BAD_SHARE * self.read
+
+    @property
+    def has_many_duplicates(self) -> bool:
+        """Whether the user is told of them."""
+        return self.duplicates > DUPLICATE_SHARE * self.read
 
     @property
     def adds_up(self) -> bool:
@@ -163,6 +175,8 @@ class Records:
             ways_out=_added(self.ways_out, other.ways_out),
             nulls=_added(self.nulls, other.nulls),
             too_long=_added(self.too_long, other.too_long),
+            duplicates=self.duplicates + other.duplicates,
+            unhashed=self.unhashed + other.unhashed,
         )
 
 
@@ -291,7 +305,16 @@ class Manifest:
 
 LATER = {
     "": ("source_parts", "side_files"),
-    "records": ("unread", "unseen", "placeholders", "ways_out", "too_long", "nulls"),
+    "records": (
+        "unread",
+        "unseen",
+        "placeholders",
+        "ways_out",
+        "too_long",
+        "nulls",
+        "duplicates",
+        "unhashed",
+    ),
     "totals": ("cut_rows", "cut_tokens"),
 }
 "Section -> keys that were added to the format: they are written where they are not empty, so that no manifest changed."

@@ -61,6 +61,21 @@ def records_bad(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
         )
 
 
+@check_streams(
+    "records-duplicate",
+    "warning",
+    "What stands in a stream twice is trained twice as often as its weight in the mix says.",
+)
+def records_duplicate(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    records = stream.trusted_manifest.records if stream.trusted_manifest else None
+    if records and records.has_many_duplicates:
+        yield Hit(
+            f"{records.duplicates:,} of {plural(records.read, 'record')} of {stream.name} "
+            f"({records.duplicates / records.read:.1%}) say the same as an earlier one.",
+            f"write duplicates: drop under streams.{stream.name} of its recipe and convert it again, where they are not meant.",
+        )
+
+
 @check_streams("index-empty", "error", "Streaming refuses a stream without samples (RuntimeError).")
 def index_empty(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
     if not stream.index.samples:

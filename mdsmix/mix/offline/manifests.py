@@ -49,6 +49,7 @@ def merged(streams: Sequence[Stream]) -> tuple[Encoding, TokenizerCard] | None:
         compact=any(own.encoding.compact for _, own in targeted),
         max_seq_len=max(encoding.max_seq_len for encoding in encodings),
         special_tokens_in_text=" + ".join(rules),
+        duplicates="keep",  # a sample may be drawn any number of times
         fields={k: v for e in encodings for k, v in e.fields.items()},
     )
     return encoding, leading.tokenizer
