@@ -72,7 +72,7 @@ def test_it_shows_a_record_as_it_is_trained_and_says_what_it_leaves(
         "no data by their names: data/README.md",
         "hidden files were left alone: 1",
         "data/odd.jsonl is of no known shape; its records have the fields html, score",
-        "text: there is no field text (or raw_content, content, document, body)",
+        "text: there is no field text (or raw_content, txt, content, document, body)",
     ):
         assert sentence in answer.err
     text = Path("recipe.yaml").read_text()

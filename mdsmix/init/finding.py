@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from mdsmix.errors import RecipeError
+from mdsmix.shards.index import BASENAME as INDEX
 from mdsmix.shards.manifest import BASENAME
 from mdsmix.sources import ReadAs, SourceFile
 from mdsmix.sources.find import name_of
@@ -94,9 +95,12 @@ def _visible(
 ) -> Iterator[tuple[str, Stat]]:
     """The files of a folder that are neither hidden, nor of a stream that mdsmix has published there, nor in `but`."""
     own = {_folder(name) for name in below if _last(name) == BASENAME} - {""}
+    streams = {_folder(name) for name in below if _last(name) == INDEX}
     hidden = 0
     for name, stat in below.items():
         if any(_is_in(name, folder) for folder in own) or name == BASENAME:
+            continue
+        if _folder(name) in streams and _last(name) != INDEX:  # its shards
             continue
         if any(f"{place / name}".startswith(f"{other}/") for other in but):
             continue

@@ -14,5 +14,9 @@ def read(record: Any, fields: Fields) -> Document | str:
 
 
 SHAPE = Shape(
-    name="text", gives=Document, fields=("text",), also_called={"text": ("raw_content",)}, read=read
+    name="text",
+    gives=Document,
+    fields=("text",),
+    also_called={"text": ("raw_content", "txt")},
+    read=read,
 )

@@ -59,7 +59,8 @@ class Json(Jsonl):
             return read(_HEAD_BYTES).removeprefix(_MARK).lstrip(_WHITESPACE).startswith(b"[")
 
     def fits(self, head: bytes) -> bool:
-        return head.lstrip(_WHITESPACE).removeprefix(b"[").lstrip(_WHITESPACE).startswith(b"{")
+        head = head.lstrip(_WHITESPACE)
+        return head.startswith(b"[") and head[1:].lstrip(_WHITESPACE).startswith(b"{")
 
 
 @dataclass(slots=True)
