@@ -122,6 +122,10 @@ def test_one_recipe_converts_them_all(tmp_path: Path, tokenizer: Path) -> None:
     assert texts["rounds"].count("⟦") == 2
     assert "openai, messages, tools" in texts["openai"]
     assert "sharegpt, conversations: messages, tools, tags" in " ".join(texts["renamed"].split())
+    mixed = tmp_path / "mixed"
+    assert mdsmix("mix", recipe, "--out", mixed, "--seed", "1").code == 0
+    for command in ("inspect", "verify"):
+        assert mdsmix(command, mixed).code == 0
 
 
 def test_the_same_exchange_gives_the_same_tokens_in_every_shape(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from mdsmix.kinds import shape_of
+from mdsmix.shapes import find_shape
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Encoding, Manifest
 from mdsmix.table import spelled
@@ -59,8 +59,6 @@ def _encoded(manifest: Manifest) -> Iterator[tuple[str, str]]:
     layout = f", {encoding.layout}" if encoding.layout else ""
     side = "decoder-only" if encoding.decoder_only_format else "encoder-decoder"
     yield "kind", f"{encoding.kind}, for the {encoding.loader} loader"
-    if encoding.fields or encoding.shape:
-        yield "read from", _read_from(encoding)
     yield "columns", spelled(encoding.columns)
     yield "max_seq_len", f"{encoding.max_seq_len:,}{layout}"
     yield "tokenizer", _tokenizer(manifest)
@@ -77,7 +75,8 @@ def _encoded(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 def _read_from(encoding: Encoding) -> str:
     """The shape of the records, the fields that hold it, and how they are read."""
-    said = [shape_of(encoding).name]
+    shape = find_shape(encoding.shape, encoding.fields)
+    said = [shape.name] if shape else []
     said += [key if key == field else f"{key}: {field}" for key, field in encoding.fields.items()]
     return ", ".join(
         [*said, *(f"{key} {value!r}" for key, value in encoding.shape_options.items())]
@@ -92,6 +91,8 @@ def by_length(lengths: Mapping[str, int]) -> dict[str, int]:
 def _records(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """What became of the records of which sources."""
     records, sources = manifest.records, manifest.sources
+    if said := _read_from(manifest.encoding):
+        yield "read from", said
     yield (
         "records",
         f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered "
