@@ -1,0 +1,167 @@
+"""Damaged and hostile files of every format: each is a reason code with its place or one sentence, and what is good is converted."""
+
+from __future__ import annotations
+
+import lzma
+import tracemalloc
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mdsmix.errors import Unreachable
+from mdsmix.sources import content_of, find, inflate, plan
+from tests.converting import (
+    chats,
+    documents,
+    manifest_of,
+    mdsmix,
+    quarantined,
+    samples,
+    write_jsonl,
+    write_recipe,
+)
+
+GOOD = {"text": ["one text", "another text"]}
+
+
+def converted(folder: Path, tokenizer: Path, stream: dict[str, Any], *options: str) -> Any:
+    recipe = write_recipe(folder, tokenizer, max_seq_len=64, streams={"web": stream})
+    return mdsmix("convert", recipe, *options)
+
+
+def test_files_of_one_stream_that_differ_cost_only_what_is_no_text(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """A column that is missing or a number, a date, a decimal, bytes, a list of null; ids of two types are nobody's concern."""
+    tables = {
+        "a": GOOD | {"id": [1, 2]},
+        "b": GOOD | {"id": ["x", "y"]},
+        "c": {"body": ["no text here"]},
+        "d": {"text": pa.array([0], pa.timestamp("ns", "UTC"))},
+        "e": {"text": [Decimal("1.5")]},
+        "f": {"text": [b"\xff"]},
+        "g": {"text": pa.array([[None]])},
+        "h": {"text": [None, "a third"]},
+    }
+    for name, columns in tables.items():
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    answer = converted(tmp_path, tokenizer_folder, documents("*.parquet", layout="document"))
+    assert answer.code == 0, answer.err
+    assert len(samples(tmp_path / "out/web/train")) == 5
+    bad = sorted(quarantined(tmp_path / "out/web/train"), key=lambda record: record["file"])
+    assert [(r["file"], r["row"], r["reason"]) for r in bad] == [
+        ("c.parquet", 0, "missing_field"),
+        *((f"{name}.parquet", 0, "field_not_text") for name in "defgh"),
+    ]
+    assert bad[0]["fields"] == ["body"]
+    assert "id (4 of 11 not empty)" in answer.out
+
+
+def test_what_the_columns_are_is_said_where_the_field_is_missing(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    pq.write_table(pa.table({"content": ["x"] * 20, "url": ["y"] * 20}), tmp_path / "a.parquet")
+    recipe = write_recipe(
+        tmp_path, tokenizer_folder, max_bad=None, streams={"web": documents("a.parquet")}
+    )
+    answer = mdsmix("convert", recipe)
+    assert answer.code == 5
+    assert (
+        "The recipe reads text; a bad record of a.parquet has the fields content, url."
+        in answer.err
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.parquet", b"PAR1 and no footer", "is no whole parquet file"),
+        ("a.arrow", b"ARROW1 and no footer", "is no whole arrow file"),
+        ("a.tar", b"not a tar " * 100, "is no whole tar archive"),
+        ("a.json", b'[{"text": "x"}', "is no whole JSON array"),
+        ("a.csv.xz", b"\xfd7zXZ\0 and no more", "is damaged"),
+        ("a.jsonl.bz2", b"BZh9 and no more", "is damaged"),
+        ("a.csv", b"text,text\n1,2\n", "two columns are named 'text'"),
+        ("index.json", b'[{"text": "x"}]', "no index that Streaming could read"),
+    ],
+)
+def test_a_file_that_is_something_else_is_one_sentence(
+    tmp_path: Path, tokenizer_folder: Path, name: str, content: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    answer = converted(tmp_path, tokenizer_folder, documents(name))
+    assert answer.code == 4
+    assert said in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_a_bomb_takes_time_and_no_memory(tmp_path: Path) -> None:
+    """64 MB of nothing in 10 KB, as one line of a table; and a window that is larger than may be taken is refused."""
+    (tmp_path / "a.csv.xz").write_bytes(lzma.compress(b"text\n" + b"\0" * (64 << 20)))
+    [unit] = plan(find(["a.csv.xz"], tmp_path))
+    file = unit.files[0]
+    tracemalloc.start()
+    try:
+        with inflate.opened(file, ".xz") as read:
+            size = sum(len(piece) for piece in iter(lambda: read(1 << 20), b""))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert size == 5 + (64 << 20)
+    assert peak < 24 << 20, "8 MB of them for the window of xz"
+    with (
+        pytest.raises(Unreachable, match="was compressed with a window of"),
+        inflate.opened(file, ".xz", memory=1 << 20) as read,
+    ):
+        read(1)
+
+
+def test_a_field_of_many_megabytes_is_a_bad_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mdsmix.sources import read, table
+
+    monkeypatch.setattr(table, "LONGEST_FIELD", 1 << 20)
+    monkeypatch.setattr(table, "LONGEST_ROW", 2 << 20)
+    (tmp_path / "a.csv").write_bytes(b'text\ngood\n"' + b"many words\n" * 2_000_000 + b'"\nlast\n')
+    [unit] = plan(find(["a.csv"], tmp_path))
+    tracemalloc.start()
+    try:
+        batches = list(read(unit))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [r["text"] for batch in batches for r in batch.records] == ["good", "last"]
+    [wrong] = [wrong for batch in batches for wrong in batch.bad]
+    assert (wrong.reason, wrong.origin.place["row"]) == ("record_too_long", 1)
+    assert peak < 60 << 20, "pieces of 7 MB, and the reader's own"
+    assert content_of(unit).windows
+
+
+def test_messages_in_a_table_are_json_and_what_is_none_is_named(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    rows = [
+        '"[{""role"": ""user"", ""content"": ""a""}, {""role"": ""assistant"", ""content"": ""b""}]"',
+        "hello",
+        '"{""role"": 1}"',
+    ]
+    (tmp_path / "a.csv").write_text("messages\n" + "\n".join(rows) + "\n")
+    answer = converted(tmp_path, tokenizer_folder, chats("a.csv"))
+    assert answer.code == 0, answer.err
+    assert manifest_of(tmp_path / "out/web/train").records.quarantined == {"messages_not_a_list": 2}
+
+
+def test_a_suffix_that_lies_is_mended_by_the_format(tmp_path: Path, tokenizer_folder: Path) -> None:
+    write_jsonl(tmp_path / "a.parquet", [{"text": "in truth lines"}])
+    stream = documents("a.parquet", layout="document")
+    answer = converted(tmp_path, tokenizer_folder, stream)
+    assert answer.code == 4
+    assert "it begins as JSON Lines does" in answer.err
+    stream["source"]["format"] = "jsonl"
+    assert converted(tmp_path, tokenizer_folder, stream).code == 0
+    assert len(samples(tmp_path / "out/web/train")) == 1

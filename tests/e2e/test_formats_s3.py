@@ -1,0 +1,104 @@
+"""Columnar files in a bucket: their footers are read once, and of their bytes only those of the wanted columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mdsmix.errors import Unreachable
+from mdsmix.sources import find, plan, read
+from mdsmix.storage import locate
+from tests.converting import documents, run_recipe, token_rows, windows, write_recipe
+from tests.counting import Counted, counted
+from tests.faults import Proxy
+from tests.formats import FORMATS, write
+
+RECORDS = [{"text": f"document {n} of a bucket, some words"} for n in range(20)]
+
+
+def put(bucket: str, name: str, content: bytes) -> str:
+    place = locate(f"s3://{bucket}/{name}")
+    place.write(content)
+    return place.url
+
+
+def wide(tmp_path: Path, rows: int = 4000, group: int = 1000) -> bytes:
+    """A column of 1 MB, and one of 16 MB of noise beside it."""
+    noise = np.random.default_rng(1).bytes(4096 * rows)
+    columns = {
+        "text": [f"text number {n} " * 16 for n in range(rows)],
+        "noise": [noise[4096 * n : 4096 * (n + 1)] for n in range(rows)],
+    }
+    settings = {"compression": "none", "use_dictionary": False, "row_group_size": group}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", **settings)
+    return (tmp_path / "a.parquet").read_bytes()
+
+
+def fetched(seen: Counted) -> int:
+    """Bytes that were asked for, by ranges."""
+    ranges = [
+        r.headers["range"].removeprefix("bytes=").split("-")
+        for r in seen.requests
+        if "range" in r.headers
+    ]
+    return sum(int(last) - int(first) + 1 for first, last in ranges)
+
+
+def test_only_the_wanted_columns_are_fetched_and_the_footer_once(
+    tmp_path: Path, bucket: str, proxy: Proxy
+) -> None:
+    url = put(bucket, "a.parquet", wide(tmp_path))
+    with counted(proxy) as seen:
+        units = plan(find([url], tmp_path), 300_000, ("text",))
+        found = [r["text"] for unit in units for batch in read(unit) for r in batch.records]
+    assert len(units) == 4
+    assert found == [f"text number {n} " * 16 for n in range(4000)]
+    assert fetched(seen) < 6_000_000, (
+        "1 MB of footer, and 1 MB at least a row group; the file has 17 MB"
+    )
+    ends = [
+        r
+        for r in seen.requests
+        if r.headers.get("range", "").endswith(f"-{len(wide(tmp_path)) - 1}")
+    ]
+    assert len(ends) == 1, "its footer, while it was planned"
+
+
+@pytest.mark.parametrize("when", ["planned", "read"])
+def test_an_object_that_is_replaced_meanwhile_is_noticed(
+    tmp_path: Path, bucket: str, when: str
+) -> None:
+    url = put(bucket, "a.parquet", wide(tmp_path))
+    units = plan(find([url], tmp_path), 300_000, ("text",))
+    if when == "read":
+        batches = read(units[0])
+        next(batches)
+        put(bucket, "a.parquet", wide(tmp_path, group=1001))
+        batches = read(units[1])
+    else:
+        put(bucket, "a.parquet", wide(tmp_path, group=1001))
+        batches = read(units[0])
+    with pytest.raises(Unreachable, match="the object was replaced while it was being read"):
+        list(batches)
+
+
+def test_every_format_is_read_from_a_bucket(
+    tmp_path: Path, bucket: str, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows(monkeypatch, 900)
+    streams = {}
+    for format in FORMATS:
+        path = write(tmp_path / "in", format, RECORDS)
+        inner = sorted(path.iterdir()) if path.is_dir() else [path]
+        urls = [put(bucket, f"{format}/{file.name}", file.read_bytes()) for file in inner]
+        source = f"s3://{bucket}/{format}" if path.is_dir() else urls[0]
+        streams[format.replace(".", "-")] = documents(source, layout="document")
+    run_recipe(write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams))
+    first = token_rows(tmp_path / "out/jsonl/train")
+    assert len(first) == 20
+    for name in streams:
+        assert token_rows(tmp_path / "out" / name / "train") == first, name
