@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from typing import Any, Protocol
 
 import numpy as np
 
-from mdsmix.encode.tokenizer import Tokenizer, cache_folder, keep_in_cache
+from mdsmix.encode.tokenizer import Tokenizer, cache_folder, keep_in_cache, version
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.ragged import Ragged
 

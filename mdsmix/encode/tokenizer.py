@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,12 @@ def keep_in_cache(path: Path, content: bytes) -> None:
         ) from None
 
 
+@cache
+def version(package: str) -> str:
+    """Of an installed package: 2 ms the first time, since all that is said of the package is parsed for it."""
+    return metadata.version(package)
+
+
 def _key(spec: TokenizerSpec) -> str:
     """Of the files, the keyword arguments and the version of transformers that reads them."""
     digest = xxhash.xxh128()
@@ -188,18 +195,13 @@ def _files(spec: TokenizerSpec) -> Iterator[tuple[str, bytes]]:
 
 
 def _ask(spec: TokenizerSpec) -> dict[str, Any]:
-    """The snapshot from a subprocess, since transformers stays imported in whoever imports it."""
+    """The snapshot as plain data; Unreachable where there is none."""
     if _is_lost(spec.name):
         raise Unreachable(
             f"the tokenizer {spec.name} could not be loaded: there is no such folder or file; correct the path (in a recipe it is "
             "relative to the recipe's folder), or give the name of a hub's repository."
         )
-    done = subprocess.run(
-        [sys.executable, "-m", "mdsmix.encode.snapshot"],
-        input=json.dumps({"name": spec.name, "kwargs": dict(spec.kwargs)}),
-        capture_output=True,
-        text=True,
-    )
+    done = _look(json.dumps({"name": spec.name, "kwargs": dict(spec.kwargs)}))
     lines = done.stdout.strip().splitlines()
     answer = json.loads(lines[-1]) if done.returncode == 0 and lines else {"error": done.stderr}
     is_elsewhere = any(sign in str(answer.get("error")) for sign in NOT_FOUND)
@@ -221,6 +223,12 @@ def _ask(spec: TokenizerSpec) -> dict[str, Any]:
             "correct or remove it; a variable of the chat template belongs in tokenizer.template."
         )
     return dict(answer)
+
+
+def _look(asked: str) -> subprocess.CompletedProcess[str]:
+    """The snapshot from a subprocess, since transformers stays imported in whoever imports it."""
+    command = [sys.executable, "-m", "mdsmix.encode.snapshot"]
+    return subprocess.run(command, input=asked, capture_output=True, text=True)
 
 
 def _is_lost(name: str) -> bool:
