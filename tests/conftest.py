@@ -17,8 +17,11 @@ import botocore.session
 import pytest
 
 from mdsmix.encode.snapshot import WITHOUT
+from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.engines.memory import give_back
+from mdsmix.recipe import TokenizerSpec
 from mdsmix.storage import s3_client
+from tests import here, looking
 from tests.corpus import train_tokenizer, write_corpus
 from tests.faults import Proxy, failing
 from tests.minio import running_minio
@@ -38,6 +41,26 @@ def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("MDSMIX_CACHE", str(tmp_path_factory.mktemp("cache")))
         for name in ENDPOINTS:
             patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _here() -> Iterator[None]:
+    """Conversions fork no worker, unless they or their test say so."""
+    with here.as_engine():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _looker() -> Iterator[None]:
+    with looking.standing_by():
+        yield
+
+
+@pytest.fixture
+def processes() -> Iterator[None]:
+    """Conversions of the test are done by workers, as outside of tests."""
+    with here.processes():
         yield
 
 
@@ -74,8 +97,10 @@ def _small() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A byte-level BPE of 2,000 tokens with a ChatML template, eos id 0 and pad id 1."""
-    return train_tokenizer(tmp_path_factory.mktemp("tokenizer"), documents_n=30)
+    """A byte-level BPE of 2,000 tokens with a ChatML template, eos id 0 and pad id 1, looked at already."""
+    folder = train_tokenizer(tmp_path_factory.mktemp("tokenizer"), documents_n=30)
+    open_tokenizer(TokenizerSpec(name=str(folder)))
+    return folder
 
 
 @pytest.fixture(scope="session")

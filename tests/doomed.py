@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from mdsmix import sources
 from mdsmix.cli.main import run
 from mdsmix.storage.local import LocalPath
 from mdsmix.storage.s3 import S3Path
+from tests.here import processes
 
 SECONDS = 120
 
@@ -62,15 +64,26 @@ class Run:
         return code != 0
 
     def _convert(self, arguments: list[str], window: int, end: Write | None) -> None:
-        os.setsid()
-        with self._said.open("w") as said:
-            os.dup2(said.fileno(), 1)
-            os.dup2(said.fileno(), 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        sources.plan = functools.partial(_plan, window_bytes=window)
+        own_group(self._said)
         for kind in (LocalPath, S3Path):
             _watch(kind, self._log, end)
-        sys.argv = ["mdsmix", "convert", *arguments]
+        command(("convert", *arguments), window)
+
+
+def own_group(said: Path) -> None:
+    """Makes this process one like those that a shell starts, which prints into this file."""
+    os.setsid()
+    with said.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+
+
+def command(arguments: Sequence[object], window: int) -> None:
+    """The command with small work units, by workers however few are asked for."""
+    sources.plan = functools.partial(_plan, window_bytes=window)
+    sys.argv = ["mdsmix", *map(str, arguments)]
+    with processes():
         run()
 
 

@@ -12,11 +12,15 @@ from pathlib import Path
 PROGRESS = re.compile(r"\S+: \d+%, ")
 "A line every ten seconds, where stderr is no terminal."
 MDSMIX = (sys.executable, "-c", "from mdsmix.cli.main import run; run()")
+UNITS = "import functools; from mdsmix import sources; sources.plan = functools.partial(sources.plan, window_bytes={})"
+"What comes before, for work units of so many bytes."
 
 
-def watched(*arguments: object, seconds: float) -> tuple[str, int]:
-    """Runs `mdsmix` with these arguments to its good end, without a complaint; returns what it printed and its most memory in bytes."""
-    command = [*MDSMIX, *map(str, arguments)]
+def watched(*arguments: object, seconds: float, window: int = 96 << 20) -> tuple[str, int]:
+    """Runs `mdsmix` with these arguments to its good end, without a complaint; returns what it printed and its most memory in bytes.
+    `window`: bytes of a work unit."""
+    python, option, program = MDSMIX
+    command = [python, option, f"{UNITS.format(window)}; {program}", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     peak, deadline = 0, time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < deadline:

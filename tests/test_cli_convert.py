@@ -84,7 +84,7 @@ def test_bad_lines_are_set_aside_and_their_neighbours_converted(
     (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines, b"", b"  ", b'{"text": "the last"}']))
     streams = {"web": documents(tmp_path / "a.jsonl", layout=layout)}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
-    answer = mdsmix("convert", recipe, "--workers", 2)
+    answer = mdsmix("convert", recipe)
     assert answer.code == 0
     published = tmp_path / "out" / "web" / "train"
     kept = sorted(quarantined(published), key=lambda record: record["offset"])

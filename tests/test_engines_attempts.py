@@ -31,6 +31,8 @@ from tests.converting import (
     write_recipe,
 )
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 DEADLY = "this one kills"
 
 

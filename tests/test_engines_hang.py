@@ -31,6 +31,8 @@ from tests.converting import (
 )
 from tests.tasks import Call, call, in_work, run, settings
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 SILENT = 0.6
 
 

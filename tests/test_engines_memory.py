@@ -20,6 +20,8 @@ from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 from tests.processes import watched
 from tests.tasks import call, settings, silent
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 GIB = 1 << 30
 
 
@@ -102,18 +104,19 @@ def test_no_more_workers_go_on_than_fit_if_each_took_what_the_greediest_took(
 
 
 def test_large_documents_stay_within_a_small_cap(tmp_path: Path, tokenizer_folder: Path) -> None:
-    """Sixteen documents of 20 MB in four units, the peak of the whole tree measured from outside. Uncapped it would take more."""
+    """Seven documents of 20 MB in four units, the peak of the whole tree measured from outside. Uncapped it would take more."""
     words = " ".join(f"word{n} and {n * n} of them\n" for n in range(600_000))
     line = orjson.dumps({"text": words[: 20 << 20]}) + b"\n"
     with (tmp_path / "large.jsonl").open("wb") as file:
-        file.writelines([line] * 16)
+        file.writelines([line] * 7)
     recipe = write_recipe(
         tmp_path,
         tokenizer_folder,
         max_seq_len=2048,
         streams={"web": documents(tmp_path / "large.jsonl")},
     )
-    printed, peak = watched("convert", recipe, "--memory", "1GiB", "--workers", 2, seconds=300)
+    settings = ("--memory", "1GiB", "--workers", 2)
+    printed, peak = watched("convert", recipe, *settings, seconds=300, window=2 * len(line))
     assert "peak memory: " in printed
     assert (1 << 28) < peak < GIB
 

@@ -122,6 +122,7 @@ def test_what_is_remembered_of_a_file_is_remembered_for_the_fields_that_were_rea
     assert remembered("e.jsonl", "text") == remembered("e.jsonl", "name")
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_unit_that_kills_its_worker_is_named_by_its_words(
     zips: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -27,12 +27,14 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
+from tests.doomed import command, own_group
 from tests.faults import TRANSIENT, Proxy, Rule, Storm, failing
 from tests.minio import own_minio
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(120)]
 WINDOW = 6000
 HASH = "[0-9a-f]{32}"
+PATIENCE = {name: getattr(s3_client, name) for name in ("_PAUSE_SECONDS", "_READ_SECONDS")}
 PLACES = {
     "the list of sources": ("GET list", ""),
     "reading a source": ("GET", r"raw/a\.jsonl$"),
@@ -107,27 +109,25 @@ def sentence(answer: Answer) -> str:
     return line
 
 
-def command(*arguments: object, window: int = WINDOW) -> subprocess.Popen[str]:
-    """A run in processes of its own: small work units."""
-    code = f"""
-import functools, sys
-from mdsmix import sources
-from mdsmix.cli.main import run
-sources.plan = functools.partial(sources.plan, window_bytes={window})
-run()
-"""
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+class Conversion:
+    """A run in processes of its own, forked: small work units, and as patient with a store as outside of tests."""
 
+    def __init__(self, recipe: Path, *settings: str, window: int = WINDOW) -> None:
+        self._said, self._settings, self._window = recipe.with_suffix(".said"), settings, window
+        process: Any = multiprocessing.get_context("fork").Process
+        self.process = process(target=self._convert, args=(recipe,))
+        self.process.start()
 
-def answer_of(process: subprocess.Popen[str]) -> Answer:
-    out, err = process.communicate(timeout=120)
-    return Answer(process.returncode, out, err)
+    def answer(self) -> Answer:
+        """Waits for the end. What it printed to stdout and stderr is not told apart."""
+        self.process.join(120)
+        return Answer(self.process.exitcode, "", self._said.read_text())
+
+    def _convert(self, recipe: Path) -> None:
+        own_group(self._said)
+        vars(s3_client).update(PATIENCE)
+        s3_client._answered.clear()
+        command(("convert", recipe, *self._settings), self._window)
 
 
 @pytest.mark.parametrize("fault", [*TRANSIENT, "silence", "400 RequestTimeout", "429"])
@@ -277,7 +277,7 @@ def test_credentials_that_expire_in_mid_run_are_named_and_the_next_run_goes_on(
     proxy: Proxy, recipe: Path, undisturbed: dict[str, bytes], bucket: str, minio: str
 ) -> None:
     proxy.rules = [Rule("400 ExpiredToken", times=9999, skip=40)]
-    line = sentence(answer_of(command("convert", recipe, "--workers", "2")))
+    line = sentence(Conversion(recipe, "--workers", "2").answer())
     assert "the credentials have expired; renew the credentials and run the same command" in line
     assert "train/index.json" not in published(bucket, minio)
     proxy.rules = []
@@ -335,8 +335,9 @@ def test_two_workers_get_through_a_storm(
     proxy: Proxy, recipe: Path, undisturbed: dict[str, bytes], bucket: str, minio: str
 ) -> None:
     proxy.storm = Storm(4, 0.1)
-    answer = answer_of(command("convert", recipe, "--workers", "2"))
-    assert (answer.code, answer.err) == (0, "")
+    answer = Conversion(recipe, "--workers", "2").answer()
+    assert answer.code == 0, answer
+    assert not re.search("(?i)error|exception|traceback|warning", answer.err), answer.err
     assert proxy.met()
     assert published(bucket, minio) == undisturbed
 
@@ -362,12 +363,12 @@ def test_a_store_that_has_answered_and_is_away_for_a_while_is_waited_for(
         )
         proxy.rules = [stop]
         source = "streams.web.source.path=s3://away/raw/*.jsonl"
-        process = command("convert", recipe, "remote=s3://away/mix", source, "--workers", "1")
+        run = Conversion(recipe, "remote=s3://away/mix", source, "--workers", "1")
         assert stopped.wait(60)
         time.sleep(2 * s3_client._FIRST_SECONDS)
-        assert process.poll() is None, process.communicate()
+        assert run.process.is_alive(), run.answer()
         server.start()
-        answer = answer_of(process)
+        answer = run.answer()
         assert answer.code == 0, answer.err
         assert len(proxy.requests) > 60
         monkeypatch.setenv("S3_ENDPOINT_URL", server.settings["S3_ENDPOINT_URL"])
@@ -376,7 +377,7 @@ def test_a_store_that_has_answered_and_is_away_for_a_while_is_waited_for(
 
 
 @pytest.fixture
-def uploading(proxy: Proxy, recipe: Path, tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
+def uploading(proxy: Proxy, recipe: Path, tmp_path: Path) -> Callable[[], Conversion]:
     """Starts a run, which stands still in the writing of its second shard the first time."""
     rare = "".join(chr(n) for n in range(0x4E00, 0x9E00))  # three tokens each, of two bytes
     write_jsonl(tmp_path / "large.jsonl", [{"text": rare} for _ in range(50)])
@@ -384,10 +385,10 @@ def uploading(proxy: Proxy, recipe: Path, tmp_path: Path) -> Callable[[], subpro
     written = threading.Event()
     proxy.rules = [Rule("silence", "PUT", r"\.mds", then=written.set)]
 
-    def start() -> subprocess.Popen[str]:
-        process = command("convert", recipe, *large, "--workers", "1", window=1 << 27)
-        assert written.wait(60), answer_of(process)
-        return process
+    def start() -> Conversion:
+        run = Conversion(recipe, *large, "--workers", "1", window=1 << 27)
+        assert written.wait(60), run.answer()
+        return run
 
     return start
 
@@ -396,17 +397,17 @@ def uploading(proxy: Proxy, recipe: Path, tmp_path: Path) -> Callable[[], subpro
 def test_of_a_write_that_is_ended_nothing_is_left(
     end: signal.Signals,
     code: int,
-    uploading: Callable[[], subprocess.Popen[str]],
+    uploading: Callable[[], Conversion],
     bucket: str,
     minio: str,
 ) -> None:
-    process = uploading()
-    os.killpg(process.pid, end)
-    assert answer_of(process).code == code
+    run = uploading()
+    os.killpg(run.process.pid, end)
+    assert run.answer().code == code
     assert uploads(bucket, minio) == []
     stream = f"s3://{bucket}/mix/web/train"
     assert not any(name.endswith(".mds") for name in published(bucket, minio))
-    assert answer_of(uploading()).code == 0
+    assert uploading().answer().code == 0
     assert uploads(bucket, minio) == []
     assert mdsmix("verify", stream).code == 0
     assert "all is in use" in mdsmix("gc", stream, "--older-than", "0s").out

@@ -38,6 +38,7 @@ class Place:
     url: str
     settings: tuple[str, ...]
     proxy: Proxy | None
+    workers: int = 1
 
     @property
     def split(self) -> Location:
@@ -89,7 +90,7 @@ def convert(*settings: str) -> Callable[[Place], None]:
 
 
 def run(place: Place, *arguments: object) -> None:
-    workers = ("--workers", "2") if arguments[0] in ("convert", "repair") else ()
+    workers = ("--workers", place.workers) if arguments[0] in ("convert", "repair") else ()
     answer = mdsmix(*arguments, *workers)
     assert answer.code == 0, answer
 
@@ -212,6 +213,7 @@ def test_everything_is_done_in_an_order_that_can_end_anywhere(place: Place, scen
     (*before, watched), expected = SCENARIOS[scenario]
     for work in before:
         work(place)
+    place.workers = 2
     spoke = held_against(place.recorded(watched))
     assert {*expected.split(), "all_is_done_under_the_lease"} <= spoke.keys()
 

@@ -34,6 +34,7 @@ from tests.converting import (
 from tests.counting import Counted, counted
 from tests.faults import Proxy
 
+pytestmark = pytest.mark.usefixtures("processes")  # what workers ask for counts
 LINE = len(b'{"text":""}\n') + 8 * len("Document 00 of many. ")
 "A document of `texts` as a line: windows of so many bytes hold one each."
 

@@ -1,0 +1,60 @@
+"""An engine that does a run's units in this process: what most tests convert with.
+
+A forked worker costs 70 ms of processor time, five times what a handful of records takes, and shows nothing in a test of what is
+converted. So workers are forked only where a run asks for more than one of them or for what only they do (`--workers 2`,
+`--memory`, `--quarantine-crashes`), and for tests that use the fixture `processes`.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from mdsmix.convert import run
+from mdsmix.convert.planning import Options
+from mdsmix.engines.attempts import Attempt
+from mdsmix.engines.base import Engine, Reporter
+
+_wants_processes = False
+
+
+class Here(Engine, Reporter):
+    """Tasks and results travel as bytes, as to another process."""
+
+    peak, memory = 0, 1 << 30
+    warnings = tuple
+
+    def run(self, tasks: Sequence[Any], on_progress: Any, say: Any) -> Generator[Any, None, None]:
+        self.on_progress = on_progress
+        for number, task in enumerate(tasks):
+            result = pickle.loads(pickle.dumps(task)).do(Attempt(), self)
+            yield number, pickle.loads(pickle.dumps(result))
+
+
+@contextmanager
+def as_engine() -> Iterator[None]:
+    """Conversions of this process are done here, but for those that say what workers they want."""
+    local_engine = run._local_engine
+
+    def chosen(planned: Any, options: Options, watcher: Any) -> Engine:
+        is_said = (options.workers or 1) > 1 or options.memory or options.quarantine_crashes
+        return local_engine(planned, options, watcher) if _wants_processes or is_said else Here()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "_local_engine", chosen)
+        yield
+
+
+@contextmanager
+def processes() -> Iterator[None]:
+    """All conversions by workers."""
+    global _wants_processes
+    before, _wants_processes = _wants_processes, True
+    try:
+        yield
+    finally:
+        _wants_processes = before
