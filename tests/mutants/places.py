@@ -96,6 +96,8 @@ class _Nodes(cst.CSTVisitor):
             return False
         if isinstance(node, cst.Call) and getattr(node.func, "value", "") in HARMLESS_CALLS:
             return False
+        if isinstance(node, cst.Assign) and _names(node) == ["__all__"]:  # for import * alone
+            return False
         if not self._is_prose(node) and any(True for _ in _changed(node)):
             self.found.append((self.get_metadata(PositionProvider, node).start.line, node))
         return True
@@ -107,6 +109,10 @@ class _Nodes(cst.CSTVisitor):
         return " " in node.value or isinstance(
             self.get_metadata(ParentNodeProvider, node), cst.Expr
         )
+
+
+def _names(node: cst.Assign) -> list[str]:
+    return [getattr(target.target, "value", "") for target in node.targets]
 
 
 def _changed(node: cst.CSTNode) -> Iterator[cst.CSTNode]:

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ import torch
 
 from mdsmix.errors import RecipeError
 from mdsmix.load import MixLoader, TokenIds, build_loader, loader
+from mdsmix.load.collate import Separator
 from mdsmix.load.config import read_settings
+from mdsmix.load.pack import Packer
 from mdsmix.load.training_rows import Row, RowRules
 from tests.alarm import at_most
 from tests.with_torch.load_streams import EOS, IDS, PAD, config, write_stream, write_tokens
@@ -149,6 +152,8 @@ def test_a_packed_batch_counts_the_samples_that_it_drew(tmp_path: Path) -> None:
     for _ in zip(range(3), loader, strict=False):
         state = loader.state_dict()
     assert state["sample_in_epoch"] == 11, "the last one drew fewer"
+    less = config({"a": stream}, packing_ratio=1.9)
+    assert build_loader(less, 3, ids=IDS).batch_size == 5, "5.7, rounded down as in LLM-Foundry"
 
 
 def test_what_is_torchs_reaches_torch(tmp_path: Path) -> None:
@@ -157,6 +162,31 @@ def test_what_is_torchs_reaches_torch(tmp_path: Path) -> None:
     made = build_loader(config(streams, "text", **keys, timeout=7), 1, ids=IDS)
     assert {key: getattr(made, key) for key in keys} == keys
     assert made.timeout == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset", "rows", "batches"),
+    [
+        ("finetuning", {"target_prompts": "all"}, {"target_prompts": "all"}, {}),
+        ("finetuning", {"target_responses": "all"}, {"target_responses": "all"}, {}),
+        ("finetuning", {"decoder_only_format": False}, {"decoder_only_format": False}, {}),
+        ("finetuning", {}, {"max_seq_len": 8}, {"with_sequence_id": True, "packer": None}),
+        ("finetuning", {"pad_to_longest": True}, {}, {"pad_to_longest": True}),
+        ("finetuning", {"allow_pad_trimming": True}, {}, {"allow_pad_trimming": True}),
+        ("finetuning", {"packing_ratio": 2, "max_leftover_bins_to_keep": 0}, {}, {"packer": Packer(bins=2, max_seq_len=8, keep=0)}),
+        ("text", {"token_encoding_type": "uint16"}, {"token_encoding_type": "uint16"}, {"with_sequence_id": False}),
+        ("text", {"eos_token_id": 0}, {}, {"with_sequence_id": True, "separator": Separator(token=0, starts=False)}),
+        ("text", {"bos_token_id": 5}, {}, {"with_sequence_id": True, "separator": Separator(token=5, starts=True)}),
+    ],
+)  # fmt: skip
+def test_what_the_yaml_says_of_rows_reaches_them(
+    name: str, dataset: dict[str, Any], rows: dict[str, Any], batches: dict[str, Any]
+) -> None:
+    settings = read_settings(config({"a": {"local": "a"}}, name, **dataset))
+    rules = loader._rules(settings, TokenIds(eos=EOS, pad=PAD, bos=5))
+    collate = loader._collate(settings, rules, 2 if "packing_ratio" in dataset else None)
+    assert {key: getattr(rules, key) for key in rows} == rows
+    assert {key: getattr(collate, key) for key in batches} == batches
 
 
 def test_ranks_take_the_smallest_of_their_packing_ratios(
@@ -186,6 +216,16 @@ def test_the_ids_come_from_the_configs_tokenizer(tokenizer_folder: Path, tmp_pat
     assert batch["input_ids"].tolist() == [[10, 11, 12, 13, 1, 1, 1, 1]]
     with pytest.raises(RecipeError, match="names no tokenizer"):
         build_loader(made, 1)
+
+
+def test_every_id_is_the_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"eos": 4, "pad": 3, "bos": 2, "padding_side": "left"}
+    named = {f"{key}_id": known[key] for key in ("eos", "pad", "bos")}
+    opened = SimpleNamespace(**named, padding_side="left")
+    monkeypatch.setattr("mdsmix.encode.fetched.at_hand", lambda spec, places: spec)
+    monkeypatch.setattr("mdsmix.encode.tokenizer.open_tokenizer", lambda spec: opened)
+    made = config({"a": {"local": "a"}}) | {"tokenizer": "t"}
+    assert loader._ids_of(read_settings(made)) == TokenIds(**known)
 
 
 def test_a_separator_that_is_not_the_tokenizers_is_refused(tmp_path: Path) -> None:
