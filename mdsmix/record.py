@@ -6,6 +6,7 @@ is another shape, and no encoder changes. They are named tuples, since one is ma
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -81,7 +82,12 @@ def _texts(value: Any) -> Iterator[str]:
 def canonical(record: Record) -> bytes:
     """What the record says, as bytes: those of equal records are equal, whatever the order of the keys in them."""
     said = list(record) if isinstance(record, tuple) else record
-    return orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
+    try:
+        return orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
+    except (
+        TypeError
+    ):  # tools may hold whole numbers of more than 64 bits, and what Arrow has beside JSON's types
+        return json.dumps(said, sort_keys=True, ensure_ascii=False, default=str).encode()
 
 
 def is_encodable(text: str) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdsmix.record import Conversation, RichConversation
+from mdsmix.record import Conversation, RichConversation, canonical
 from mdsmix.shapes import messages as strict
 from mdsmix.shapes import openai
 from tests.test_encode_chat import say
@@ -104,6 +105,15 @@ def test_tools_that_are_none_or_missing() -> None:
     assert read(ASKED, call(), tools=None) == "missing_tools"
     alone = openai.read({"messages": [ASKED, call()]}, {"messages": "messages"})
     assert isinstance(alone, RichConversation)  # a system prompt may tell of them
+
+
+def test_numbers_of_any_size_and_values_of_arrow_have_a_canonical_form() -> None:
+    """So that they can be held out and compared: 2^70 is no number of orjson's, a Decimal no JSON."""
+    huge = '[{"name": "f", "parameters": {"maximum": 1180591620717411303424}}]'
+    found = read(ASKED, call({"n": Decimal("1.50")}), tools=huge)
+    assert b"1180591620717411303424" in canonical(found)
+    assert canonical(found) == canonical(read(ASKED, call({"n": Decimal("1.50")}), tools=huge))
+    assert canonical(found) != canonical(read(ASKED, call({"n": Decimal("1.5")}), tools=huge))
 
 
 def test_bare_tools_and_calls_are_wrapped() -> None:

@@ -102,6 +102,8 @@ def test_messages_of_one_role_are_merged_where_that_is_asked_for() -> None:
     beside = read([item("human", "a"), item("gpt", "Wait."), *GLAIVE[1:]], tools=[TOOL], consecutive_roles="merge")  # fmt: skip
     assert beside.messages[1]["content"] == "Wait."
     assert beside.messages[1]["tool_calls"][0]["function"] == CALL
+    after = [item("human", "a"), GLAIVE[1], GLAIVE[3]]  # what a call gave is missing
+    assert read(after, tools=[TOOL], consecutive_roles="merge") == "repeated_role"
     system = read([item("system", "x"), *items[:1], *items[2:3]], system="y", consecutive_roles="merge")  # fmt: skip
     assert system.messages[0] == {"role": "system", "content": "y\n\nx"}
 

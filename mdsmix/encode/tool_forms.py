@@ -172,7 +172,9 @@ def _fit_call(call: Message, forms: Forms) -> Message:
     own = "text" if isinstance(arguments, str) else "object"
     if own in forms.arguments:
         return call
-    other = json.loads(arguments) if own == "text" else json.dumps(arguments, ensure_ascii=False)
+    other: Any = json.loads(arguments) if own == "text" else None
+    if own == "object":  # as a template's tojson writes it; an Arrow file may hold a date in it
+        other = json.dumps(arguments, ensure_ascii=False, default=str)
     return call | {"function": call["function"] | {"arguments": other}}
 
 
