@@ -126,6 +126,13 @@ def test_packing_changes_no_digest(tmp_path: Path, texts: list[bytes], window: i
     assert packed == [plain, plain]
 
 
+def test_files_that_fill_a_window_are_one_where_their_last_lines_do_not_end(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.jsonl").write_bytes(b"1\n2")
+    [unit] = plan(find(["*"], tmp_path), 9)
+    assert len(content_of(unit).windows) == 1
+
+
 def test_windows_of_grouped_packed_files_are_counted_in_what_they_hold(tmp_path: Path) -> None:
     """In a group of files as one window after another, whatever the sizes in which they are stored."""
     for name in ("a", "b", "c"):

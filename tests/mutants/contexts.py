@@ -71,7 +71,7 @@ def collect(copy: Path, patterns: Sequence[str]) -> list[TestFile]:
 ROOM_TESTS = {
     "encode": ("test_encode_*", "test_kinds_*", "test_convert_history*", "abuse/test_template*"),
     "kinds": ("test_kinds_*", "test_house_*", "test_encode_*", "test_convert_changes*"),
-    "shapes": ("test_kinds_*", "test_encode_*", "test_convert_advice*"),
+    "shapes": ("test_shapes_*", "test_kinds_*", "test_convert_shapes*", "test_convert_advice*"),
     "shards": (
         "test_shards_*",
         "with_torch/test_shards_*",
