@@ -195,6 +195,7 @@ def test_nulls_of_arrow_are_told_and_taken_out_where_that_is_asked_for(
         ([{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]}], "say consecutive_roles: merge."),
         ([{"messages": [{"role": "user", "content": "a", "name": None}, {"role": "assistant", "content": "c"}]}], "say nulls: drop."),
         ([{"messages": DEMOS["rounds"][1][0]["conversation"]}], "say shape: rounds, conversation: messages."),
+        ([{"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]}], "has the roles 'user, bot'; shape: sharegpt takes any"),
         ([{"messages": [{"role": "user", "content": 3}, {"role": "assistant", "content": "c"}]}], None),
     ],
 )  # fmt: skip

@@ -14,7 +14,10 @@ from mdsmix.convert.quarantine import first_of, read_quarantine
 from mdsmix.kinds import shape_of
 from mdsmix.record import Document
 from mdsmix.shapes import SHAPES, Fields, Shape
+from mdsmix.shapes.fields import value_at
+from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.shards.manifest import Records
+from mdsmix.typed import brief
 from mdsmix.words import plural
 
 ARRAY = (
@@ -43,6 +46,8 @@ def advice(job: Job, records: Records) -> Iterator[str]:
     if "json_array" in records.quarantined:
         yield ARRAY
     yield from _other_shape(job)
+    if "unknown_role" in records.quarantined and (roles := _roles(job)):
+        yield roles
     if "missing_field" in records.quarantined and (example := _fields(job)):
         yield example
 
@@ -80,6 +85,23 @@ def _others(job: Job) -> Iterator[tuple[str, Callable[[Any], bool]]]:
 
 def _is_read(shape: Shape, fields: Fields, options: Mapping[str, Any], record: Any) -> bool:
     return not isinstance(shape.read(record, fields, **options), str)
+
+
+def _roles(job: Job) -> str | None:
+    """The roles of a record with one that its shape does not know."""
+    bad, key = first_of(job.folder, "unknown_role"), TAGS["role_tag"]
+    held = next((job.encoding.fields[key] for key in LISTS if key in job.encoding.fields), "")
+    items = value_at(held, orjson.loads(bad["raw"])) if bad and "raw" in bad else None
+    if shape_of(job.encoding).name == "sharegpt":
+        key = job.encoding.shape_options.get("tags", {}).get("role_tag", key)
+    else:
+        key = "role"
+    said = [item.get(key) for item in items or () if isinstance(item, dict)]
+    roles = dict.fromkeys(role for role in said if isinstance(role, str))
+    if not roles or bad is None:
+        return None
+    named = "shape: sharegpt takes any, named in its tags (assistant_tag: ...)"
+    return f"A record of {bad['file']} has the roles {brief(', '.join(roles))}; {named}."
 
 
 def _fields(job: Job) -> str | None:
