@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.encode.base import Encoded, Rejected
@@ -40,6 +40,7 @@ class Refusing:
         )
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["ab", "c!", "", *BAD])))
 def test_every_record_is_a_row_or_has_its_reason_at_its_place(drawn: list[str]) -> None:
     records = [BAD.get(word, {"text": word}) for word in drawn]
@@ -55,6 +56,7 @@ def test_every_record_is_a_row_or_has_its_reason_at_its_place(drawn: list[str]) 
     assert encoded.columns["tokens"].values.tolist() == lengths
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.fixed_dictionaries(

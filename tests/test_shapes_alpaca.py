@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.record import Conversation
@@ -36,6 +36,7 @@ def said(record: dict[str, Any], between: str) -> list[tuple[str, str]]:
     return [*head, *before, ("user", question), ("assistant", record["output"])]
 
 
+@settings(deadline=None)
 @given(RECORDS, st.sampled_from(["\n", "", " | "]))
 def test_a_record_is_its_exchanges_in_order(record: dict[str, Any], between: str) -> None:
     found, expected = read(record, FIELDS, joined_by=between), said(record, between)

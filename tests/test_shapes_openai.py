@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.record import Conversation, RichConversation, canonical
@@ -48,6 +48,7 @@ def test_plain_messages_are_a_plain_conversation() -> None:
 FLAGS = st.sampled_from([{}, {"weight": 0}, {"weight": 1}, {"train": False}, {"loss": True}, {"loss_weight": 0.0}, {"train": True, "weight": 1}, {"weight": None}])  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.lists(FLAGS, min_size=1, max_size=4))
 def test_a_flag_says_whether_a_message_is_trained(flags: list[dict[str, Any]]) -> None:
     messages = [m for flag in flags for m in (ASKED, ANSWERED | flag)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.record import Conversation, RichConversation
@@ -47,6 +47,7 @@ def test_a_call_and_its_result_are_those_of_chat_templates() -> None:
     assert found.trained is None
 
 
+@settings(deadline=None)
 @given(st.lists(WORDS, min_size=7, max_size=7, unique=True))
 def test_renamed_keys_and_roles_give_the_same_conversation(words: list[str]) -> None:
     tags = dict(zip(sharegpt.TAGS, words, strict=True))
