@@ -13,6 +13,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+import orjson
+
 from mdsmix.words import hint
 
 T = TypeVar("T")
@@ -44,6 +46,14 @@ def read(cls: type[T], values: Any, where: str = "") -> T:
         if _is_required(field) and (absent or name not in values):
             raise Misfit(f"{_at(where, name)} is missing.")
     return cls(**{k: _value(v, hints[k], _at(where, k)) for k, v in values.items()})
+
+
+def load(cls: type[T], content: bytes) -> T:
+    """The same from JSON; Misfit where it is none."""
+    try:
+        return read(cls, orjson.loads(content))
+    except orjson.JSONDecodeError as error:
+        raise Misfit(f"it is no JSON: {error}.") from None
 
 
 def brief(value: Any) -> str:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Sized
+from itertools import islice
 
 
 def plural(count: int, word: str) -> str:
     """`1 sample`, `2,000 samples`."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def listed(names: Collection[str], most: int = 3, of: int | None = None) -> str:
+    """The first names, and how many more there are: of those given, or of so many."""
+    more = (of or len(names)) - most
+    return ", ".join(islice(names, most)) + (f" and {more} more" if more > 0 else "")
 
 
 def does(things: Sized, one: str = "does", more: str = "do") -> str:

@@ -167,7 +167,7 @@ def test_a_tokenizer_that_is_not_what_it_was_is_refused(
     publish_tokenizer(job)
     shutil.rmtree(cache / "tokenizers")
     (home(tmp_path) / "tokenizer.json").write_bytes(content)
-    with pytest.raises(Unreachable, match=r"does not hold the tokenizer .* as it was published"):
+    with pytest.raises(Unreachable, match="does not hold the tokenizer as it was published"):
         at_hand(job)
     assert not (cache / "tokenizers").exists()
 

@@ -50,11 +50,10 @@ def for_each(
 
 def _streams(targets: Sequence[str], only_made: bool) -> tuple[list[str], bool]:
     """The streams, and whether it is one that was named itself."""
-    from mdsmix.recipe.read import OVERRIDE
+    from mdsmix.recipe.read import parted
     from mdsmix.shards.index import BASENAME
 
-    overrides = [t for t in targets if OVERRIDE.match(t) and not os.path.exists(t)]
-    named = [t for t in targets if t not in overrides]
+    named, overrides = parted(targets)
     recipes = [t for t in named if os.path.isfile(t) and os.path.basename(t) != BASENAME]
     if not recipes and not overrides:
         return named, len(named) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from heapq import nsmallest
-from itertools import islice
 
 from mdsmix import sources
 from mdsmix.convert.job import Job
@@ -15,9 +14,7 @@ from mdsmix.shards.links import refuse_links
 from mdsmix.shards.manifest import FORMAT_VERSION, Manifest
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Location
-
-SHOWN = 3
-"Names that a sentence lists."
+from mdsmix.words import listed
 
 
 def published_manifest(job: Job, standing: Standing, reencode: bool) -> Manifest | None:
@@ -76,7 +73,7 @@ def _why_not(job: Job, manifest: Manifest, files: list[SourceFile]) -> str | Non
             "are to be encoded again; pass --reencode if that is meant."
         )
     if not _share_a_file(job, manifest, files):
-        old = nsmallest(SHOWN, (source.path for source in manifest.read_sources(job.folder)))
+        old = nsmallest(3, (source.path for source in manifest.read_sources(job.folder)))
         return (
             f"stream {job.name}: {job.target} holds a stream made of {listed(old, of=manifest.source_count) or 'other streams'}, none of which is "
             f"among its sources now ({listed(sorted({file.name for file in files}))}); publish elsewhere, or pass --reencode to replace it."
@@ -119,9 +116,3 @@ def why_rebuilt(job: Job, old: Manifest | None) -> str | None:
         f"{job.name}: it is published in format version {old.format_version}, which names work units and source files in "
         f"another way: all of it is converted again, into version {FORMAT_VERSION}"
     )
-
-
-def listed(names: Collection[str], most: int = SHOWN, of: int | None = None) -> str:
-    """The first names, and how many more there are: of those given, or of so many."""
-    more = (of or len(names)) - most
-    return ", ".join(islice(names, most)) + (f" and {more} more" if more > 0 else "")

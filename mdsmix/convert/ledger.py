@@ -7,7 +7,7 @@ killed loses only the units that were being worked on, and whoever has the targe
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -63,12 +63,10 @@ def read_record(folder: Location, key: str) -> UnitRecord | None:
     content, _, digest = found[1].rpartition(b"\n")
     if digest != _digest(content):
         return None
-    try:
-        tree = orjson.loads(content)
-        record = typed.read(UnitRecord, tree if isinstance(tree, Mapping) else None)
-    except (orjson.JSONDecodeError, typed.Misfit):
-        return None
-    return record if record.key == key else None
+    with suppress(typed.Misfit):
+        record = typed.load(UnitRecord, content)
+        return record if record.key == key else None
+    return None
 
 
 def _digest(content: bytes) -> bytes:

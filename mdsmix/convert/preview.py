@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 from mdsmix import sources
 from mdsmix.convert.dropping import known_dropped
-from mdsmix.convert.guard import listed, published_manifest, why_rebuilt
+from mdsmix.convert.guard import published_manifest, why_rebuilt
 from mdsmix.convert.job import Job, on_day, with_versions
 from mdsmix.convert.planning import Options, plan, planned_jobs, source_hashes
 from mdsmix.convert.publish import is_published
@@ -21,6 +21,7 @@ from mdsmix.recipe import Recipe
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import Content, Unit
 from mdsmix.storage import together
+from mdsmix.words import listed
 
 
 def preview(recipe: Recipe, options: Options) -> Iterator[str]:

@@ -12,13 +12,12 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from mdsmix.convert.job import Job
-from mdsmix.encode.fetched import CARD
-from mdsmix.encode.tokenizer import Tokenizer, cache_folder, content_hash, keep_in_cache
+from mdsmix.encode.fetched import CARD, FolderCard, read_card, refuse_other
+from mdsmix.encode.tokenizer import Tokenizer, cache_folder, keep_in_cache
 from mdsmix.errors import Unreachable
 from mdsmix.recipe.rules import TOKENIZER_FOLDER
 from mdsmix.shards.manifest import TokenizerCard, read_manifest
@@ -58,7 +57,7 @@ def publish_tokenizer(job: Job) -> None:
         return
     snapshot = locate(Path(tokenizer.path).parent)
     together(lambda name: (home / name).write((snapshot / name).read()), tokenizer.files)
-    (home / CARD).write(orjson.dumps({"tokenizer": card, "files": tokenizer.files}))
+    (home / CARD).write(orjson.dumps(FolderCard(tokenizer=card, files=tokenizer.files)))
 
 
 def at_hand(job: Job) -> Tokenizer:
@@ -71,19 +70,9 @@ def at_hand(job: Job) -> Tokenizer:
     if not path.is_file():
         home = job.root / TokenizerCard.of(tokenizer).folder_name
         content = (home / path.name).read()
-        if _hash(content, tokenizer) != tokenizer.hash:
-            raise Unreachable(
-                f"{home} does not hold the tokenizer {tokenizer.name} as it was published, so its ids would be others: delete "
-                "that folder and run the same command again, which publishes it anew."
-            )
+        refuse_other(home, content, tokenizer)
         keep_in_cache(path, content)
     return replace(tokenizer, path=str(path))
-
-
-def _hash(content: bytes, tokenizer: Tokenizer) -> str | None:
-    with suppress(orjson.JSONDecodeError):
-        return content_hash(content, tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id)
-    return None
 
 
 def needless(root: Location, older_than: float) -> list[TokenizerFolder]:
@@ -101,18 +90,13 @@ def needless(root: Location, older_than: float) -> list[TokenizerFolder]:
 def _look(home: Location) -> TokenizerFolder | None:
     """None where no card says that mdsmix wrote this folder: anything else of such a name is left alone."""
     found = (home / CARD).fetch()
-    try:
-        tree: Any = orjson.loads(found[1]) if found else None
-        files = tuple(map(str, tree["files"]))
-        is_ours = TokenizerCard(**tree["tokenizer"]).folder_name == home.name
-    except (orjson.JSONDecodeError, KeyError, TypeError):
+    card = read_card(home, found[1]) if found else None
+    if not found or not card:
         return None
-    sizes = {name: stat for name, stat in home.list(recursive=True) if name in (CARD, *files)}
-    if not found or not is_ours:
-        return None
+    sizes = {name: stat for name, stat in home.list(recursive=True) if name in (CARD, *card.files)}
     return TokenizerFolder(
         folder=home,
-        files=files,
+        files=tuple(card.files),
         bytes=sum(stat.size for stat in sizes.values()),
         written=found[0].modified,
     )

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import orjson
 import xxhash
 
-from mdsmix.encode.tokenizer import cache_folder, content_hash, keep_in_cache
+from mdsmix import typed
+from mdsmix.encode.tokenizer import Tokenizer, cache_folder, content_hash, keep_in_cache
 from mdsmix.errors import Unreachable
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.recipe.rules import TOKENIZER_FOLDER
@@ -24,6 +25,34 @@ from mdsmix.storage import Location, locate, together
 
 CARD = "mdsmix.tokenizer"
 "Written last: a folder with it is whole."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderCard:
+    """What is said of such a folder in it."""
+
+    tokenizer: TokenizerCard
+    files: list[str]
+    "Those that were written, the card not among them."
+
+
+def read_card(home: Location, content: bytes) -> FolderCard | None:
+    """The folder's card; None where it is not one that mdsmix wrote of this folder."""
+    with suppress(typed.Misfit):
+        card = typed.load(FolderCard, content)
+        return card if card.tokenizer.folder_name == home.name else None
+    return None
+
+
+def refuse_other(home: Location, content: bytes, own: Tokenizer | TokenizerCard | None) -> None:
+    """Unreachable where the tokenizer.json in a folder does not give the ids of the tokenizer that was published there."""
+    with suppress(orjson.JSONDecodeError, KeyError, TypeError):
+        if own and content_hash(content, own.bos_id, own.eos_id, own.pad_id) == own.hash:
+            return
+    raise Unreachable(
+        f"{home} does not hold the tokenizer as it was published, so its ids would be others: delete that folder and run "
+        "`mdsmix convert` again, which publishes it anew"
+    )
 
 
 def at_hand(spec: TokenizerSpec, streams: Iterable[str]) -> TokenizerSpec:
@@ -51,20 +80,10 @@ def _fetched(home: Location, card: bytes) -> Path:
     return folder
 
 
-def _files(home: Location, card: bytes) -> dict[str, bytes]:
+def _files(home: Location, content: bytes) -> dict[str, bytes]:
     """Unreachable where they are not the tokenizer that was published there."""
-    try:
-        tree: Any = orjson.loads(card)
-        names = [str(name) for name in tree["files"]]
-        said = TokenizerCard(**tree["tokenizer"])
-        contents = together(lambda name: (home / name).read(), names)
-        files = dict(zip(names, contents, strict=True))
-        found = content_hash(files["tokenizer.json"], said.bos_id, said.eos_id, said.pad_id)
-        if (found, said.folder_name) == (said.hash, home.name):
-            return files
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        pass
-    raise Unreachable(
-        f"{home} does not hold the tokenizer as it was published, so its ids would be others: delete that folder and run "
-        "`mdsmix convert` again, which publishes it anew"
-    )
+    card = read_card(home, content)
+    names = card.files if card else []
+    files = dict(zip(names, together(lambda name: (home / name).read(), names), strict=True))
+    refuse_other(home, files.get("tokenizer.json", b""), card.tokenizer if card else None)
+    return files

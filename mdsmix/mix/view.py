@@ -17,7 +17,7 @@ from mdsmix.mix import sections
 from mdsmix.mix.node_tokenizer import home_of
 from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.recipe.read import OVERRIDE
+from mdsmix.recipe.read import parted
 from mdsmix.shards.index import BASENAME, read_index
 from mdsmix.shards.manifest import TokenizerCard, read_manifest
 from mdsmix.shards.published import Published, find_published, read_published
@@ -35,8 +35,7 @@ DATA_KEYS = {"streams", "remote", "local", "hf_name"}
 
 def view(targets: Sequence[str]) -> Mix:
     """Tells by content what was asked about: a recipe (with overrides), a training YAML, or streams."""
-    overrides = [t for t in targets if OVERRIDE.match(t) and not os.path.exists(t)]
-    named = [t for t in targets if t not in overrides]
+    named, overrides = parted(targets)
     if len(named) == 1 and os.path.isfile(named[0]) and os.path.basename(named[0]) != BASENAME:
         if is_recipe(named[0]):
             return view_recipe(open_recipe(named[0], overrides), named[0])

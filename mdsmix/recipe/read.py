@@ -25,6 +25,12 @@ from mdsmix.recipe.yaml_file import read_text, refuse_growth
 OVERRIDE = re.compile(r"[\w.\-\[\]]+=")
 
 
+def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What of a command's words names something, and what is a `key=value` that overrides a recipe."""
+    overrides = [word for word in words if OVERRIDE.match(word) and not os.path.exists(word)]
+    return [word for word in words if word not in overrides], overrides
+
+
 def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
     """Reads a recipe and applies `key=value` overrides; RecipeError says in a sentence what is wrong."""
     tree = _read_yaml(Path(path), overrides)

@@ -10,7 +10,7 @@ from mdsmix.shapes import find_shape
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Encoding, Manifest
 from mdsmix.table import spelled
-from mdsmix.words import plural
+from mdsmix.words import listed, plural
 
 MOST_SOURCES = 5
 
@@ -101,11 +101,10 @@ def _records(manifest: Manifest) -> Iterator[tuple[str, str]]:
     for what, reasons in (("filtered", records.filtered), ("quarantined", records.quarantined)):
         if reasons:
             yield what, spelled(reasons)
-    named = ", ".join(f"{s.path} ({s.size:,} bytes)" for s in sources[:MOST_SOURCES])
-    more = len(sources) - MOST_SOURCES
+    named = listed([f"{s.path} ({s.size:,} bytes)" for s in sources], MOST_SOURCES)
     if parts := manifest.source_parts:
         named = f"{plural(manifest.source_count, 'file')}, listed in {plural(len(parts), 'file')} beside the manifest"
-    yield "sources", f"{named} and {more} more" if more > 0 else named
+    yield "sources", named
 
 
 def _mixed(manifest: Manifest) -> Iterator[tuple[str, str]]:

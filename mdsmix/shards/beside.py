@@ -127,7 +127,7 @@ def read_part(folder: Location, part: SourcePart) -> list[SourceEntry]:
         raise _damaged(at, f"expected the xxh128 {part.hash}, found {digest}")
     try:
         lines = decompressed(io.BytesIO(content), "zstd")
-        files = [typed.read(SourceEntry, orjson.loads(line)) for line in lines]
+        files = [typed.load(SourceEntry, line) for line in lines]
     except Exception as error:  # whatever a decompressor makes of what is no list
         raise _damaged(at, str(error).rstrip(".")) from None
     if len(files) != part.files:

@@ -230,8 +230,8 @@ def _look(at: Location) -> _State | None:
         return None
     stat, content = found
     try:
-        return _State(stat.stamp, typed.read(Holder, orjson.loads(content)))
-    except (orjson.JSONDecodeError, typed.Misfit):
+        return _State(stat.stamp, typed.load(Holder, content))
+    except typed.Misfit:
         return _State(stat.stamp, None)
 
 

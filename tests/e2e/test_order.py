@@ -105,14 +105,22 @@ def mend(place: Place) -> None:
 
 
 def damage(place: Place) -> None:
-    """One shard is flipped, and one is gone."""
+    """One shard is flipped, and one is gone; one part of the list of sources is flipped, and any other gone."""
     folder = current(place.split)
     assert folder is not None
     flipped, gone, *_ = (folder / shard.stored.basename for shard in read_index(folder).shards)
-    content = flipped.read()
-    flipped.delete()
-    flipped.write(content[:-1] + bytes([content[-1] ^ 1]))
+    flip(flipped)
     gone.delete()
+    parts = [folder / name for name, _ in folder.list() if name.endswith(".sources.zst")]
+    flip(parts[0])
+    for part in parts[1:]:
+        part.delete()
+
+
+def flip(at: Location) -> None:
+    content = at.read()
+    at.delete()
+    at.write(content[:-1] + bytes([content[-1] ^ 1]))
 
 
 def repair(*settings: str) -> Callable[[Place], None]:

@@ -15,17 +15,14 @@ from mdsmix.shards.index import BASENAME, Shard
 from mdsmix.storage import locate
 from mdsmix.training.keys import BYTE_UNITS, in_units
 from mdsmix.training.rules import Hit
-from mdsmix.words import does, plural
+from mdsmix.words import does, listed, plural
 
-SHOWN = 3
-"File names that one message shows."
 SHARDS_CACHED = 4
 "Streaming refuses a cache that holds fewer of the largest shard."
 
 
 def _shown(shards: list[Shard]) -> str:
-    listed = ", ".join(shard.stored.basename for shard in shards[:SHOWN])
-    return listed + (f" and {len(shards) - SHOWN} more" if len(shards) > SHOWN else "")
+    return listed([shard.stored.basename for shard in shards])
 
 
 @check_streams(

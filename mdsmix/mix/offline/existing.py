@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 import orjson
@@ -43,13 +44,10 @@ class MixRecord:
 
 def read_record(folder: Location) -> MixRecord | None:
     """The record of the mix in `folder`; None where there is none that can be read."""
-    at = folder / RECORD
-    if at.stat() is None:
-        return None
-    try:
-        return typed.read(MixRecord, orjson.loads(at.read()))
-    except (orjson.JSONDecodeError, typed.Misfit):
-        return None
+    found = (folder / RECORD).fetch()
+    with suppress(typed.Misfit):
+        return typed.load(MixRecord, found[1]) if found else None
+    return None
 
 
 def refuse_sources(recipe: Recipe, streams: Sequence[Stream], out: Location) -> None:
