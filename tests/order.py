@@ -300,7 +300,8 @@ def the_index_goes_first_of_a_version(story: Story, step: Step) -> Iterator[bool
     folder = _home(step)
     if step.content is None and VERSION.fullmatch(folder) and _base(step) != INDEX:
         state = story.maybe(step)
-        is_damaged = SHARD.fullmatch(_base(step)) and not is_shard(state, step.name)
+        is_hashed = SHARD.fullmatch(_base(step)) or BESIDE.fullmatch(_base(step))
+        is_damaged = is_hashed and not bears_its_hash(state, step.name)
         yield bool(is_damaged) or f"{folder}/{INDEX}" not in state
 
 

@@ -35,7 +35,7 @@ def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
     shards = [at for at in lying if SHARD.fullmatch(at.name)]
     beside = [at for at in lying if is_beside(at.name)]
     hashed = [*shards, *beside]
-    hashes = zip(hashed, together(_hash, hashed), strict=True)
+    hashes = zip(hashed, together(stored_hash, hashed), strict=True)
     damaged = [(at, found) for at, found in hashes if not at.name.startswith(found)]
     for at, found in damaged:
         what, again = ("file", "it") if is_beside(at.name) else ("shard", "its work unit")
@@ -49,7 +49,8 @@ def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
     return f"{plural(len(shards), 'shard')}{more} at the target read and hashed: {result}"
 
 
-def _hash(shard: Location) -> str:
+def stored_hash(shard: Location) -> str:
+    """The xxh128 that the name of a shard, or of a file beside the manifest, begins with where it is whole."""
     digest = xxhash.xxh128()
     with shard.open() as stored:
         while block := stored.read(BLOCK):

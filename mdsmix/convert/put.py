@@ -105,7 +105,7 @@ def _fill(version: Location, index: Index, manifest: Manifest, target: Location)
     if not _has_manifest(version, index):
         if beside := [file.stored for file in manifest.beside]:
             copy_missing(version, beside, [target])
-        (version / manifest_file.BASENAME).write(manifest.to_bytes())
+        write_if_new(version / manifest_file.BASENAME, manifest.to_bytes())
     write_if_new(version / index_file.BASENAME, index.content)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
+from mdsmix.convert.damage import stored_hash
 from mdsmix.convert.guard import published_manifest, why_rebuilt
 from mdsmix.convert.job import Job, on_day
 from mdsmix.convert.ledger import FOLDER
@@ -152,10 +153,11 @@ def _another(job: Job, why: str) -> RecipeError:
 def _drop(
     folder: Location, split: Location, bad: set[str], manifest: Manifest
 ) -> tuple[tuple[str, ...], list[Part]]:
-    """Takes away the bad shards and the records of their units; returns the two."""
-    for name in filter(is_beside, bad):
-        (folder / name).delete()
-        (split / name).delete()
+    """Takes away the bad shards and the records of their units; returns the two. Of a bad part of the source list the copy
+    beside the other manifest may be whole, and stays."""
+    for at in (place / name for name in filter(is_beside, bad) for place in (folder, split)):
+        if at.stat() and not at.name.startswith(stored_hash(at)):
+            at.delete()
     bad = bad | {side.shard for side in manifest.side_files if side.name in bad}
     names = [shard.stored.basename for shard in read_index(folder).shards]
     ends = accumulate((part.shards for part in manifest.parts), initial=0)
