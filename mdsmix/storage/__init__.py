@@ -63,9 +63,13 @@ def locate(url: str | os.PathLike[str]) -> Location:
         return LocalPath(os.path.abspath(unquote(text[len("file://") :])))
     if scheme[1] == "s3":
         return _s3(text)
+    if scheme[1] == "hf":
+        from mdsmix.storage.hub import hub_path
+
+        return hub_path(text)
     raise RecipeError(
         f"{text} cannot be opened: mdsmix reads and writes local paths, file:///path and "
-        "s3://bucket/key; copy the data to one of these"
+        "s3://bucket/key, and reads hf://datasets/org/name/file; copy the data to one of these"
     )
 
 

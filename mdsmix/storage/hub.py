@@ -1,0 +1,171 @@
+"""Data sets of the Hugging Face hub, `hf://datasets/org/name/folder/file` or `...name@revision/...`, which are only read.
+
+huggingface_hub's file system asks the hub, by the user's own login and endpoint (`HF_ENDPOINT`). A file is known by the hash that
+git or LFS has of it, and each reader reads from the commit that it began with, so a file that is replaced meanwhile is noticed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, BinaryIO, NoReturn, cast
+
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.storage.location import CHANGED, Bytes, Found, Location, Stat, has_pattern
+
+_PATH = re.compile(r"datasets/[^/]+/[^/@]+(@[^/]+)?/.+")
+
+
+@dataclass(frozen=True, slots=True)
+class HubPath(Location):
+    """A file or folder of a data set."""
+
+    path: str
+    "`datasets/org/name@revision/folder/file`."
+
+    @property
+    def url(self) -> str:
+        return f"hf://{self.path}"
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def is_s3(self) -> bool:
+        return True  # a store: requests take long, and what they bring is of the version that was asked for
+
+    @property
+    def parent(self) -> HubPath:
+        return HubPath(self.path.rpartition("/")[0])
+
+    def _below(self, name: str) -> HubPath:
+        return HubPath(f"{self.path}/{name}")
+
+    def stat(self) -> Stat | None:
+        with _explained(self.url):
+            try:
+                found = _files().info(self.path)
+            except FileNotFoundError:
+                return None
+        return _stat(found) if found["type"] == "file" else None
+
+    def read(self, start: int = 0, length: int | None = None) -> bytes:
+        with self.open(start) as file:
+            return file.read(-1 if length is None else length)
+
+    def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
+        found = self.stat()
+        if found is None:
+            return None
+        return found, b"" if found.size > most else self.read()
+
+    def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
+        file = self._opened(stamp, 1 << 20)
+        file.seek(start)
+        return file
+
+    def open_random(self, found: Stat, ahead: int = 1 << 20) -> BinaryIO:
+        return self._opened(found.stamp, ahead)
+
+    def _opened(self, stamp: str, ahead: int) -> BinaryIO:
+        """A reader of the file as the newest commit has it, where that is the version with this stamp."""
+        with _explained(self.url):
+            commit = _commit(self.path)
+            found = _stat(_files().info(self.path, revision=commit))
+            if stamp and found.stamp != stamp:
+                raise Unreachable(CHANGED.format(url=self.url))
+            return cast(BinaryIO, _files().open(self.path, "rb", revision=commit, block_size=ahead))
+
+    def expand(self) -> Found:
+        if not has_pattern(self.path):
+            found = self.stat()
+            return [(self, found)] if found else []
+        with _explained(self.url):
+            listed = _files().glob(self.path, detail=True)
+        files = {name: said for name, said in sorted(listed.items()) if said["type"] == "file"}
+        return [(HubPath(name), _stat(said)) for name, said in files.items()]
+
+    def list(self, recursive: bool = False) -> Iterator[tuple[str, Stat]]:
+        with _explained(self.url):
+            try:
+                listed = _files().find(self.path, maxdepth=None if recursive else 1, detail=True)
+            except FileNotFoundError:
+                listed = {}
+        for name in sorted(listed):
+            yield name[len(self.path) + 1 :], _stat(listed[name])
+
+    def folders(self) -> Iterator[str]:
+        yield from ()
+
+    def write(self, *parts: Bytes) -> None:
+        self._refuse()
+
+    def create(self, content: bytes) -> Stat | None:
+        self._refuse()
+
+    def replace(self, stamp: str, content: bytes) -> Stat | None:
+        self._refuse()
+
+    def keeps_conditions(self) -> bool:
+        return False
+
+    def copy_to(self, other: Location) -> None:
+        other.write(self.read())
+
+    def delete(self) -> None:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise Unreachable(
+            f"{self.url} cannot be written: mdsmix only reads from the hub; publish to a folder or an s3:// URL"
+        )
+
+
+def hub_path(text: str) -> HubPath:
+    """The place that an `hf://` URL names; RecipeError where it names no file of a data set."""
+    path = text.removeprefix("hf://").rstrip("/")
+    if not _PATH.fullmatch(path):
+        raise RecipeError(
+            f"{text} names no file of a data set: write hf://datasets/ORG/NAME/FILE, where FILE may hold *, ** and ?"
+        )
+    return HubPath(path)
+
+
+@cache
+def _files() -> Any:
+    from huggingface_hub import HfFileSystem
+
+    return HfFileSystem(use_listings_cache=False)
+
+
+def _commit(path: str) -> str:
+    """The newest commit of the file's data set, or of the revision that it names."""
+    place = _files().resolve_path(path)
+    said = _files()._api.repo_info(
+        place.repo_id, revision=place.revision, repo_type=place.repo_type
+    )
+    return str(said.sha)
+
+
+def _stat(said: Any) -> Stat:
+    large = said.get("lfs") or {}
+    return Stat(said["size"], str(large.get("sha256") or said.get("blob_id") or ""))
+
+
+@contextmanager
+def _explained(url: str) -> Iterator[None]:
+    """What the hub or its client says, as one sentence."""
+    try:
+        yield
+    except (Unreachable, FileNotFoundError):
+        raise
+    except (OSError, ValueError) as error:  # huggingface_hub's own are both
+        said = " ".join(str(error).split())[:300]
+        raise Unreachable(
+            f"{url} cannot be read from the hub ({type(error).__name__}: {said}): check its name, the login (HF_TOKEN) and "
+            "HF_HUB_OFFLINE, or copy the files and name these"
+        ) from None
