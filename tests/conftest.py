@@ -5,6 +5,7 @@ No test reaches a hub, reads the user's cache or the user's own S3 settings.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import botocore.loaders
 import botocore.session
 import pytest
+import typer.main
 
 from mdsmix.encode.snapshot import WITHOUT
 from mdsmix.encode.tokenizer import open_tokenizer
@@ -71,6 +73,14 @@ def _one_model_of_s3() -> Iterator[None]:
     loader = botocore.loaders.create_loader()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(botocore.session, "create_loader", lambda path=None: loader)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_command() -> Iterator[None]:
+    """Typer reads the options off their functions at each call: 25 ms, as long as what many tests ask of a command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
         yield
 
 
