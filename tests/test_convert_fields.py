@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from mdsmix.convert.job import make_job, settings_hash
 from mdsmix.encode.tokenizer import open_tokenizer
@@ -20,9 +22,12 @@ from tests.converting import (
     quarantined,
     run_recipe,
     token_rows,
+    windows,
     write_jsonl,
     write_recipe,
 )
+from tests.styles import QWEN_3, train_style
+from tests.test_encode_history import chats as conversations
 
 RECORDS: list[Any] = [
     {"meta": {"id": "a", "lang": "en"}, "title": "One", "body": "first words"},
@@ -123,3 +128,88 @@ def test_a_condition_that_leaves_nothing_is_told(
     answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, text="title", where=where))
     assert answer.code == 5
     assert "where_missing_field" in answer.err
+
+
+def named(stream: Path, number: int) -> Any:
+    """The id that inspect shows of a sample."""
+    shown = json.loads(mdsmix("inspect", stream, "--sample", number, "--json").out)["shown"]
+    return shown[0].get("id")
+
+
+@pytest.mark.parametrize("publish", ["replace", "versioned"])
+def test_inspect_says_which_record_a_sample_is_of(
+    tmp_path: Path, tokenizer_folder: Path, publish: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of long documents have the name of theirs, over several units and shards."""
+    windows(monkeypatch, 600)
+    monkeypatch.setattr("mdsmix.shards.mds.SHARD_ROWS", 3)
+    records = [{"id": f"n{n}", "text": "some words " * n} for n in range(40)]
+    records[7]["id"] = ["none"]
+    stream = documents(write_jsonl(tmp_path / "a.jsonl", records), layout="document")
+    stream["source"]["id"] = "id"
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"web": stream}, publish=publish)
+    (outcome,) = run_recipe(recipe)
+    assert outcome.units > 3
+    ids = encoder(tokenizer_folder)
+    expected = []
+    for record in records:
+        length = len(ids(record["text"])) + 1
+        rows = sum(min(16, length - start) > 1 for start in range(0, length, 16))
+        expected += [record["id"] if isinstance(record["id"], str) else None] * rows
+    folder = tmp_path / "out/web"
+    assert len(expected) == outcome.manifest.totals.samples > 60
+    for number in range(0, len(expected), 5):
+        assert named(folder, number) == expected[number]
+    assert ", id n39 " in mdsmix("inspect", folder, "--sample", len(expected) - 1).out
+    (again,) = run_recipe(recipe)
+    assert again.done == 0
+    assert again.manifest == outcome.manifest
+
+
+def test_a_conversation_of_several_rows_names_each(tmp_path: Path) -> None:
+    tokenizer = train_style(tmp_path / "tok", "plain", QWEN_3)
+    said = [
+        [{**first, "content": f"talk {n}."}, *rest]
+        for n, (first, *rest) in enumerate(conversations(12))
+    ]
+    records = [{"id": n, "messages": messages} for n, messages in enumerate(said)]
+    stream = chats(write_jsonl(tmp_path / "a.jsonl", records), rewritten_history="each")
+    stream["source"]["id"] = "id"
+    settings = {"max_seq_len": 512, "target_responses": "all"}
+    (outcome,) = run_recipe(write_recipe(tmp_path, tokenizer, streams={"chat": stream}, **settings))
+    rows = token_rows(tmp_path / "out/chat/train")
+    assert len(rows) == outcome.manifest.totals.samples > len(records)
+    model = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    for number, row in enumerate(rows):
+        said_first = f"talk {named(tmp_path / 'out/chat', number)}."
+        assert said_first in model.decode(row, skip_special_tokens=False)
+
+
+def test_a_lost_or_damaged_file_of_names_is_made_anew(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    recipe = recipe_of(tmp_path, tokenizer_folder, text="title", id="meta.id")
+    (first,) = run_recipe(recipe)
+    published = tmp_path / "out/web/train"
+    (side,) = published.glob("*.ids.side")
+    content = side.read_bytes()
+    assert [named(published, n) for n in range(6)] == list("abcdef")
+    side.write_bytes(b"x" * len(content))
+    answer = mdsmix("inspect", published)
+    assert answer.code == 3
+    assert "which holds the ids of a shard's records, is damaged" in answer.err
+    assert mdsmix("verify", published).code == 3
+    assert mdsmix("repair", published, "--recipe", recipe).code == 0
+    assert side.read_bytes() == content
+    side.unlink()
+    (again,) = run_recipe(recipe)
+    assert side.read_bytes() == content
+    assert again.manifest == first.manifest
+
+
+def test_rows_of_several_documents_have_no_name(tmp_path: Path, tokenizer_folder: Path) -> None:
+    stream = documents(write_jsonl(tmp_path / "a.jsonl", [{"id": 1, "text": "words " * 50}]))
+    stream["source"]["id"] = "id"
+    run_recipe(write_recipe(tmp_path, tokenizer_folder, streams={"web": stream}))
+    assert not list((tmp_path / "out/web/train").glob("*.side"))
+    assert named(tmp_path / "out/web", 0) is None

@@ -9,6 +9,7 @@ import typer
 from mdsmix.cli.options import AsJson, echo
 from mdsmix.cli.several import Streams, for_each
 from mdsmix.errors import RecipeError
+from mdsmix.words import printable
 
 if TYPE_CHECKING:
     from mdsmix.report.choice import Choice
@@ -92,6 +93,8 @@ def _print(found: Inspection, choice: Choice) -> None:
     for chosen in found.samples:
         if chosen.note:
             echo(chosen.note)
-        console.rule(f"sample {chosen.number:,}", align="left")
+        name = found.ids.get(chosen.number)
+        said = "" if name is None else f", id {printable(str(name))}"
+        console.rule(f"sample {chosen.number:,}{said}", align="left")
         runs = [(text, STYLES[form]) for text, form in shown(chosen.sample, found.decoder)]
         console.print(Text.assemble(*runs), soft_wrap=True)  # no line break that is not in the text

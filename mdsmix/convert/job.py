@@ -91,6 +91,11 @@ class Job:
         """Whether a record that an earlier one of the stream equals is dropped."""
         return self.encoding.duplicates == "drop"
 
+    @property
+    def names_rows(self) -> bool:
+        """Whether it is kept which record a row is of: the source says what names one, and a row is of one."""
+        return self.encoding.id is not None and not self.joins_units
+
     def key(self, content: str) -> str:
         """The key of a work unit: its content and everything that shapes its bytes, hashed to 32 hex digits."""
         return xxhash.xxh128_hexdigest(f"{settings_hash(self)} {content}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from mdsmix import typed
+from mdsmix.shards.beside import SideFile
 from mdsmix.shards.index import Shard
 from mdsmix.shards.manifest import Records, Totals
 from mdsmix.storage import Location
@@ -39,6 +40,8 @@ class UnitRecord:
     "Lines or rows of the source that the unit owns: where those of the file's next unit begin to be counted."
     base: str = ""
     "Where duplicates are dropped from it: the key that it has without that, by which the fingerprints of its records are named."
+    side_files: list[SideFile] = field(default_factory=list)
+    "Where records have names: one for each shard, in order."
     leftover: str = ""
     "Concat: the tokens behind the last full row, as bytes in base64; less than one row."
 

@@ -16,6 +16,7 @@ from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.kinds.assemble import JoinedRows
 from mdsmix.kinds.holdout import NOT_HELD_OUT
 from mdsmix.shards.beside import LISTED, SourceEntry, store_sources
+from mdsmix.shards.ids import named_anew
 from mdsmix.shards.index import Index, make_index
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Part, Records, Totals
@@ -36,7 +37,9 @@ def publish(
     records = sum((unit.records for unit in units), noticed or Records())
     totals = sum((unit.totals for unit in units), Totals())
     _refuse_losses(job, records, totals)
-    index = make_index(distinct([shard for unit in units for shard in unit.shards]))
+    shards = distinct([shard for unit in units for shard in unit.shards])
+    side_files = named_anew([side for unit in units for side in unit.side_files], shards)
+    index = make_index(shards)
     put_shards(job, index)
     source_parts = store_sources(job.folder, sources) if len(sources) > LISTED else []
     manifest = Manifest(
@@ -49,6 +52,7 @@ def publish(
         records=records,
         sources=[] if source_parts else sources,
         source_parts=source_parts,
+        side_files=side_files,
         parts=[
             Part(key=unit.key, shards=len(unit.shards), samples=unit.totals.samples)
             for unit in units

@@ -37,6 +37,7 @@ from mdsmix.engines.base import Reporter
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.fingerprints import Fingerprints
 from mdsmix.kinds.reading import open_reading
+from mdsmix.shards.ids import RowIds
 from mdsmix.shards.index import StoredFile
 from mdsmix.shards.manifest import Records
 from mdsmix.shards.shardfiles import store_shards
@@ -164,7 +165,9 @@ def find_record(job: Job, window: Window, dropped: bytes = b"") -> UnitRecord | 
         return None
     if record.records.bad and not _is_kept(job, bad_name(key, window)):
         return None
-    return record if all(_is_there(job, shard.stored) for shard in record.shards) else None
+    files = [shard.stored for shard in record.shards]
+    files += [side.stored for side in record.side_files]
+    return record if all(_is_there(job, file) for file in files) else None
 
 
 def recorded(job: Job, content: Content, dropped: Dropped) -> UnitResult | None:
@@ -207,13 +210,14 @@ def _convert(
     noticed = encoder.noticed
     rows = job.kind.open_rows(job.encoding, job.layout, job.tokenizer.dtype)
     compared, tally = backend.compared, _Tally(job.kind.splits_records(job.encoding))
-    pace, first = _Pace(attempt, reporter), 0
+    pace, first, ids = _Pace(attempt, reporter), 0, RowIds()
     for batch in batches:
         without = skipped(batch, attempt)
         for piece in pace.pieces(batch, without):
             records = batch.records[piece.start : piece.stop]
             encoded = encoder.encode(records, first + piece.start)
             rows.add(encoded)
+            ids.add(encoded.ids)
             tally.add(batch, piece, encoded)
             reporter.on_progress(batch.size * len(piece) // len(batch.records), encoded.tokens)
         tally.end(batch, without)
@@ -222,11 +226,13 @@ def _convert(
     full, totals, leftover = rows.finish()
     window = digests.window(number)  # all of it has been read now
     base = window_key(job, window)
+    shards = store_shards(job.folder, job.layout, full, _held(job))
     record = UnitRecord(
         key=window_key(job, window, dropped),
         base=base if dropped else "",
         backend=backend.label,
-        shards=store_shards(job.folder, job.layout, full, _held(job)),
+        shards=shards,
+        side_files=ids.store(job.folder, shards) if job.names_rows else [],
         totals=replace(totals, compared=backend.compared - compared),
         records=replace(tally.records, **noticed.counts),
         size=tally.size,

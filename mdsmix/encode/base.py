@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -49,6 +49,10 @@ class Encoded:
     "Setting of the recipe -> filtered records that it would keep."
     too_long: Mapping[str, int] = field(default_factory=dict)
     "Of conversations longer than max_seq_len: how many there are, and what each way of dealing with them would keep."
+    rows_of: Any = None
+    "int64: rows of each record that is not rejected, in order; None: one each."
+    ids: Sequence[str | int | None] = ()
+    "The name of each row's record, where the recipe says which field names records."
     cut: Any = None
     "int64 [n]: tokens of each sample that the loader cuts off; None where it cuts none."
     lost_tokens: int = 0

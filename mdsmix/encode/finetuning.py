@@ -145,7 +145,8 @@ class Chat:
         encoded = replace(encoded, unread=unread, too_long=long, lost_tokens=lost)
         if self.rewritten_history == "each":  # what is dropped is a row, and seldom all of a record
             dropped = ids.take(np.repeat(_lost(verdicts, positions, rejected), 2 * counts))
-            return replace(encoded, lost_tokens=left_out + len(dropped.values))
+            rows_of = np.unique(np.array(positions, np.int64)[keep], return_counts=True)[1]
+            return replace(encoded, lost_tokens=left_out + len(dropped.values), rows_of=rows_of)
         return replace(encoded, ways_out=ways_out(self.targets, turns, verdicts))
 
     def _render(

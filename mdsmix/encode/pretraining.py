@@ -81,8 +81,9 @@ class Documents:
         return keep, sorted(reasons.items())
 
     def _encoded(self, rows: Ragged, rejected: list[Rejected], specials: int) -> Encoded:
-        lost = 0
+        lost, rows_of = 0, None
         if not self.is_concat:
+            rows_of = rows_in(rows.lengths, self.max_seq_len)
             rows, lost = split_rows(rows, self.max_seq_len)
         lengths = rows.lengths
         return Encoded(
@@ -96,6 +97,7 @@ class Documents:
             rejected=rejected,
             specials=specials,
             lost_tokens=lost,
+            rows_of=rows_of,
         )
 
 
@@ -131,6 +133,12 @@ def split_rows(rows: Ragged, longest: int) -> tuple[Ragged, int]:
     parts = Ragged.from_lengths(rows.values, cut)
     lone = cut == 1
     return parts.take(~lone), int(lone.sum())
+
+
+def rows_in(lengths: NDArray[np.int64], longest: int) -> NDArray[np.int64]:
+    """How many rows `split_rows` makes of rows of these lengths."""
+    lone = (lengths > longest) & (lengths % longest == 1)
+    return np.asarray(-(-lengths // longest) - lone)
 
 
 def as_targets(rows: Ragged) -> Mapping[str, Ragged]:

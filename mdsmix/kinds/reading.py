@@ -85,11 +85,25 @@ class Reading:
             each if each.filtered else replace(each, detail=self._detail(each, records))
             for each in encoded.rejected
         ]
+        if self.id:
+            encoded = replace(encoded, ids=self._ids(encoded, records))
         return replace(encoded, rejected=rejected) if rejected else encoded
+
+    def _ids(self, encoded: Encoded, records: Sequence[Any]) -> list[str | int | None]:
+        """The name of each row's record."""
+        out = {each.position for each in encoded.rejected}
+        names = [self._name(record) for i, record in enumerate(records) if i not in out]
+        if encoded.rows_of is None:
+            return names
+        return [name for name, n in zip(names, encoded.rows_of, strict=True) for _ in range(n)]
+
+    def _name(self, record: Any) -> str | int | None:
+        name = value_at(self.id, record) if self.id else None
+        return name if type(name) in (str, int) else None
 
     def _detail(self, bad: Rejected, records: Sequence[Any]) -> Detail | None:
         record, detail = records[bad.position], dict[str, str | int]()
-        if self.id and type(name := value_at(self.id, record)) in (str, int):
+        if (name := self._name(record)) is not None:
             detail["id"] = name
         if bad.reason in UNFOUND:
             detail |= lacking(self.fields.values(), record)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mdsmix.encode.tokenizer import Decoder, find_decoder
 from mdsmix.report.card import card
 from mdsmix.report.choice import Choice, Chosen, choose
 from mdsmix.report.samples import sample_json
+from mdsmix.shards.ids import Name, id_of
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.published import find_published
@@ -26,17 +27,22 @@ class Inspection:
     samples: Sequence[Chosen]
     decoder: Decoder | None
     "Ids -> text, where this machine knows the tokenizer."
+    ids: Mapping[int, Name] = field(default_factory=dict)
+    "Number of a sample -> the name of the record that it is of, where that is kept."
 
 
 def look(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
     """Reads what there is to see of a stream; Unreachable where there is none."""
     folder = find_published(locate(stream))
     index, manifest = read_index(folder), read_manifest(folder)
+    samples = list(choose(folder, index, manifest, choice))
+    sides = manifest.side_files if manifest and manifest.index_hash == index.hash else []
     return Inspection(
         where=str(folder),
         index=index,
         manifest=manifest,
-        samples=list(choose(folder, index, manifest, choice)),
+        samples=samples,
+        ids={each.number: id_of(folder, index, sides, each.number) for each in samples if sides},
         decoder=find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None),
     )
 
@@ -47,6 +53,7 @@ def inspection_json(found: Inspection) -> dict[str, Any]:
         {
             "number": chosen.number,
             "note": chosen.note,
+            **({} if (name := found.ids.get(chosen.number)) is None else {"id": name}),
             "sample": sample_json(chosen.sample, found.decoder),
         }
         for chosen in found.samples

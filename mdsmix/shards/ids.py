@@ -1,0 +1,100 @@
+"""The names of records (a source's `id`), for each row of a shard in a side file of it: so `mdsmix inspect` says which record a
+sample is of. The columns are those of LLM-Foundry's loaders, which know no such thing.
+
+A line is the JSON of one row's name: a text, a whole number, or null where the record has none.
+"""
+
+from __future__ import annotations
+
+import io
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import accumulate, islice
+
+import numpy as np
+import orjson
+import xxhash
+
+from mdsmix.errors import Damaged
+from mdsmix.shards.beside import SideFile
+from mdsmix.shards.index import Index, Shard
+from mdsmix.shards.sample import decompressed
+from mdsmix.shards.writing import write_once
+from mdsmix.storage import Location
+
+KIND = "ids"
+LONGEST = 500
+"Characters of a name that are kept."
+Name = str | int | None
+
+
+class RowIds:
+    """The names of a work unit's rows, as they are made: 15 bytes each, where a list of them took 60."""
+
+    def __init__(self) -> None:
+        self._lines = bytearray()
+
+    def add(self, names: Iterable[Name]) -> None:
+        for name in names:
+            kept = name[:LONGEST] if isinstance(name, str) else name
+            self._lines += orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE)
+
+    def store(self, folder: Location, shards: Sequence[Shard]) -> list[SideFile]:
+        """Writes a file for each of the shards, which hold the rows in order."""
+        ends = np.flatnonzero(np.frombuffer(self._lines, np.uint8) == ord("\n")) + 1
+        rows = list(accumulate((shard.samples for shard in shards), initial=0))
+        assert len(ends) == rows[-1], "a row has a name, or null"
+        cuts = [0, *(int(ends[row - 1]) for row in rows[1:])]
+        return [
+            _store(folder, shard, bytes(self._lines[start:stop]))
+            for shard, start, stop in zip(shards, cuts, cuts[1:], strict=False)
+        ]
+
+
+def _store(folder: Location, shard: Shard, lines: bytes) -> SideFile:
+    from zstandard import ZstdCompressor
+
+    content = ZstdCompressor(level=1).compress(lines)
+    digest = xxhash.xxh128_hexdigest(content)
+    side = SideFile(
+        name=f"{digest}.{KIND}.side",
+        bytes=len(content),
+        hash=digest,
+        kind=KIND,
+        shard=shard.stored.basename,
+    )
+    write_once(folder / side.name, [memoryview(content)])
+    return side
+
+
+def named_anew(sides: Sequence[SideFile], shards: Sequence[Shard]) -> list[SideFile]:
+    """The side files of these shards, in their order, by the names that the index gives the shards."""
+    if not sides:
+        return []
+    return [
+        replace(side, shard=shard.stored.basename)
+        for side, shard in zip(sides, shards, strict=True)
+    ]
+
+
+def id_of(folder: Location, index: Index, sides: Iterable[SideFile], number: int) -> Name:
+    """The name of the record that a sample is of; None where there is none, Damaged where its file cannot be read."""
+    ends = list(accumulate(shard.samples for shard in index.shards))
+    place = bisect_right(ends, number)
+    shard = index.shards[place]
+    found = [s for s in sides if (s.kind, s.shard) == (KIND, shard.stored.basename)]
+    if not found:
+        return None
+    row = number - (ends[place] - shard.samples)
+    try:
+        with (folder / found[0].name).open() as stored:
+            lines = islice(decompressed(io.BytesIO(stored.read()), "zstd"), row, None)
+            name = orjson.loads(next(iter(lines)))
+            return name if isinstance(name, (str, int)) else None
+    except Exception as error:  # whatever a decompressor makes of what is none
+        said = str(error).rstrip(".") or "it ends too early"
+        raise Damaged(
+            f"{folder / found[0].name}, which holds the ids of a shard's records, is damaged: {said}; "
+            "mdsmix repair makes it anew."
+        ) from None
