@@ -15,6 +15,7 @@ import pytest
 
 from mdsmix.convert import gc, hashes
 from mdsmix.convert.ledger import FOLDER
+from mdsmix.sources import batches
 from mdsmix.storage import locate
 from tests.converting import (
     chats,
@@ -366,3 +367,23 @@ def test_a_source_that_was_changed_behind_its_stamp_is_refused_and_read_again_wh
     assert "run the same command with --verify-source" in answer.err
     answer = mdsmix("convert", recipe, DROP, "--verify-source")
     assert manifest_of(train(tmp_path / "out")).records.filtered == {"duplicate": 9}
+
+
+def test_records_are_counted_through_all_batches_of_a_window(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three files in one window, a batch each."""
+    monkeypatch.setattr(batches, "BLOCK_BYTES", 1)
+    write(tmp_path, [[20, 21, 22], [30, 21, 31], [40, 41, 22, 40]])
+    recipe = recipe_of(tmp_path, tokenizer_folder)
+    run_recipe(recipe)
+    kept = token_rows(train(tmp_path / "out"))
+    (outcome,) = run_recipe(recipe, DROP)
+    assert len(outcome.manifest.parts) == 1
+    assert outcome.manifest.records.filtered == {"duplicate": 3}
+    assert token_rows(train(tmp_path / "out")) == unique(kept)
+    outcomes = run_recipe(recipe, f"streams.web.source.path={tmp_path / '0.jsonl'}")
+    assert outcomes[0].manifest.encoding.duplicates == "keep"
+    (same,) = run_recipe(recipe, f"streams.web.source.path={tmp_path / '0.jsonl'}", DROP)
+    assert same.done == 0
+    assert same.manifest.encoding.duplicates == "drop"
