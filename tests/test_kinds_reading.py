@@ -103,3 +103,24 @@ def test_a_bad_record_has_its_name_and_what_a_template_lacks(record: Any, detail
 def test_a_record_that_is_a_text_is_no_reason() -> None:
     reading = Reading(SHAPES["text"], {"text": "a.b"}, Refusing(), where=parse_where("a.b == 'x'"))
     assert [r.reason for r in reading.encode(["where", {"a": 1}]).rejected] == ["not_an_object", "where_missing_field"]  # fmt: skip
+
+
+class Taking:
+    """An encoder that gives each conversation a row of one token."""
+
+    def encode(self, records: Sequence[Any]) -> Encoded:
+        ones = np.ones(len(records), np.int64)
+        rows = {"tokens": Ragged.of([[1] for _ in records], np.uint16)}
+        return Encoded(columns=rows, tokens=len(records), loss_tokens=0, lengths=ones, largest_id=1)
+
+
+def test_nulls_are_counted_in_records_that_are_read_and_not_in_bad_ones() -> None:
+    call = {"id": "c", "function": {"name": "f", "arguments": {"city": "Köln", "n": None}}}
+    asked = {"role": "user", "content": "a"}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    answered = {"role": "tool", "content": "x", "tool_call_id": "c"}
+    good = {"messages": [asked, called, answered, {"role": "assistant", "content": "b"}]}
+    bad = {"messages": [asked, called, {"role": "nobody", "content": "x"}]}
+    reading = Reading(SHAPES["openai"], {"messages": "messages"}, Taking())
+    assert [each.reason for each in reading.encode([good, bad]).rejected] == ["unknown_role"]
+    assert reading.noticed.nulls == {"messages": 1}
