@@ -136,7 +136,9 @@ def _call(draw: random.Random, mark: str) -> list[Message]:
 
 def _spelled(draw: random.Random) -> Any:
     arguments = draw.choice(ARGUMENTS)
-    return json.dumps(arguments, ensure_ascii=False) if draw.random() < 0.5 else arguments
+    marks = draw.choice([(", ", ": "), (",", ":")])
+    text = json.dumps(arguments, ensure_ascii=False, separators=marks)
+    return text if draw.random() < 0.5 else arguments
 
 
 def as_objects(messages: list[Message]) -> list[Message]:
