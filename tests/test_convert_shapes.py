@@ -143,16 +143,20 @@ def test_what_is_not_to_be_trained_is_not_marked(tmp_path: Path, tokenizer: Path
         for role in ("user", "assistant")
     ]
     none = [message | ({"weight": 0} if message["role"] != "user" else {}) for message in said]
-    path = write_jsonl(tmp_path / "a.jsonl", [{"messages": said}, {"messages": none}])
+    early = [m if "weight" not in m else m | {"weight": 1 - m["weight"]} for m in said[:4]]
+    records = [{"messages": messages} for messages in (said, none, early)]
+    path = write_jsonl(tmp_path / "a.jsonl", records)
     source = {"path": str(path), "messages": "messages", "shape": "openai"}
     policies = {"max_seq_len": 512, "special_tokens_in_text": "allow", "target_responses": "all"}
     recipe = write_recipe(tmp_path, tokenizer, streams={"a": {"kind": "finetuning", "source": source}}, **policies)  # fmt: skip
     assert mdsmix("convert", recipe).code == 0
-    records = manifest_of(tmp_path / "out/a/train").records
-    assert records.filtered == {"nothing_trained": 1}
-    row = shown(tmp_path, "a").split(" ─")[1]
-    assert [part.split("⟨")[0].split("⟧")[0] for part in row.split("⟦")[1:]] == ["assistant 1", "assistant 3"]  # fmt: skip
-    assert mdsmix("convert", recipe, "target_prompts=all", "--reencode").code == 5
+    assert manifest_of(tmp_path / "out/a/train").records.filtered == {"nothing_trained": 1}
+    rows = [row.split("⟦")[1:] for row in shown(tmp_path, "a").split(" ─")[1:]]
+    trained = [[part.split("⟨")[0].split("⟧")[0] for part in parts] for parts in rows]
+    assert trained == [["assistant 1", "assistant 3"], ["assistant 0"]]
+    # Where prompts are trained, so would be an answer in one; `early` ends before its own.
+    assert mdsmix("convert", recipe, "target_prompts=all", "--reencode").code == 0
+    assert manifest_of(tmp_path / "out/a/train").records.written == 1
     reasons = {bad["reason"] for bad in quarantined(tmp_path / "out/a/train")}
     assert reasons == {"untrained_in_prompt"}
 

@@ -132,13 +132,13 @@ def calling(arguments: Any, **content: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
-@pytest.mark.parametrize("arguments", ['{"of": [1]}', {"of": [1]}])
+@pytest.mark.parametrize("arguments", ['{"of": ["é"]}', {"of": ["é"]}])
 @pytest.mark.parametrize("source", [styles.TEXT_ONLY, styles.NEEDS_TEXT, styles.PRINTS_NONE])
 def test_a_call_in_any_form_is_printed_in_the_one_that_a_template_takes(
     source: str, arguments: Any, content: dict[str, Any]
 ) -> None:
     [[(prompt, answer)]] = rows(opened(source), read([ASKED, calling(arguments, **content)], TOOLS))
-    spelled = '```json {"of": [1]}' if source == styles.TEXT_ONLY else '{"of": [1]}'
+    spelled = '```json {"of": ["é"]}' if source == styles.TEXT_ONLY else '{"of": ["é"]}'
     assert answer == f"[add {spelled}]"
     assert prompt.endswith("<user>?<assistant>")
 
