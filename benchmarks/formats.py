@@ -17,6 +17,7 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from pathlib import Path
 from statistics import median
 
@@ -120,7 +121,7 @@ class Entry:
     @property
     def cost(self) -> float:
         """CPU seconds for a GB of JSON Lines."""
-        return median(run.cpu for run in self.runs) * 1000 * MB / self.bytes
+        return median(run.cpu for run in self.runs) * 1000 * MB / self.bytes if self.runs else nan
 
 
 def main() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,15 @@ from hypothesis import strategies as st
 
 from mdsmix.shapes import SHAPES
 from mdsmix.sources import find, plan, read
-from tests.converting import files, manifest_of, run_recipe, token_rows, windows, write_recipe
+from tests.converting import (
+    files,
+    manifest_of,
+    mdsmix,
+    run_recipe,
+    token_rows,
+    windows,
+    write_recipe,
+)
 from tests.formats import FORMATS, Records, write
 
 FUZZ = settings(
@@ -141,8 +151,6 @@ def _tokens(folder: Path) -> tuple[int, int]:
 def test_a_second_run_reads_nothing_and_a_dry_run_says_so(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    from tests.converting import mdsmix
-
     streams = {format.replace(".", "-"): {"kind": "pretraining", "source": {"path": str(write(tmp_path / "in", format, KINDS["text"][1])), "text": "text"}} for format in FORMATS}  # fmt: skip
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
     run_recipe(recipe)
@@ -154,3 +162,13 @@ def test_a_second_run_reads_nothing_and_a_dry_run_says_so(
     for name in streams:
         assert manifest_of(tmp_path / "out" / name / "limit-3").records.read == 3
     assert json.loads((tmp_path / "out/parquet/limit-3/mdsmix.manifest").read_bytes())
+
+
+def test_arrow_is_imported_only_where_a_file_of_it_is_read(tmp_path: Path) -> None:
+    for format in ("jsonl", "csv", "parquet"):
+        path = write(tmp_path, format, KINDS["text"][1])
+        code = f"import sys; from mdsmix import sources; [list(sources.read(u)) for u in sources.plan(sources.find([{str(path)!r}], '/'))]; print('pyarrow' in sys.modules)"
+        answer = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert answer.stdout.strip() == str(format == "parquet"), format

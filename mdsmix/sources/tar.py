@@ -20,6 +20,8 @@ from mdsmix.sources.items import BLANK, TOO_LONG, Item
 from mdsmix.sources.units import SourceFile, Span
 
 KEY = "__key__"
+_BUFFER = 20 * 512
+"Bytes that tarfile holds: it copies all of them at each read of a header."
 _FORGET = 1000
 "Members after which the list of them that tarfile keeps is emptied."
 
@@ -81,7 +83,7 @@ def _opened(file: SourceFile, packing: str, memory: int) -> Iterator[tarfile.Tar
     try:
         with opened(file, packing, memory) as read:
             stream: Any = _Stream(read)
-            with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header, bufsize=1 << 20) as found:
+            with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header, bufsize=_BUFFER) as found:
                 yield found
     except (_Damaged, tarfile.TarError, ValueError, OSError) as error:
         raise Unreachable(
