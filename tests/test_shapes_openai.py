@@ -92,6 +92,7 @@ def test_a_flag_says_whether_a_message_is_trained(flags: list[dict[str, Any]]) -
         ([ASKED | {"content": [{"type": ["text"], "text": "a"}]}, ANSWERED], "content_not_text"),
         ([ASKED, call('{"a": "\\ud800"}'), RESULT, ANSWERED | {"content": "\ud800"}], "lone_surrogate"),
         ([ASKED, call({"a": "\ud800"})], "lone_surrogate"),
+        ([ASKED, call({"\ud800": "a"})], "lone_surrogate"),
         ([ANSWERED, ASKED, ANSWERED], "starts_with_assistant"),
         ([ASKED, call(), RESULT], "last_not_assistant"),
     ],
@@ -104,6 +105,8 @@ def test_tools_that_are_none_or_missing() -> None:
     for wrong in ("{", '{"name": "f"}', {"name": "f"}, ["f"], [{"type": "function"}], 3):
         assert read(ASKED, ANSWERED, tools=wrong) == "bad_tools"
     assert read(ASKED, call(), tools=None) == "missing_tools"
+    named = [{"type": "function", "function": {"name": "\ud800"}}]
+    assert read(ASKED, ANSWERED, tools=named) == "lone_surrogate"
     alone = openai.read({"messages": [ASKED, call()]}, {"messages": "messages"})
     assert isinstance(alone, RichConversation)  # a system prompt may tell of them
 
