@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mdsmix.encode.backends import Reference
 from mdsmix.encode.base import Encoded
-from mdsmix.encode.pretraining import Documents, add_special_tokens, as_targets, split_rows
+from mdsmix.encode.pretraining import Documents, add_special_tokens, as_targets, rows_in, split_rows
 from mdsmix.kinds.reading import Reading
 from mdsmix.ragged import Ragged
 from mdsmix.shapes import SHAPES
@@ -201,3 +201,13 @@ def test_split_rows_are_the_slices_longer_than_one(given: list[list[int]], longe
     firsts, rests = columns["input_ids"], columns["labels"]
     joined = [[*firsts[i].tolist(), *rests[i].tolist()] for i in range(len(parts))]
     assert joined == [s for s in slices if len(s) > 1]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(2, 12), max_size=5), st.integers(2, 5))
+def test_it_is_known_how_many_rows_a_document_becomes(lengths: list[int], longest: int) -> None:
+    whole = Ragged.of([np.full(n, i) for i, n in enumerate(lengths)], np.int64)
+    rows, _ = split_rows(whole, longest)
+    found = [int(rows[i][0]) for i in range(len(rows))]
+    counts = rows_in(np.array(lengths, np.int64), longest)
+    assert found == [i for i, n in enumerate(counts.tolist()) for _ in range(n)]

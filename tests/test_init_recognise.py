@@ -26,6 +26,7 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
     "a pair": ({"prompt": "a", "response": "b"}, "prompt_response", {"prompt": "prompt", "response": "response"}),
     "questions": ({"question": "a", "answer": "b"}, "prompt_response", {"prompt": "question", "response": "answer"}),
     "alpaca": ({"instruction": "a", "input": "", "output": "b"}, "alpaca", {"instruction": "instruction", "output": "output", "input": "input"}),
+    "alpaca in an object": ({"data": {"instruction": "a", "input": "c", "output": "b"}, "input": "other"}, "alpaca", {"instruction": "data.instruction", "output": "data.output", "input": "data.input"}),
     "messages": ({"messages": SAYS, "source": "x"}, "messages", {"messages": "messages"}),
     "another list": ({"conversation": SAYS, "text": "a summary"}, "messages", {"messages": "conversation"}),
     "messages with weights": ({"messages": WEIGHED}, "openai", {"messages": "messages"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -175,4 +176,25 @@ def test_in_a_bucket(
         "faq": [f"s3://{bucket}/data/faq.jsonl"],
         "web": [f"s3://{bucket}/data/web/part-*.jsonl"],
     }
+    assert mdsmix("convert", "recipe.yaml", "max_bad=60%", "--workers", "1").code == 0
+
+
+def without(tokenizer: Path, folder: Path, *keys: str) -> Path:
+    """The tokenizer without these keys in its config."""
+    shutil.copytree(tokenizer, folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    left = {key: value for key, value in config.items() if key not in keys}
+    (folder / "tokenizer_config.json").write_text(json.dumps(left | {"model_max_length": 64}))
+    return folder
+
+
+def test_a_tokenizer_without_eos_or_template_converts_too(
+    data: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    bare = without(tokenizer_folder, tmp_path / "bare", "eos_token", "chat_template")
+    assert init(bare, "data", "-o", "recipe.yaml").code == 0
+    text = Path("recipe.yaml").read_text()
+    assert "tokenizer: ./bare\n" in text
+    assert "max_seq_len: 64    # tokens of a row; the tokenizer's model_max_length" in text
+    assert "add_eos: false    # the tokenizer has no EOS" in text
     assert mdsmix("convert", "recipe.yaml", "max_bad=60%", "--workers", "1").code == 0

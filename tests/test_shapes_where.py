@@ -70,6 +70,9 @@ def by_python(condition: str, record: dict[str, Any]) -> str | None:
 def test_a_condition_says_what_python_says(condition: str, record: dict[str, Any]) -> None:
     where = parse_where(condition)
     assert where.refused(record) == by_python(condition, record)
+    entered = {name for name, sign in (("tags", "tags["), ("meta", "meta.|meta["))
+               if any(part in condition for part in sign.split("|"))}  # fmt: skip
+    assert where.entered == entered
     read = {name: value for name, value in record.items() if name in where.roots}
     assert where.refused(read) == where.refused(record), "its roots are all that it reads"
 
