@@ -177,6 +177,15 @@ def test_what_the_template_does_not_print_of_a_message_is_told() -> None:
     assert set(unread(opened(styles.HERMES), said)) == both
 
 
+def test_calls_are_rendered_by_prefix_where_messages_could_be_in_one_go() -> None:
+    """One rendering looks for its mark in the contents, and one of them may be null."""
+    template = opened(styles.TEXT_ONLY.replace("{{ tools | tojson }}", ""))
+    assert template.causal is not None
+    said = [ASKED, calling("{}", content=None)]
+    found = openai.read({"messages": said}, {"messages": "messages"})
+    assert rows(template, found) == [[("<user>?<assistant>", "[add ```json {}]")]]
+
+
 def test_forms_are_looked_for_once_a_template() -> None:
     assert forms_of(opened(styles.HERMES)) is forms_of(opened(styles.HERMES))
     assert dataclasses.is_dataclass(forms_of(opened(styles.HERMES)))
