@@ -58,6 +58,7 @@ def test_a_template_a_condition_and_a_name_make_rows_counts_and_a_quarantine(
     )
     answer = mdsmix("convert", recipe)
     assert answer.code == 0, answer.err
+    assert "WARNING: 28.6% of the records are filtered" in answer.out, "a false one is asked for"
     published = tmp_path / "out/web/train"
     ids = encoder(tokenizer_folder)
     end = token_rows(published)[0][-1]

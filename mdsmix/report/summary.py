@@ -11,6 +11,7 @@ from mdsmix.kinds import kind_of
 from mdsmix.kinds.fingerprints import DUPLICATE
 from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
 from mdsmix.report.table import print_table
+from mdsmix.shapes.where import NO_MATCH
 from mdsmix.shards.manifest import Manifest, Records
 from mdsmix.table import Column, Row, Table, as_json
 from mdsmix.words import plural, printable
@@ -161,7 +162,8 @@ def _too_long(records: Records) -> Iterator[str]:
 def _filtered(records: Records) -> Iterator[str]:
     """Good records that a rule leaves out, where they are many, and what would keep them."""
     dropped = records.dropped - sum(
-        records.filtered.get(asked_for, 0) for asked_for in (HELD_OUT, NOT_HELD_OUT, DUPLICATE)
+        records.filtered.get(asked_for, 0)
+        for asked_for in (HELD_OUT, NOT_HELD_OUT, DUPLICATE, NO_MATCH)
     )
     if dropped <= FILTERED_SHARE * records.read:
         return
