@@ -19,6 +19,7 @@ from mdsmix.init.finding import find_data
 from mdsmix.init.grouping import Draft, paths_of
 from mdsmix.init.looking import head_of
 from mdsmix.shapes import SHAPES, find_shape
+from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.storage import locate
 from mdsmix.words import hint, printable
 
@@ -34,15 +35,6 @@ KEYS = {
     "openai": {"messages": "messages", "tools": "tools"},
 }  # fmt: skip
 "Its column -> our key of a source."
-TAGS = {
-    "role_tag": "from",
-    "content_tag": "value",
-    "user_tag": "human",
-    "assistant_tag": "gpt",
-    "observation_tag": "observation",
-    "function_tag": "function_call",
-    "system_tag": "system",
-}
 OPENAI_TAGS = {
     "role_tag": "role",
     "content_tag": "content",
@@ -167,7 +159,7 @@ def _shape(
     if formatting == "alpaca" and given.keys() == {"prompt"}:
         return "text", {"text": given["prompt"]}, {}
     if formatting == "openai" and not OPENAI_TAGS.items() >= tags.items():
-        formatting, given = "sharegpt", given  # other words than OpenAI's
+        formatting = "sharegpt"  # other words than OpenAI's
     keys, options = KEYS[formatting], dict[str, Any]()
     if unknown := [column for column in given if column not in keys]:
         raise NotSaid(f"columns.{unknown[0]}: it is not read with formatting: {formatting}.")

@@ -163,11 +163,12 @@ def _prepared(shape: Shape, fields: Mapping[str, str], head: Head) -> Iterator[A
         if derive and isinstance(record, dict):
             record = derive(record)
         if are_texts and isinstance(record, dict):
-            record = record | {name: _parsed(record[name]) for name in structured if name in record}
+            record = record | {name: parsed(record[name]) for name in structured if name in record}
         yield record
 
 
-def _parsed(cell: Any) -> Any:
+def parsed(cell: Any) -> Any:
+    """A cell that holds a list or an object as JSON text, read; any other as it is."""
     try:
         return orjson.loads(cell)
     except (orjson.JSONDecodeError, TypeError):

@@ -15,6 +15,7 @@ from mdsmix.encode.backends import open_backend
 from mdsmix.encode.base import Encoded
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
+from mdsmix.init.recognise import parsed
 from mdsmix.kinds import Piece, kind_of_stream
 from mdsmix.kinds.reading import Reading, open_reading
 from mdsmix.kinds.registry import fields_parsed, make_encoding
@@ -80,14 +81,7 @@ def _parsed(record: Any, fields: frozenset[str]) -> Any:
     """Lists and objects that stand in cells of text, as JSON."""
     if not isinstance(record, dict):
         return record
-    return {name: _value(cell) if name in fields else cell for name, cell in record.items()}
-
-
-def _value(cell: Any) -> Any:
-    try:
-        return orjson.loads(cell)
-    except (orjson.JSONDecodeError, TypeError):
-        return cell
+    return {name: parsed(cell) if name in fields else cell for name, cell in record.items()}
 
 
 def _sample(reading: Reading, record: Any) -> dict[str, Any]:
