@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -57,6 +58,14 @@ def test_stdout_by_its_name_is_the_file_that_the_shell_opened(tmp_path: Path, mo
     with target.open(mode) as out:
         subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
     assert target.read_text() == ("new\n" if mode == "w" else "before\nnew\n")
+
+
+def test_a_folder_of_memory_below_dev_holds_files() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        write(f"{folder}/x.yaml", "new")
+        assert Path(folder, "x.yaml").read_text() == "new"
+    write("/dev/null", "new")
+    assert Path("/dev/null").is_char_device()
 
 
 @pytest.mark.parametrize(("name", "says"), [("no/x.yaml", "no folder"), ("", "is a folder")])

@@ -16,8 +16,9 @@ from contextlib import contextmanager, suppress
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.storage import locate
 
-DEVICES = ("/dev/", "/proc/")
-"/dev/stdout may be a regular file that the shell holds open: it is written into, never replaced."
+DESCRIPTORS = ("/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
+"""Behind one of these may stand a regular file that the shell holds open: it is written into, never replaced. Of all else the
+file system says what it is, since `/dev/shm` is a folder like any other."""
 
 
 def require_place(target: str) -> None:
@@ -49,7 +50,7 @@ def write(target: str, text: str) -> None:
 
 
 def _is_device(path: str) -> bool:
-    return path.startswith(DEVICES) or (os.path.exists(path) and not os.path.isfile(path))
+    return path.startswith(DESCRIPTORS) or (os.path.exists(path) and not os.path.isfile(path))
 
 
 def _replace(path: str, content: bytes) -> None:
