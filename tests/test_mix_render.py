@@ -318,6 +318,49 @@ def test_into_replaces_the_evaluations_of_its_labels_alone(
     assert into(tmp_path, text)[0] == text
 
 
+COMMENTED_ENTRY = """\
+eval_loader:
+  # ours
+  - label: held  # by its name
+    # read by
+    name: text   # once
+    dataset:
+      # from here
+      remote: s3://their/mix  # gone with its key
+      shuffle: no   # in order
+    # as many as there are
+    num_workers:   3
+  # theirs
+  - label: c4
+    name: finetuning
+    dataset: {hf_name: a/b}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", ""),  # key by key
+        # its first key goes, so it is written anew
+        ("label: held  # by its name\n    ", "drop_me: 1\n    label: held\n    "),
+    ],
+)
+def test_into_keeps_the_comments_of_an_evaluation_of_ours(
+    tmp_path: Path, old: str, new: str
+) -> None:
+    before = COMMENTED_ENTRY.replace(old, new)
+    text, config = into(tmp_path, before)
+    assert [entry["label"] for entry in config["eval_loader"]] == ["held", "c4"]
+    ours, theirs = text.split("  # theirs\n")
+    assert theirs.startswith(COMMENTED_ENTRY.split("  # theirs\n")[1])
+    for comment in ("# ours", "# read by", "# from here", "# as many as there are"):
+        assert ours.count(f"{comment}\n") == 1
+    if not old:
+        assert "- label: held  # by its name\n" in ours
+        assert "      shuffle: no   # in order\n" in ours
+    assert into(tmp_path, text)[0] == text
+
+
 @pytest.mark.parametrize(
     "before",
     [

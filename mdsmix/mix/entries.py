@@ -1,26 +1,20 @@
-"""Entries of a YAML list, set one by one: those that stay are not touched by a character.
+"""Entries of a YAML list, set one by one: those that stay are not touched by a character, those that change are set key by key.
 
 A list that is not written in the usual way, a dash on every entry's own line, is left to be written anew as a whole.
 """
 
 from __future__ import annotations
 
-import re
 import textwrap
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
+from mdsmix.errors import RecipeError
+from mdsmix.mix.edits import DASH, Edit, applied, comments, without_tail
 from mdsmix.mix.head import dump
-
-DASH = re.compile(r" *- +")
-
-
-class Edit(NamedTuple):
-    """Characters `start` to `stop` become `text`."""
-
-    start: int
-    stop: int
-    text: str
+from mdsmix.mix.mappings import WrittenOtherwise, mapping_edits
+from mdsmix.training.read import unresolved
 
 
 def entry_edits(text: str, value: Any, said: Any, old: Any) -> list[Edit]:
@@ -34,9 +28,10 @@ def entry_edits(text: str, value: Any, said: Any, old: Any) -> list[Edit]:
         return []
     dash = min(column for _, _, column in filter(None, places))
     edits = [
-        Edit(start, stop, _entry(new, text[start:stop], column))
-        for (start, stop, column), new, was in zip(filter(None, places), value, said, strict=False)
+        edit
+        for place, node, new, was in zip(filter(None, places), old.value, value, said, strict=False)
         if new != was
+        for edit in _set(text, new, was, node, *place)
     ]
     return [*edits, _appended(text, value[len(said) :], old, dash - 2)]
 
@@ -48,6 +43,19 @@ def _place(text: str, node: Any, old: Any) -> tuple[int, int, int] | None:
     if not old.start_mark.index <= start < old.end_mark.index or not DASH.fullmatch(head):
         return None
     return start, without_tail(text, start, node.end_mark.index), node.start_mark.column
+
+
+def _set(
+    text: str, new: Any, was: Any, node: Any, start: int, stop: int, column: int
+) -> list[Edit]:
+    """Those of its keys, else of all its lines, with the comments among them behind it."""
+    with suppress(WrittenOtherwise, RecipeError):
+        edits = mapping_edits(text, new, was, node) if isinstance(new, Mapping) else []
+        if edits and unresolved(" " * column + applied(text[:stop], edits)[start:], "") == new:
+            return edits
+    before = text[start:stop]
+    kept = comments(before) if before.endswith("\n") and node.id != "scalar" else ""
+    return [Edit(start, stop, _entry(new, before, column) + kept)]
 
 
 def _entry(entry: Any, before: str, column: int) -> str:
@@ -74,11 +82,3 @@ def _listed(text: str, value: list[Any], said: dict[str, Any], old: Any) -> list
         Edit(start - 2, start, f"- {label}"),
         _appended(text, value[1:], old, column - 2),
     ]
-
-
-def without_tail(text: str, start: int, stop: int) -> int:
-    """Where the section ends: comments and blank lines behind it belong to what follows."""
-    lines = text[start:stop].splitlines(keepends=True)
-    while len(lines) > 1 and (not lines[-1].strip() or lines[-1].lstrip().startswith("#")):
-        stop -= len(lines.pop())
-    return stop

@@ -14,7 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 from mdsmix.errors import RecipeError
-from mdsmix.mix.entries import Edit, entry_edits, without_tail
+from mdsmix.mix.edits import Edit, applied, without_tail
+from mdsmix.mix.entries import entry_edits
 from mdsmix.mix.head import dump, without_head
 from mdsmix.mix.mappings import WrittenOtherwise, mapping_edits
 from mdsmix.training.read import unresolved
@@ -39,7 +40,7 @@ def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
             edits += entry_edits(text, tree[key], said.get(key), found[1]) or _section_edits(
                 text, key, tree[key], said.get(key), *found
             )
-    result = _applied(text, [edit for edit in edits if edit])
+    result = applied(text, [edit for edit in edits if edit])
     result += ("\n" if result and not result.endswith("\n") else "") + added
     _prove(text, result, tree, path, origin)
     return result
@@ -98,21 +99,12 @@ def _section_edits(text: str, key: str, value: Any, said: Any, name: Any, old: A
     """Those of its keys, else of all its lines; comments and blank lines behind it belong to what follows."""
     with suppress(WrittenOtherwise, RecipeError):
         edits = mapping_edits(text, value, said, old) if isinstance(value, Mapping) else []
-        if edits and unresolved(_applied(text, edits), key).get(key) == value:
+        if edits and unresolved(applied(text, edits), key).get(key) == value:
             return edits
     start = name.start_mark.index
     stop = without_tail(text, start, old.end_mark.index)
     new = dump({key: value})
     return [Edit(start, stop, new if text[stop - 1] == "\n" else new.rstrip("\n"))]
-
-
-def _applied(text: str, edits: list[Edit]) -> str:
-    """The text with all of them made; of those at one place the first comes first."""
-    parts, at = list[str](), 0
-    for edit in sorted(edits, key=lambda edit: edit.start):
-        parts += [text[at : edit.start], edit.text]
-        at = edit.stop
-    return "".join([*parts, text[at:]])
 
 
 def _prove(old: str, new: str, tree: Mapping[str, Any], path: list[str], origin: str) -> None:

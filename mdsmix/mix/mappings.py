@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from mdsmix.mix.entries import Edit, without_tail
+from mdsmix.mix.edits import DASH, Edit, comments, without_tail
 from mdsmix.mix.head import dump
 
 MERGE = "<<"
@@ -38,7 +38,8 @@ def _pairs(text: str, old: Any) -> list[tuple[Any, Any]]:
     if not _is_block(old) or not old.value:
         raise WrittenOtherwise
     for name, _ in old.value:
-        if name.value == MERGE or text[_line(text, name) : name.start_mark.index].strip():
+        head = text[_line(text, name) : name.start_mark.index]
+        if name.value == MERGE or (head.strip() and not DASH.fullmatch(head)):
             raise WrittenOtherwise
     return list(old.value)
 
@@ -72,13 +73,11 @@ def _has_lines(node: Any) -> bool:
 def _removed(text: str, name: Any, node: Any) -> Edit:
     """All its lines but the comments among them."""
     start, stop = _line(text, name), _stop(text, name, node)
+    if text[start : name.start_mark.index].strip():
+        raise WrittenOtherwise  # the dash of an entry stays
     if text[stop - 1] != "\n":
         stop = (text.find("\n", stop) + 1) or len(text)
-    return Edit(start, stop, _comments(text[start:stop]) if node.id != "scalar" else "")
-
-
-def _comments(lines: str) -> str:
-    return "".join(line for line in lines.splitlines(True) if line.lstrip().startswith("#"))
+    return Edit(start, stop, comments(text[start:stop]) if node.id != "scalar" else "")
 
 
 def _replaced(text: str, value: Any, name: Any, node: Any) -> Edit:
@@ -91,7 +90,7 @@ def _replaced(text: str, value: Any, name: Any, node: Any) -> Edit:
     lines = textwrap.indent(dump({name.value: value}), " " * column)[column:]
     if text[stop - 1] != "\n":
         return Edit(name.start_mark.index, stop, lines.rstrip("\n"))
-    kept = _comments(text[start:stop]) if node.id != "scalar" else ""
+    kept = comments(text[start:stop]) if node.id != "scalar" else ""
     return Edit(name.start_mark.index, stop, lines + kept)
 
 
