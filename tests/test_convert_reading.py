@@ -78,23 +78,23 @@ def test_what_was_finished_before_an_end_is_not_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ended in the second window of the third file: that file and what follows are read, its first window is not encoded."""
-    really, encoded = unit._convert, tmp_path / "encoded"
+    really, encoded = unit.UnitTask._convert, tmp_path / "encoded"
 
-    def failing(job: Any, of: Any, number: int, *rest: Any) -> Any:
-        if of.name.endswith(".zst") and number == 1:
+    def failing(task: Any, number: int, *rest: Any) -> Any:
+        if task.unit.name.endswith(".zst") and number == 1:
             raise MdsmixError("the end")
-        return really(job, of, number, *rest)
+        return really(task, number, *rest)
 
-    def noting(job: Any, of: Any, number: int, *rest: Any) -> Any:
+    def noting(task: Any, number: int, *rest: Any) -> Any:
         with encoded.open("a") as file:
-            file.write(f"{of.name} {number}\n")
-        return really(job, of, number, *rest)
+            file.write(f"{task.unit.name} {number}\n")
+        return really(task, number, *rest)
 
-    monkeypatch.setattr(unit, "_convert", failing)
+    monkeypatch.setattr(unit.UnitTask, "_convert", failing)
     with pytest.raises(MdsmixError, match="the end"):
         run_recipe(recipe)
     assert opened() == list(NAMES[:3])
-    monkeypatch.setattr(unit, "_convert", noting)
+    monkeypatch.setattr(unit.UnitTask, "_convert", noting)
     (outcome,) = run_recipe(recipe)
     assert opened() == list(NAMES[2:])
     windows_made = encoded.read_text().splitlines()
