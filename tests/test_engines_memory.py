@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import orjson
 import pytest
 
-from mdsmix.engines import memory, worker
+from mdsmix.engines import memory
 from mdsmix.engines.attempts import Attempt
 from mdsmix.engines.base import Reporter
 from mdsmix.engines.local import LocalEngine
@@ -121,20 +122,29 @@ def test_large_documents_stay_within_a_small_cap(tmp_path: Path, tokenizer_folde
     assert (1 << 28) < peak < GIB
 
 
-def hold(wait: float, stay: float, attempt: Attempt, reporter: Reporter) -> None:
-    """Takes 160 MB for good."""
-    time.sleep(wait)
-    HELD.append(b"x" * (160 << 20))
-    time.sleep(stay)
+def stay(until: Path | None, attempt: Attempt, reporter: Reporter) -> int:
+    """Returns who did it."""
+    while until and not until.exists():
+        time.sleep(0.01)
+    return os.getpid()
 
 
-HELD: list[bytes] = []
+def test_what_a_worker_that_waits_holds_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one is done, and waits for the next stream, while the second is at work. The second stays until a look was taken:
+    the looks are further apart the slower the machine is."""
+    looked: list[set[int]] = []
+    seen, waiting = tmp_path / "seen", set[int]()
 
+    def look(budget: MemoryBudget, pids: Sequence[int]) -> None:
+        if waiting:
+            looked.append(set(pids))
+            seen.touch()
 
-def test_what_a_worker_that_waits_holds_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one is done, and waits for the next stream, when the second takes its memory."""
-    monkeypatch.setattr(worker, "LIFE_BYTES", 1 << 30)  # or it would end, and wait for nothing
+    monkeypatch.setattr(MemoryBudget, "look", look)
     with closing(LocalEngine(settings(2))) as engine:
-        before = memory.held(os.getpid())
-        list(engine.run([call(hold, 0, 0), call(hold, 0.5, 2)], silent, print))
-        assert engine.peak > before + (240 << 20)  # the parent may give back some of its own
+        done = engine.run([call(stay, None), call(stay, seen)], silent, print)
+        waiting.add(next(done)[1])
+        at_work = next(done)[1]
+    assert looked[0] == {*waiting, at_work}
