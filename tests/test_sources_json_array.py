@@ -52,18 +52,36 @@ def test_elements_are_those_of_the_array_whatever_the_pieces(
         assert json.loads(origin.raw) == value
 
 
-@FUZZ
+@settings(FUZZ, max_examples=20)
 @given(
-    st.lists(st.one_of(OBJECT, st.integers(0, 9), TEXT), min_size=1, max_size=5), st.integers(1, 20)
+    st.lists(VALUE | OBJECT, min_size=1, max_size=6),
+    st.integers(1, 20),
+    st.sampled_from([None, 1]),
 )
-def test_what_is_no_object_is_an_element_too(tmp_path: Path, values: list[Any], piece: int) -> None:
-    """Between two objects there may be several: they are then one bad record, and no object is lost."""
+@example([{"a": "b"}, 3, None, "s", [1], {"a": "c"}], 20, None)
+@example(["\\", 'a",', 2], 1, None)
+def test_what_is_no_object_is_an_element_of_its_own(
+    tmp_path: Path, values: list[Any], piece: int, indent: int | None
+) -> None:
+    """Each with its number, its place and its bytes, whatever stands around it."""
+    data = json.dumps(values, indent=indent).encode()
     with patch.object(lines, "_PIECE_BYTES", piece):
-        found = read_file(tmp_path, json.dumps(values).encode())
-    records = [record for batch in found for record in batch.records]
-    assert [r for r in records if isinstance(r, dict)] == [v for v in values if isinstance(v, dict)]
-    if not all(isinstance(value, dict) for value in values):
-        assert any(not isinstance(r, dict) for r in records) or any(any(b.bad) for b in found)
+        found = read_file(tmp_path, data)
+    assert [record for batch in found for record in batch.records] == values
+    origins = [batch.origin(i) for batch in found for i in range(len(batch.records))]
+    assert [origin.place["index"] for origin in origins] == list(range(len(values)))
+    for origin, value in zip(origins, values, strict=True):
+        assert data[origin.place["offset"] :].startswith(origin.raw)
+        assert json.loads(origin.raw) == value
+
+
+def test_what_stands_between_elements_and_is_no_value_is_kept_with_its_place(
+    tmp_path: Path,
+) -> None:
+    (batch,) = read_file(tmp_path, b'\xef\xbb\xbf[{"n": 1} x, "y, 4 z",, \\", 3]')
+    assert batch.records == [{"n": 1}, "y, 4 z", 3]
+    places = [(bad.origin.raw, *bad.origin.place.values()) for bad in batch.bad]
+    assert places == [(b"x", 1, 13), (b'\\"', 3, 27)]
 
 
 def test_a_bad_element_costs_its_neighbours_nothing(tmp_path: Path) -> None:

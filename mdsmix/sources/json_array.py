@@ -33,6 +33,7 @@ _TURNS = np.zeros(256, np.int8)
 "What a byte outside of a string does to the depth."
 _TURNS[list(b"[{")], _TURNS[list(b"]}")] = 1, -1
 _SIGNS = bytes(chr(byte) in '[]{}"' for byte in range(256))
+_COMMAS = bytes(chr(byte) in ',"' for byte in range(256))
 _SLASHES = bytes(chr(byte) == "\\" for byte in range(256))
 
 
@@ -86,21 +87,22 @@ class _State:
             self.begun.clear()
 
     def end(self, offset: int, begins_element: bool = False) -> Iterator[Item]:
-        """What was taken, as an element; commas and white space between two are none. Another one begins at `offset`."""
-        raw, length, at = b"".join(self.begun), self.length, self.offset
-        if raw and not self.is_element:
-            stripped = raw.removeprefix(_MARK).lstrip(_BETWEEN)
-            at += len(raw) - len(stripped)
-            raw = stripped.rstrip(_BETWEEN)
-            length = len(raw)
-        if length:
-            yield _item(self.index, at, length, raw)
-            self.index += 1
+        """What was taken, as an element, or as those that stand between two with brackets. Another one begins at `offset`."""
+        raw = b"".join(self.begun)
+        if self.is_element or self.length > len(raw):
+            yield self._next(self.offset, self.length, raw)
+        elif raw.removeprefix(_MARK).strip(_BETWEEN):
+            for at, part in _apart(raw):
+                yield self._next(self.offset + at, len(part), part)
         self.begun, self.length, self.offset, self.is_element = [], 0, offset, begins_element
+
+    def _next(self, offset: int, length: int, raw: bytes) -> Item:
+        self.index += 1
+        return _item(self.index - 1, offset, length, raw)
 
 
 def _elements(pieces: Pieces, file: SourceFile) -> Iterator[Item]:
-    """The elements of the array; what stands between two and is no comma is one too."""
+    """The elements of the array; numbers, strings and words are some too, and whatever else is not a comma."""
     state, held = _State(), b""
     for offset, piece in pieces:
         data, offset = held + piece, offset - len(held)
@@ -143,14 +145,29 @@ def _of_piece(state: _State, offset: int, data: bytes) -> Iterator[Item]:
 
 def _brackets(state: _State, data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where brackets stand outside of strings, and the depth behind each."""
-    signs = np.frombuffer(data, np.uint8)
-    at = _where(data, _SIGNS)
-    is_quote = signs[at] == ord('"')
+    at, state.in_string = _outside(data, _SIGNS, state.in_string)
+    turns = _TURNS[np.frombuffer(data, np.uint8)[at]]
+    return at, state.depth + np.cumsum(turns, dtype=np.int64)
+
+
+def _apart(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """What commas outside of strings part, without white space, and where it stands; nothing is left out but commas."""
+    begin = 0
+    for comma in [*_outside(data, _COMMAS, False)[0].tolist(), len(data)]:
+        part = data[begin:comma].lstrip(_WHITESPACE)
+        if found := part.rstrip(_WHITESPACE):
+            yield comma - len(part), found
+        begin = comma + 1
+
+
+def _outside(data: bytes, signs: bytes, in_string: bool) -> tuple[NDArray[np.int64], bool]:
+    """Where signs but quotes stand outside of strings, and whether the data ends in a string."""
+    at = _where(data, signs)
+    is_quote = np.frombuffer(data, np.uint8)[at] == ord('"')
+    is_sign = ~is_quote
     is_quote[is_quote] = ~_escaped(data, at[is_quote])
-    inside = (np.cumsum(is_quote) + state.in_string) & 1
-    state.in_string = bool(inside[-1]) if len(at) else state.in_string
-    at = at[(signs[at] != ord('"')) & (inside == 0)]
-    return at, state.depth + np.cumsum(_TURNS[signs[at]], dtype=np.int64)
+    inside = (np.cumsum(is_quote) + in_string) & 1
+    return at[is_sign & (inside == 0)], bool(inside[-1]) if len(at) else in_string
 
 
 def _where(data: bytes, table: bytes) -> NDArray[np.int64]:
