@@ -125,6 +125,16 @@ def in_bytes(lab: Lab, dtype: str) -> dict[str, Any]:
     return lab.stream("old", {"tokens": "bytes"}, {"tokens": data}, card=None)
 
 
+def two_sided(lab: Lab, max_seq_len: int, longest: int, cut_rows: int = 0) -> Mix:
+    """An encoder-decoder's stream that was converted for that length, in a mix for LENGTH."""
+    card = {
+        "decoder_only_format": False,
+        "max_seq_len": max_seq_len,
+        "totals": {"longest": longest, "cut_rows": cut_rows, "cut_tokens": cut_rows},
+    }
+    return lab.finetuning(chat=lab.chat(card=card), dataset={"decoder_only_format": False})
+
+
 def chats(lab: Lab, responses: list[list[int]]) -> dict[str, Any]:
     rows = [{"turns": [{"input_ids": [5, 6], "labels": r}]} for r in responses]
     return lab.stream("chat", TURNS, {}, rows=rows, card=None)
@@ -294,6 +304,10 @@ CASES: dict[str, tuple[Make, Make]] = {
     "rows-cut": (
         lambda lab: lab.finetuning(chat=lab.chat(card={"totals": {"longest": LENGTH + 1}})),
         lambda lab: lab.finetuning(chat=lab.chat(card={"totals": {"longest": LENGTH}})),
+    ),
+    "sides-unseen": (
+        lambda lab: two_sided(lab, max_seq_len=2 * LENGTH, longest=LENGTH + 1),
+        lambda lab: two_sided(lab, max_seq_len=2 * LENGTH, longest=LENGTH),
     ),
     "rows-short": (
         lambda lab: lab.text(web=lab.web(), dataset={"max_seq_len": 2 * LENGTH}),
@@ -903,3 +917,23 @@ def test_a_context_and_a_target_have_a_row_each(tmp_path: Path) -> None:
 def test_a_stream_that_is_not_there_is_not_a_verdict(tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match=r"index\.json"):
         Lab(tmp_path).text(web={"local": str(tmp_path / "none"), "split": "train"})
+
+
+@pytest.mark.parametrize(
+    ("converted_for", "cut_rows", "told"),
+    [
+        (2 * LENGTH, 0, "sides-unseen"),
+        (LENGTH, 0, None),
+        (LENGTH, 1, "rows-cut"),
+        (LENGTH - 1, 0, None),
+        (LENGTH - 1, 1, "sides-unseen"),
+    ],
+)
+def test_the_sum_of_what_an_encoder_and_its_decoder_read_is_no_row(
+    tmp_path: Path, converted_for: int, cut_rows: int, told: str | None
+) -> None:
+    """Each side has max_seq_len of its own, so that no sum of two is too long."""
+    found = findings(two_sided(Lab(tmp_path), converted_for, 2 * LENGTH - 1, cut_rows))
+    about_length = {"rows-too-long", "rows-cut", "sides-unseen"} & set(ids(found))
+    assert about_length == ({told} if told else set())
+    assert not is_refused(found)

@@ -100,9 +100,8 @@ def id_vocabulary(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
     "The loader cuts longer samples without a word: text is lost, and a conversation whose target is cut off fails in mid-training.",
 )
 def rows_too_long(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
-    top = _too_long(loader, stream)
-    if top and not _is_cut_by_rule(stream, loader):
-        limit = loader.max_seq_len
+    top, limit = _too_long(loader, stream), loader.max_seq_len
+    if top and not _is_cut_by_rule(stream, loader) and not _has_sides(stream):
         yield Hit(
             f"{stream.name} holds samples of {top} tokens, and max_seq_len of {{loader}} is {limit}.",
             f"convert the stream again for {limit} tokens, or train with max_seq_len: {top}.",
@@ -122,6 +121,36 @@ def rows_cut(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
         )
 
 
+@check_streams(
+    "sides-unseen",
+    "warning",
+    "The loader cuts an encoder's context and its target each at max_seq_len, and only both together are counted.",
+)
+def sides_unseen(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    top, limit = _too_long(loader, stream), loader.max_seq_len
+    if top and _has_sides(stream) and not _is_cut_known(loader, stream):
+        yield Hit(
+            f"context and target of the longest sample of {stream.name} have {top} tokens together, and max_seq_len of {{loader}} is "
+            f"{limit}: whether one of the two is longer than that is not known, since the stream was converted for another length.",
+            f"convert the stream again for {limit} tokens, which counts what is cut.",
+        )
+
+
+def _is_cut_known(loader: Loader, stream: Stream) -> bool:
+    """What was cut at the conversion's length is counted; where that was nothing, nothing is at a larger one."""
+    manifest, limit = stream.trusted_manifest, loader.max_seq_len or 0
+    if manifest is None:
+        return False
+    length = manifest.encoding.max_seq_len
+    return length == limit or (length < limit and not manifest.totals.cut_rows)
+
+
+def _has_sides(stream: Stream) -> bool:
+    """An encoder's context and its target have a row each, so their sum says nothing."""
+    manifest = stream.trusted_manifest
+    return manifest is not None and not manifest.encoding.decoder_only_format
+
+
 def _word(stream: Stream) -> str:
     """What a sample of the stream is called."""
     manifest = stream.trusted_manifest
@@ -137,8 +166,7 @@ def _told(stream: Stream, loader: Loader) -> str | None:
     totals, encoding = manifest.totals, manifest.encoding
     if totals.cut_rows and encoding.max_seq_len == loader.max_seq_len:
         return _share(totals.cut_rows, totals.samples, totals.cut_tokens, totals.tokens, stream)
-    # An encoder's context and its target have a row each, so their sum says nothing.
-    top = _too_long(loader, stream) if encoding.decoder_only_format else None
+    top = None if _has_sides(stream) else _too_long(loader, stream)
     return f"the longest {_word(stream)} of {stream.name} has {top:,} tokens" if top else None
 
 
