@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,3 +75,27 @@ def test_fields_that_are_not_there_are_shown_beside_those_that_are(
             in answer.err
         )
         assert f"{tmp_path / 'out/chat/train/quarantine'}" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            {"text": "text"},
+            "The recipe reads text; a bad record of it.csv has the fields 1, hello.",
+        ),
+        ({"messages": "1"}, "not one sample came of its source"),
+        ({"conversations": "1", "tags": {"role_tag": "role"}}, "not one sample came of its source"),
+    ],
+)
+def test_rows_that_are_no_json_are_no_reason_to_fail(
+    tmp_path: Path, tokenizer_folder: Path, source: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "it.csv").write_text(
+        '1,hello\n"[{""role"": ""user"", ""content"": ""a""}, {""role"": ""who"", ""content"": ""a""}]",b\n'
+    )
+    kind = "pretraining" if "text" in source else "finetuning"
+    streams = {"rows": {"kind": kind, "source": {"path": "it.csv", **source}}}
+    answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams))
+    assert answer.code == 5, answer.err
+    assert said in answer.err

@@ -54,16 +54,20 @@ def advice(job: Job, records: Records) -> Iterator[str]:
 
 def _other_shape(job: Job) -> Iterator[str]:
     """What the first bad records are, where another shape or setting reads half of them or more."""
-    raws = (
-        bad["raw"]
-        for bad in read_quarantine(job.folder)
-        if bad["reason"] in READ_OTHERWISE and "raw" in bad
-    )
-    records = [orjson.loads(raw) for raw in islice(raws, MOST_LOOKED_AT)]
+    bad = (bad for bad in read_quarantine(job.folder) if bad["reason"] in READ_OTHERWISE)
+    records = [held for one in islice(bad, MOST_LOOKED_AT) if (held := _record(one)) is not None]
     read = {said: sum(map(reads, records)) for said, reads in _others(job)}
     best = max(read, key=read.__getitem__, default="")
     if records and read[best] * 2 >= len(records):
         yield f"{read[best]:,} of the first {plural(len(records), 'bad record')} can be read: say {best}."
+
+
+def _record(bad: Mapping[str, Any]) -> Any:
+    """A bad record that was kept as JSON; None of one whose file holds something else, such as a row of a table."""
+    try:
+        return orjson.loads(bad["raw"])
+    except (KeyError, orjson.JSONDecodeError):
+        return None
 
 
 def _others(job: Job) -> Iterator[tuple[str, Callable[[Any], bool]]]:
@@ -91,7 +95,7 @@ def _roles(job: Job) -> str | None:
     """The roles of a record with one that its shape does not know."""
     bad, key = first_of(job.folder, "unknown_role"), TAGS["role_tag"]
     held = next((job.encoding.fields[key] for key in LISTS if key in job.encoding.fields), "")
-    items = value_at(held, orjson.loads(bad["raw"])) if bad and "raw" in bad else None
+    items = value_at(held, _record(bad)) if bad else None
     if shape_of(job.encoding).name == "sharegpt":
         key = job.encoding.shape_options.get("tags", {}).get("role_tag", key)
     else:
