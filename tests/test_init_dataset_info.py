@@ -191,3 +191,21 @@ def test_a_file_or_name_that_is_none_is_a_sentence(
     assert answer.code == 2
     assert said in answer.err
     assert answer.err.count("\n") == 1
+
+
+def test_entries_whose_names_are_spelled_alike_in_a_recipe_are_streams_of_their_own(
+    demo: Path, tokenizer_folder: Path
+) -> None:
+    info = write_info(demo, dict.fromkeys(("ein b", "ein_b", "数据", "文本"), INFO["c4_demo"]))
+    answer = mdsmix("init", "--dataset-info", info, "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")  # fmt: skip
+    assert answer.code == 0, answer.err
+    assert list(open_recipe("recipe.yaml").streams) == ["ein_b", "ein_b-2", "data", "data-2"]
+
+
+def test_named_as_data_it_says_by_which_option_its_entries_are_read(
+    demo: Path, tokenizer_folder: Path
+) -> None:
+    info = write_info(demo, INFO)
+    answer = mdsmix("init", info, "--tokenizer", tokenizer_folder)
+    assert answer.code == 2
+    assert f"{info.name} is left alone: --dataset-info makes streams of its entries" in answer.err

@@ -198,3 +198,9 @@ def test_a_tokenizer_without_eos_or_template_converts_too(
     assert "max_seq_len: 64    # tokens of a row; the tokenizer's model_max_length" in text
     assert "add_eos: false    # the tokenizer has no EOS" in text
     assert mdsmix("convert", "recipe.yaml", "max_bad=60%", "--workers", "1").code == 0
+
+
+def test_a_tokenizer_that_is_named_as_data_is_said_to_be_one(tokenizer_folder: Path) -> None:
+    answer = init(tokenizer_folder, tokenizer_folder)
+    assert answer.code == 2
+    assert f"{tokenizer_folder} is the tokenizer, and was left alone." in answer.err

@@ -16,7 +16,7 @@ import orjson
 
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.init.finding import find_data
-from mdsmix.init.grouping import Draft, paths_of
+from mdsmix.init.grouping import Draft, named_apart, paths_of
 from mdsmix.init.looking import head_of
 from mdsmix.shapes import SHAPES, find_shape
 from mdsmix.shapes.sharegpt import TAGS
@@ -71,6 +71,7 @@ def read_dataset_info(path: str, names: Sequence[str], base: Path) -> Entries:
             found.drafts.append(_draft(name, entries[name], locate(path).parent.url, base))
         except (NotSaid, MdsmixError) as error:
             found.left_out.append(f"{name}: {error}")
+    found.drafts = list(named_apart(found.drafts))
     return found
 
 

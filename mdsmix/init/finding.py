@@ -65,6 +65,9 @@ def find_data(names: Sequence[str], base: Path, but: Collection[Location] = ()) 
             )
         for location, stat in matches:
             _take(found, SourceFile(location=location, stat=stat, name=name_of(location, base)))
+        if place.url in {other.url for other in but}:
+            found.left_alone.append(f"{name} is the tokenizer, and was left alone")
+            continue
         _look_through(place, below, base, but, found)
     known = {file.location.url: file for file in found.files}
     found.files = list(known.values())
@@ -118,7 +121,7 @@ def _take(found: Found, file: SourceFile, is_named: bool = True) -> None:
     name = _last(file.name)
     if not file.stat.size:
         found.left_alone.append(f"{file.name} is empty")
-    elif name == THEIRS and not is_named:
+    elif name == THEIRS:
         found.left_alone.append(
             f"{file.name} is left alone: --dataset-info makes streams of its entries"
         )

@@ -74,7 +74,7 @@ def sort_out(files: Sequence[SourceFile]) -> Sorted:
     for same in alike.values():
         for files_of, head, guess in [_joined(same)] if len(same) > MOST_STREAMS else same:
             found.drafts.append(_draft(files_of, head, guess, files))
-    found.drafts = list(_named_apart(_with_a_train_split(found.drafts)))
+    found.drafts = list(named_apart(_with_a_train_split(found.drafts)))
     return found
 
 
@@ -200,7 +200,7 @@ def _with_a_train_split(drafts: list[Draft]) -> list[Draft]:
     return [replace(draft, split="train") for draft in drafts]
 
 
-def _named_apart(drafts: Iterable[Draft]) -> Iterator[Draft]:
+def named_apart(drafts: Iterable[Draft]) -> Iterator[Draft]:
     """No two of one name."""
     taken = set[str]()
     for draft in drafts:
