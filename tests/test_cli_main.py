@@ -146,6 +146,12 @@ def test_a_shell_completes_the_streams_of_the_recipe(
     assert completed(f"mdsmix convert {recipe} --only ") == []
 
 
+@pytest.mark.parametrize("command", ["convert", "check"])
+def test_files_are_left_to_the_shell(command: str) -> None:
+    """Which completes paths itself where it is told nothing, folder by folder; any word that it is told would end that."""
+    assert completed(f"mdsmix {command} mi") == []
+
+
 def test_completion_is_installed_by_an_option() -> None:
     assert "--install-completion" in mdsmix("--help").out
 
