@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +100,19 @@ def test_rows_that_are_no_json_are_no_reason_to_fail(
     answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams))
     assert answer.code == 5, answer.err
     assert said in answer.err
+
+
+def test_what_the_chat_template_refuses_is_told_in_its_words(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    config = tmp_path / "tokenizer/tokenizer_config.json"
+    shutil.copytree(tokenizer_folder, config.parent)
+    template = "{{ raise_exception('IDs have \\x1b[31m nine letters!') }}"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": template}))
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    write_jsonl(tmp_path / "chat.jsonl", [{"messages": said}])
+    streams = {"chat": chats("chat.jsonl")}
+    answer = mdsmix("convert", write_recipe(tmp_path, config.parent, streams=streams))
+    assert answer.code == 5
+    words = r'template_error is by the chat template: "IDs have \x1b[31m nine letters!".'
+    assert words in answer.err

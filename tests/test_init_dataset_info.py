@@ -145,9 +145,9 @@ def test_a_stream_of_which_nothing_would_be_written_is_left_out(
     answer = mdsmix("init", *arguments, "-o", "recipe.yaml")
     assert answer.code == 0
     assert answer.err.splitlines() == [
-        "WARNING: glaive_toolcall_en_demo: of the 4 records looked at 1 is written (3 tools_not_printed), and convert publishes "
+        "WARNING: glaive_toolcall_en_demo: of the 4 records looked at 1 is written (3 tools_not_printed, the chat template: it prints no tools), and convert publishes "
         "nothing where more than a tenth is bad: mend the source, or set max_bad",
-        "openai_tools is left out: of the 3 records looked at 0 are written (3 tools_not_printed)",
+        "openai_tools is left out: of the 3 records looked at 0 are written (3 tools_not_printed, the chat template: it prints no tools)",
     ]
     assert "openai_tools" not in open_recipe("recipe.yaml").streams
     alone = mdsmix("init", "openai_tools", *arguments)

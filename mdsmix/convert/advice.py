@@ -18,7 +18,7 @@ from mdsmix.shapes.fields import value_at
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.shards.manifest import Records
 from mdsmix.typed import brief
-from mdsmix.words import plural
+from mdsmix.words import plural, printable
 
 ARRAY = (
     "A file begins with [, so it is one JSON array, and its name says that it holds a JSON value a line: name it .json, or say "
@@ -38,6 +38,8 @@ READ_OTHERWISE = (
     *("missing_field", "field_not_text"),
 )
 "Reasons for which a record may be of another shape."
+TEMPLATES = ("template_error", "tools_not_printed")
+"Reasons whose detail says what a chat template does."
 MOST_LOOKED_AT = 1_000
 
 
@@ -46,6 +48,7 @@ def advice(job: Job, records: Records) -> Iterator[str]:
     if "json_array" in records.quarantined:
         yield ARRAY
     yield from _other_shape(job)
+    yield from _template(job, records)
     if "unknown_role" in records.quarantined and (roles := _roles(job)):
         yield roles
     if "missing_field" in records.quarantined and (example := _fields(job)):
@@ -89,6 +92,14 @@ def _others(job: Job) -> Iterator[tuple[str, Callable[[Any], bool]]]:
 
 def _is_read(shape: Shape, fields: Fields, options: Mapping[str, Any], record: Any) -> bool:
     return not isinstance(shape.read(record, fields, **options), str)
+
+
+def _template(job: Job, records: Records) -> Iterator[str]:
+    """What the chat template says of the first record that it does not render."""
+    for reason in TEMPLATES:
+        bad = first_of(job.folder, reason) if reason in records.quarantined else None
+        if says := (bad or {}).get("detail", {}).get("template"):
+            yield f'{reason} is by the chat template: "{printable(says)}".'
 
 
 def _roles(job: Job) -> str | None:

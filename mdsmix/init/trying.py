@@ -20,6 +20,7 @@ from mdsmix.kinds import Piece, kind_of_stream
 from mdsmix.kinds.reading import Reading, open_reading
 from mdsmix.kinds.registry import fields_parsed, make_encoding
 from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.words import printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class Trial:
     read: int
     filtered: Mapping[str, int] = field(default_factory=dict)
     quarantined: Mapping[str, int] = field(default_factory=dict)
+    template_says: Mapping[str, str] = field(default_factory=dict)
+    "By reason, what the chat template says of the first such record."
     unread: Mapping[str, int] = field(default_factory=dict)
     "Field that nothing reads -> records in which it is not empty."
     pieces: Sequence[Piece] | None = None
@@ -45,9 +48,12 @@ class Trial:
 
     @property
     def why_not(self) -> str:
-        """The reasons of those that are not written, with their numbers."""
+        """The reasons of those that are not written, with their numbers, and what the chat template says."""
+        says = {
+            reason: f", the chat template: {text}" for reason, text in self.template_says.items()
+        }
         reasons = {**self.filtered, **self.quarantined}
-        return ", ".join(f"{n} {reason}" for reason, n in reasons.items())
+        return ", ".join(f"{n} {reason}{says.get(reason, '')}" for reason, n in reasons.items())
 
     def is_mostly(self, reason: str) -> bool:
         """Whether more records than a recipe allows are bad for this."""
@@ -72,6 +78,11 @@ def try_stream(
         read=len(records),
         filtered=Counter(each.reason for each in encoded.rejected if each.filtered),
         quarantined=Counter(each.reason for each in encoded.rejected if not each.filtered),
+        template_says={
+            each.reason: printable(str(each.detail["template"]))
+            for each in reversed(encoded.rejected)
+            if each.detail and "template" in each.detail
+        },
         unread=dict(reading.noticed.unread),
         pieces=None if kept is None else list(kind.pieces(_sample(reading, kept), encoding)),
     )
