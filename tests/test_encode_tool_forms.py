@@ -161,6 +161,18 @@ def test_what_a_template_does_not_print_is_refused_with_the_reason(
     assert fault.value.detail == {"template": why}
 
 
+def test_what_a_developer_says_is_not_lost_where_there_are_no_tools() -> None:
+    said = read([{"role": "developer", "content": "be brief"}, ASKED, {"role": "assistant", "content": "!"}])  # fmt: skip
+    assert "be brief" in str(rows(opened(TOOLED["qwen_2_5"]), said))
+
+
+def test_a_result_that_a_template_does_not_print_is_refused_where_there_are_no_tools() -> None:
+    messages = [ASKED, {"role": "tool", "content": "lost"}, {"role": "assistant", "content": "!"}]
+    prints_two = "{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}"
+    assert rows(opened(prints_two), read(messages)) is None
+    assert rows(opened(CHATML), read(messages)) is not None
+
+
 def test_a_developer_is_a_system_where_the_template_knows_none() -> None:
     messages = [{"role": "developer", "content": "be"}, ASKED, {"role": "assistant", "content": "!"}]  # fmt: skip
     said = read(messages, TOOLS)

@@ -16,6 +16,7 @@ TRAIN_KEYS = ("train", "weight", "loss", "loss_weight")
 "Keys of a message that say whether it is trained, by true and false or 1 and 0."
 PARTLY_KEYS = ("train_detail", "loss_scale")
 "Keys that train a part of a message or weigh it, which no labels of LLM-Foundry's loader can say."
+PLAIN_ROLES = frozenset({"system", "user", "assistant"})
 Marked = tuple[Message, bool | None]
 "A message, and whether it is trained; None where the record does not say."
 
@@ -32,12 +33,18 @@ def conversation_of(
         messages, trained = merged(messages, trained)
     if fault := order_fault(messages):
         raise Fault(fault)
-    texts = (len(m) == 2 and isinstance(m.get("content"), str) for m in messages)
-    kind = Conversation if tools is None and all(texts) else RichConversation
+    is_plain = tools is None and all(map(_is_plain, messages))
+    kind = Conversation if is_plain else RichConversation
     found = kind(messages, None if all(trained) else trained, tools)
     if not is_encodable(found.said):
         raise Fault("lone_surrogate")
     return found
+
+
+def _is_plain(message: Message) -> bool:
+    """Whether any template takes the message as it is: a text of one of the roles that all of them know."""
+    is_text = len(message) == 2 and isinstance(message.get("content"), str)
+    return is_text and message["role"] in PLAIN_ROLES
 
 
 def list_of(record: Any, fields: Fields, key: str, nulls: str) -> list[Any]:
