@@ -78,9 +78,10 @@ def forms_of(template: ChatTemplate) -> Forms:
         form: text for form, (text, why) in tried.items() if not why and text.count("None") == nones
     }
     answered = {"role": "assistant", "content": "probe_answer"}
-    results = (
-        _rendered(template, [_ASKED, _calling(*form), _RESULT, answered])[0] for form in good
-    )
+    before = [[_calling(*form)] for form in good] or [
+        []
+    ]  # a template of no calls may print results
+    results = (_rendered(template, [_ASKED, *calls, _RESULT, answered])[0] for calls in before)
     return Forms(
         arguments=tuple(a for a in ARGUMENTS if any((a, c) in good for c in CONTENTS)),
         contents=tuple(c for c in CONTENTS if any((a, c) in good for a in ARGUMENTS)),
