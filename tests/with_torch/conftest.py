@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -24,4 +26,29 @@ def _own_numbers() -> Iterator[None]:
     first = 100_000 * (1 + int(worker))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix, "_each_prefix_int", lambda: count(first))
+        patch.setattr(prefix, "_check_and_find", _closing(prefix, prefix._check_and_find))
         yield
+
+
+def _closing(prefix: Any, find: Callable[..., int]) -> Callable[..., int]:
+    """Streaming's search for a free number, without the files that it leaves open: one for each dataset before, so that 150
+    datasets in a process had 11,800."""
+    attach = prefix.SharedMemory
+
+    def find_and_close(*arguments: Any) -> int:
+        opened = list[Any]()
+
+        def noted(*named: Any) -> Any:
+            opened.append(attach(*named))
+            return opened[-1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prefix, "SharedMemory", noted)
+            try:
+                return find(*arguments)
+            finally:
+                for memory in opened:
+                    atexit.unregister(memory.cleanup)
+                    memory.cleanup()
+
+    return find_and_close
