@@ -116,3 +116,33 @@ def test_what_the_chat_template_refuses_is_told_in_its_words(
     assert answer.code == 5
     words = r'template_error is by the chat template: "IDs have \x1b[31m nine letters!".'
     assert words in answer.err
+
+
+@pytest.mark.parametrize("name", ["it.json", "it.jsonl"])
+def test_an_object_that_is_laid_out_is_told_from_a_record(
+    tmp_path: Path, tokenizer_folder: Path, name: str
+) -> None:
+    (tmp_path / name).write_text(json.dumps({"data": RECORDS}, indent=2))
+    streams = {"docs": documents(name, layout="document")}
+    answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams))
+    assert answer.code == 5
+    assert (
+        f"{name} begins with an object over several lines: a record is a whole line" in answer.err
+    )
+    (tmp_path / name).write_text('{"text": \n[1\n')
+    answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams))
+    assert answer.code == 5
+    assert "begins with an object" not in answer.err
+
+
+def test_a_run_that_is_refused_shows_its_own_bad_records_alone(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    streams = {"docs": documents("docs.jsonl", layout="document")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    for wrong in ("body", "content"):
+        write_jsonl(tmp_path / "docs.jsonl", [{wrong: "a"}])
+        answer = mdsmix("convert", recipe)
+        assert answer.code == 5
+        assert f"a bad record of docs.jsonl has the fields {wrong}." in answer.err
+        assert len(quarantined(tmp_path / "out/docs/train")) == 1

@@ -58,7 +58,7 @@ LEFT: dict[str, tuple[dict[str, Any], str]] = {
     "dpo": ({"file_name": "x.json", "ranking": True}, "ranking: it holds chosen and rejected answers"),
     "kto": ({"file_name": "x.json", "columns": {"messages": "m", "kto_tag": "label"}}, "kto_tag: it holds judged answers"),
     "mllm": ({"file_name": "x.json", "columns": {"messages": "m", "images": "images"}}, "images: media are not read"),
-    "hub": ({"hf_hub_url": "org/name"}, "it lies elsewhere (hf_hub_url org/name)"),
+    "hub": ({"hf_hub_url": "org/name"}, "it lies elsewhere (hf_hub_url org/name): fetch it, and name it as file_name, or write a stream of hf://datasets/org/name/..."),
     "gone": ({"file_name": "gone.json"}, "gone.json is no file"),
     "odd": ({"file_name": "x.json", "formatting": "csv"}, "formatting is 'csv'"),
     "less": ({"file_name": "c4_demo.jsonl", "columns": {"response": "text"}}, "columns names no prompt"),

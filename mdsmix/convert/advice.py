@@ -47,12 +47,22 @@ def advice(job: Job, records: Records) -> Iterator[str]:
     """Sentences of advice on the commonest reasons."""
     if "json_array" in records.quarantined:
         yield ARRAY
+    if bad := first_of(job.folder, "not_json") if "not_json" in records.quarantined else None:
+        yield from _one_object(bad)
     yield from _other_shape(job)
     yield from _template(job, records)
     if "unknown_role" in records.quarantined and (roles := _roles(job)):
         yield roles
     if "missing_field" in records.quarantined and (example := _fields(job)):
         yield example
+
+
+def _one_object(bad: Mapping[str, Any]) -> Iterator[str]:
+    if bad.get("line") == 1 and bad.get("raw", "").strip() == "{":
+        yield (
+            f"{bad['file']} begins with an object over several lines: a record is a whole line, or an element of the one array "
+            "that a .json file is."
+        )
 
 
 def _other_shape(job: Job) -> Iterator[str]:

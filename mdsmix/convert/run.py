@@ -163,6 +163,8 @@ def _publish(
     quarantined = publish_bad(job, units, results)
     records = [record for result in results for record in result.records]
     noticed = None if job.drops else duplicates_among(job, records)
+    if standing.quarantined and not (standing.manifest or standing.damage):
+        delete_stale_files(job.folder, quarantined, held)  # of a run that was refused
     manifest, index = publish(job, records, _source_files(units, results), held, noticed)
     if standing.folders:  # else the quarantine holds what this run has put there
         delete_stale_files(job.folder, quarantined, held)

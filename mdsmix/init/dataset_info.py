@@ -136,8 +136,12 @@ def _refuse(entry: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
             raise NotSaid(f"{medium}: media are not read.")
     if "file_name" not in entry and "cloud_file_name" not in entry:
         where = next((f"{key} {entry[key]}" for key in HUBS if key in entry), "no file_name")
+        repo = entry.get("hf_hub_url")
+        by_range = (
+            f", or write a stream of hf://datasets/{printable(str(repo))}/..." if repo else ""
+        )
         raise NotSaid(
-            f"it lies elsewhere ({printable(where)}): fetch it, and name it as file_name."
+            f"it lies elsewhere ({printable(where)}): fetch it, and name it as file_name{by_range}."
         )
 
 
