@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 from collections.abc import Callable
@@ -103,6 +104,24 @@ def test_a_unit_may_be_done_by_whoever_did_others_before(
     shutil.rmtree(published)
     run_recipe(recipe)
     assert files(published) == first
+
+
+def test_of_a_unit_of_which_a_part_was_there_the_new_tokens_are_counted(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A packed file is one unit, and what of it is done falls into windows."""
+    windows(monkeypatch, 500)
+    source = tmp_path / "packed.jsonl.gz"
+    streams = {"web": documents(source, layout="document")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    lines = [f'{{"text": "{text}"}}\n' for text in TEXTS]
+    source.write_bytes(gzip.compress("".join(lines).encode()))
+    first = only(run_recipe(recipe))
+    assert first.new_tokens == first.manifest.totals.tokens
+    source.write_bytes(gzip.compress("".join([*lines[:-1], lines[0]]).encode()))
+    second = only(run_recipe(recipe))
+    assert second.done == 1 < second.reused
+    assert 0 < second.new_tokens < first.new_tokens / 3
 
 
 def test_a_second_run_converts_nothing_and_touches_no_file(

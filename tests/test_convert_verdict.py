@@ -183,7 +183,9 @@ def make(folder: Path, tokenizer_folder: Path, *overrides: str) -> Any:
 def result(read: int, bad: int) -> UnitResult:
     records = Records(read=read, written=read - bad, quarantined={"not_json": bad} if bad else {})
     record = UnitRecord(key="k", backend="b", shards=[], totals=Totals(), records=records)
-    return UnitResult(content=Content(windows=(), files=()), records=[record], reused=0)
+    return UnitResult(
+        content=Content(windows=(), files=()), records=[record], reused=0, reused_tokens=0
+    )
 
 
 @pytest.fixture

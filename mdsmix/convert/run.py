@@ -200,7 +200,7 @@ def _outcome(
         notes = (f"{unequal}, as was found before; so the reference encodes", *notes)
     if job.is_versioned:
         notes = (f"published as {place}", *notes)
-    new = [r for result in results if not result.reused for r in result.records]
+    tokens = sum(record.totals.tokens for result in results for record in result.records)
     return Outcome(
         stream=job.name,
         target=job.target,
@@ -208,7 +208,7 @@ def _outcome(
         bytes=(index or read_index(place)).bytes,
         units=sum(len(result.records) for result in results),
         reused=reused,
-        new_tokens=sum(record.totals.tokens for record in new),
+        new_tokens=tokens - sum(result.reused_tokens for result in results),
         seconds=time.monotonic() - began,
         notes=notes,
         peak=peak,

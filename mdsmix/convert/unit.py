@@ -8,7 +8,7 @@ that was killed repeats none that was finished.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import merge
 from itertools import groupby
@@ -75,6 +75,8 @@ class UnitResult:
     "One per window."
     reused: int
     "Records that were there already."
+    reused_tokens: int
+    "In their samples."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +128,8 @@ class UnitTask:
         if not records:  # no record starts in the unit
             records[0] = self._convert(0, iter(()), digests, attempt, reporter)
         done_now = [records[number] for number in windows]
-        return UnitResult(content=content, records=done_now, reused=len(reused))
+        kept = _tokens(records[number] for number in reused)
+        return UnitResult(content=content, records=done_now, reused=len(reused), reused_tokens=kept)
 
     def _find(self, window: Window) -> UnitRecord | None:
         return find_record(self.job, window, self.dropped.get(window.number, b""))
@@ -177,7 +180,12 @@ def recorded(job: Job, content: Content, dropped: Dropped) -> UnitResult | None:
     done = [record for record in records if record]
     if len(done) < len(records):
         return None
-    return UnitResult(content=content, records=done, reused=len(done))
+    kept = _tokens(done)
+    return UnitResult(content=content, records=done, reused=len(done), reused_tokens=kept)
+
+
+def _tokens(records: Iterable[UnitRecord]) -> int:
+    return sum(record.totals.tokens for record in records)
 
 
 def _is_kept(job: Job, name: str) -> bool:
