@@ -204,3 +204,14 @@ def test_a_tokenizer_that_is_named_as_data_is_said_to_be_one(tokenizer_folder: P
     answer = init(tokenizer_folder, tokenizer_folder)
     assert answer.code == 2
     assert f"{tokenizer_folder} is the tokenizer, and was left alone." in answer.err
+
+
+def test_where_streams_are_published_nothing_is_data(data: Path, tokenizer_folder: Path) -> None:
+    assert init(tokenizer_folder, "data/chat", "-o", "recipe.yaml").code == 0
+    assert mdsmix("convert", "recipe.yaml", "--workers", "1").code == 0
+    (tokenizers,) = Path("mix").glob("tokenizer-*")
+    answer = init(tokenizer_folder, "mix")
+    assert answer.code == 2
+    assert "published streams were left alone: chat-test/test, chat/train." in answer.err
+    assert f"no data by their names: {tokenizers}/" in answer.err
+    assert "of no known shape" not in answer.err

@@ -23,6 +23,18 @@ from mdsmix.storage import Location, Stat, locate
 HEAD_BYTES = 1 << 16
 NO_DATA = ("readme", "license", "licence", "notice", "changelog", "requirements")
 "Texts that lie beside data."
+OF_MODELS = frozenset(
+    {
+        *(
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+            "added_tokens.json",
+        ),
+        *("vocab.json", "merges.txt", "config.json", "generation_config.json"),
+    }
+)
+"Names of a tokenizer's and a model's files: mdsmix itself publishes a tokenizer beside the streams."
 THEIRS = "dataset_info.json"
 MOST_NAMED = 3
 
@@ -125,7 +137,7 @@ def _take(found: Found, file: SourceFile, is_named: bool = True) -> None:
         found.left_alone.append(
             f"{file.name} is left alone: --dataset-info makes streams of its entries"
         )
-    elif not is_named and name.lower().startswith(NO_DATA):
+    elif not is_named and (name.lower().startswith(NO_DATA) or name in OF_MODELS):
         found.no_data.append(file.name)
     elif known := known_format(file, is_named):
         found.files.append(known)
