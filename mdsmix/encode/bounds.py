@@ -87,6 +87,8 @@ def _alarm(sandbox: Any) -> Iterator[None]:
     def look(*_: Any) -> None:
         nonlocal seen
         if sandbox.rendered is seen:
+            # The next one would come up while this one is on its way out, and leave the alarm set for whoever comes after.
+            signal.setitimer(signal.ITIMER_REAL, 10 * SECONDS, SECONDS)
             raise TimeoutError
         seen = sandbox.rendered
 
