@@ -161,20 +161,19 @@ def _entries(place: Place, arguments: argparse.Namespace) -> Iterator[Entry]:
         yield _of_mdsmix(place, name, arguments.size * MB)
     small = arguments.slow * MB
     yield _of_mdsmix(place, "parquet, small", small)
-    for name, python, count in (
-        ("datatrove", place.others, outputs.ids_of_two_bytes),
-        ("foundry", place.foundry, outputs.mds_rows),
+    for name, python, script, last, count in (
+        ("datatrove", place.others, "run_datatrove.py", 1, outputs.ids_of_two_bytes),
+        ("foundry", place.foundry, "run_foundry_parquet.py", ROW, outputs.mds_rows),
     ):
         if (python / "bin/python").exists():
             path = _written(place, "parquet", small)
-            script = HERE / f"others/run_{name}_parquet.py"
             command = [
                 python / "bin/python",
-                script,
+                HERE / "others" / script,
                 path.parent,
                 place.tokenizer,
                 place.work / "out",
-                str(ROW),
+                str(last),
             ]
             yield Entry(
                 f"{name}, parquet", lambda command=command: command, count, _size(place, small)

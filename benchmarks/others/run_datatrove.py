@@ -1,4 +1,4 @@
-"""datatrove's tokenizer pipeline as its documentation shows it, without the shuffling: JSONL to flat .ds files.
+"""datatrove's tokenizer pipeline as its documentation shows it, without the shuffling: JSONL or parquet to flat .ds files.
 
 python run_datatrove.py SOURCE TOKENIZER OUT WORKERS
 """
@@ -6,15 +6,21 @@ python run_datatrove.py SOURCE TOKENIZER OUT WORKERS
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from datatrove.executor import LocalPipelineExecutor
-from datatrove.pipeline.readers import JsonlReader
+from datatrove.pipeline.readers import JsonlReader, ParquetReader
 from datatrove.pipeline.tokens import DocumentTokenizer
 
 
 def main(source: str, tokenizer: str, out: str, workers: int) -> None:
+    kind, reader = (
+        ("parquet", ParquetReader)
+        if any(Path(source).glob("*.parquet"))
+        else ("jsonl", JsonlReader)
+    )
     steps = [
-        JsonlReader(source, glob_pattern="*.jsonl"),
+        reader(source, glob_pattern=f"*.{kind}"),
         DocumentTokenizer(
             out,
             f"{tokenizer}/tokenizer.json",
