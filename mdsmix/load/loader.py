@@ -90,18 +90,19 @@ def build_loader(
     settings = read_settings(config, loader)
     if batch_size < 1:
         raise RecipeError(f"batch_size is {batch_size}; a batch needs a row at least.")
-    rules = _rules(settings, ids or _ids_of(settings))
+    rules = rules_of(settings, ids or ids_of(settings))
     ratio = _packing_ratio(settings, rules, batch_size)
     drawn = int(batch_size * ratio)
     return MixLoader(
         _dataset(settings, rules, drawn),
         batch_size=drawn,
-        collate_fn=_collate(settings, rules, batch_size if ratio > 1 else None),
+        collate_fn=collate_of(settings, rules, batch_size if ratio > 1 else None),
         **_torch(settings.loader),
     )
 
 
-def _ids_of(settings: LoaderSettings) -> TokenIds:
+def ids_of(settings: LoaderSettings) -> TokenIds:
+    """The ids of the config's tokenizer; RecipeError where it names none."""
     from mdsmix.encode.fetched import at_hand
     from mdsmix.encode.tokenizer import open_tokenizer
 
@@ -120,7 +121,8 @@ def _ids_of(settings: LoaderSettings) -> TokenIds:
     )
 
 
-def _rules(settings: LoaderSettings, ids: TokenIds) -> RowRules:
+def rules_of(settings: LoaderSettings, ids: TokenIds) -> RowRules:
+    """How the loader makes rows of samples; RecipeError where the tokenizer's ids do not fit it."""
     section = settings.section
     if not section.is_text and ids.fill is None:
         raise RecipeError(
@@ -194,8 +196,8 @@ def _refuse(settings: LoaderSettings, error: Exception) -> NoReturn:
     ) from error
 
 
-def _collate(settings: LoaderSettings, rules: RowRules, bins: int | None) -> Collate:
-    """`bins`: packed rows of a batch, None without packing."""
+def collate_of(settings: LoaderSettings, rules: RowRules, bins: int | None) -> Collate:
+    """What makes batches of rows. `bins`: packed rows of a batch, None without packing."""
     own = settings.row_key
     starts = own("eos_token_id") is None
     token = own("bos_token_id" if starts else "eos_token_id")

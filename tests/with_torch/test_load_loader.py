@@ -183,8 +183,8 @@ def test_what_the_yaml_says_of_rows_reaches_them(
     name: str, dataset: dict[str, Any], rows: dict[str, Any], batches: dict[str, Any]
 ) -> None:
     settings = read_settings(config({"a": {"local": "a"}}, name, **dataset))
-    rules = loader._rules(settings, TokenIds(eos=EOS, pad=PAD, bos=5))
-    collate = loader._collate(settings, rules, 2 if "packing_ratio" in dataset else None)
+    rules = loader.rules_of(settings, TokenIds(eos=EOS, pad=PAD, bos=5))
+    collate = loader.collate_of(settings, rules, 2 if "packing_ratio" in dataset else None)
     assert {key: getattr(rules, key) for key in rows} == rows
     assert {key: getattr(collate, key) for key in batches} == batches
 
@@ -225,7 +225,7 @@ def test_every_id_is_the_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mdsmix.encode.fetched.at_hand", lambda spec, places: spec)
     monkeypatch.setattr("mdsmix.encode.tokenizer.open_tokenizer", lambda spec: opened)
     made = config({"a": {"local": "a"}}) | {"tokenizer": "t"}
-    assert loader._ids_of(read_settings(made)) == TokenIds(**known)
+    assert loader.ids_of(read_settings(made)) == TokenIds(**known)
 
 
 def test_a_separator_that_is_not_the_tokenizers_is_refused(tmp_path: Path) -> None:
