@@ -11,6 +11,7 @@ from mdsmix.encode.targets import VERDICTS
 from mdsmix.kinds.fingerprints import DUPLICATE
 from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
 from mdsmix.shapes.where import LEFT_OUT
+from mdsmix.shards.manifest import NOT_SAMPLED
 
 FOLDER = Path(mdsmix.encode.__file__).parent
 SHAPES = Path(mdsmix.shapes.__file__).parent
@@ -22,7 +23,7 @@ def test_the_readme_explains_every_reason_code() -> None:
         path.read_text("utf-8") for folder in (FOLDER, SHAPES) for path in folder.glob("*.py")
     )
     found = {code for match in re.findall(GIVEN, source) for code in match if code}
-    found |= {"no_messages", DUPLICATE, HELD_OUT, NOT_HELD_OUT, *LEFT_OUT} | {
+    found |= {"no_messages", DUPLICATE, HELD_OUT, NOT_HELD_OUT, NOT_SAMPLED, *LEFT_OUT} | {
         code for code in VERDICTS if code
     }
     section = (FOLDER / "README.md").read_text("utf-8").split("## Reason codes")[1]

@@ -120,6 +120,8 @@ def _look(job: Job, records: Records) -> str:
         return f"{' '.join(advice(job, records))} The bad records lie in {job.target}/quarantine; mdsmix quarantine shows them.".lstrip()
     if set(records.filtered) == {NOT_HELD_OUT}:
         return "No record is among the share that is held out: raise the stream's holdout, or take it out."
+    if records.read and not records.sampled and not job.limit:
+        return "No record is in the sample that is taken of it: raise the stream's sample."
     if job.limit:
         return f"--limit {job.limit} reads no more of it: raise it, or leave it out."
     return "Look at the source, or take the stream out of the recipe."

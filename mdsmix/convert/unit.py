@@ -37,9 +37,10 @@ from mdsmix.engines.base import Reporter
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.fingerprints import Fingerprints
 from mdsmix.kinds.reading import open_reading
+from mdsmix.kinds.sampling import Sample
 from mdsmix.shards.ids import RowIds
 from mdsmix.shards.index import StoredFile
-from mdsmix.shards.manifest import Records
+from mdsmix.shards.manifest import NOT_SAMPLED, Records
 from mdsmix.shards.shardfiles import store_shards
 from mdsmix.sources import (
     BadRecord,
@@ -217,7 +218,10 @@ def _convert(
     encoder = open_reading(job.encoding, job.tokenizer, backend, seen)
     noticed = encoder.noticed
     rows = job.kind.open_rows(job.encoding, job.layout, job.tokenizer.dtype)
-    compared, tally = backend.compared, _Tally(job.kind.splits_records(job.encoding))
+    compared, tally = (
+        backend.compared,
+        _Tally(job.kind.splits_records(job.encoding), encoder.sample),
+    )
     pace, first, ids = _Pace(attempt, reporter), 0, RowIds()
     for batch in batches:
         without = skipped(batch, attempt)
@@ -281,8 +285,8 @@ class _Pace:
 class _Tally:
     """Counts what became of the records, batch by batch. Written records are counted by their rows, so that the counts do not add up where one is lost."""
 
-    def __init__(self, has_many_rows: bool) -> None:
-        self._has_many_rows = has_many_rows
+    def __init__(self, has_many_rows: bool, sample: Sample | None = None) -> None:
+        self._has_many_rows, self._sample = has_many_rows, sample
         "A long document is split, any other record is one row."
         self.records, self.bad = Records(), PackedRecords()
         self.size = self.lines = 0
@@ -310,7 +314,7 @@ class _Tally:
     def end(self, batch: RecordBatch, without: Collection[int]) -> None:
         """Keeps the batch's bad records in their order, counts them by reason, and counts as read those that were in no piece."""
         late = [*self._rejected, *(batch.reject(position, CRASHED) for position in without)]
-        found = merge(batch.bad, sorted(late)) if late else batch.bad
+        found = merge(self._of_sample(batch), sorted(late)) if late else self._of_sample(batch)
         reasons = Counter[str]()
         for bad in found:
             reasons[bad.reason] += 1
@@ -320,6 +324,14 @@ class _Tally:
         self.size += batch.size
         self.lines += batch.count
         self._rejected = []
+
+    def _of_sample(self, batch: RecordBatch) -> Iterator[BadRecord]:
+        """The items that hold no record; those that are not in the sample are counted."""
+        for bad in batch.bad:
+            if self._sample is None or self._sample.has_raw(bad.origin.raw):
+                yield bad
+            else:
+                self.records += Records(read=1, filtered={NOT_SAMPLED: 1})
 
 
 _backends: dict[tuple[str, str], Backend] = {}

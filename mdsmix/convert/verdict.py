@@ -26,7 +26,7 @@ NEARLY_ALL = Fraction(9, 10)
 
 def refuse_too_many_bad(job: Job, records: Records) -> None:
     """TooManyBadRecords where more records of the whole stream were bad than the recipe's max_bad allows."""
-    if records.bad > job.max_bad * records.read:
+    if records.bad > job.max_bad * records.sampled:
         raise TooManyBadRecords(
             f"stream {job.name}: {_bad_of(records)}, more than max_bad {_percent(job.max_bad)}; nothing new is published. "
             f"{where(job, records)}"
@@ -63,7 +63,7 @@ class FirstUnits:
         )
 
     def _is_beyond(self) -> bool:
-        bad, read, most = self.records.bad, self.records.read, self.job.max_bad
+        bad, read, most = self.records.bad, self.records.sampled, self.job.max_bad
         if self.done == FIRST_UNITS and bad > max(NEARLY_ALL, most) * read:
             return True
         return bad > most * (read + self._to_come[self.done])
@@ -75,7 +75,7 @@ def _most_to_come(units: Sequence[Unit]) -> list[float]:
 
 def _bad_of(records: Records) -> str:
     reasons = ", ".join(f"{n:,} {reason}" for reason, n in records.quarantined.items())
-    return f"{records.bad:,} of {records.read:,} records are bad ({reasons})"
+    return f"{records.bad:,} of {records.sampled:,} records are bad ({reasons})"
 
 
 def _percent(share: Fraction) -> str:

@@ -15,11 +15,15 @@ from mdsmix.kinds.fingerprints import Fingerprints, NoSamples
 from mdsmix.kinds.holdout import Holdout
 from mdsmix.kinds.noticed import Noticed
 from mdsmix.kinds.registry import fields_read, kind_of, shape_of
+from mdsmix.kinds.sampling import Sample
 from mdsmix.record import Document, RichConversation
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.fields import UNFOUND, derived, lacking, value_at
 from mdsmix.shapes.where import LEFT_OUT, Where, parse_where
-from mdsmix.shards.manifest import Encoding
+from mdsmix.shards.manifest import NOT_SAMPLED, Encoding
+
+FILTERED = frozenset((*LEFT_OUT, NOT_SAMPLED))
+"Reasons in place of a record that is good, or was not looked at."
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class Reading:
     options: Mapping[str, Any] = field(default_factory=dict)
     "Of the shape, those that are not at their defaults."
     noticed: Noticed = field(default_factory=Noticed)
+    sample: Sample | None = None
     holdout: Holdout | None = None
     where: Where | None = None
     "Records that do not match are left out before the shape sees them."
@@ -45,13 +50,15 @@ class Reading:
         before them."""
         self.noticed.look_at_fields(records)
         found = self._read(records)
+        if self.sample:
+            found = self.sample.of(records, found)
         types = set(map(type, found))
         if RichConversation in types and "nulls" not in self.options:
             self._look_at_nulls(records, found)
         rejected = list[Rejected]()
         if str in types or self.holdout:
             rejected = [
-                Rejected(i, why, why in LEFT_OUT) for i, why in enumerate(found) if type(why) is str
+                Rejected(i, why, why in FILTERED) for i, why in enumerate(found) if type(why) is str
             ]
             rejected += self._left_out(found)
         if self.fingerprints:
@@ -147,13 +154,14 @@ def open_hashing(encoding: Encoding, fingerprints: Fingerprints) -> Reading:
 
 
 def _open(encoding: Encoding, encoder: Encoder, fingerprints: Fingerprints | None) -> Reading:
-    share = encoding.holdout
+    share, sample = encoding.holdout, encoding.sample
     return Reading(
         shape=shape_of(encoding),
         fields=encoding.fields,
         encoder=encoder,
         options=encoding.shape_options,
         noticed=Noticed(fields_read(encoding)),
+        sample=Sample(Fraction(sample)) if sample else None,
         holdout=Holdout(Fraction(share), encoding.held_out) if share else None,
         where=parse_where(encoding.where) if encoding.where else None,
         id=encoding.id,

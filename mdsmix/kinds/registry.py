@@ -121,6 +121,8 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
         where=source.where,
         id=source.id,
     )
+    if stream.sample is not None and (sample := share_of(stream.sample)) < 1:
+        common = replace(common, sample=str(sample))
     if stream.holdout is not None:
         share = str(share_of(stream.holdout))
         common = replace(common, holdout=share, held_out=stream.held_out_of is not None)

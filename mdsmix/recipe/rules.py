@@ -17,7 +17,8 @@ TOKENIZER_FOLDER = re.compile(r"tokenizer-[0-9a-f]{8}")
 "What mdsmix names the folder of a tokenizer beside the streams."
 OWN_SPLIT = re.compile(r"limit-\d+|.+-[0-9a-f]{8}")
 "Folders beside a split: first looks, and versions, which `mdsmix gc --keep` deletes."
-SHARE = re.compile(r"(0?\.\d+|[01](\.0*)?)|(\d{1,2}(\.\d+)?|100)%")
+SHARE = re.compile(r"(0?\.\d+|[01](\.0*)?)|(\d{1,2}(\.\d+)?|100)%|\d(\.\d+)?e-\d{1,2}")
+"The last form is how Python writes what YAML reads as 0.00001."
 COMPRESSION = re.compile(r"zstd(:([1-9]|1\d|2[0-2]))?")
 
 
@@ -85,6 +86,8 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     if stream.source is None:
         if stream.holdout is not None:
             yield "holdout takes a share out of the source when converting, and this stream has none: take it out."
+        if stream.sample is not None:
+            yield "sample takes a share of the source when converting, and this stream has none: take it out; mix says how much of it is drawn."
         if stream.duplicates != "keep":
             yield "duplicates: drop leaves records out when a source is converted, and this stream has none: take it out."
         if not (stream.remote or stream.local):
@@ -95,6 +98,8 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
             f"split is {stream.split!r}; limit-N and names that end in - and 8 hex digits are those of mdsmix's own first "
             "looks and versions, which are replaced and deleted: name it otherwise."
         )
+    if stream.sample is not None and not _is_sample(stream.sample):
+        yield f"sample is {stream.sample!r}; it must be a share above 0 of at most 1, such as 5% or 0.05."
     if stream.holdout is not None:
         yield from _holdout_contradictions(recipe, stream)
     if stream.remote or stream.local:
@@ -112,6 +117,10 @@ def _holdout_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]
         yield f"holdout takes a share of what is trained on, and split is {stream.split}: take one of the two out."
     if held_out_name(stream) in recipe.streams:
         yield f"holdout makes a stream {held_out_name(stream)}, and the recipe has one of that name: rename it."
+
+
+def _is_sample(written: str | int | float) -> bool:
+    return bool(SHARE.fullmatch(str(written))) and 0 < share_of(written) <= 1
 
 
 def held_out_name(stream: StreamSpec) -> str:

@@ -109,6 +109,10 @@ class StreamSpec:
     "Finetuning: what becomes of a record of more than max_seq_len tokens."
     consecutive_roles: Literal["reject", "merge"] = "reject"
     "Finetuning on messages: what becomes of messages of one role in a row."
+    sample: str | int | float | None = field(
+        default=None, metadata=also_called("fraction", "subsample", "sample_rate", "ratio")
+    )
+    "The share of the records, 5% or 0.05, that the stream is made of."
     holdout: str | int | float | None = None
     "The share of the records, 0.5% or 0.005, that is held out for evaluation: published as the split eval."
     held_out_of: str | None = field(default=None, metadata={"set by": "the reader"})

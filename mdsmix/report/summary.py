@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 from mdsmix.convert.advice import ARRAY
@@ -12,7 +13,7 @@ from mdsmix.kinds.fingerprints import DUPLICATE
 from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
 from mdsmix.report.table import print_table
 from mdsmix.shapes.where import NO_MATCH
-from mdsmix.shards.manifest import Manifest, Records
+from mdsmix.shards.manifest import NOT_SAMPLED, Manifest, Records
 from mdsmix.table import Column, Row, Table, as_json
 from mdsmix.words import plural, printable
 
@@ -119,11 +120,12 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
     if records.bad:
         notes.append(f"the bad records lie in {outcome.target}/quarantine/")
     if records.has_many_bad:
-        notes.append(f"WARNING: {records.bad / records.read:.1%} of the records are bad")
+        notes.append(f"WARNING: {records.bad / records.sampled:.1%} of the records are bad")
     if manifest.encoding.rewritten_history == "each":
         notes.append(f"{totals.samples:,} rows of {records.written:,} records")
     if kind_of(manifest.encoding).has_template and manifest.tokenizer.chat_template_hash is None:
         notes.append(NO_TEMPLATE)
+    notes += _sampled(manifest)
     notes += _filtered(records)
     notes += _duplicates(records)
     notes += _unread(records)
@@ -150,6 +152,14 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
     return notes
 
 
+def _sampled(manifest: Manifest) -> Iterator[str]:
+    """What the stream takes of its source, and what that came to."""
+    if share := manifest.encoding.sample:
+        records = manifest.records
+        asked, came = float(100 * Fraction(share)), records.sampled / max(records.read, 1)
+        yield f"sample: {asked:g}%: {records.sampled:,} of {records.read:,} records ({came:.3%}) are in it, by what they say"
+
+
 def _too_long(records: Records) -> Iterator[str]:
     """What each way of dealing with long conversations would keep."""
     if long := records.too_long:
@@ -163,11 +173,11 @@ def _filtered(records: Records) -> Iterator[str]:
     """Good records that a rule leaves out, where they are many, and what would keep them."""
     dropped = records.dropped - sum(
         records.filtered.get(asked_for, 0)
-        for asked_for in (HELD_OUT, NOT_HELD_OUT, DUPLICATE, NO_MATCH)
+        for asked_for in (HELD_OUT, NOT_HELD_OUT, NOT_SAMPLED, DUPLICATE, NO_MATCH)
     )
-    if dropped <= FILTERED_SHARE * records.read:
+    if dropped <= FILTERED_SHARE * records.sampled:
         return
-    said = f"WARNING: {dropped / records.read:.1%} of the records are filtered"
+    said = f"WARNING: {dropped / records.sampled:.1%} of the records are filtered"
     if records.ways_out:
         lost = records.filtered.get("no_loss_tokens", 0)
         ways = " and ".join(
@@ -181,7 +191,7 @@ def _duplicates(records: Records) -> Iterator[str]:
     """Records that stand in the stream more than once, where they are many, and those of which nobody knows."""
     if records.has_many_duplicates:
         yield (
-            f"WARNING: {records.duplicates:,} of {records.read:,} records ({records.duplicates / records.read:.1%}) say the same as "
+            f"WARNING: {records.duplicates:,} of {records.sampled:,} records ({records.duplicates / records.sampled:.1%}) say the same as "
             "an earlier one of the stream and are trained again; duplicates: drop leaves them out"
         )
     if records.unhashed:

@@ -29,6 +29,8 @@ FORMAT_VERSION = 2
 BAD_SHARE = 0.01
 "More bad records than this are warned of."
 DUPLICATE_SHARE = 0.01
+NOT_SAMPLED = "not_sampled"
+"Why a record that is not in the sample of its stream is filtered: as though it were not in the source."
 READABLE = (1, FORMAT_VERSION)
 "Versions whose manifests are understood: such streams are mixed, loaded and verified as they are."
 
@@ -96,6 +98,8 @@ class Encoding:
     date_string: str | None = None
     rewritten_history: Literal["reject", "last", "each"] = "reject"
     too_long: Literal["cut", "filter", "first_turns"] = "cut"
+    sample: str | None = None
+    "The share of its source that the stream is made of, as a fraction: `1/20`."
     holdout: str | None = None
     "The share of the records that is held out for evaluation, as a fraction: `1/200`."
     held_out: bool = False
@@ -142,6 +146,11 @@ class Records:
     "Records that were not looked at for duplicates, as those of older units."
 
     @property
+    def sampled(self) -> int:
+        """Records that the stream asks for: all of the source, or those of its sample. Shares of records are of these."""
+        return self.read - self.filtered.get(NOT_SAMPLED, 0)
+
+    @property
     def dropped(self) -> int:
         return sum(self.filtered.values())
 
@@ -152,12 +161,12 @@ class Records:
     @property
     def has_many_bad(self) -> bool:
         """Whether the user is warned of the share of bad records."""
-        return self.bad > BAD_SHARE * self.read
+        return self.bad > BAD_SHARE * self.sampled
 
     @property
     def has_many_duplicates(self) -> bool:
         """Whether the user is told of them."""
-        return self.duplicates > DUPLICATE_SHARE * self.read
+        return self.duplicates > DUPLICATE_SHARE * self.sampled
 
     @property
     def adds_up(self) -> bool:

@@ -55,7 +55,7 @@ def records_bad(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
         reasons = sorted(records.quarantined.items(), key=lambda each: (-each[1], each[0]))
         told = ", ".join(f"{number:,} {reason}" for reason, number in reasons)
         yield Hit(
-            f"{records.bad:,} of {plural(records.read, 'record')} of {stream.name} ({records.bad / records.read:.1%}) were "
+            f"{records.bad:,} of {plural(records.sampled, 'record')} of {stream.name} ({records.bad / records.sampled:.1%}) were "
             f"bad and set aside: {told}.",
             f"look at them with `mdsmix quarantine {stream.folder}`, and mend the source or what the recipe reads of it.",
         )
@@ -70,8 +70,8 @@ def records_duplicate(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]
     records = stream.trusted_manifest.records if stream.trusted_manifest else None
     if records and records.has_many_duplicates:
         yield Hit(
-            f"{records.duplicates:,} of {plural(records.read, 'record')} of {stream.name} "
-            f"({records.duplicates / records.read:.1%}) say the same as an earlier one.",
+            f"{records.duplicates:,} of {plural(records.sampled, 'record')} of {stream.name} "
+            f"({records.duplicates / records.sampled:.1%}) say the same as an earlier one.",
             f"write duplicates: drop under streams.{stream.name} of its recipe and convert it again, where they are not meant.",
         )
 

@@ -1,0 +1,258 @@
+"""A share of a source: what a record says decides whether it is in, and what is not in costs no tokens and is counted."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdsmix.kinds.holdout import is_held_out
+from mdsmix.kinds.sampling import Sample
+from mdsmix.record import Conversation, Document, Pair
+from mdsmix.shards.manifest import NOT_SAMPLED, Encoding
+from tests.converting import (
+    chats,
+    documents,
+    files,
+    manifest_of,
+    mdsmix,
+    quarantined,
+    run_recipe,
+    token_rows,
+    windows,
+    write_jsonl,
+    write_recipe,
+)
+
+TEXTS = [f"document {n}, with words of its own" for n in range(600)]
+
+
+def recipe_of(folder: Path, tokenizer: Path, **stream: Any) -> Path:
+    stream = documents("data/*.jsonl", layout="document", **stream)
+    return write_recipe(folder, tokenizer, streams={"web": stream}, max_seq_len=64)
+
+
+def rows(folder: Path) -> set[tuple[int, ...]]:
+    return {tuple(row) for row in token_rows(folder)}
+
+
+def fill(folder: Path, texts: list[str], name: str = "a") -> Path:
+    return write_jsonl(folder / "data" / f"{name}.jsonl", [{"text": text} for text in texts])
+
+
+def is_in(record: Any, share: Fraction | str) -> bool:
+    (found,) = Sample(Fraction(share)).of([{}], [record])
+    return bool(found != NOT_SAMPLED)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_in_and_what_is_not_are_all_there_is(
+    tmp_path: Path, tokenizer_folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spread over all work units, the same whoever works."""
+    windows(monkeypatch, 3_000)
+    fill(tmp_path, TEXTS[:300]), fill(tmp_path, TEXTS[300:], "b")
+    whole = recipe_of(tmp_path, tokenizer_folder)
+    run_recipe(whole, f"local={tmp_path / 'whole'}")
+    recipe = recipe_of(tmp_path, tokenizer_folder, sample="20%")
+    run_recipe(recipe, workers=workers)
+    manifest = manifest_of(tmp_path / "out/web/train")
+    assert rows(tmp_path / "out/web/train") < rows(tmp_path / "whole/web/train")
+    assert 80 < manifest.records.written < 160  # 120, and a standard deviation of 10
+    assert manifest.encoding.sample == "1/5"
+    assert manifest.records.read == 600
+    assert manifest.records.filtered == {NOT_SAMPLED: 600 - manifest.records.written}
+    assert sum(part.samples > 0 for part in manifest.parts) == len(manifest.parts) >= 10
+
+
+@given(st.fractions(0, 1), st.fractions(0, 1), st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_larger_share_only_adds(one: Fraction, other: Fraction, text: str) -> None:
+    small, large = sorted((one, other))
+    for record in (
+        Document(text),
+        Pair(text, "a"),
+        Conversation([{"role": "user", "content": text}]),
+    ):
+        assert is_in(record, small) <= is_in(record, large)
+        assert not is_in(record, Fraction(0))
+        assert is_in(record, Fraction(1))
+    assert Sample(small).has_raw(text.encode()) <= Sample(large).has_raw(text.encode())
+
+
+def test_no_half_says_anything_of_the_other() -> None:
+    """Of what is sampled as many are held out as of all."""
+    told = [Document(f"document {n}") for n in range(8_000)]
+    inside = [each for each in told if is_in(each, "1/4")]
+    held = [each for each in inside if is_held_out(each, Fraction(1, 4))]
+    assert 1_850 < len(inside) < 2_150  # 2,000, and a standard deviation of 39
+    assert 420 < len(held) < 580  # 500, and 19
+
+
+def test_a_source_that_grows_or_moves_changes_no_records_side(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    fill(tmp_path, TEXTS)
+    recipe = recipe_of(tmp_path, tokenizer_folder, sample=0.2)
+    run_recipe(recipe)
+    before = rows(tmp_path / "out/web/train")
+    (tmp_path / "data/a.jsonl").rename(tmp_path / "data/z.jsonl")
+    spaced = "".join(f'{{ "id": {n},  "text": "{text}" }}\n' for n, text in enumerate(TEXTS))
+    (tmp_path / "data/b.jsonl").write_text(spaced)
+    fill(tmp_path, [f"new {n}" for n in range(200)], "c")
+    run_recipe(recipe)
+    after = rows(tmp_path / "out/web/train")
+    assert before < after
+    assert len(after - before) < 80  # 40 of the new ones, and none of the copies
+    larger = recipe_of(tmp_path, tokenizer_folder, sample="30%")
+    run_recipe(larger)
+    assert after < rows(tmp_path / "out/web/train")
+
+
+def test_sample_holdout_and_duplicates_go_together(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """The holdout is a share of what is sampled, and copies are found among what is."""
+    fill(tmp_path, [*TEXTS, *TEXTS[:200]])
+    both = {"holdout": "25%", "duplicates": "drop"}
+    run_recipe(recipe_of(tmp_path, tokenizer_folder, sample="50%"), f"local={tmp_path / 'plain'}")
+    run_recipe(recipe_of(tmp_path, tokenizer_folder, sample="50%", **both))
+    train, held = (rows(tmp_path / "out/web" / side) for side in ("train", "eval"))
+    plain = manifest_of(tmp_path / "plain/web/train").records
+    assert train | held == rows(tmp_path / "plain/web/train")
+    assert not train & held
+    assert 40 < len(held) < 110  # 75, and a standard deviation of 9
+    records = [manifest_of(tmp_path / "out/web" / side).records for side in ("train", "eval")]
+    for side in records:
+        assert side.adds_up
+        assert side.filtered[NOT_SAMPLED] == plain.filtered[NOT_SAMPLED]
+    assert sum(side.filtered["duplicate"] for side in records) == plain.duplicates > 60
+
+
+def test_what_is_not_in_is_not_tokenized(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mdsmix.encode.pretraining import Documents as Encoder
+
+    seen, encode = list[Any](), Encoder.encode
+    monkeypatch.setattr(Encoder, "encode", lambda self, of: seen.extend(of) or encode(self, of))
+    fill(tmp_path, TEXTS)
+    (outcome,) = run_recipe(recipe_of(tmp_path, tokenizer_folder, sample="5%"))
+    assert 0 < len(seen) == outcome.manifest.records.written < 60
+
+
+def test_a_bad_record_is_in_by_its_raw_content(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """So that the share of bad records is that of the sample: a tenth of it, as of the source, not nine tenths."""
+    lines = [f'{{"text": "{text}"}}' for text in TEXTS]
+    lines += [f'{{"body": "{text}"}}' for text in TEXTS[:60]] + [f"no json {n}" for n in range(60)]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.jsonl").write_text("\n".join(lines))
+    recipe = recipe_of(tmp_path, tokenizer_folder, sample="10%")
+    (outcome,) = run_recipe(recipe)
+    records = outcome.manifest.records
+    assert records.read == 720
+    assert records.adds_up
+    assert records.sampled == records.written + records.bad == 720 - records.filtered[NOT_SAMPLED]
+    assert 0 < records.quarantined["missing_field"] < 20
+    assert 0 < records.quarantined["not_json"] < 20
+    assert len(quarantined(tmp_path / "out/web/train")) == records.bad
+    answer = mdsmix("convert", recipe, "--max-bad", "5%")
+    assert answer.code == 5
+    assert f"of {records.sampled:,} records are bad" in answer.err
+
+
+def test_what_where_leaves_out_is_in_by_its_raw_content_too(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    write_jsonl(tmp_path / "data/a.jsonl", [{"text": t, "n": n % 2} for n, t in enumerate(TEXTS)])
+    stream = documents("data/*.jsonl", layout="document", sample="50%")
+    stream["source"]["where"] = "n == 1"
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"web": stream}, max_seq_len=64)
+    ((outcome),) = run_recipe(recipe)
+    filtered = outcome.manifest.records.filtered
+    assert 100 < filtered["where"] < 200
+    assert 230 < filtered[NOT_SAMPLED] < 370
+
+
+def test_the_summary_says_the_setting_and_what_it_came_to(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    fill(tmp_path, TEXTS)
+    recipe = recipe_of(tmp_path, tokenizer_folder, sample="2.5%")
+    answer = mdsmix("convert", recipe)
+    records = manifest_of(tmp_path / "out/web/train").records
+    assert f"filtered: {600 - records.written} not_sampled" in answer.out
+    said = f"sample: 2.5%: {records.written} of 600 records ({records.written / 600:.3%}) are in it"
+    assert said in answer.out
+    assert "WARNING" not in answer.out
+    assert mdsmix("check", recipe).code == 0
+    assert "up to date" in mdsmix("convert", recipe).out
+
+
+def test_a_stream_without_it_keeps_its_bytes_and_key(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """And all of a source is no sample."""
+    fill(tmp_path, TEXTS[:20])
+    run_recipe(recipe_of(tmp_path, tokenizer_folder))
+    before = files(tmp_path / "out")
+    (outcome,) = run_recipe(recipe_of(tmp_path, tokenizer_folder, sample="100%"))
+    assert files(tmp_path / "out") == before
+    assert outcome.done == 0
+    assert Encoding.__dataclass_fields__["sample"].default is None
+
+
+@pytest.mark.parametrize(
+    "share", [0, "0%", 0.0, "101%", "-5%", ".nan", "nan", "some", "", True, "1/2", 2]
+)
+def test_a_share_that_is_none_is_refused(
+    tmp_path: Path, tokenizer_folder: Path, share: Any
+) -> None:
+    fill(tmp_path, TEXTS[:2])
+    answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, sample=share))
+    assert answer.code == 2
+    assert "sample" in answer.err
+    assert "5%" in answer.err or "true" in answer.err.lower()
+
+
+@pytest.mark.parametrize("share", ["0.001%", 0.00001, "1.0", 1, "99.99%"])
+def test_any_share_may_be_written(tmp_path: Path, tokenizer_folder: Path, share: Any) -> None:
+    fill(tmp_path, TEXTS[:1])
+    answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, sample=share), "--dry-run")
+    assert (answer.code, answer.err) == (0, "")
+
+
+def test_a_stream_without_a_source_has_nothing_to_sample(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    streams = {"web": {"local": "out/web", "sample": "5%"}}
+    answer = mdsmix("check", write_recipe(tmp_path, tokenizer_folder, streams=streams))
+    assert answer.code == 2
+    assert (
+        "sample takes a share of the source when converting, and this stream has none" in answer.err
+    )
+
+
+def test_a_sample_without_a_record_is_said(tmp_path: Path, tokenizer_folder: Path) -> None:
+    fill(tmp_path, TEXTS[:3])
+    answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, sample="0.001%"))
+    assert answer.code == 5
+    assert "No record is in the sample that is taken of it: raise the stream's sample" in answer.err
+
+
+def test_conversations_are_sampled_by_what_the_shape_reads(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    said = [
+        [{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}]
+        for text in TEXTS[:100]
+    ]
+    write_jsonl(
+        tmp_path / "data/a.jsonl", [{"messages": each, "id": n} for n, each in enumerate(said)]
+    )
+    write_jsonl(tmp_path / "data/b.jsonl", [{"id": "x", "messages": each} for each in said])
+    stream = chats("data/*.jsonl", sample="30%")
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"c": stream}, max_seq_len=64)
+    (outcome,) = run_recipe(recipe)
+    assert outcome.manifest.records.written == 2 * outcome.manifest.records.duplicates > 20
