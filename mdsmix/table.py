@@ -49,10 +49,17 @@ def spelled(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
+def _about(value: Any) -> str:
+    return "~" if isinstance(value, Estimate) else ""
+
+
 FORMS: dict[str, Callable[[Any], str]] = {
     "text": spelled,
-    "count": lambda value: f"{'~' if isinstance(value, Estimate) else ''}{value:,.0f}",
+    "count": lambda value: f"{_about(value)}{value:,.0f}",
     "share": lambda value: f"{value:.1%}",
+    "fine": lambda value: f"{_about(value)}{value:.2%}",
+    "finest": lambda value: f"{_about(value)}{value:.3%}",
+    "times": lambda value: f"{value:,.2f}",
     "seconds": lambda value: f"{value:.1f}",
     "weight": lambda value: ", ".join(f"{word} {n}" for word, n in value.items()) or "all",
 }

@@ -104,7 +104,7 @@ REFUSED = {
     "target_prompts=length>=0": "target_prompts is 'length>=0'",
     "target_responses=first": "it must be last or all",
     "mix.wep.repeat=3": "mix.wep names no stream; did you mean web?",
-    "mix.web.choose=3": "mix.web must give exactly one of repeat, proportion and choose",
+    "mix.web.choose=3": "mix.web must give exactly one of repeat, proportion, choose and share",
     "mix.web.repeat=-1": "a weight below 0",
     "mix.web.repeat=.nan": "a weight below 0",
     "compression=gz": "compression is 'gz'; it must be zstd or zstd:N",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mdsmix.cli.options import AsJson, echo, echo_json
+from mdsmix.cli.options import AsJson, Estimated, echo, echo_json
 from mdsmix.words import printable
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def check(
             "--deep", help="Also read, hash and decode every shard, as `mdsmix verify` does."
         ),
     ] = False,
+    estimate: Estimated = False,
     as_json: AsJson = False,
 ) -> None:
     """Say whether streams may be mixed, from indexes, manifests and first samples. Exit code 3: they may not."""
@@ -39,8 +40,9 @@ def check(
     from mdsmix.mix.check import findings, is_refused, looked, verdict, with_bytes_read
     from mdsmix.mix.view import view
     from mdsmix.report.progress import watching
+    from mdsmix.report.shares import print_shares
 
-    mix = view(targets)
+    mix = view(targets, estimate)
     if deep:
         with watching() as watcher:
             mix = with_bytes_read(mix, watcher)
@@ -49,6 +51,8 @@ def check(
         echo_json(report(mix, found))
     else:
         print_findings(found)
+        if mix.shares:
+            print_shares(mix.shares)
         echo(verdict(mix, found), looked(mix))
     if is_refused(found):
         raise typer.Exit(REFUSED)

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from mdsmix.cli.options import AsJson, Overrides, RecipePath, echo_json
+from mdsmix.cli.options import AsJson, Estimated, Overrides, RecipePath, echo_json
 
 
 def mix(
@@ -42,6 +42,7 @@ def mix(
             show_default="the cache folder",
         ),
     ] = None,
+    estimate: Estimated = False,
     as_json: AsJson = False,
 ) -> None:
     """Draw from the train streams of RECIPE by weight, and publish one stream of it, shuffled across all of them.
@@ -60,7 +61,7 @@ def mix(
     from mdsmix.storage import locate
 
     loaded = open_recipe(recipe, overrides or ())
-    streams = view_training(loaded, recipe)
+    streams = view_training(loaded, recipe, estimate)
     refuse_sources(loaded, streams.train.streams, locate(out))
     found = findings_on_streams(streams)
     print_findings(found, to_stderr=True)

@@ -55,6 +55,13 @@ QuarantineCrashes = Annotated[
         rich_help_panel="How",
     ),
 ]
+Estimated = Annotated[
+    bool,
+    typer.Option(
+        "--estimate",
+        help="Work out shares from first samples where tokens were not counted.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
 
 

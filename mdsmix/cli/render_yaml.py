@@ -6,7 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from mdsmix.cli.options import RECIPE, AsJson, Overrides, echo, echo_json
+from mdsmix.cli.options import RECIPE, AsJson, Estimated, Overrides, echo, echo_json
 
 
 def render_yaml(
@@ -44,6 +44,7 @@ def render_yaml(
             help="With --into: keep the config's own evaluations without looking at them.",
         ),
     ] = False,
+    estimate: Estimated = False,
     as_json: AsJson = False,
 ) -> None:
     """Check the mix of RECIPE and render it as train_loader, eval_loader and tokenizer of LLM-Foundry."""
@@ -58,7 +59,7 @@ def render_yaml(
         require_place(target)
     for option, file in (("--out", out), ("--into", into)):
         refuse_recipe(file or "", option)
-    mix, text = render(recipe, overrides or [], into, keep_evals)
+    mix, text = render(recipe, overrides or [], into, keep_evals, estimate)
     found = findings(mix)
     if not as_json:
         print_findings(found, to_stderr=True)

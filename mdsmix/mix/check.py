@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from mdsmix.mix.findings import CHECKS, Finding
+from mdsmix.mix.shares import shares_json
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.weights import shares_of
 from mdsmix.shards.verify import verify
@@ -69,7 +70,7 @@ def as_json(mix: Mix, found: Sequence[Finding]) -> dict[str, Any]:
         "changed": [asdict(change) for change in mix.changed],
         "unseen": unseen(mix),
         "epoch": [asdict(share) for share in shares_of(mix.train, mix.yaml.batch_size)],
-    }
+    } | ({"shares": shares_json(mix.shares)} if mix.shares else {})
 
 
 def looked(mix: Mix) -> str:

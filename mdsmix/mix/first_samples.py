@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from mdsmix.encode.targets import Turns, count_losses
 from mdsmix.errors import MixRefused
+from mdsmix.kinds import kind_of
+from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.streams import Loader, Stream
 from mdsmix.shards.turns import Ids, Turn, layout_of, turns_of
 
@@ -72,6 +76,50 @@ def per_sample(stream: Stream, loader: Loader) -> PerSample | None:
         return PerSample(length, True)
     lengths = [s.length for s in token_samples(stream, loader)]
     return PerSample(sum(lengths) / len(lengths), False) if lengths else None
+
+
+def losses_per_sample(stream: Stream, loader: Loader) -> PerSample | None:
+    """The same of tokens with a loss. Counted where the manifest was made for this length and these targets."""
+    manifest = stream.trusted_manifest
+    if manifest and manifest.totals.samples and is_trained_alike(stream, loader):
+        return PerSample(manifest.totals.loss_tokens / manifest.totals.samples, True)
+    found, targets = token_samples(stream, loader), loader.target_policies
+    if not found or targets is None:
+        return None
+    if loader.is_text:
+        losses = np.array([min(s.length, targets.max_seq_len) - 1 for s in found], np.int64)
+    else:
+        losses = count_losses(targets, turns(found), np.zeros(len(found), np.bool_))
+    return PerSample(float(losses.mean()), False)
+
+
+def is_seen_alike(stream: Stream, loader: Loader) -> bool:
+    """Whether the loader cuts of each sample what was counted as cut when it was converted: as a rule nothing."""
+    manifest, limit = stream.trusted_manifest, loader.max_seq_len
+    if manifest is None or limit is None or manifest.encoding.max_seq_len == limit:
+        return True
+    return not manifest.totals.cut_rows and manifest.totals.longest <= limit
+
+
+def is_trained_alike(stream: Stream, loader: Loader) -> bool:
+    """Whether the loader trains of each sample what was counted as trained when it was converted."""
+    manifest = stream.trusted_manifest
+    if manifest is None or not is_seen_alike(stream, loader):
+        return False
+    if not kind_of(manifest.encoding).has_targets:
+        return True
+    made, wanted = targets_of(manifest.encoding), loader.target_policies
+    return (
+        wanted is not None
+        and replace(wanted, max_seq_len=made.max_seq_len, too_long=made.too_long) == made
+    )
+
+
+def turns(found: Sequence[TokenSample]) -> Turns:
+    """The lengths of what the samples are made of."""
+    lengths = np.array([[len(p), len(r)] for sample in found for p, r in sample.turns], np.int64)
+    offsets = np.cumsum([0, *(len(sample.turns) for sample in found)])
+    return Turns(lengths[:, 0], lengths[:, 1], offsets)
 
 
 def largest_id(stream: Stream, loader: Loader) -> int | None:

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mdsmix import __version__
+from mdsmix.mix.apportion import Apportioned
 from mdsmix.mix.delivered import METHODS
 from mdsmix.mix.node_tokenizer import fetch_line
+from mdsmix.mix.shares import shares_table, title
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.weights import batching, delivered_of, epoch_table, shares_of
 from mdsmix.table import lines
@@ -35,12 +37,22 @@ def _head_lines(mix: Mix) -> Iterator[str]:
     yield from _counted(mix)
     for line in lines(epoch_table(shares_of(mix.train, mix.yaml.batch_size))):
         yield f"  {line}"
+    if mix.shares:
+        yield from _shares(mix.shares)
     for loader in mix.evals:
         for share in shares_of(loader):
             yield f"evaluated on {share.stream}: {share.drawn:,} samples"
     if mix.tokenizer_home:
         yield "the tokenizer lies beside the streams; on every training node, before training:"
         yield f"  {fetch_line(mix.tokenizer_home, mix.yaml.at('tokenizer', 'name'))}"
+
+
+def _shares(found: Apportioned) -> Iterator[str]:
+    table = shares_table(found)
+    yield title(found)
+    for line in lines(table):
+        yield f"  {line}"
+    yield from (f"  {note}" for note in table.notes)
 
 
 def _counted(mix: Mix) -> Iterator[str]:

@@ -31,15 +31,20 @@ def refuse_recipe(target: str, option: str) -> None:
 
 
 def render(
-    path: str, overrides: Sequence[str], into: str | None, keep_evals: bool = False
+    path: str,
+    overrides: Sequence[str],
+    into: str | None,
+    keep_evals: bool = False,
+    may_estimate: bool = False,
 ) -> tuple[Mix, str]:
     """The mix of a recipe and its YAML, a file of its own or set into the config `into`. Nothing is checked or written.
 
     Args:
         keep_evals: evaluations of that config which are not the recipe's stay as they are, and are not looked at.
+        may_estimate: shares may be worked out from first samples where nobody counted.
     """
     recipe = open_recipe(path, overrides)
-    mix = view_recipe(recipe, path)
+    mix = view_recipe(recipe, path, may_estimate)
     streams = {stream.name: stream.settings for stream in mix.streams}
     if into is None:
         return mix, head(mix) + dump(sections(recipe, streams))
@@ -48,6 +53,8 @@ def render(
     text = set_into(before, sections(recipe, streams, config), into)
     ours = [name for name in streams if not is_train(recipe.streams[name])]
     known = {stream.name: stream for stream in mix.streams}
+    shares = mix.shares
     mix = mix_of(text, path, known, recipe, into, evals=ours if keep_evals else None)
     changed = changes(config, unresolved(text, into))
-    return replace(mix, changed=tuple(changed)), head(mix) + text
+    mix = replace(mix, shares=shares, changed=tuple(changed))
+    return mix, head(mix) + text

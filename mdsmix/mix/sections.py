@@ -74,7 +74,7 @@ def stream_section(
     if split:
         section["split"] = split
     weight = recipe.mix.get(spec.name)
-    return section | (weight.given if weight else {})
+    return section | ({k: v for k, v in weight.given.items() if k != "share"} if weight else {})
 
 
 def sections(

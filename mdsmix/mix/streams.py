@@ -13,6 +13,7 @@ from typing import Any
 
 from mdsmix.encode.targets import Targets
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.mix.apportion import Apportioned
 from mdsmix.mix.changes import Change
 from mdsmix.mix.model import find_tokenizer, pretrained_name
 from mdsmix.shards.index import Index, Shard
@@ -124,6 +125,8 @@ class Mix:
     "Where training nodes fetch the folder from that the YAML names; None where it is at a hub or on the same disk."
     verified: Mapping[str, Report] = field(default_factory=dict)
     "URL of a stream's folder -> what reading every byte of it found; empty where nobody asked for that."
+    shares: Apportioned | None = None
+    "What the recipe's shares came to, which the streams' `choose` says; None where it weights by other means."
     changed: tuple[Change, ...] = ()
     "What setting it into a config changed there."
 

@@ -15,6 +15,7 @@ from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.mix import sections
 from mdsmix.mix.node_tokenizer import home_of
+from mdsmix.mix.shares import apportion
 from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.read import parted
@@ -33,12 +34,16 @@ DATA_KEYS = {"streams", "remote", "local", "hf_name"}
 "How a training YAML names its data, under train_loader.dataset."
 
 
-def view(targets: Sequence[str]) -> Mix:
-    """Tells by content what was asked about: a recipe (with overrides), a training YAML, or streams."""
+def view(targets: Sequence[str], may_estimate: bool = False) -> Mix:
+    """Tells by content what was asked about: a recipe (with overrides), a training YAML, or streams.
+
+    Args:
+        may_estimate: a recipe's shares may be worked out from first samples where nobody counted.
+    """
     named, overrides = parted(targets)
     if len(named) == 1 and os.path.isfile(named[0]) and os.path.basename(named[0]) != BASENAME:
         if is_recipe(named[0]):
-            return view_recipe(open_recipe(named[0], overrides), named[0])
+            return view_recipe(open_recipe(named[0], overrides), named[0], may_estimate)
         if not overrides:
             return view_yaml(named[0])
     if overrides:
@@ -58,14 +63,34 @@ def is_recipe(path: str) -> bool:
     return "streams" in tree and "model" not in tree and not names_data
 
 
-def view_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> Mix:
-    """The mix that a recipe renders."""
+def view_recipe(recipe: Recipe, path: str | os.PathLike[str], may_estimate: bool = False) -> Mix:
+    """The mix that a recipe renders; MixRefused where its shares cannot be drawn from what the streams hold."""
     specs = recipe.streams.values()
     streams = dict(
         zip(recipe.streams, together(lambda spec: _of_recipe(recipe, spec), specs), strict=True)
     )
-    tree = sections.sections(recipe, {n: s.settings for n, s in streams.items()})
-    return mix_of(tree, str(path), streams, recipe=recipe)
+    found = None
+    if recipe.is_by_share:
+        found = apportion(recipe, _measured(recipe, path, streams), may_estimate)
+        streams |= {p.stream: _choosing(streams[p.stream], p.choose) for p in found.parts}
+    mix = mix_of(_tree(recipe, streams), str(path), streams, recipe=recipe)
+    return dataclasses.replace(mix, shares=found)
+
+
+def _tree(recipe: Recipe, streams: Mapping[str, Stream]) -> dict[str, Any]:
+    return sections.sections(recipe, {n: s.settings for n, s in streams.items()})
+
+
+def _measured(
+    recipe: Recipe, path: str | os.PathLike[str], streams: Mapping[str, Stream]
+) -> Loader:
+    """The train_loader before anything says how often its streams are drawn."""
+    yaml = parse(_tree(recipe, streams), str(path))
+    return _loader(yaml, yaml.train, streams)
+
+
+def _choosing(stream: Stream, samples: int) -> Stream:
+    return dataclasses.replace(stream, settings={**stream.settings, "choose": samples})
 
 
 def view_yaml(path: str | os.PathLike[str]) -> Mix:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from mdsmix.recipe.mix_rules import mix_contradictions
 from mdsmix.recipe.spec import Recipe, StreamSpec, share_of
 from mdsmix.typed import brief
-from mdsmix.words import hint
 
 TARGET_PROMPTS = re.compile(r"none|all|length>=[1-9]\d*")
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -42,7 +42,7 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
         yield f"max_bad is {recipe.max_bad!r}; it must be a share such as 0.001 or 0.1%."
     if recipe.sourced and not (recipe.remote or recipe.local):
         yield "neither remote nor local says where to publish; set local to a folder or remote to an s3:// URL."
-    yield from _mix_contradictions(recipe)
+    yield from mix_contradictions(recipe)
     for stream in recipe.streams.values():
         for sentence in _stream_contradictions(recipe, stream):
             yield f"streams.{stream.name}: {sentence}"
@@ -61,16 +61,6 @@ def target_contradictions(
             f"target_prompts: {prompts} and target_responses: {responses} stand beside decoder_only_format: false; "
             "that allows only target_prompts: none and target_responses: last, as LLM-Foundry does."
         )
-
-
-def _mix_contradictions(recipe: Recipe) -> Iterator[str]:
-    for name, weight in recipe.mix.items():
-        if name not in recipe.streams:
-            yield f"mix.{name} names no stream; {hint(name, list(recipe.streams), 'streams holds')}"
-        if len(weight.given) != 1:
-            yield f"mix.{name} must give exactly one of repeat, proportion and choose; it gives {list(weight.given) or 'none'}."
-        if any(not value >= 0 for value in weight.given.values()):
-            yield f"mix.{name} gives a weight below 0: {weight.given}."
 
 
 def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:

@@ -130,14 +130,16 @@ class StreamSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSpec:
-    """How often a stream is drawn, as Streaming's Stream takes it: at most one of the three."""
+    """How much of an epoch a stream is: in the words of Streaming's Stream, or its share. At most one of the four."""
 
     repeat: int | float | None = None
     proportion: int | float | None = None
     choose: int | None = None
+    share: str | int | float | None = None
+    "Of the epoch's tokens, or of what `count` says: 0.3, 30% or 1/3."
 
     @property
-    def given(self) -> dict[str, int | float]:
+    def given(self) -> dict[str, str | int | float]:
         return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
 
 
@@ -162,6 +164,16 @@ class Recipe:
     remote: str | None = None
     local: str | None = None
     mix: Mapping[str, WeightSpec] = field(default_factory=dict)
+    budget: str | int | float | None = None
+    "What an epoch holds: 2B tokens, 500M loss_tokens, 1M samples or 2 passes of STREAM."
+    count: Literal["tokens", "loss_tokens", "samples"] | None = None
+    "What shares are shares of; None: the budget's unit, else tokens."
+    max_repeat: int | float = 4
+    "Passes over a stream in an epoch above which a share is refused."
+    temperature: int | float = 1
+    "Streams without a share are drawn as their size to the power of 1 / temperature."
+    absolute: bool = False
+    "Shares are of the whole budget and need not sum to 1; else they are normalised."
     train_loader: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -180,6 +192,17 @@ class Recipe:
     def sourced(self) -> list[StreamSpec]:
         """The streams that `convert` makes."""
         return [s for s in self.streams.values() if s.source]
+
+    @property
+    def trained(self) -> list[StreamSpec]:
+        """The streams that are mixed; those of another split are evaluated on."""
+        return [s for s in self.streams.values() if s.split == "train"]
+
+    @property
+    def is_by_share(self) -> bool:
+        """Whether shares decide how often streams are drawn, not weights that Streaming knows."""
+        has_shares = any(weight.share is not None for weight in self.mix.values())
+        return has_shares or self.budget is not None or self.temperature != 1
 
     def published(self, stream: StreamSpec) -> str:
         """The URL or folder under which the stream's split folders lie."""

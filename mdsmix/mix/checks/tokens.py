@@ -11,18 +11,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from mdsmix.encode.targets import USABLE, VERDICTS, Turns, count_cut, judge
+from mdsmix.encode.targets import USABLE, VERDICTS, count_cut, judge
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.findings import check_loaders, check_streams, listed, names
 from mdsmix.mix.first_samples import (
-    TokenSample,
     bytes_columns,
     largest_id,
     longest,
     row_length,
     token_samples,
+    turns,
 )
 from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.training.rules import Hit
@@ -174,7 +174,7 @@ def _cut_of_first(stream: Stream, loader: Loader) -> str | None:
     found, targets = token_samples(stream, loader), loader.target_policies
     if not found or targets is None:
         return None
-    cut = count_cut(targets, _turns(found))
+    cut = count_cut(targets, turns(found))
     tokens = sum(sample.length for sample in found)
     told = _share(int(np.count_nonzero(cut)), len(found), int(cut.sum()), tokens, stream)
     return f"of the first samples, {told}" if cut.any() else None
@@ -322,12 +322,6 @@ def _token_reasons(stream: Stream, loader: Loader) -> Iterator[str]:
     """The verdicts on token samples, by the rule that the encoder itself uses."""
     found, targets = token_samples(stream, loader), loader.target_policies
     if targets and found and shape(stream, "finetuning") in ("turns", "input_ids"):
-        for verdict in judge(targets, _turns(found)):
+        for verdict in judge(targets, turns(found)):
             if verdict != USABLE:
                 yield VERDICTS[int(verdict)]
-
-
-def _turns(found: list[TokenSample]) -> Turns:
-    lengths = np.array([[len(p), len(r)] for sample in found for p, r in sample.turns], np.int64)
-    offsets = np.cumsum([0, *(len(sample.turns) for sample in found)])
-    return Turns(lengths[:, 0], lengths[:, 1], offsets)

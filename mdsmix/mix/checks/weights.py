@@ -53,7 +53,7 @@ def weights_repeated(mix: Mix) -> Iterator[Hit]:
 def weights_tokens(mix: Mix) -> Iterator[Hit]:
     for share in shares_of(mix.train, mix.yaml.batch_size):
         part = share.tokens_share
-        if part is None or not share.share or 1 / SKEW <= part / share.share <= SKEW:
+        if mix.shares or part is None or not share.share or 1 / SKEW <= part / share.share <= SKEW:
             continue
         yield Hit(
             f"{share.stream} is {share.share:.1%} of an epoch's samples and {part:.1%} of its tokens.",

@@ -89,7 +89,7 @@ class Plan:
         return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
 
 
-def view_training(recipe: Recipe, path: str | os.PathLike[str]) -> Mix:
+def view_training(recipe: Recipe, path: str | os.PathLike[str], may_estimate: bool = False) -> Mix:
     """The streams that the recipe trains on; those that it evaluates on need not even be published."""
     train = {name: spec for name, spec in recipe.streams.items() if is_train(spec)}
     if not train:
@@ -97,7 +97,9 @@ def view_training(recipe: Recipe, path: str | os.PathLike[str]) -> Mix:
             f"{path}: no stream has the split train, and only such streams are mixed."
         )
     loader = {**recipe.train_loader, "name": recipe.loader}
-    return view_recipe(dataclasses.replace(recipe, streams=train, train_loader=loader), path)
+    return view_recipe(
+        dataclasses.replace(recipe, streams=train, train_loader=loader), path, may_estimate
+    )
 
 
 def findings_on_streams(mix: Mix) -> list[Finding]:
