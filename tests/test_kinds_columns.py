@@ -33,6 +33,10 @@ PLAIN = {"input_ids": "ndarray:uint16", "labels": "ndarray:uint16"}
         ("finetuning", PAIR, {}, PLAIN),
         ("finetuning", CHAT, {}, {"turns": "json"}),
         ("finetuning", CHAT, {"columns": "compact"}, PLAIN),
+        ("mdsmix", TEXT, {"layout": "concat"}, {"tokens": "ndarray:uint16:32"}),
+        ("mdsmix", TEXT, {"layout": "document"}, {"tokens": "ndarray:uint16"}),
+        ("mdsmix", PAIR, {}, PLAIN),
+        ("mdsmix", CHAT, {}, {"turns": "json"}),
     ],
 )
 @pytest.mark.parametrize("vocab_size", [1 << 16, (1 << 16) + 1])

@@ -74,6 +74,9 @@ class Lab:
         given = {"decoder_only_format": True} | (dataset or {})
         return self._mix("finetuning", given, loader or {}, streams)
 
+    def own(self, *, dataset: Any = None, loader: Any = None, **streams: Any) -> Mix:
+        return self._mix("mdsmix", dataset or {}, loader or {}, streams)
+
     def _mix(self, name: str, dataset: Any, loader: Any, streams: Any) -> Mix:
         top = loader.pop("top", {})
         keys = {"max_seq_len": LENGTH, "shuffle": True, "streams": streams} | dataset
@@ -422,6 +425,10 @@ CASES: dict[str, tuple[Make, Make]] = {
             web=lab.stream("web", PAIR, PAIR_ROW, card={"layout": "document"})
         ),
     ),
+    "documents-unmarked": (
+        lambda lab: lab.own(web=lab.web(), chat=lab.chat()),
+        lambda lab: lab.own(web=lab.web(), chat=lab.chat(), dataset={"eos_token_id": 0}),
+    ),
     "weights-zero": (
         lambda lab: lab.text(web=lab.web() | {"repeat": 0.02}, docs=lab.web("docs")),
         lambda lab: lab.text(web=lab.web() | {"repeat": 0.03}, docs=lab.web("docs")),
@@ -624,6 +631,10 @@ CASES: dict[str, tuple[Make, Make]] = {
         lambda lab: lab.finetuning(chat=lab.chat(), dataset={"packing_ratio": 0.5}),
         lambda lab: lab.finetuning(chat=lab.chat(), dataset={"packing_ratio": "auto"}),
     ),
+    "unsafe-types": (
+        lambda lab: lab.own(web=lab.web(), dataset={"allow_unsafe_types": True}),
+        lambda lab: lab.text(web=lab.web(), dataset={"allow_unsafe_types": True}),
+    ),
     "separators-both": (
         lambda lab: lab.text(web=lab.web(), dataset={"eos_token_id": 0, "bos_token_id": 0}),
         lambda lab: lab.text(web=lab.web(), dataset={"bos_token_id": 0}),
@@ -725,8 +736,55 @@ def test_the_two_kinds_together_are_refused_with_the_ways_out(tmp_path: Path, lo
     assert is_refused(found)
     text = str(next(f for f in found if f.id == "columns-loader"))
     assert text.startswith("error columns-loader [")
-    for part in ("web", "chat", "tokens", "turns", "--reencode", "mdsmix.load"):
+    for part in ("web", "chat", "tokens", "turns", "--reencode", "name: mdsmix", "mdsmix.load"):
         assert part in text
+
+
+def test_the_loader_of_this_package_reads_both_kinds_as_they_are(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    streams = {"web": lab.web(), "split": lab.chunks("split"), "chat": lab.chat()}
+    found = findings(lab.own(**streams, dataset={"eos_token_id": 0, "packing_ratio": 2}))
+    assert ids(found) == {"documents-unseparated"}
+    raw = lab.own(web=lab.web(), raw=lab.stream("raw", RAW_PAIR, RAW_ROW, card=None))
+    (text,) = [str(f) for f in findings(raw) if f.severity == "error"]
+    assert (
+        "raw (prompt, response) does not hold what the mdsmix loader reads (tokens, turns, or"
+        in text
+    )
+    assert "convert the text to tokens" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"dataset": {"mlm_probability": 0.1}}, {"key-rejected"}),
+        ({"loader": {"acept_changed": True}}, {"key-rejected"}),
+        ({"loader": {"accept_changed": "yes"}}, {"setting-value"}),
+        ({"dataset": {"eos_token_id": 5}}, {"separator-differs"}),
+        ({"dataset": {"eos_token_id": 0, "decoder_only_format": "no"}}, {"targets-invalid"}),
+        ({"dataset": {"eos_token_id": 0, "packing_ratio": 0.5}}, {"packing-invalid"}),
+        ({"dataset": {"eos_token_id": 0}, "loader": {"num_workers": 0}}, set()),
+        ({"dataset": {"eos_token_id": 0}, "loader": {"accept_changed": True}}, set()),
+    ],
+)
+def test_what_may_stand_in_its_section(tmp_path: Path, settings: Any, expected: set[str]) -> None:
+    lab = Lab(tmp_path)
+    found = findings(lab.own(web=lab.web(), chat=lab.chat(), **settings))
+    assert {f.id for f in found if f.severity == "error"} == expected
+
+
+def test_accept_changed_is_no_key_of_the_other_loaders(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    found = findings(lab.text(web=lab.web(), loader={"accept_changed": True}))
+    assert "key-rejected" in ids(found)
+
+
+def test_a_padding_token_that_is_eos_is_told_of_plain_rows_alone(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    mix = lab.own(web=lab.web(), split=lab.chunks("split"), dataset={"eos_token_id": 0})
+    told = {f.id: f.streams for f in findings(with_tokenizer(mix, pad_id=0))}
+    assert told["pad-eos-text"] == ("web",)
+    assert told["pad-eos-finetuning"] == ("split",)
 
 
 def test_the_command_is_named_only_for_streams_that_the_recipe_makes(tmp_path: Path) -> None:

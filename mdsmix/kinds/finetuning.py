@@ -25,8 +25,8 @@ class Finetuning(Kind):
         if recipe.loader == "text":
             yield (
                 "is finetuning data, which the text loader cannot read; set train_loader.name: finetuning, "
-                "which reads pretraining streams too, take the stream out, or load both kinds by mdsmix.load in a "
-                "training loop of your own."
+                "which reads pretraining streams too, or name: mdsmix, which reads both kinds as they are where mdsmix is "
+                "installed beside LLM-Foundry, or take the stream out."
             )
         if stream.too_long != "cut" and not recipe.decoder_only_format:
             yield (

@@ -31,7 +31,7 @@ class Pretraining(Kind):
     def columns(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
         tokens = f"ndarray:{tokenizer.dtype}"
         row = recipe.max_seq_len if stream.layout == "concat" else None
-        if recipe.loader == "text":
+        if recipe.has_plain_rows:
             return {"tokens": f"{tokens}:{row}" if row else tokens}
         if row:
             return {"input_ids": f"{tokens}:1", "labels": f"{tokens}:{row - 1}"}
@@ -49,14 +49,14 @@ class Pretraining(Kind):
             yield f"min_tokens is {stream.min_tokens}; it cannot be below 0."
         if stream.max_tokens is not None and stream.max_tokens < max(1, stream.min_tokens):
             yield f"max_tokens is {stream.max_tokens}, below min_tokens {stream.min_tokens}: no document would be left."
-        if recipe.loader != "finetuning":
+        if recipe.loader == "text":
             return
         if not recipe.decoder_only_format:
             yield (
                 "is pretraining data under decoder_only_format: false: the encoder would see one token of each "
                 "sample; train it with train_loader.name: text or set decoder_only_format: true."
             )
-        if stream.layout == "document" and not stream.add_eos:
+        if stream.layout == "document" and not stream.add_eos and not recipe.has_plain_rows:
             yield (
                 "layout: document needs add_eos: true under the finetuning loader, which would else add an EOS "
                 "that the data does not hold and train on it."

@@ -106,7 +106,7 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
     assert shape is not None
     common = Encoding(
         kind=kind.word,
-        loader="text" if recipe.loader == "text" else "finetuning",
+        loader="text" if recipe.has_plain_rows and not kind.has_targets else "finetuning",
         columns=kind.columns(recipe, stream, tokenizer),
         max_seq_len=recipe.max_seq_len,
         decoder_only_format=recipe.decoder_only_format,

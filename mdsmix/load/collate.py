@@ -27,6 +27,12 @@ class Separator:
     starts: bool
     "True: it is a BOS, which belongs to the document after it."
 
+    def count(self, tokens: Tokens) -> Tokens:
+        """How many documents have ended before each token, or begun with it."""
+        found = tokens == self.token
+        count: Tokens = found.cumsum(axis=-1)
+        return count if self.starts else count - found
+
 
 @dataclass(slots=True, kw_only=True)
 class Collate:
@@ -61,16 +67,15 @@ class Collate:
         }
         if self.with_sequence_id:
             batch["sequence_id"] = self._places(bins, batch["attention_mask"])
-            self._mark_documents(batch, [rows[0].is_plain for rows in bins])
+            if not self.packer:
+                self._mark_documents(batch, [row.is_plain for (row,) in bins])
         return {key: torch.from_numpy(rows) for key, rows in batch.items()}
 
     def _mark_documents(self, batch: dict[str, Tokens], plain: Sequence[bool]) -> None:
         """Counts the separators along pretraining rows, as LLM-Foundry's text collator does."""
         if self.separator is None or not any(plain):
             return
-        found = batch["input_ids"][plain] == self.separator.token
-        count = found.cumsum(axis=1)
-        batch["sequence_id"][plain] = count if self.separator.starts else count - found
+        batch["sequence_id"][plain] = self.separator.count(batch["input_ids"][plain])
 
     @property
     def _fill(self) -> int:
@@ -94,10 +99,17 @@ class Collate:
         return (columns < np.array([[row.size] for row in rows])).astype(np.int64)
 
     def _places(self, bins: Sequence[Sequence[Row]], mask: Tokens) -> Tokens:
-        """The place of each token's row in its bin, -1 for padding."""
-        if all(len(rows) == 1 for rows in bins):
+        """Which row of its bin a token belongs to, or which document of a pretraining row: counted along the bin, -1 for padding."""
+        if not self.packer:
             return mask - 1
-        return self._padded([_ordinals(rows) for rows in bins], mask.shape[1], -1)
+        places = [_numbered([self._documents(row) for row in rows]) for rows in bins]
+        return self._padded(places, mask.shape[1], -1)
+
+    def _documents(self, row: Row) -> Tokens:
+        """The number of each token's document in the row. Only a pretraining row may hold several."""
+        if self.separator is None or not row.is_plain:
+            return np.zeros(row.input_ids.size, np.int64)
+        return self.separator.count(row.input_ids)
 
     def _two_sided(self, rows: Sequence[Row]) -> Batch:
         """Encoder and decoder batch; targets are always padded on the right."""
@@ -140,8 +152,14 @@ def _follows(row: Row, position: int) -> Tokens:
     return labels
 
 
-def _ordinals(rows: Sequence[Row]) -> Tokens:
-    return np.repeat(np.arange(len(rows)), [row.input_ids.size for row in rows])
+def _numbered(rows: Sequence[Tokens]) -> Tokens:
+    """The numbers of the rows' documents, end to end: each row counts on where the one before it stopped."""
+    first, places = 0, []
+    for documents in rows:
+        begin = documents[0] if documents.size else 0
+        places.append(documents + (first - begin))
+        first = places[-1][-1] + 1 if documents.size else first
+    return np.concatenate(places)
 
 
 def _narrowed(batch: Batch, keys: Sequence[str], mask: torch.Tensor, left: bool) -> Batch:

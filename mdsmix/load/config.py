@@ -49,7 +49,11 @@ class LoaderSettings:
 def read_settings(config: Config, loader: str = "train_loader") -> LoaderSettings:
     """The settings of `train_loader`, or `eval_loader.<label>`; RecipeError says in a sentence what is wrong."""
     yaml = read_yaml(config, judged=(loader.partition(".")[0], "tokenizer"))
-    section = yaml.loader(loader)
+    return settings_of(yaml.loader(loader), yaml.tokenizer)
+
+
+def settings_of(section: LoaderSection, tokenizer: TokenizerSpec | None = None) -> LoaderSettings:
+    """The settings of one loader's section; RecipeError says in a sentence what is wrong."""
     refuse(_without_targets(section), but=NOT_HERE)
     for sentence in _unsupported(section.dataset):
         raise RecipeError(f"{section.label}: {sentence}")
@@ -58,13 +62,13 @@ def read_settings(config: Config, loader: str = "train_loader") -> LoaderSetting
     default = section.dataset.get("validate_hash", BEST_HASH)
     return LoaderSettings(
         section=section,
-        loader=typed.read(LoaderKeys, given),
+        loader=typed.read(section.keys, given),
         streams={
             s.name: {**s.settings, "validate_hash": s.settings.get("validate_hash") or default}
             for s in section.stream_sections
         },
         streaming={k: v for k, v in section.dataset.items() if k in own and v is not None},
-        tokenizer=yaml.tokenizer,
+        tokenizer=tokenizer,
     )
 
 

@@ -88,9 +88,14 @@ def build_loader(
     ...     loss = model(batch["input_ids"], labels=batch["labels"])
     """
     settings = read_settings(config, loader)
+    return open_loader(settings, batch_size, ids or ids_of(settings))
+
+
+def open_loader(settings: LoaderSettings, batch_size: int, ids: TokenIds) -> MixLoader:
+    """The same from settings that were read: the one way to a loader, in a loop of one's own and under LLM-Foundry."""
     if batch_size < 1:
         raise RecipeError(f"batch_size is {batch_size}; a batch needs a row at least.")
-    rules = rules_of(settings, ids or ids_of(settings))
+    rules = rules_of(settings, ids)
     ratio = _packing_ratio(settings, rules, batch_size)
     drawn = int(batch_size * ratio)
     return MixLoader(

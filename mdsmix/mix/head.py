@@ -42,6 +42,8 @@ def _head_lines(mix: Mix) -> Iterator[str]:
     for loader in mix.evals:
         for share in shares_of(loader):
             yield f"evaluated on {share.stream}: {share.drawn:,} samples"
+    if mix.train.is_own:
+        yield "name: mdsmix is read where mdsmix is installed beside LLM-Foundry: docs/plugin.md"
     if mix.tokenizer_home:
         yield "the tokenizer lies beside the streams; on every training node, before training:"
         yield f"  {fetch_line(mix.tokenizer_home, mix.yaml.at('tokenizer', 'name'))}"

@@ -148,7 +148,7 @@ def _dataset(train_loader: Mapping[str, Any]) -> dict[str, Any]:
 
 def _shared(recipe: Recipe) -> dict[str, Any]:
     """What both kinds of loader are told; the text loader would drop the target policies without a word."""
-    targets = sorted(TARGET_KEYS) if recipe.loader == "finetuning" else ()
+    targets = () if recipe.loader == "text" else sorted(TARGET_KEYS)
     return {"max_seq_len": LENGTH} | {key: getattr(recipe, key) for key in targets}
 
 

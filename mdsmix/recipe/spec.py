@@ -178,10 +178,15 @@ class Recipe:
 
     @property
     def loader(self) -> str:
-        """The one dial, `text` or `finetuning`: it decides the columns of every stream."""
+        """The one dial, `text`, `finetuning` or `mdsmix`: it decides the columns of every stream."""
         kinds = {s.kind for s in self.streams.values() if s.kind}
         plain = kinds == {"pretraining"}
         return str(self.train_loader.get("name", "text" if plain else "finetuning"))
+
+    @property
+    def has_plain_rows(self) -> bool:
+        """Whether pretraining rows are written as plain tokens, which the finetuning loader does not read."""
+        return self.loader in ("text", "mdsmix")
 
     @property
     def max_bad_share(self) -> Fraction:

@@ -30,6 +30,14 @@ class LoaderKeys:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnLoaderKeys(LoaderKeys):
+    """The same of `name: mdsmix`."""
+
+    accept_changed: bool = False
+    "Goes on from a checkpoint of other data, and says what repeats."
+
+
+@dataclass(frozen=True, kw_only=True)
 class StreamKeys:
     """One of `dataset.streams`."""
 
@@ -99,7 +107,25 @@ class FinetuningKeys(DatasetKeys):
     pad_to_longest: bool | None = None
 
 
-DATASETS: dict[str, type[DatasetKeys]] = {"text": TextKeys, "finetuning": FinetuningKeys}
+@dataclass(frozen=True, kw_only=True)
+class OwnKeys(FinetuningKeys):
+    """Of `name: mdsmix`, which reads both kinds: what either loader reads, but for masked language models."""
+
+    eos_token_id: int | None = None
+    bos_token_id: int | None = None
+    override_eos_token_id_mismatch_error: bool | None = None
+    override_bos_token_id_mismatch_error: bool | None = None
+
+
+OWN = "mdsmix"
+"The name under which LLM-Foundry finds the loader of this package (docs/plugin.md)."
+DATASETS: dict[str, type[DatasetKeys]] = {
+    "text": TextKeys,
+    "finetuning": FinetuningKeys,
+    OWN: OwnKeys,
+}
+LOADERS: dict[str, type[LoaderKeys]] = {OWN: OwnLoaderKeys}
+"Loaders with keys of their own beside those of all."
 
 
 def names_of(keys: type) -> frozenset[str]:

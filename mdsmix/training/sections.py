@@ -14,7 +14,7 @@ from typing import Any
 
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.training.keys import WEIGHT_KEYS, whole
+from mdsmix.training.keys import LOADERS, OWN, WEIGHT_KEYS, LoaderKeys, whole
 from mdsmix.typed import brief
 
 
@@ -68,6 +68,21 @@ class LoaderSection:
     @property
     def is_text(self) -> bool:
         return self.name == "text"
+
+    @property
+    def is_own(self) -> bool:
+        """The loader of this package, which reads the samples of both of LLM-Foundry's."""
+        return self.name == OWN
+
+    @property
+    def reads_turns(self) -> bool:
+        """Whether it reads finetuning samples: by target policies, and packed where asked."""
+        return self.name == "finetuning" or self.is_own
+
+    @property
+    def keys(self) -> type[LoaderKeys]:
+        """What may stand in the section."""
+        return LOADERS.get(self.name, LoaderKeys)
 
     @property
     def trains(self) -> bool:

@@ -130,3 +130,19 @@ def test_a_row_alone_in_its_bin_changes_nothing_for_the_bins_beside_it() -> None
     packing = collate(6, packer=Packer(bins=2, max_seq_len=6))
     batch = packing([made([8, 9]), made([5, 6, 7]), made([4] * 5)])
     assert batch["sequence_id"].tolist() == [[0, 0, 0, 0, 0, -1], [0, 0, 0, 1, 1, -1]]
+
+
+@pytest.mark.parametrize(
+    ("separator", "places"),
+    [
+        (Separator(token=EOS, starts=False), [0, 0, 1, 1, 2, 2, 2, -1]),
+        (Separator(token=EOS, starts=True), [0, 1, 1, 2, 3, 3, 3, -1]),
+    ],
+)
+def test_in_packed_rows_documents_are_counted_on_and_a_chat_that_holds_the_separator_is_one(
+    separator: Separator, places: list[int]
+) -> None:
+    packing = collate(8, packer=Packer(bins=1, max_seq_len=8), separator=separator)
+    batch = packing([made([7, EOS, 8]), made([4, EOS, 5, EOS], is_plain=True)])
+    assert batch["input_ids"].tolist() == [[4, EOS, 5, EOS, 7, EOS, 8, PAD]]
+    assert batch["sequence_id"].tolist() == [places]

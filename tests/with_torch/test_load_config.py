@@ -165,3 +165,14 @@ def test_a_file_without_a_loader_is_refused(text: str, why: str, tmp_path: Path)
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"none\.yaml cannot be read as YAML: No such file"):
         read_settings(tmp_path / "none.yaml")
+
+
+def test_the_loader_of_this_package_reads_the_keys_of_both_others() -> None:
+    keys = {"eos_token_id": 0, "packing_ratio": 2, "target_responses": "all"}
+    settings = read_settings(config(WEB, "mdsmix", **keys) | {"tokenizer": "./tok"})
+    assert settings.row_key("eos_token_id") == 0
+    assert settings.section.targets == ("none", "all")
+    with pytest.raises(RecipeError, match=r"key mlm_probability of dataset .* mdsmix loader"):
+        read_settings(config(WEB, "mdsmix", mlm_probability=0.1))
+    with pytest.raises(RecipeError, match="allow_unsafe_types"):
+        read_settings(config(WEB, "mdsmix", allow_unsafe_types=True))

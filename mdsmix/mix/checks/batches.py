@@ -45,7 +45,7 @@ def epoch_too_small(mix: Mix) -> Iterator[Hit]:
 def canonical_nodes(mix: Mix, loader: Loader) -> Iterator[Hit]:
     nodes = whole(loader.dataset.get("num_canonical_nodes"))
     samples = sum(stream.index.samples for stream in loader.streams)
-    if nodes and not loader.is_text and samples < nodes:
+    if nodes and loader.name == "finetuning" and samples < nodes:
         yield Hit(
             f"{{loader}} has {samples} samples and num_canonical_nodes: {nodes}.",
             f"set num_canonical_nodes to at most {samples}.",

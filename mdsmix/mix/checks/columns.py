@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from mdsmix.kinds import kind_of
 from mdsmix.mix.findings import check_loaders, check_streams, listed, names
 from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.training.keys import OWN
 from mdsmix.training.rules import Hit
 from mdsmix.words import does
 
 READS = {
     "text": "tokens, or text",
     "finetuning": "turns, input_ids and labels, messages, or prompt and response",
+    OWN: "tokens, turns, or input_ids and labels",
 }
 SHAPES: dict[str, tuple[tuple[str, set[str]], ...]] = {
     "text": (("text", {"text"}), ("tokens", {"tokens"})),
@@ -26,6 +28,11 @@ SHAPES: dict[str, tuple[tuple[str, set[str]], ...]] = {
         ("messages", {"messages"}),
         ("prompt/response", {"prompt", "response"}),
         ("prompt/response", {"prompt", "completion"}),
+    ),
+    OWN: (
+        ("turns", {"turns"}),
+        ("input_ids", {"input_ids", "labels"}),
+        ("tokens", {"tokens"}),
     ),
 }
 "What a loader takes a sample for, and the columns by which it knows it, in the order in which it looks."
@@ -82,6 +89,9 @@ def _ways(mix: Mix, loader: Loader, wrong: Sequence[Stream]) -> str:
     """The ways out that exist for streams of the other kind."""
     if not all(shape(s, "finetuning") or shape(s, "text") for s in wrong):
         return "convert the stream again with `mdsmix convert`, or take it out of the mix."
+    if loader.is_own:
+        again = f"; {_again(mix, OWN, wrong)}" if mix.recipe else ""
+        return f"convert the text to tokens with `mdsmix convert`, since this loader tokenizes none{again}."
     other = "finetuning" if loader.is_text else "text"
     if all(shape(s, other) for s in mix.streams):
         again = f", or {_again(mix, loader.name, wrong)}" if mix.recipe else ""
@@ -91,9 +101,12 @@ def _ways(mix: Mix, loader: Loader, wrong: Sequence[Stream]) -> str:
     if loader.is_text and is_plain:
         return f"{_again(mix, 'text', wrong)}."
     lacking = [s for s in mix.streams if not shape(s, "finetuning")]
+    is_tokenized = all(shape(s, OWN) for s in mix.streams)
+    own = "train_loader.name: mdsmix reads both kinds as they are, where mdsmix is installed beside LLM-Foundry"
     return (
-        f"train both kinds with the finetuning loader: {_again(mix, 'finetuning', lacking)}; or read both kinds in a "
-        "training loop of your own with mdsmix.load.build_loader."
+        f"train both kinds with the finetuning loader: {_again(mix, 'finetuning', lacking)}"
+        + (f"; or {own}, and mdsmix.load.build_loader" if is_tokenized else "; or mdsmix.load")
+        + " in a training loop of your own."
     )
 
 
@@ -128,7 +141,7 @@ def columns_text_and_tokens(mix: Mix, loader: Loader) -> Iterator[Hit]:
     "The finetuning loader takes a sample for one of these shapes only when it has no other column (UnknownExampleTypeError).",
 )
 def columns_exact(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
-    found = None if loader.is_text else shape(stream, "finetuning")
+    found = shape(stream, "finetuning") if loader.name == "finetuning" else None
     count = RAW.get(found or "", len(stream.columns))
     if len(stream.columns) != count:
         yield Hit(
@@ -191,7 +204,8 @@ def columns_unsafe(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
     "Text that the loader tokenizes gets the template, BOS and date of training time; nothing compares them with those of the ids.",
 )
 def columns_raw_and_tokenized(mix: Mix, loader: Loader) -> Iterator[Hit]:
-    known = [] if loader.is_text else [s for s in loader.streams if shape(s, "finetuning")]
+    is_read = loader.name == "finetuning"
+    known = [s for s in loader.streams if is_read and shape(s, "finetuning")]
     raw = [s for s in known if shape(s, "finetuning") in RAW]
     ready = [s for s in known if s not in raw]
     if raw and ready:

@@ -11,6 +11,7 @@ from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.findings import check, check_streams, listed, names
 from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.shards.manifest import Encoding
+from mdsmix.training.keys import OWN
 from mdsmix.training.rules import Hit
 from mdsmix.words import does, spelled
 
@@ -129,5 +130,32 @@ def documents_unseparated(mix: Mix) -> Iterator[Hit]:
         yield Hit(
             f"{listed(joined)} {does(joined, 'is', 'are')} pretraining text in full rows (layout: concat).",
             "nothing, if that is wanted; layout: document with packing_ratio masks documents from each other.",
+            names(joined),
+        )
+
+
+@check(
+    "documents-unmarked",
+    "note",
+    "Without eos_token_id or bos_token_id the loader of mdsmix does not know where a document of a full row ends, so they attend to each other.",
+)
+def documents_unmarked(mix: Mix) -> Iterator[Hit]:
+    unmarked = [
+        loader
+        for loader in mix.loaders
+        if loader.is_own
+        and all(loader.dataset.get(f"{w}_token_id") is None for w in ("eos", "bos"))
+    ]
+    encoded = (
+        (stream, _encoding(loader, stream, has_targets=False))
+        for loader in unmarked
+        for stream in loader.streams
+        if shape(stream, OWN) == "tokens"
+    )
+    joined = [s for s, encoding in encoded if encoding and encoding.layout == "concat"]
+    if joined:
+        yield Hit(
+            f"{listed(joined)} {does(joined, 'is', 'are')} pretraining text in full rows (layout: concat).",
+            "nothing, if that is wanted; train_loader.dataset.eos_token_id masks documents that end in EOS from each other.",
             names(joined),
         )

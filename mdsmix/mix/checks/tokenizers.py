@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mdsmix.encode.fetched import CARD
 from mdsmix.kinds import kind_of
+from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.findings import check, check_loaders, check_streams, listed, names
 from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.shards.manifest import TokenizerCard
+from mdsmix.training.keys import OWN
 from mdsmix.training.rules import Hit
 from mdsmix.training.rules.values import SEPARATORS
 from mdsmix.training.rules.values import separator_differs as _separator_differs
@@ -163,12 +165,19 @@ def _pad_that_is_eos(mix: Mix) -> int | None:
 )
 def pad_eos_text(mix: Mix) -> Iterator[Hit]:
     both = _pad_that_is_eos(mix)
-    if mix.train.is_text and both is not None:
+    if both is not None and (plain := _plain(mix.train)):
         yield Hit(
             f"the tokenizer's padding token and its EOS are both {both}.",
             "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token), or train with the finetuning loader.",
-            names(mix.train.streams),
+            names(plain),
         )
+
+
+def _plain(loader: Loader) -> Sequence[Stream]:
+    """Its streams of plain tokens, out of whose loss padding is taken by its id."""
+    if loader.is_own:
+        return [stream for stream in loader.streams if shape(stream, OWN) == "tokens"]
+    return loader.streams if loader.is_text else ()
 
 
 @check(
@@ -179,8 +188,13 @@ def pad_eos_text(mix: Mix) -> Iterator[Hit]:
 def pad_eos_finetuning(mix: Mix) -> Iterator[Hit]:
     both = _pad_that_is_eos(mix)
     manifests = ((s, s.trusted_manifest) for s in mix.train.streams)
-    plain = [s for s, own in manifests if own and not kind_of(own.encoding).has_targets]
-    if not mix.train.is_text and plain and both is not None:
+    masked = _plain(mix.train)
+    plain = [
+        s
+        for s, own in manifests
+        if own and not kind_of(own.encoding).has_targets and s not in masked
+    ]
+    if plain and both is not None:
         yield Hit(
             f"the tokenizer's padding token and its EOS are both {both}.",
             "nothing; keep it in mind when losses are compared with a run under name: text.",
@@ -192,4 +206,5 @@ def pad_eos_finetuning(mix: Mix) -> Iterator[Hit]:
 def separator_differs(mix: Mix, loader: Loader) -> Iterator[Hit]:
     card = mix.tokenizer
     own = {"eos": card.eos_id, "bos": card.bos_id} if card else {}
-    yield from _separator_differs(loader, own) if loader.is_text else ()
+    is_marked = loader.is_text or loader.is_own
+    yield from _separator_differs(loader, own) if is_marked else ()

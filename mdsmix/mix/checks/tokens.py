@@ -25,6 +25,7 @@ from mdsmix.mix.first_samples import (
     turns,
 )
 from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.training.keys import OWN
 from mdsmix.training.rules import Hit
 from mdsmix.words import plural
 
@@ -266,7 +267,8 @@ def pad_missing(mix: Mix, loader: Loader) -> Iterator[Hit]:
     "sequence_id is worked out from this token; where no sample holds it, all documents of a row attend to each other.",
 )
 def separator_absent(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
-    for word in ("eos", "bos") if loader.is_text else ():
+    is_marked = loader.is_text or (loader.is_own and shape(stream, OWN) == "tokens")
+    for word in ("eos", "bos") if is_marked else ():
         token = loader.dataset.get(f"{word}_token_id")
         if isinstance(token, int) and _lacks(stream, loader, word, token):
             yield Hit(

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from mdsmix.training.keys import (
     DATASET_KEYS,
-    LOADER_KEYS,
     LOADER_NEEDS,
     PASSED_TWICE,
     STREAM_KEYS,
+    names_of,
 )
 from mdsmix.training.rules.rule import Hit, rule
 from mdsmix.training.sections import LoaderSection
@@ -20,8 +20,8 @@ from mdsmix.words import nearest, spelled
 def loader_unknown(loader: LoaderSection) -> Iterator[Hit]:
     if loader.name not in DATASET_KEYS:
         yield Hit(
-            f"name of {{loader}} is {spelled(loader.section.get('name'))}, and mdsmix knows {' and '.join(sorted(DATASET_KEYS))}.",
-            "write name: text or name: finetuning.",
+            f"name of {{loader}} is {spelled(loader.section.get('name'))}, and mdsmix knows text, finetuning and its own, mdsmix.",
+            "write name: text or name: finetuning, or name: mdsmix for a mix of both.",
         )
 
 
@@ -41,7 +41,7 @@ def key_dropped(loader: LoaderSection) -> Iterator[Hit]:
 
 @rule("key-rejected", "error", "The loader is called with it and fails (TypeError).")
 def key_rejected(loader: LoaderSection) -> Iterator[Hit]:
-    known = LOADER_KEYS if loader.trains else LOADER_KEYS | {"label"}
+    known = names_of(loader.keys) | (set() if loader.trains else {"label"})
     for key in sorted(set(map(str, loader.section)) - known):
         yield Hit(f"the key {key} of {{loader}} is one that no loader takes.", _meant(key, known))
     for key in unknown_keys(loader):

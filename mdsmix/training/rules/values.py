@@ -39,7 +39,7 @@ def length_invalid(loader: LoaderSection) -> Iterator[Hit]:
     "The loader refuses such a value (ValueError, KeyError or TypeError), or takes it for another.",
 )
 def setting_value(loader: LoaderSection) -> Iterator[Hit]:
-    yield from _mistyped(loader.section, LoaderKeys, "{loader}")
+    yield from _mistyped(loader.section, loader.keys, "{loader}")
     if keys := DATASETS.get(loader.name):
         yield from _mistyped(loader.dataset, keys, "{loader}")
     for stream in loader.stream_sections:
@@ -78,7 +78,7 @@ def _mistyped(section: Mapping[str, Any], keys: type, whose: str) -> Iterator[Hi
     "torch's DataLoader refuses prefetching and persistent workers without workers, and LLM-Foundry asks for both by default.",
 )
 def workers(loader: LoaderSection) -> Iterator[Hit]:
-    if loader.section.get("num_workers") != 0:
+    if loader.section.get("num_workers") != 0 or loader.is_own:
         return
     for key, right in (("prefetch_factor", None), ("persistent_workers", False)):
         value = loader.section.get(key, getattr(LoaderKeys, key))
@@ -99,12 +99,13 @@ def sequence_parallel(loader: LoaderSection) -> Iterator[Hit]:
 @rule("targets-invalid", "error", REFUSED)
 def targets_invalid(loader: LoaderSection) -> Iterator[Hit]:
     decoder_only = loader.dataset.get("decoder_only_format")
-    if loader.name == "finetuning" and not isinstance(decoder_only, bool):
+    is_missing = decoder_only is None and loader.is_own
+    if loader.reads_turns and not is_missing and not isinstance(decoder_only, bool):
         yield Hit(
             f"decoder_only_format of {{loader}} is {spelled(decoder_only)}.",
             "set it to true for a causal model, to false for an encoder-decoder.",
         )
-    if loader.name == "finetuning" or TARGET_KEYS & set(loader.dataset):
+    if loader.reads_turns or TARGET_KEYS & set(loader.dataset):
         for sentence in target_contradictions(*loader.targets, decoder_only is not False):
             problem, _, fix = sentence.partition("; ")
             yield Hit(f"{{loader}}: {problem}.", fix)
@@ -113,7 +114,7 @@ def targets_invalid(loader: LoaderSection) -> Iterator[Hit]:
 @rule("packing-invalid", "error", REFUSED)
 def packing_invalid(loader: LoaderSection) -> Iterator[Hit]:
     ratio = loader.dataset.get("packing_ratio")
-    problem = _packing_problem(loader, ratio) if loader.name == "finetuning" else None
+    problem = _packing_problem(loader, ratio) if loader.reads_turns else None
     if problem:
         yield Hit(
             f"packing_ratio of {{loader}} is {spelled(ratio)}, {problem}.",
@@ -132,6 +133,19 @@ def _packing_problem(loader: LoaderSection, ratio: Any) -> str | None:
     if ratio != 1 and loader.dataset.get("decoder_only_format") is False:
         return "and packing needs decoder_only_format: true"
     return None
+
+
+@rule(
+    "unsafe-types",
+    "error",
+    "The loader of mdsmix would run whatever code a shard of pickles holds, so it refuses them.",
+)
+def unsafe_types(loader: LoaderSection) -> Iterator[Hit]:
+    if loader.is_own and loader.dataset.get("allow_unsafe_types"):
+        yield Hit(
+            "{loader} sets allow_unsafe_types.",
+            "take it out, and write such a stream again in another encoding.",
+        )
 
 
 @rule("separators-both", "error", REFUSED)

@@ -1,0 +1,48 @@
+"""`train_loader.name: mdsmix`: LLM-Foundry's own `train` reads through this package.
+
+Foundry finds the builder by an entry point (`llmfoundry_dataloaders` in pyproject.toml), so that nothing of it is changed
+or imported before it asks. What the builder gives is the loader of `build_loader`, in the DataSpec that Foundry's
+registry makes of its own loaders; Composer then resumes it by `state_dict` of its dataset, as theirs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from mdsmix.errors import RecipeError
+from mdsmix.load.config import settings_of
+from mdsmix.load.loader import open_loader
+from mdsmix.load.training_rows import TokenIds
+from mdsmix.training.keys import OWN
+from mdsmix.training.sections import LoaderSection
+
+
+def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) -> Any:
+    """A loader's section of LLM-Foundry -> composer's DataSpec. Keys are those of README.md beside this file.
+
+    Args:
+        tokenizer: the one that Foundry built (transformers); only its special ids are used.
+        device_batch_size: rows a batch of this device.
+        section: `dataset`, `num_workers` and so on, every `${...}` filled in.
+
+    Raises: as `build_loader`.
+    """
+    if tokenizer is None:
+        raise RecipeError(
+            f"name: {OWN} needs the EOS and padding ids of a tokenizer, and the config names none; add tokenizer: {{name: ...}}."
+        )
+    own = LoaderSection(label=f"the {OWN} loader", section={"name": OWN, **section})
+    loader = open_loader(settings_of(own), device_batch_size, _ids(tokenizer))
+    # By name: LLM-Foundry is no dependency of mdsmix.
+    registry = import_module("llmfoundry").registry
+    return registry.data_specs.get("data_spec")(dl=loader, dataset_cfg=dict(own.dataset))
+
+
+def _ids(tokenizer: Any) -> TokenIds:
+    return TokenIds(
+        eos=tokenizer.eos_token_id,
+        pad=tokenizer.pad_token_id,
+        bos=tokenizer.bos_token_id,
+        padding_side=tokenizer.padding_side,
+    )
