@@ -1,4 +1,4 @@
-"""What can go wrong, as six kinds with one exit code each.
+"""What can go wrong, as kinds with one exit code each.
 
 A message is one sentence that says what is wrong, where, why it matters and what to do. It is printed as it stands,
 so it must never hold a credential. Anything else that escapes is a defect of mdsmix and exits with 1.
@@ -35,6 +35,12 @@ class Unreachable(MdsmixError):
     """Something could not be looked at: a missing stream or file, a store, a right."""
 
     exit_code = 4
+
+
+class Interrupted(MdsmixError):
+    """Somebody wanted no more of it; of what keeps nothing that a next run would go on from."""
+
+    exit_code = 130
 
 
 class SeveralFailed(MdsmixError):

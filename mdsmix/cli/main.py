@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from mdsmix import __version__
+from mdsmix.cli.bench import bench
 from mdsmix.cli.check import check
 from mdsmix.cli.convert import convert
 from mdsmix.cli.gc import gc
@@ -33,7 +34,19 @@ app = typer.Typer(
     "3 the streams may not be mixed, or one is damaged; 4 could not look, or another run is at work; "
     "5 too many bad records.",
 )
-for command in (init, convert, check, render_yaml, mix, inspect, quarantine, verify, repair, gc):
+for command in (
+    init,
+    convert,
+    check,
+    render_yaml,
+    bench,
+    mix,
+    inspect,
+    quarantine,
+    verify,
+    repair,
+    gc,
+):
     app.command(no_args_is_help=True)(command)
 
 

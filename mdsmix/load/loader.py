@@ -102,7 +102,7 @@ def open_loader(settings: LoaderSettings, batch_size: int, ids: TokenIds) -> Mix
         _dataset(settings, rules, drawn),
         batch_size=drawn,
         collate_fn=collate_of(settings, rules, batch_size if ratio > 1 else None),
-        **_torch(settings.loader),
+        **torch_keys(settings.loader),
     )
 
 
@@ -220,7 +220,7 @@ def collate_of(settings: LoaderSettings, rules: RowRules, bins: int | None) -> C
     )
 
 
-def _torch(loader: LoaderKeys) -> dict[str, Any]:
+def torch_keys(loader: LoaderKeys) -> dict[str, Any]:
     """Keywords of torch's DataLoader. Without workers it refuses the two that speak of them; LLM-Foundry passes them on."""
     works = loader.num_workers > 0
     return {

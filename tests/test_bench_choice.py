@@ -1,0 +1,198 @@
+"""Which settings are tried, which one is chosen and why, and what a rendering takes of it; nothing here is timed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdsmix.bench.judge import TOLERATED, Measured, Pass, Verdict, chosen, table
+from mdsmix.bench.settings import PREFETCH, Setting, Share
+from mdsmix.bench.settings import settings as tried
+from mdsmix.bench.tuned import content, overrides_of
+from mdsmix.errors import RecipeError
+from mdsmix.table import as_json
+from tests.converting import mdsmix
+from tests.published import SPLIT, SPLIT_ROW, publish
+
+STEP = 0.25
+
+
+def measured(
+    setting: Setting, wait: float, samples: float = 100.0, cold: float | None = None
+) -> Measured:
+    def each(seconds: float) -> Pass:
+        return Pass(
+            first=0.1,
+            wait=seconds,
+            longest=2 * seconds,
+            steps=9,
+            samples=samples,
+            tokens=9e3,
+            batches=30,
+        )
+
+    return Measured(setting=setting, warm=each(wait), cold=None if cold is None else each(cold))
+
+
+@given(st.integers(1, 300), st.integers(1, 16))
+def test_workers_go_from_none_to_a_core_each(cores: int, ranks: int) -> None:
+    found = tried(Share(cores=cores, ranks=ranks), None, None)
+    counts = sorted({s.workers for s in found})
+    assert (counts[0], counts[-1]) == (0, max(1, cores // ranks))
+    assert all(b <= 2 * a for a, b in itertools.pairwise(counts))
+    assert len(found) == 1 + (len(counts) - 1) * len(PREFETCH)
+    assert all((s.prefetch is None) == (s.workers == 0) for s in found)
+
+
+def test_more_workers_than_cores_are_refused_with_both_numbers() -> None:
+    with pytest.raises(
+        RecipeError, match=r"--workers 9: a rank has 8 cores here \(one rank of 2 on 16"
+    ):
+        tried(Share(cores=16, ranks=2), [0, 9], None)
+    assert tried(Share(cores=16, ranks=2), [8], [3]) == [Setting(8, 3)]
+
+
+waits = st.floats(0, 0.02)
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), waits, waits), min_size=1, max_size=8))
+@settings(max_examples=60)
+def test_the_fewest_workers_that_keep_up_are_chosen(drawn: list[tuple[int, float, float]]) -> None:
+    found = [measured(Setting(n, 2 if n else None), warm, cold=cold) for n, warm, cold in drawn]
+    best = chosen(found, STEP)
+    enough = [m for m in found if max(m.warm.wait, m.cold.wait) <= TOLERATED * STEP]  # type: ignore[union-attr]
+    if enough:
+        assert best in enough
+        assert best.setting.workers == min(m.setting.workers for m in enough)
+    else:
+        assert best.wait == min(m.wait for m in found)
+
+
+def test_the_verdict_says_who_waits_and_how_long() -> None:
+    slow, fast = (
+        measured(Setting(0, None), 0.25, cold=0.75),
+        measured(Setting(2, 4), 0.001, cold=0.002),
+    )
+    said = Verdict(chosen=fast, step=STEP, batch=8)
+    assert (said.waits, said.keeps_up) == ("loader", True)
+    assert "with 2 workers, prefetch 4 a step of 250 ms waits 2.0 ms" in str(said)
+    assert "a step asks for 32" in str(said)
+    said = Verdict(chosen=slow, step=STEP, batch=8)
+    assert said.waits == "model"
+    assert "waits 750.0 ms more for its batch, 75% of the time" in str(said)
+
+
+def test_the_table_has_a_row_for_each_pass() -> None:
+    rows = as_json(
+        table([measured(Setting(0, None), 0.01), measured(Setting(1, 2), 0.02, cold=0.03)])
+    )["rows"]
+    assert [(r["workers"], r["cache"], round(r["wait_ms"])) for r in rows] == [
+        (0, "warm", 10),
+        (1, "cold", 30),
+        (1, "warm", 20),
+    ]
+    assert "bare_samples_per_second" not in rows[0]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
+    publish(tmp_path / "web", SPLIT, [SPLIT_ROW] * 30)
+    tree = {
+        "tokenizer": str(tokenizer_folder),
+        "max_seq_len": 8,
+        "streams": {"web": {"local": str(tmp_path / "web")}},
+        "train_loader": {"num_workers": 3, "pin_memory": False},
+    }
+    path = tmp_path / "mix.yaml"
+    path.write_text(json.dumps(tree))
+    return path
+
+
+def rendered(*arguments: object) -> dict[str, Any]:
+    said = mdsmix("render-yaml", *arguments)
+    assert said.code == 0, said.err
+    loader: dict[str, Any] = yaml.safe_load(said.out)["train_loader"]
+    return loader
+
+
+@pytest.mark.parametrize("setting", [Setting(0, None), Setting(4, 2), Setting(2, 4, 512)], ids=str)
+def test_what_bench_writes_is_what_is_rendered(
+    recipe: Path, tmp_path: Path, setting: Setting
+) -> None:
+    tuned = tmp_path / "tuned.json"
+    tuned.write_bytes(content(setting.loader_keys, setting.predownload, {"load": 0.5}))
+    before, after = rendered(recipe), rendered(recipe, "--tuned", tuned)
+    wanted = setting.loader_keys
+    assert {key: after[key] for key in wanted} == wanted
+    assert after["dataset"].get("predownload") == setting.predownload
+    kept = {k: v for k, v in after.items() if k not in wanted and k != "dataset"}
+    assert kept == {k: v for k, v in before.items() if k not in wanted and k != "dataset"}
+    last = (
+        rendered(recipe, "train_loader.num_workers=1", "--tuned", tuned)
+        if setting.workers
+        else None
+    )
+    assert last is None or last["num_workers"] == 1, "key=value decides"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "it is no JSON"),
+        ('{"train_loader": {"num_workers": 2}}', "prefetch_factor"),
+        (
+            '{"train_loader": {"num_workers": "x", "prefetch_factor": 1, "persistent_workers": true}}',
+            "num_workers",
+        ),
+        ('{"streams": {}}', "streams is not a known key"),
+    ],
+)
+def test_a_file_that_bench_has_not_written_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "tuned.json"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=said):
+        overrides_of(str(path))
+    with pytest.raises(RecipeError, match="cannot be read"):
+        overrides_of(str(tmp_path / "none.json"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["gone.yaml"], "cannot be read as YAML"),
+        (["recipe.yaml"], "is a recipe"),
+        (["train.yaml", "--workers", "1,x"], "--workers 1,x"),
+        (["train.yaml", "--workers", "9999"], "--workers 9999: a rank has"),
+        (
+            ["train.yaml", "--gpus", "3"],
+            "global_train_batch_size 8 of train.yaml cannot be divided by --gpus 3",
+        ),
+        (["train.yaml", "--loader", "eval_loader.x"], "eval_loader.x is not one loader"),
+        (["train.yaml", "--tmp", "nowhere"], "--tmp nowhere is no folder"),
+        (["train.yaml", "-o", "nowhere/x.json"], "there is no folder"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence_before_torch_is_imported(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe.rename("recipe.yaml")
+    Path("train.yaml").write_text(
+        json.dumps(
+            {
+                "global_train_batch_size": 8,
+                "train_loader": {"dataset": {"streams": {"web": {"local": "web"}}}},
+            }
+        )
+    )
+    answer = mdsmix("bench", *arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert said in answer.err
+    assert answer.err.count("\n") == 1

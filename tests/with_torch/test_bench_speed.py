@@ -1,0 +1,165 @@
+"""Loaders timed: what is counted and what is not, and that nothing is left behind, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mdsmix.bench import run as running
+from mdsmix.bench.settings import Setting
+from mdsmix.bench.speed import TooSmall, timed
+from mdsmix.errors import MdsmixError
+from tests.converting import mdsmix
+from tests.with_torch.load_streams import config, write_tokens
+
+ROWS = 4
+
+
+class Loader:
+    """Batches of 4 rows that take `making` seconds each, but the first `ready`, which lie there."""
+
+    def __init__(self, batches: int, making: float, ready: int = 0) -> None:
+        self.batches, self.making, self.ready, self.num_samples_yielded = batches, making, ready, 0
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number in range(self.batches):
+            if number >= self.ready:
+                time.sleep(self.making)
+            self.num_samples_yielded += ROWS
+            yield {"attention_mask": torch.ones(ROWS, 3, dtype=torch.int64)}
+
+
+def test_a_step_waits_as_long_as_a_batch_takes_that_nobody_makes_in_advance() -> None:
+    found = timed(Loader(1000, 0.02), Setting(0, None), step=0.001, seconds=0.4, most=None)
+    assert 0.02 <= found.wait < 0.05
+    assert found.longest >= found.wait
+    assert 20 < found.samples / ROWS <= 50
+    assert found.tokens == pytest.approx(3 * found.samples)
+    assert 10 < found.batches < 30
+    assert found.steps >= 5
+
+
+def test_batches_that_lay_ready_count_for_nothing() -> None:
+    """5 of 13 come at once: counted, they would make the loader look twice as fast."""
+    setting = Setting(2, 2)
+    loader = Loader(13, 0.02, ready=setting.ready)
+    found = timed(loader, setting, step=0.0, seconds=60, most=None)
+    assert found.samples / ROWS <= 50
+    assert found.batches <= 13
+
+
+@pytest.mark.parametrize("setting", [Setting(0, None), Setting(2, 4)], ids=str)
+def test_an_epoch_that_only_fills_the_queues_is_too_small(setting: Setting) -> None:
+    with pytest.raises(TooSmall, match=f"an epoch gives 7 batches, and {setting} needs"):
+        timed(Loader(7, 0.0), setting, 0.0, 1.0, None)
+    assert timed(Loader(setting.ready + 7, 0.0), setting, 0.0, 60, None).steps == 3
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer_folder: Path) -> Path:
+    """A YAML of one stream with a remote folder, whose local folder nobody may touch, and one without."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    web, docs = (write_tokens(tmp_path / n, 400, shard_bytes=2000) for n in ("web", "docs"))
+    mixed = {
+        "web": {"remote": str(web), "local": str(tmp_path / "cache")},
+        "docs": {"local": str(docs)},
+    }
+    tree = config(mixed, "text", shuffle=True) | {"tokenizer": {"name": str(tokenizer_folder)}}
+    path = tmp_path / "train.yaml"
+    path.write_text(json.dumps(tree))
+    return path
+
+
+def test_cold_and_warm_are_measured_and_nothing_is_left(train: Path, tmp_path: Path) -> None:
+    tuned = tmp_path / "tuned.json"
+    short = ("--seconds", 0.4, "--step-ms", 10, "--workers", "0,1", "--prefetch", 2, "--batch", 4)
+    said = mdsmix("bench", train, *short, "--bare", "-o", tuned, "--json")
+    assert said.code == 0, said.err
+    report = json.loads(said.out)
+    caches = [(row["workers"], row["cache"]) for row in report["rows"]][:4]
+    assert caches == [(0, "cold"), (0, "warm"), (1, "cold"), (1, "warm")]
+    assert all(
+        row["samples_per_second"] > 0 and row["tokens_per_second"] > 0 for row in report["rows"]
+    )
+    assert [row["bare_samples_per_second"] is None for row in report["rows"]][:4] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert json.loads(tuned.read_text())["train_loader"]["num_workers"] in (0, 1)
+    assert report["waits"] in report["verdict"]
+    assert not (tmp_path / "cache").exists(), "the user's own cache is neither read nor made"
+    assert list((tmp_path / "temporary").glob("mdsmix-bench-*")) == []
+
+
+def _hanging(note: Path, folder: Path) -> None:
+    from mdsmix.load.dataset import MixDataset
+    from mdsmix.load.loader import build_loader
+    from tests.with_torch.load_streams import IDS
+
+    loader = build_loader(config({"s": {"local": str(folder)}}, "text"), 2, ids=IDS)
+    assert isinstance(loader.dataset, MixDataset)
+    note.write_text(f"{os.getpid()} {loader.dataset._shm_prefix_int:06}")
+    time.sleep(60)
+
+
+def test_ctrl_c_ends_the_process_and_frees_its_shared_memory(tmp_path: Path) -> None:
+    folder, note = write_tokens(tmp_path / "s", 40), tmp_path / "note"
+
+    def interrupt() -> None:
+        while not note.exists() or not note.read_text():
+            time.sleep(0.01)
+        child = int(note.read_text().split()[0])
+        assert list(Path("/dev/shm").glob(f"{note.read_text().split()[1]}_*"))
+        for process in (child, os.getpid()):  # as a terminal does
+            os.kill(process, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        running._in_a_process("this", partial(_hanging, note, folder))
+    assert time.monotonic() - began < 30
+    child, prefix = note.read_text().split()
+    assert not Path("/proc", child).exists()
+    assert not list(Path("/dev/shm").glob(f"{prefix}_*"))
+
+
+def _die() -> None:
+    os._exit(9)
+
+
+def _fail() -> None:
+    raise ValueError("no such thing")
+
+
+def test_a_process_that_dies_or_fails_is_a_sentence() -> None:
+    with pytest.raises(MdsmixError, match="the process that measured this ended with 9"):
+        running._in_a_process("this", _die)
+    with pytest.raises(
+        MdsmixError, match=r"this could not be measured \(ValueError: no such thing\)"
+    ):
+        running._in_a_process("this", _fail)
+
+
+def test_an_epoch_too_small_for_all_settings_is_one_sentence(train: Path) -> None:
+    said = mdsmix("bench", train, "--batch", 300, "--workers", "0,1", "--seconds", 0.2)
+    assert said.code == 2
+    last = said.err.strip().splitlines()[-1]
+    assert last.startswith("error: train_loader of")
+    assert "is too small to measure: an epoch gives 3" in last
