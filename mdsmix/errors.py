@@ -43,6 +43,10 @@ class Interrupted(MdsmixError):
     exit_code = 130
 
 
+class Denied(Unreachable):
+    """What is there may not be read or written with these rights; others of it may."""
+
+
 class SeveralFailed(MdsmixError):
     """More than one stream of a run failed; the exit code is that of the gravest error."""
 

@@ -14,6 +14,7 @@ from mdsmix import __version__
 from mdsmix.cli.bench import bench
 from mdsmix.cli.check import check
 from mdsmix.cli.convert import convert
+from mdsmix.cli.doctor import doctor
 from mdsmix.cli.gc import gc
 from mdsmix.cli.init import init
 from mdsmix.cli.inspect import inspect
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 for command in (
     init,
+    doctor,
     convert,
     check,
     render_yaml,

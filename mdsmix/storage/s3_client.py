@@ -84,6 +84,20 @@ def ask(url: str, request: Callable[[Any], T]) -> T:
             return answer
 
 
+def credentials_from() -> str:
+    """Where boto3 found the credentials: `env`, `shared-credentials-file`, `iam-role`, ...; Unreachable where nowhere."""
+    import boto3
+    from botocore.exceptions import BotoCoreError, NoCredentialsError
+
+    try:
+        found = boto3.session.Session().get_credentials()
+        if found is None:
+            raise NoCredentialsError
+    except BotoCoreError as error:
+        raise refusal("s3://", error) from None
+    return str(found.method)
+
+
 def _client_for(url: str) -> Any:
     from botocore.exceptions import BotoCoreError
 

@@ -10,7 +10,7 @@ import re
 from functools import cache
 from typing import Any
 
-from mdsmix.errors import Unreachable
+from mdsmix.errors import Denied, Unreachable
 
 _LATER = "run the same command again later"
 _AGAIN = "run the same command again"
@@ -73,6 +73,7 @@ _EXCEPTIONS = {
     "ParamValidationError": "this is not a valid bucket or object name; correct it",
 }
 
+_RIGHTS = ("AccessDenied", "AllAccessDisabled", "403")
 _ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 # The last three: the body was damaged or cut on its way to the store.
@@ -160,10 +161,11 @@ def _answer(error: Exception) -> dict[str, Any]:
 def refusal(url: str, error: Exception, tries: int = 1, seconds: float = 0) -> Unreachable:
     """The sentence for whatever was raised about `url`, after so many tries."""
     tried = f" (tried {tries} times in {seconds:.0f} s)" if tries > 1 else ""
-    return Unreachable(f"cannot reach {url} at {_shown_endpoint()}{tried}: {_reason(error)}")
+    kind = Denied if error_code(error) in _RIGHTS else Unreachable
+    return kind(f"cannot reach {url} at {shown_endpoint()}{tried}: {_reason(error)}")
 
 
-def _shown_endpoint() -> str:
+def shown_endpoint() -> str:
     endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "AWS")
     return re.sub(r"^(\w+://)?.*@", r"\1", endpoint)  # an address may hold a password
 

@@ -1,0 +1,30 @@
+"""`mdsmix doctor`: will this machine and its stores let the recipe's run do what it does?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import typer
+
+from mdsmix.cli.options import AsJson, Overrides, RecipePath, echo, echo_json
+
+WOULD_FAIL = 4
+
+
+def doctor(recipe: RecipePath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Look at all that RECIPE's run needs: versions, memory, tokenizer, sources, endpoint, credentials, rights, clock, disk.
+
+    Each right is tried with a small object at the target, which is deleted again. Exit code 4: something would end the run.
+    """
+    from mdsmix.doctor.look import look
+    from mdsmix.kinds import open_recipe
+
+    found = []
+    for diagnosis in look(open_recipe(recipe, overrides or ())):
+        found.append(diagnosis)
+        if not as_json:
+            echo(str(diagnosis))
+    if as_json:
+        echo_json({"diagnoses": [asdict(diagnosis) for diagnosis in found]})
+    if any(diagnosis.state == "problem" for diagnosis in found):
+        raise typer.Exit(WOULD_FAIL)

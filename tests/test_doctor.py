@@ -1,0 +1,121 @@
+"""`mdsmix doctor` on a disk: what would end a run is a problem with its fix, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.doctor import machine
+from tests.converting import documents, files, mdsmix, write_jsonl, write_recipe
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
+    write_jsonl(tmp_path / "a.jsonl", [{"text": "one"}, {"text": "two"}])
+    streams = {"web": documents(tmp_path / "a.jsonl")}
+    return write_recipe(
+        tmp_path, tokenizer_folder, local=str(tmp_path / "new/mix"), streams=streams
+    )
+
+
+def states(*arguments: object) -> tuple[int, dict[str, str]]:
+    """The exit code, and the state of each thing that was looked at; of several of one name the worst."""
+    answer = mdsmix("doctor", *arguments, "--json")
+    found: dict[str, str] = {}
+    for one in json.loads(answer.out)["diagnoses"]:
+        found[one["what"]] = max(found.get(one["what"], ""), one["state"], key=ORDER.index)
+    return answer.code, found
+
+
+ORDER = ["", "ok", "warning", "problem"]
+
+
+def test_all_is_well_and_nothing_is_left(recipe: Path, tmp_path: Path) -> None:
+    before = files(tmp_path)
+    code, found = states(recipe)
+    assert code == 0
+    assert set(found) >= {"versions", "memory", "cache", "tokenizer", "source of web", "disk"}
+    assert "problem" not in found.values()
+    assert files(tmp_path) == before
+    assert not (tmp_path / "new").exists()
+
+
+def test_each_thing_that_fails_is_named_and_hides_no_other(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "a.jsonl").unlink()
+    code, found = states(recipe, "tokenizer=./nowhere", f"local={tmp_path / 'file' / 'mix'}")
+    assert code == 4
+    failed = {what for what, state in found.items() if state == "problem"}
+    assert failed >= {"tokenizer", "source of web", f"target {tmp_path / 'file' / 'mix'}"}
+
+
+def test_a_stream_that_others_made_has_to_be_there(recipe: Path, tmp_path: Path) -> None:
+    there = tmp_path / "theirs"
+    there.mkdir()
+    wanted = f"streams.old={{local: {there}}}"
+    assert states(recipe, wanted) == (4, states(recipe)[1] | {"stream old": "problem"})
+    (there / "index.json").write_text("{}")
+    assert states(recipe, wanted)[1]["stream old"] == "ok"
+
+
+def test_a_package_of_another_version_is_named_with_its_command(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = metadata.version
+    monkeypatch.setattr(
+        machine.metadata, "version", lambda name: "0.9" if name == "torch" else real(name)
+    )
+    answer = mdsmix("doctor", recipe)
+    assert answer.code == 4
+    assert "torch<3,>=2.7, and 0.9 is installed Fix: pip install 'torch<3,>=2.7'" in answer.out
+
+
+def test_extras_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        machine.metadata, "requires", lambda name: ['nothing-like-it; extra == "dev"', "torch"]
+    )
+    assert [found.state for found in machine.versions()] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "look", "state"),
+    [
+        ("default_cap", 300 << 20, machine.memory, "warning"),
+        ("is_told", False, machine.memory, "warning"),
+        ("default_cap", 8 << 30, machine.memory, "ok"),
+    ],
+)
+def test_memory(
+    name: str, value: Any, look: Any, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "cpu_count", lambda: 2)
+    monkeypatch.setattr(machine, name, lambda: value)
+    assert look().state == state
+
+
+@pytest.mark.parametrize(("mebibytes", "state"), [(64, "warning"), (8192, "ok")])
+def test_shared_memory_of_a_container(
+    mebibytes: int, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = mebibytes << 20
+    monkeypatch.setattr(
+        machine.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(size, 0, size)
+    )  # type: ignore[attr-defined]
+    assert [found.state for found in machine.shared_memory()] == [state]
+
+
+def test_a_full_disk_and_a_cache_that_cannot_be_written(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = shutil._ntuple_diskusage(1 << 40, 1 << 40, 3)  # type: ignore[attr-defined]
+    monkeypatch.setattr("mdsmix.doctor.places.shutil.disk_usage", lambda path: full)
+    (tmp_path / "blocked").write_text("")
+    monkeypatch.setattr(machine, "cache_folder", lambda: tmp_path / "blocked" / "cache")
+    code, found = states(recipe)
+    assert code == 0
+    assert (found["disk"], found["cache"]) == ("warning", "warning")
