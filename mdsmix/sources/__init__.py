@@ -14,6 +14,7 @@ from mdsmix.sources.base import Origin
 from mdsmix.sources.batches import BadRecord, RecordBatch, content_of, read
 from mdsmix.sources.content import Content, Digests, Window, file_hash
 from mdsmix.sources.find import find
+from mdsmix.sources.glimpse import Glimpse, chosen, glimpses
 from mdsmix.sources.plan import counted_key, most_records, plan, prepare, shown_unit, size_of
 from mdsmix.sources.units import BY_NAME, WINDOW_BYTES, ReadAs, SourceFile, Unit
 
@@ -23,16 +24,19 @@ __all__ = [
     "BadRecord",
     "Content",
     "Digests",
+    "Glimpse",
     "Origin",
     "ReadAs",
     "RecordBatch",
     "SourceFile",
     "Unit",
     "Window",
+    "chosen",
     "content_of",
     "counted_key",
     "file_hash",
     "find",
+    "glimpses",
     "most_records",
     "plan",
     "prepare",

@@ -41,6 +41,14 @@ class Arrow(Format):
         starts = [0, *(rows.in_part(n, 0) for n in range(most, count, most))]
         return zip(starts, [*starts[1:], None], strict=True)
 
+    def records(self, file: SourceFile) -> int | None:
+        """Of a file in a bucket it would take all of its batches."""
+        if file.location.is_s3:
+            return None
+        with _opened(file, ()) as (reader, *_):
+            whole = Span(start=0, end=None, before=0, window_bytes=1)
+            return sum(int(batch.num_rows) for _, batch in _parts(reader, whole))
+
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         return rows.blocks(file, span, _batches(file, span))
 

@@ -114,6 +114,10 @@ class Format(ABC):
         """The uncompressed bytes that a file is planned as."""
         return file.stat.size * self.size_factor
 
+    def records(self, file: SourceFile) -> int | None:
+        """How many records the file holds, where it says so without being read."""
+        return None
+
     def prepare(self) -> None:  # noqa: B027 - most take nothing
         """Imports what reading takes: once in the run, before its workers are forked."""
 

@@ -31,6 +31,9 @@ class Mds(Format):
     def weight(self, file: SourceFile) -> int:
         return sum(shard.raw_data.bytes for shard in _index(file).shards)
 
+    def records(self, file: SourceFile) -> int | None:
+        return _index(file).samples
+
     def splits(
         self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]
     ) -> Iterable[tuple[int, int | None]]:

@@ -46,6 +46,9 @@ class Parquet(Format):
             row, size = row + footer.row_group(number).num_rows, size + more
         yield start, row
 
+    def records(self, file: SourceFile) -> int | None:
+        return int(_opened(file).metadata.num_rows)
+
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         return rows.blocks(file, span, _batches(file, span))
 

@@ -1,0 +1,114 @@
+"""About how many tokens a source holds, from a look at the beginnings of a few of its splits: nothing of it is converted.
+
+Tokens for each byte hardly differ from document to document, where tokens a document do by orders of magnitude, so bytes are
+what is counted up. What was found is remembered in the cache of this machine as long as these splits are as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import orjson
+import xxhash
+from numpy.typing import NDArray
+
+from mdsmix import sources
+from mdsmix.convert.job import Job, settings_hash
+from mdsmix.convert.source_hashes import fingerprint
+from mdsmix.convert.unit import open_tokenizer_backend
+from mdsmix.encode.backends import Unequal
+from mdsmix.encode.tokenizer import cache_folder, keep_in_cache
+from mdsmix.errors import Unreachable
+from mdsmix.kinds.reading import Reading, open_reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What a stream would hold if all of its source were converted, as far as a look tells."""
+
+    tokens: float
+    "Those that the loader would not cut off."
+    error: float
+    "The relative standard error of that, by how far the splits differ; 0 where there is one."
+    records: float
+    "That would be written."
+    spread: float
+    "The standard deviation of the tokens of a record, as a part of their mean."
+    places: int
+    "Splits that were looked at."
+
+
+def look_at(job: Job, files: Sequence[sources.SourceFile]) -> Look | None:
+    """None where the splits that were looked at give no token."""
+    encoding = replace(job.encoding, sample=None, holdout=None, held_out=False, duplicates="keep")
+    job = replace(job, encoding=encoding)
+    units = sources.chosen(files, fields=job.fields_read, parsed=job.fields_parsed)
+    key = " ".join([settings_hash(job), *map(fingerprint, units)])
+    path = cache_folder() / "looks" / f"{xxhash.xxh128_hexdigest(key)}.json"
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        return _whole(orjson.loads(path.read_bytes()), files)
+    found = _seen(job, units)
+    with suppress(Unreachable):  # all that is lost is a look
+        keep_in_cache(path, orjson.dumps(found))
+    return _whole(found, files)
+
+
+def _seen(job: Job, units: Sequence[sources.Unit]) -> dict[str, Any]:
+    """What is kept of a look: it holds as long as these splits do, however many others there are."""
+    try:
+        return _looked(units, _reading(job))
+    except Unequal:
+        return _looked(units, _reading(job.with_backend("reference")))
+
+
+def _reading(job: Job) -> Reading:
+    return open_reading(job.encoding, job.tokenizer, open_tokenizer_backend(job))
+
+
+def _looked(units: Sequence[sources.Unit], reading: Reading) -> dict[str, Any]:
+    tokens, weights, sizes = list[int](), list[float](), list[int]()
+    for glimpse in sources.glimpses(units):
+        encoded = reading.encode(glimpse.records)
+        cut = 0 if encoded.cut is None else int(encoded.cut.sum())
+        tokens.append(encoded.tokens - cut)
+        weights.append(glimpse.weight)
+        out = {each.position for each in encoded.rejected}
+        kept = (each for i, each in enumerate(glimpse.records) if i not in out)
+        sizes += [len(str(record)) for record in kept]
+    total, weight = sum(tokens), sum(weights)
+    if not total:
+        return {"each": 0.0, "error": 0.0, "mean": 1.0, "spread": 0.0, "places": len(tokens)}
+    return {
+        "each": total / weight,
+        "error": _error(np.array(tokens), np.array(weights)),
+        "mean": total / len(sizes),
+        "spread": float(np.std(sizes) / np.mean(sizes)),
+        "places": len(tokens),
+    }
+
+
+def _error(tokens: NDArray[Any], weights: NDArray[Any]) -> float:
+    """The relative standard error of the ratio of the sums."""
+    n, total = len(tokens), tokens.sum()
+    if n < 2:
+        return 0.0
+    off = tokens - weights * (total / weights.sum())
+    return math.sqrt(n / (n - 1) * float((off**2).sum())) / float(total)
+
+
+def _whole(found: dict[str, Any], files: Sequence[sources.SourceFile]) -> Look | None:
+    tokens = found["each"] * sources.size_of(files)
+    if not tokens:
+        return None
+    return Look(
+        tokens=tokens,
+        error=found["error"],
+        records=tokens / found["mean"],
+        spread=found["spread"],
+        places=found["places"],
+    )

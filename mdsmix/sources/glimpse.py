@@ -1,0 +1,125 @@
+"""The beginnings of a few splits of a source, and which part of it they are: enough to tell about how much all of it holds.
+
+Which splits are looked at their names decide, so that a file more changes at most one of them. Of a packed file nobody knows
+how many bytes are in it: how many stored ones a block takes is counted while it is read. A file with a directory says how many
+records it holds.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, fields
+from typing import Any, BinaryIO, cast
+
+import xxhash
+
+from mdsmix.sources.base import Block
+from mdsmix.sources.plan import plan
+from mdsmix.sources.registry import format_of
+from mdsmix.sources.units import SourceFile, Span, Unit
+from mdsmix.storage import together
+
+MOST = 32
+"Splits that are looked at."
+BYTES = 128 << 10
+"Of each so many uncompressed bytes are decoded, or one record."
+AT_ONCE = 4
+"Splits that are read together, 8 MB each: the first block is read whole."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glimpse:
+    """The first records of a split."""
+
+    records: Sequence[Any]
+    "Those that are none are not among them, and their bytes are counted."
+    weight: float
+    "What they are of what `size_of` says of the files."
+
+
+def chosen(files: Iterable[SourceFile], **read: Any) -> list[Unit]:
+    """The splits that are looked at, of few files one or more each. `read`: the fields, as `plan` takes them."""
+    filled = [file for file in files if file.stat.size]
+    some = sorted(filled, key=lambda file: _draw(file, 0))[:MOST]
+    units = [unit for file in some for unit in plan([file], **read)]
+    return sorted(units, key=lambda unit: _draw(unit.files[0], unit.start))[:MOST]
+
+
+def glimpses(units: Sequence[Unit]) -> Iterator[Glimpse]:
+    """What stands at the beginning of each; a split without an item gives none."""
+    for begin in range(0, len(units), AT_ONCE):
+        yield from filter(None, together(_glimpse, units[begin : begin + AT_ONCE]))
+
+
+def _draw(file: SourceFile, start: int) -> tuple[int, int, int]:
+    """By the last part of the name first, so that a folder may be moved or renamed."""
+    last = xxhash.xxh3_64_intdigest(f"{start} {file.name.rpartition('/')[2]}")
+    return last, xxhash.xxh3_64_intdigest(file.name), start
+
+
+def _glimpse(unit: Unit) -> Glimpse | None:
+    found = unit.files[0]
+    file = _Counted(**{each.name: getattr(found, each.name) for each in fields(found)})
+    kind = format_of(file)
+    span = Span(
+        start=unit.start,
+        end=unit.end,
+        before=0,
+        window_bytes=1 << 62,
+        fields=unit.fields,
+        parsed=unit.parsed,
+    )
+    with closing(cast("Any", kind.blocks(file, span))) as blocks:
+        begin = _beginning(blocks)
+    size, count = sum(block.size for block in begin), sum(block.count for block in begin)
+    if not size:
+        return None
+    *whole, last = begin
+    first = [*whole, last.first(max(1, min(last.count, BYTES * last.count // last.size)))]
+    held = kind.records(found)
+    part = count / held if held else min(1.0, file.taken[0] / found.stat.size)
+    return Glimpse(
+        records=[record for block in first for record in block.decode().records],
+        weight=kind.weight(found) * part * sum(block.size for block in first) / size,
+    )
+
+
+def _beginning(blocks: Iterator[Block]) -> list[Block]:
+    """The first block, or more of a file whose blocks are small."""
+    taken, size = list[Block](), 0
+    for block in blocks:
+        taken.append(block)
+        size += block.size
+        if size >= BYTES:
+            break
+    return taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counted(SourceFile):
+    """A file that counts the stored bytes that are read of it, one after the other."""
+
+    taken: list[int] = field(default_factory=lambda: [0], compare=False)
+
+    def open(self, start: int = 0, until: int | None = None) -> BinaryIO:
+        return cast("BinaryIO", _Tap(SourceFile.open(self, start, until), self.taken))
+
+
+class _Tap(io.RawIOBase):
+    def __init__(self, stored: BinaryIO, taken: list[int]) -> None:
+        self._stored, self._taken = stored, taken
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        piece = self._stored.read(len(into))
+        into[: len(piece)] = piece
+        self._taken[0] += len(piece)
+        return len(piece)
+
+    def close(self) -> None:
+        self._stored.close()
+        super().close()
