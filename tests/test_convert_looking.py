@@ -74,25 +74,13 @@ def test_it_is_near_to_what_is_there(tmp_path: Path, tokenizer_folder: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "suffix",
-    [
-        "jsonl",
-        "jsonl.bz2",
-        "json",
-        "csv.zst",
-        "parquet",
-        "arrow",
-        "feather",
-        "tar",
-        "tar.gz",
-        "mds",
-    ],
+    "suffix", ["jsonl.bz2", "json", "parquet", "arrow", "feather", "tar.gz", "mds"]
 )
 def test_files_of_any_format(
     tmp_path: Path, tokenizer_folder: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packed and columnar ones too, whose bytes on the disk say nothing, and of which a third is decoded."""
-    records = texts(900)
+    records = texts(300 if suffix == "mds" else 900)
     write(tmp_path / "data", suffix, records)
     monkeypatch.setattr(glimpse, "BYTES", 150_000)
     look, recipe = looked(tmp_path, tokenizer_folder)

@@ -46,6 +46,14 @@ def convert(
             rich_help_panel="What",
         ),
     ] = None,
+    budget: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="TOKENS",
+            help="Of each stream only what its share of so many tokens wants, e.g. 2B: a sample by what records say.",
+            rich_help_panel="What",
+        ),
+    ] = None,
     reencode: Annotated[
         bool,
         typer.Option(
@@ -104,7 +112,9 @@ def convert(
             "which shards are damaged."
         )
     bound = [] if max_bad is None else [f'max_bad="{max_bad}"']
-    loaded = open_recipe(recipe, [*(overrides or ()), *bound])
+    loaded = open_recipe(recipe, [*(overrides or ()), *bound, *_budget(budget)])
+    if budget is not None:
+        loaded = _sampled(loaded)
     options = Options(
         only=only or (),
         limit=limit,
@@ -121,6 +131,38 @@ def convert(
         echo_json({"plan": list(preview(loaded, options))})
     else:
         echo(*preview(loaded, options))
+
+
+def _budget(written: str | None) -> list[str]:
+    """The override of the recipe's budget; a number alone is tokens."""
+    from mdsmix.recipe.sampling import bare_budget
+
+    if written is None:
+        return []
+    try:
+        return [f'budget="{bare_budget(written)}"']
+    except ValueError as error:
+        raise RecipeError(
+            f"--budget is {written!r}; {error}; a number alone, 2B, is tokens."
+        ) from None
+
+
+def _sampled(recipe: Recipe) -> Recipe:
+    """Every stream takes what the budget wants; what is taken otherwise is said."""
+    from mdsmix.recipe.sampling import BY_BUDGET, sample_contradictions, with_budget
+
+    sampled = with_budget(recipe)
+    for stream in sampled.sourced:
+        for sentence in sample_contradictions(sampled, stream):
+            raise RecipeError(f"--budget: streams.{stream.name}: {sentence}")
+        if stream.sample != BY_BUDGET:
+            taken = (
+                f"sample: {stream.sample} of it"
+                if stream.sample
+                else f"all of it, a {stream.split} split"
+            )
+            echo(f"{stream.name}: --budget leaves it as the recipe says: {taken}", err=True)
+    return sampled
 
 
 def _convert(recipe: Recipe, options: Options, as_json: bool) -> None:

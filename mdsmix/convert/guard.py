@@ -108,6 +108,16 @@ def _hash(file: SourceFile, fields: tuple[str, ...]) -> str:
     return sources.file_hash(digest for content in found for digest in content.files)
 
 
+def why_whole(job: Job, old: Manifest | None) -> str | None:
+    """A sentence where the published stream is a sample, and nothing says so now: most likely --budget was left out."""
+    if old is None or old.encoding.sample is None or job.encoding.sample or job.wanted or job.limit:
+        return None
+    return (
+        f"{job.name}: published is a sample of {old.encoding.sample} of its source, and this run takes all of it: sample, or --budget, "
+        "says that it is to be one again"
+    )
+
+
 def why_rebuilt(job: Job, old: Manifest | None) -> str | None:
     """A sentence where the published stream is of an older format, so that all of it is converted again."""
     if old is None or old.format_version == FORMAT_VERSION:

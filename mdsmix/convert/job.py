@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import orjson
 import xxhash
@@ -19,6 +20,9 @@ from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.mds import Layout
 from mdsmix.shards.published import version_folder, versions
 from mdsmix.storage import Location, locate
+
+if TYPE_CHECKING:
+    from mdsmix.convert.budget import Wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,10 @@ class Job:
     "The share of bad records above which nothing is published; no published byte depends on it."
     limit: int | None = None
     "Only the first records are read: a first look."
+    wanted: Wanted | None = None
+    "For its share of a budget, where a sample is taken for it."
+    expected_mean: float | None = None
+    "Tokens that a record is said to hold on average; what is found is held against it."
     unequal: str = ""
     "The fast backend that this machine has found to differ from the reference; a worker on another machine has not."
     is_versioned: bool = False
@@ -141,6 +149,7 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
         target=f"{recipe.published(stream)}/{f'limit-{limit}' if limit else stream.split}",
         max_bad=recipe.max_bad_share,
         limit=limit,
+        expected_mean=stream.expected_mean_tokens,
         is_versioned=recipe.publish == "versioned" and not limit,
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from mdsmix.convert.budget import Wanted
 from mdsmix.shards.manifest import Manifest
 
 
@@ -40,6 +41,10 @@ class Outcome:
     new_tokens: int
     "Tokens of the units that were worked on now."
     seconds: float
+    wanted: Wanted | None = None
+    "Of a stream that takes a sample for its share of a budget."
+    expected_mean: float | None = None
+    "Tokens of a record, as the recipe expects them."
     notes: tuple[str, ...] = ()
     peak: int = 0
     "Bytes that the run and its workers held at most; 0 where nothing was done or the system does not tell."

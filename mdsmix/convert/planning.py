@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mdsmix import sources
+from mdsmix.convert.budget import sampled
 from mdsmix.convert.dropping import known_dropped
 from mdsmix.convert.guard import refuse_quarantine, refuse_replacing
 from mdsmix.convert.job import Job, make_job
@@ -66,6 +67,10 @@ def planned_jobs(
         for stream, source in streams
     ]
     refuse_quarantine(jobs, {locate(recipe.published(stream)) for stream in recipe.sourced})
+    jobs = [
+        (sampled(recipe, stream, job, files), files)
+        for (stream, _), (job, files) in zip(streams, jobs, strict=True)
+    ]
     standings = together(standing_of, [job for job, _ in jobs])
     refuse_replacing(jobs, standings, options.reencode)
     return [(*planned, standing) for planned, standing in zip(jobs, standings, strict=True)]

@@ -46,6 +46,8 @@ def _preview_stream(
     losses = dict(zip(contents, dropped or [{}] * len(units), strict=True))
     todo = _undone(job, old if is_known else None, standing, contents, losses)
     yield f"{job.name}: {len(todo)} of {len(units)} work units would be converted, into {job.target}"
+    if job.wanted:
+        yield f"  {job.wanted.said}"
     if dropped is None:
         yield (
             "  which records are dropped as duplicates is not known before they are read for it; units that lose records, or "

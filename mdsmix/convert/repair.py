@@ -8,6 +8,7 @@ version cannot be made again, which is refused before anything is touched.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -18,8 +19,9 @@ from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.outcome import Watcher
 from mdsmix.convert.planning import Options, planned_jobs
 from mdsmix.convert.run import convert
-from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.recipe import Recipe
+from mdsmix.recipe.sampling import BY_BUDGET
 from mdsmix.shards import index as index_file
 from mdsmix.shards.beside import is_beside
 from mdsmix.shards.index import read_index
@@ -58,6 +60,7 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
         report = _look(folder, watcher)
         if not report.faults:
             return Repaired(stream=str(folder), faults=(), shards=(), units=0, of=0)
+        recipe = _sampled_as_published(recipe, options.only[0], split)
         ((job, files, standing),) = planned_jobs(recipe, options)
         faults = report.faults
         bad = {fault.file for fault in faults}
@@ -95,6 +98,16 @@ def _name(recipe: Recipe, folder: Location) -> str:
         f"the recipe does not publish {folder}, so it cannot make its shards again; it publishes "
         f"{', '.join(map(str, places.values())) or 'nothing'}."
     )
+
+
+def _sampled_as_published(recipe: Recipe, name: str, split: Location) -> Recipe:
+    """The recipe with the sample that the manifest names: a budget may have been given to that conversion alone."""
+    streams, manifest = dict(recipe.streams), None
+    with suppress(Unreachable):  # what is damaged is told when the stream is planned
+        manifest = read_manifest(split)
+    if manifest and streams[name].sample in (None, BY_BUDGET):
+        streams[name] = replace(streams[name], sample=manifest.encoding.sample)
+    return replace(recipe, streams=streams)
 
 
 def _refuse_older(folder: Location, split: Location) -> None:

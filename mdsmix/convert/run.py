@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from mdsmix import sources
 from mdsmix.convert.damage import delete_damaged
 from mdsmix.convert.doing import do_units, publish_bad
-from mdsmix.convert.guard import published_manifest, why_rebuilt
+from mdsmix.convert.guard import published_manifest, why_rebuilt, why_whole
 from mdsmix.convert.hashes import duplicates_among
 from mdsmix.convert.job import Job, on_day, with_versions
 from mdsmix.convert.outcome import Outcome, Watcher
@@ -127,7 +127,7 @@ def _convert_stream(
     if old and not again and is_up_to_date(job, old, standing, units, cache):
         refuse_too_many_bad(job, old.records)
         return _outcome(job, old, standing.index, [], began)
-    if why := why_rebuilt(job, old):
+    for why in filter(None, (why_rebuilt(job, old), why_whole(job, old))):
         watcher.say(why)
     said = ""
     with lease(job.folder, watcher.say) as held:
@@ -210,6 +210,8 @@ def _outcome(
         reused=reused,
         new_tokens=tokens - sum(result.reused_tokens for result in results),
         seconds=time.monotonic() - began,
+        wanted=job.wanted,
+        expected_mean=job.expected_mean,
         notes=notes,
         peak=peak,
     )

@@ -12,6 +12,7 @@ from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.pairs import Pairs
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, share_of
+from mdsmix.recipe.sampling import BY_BUDGET
 from mdsmix.shapes import SHAPES, Shape, find_shape
 from mdsmix.shapes.fields import Field, parse
 from mdsmix.shapes.where import Where, parse_where
@@ -121,7 +122,8 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
         where=source.where,
         id=source.id,
     )
-    if stream.sample is not None and (sample := share_of(stream.sample)) < 1:
+    by_share = stream.sample not in (None, BY_BUDGET)  # else it is not known yet
+    if by_share and (sample := share_of(stream.sample or 0)) < 1:
         common = replace(common, sample=str(sample))
     if stream.holdout is not None:
         share = str(share_of(stream.holdout))

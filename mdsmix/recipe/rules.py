@@ -3,11 +3,13 @@ and what to do. `mdsmix.kinds.open_recipe` adds the rules of the kinds."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from mdsmix.recipe.mix_rules import mix_contradictions
+from mdsmix.recipe.sampling import SHARE, sample_contradictions
 from mdsmix.recipe.spec import Recipe, StreamSpec, share_of
 from mdsmix.typed import brief
 
@@ -17,8 +19,6 @@ TOKENIZER_FOLDER = re.compile(r"tokenizer-[0-9a-f]{8}")
 "What mdsmix names the folder of a tokenizer beside the streams."
 OWN_SPLIT = re.compile(r"limit-\d+|.+-[0-9a-f]{8}")
 "Folders beside a split: first looks, and versions, which `mdsmix gc --keep` deletes."
-SHARE = re.compile(r"(0?\.\d+|[01](\.0*)?)|(\d{1,2}(\.\d+)?|100)%|\d(\.\d+)?e-\d{1,2}")
-"The last form is how Python writes what YAML reads as 0.00001."
 COMPRESSION = re.compile(r"zstd(:([1-9]|1\d|2[0-2]))?")
 
 
@@ -88,8 +88,9 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
             f"split is {stream.split!r}; limit-N and names that end in - and 8 hex digits are those of mdsmix's own first "
             "looks and versions, which are replaced and deleted: name it otherwise."
         )
-    if stream.sample is not None and not _is_sample(stream.sample):
-        yield f"sample is {stream.sample!r}; it must be a share above 0 of at most 1, such as 5% or 0.05."
+    yield from sample_contradictions(recipe, stream)
+    if stream.expected_mean_tokens is not None and not 0 < stream.expected_mean_tokens < math.inf:
+        yield f"expected_mean_tokens is {stream.expected_mean_tokens}; it must be above 0: the tokens of a record, on average."
     if stream.holdout is not None:
         yield from _holdout_contradictions(recipe, stream)
     if stream.remote or stream.local:
@@ -107,10 +108,6 @@ def _holdout_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]
         yield f"holdout takes a share of what is trained on, and split is {stream.split}: take one of the two out."
     if held_out_name(stream) in recipe.streams:
         yield f"holdout makes a stream {held_out_name(stream)}, and the recipe has one of that name: rename it."
-
-
-def _is_sample(written: str | int | float) -> bool:
-    return bool(SHARE.fullmatch(str(written))) and 0 < share_of(written) <= 1
 
 
 def held_out_name(stream: StreamSpec) -> str:

@@ -112,7 +112,11 @@ class StreamSpec:
     sample: str | int | float | None = field(
         default=None, metadata=also_called("fraction", "subsample", "sample_rate", "ratio")
     )
-    "The share of the records, 5% or 0.05, that the stream is made of."
+    "The share of the records, 5% or 0.05, that the stream is made of; `budget`: as many as its share of the budget wants."
+    expected_mean_tokens: int | float | None = field(
+        default=None, metadata=also_called("num_tokens_avg", "mean_tokens", "tokens_avg")
+    )
+    "What others found that a record holds on average: only held against what is found here."
     holdout: str | int | float | None = None
     "The share of the records, 0.5% or 0.005, that is held out for evaluation: published as the split eval."
     held_out_of: str | None = field(default=None, metadata={"set by": "the reader"})

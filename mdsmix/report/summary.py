@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 from typing import Any
 
 from mdsmix.convert.advice import ARRAY
@@ -11,6 +10,7 @@ from mdsmix.convert.outcome import Outcome
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.fingerprints import DUPLICATE
 from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
+from mdsmix.report.sampled import budget_json, said_of_budget, said_of_sample
 from mdsmix.report.table import print_table
 from mdsmix.shapes.where import NO_MATCH
 from mdsmix.shards.manifest import NOT_SAMPLED, Manifest, Records
@@ -79,6 +79,7 @@ def summary_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         row |= {"target": outcome.target, "state": outcome.state}
         row |= {"reasons": {"filtered": records.filtered, "quarantined": records.quarantined}}
         row |= {"duplicates": records.duplicates, "unhashed": records.unhashed}
+        row |= {"sample": outcome.manifest.encoding.sample, "budget": budget_json(outcome)}
         row |= {"index_hash": outcome.manifest.index_hash, "peak_bytes": outcome.peak}
     return found
 
@@ -110,7 +111,8 @@ def _sentences(outcome: Outcome) -> list[str]:
     ):
         if reasons:
             said.append(f"  {what}: {', '.join(f'{n} {reason}' for reason, n in reasons.items())}")
-    said += [f"  {note}" for note in (*_notes(manifest, outcome), *outcome.notes)]
+    notes = (*_notes(manifest, outcome), *said_of_budget(outcome), *outcome.notes)
+    said += [f"  {note}" for note in notes]
     return said
 
 
@@ -125,7 +127,7 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
         notes.append(f"{totals.samples:,} rows of {records.written:,} records")
     if kind_of(manifest.encoding).has_template and manifest.tokenizer.chat_template_hash is None:
         notes.append(NO_TEMPLATE)
-    notes += _sampled(manifest)
+    notes += said_of_sample(manifest)
     notes += _filtered(records)
     notes += _duplicates(records)
     notes += _unread(records)
@@ -150,14 +152,6 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
         rule = manifest.encoding.special_tokens_in_text
         notes.append(f"{totals.specials} records hold the text of a special token; rule: {rule}")
     return notes
-
-
-def _sampled(manifest: Manifest) -> Iterator[str]:
-    """What the stream takes of its source, and what that came to."""
-    if share := manifest.encoding.sample:
-        records = manifest.records
-        asked, came = float(100 * Fraction(share)), records.sampled / max(records.read, 1)
-        yield f"sample: {asked:g}%: {records.sampled:,} of {records.read:,} records ({came:.3%}) are in it, by what they say"
 
 
 def _too_long(records: Records) -> Iterator[str]:

@@ -16,15 +16,16 @@ from typing import Any, BinaryIO, cast
 import xxhash
 
 from mdsmix.sources.base import Block
-from mdsmix.sources.plan import plan
+from mdsmix.sources.plan import plan, size_of
 from mdsmix.sources.registry import format_of
-from mdsmix.sources.units import SourceFile, Span, Unit
+from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Span, Unit
 from mdsmix.storage import together
 
 MOST = 32
 "Splits that are looked at."
 BYTES = 128 << 10
 "Of each so many uncompressed bytes are decoded, or one record."
+LEAST_WINDOW = 1 << 20
 AT_ONCE = 4
 "Splits that are read together, 8 MB each: the first block is read whole."
 
@@ -43,7 +44,8 @@ def chosen(files: Iterable[SourceFile], **read: Any) -> list[Unit]:
     """The splits that are looked at, of few files one or more each. `read`: the fields, as `plan` takes them."""
     filled = [file for file in files if file.stat.size]
     some = sorted(filled, key=lambda file: _draw(file, 0))[:MOST]
-    units = [unit for file in some for unit in plan([file], **read)]
+    window = _window(size_of(some))
+    units = [unit for file in some for unit in plan([file], window, **read)]
     return sorted(units, key=lambda unit: _draw(unit.files[0], unit.start))[:MOST]
 
 
@@ -51,6 +53,11 @@ def glimpses(units: Sequence[Unit]) -> Iterator[Glimpse]:
     """What stands at the beginning of each; a split without an item gives none."""
     for begin in range(0, len(units), AT_ONCE):
         yield from filter(None, together(_glimpse, units[begin : begin + AT_ONCE]))
+
+
+def _window(size: int) -> int:
+    """How long splits are, so that there are enough of them: a power of two, which a source that grows a little does not change."""
+    return min(WINDOW_BYTES, max(LEAST_WINDOW, 1 << max(1, size // MOST).bit_length() - 1))
 
 
 def _draw(file: SourceFile, start: int) -> tuple[int, int, int]:

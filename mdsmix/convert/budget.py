@@ -1,0 +1,104 @@
+"""How much of its source a stream takes for its share of a budget: a look tells about how many tokens there are, a step that is
+large enough is taken, so that what a record says decides and not how exact the look was.
+
+Steps are those of resistors, twelve a decade: 1%, 1.2%, 1.5%, ... 8.2%, 10%. A source that grows a little takes the same step as
+before, so nothing of it is done again, and a larger budget takes the same or a larger one, which only adds records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from mdsmix.convert.job import Job
+from mdsmix.convert.looking import Look, look_at
+from mdsmix.errors import RecipeError
+from mdsmix.recipe import Recipe, StreamSpec, share_of
+from mdsmix.recipe.mix_rules import budget_of
+from mdsmix.recipe.sampling import BY_BUDGET, tokens_wanted
+from mdsmix.shards.manifest import Manifest
+from mdsmix.sources import SourceFile
+from mdsmix.words import plural
+
+STEPS = (10, 12, 15, 18, 22, 27, 33, 39, 47, 56, 68, 82, 100)
+MARGIN = 0.1
+"More than the look says, at least: what is looked at are the beginnings of splits, and a few of them."
+DEVIATIONS = 2
+"Of the look, and of the lengths of the records that happen to be in the sample, by which the margin is larger."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a stream is to hold for its share of a budget, and what was taken for it."""
+
+    tokens: int
+    budget: str
+    look: Look
+    "Of all of its source, on both sides of a holdout."
+    margin: float
+    "By how much more than `tokens` the sample is to hold: 0.1 for a tenth."
+    share: Fraction
+    "Of the records that is taken; 1: all of them."
+
+    @property
+    def said(self) -> str:
+        """What is taken and why, all of it estimated but the share."""
+        taken = "all records are taken"
+        if self.share < 1:
+            taken = f"{float(100 * self.share):g}% of the records are taken, with a margin of {self.margin:.0%}"
+        return (
+            f"its share of {self.budget} is {self.tokens:,}; estimated from {plural(self.look.places, 'place')} of its source, all of "
+            f"it holds about {self.look.tokens:,.0f}, so {taken}"
+        )
+
+    def missing(self, manifest: Manifest) -> int:
+        """Tokens that the converted stream lacks."""
+        return max(0, self.tokens - manifest.totals.seen_tokens)
+
+    def next_share(self, manifest: Manifest) -> Fraction:
+        """What would have been enough."""
+        came = max(1, manifest.totals.seen_tokens)
+        return min(Fraction(1), step_above(float(self.share) * 1.02 * self.tokens / came))
+
+
+def sampled(recipe: Recipe, stream: StreamSpec, job: Job, files: Sequence[SourceFile]) -> Job:
+    """The job of a stream, with the sample that its share of the budget wants, where that is what it takes.
+
+    Under a limit all of the first records are taken: of few of them a small share is none.
+    """
+    if stream.sample != BY_BUDGET or job.limit:
+        return job
+    look = look_at(job, files)
+    if look is None:
+        raise RecipeError(
+            f"stream {stream.name}: not one token came of the records that were looked at, so nothing tells how much of the source its "
+            "share of the budget is: look at some with --limit 100, or write sample: 5%."
+        )
+    wanted = _wanted(recipe, stream, look)
+    share = None if wanted.share == 1 else str(wanted.share)
+    job = replace(job, encoding=replace(job.encoding, sample=share))
+    return job if stream.held_out_of else replace(job, wanted=wanted)
+
+
+def _wanted(recipe: Recipe, stream: StreamSpec, look: Look) -> Wanted:
+    tokens = tokens_wanted(recipe, stream)
+    trained = 1 - (0.0 if stream.holdout is None else float(share_of(stream.holdout)))
+    part = float(tokens) / (look.tokens * trained)
+    taken = max(1.0, look.records * trained * part)
+    margin = MARGIN + DEVIATIONS * (look.error + math.sqrt((1 + look.spread**2) / taken))
+    return Wanted(
+        tokens=math.ceil(tokens),
+        budget=str(budget_of(recipe)),
+        look=look,
+        margin=margin,
+        share=min(Fraction(1), step_above(part * (1 + margin))),
+    )
+
+
+def step_above(share: float) -> Fraction:
+    """The smallest step that is not below a share above 0."""
+    decade = math.floor(math.log10(share)) - 1
+    steps = (step * Fraction(10) ** place for place in (decade - 1, decade) for step in STEPS)
+    return next(step for step in steps if step >= Fraction(share))

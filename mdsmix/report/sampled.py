@@ -1,0 +1,69 @@
+"""What a summary says of a stream that is a part of its source: how large a part, and whether it is what its share of a budget
+wants. Of what was expected what is not so is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+from mdsmix.convert.outcome import Outcome
+from mdsmix.shards.manifest import Manifest
+
+FAR = 0.05
+"A mean that differs by more from what was expected is told."
+
+
+def said_of_sample(manifest: Manifest) -> Iterator[str]:
+    """What the stream takes of its source, and what that came to."""
+    if share := manifest.encoding.sample:
+        records = manifest.records
+        part = records.sampled / max(records.read, 1)
+        yield f"sample: {_percent(Fraction(share))}: {records.sampled:,} of {records.read:,} records ({part:.3%}) are in it, by what they say"
+
+
+def said_of_budget(outcome: Outcome) -> Iterator[str]:
+    """What was wanted of the stream, what came, and how the tokens of a record compare with what was expected."""
+    wanted, manifest = outcome.wanted, outcome.manifest
+    came = manifest.totals.seen_tokens
+    if wanted and not (missing := wanted.missing(manifest)):
+        yield f"budget: {wanted.said}: {came:,} came"
+    elif wanted:
+        ways = (
+            f"write sample: {_percent(wanted.next_share(manifest))} under this stream, which adds to what is there"
+            if wanted.share < 1
+            else "there is no more of it: the mix repeats it up to max_repeat times, or give it a smaller share"
+        )
+        yield (
+            f"WARNING: budget: {wanted.said}: {came:,} came, {missing:,} ({missing / wanted.tokens:.1%}) too few for its share; {ways}"
+        )
+    mean = _mean(manifest)
+    if (said := outcome.expected_mean) and mean and abs(mean / said - 1) > FAR:
+        yield (
+            f"a record holds {mean:,.1f} tokens on average, {mean / said - 1:+.1%} of the expected_mean_tokens of {said:,g}: "
+            "another tokenizer, other records, or others among them"
+        )
+
+
+def budget_json(outcome: Outcome) -> dict[str, Any] | None:
+    """The same for programs; None of a stream that takes no sample for a budget."""
+    wanted, manifest = outcome.wanted, outcome.manifest
+    if wanted is None:
+        return None
+    return {
+        "wanted_tokens": wanted.tokens,
+        "missing_tokens": wanted.missing(manifest),
+        "estimated_source_tokens": round(wanted.look.tokens),
+        "places_looked_at": wanted.look.places,
+        "margin": wanted.margin,
+    }
+
+
+def _mean(manifest: Manifest) -> float:
+    """Tokens of a record that was written, before anything is cut off."""
+    totals = manifest.totals
+    return (totals.tokens + totals.lost_tokens) / max(1, manifest.records.written)
+
+
+def _percent(share: Fraction) -> str:
+    return f"{float(100 * share):g}%"
