@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from mdsmix.report.lengths import bars
 from mdsmix.shapes import find_shape
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Encoding, Manifest
@@ -70,7 +71,9 @@ def _encoded(manifest: Manifest) -> Iterator[tuple[str, str]]:
         "tokens",
         f"{totals.tokens:,}, {totals.loss_tokens:,} with a loss, {totals.lost_tokens:,} in no sample",
     )
-    yield "lengths", f"{spelled(by_length(totals.lengths))}; longest {totals.longest:,}"
+    yield "longest", f"{totals.longest:,} tokens"
+    for line, bar in enumerate(bars(totals.lengths, totals.longest)):
+        yield "" if line else "lengths", bar
 
 
 def _read_from(encoding: Encoding) -> str:
@@ -81,11 +84,6 @@ def _read_from(encoding: Encoding) -> str:
     return ", ".join(
         [*said, *(f"{key} {value!r}" for key, value in encoding.shape_options.items())]
     )
-
-
-def by_length(lengths: Mapping[str, int]) -> dict[str, int]:
-    """The histogram from short to long: as text `2^10` stands before `2^5`."""
-    return dict(sorted(lengths.items(), key=lambda each: int(each[0].removeprefix("2^"))))
 
 
 def _records(manifest: Manifest) -> Iterator[tuple[str, str]]:
