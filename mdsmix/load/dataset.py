@@ -12,6 +12,8 @@ Those threads also take the lock of the cache once a sample, through the file sy
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from time import time_ns
 from typing import Any
 
@@ -22,8 +24,10 @@ from streaming.base.dataset import _ShardState
 from streaming.base.format import Reader
 
 from mdsmix.errors import MixRefused, Unreachable
+from mdsmix.load.lock import KEY, judge, lock_of
 from mdsmix.load.stream import CheckedStream, reason
 from mdsmix.load.training_rows import Row, RowRules, row_of
+from mdsmix.training.lock import LoaderLock
 
 
 class MixDataset(StreamingDataset):  # type: ignore[misc]
@@ -31,9 +35,25 @@ class MixDataset(StreamingDataset):  # type: ignore[misc]
 
     streams: list[CheckedStream]
 
-    def __init__(self, *, streams: list[CheckedStream], rules: RowRules, **settings: Any):
+    def __init__(
+        self,
+        *,
+        streams: list[CheckedStream],
+        rules: RowRules,
+        bins: int | None = None,
+        locked: Mapping[str, Any] | None = None,
+        accept_changed: bool = False,
+        **settings: Any,
+    ):
+        """
+        Args:
+            bins: packed rows that a batch of samples becomes; None without packing.
+            locked: settings that a state is locked to, beside the streams (mdsmix.training.lock).
+            accept_changed: goes on from a state of other data, and says what comes twice.
+        """
         super().__init__(streams=streams, **settings)
-        self.rules = rules
+        self.rules, self.bins = rules, bins
+        self.locked, self.accept_changed = dict(locked or {}), accept_changed
         # Shards that lay there before this run and that nobody has looked at. Torch shares it with the workers, so
         # that each is read once per rank and not once per worker.
         found = self._shard_states.numpy() == _ShardState.LOCAL
@@ -41,6 +61,38 @@ class MixDataset(StreamingDataset):  # type: ignore[misc]
         # What this process need not ask again: shards that it has looked at, and shards that it has seen unpacked.
         self._checked: set[int] = set()
         self._unpacked: set[int] = set()
+
+    @cached_property
+    def lock(self) -> LoaderLock:
+        """What the epochs are drawn from; worked out where a state is first asked for or given."""
+        return lock_of(self)
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+        """Streaming's state and the lock of the data, for rank 0.
+
+        Args:
+            num_samples: with `from_beginning`, as Composer counts them: rows that all devices were given in this epoch.
+                Else as MixLoader does: samples that were drawn since this run's start of it.
+        """
+        if from_beginning:
+            num_samples = self._drawn(num_samples)
+        state: dict[str, Any] = super().state_dict(num_samples, from_beginning)
+        # Composer counts from 0 again when an epoch has ended; Streaming would then begin that epoch once more.
+        if from_beginning and not num_samples and state["epoch"] == self.next_epoch - 1 >= 0:
+            state["epoch"] += 1
+        return state | {KEY: self.lock.to_text()}
+
+    def _drawn(self, rows: int) -> int:
+        """Samples behind the rows of whole batches; devices that share samples are counted once."""
+        rows //= self.replication or 1
+        return rows if self.bins is None else rows // self.bins * int(self.batch_size or 0)
+
+    def load_state_dict(self, obj: Mapping[str, Any]) -> None:
+        """Makes the next pass go on from a state; MixRefused where it was counted on other data."""
+        # Streaming has room for 4,096 bytes.
+        state = {key: value for key, value in obj.items() if key != KEY}
+        judge(self, obj.get(KEY), state)
+        super().load_state_dict(state)
 
     def end(self) -> None:
         """Ends the background threads of an epoch that nobody reads on, so that its folders can be used again."""

@@ -24,7 +24,8 @@ from mdsmix.load.pack import Packer, best_ratio, ratios
 from mdsmix.load.stale import drop_stale_memory
 from mdsmix.load.stream import CheckedStream, reason
 from mdsmix.load.training_rows import Row, RowRules, TokenIds
-from mdsmix.training.keys import LoaderKeys
+from mdsmix.training.keys import LoaderKeys, OwnLoaderKeys
+from mdsmix.training.lock import settings_of as lock_settings
 from mdsmix.training.read import Config
 from mdsmix.training.rules.rule import refusal
 from mdsmix.training.rules.values import SEPARATORS, separator_differs
@@ -70,6 +71,7 @@ def build_loader(
     loader: str = "train_loader",
     *,
     ids: TokenIds | None = None,
+    accept_changed: bool = False,
 ) -> MixLoader:
     """Builds one loader of a rendered YAML, a LLM-Foundry config or a mapping of the same shape.
 
@@ -78,30 +80,37 @@ def build_loader(
         batch_size: rows per batch and device.
         loader: `train_loader`, or `eval_loader.<label>`.
         ids: the tokenizer's ids; by default those of the config's `tokenizer`.
+        accept_changed: `load_state_dict` goes on from a state of other data too, and logs what comes twice and what never.
 
     Raises:
         RecipeError: the config is wrong, or asks for what a stream cannot give.
         Unreachable: a stream or its index is missing. While iterating: a shard is lost or damaged, and is named.
-        MixRefused: while iterating, a row does not fit the settings; its stream, shard and position are named.
+        MixRefused: while iterating, a row does not fit the settings; its stream, shard and position are named. In
+            `load_state_dict`, the state was counted on other data (docs/lock.md).
 
     >>> for batch in build_loader("train.yaml", batch_size=8):  # doctest: +SKIP
     ...     loss = model(batch["input_ids"], labels=batch["labels"])
     """
     settings = read_settings(config, loader)
-    return open_loader(settings, batch_size, ids or ids_of(settings))
+    return open_loader(settings, batch_size, ids or ids_of(settings), accept_changed)
 
 
-def open_loader(settings: LoaderSettings, batch_size: int, ids: TokenIds) -> MixLoader:
+def open_loader(
+    settings: LoaderSettings, batch_size: int, ids: TokenIds, accept_changed: bool = False
+) -> MixLoader:
     """The same from settings that were read: the one way to a loader, in a loop of one's own and under LLM-Foundry."""
     if batch_size < 1:
         raise RecipeError(f"batch_size is {batch_size}; a batch needs a row at least.")
     rules = rules_of(settings, ids)
     ratio = _packing_ratio(settings, rules, batch_size)
-    drawn = int(batch_size * ratio)
+    drawn, bins = int(batch_size * ratio), batch_size if ratio > 1 else None
+    own = settings.loader
+    accepts = accept_changed or (isinstance(own, OwnLoaderKeys) and own.accept_changed)
+    resuming = {"bins": bins, "accept_changed": accepts, "locked": _locked(settings, ids)}
     return MixLoader(
-        _dataset(settings, rules, drawn),
+        _dataset(settings, rules, drawn, **resuming),
         batch_size=drawn,
-        collate_fn=collate_of(settings, rules, batch_size if ratio > 1 else None),
+        collate_fn=collate_of(settings, rules, bins),
         **torch_keys(settings.loader),
     )
 
@@ -173,13 +182,20 @@ def _first_rows(settings: LoaderSettings, rules: RowRules, count: int) -> list[R
         dataset.end()
 
 
-def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int) -> MixDataset:
+def _locked(settings: LoaderSettings, ids: TokenIds) -> dict[str, Any]:
+    """What a checkpoint is locked to beside the streams. Of the tokenizer, what the loader reads of it."""
+    read = f"eos {ids.eos}, bos {ids.bos}, pad {ids.pad}, {ids.padding_side}"
+    return lock_settings(settings.section, tokens=read)
+
+
+def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int, **resuming: Any) -> MixDataset:
     # Before Streaming looks: it maps every note that it reads, and keeps it mapped.
     if runs := drop_stale_memory(map(os.path.abspath, _folders(settings))):
         log.warning("Removed the shared memory of %d dead run(s) that used these streams.", runs)
     try:
         streams = [CheckedStream(name=name, **keys) for name, keys in settings.streams.items()]
-        return MixDataset(streams=streams, rules=rules, batch_size=drawn, **settings.streaming)
+        own = {**settings.streaming, **resuming}
+        return MixDataset(streams=streams, rules=rules, batch_size=drawn, **own)
     except (ValueError, TypeError) as error:  # TypeError: a weight or a size that is text
         _refuse(settings, error)
 

@@ -1,0 +1,119 @@
+"""The lock of a loader in its `state_dict`: a resume on other data is refused, or told what it repeats.
+
+Streaming's state is a number of samples. It is right for the data that it was counted on alone, so what that data was
+travels beside it, as one string: a checkpoint in shards (torch.distributed.checkpoint) is read into a state of the same
+keys. Nothing is worked out before a state is asked for or given: a sample costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from streaming.base.world import World
+
+from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.load.resuming import repeats
+from mdsmix.training.lock import (
+    LoaderLock,
+    LockedStream,
+    differences,
+    parse_loader_lock,
+    shard_word,
+)
+
+if TYPE_CHECKING:
+    from mdsmix.load.dataset import MixDataset
+
+log = logging.getLogger(__name__)
+KEY = "mdsmix_lock"
+"Of a state: the lock as text."
+WHERE = "the lock in the checkpoint"
+ACCEPT = "accept_changed: true (train_loader of name: mdsmix; build_loader(..., accept_changed=True)) goes on all the same, and says what comes twice"
+
+
+def lock_of(dataset: MixDataset) -> LoaderLock:
+    """What the dataset is drawn from."""
+    ranks = World.detect().num_ranks // (dataset.replication or 1)
+    return LoaderLock(
+        streams=_streams(dataset),
+        settings={**dataset.locked, "batch": (dataset.batch_size or 0) * ranks},
+    )
+
+
+def _streams(dataset: MixDataset) -> list[LockedStream]:
+    words = [_word(shard) for shard in dataset.shards]
+    begins, counts = dataset.shard_offset_per_stream, dataset.shards_per_stream
+    return [
+        LockedStream(
+            name=stream.name,
+            drawn=int(stream.choose),
+            shards=" ".join(words[begin : begin + count]),
+        )
+        for stream, begin, count in zip(dataset.streams, begins, counts, strict=True)
+    ]
+
+
+def _word(shard: Any) -> str:
+    raw, zipped = shard.file_pairs[0]
+    hashes = raw.hashes or (zipped.hashes if zipped else {})
+    return shard_word(len(shard), raw.basename, raw.bytes, hashes)
+
+
+def judge(dataset: MixDataset, text: str | None, state: Mapping[str, Any]) -> None:
+    """Holds a state's lock against the dataset that is to go on from it.
+
+    Args:
+        text: the lock; None where the state holds none.
+        state: Streaming's part of it.
+
+    Raises:
+        MixRefused: the data is not what the state was counted on, and `accept_changed` is not set.
+    """
+    if text is None:
+        log.warning(
+            "The checkpoint holds no lock of its data, as one of another loader or an older mdsmix: whether its samples are "
+            "those of this run is not known."
+        )
+        return
+    now = dataset.lock
+    try:
+        was = as_run(parse_loader_lock(text, WHERE), now, state)
+    except RecipeError as error:
+        if not dataset.accept_changed:
+            raise RecipeError(f"{str(error).rstrip('.')}; {ACCEPT}.") from None
+        log.warning("%s What comes twice and what never cannot be said.", error)
+        return
+    if found := differences(was, now):
+        told = "; ".join(difference.sentence for difference in found)
+        if not dataset.accept_changed:
+            raise MixRefused(
+                f"The checkpoint was written on other data: {told}. Resumed on this data, samples would come twice and "
+                f"others never. Fix: go on with the data and the settings of the checkpoint (publish: versioned keeps both); {ACCEPT}."
+            )
+        if World.detect().is_local_leader:
+            log.warning(
+                "accept_changed: the checkpoint was written on other data: %s. %s",
+                told,
+                _counted(was, now, state),
+            )
+
+
+def as_run(was: LoaderLock, now: LoaderLock, state: Mapping[str, Any]) -> LoaderLock:
+    """The lock with what Streaming found out at the start, where this run says something of it too."""
+    nodes = state.get("num_canonical_nodes")
+    if now.settings.get("num_canonical_nodes") is None:
+        nodes = None
+    return LoaderLock(streams=was.streams, settings={**was.settings, "num_canonical_nodes": nodes})
+
+
+def _counted(was: LoaderLock, now: LoaderLock, state: Mapping[str, Any]) -> str:
+    found = repeats(was, now, state)
+    if found is None:
+        return (
+            "The epoch is too large to be laid out for a count of what comes twice and what never."
+        )
+    if not found:
+        return "In what is left of the epoch no sample comes a second time, and none is left out."
+    return f"In what is left of the epoch come {'; '.join(map(str, found))}."

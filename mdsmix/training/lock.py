@@ -1,0 +1,227 @@
+"""mix.lock: what a run's data was when it was planned, and what decides the order in which it is drawn.
+
+A checkpoint says how many samples of an epoch are behind, and nothing of which: resumed on data that was published anew, it
+repeats samples and leaves others out without a word. So the data is written down twice in one form, as a file beside the
+training YAML and in a checkpoint, by the shards that the streams hold (their hashes, in order) and by every setting that
+decides which samples a batch holds. What only the model or the optimiser reads is not in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+import orjson
+import xxhash
+
+from mdsmix import typed
+from mdsmix.errors import RecipeError
+from mdsmix.training.keys import COUNT_UNITS, in_units
+from mdsmix.training.sections import LoaderSection
+from mdsmix.words import plural, spelled
+
+VERSION = 1
+SUFFIX = ".mix.lock"
+"Behind the whole name of the YAML, so that several in one folder have a lock each."
+WORD = re.compile(r"([0-9a-f]{12})\*(\d{1,10})")
+ORDER: dict[str, Any] = {
+    "batching_method": "random",
+    "epoch_size": None,
+    "num_canonical_nodes": None,
+    "partition_algo": "relaxed",
+    "replication": None,
+    "sampling_granularity": 1,
+    "sampling_method": "balanced",
+    "shuffle": False,
+    "shuffle_algo": "py1e",
+    "shuffle_block_size": None,
+    "shuffle_seed": 9176,
+}
+"Keys of `dataset` that decide the order of samples, with Streaming's defaults."
+CONTENT: dict[str, Any] = {
+    "bos_token_id": None,
+    "decoder_only_format": True,
+    "eos_token_id": None,
+    "max_leftover_bins_to_keep": None,
+    "max_seq_len": None,
+    "packing_ratio": None,
+    "token_encoding_type": "int64",
+}
+"Those that decide what becomes of a sample, target policies aside, with LLM-Foundry's defaults."
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockedStream:
+    """One stream as it was published."""
+
+    name: str
+    drawn: int
+    "Samples an epoch, by its weight."
+    shards: str
+    "Every shard in order, `<12 digits of its hash>*<samples>`: 18 bytes each, 2 % of index.json."
+    index: str | None = None
+    "xxh128 of index.json; in a checkpoint the shards say enough."
+    manifest: str | None = None
+    "xxh128 of the manifest."
+
+    @cached_property
+    def contents(self) -> list[tuple[str, int]]:
+        """Hash and samples of each shard."""
+        words = (WORD.fullmatch(word) for word in self.shards.split())
+        return [(word[1], int(word[2])) for word in words if word]
+
+    @property
+    def samples(self) -> int:
+        return sum(samples for _, samples in self.contents)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderLock:
+    """One loader's streams, in its order, and its settings."""
+
+    streams: list[LockedStream]
+    settings: dict[str, Any] = field(default_factory=dict)
+    version: int = VERSION
+
+    def to_text(self) -> str:
+        """One line of JSON, as it stands in a checkpoint."""
+        return orjson.dumps(_tree(self), option=orjson.OPT_SORT_KEYS).decode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    """All of mix.lock."""
+
+    loaders: dict[str, LoaderLock]
+    "By the words of messages: train_loader, or eval_loader heldout."
+    version: int = VERSION
+
+    def to_bytes(self) -> bytes:
+        return orjson.dumps(_tree(self), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n"
+
+
+def _tree(lock: Lock | LoaderLock) -> dict[str, Any]:
+    tree = asdict(lock)
+    for loader in tree["loaders"].values() if isinstance(lock, Lock) else [tree]:
+        loader["streams"] = [
+            {k: v for k, v in s.items() if v is not None} for s in loader["streams"]
+        ]
+        if loader is not tree:
+            del loader["version"]
+    return tree
+
+
+def shard_word(samples: int, name: str, size: int, hashes: Mapping[str, str]) -> str:
+    """A shard in a lock: known by its content where the index holds a hash of it, else by its name and size."""
+    content: object = sorted(hashes.items())[:1] or [name, size]
+    return f"{xxhash.xxh128_hexdigest(orjson.dumps(content))[:12]}*{samples}"
+
+
+def settings_of(section: LoaderSection, **more: Any) -> dict[str, Any]:
+    """The settings of a loader that a lock holds, each by its value where it is left out; `more` where it is known."""
+    known = ORDER | CONTENT
+    given = {
+        k: default if (v := section.dataset.get(k)) is None else v for k, default in known.items()
+    }
+    prompts, responses = section.targets
+    given |= {"target_prompts": prompts, "target_responses": responses}
+    given["epoch_size"] = in_units(given["epoch_size"] or 0, COUNT_UNITS) or None
+    for key in ("packing_ratio", "replication"):
+        given[key] = None if given[key] == 1 else given[key]
+    return given | {key: value for key, value in more.items() if value is not None}
+
+
+AnyLock = TypeVar("AnyLock", Lock, LoaderLock)
+
+
+def parse_loader_lock(text: str, where: str) -> LoaderLock:
+    """The lock in a checkpoint; RecipeError where it is none, or of a newer version."""
+    return _parsed(LoaderLock, text.encode(), where, "")
+
+
+def parse_lock(content: bytes, where: str) -> Lock:
+    """The file's; RecipeError where it is none, or of a newer version."""
+    return _parsed(
+        Lock, content, where, "; render the YAML again, which locks what is published now"
+    )
+
+
+def _parsed(cls: type[AnyLock], content: bytes, where: str, fix: str) -> AnyLock:
+    try:
+        tree = orjson.loads(content)
+        version = tree.get("version") if isinstance(tree, Mapping) else None
+        if isinstance(version, int) and version > VERSION:
+            raise RecipeError(
+                f"{where} is a lock of version {version}, and this mdsmix reads version {VERSION}; use the mdsmix that wrote it{fix}."
+            )
+        lock = typed.read(cls, tree)
+        for stream in _streams(lock):
+            if not all(map(WORD.fullmatch, stream.shards.split())) or stream.drawn < 0:
+                raise typed.Misfit(
+                    f"what it says of the shards of {stream.name} is no list of them"
+                )
+        return lock
+    except (orjson.JSONDecodeError, typed.Misfit) as error:
+        raise RecipeError(f"{where} is no lock of a mix: {str(error).rstrip('.')}{fix}.") from None
+
+
+def _streams(lock: Lock | LoaderLock) -> Iterator[LockedStream]:
+    for loader in lock.loaders.values() if isinstance(lock, Lock) else [lock]:
+        yield from loader.streams
+
+
+class Difference(NamedTuple):
+    """One thing in which data is not what was locked."""
+
+    sentence: str
+    streams: Sequence[str] = ()
+
+
+def differences(was: LoaderLock, now: LoaderLock) -> list[Difference]:
+    """What decides which samples come, and when, and is not as it was; settings that only one side knows are not compared."""
+    return [*_of_streams(was.streams, now.streams), *_of_settings(was.settings, now.settings)]
+
+
+def _of_settings(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+    for key in sorted(was.keys() & now.keys()):
+        if was[key] != now[key]:
+            yield Difference(f"{key} was {spelled(was[key])} and is {spelled(now[key])}")
+
+
+def _of_streams(was: Iterable[LockedStream], now: Iterable[LockedStream]) -> Iterator[Difference]:
+    old, new = ({stream.name: stream for stream in streams} for streams in (was, now))
+    for name in old:
+        if name in new:
+            yield from (Difference(s, [name]) for s in _changes(old[name], new[name]))
+        else:
+            drawn = plural(old[name].drawn, "sample")
+            yield Difference(
+                f"{name} is not in the mix any more, of which an epoch drew {drawn}", [name]
+            )
+    for name in new.keys() - old.keys():
+        drawn = plural(new[name].drawn, "sample")
+        yield Difference(f"{name} is new in the mix, and an epoch draws {drawn} of it", [name])
+    if list(old) != list(new) and old.keys() == new.keys():
+        yield Difference(f"the streams stand in another order: {', '.join(new)}", list(new))
+
+
+def _changes(was: LockedStream, now: LockedStream) -> Iterator[str]:
+    if was.contents != now.contents:
+        yield f"{was.name} was published anew: {_of_contents(was, now)}"
+    if was.drawn != now.drawn:
+        yield f"{was.name} was to give {plural(was.drawn, 'sample')} an epoch and gives {now.drawn:,}"
+
+
+def _of_contents(was: LockedStream, now: LockedStream) -> str:
+    kept = Counter(was.contents) & Counter(now.contents)
+    samples = sum(count * shard[1] for shard, count in kept.items())
+    if samples == was.samples == now.samples:
+        return f"the same {plural(samples, 'sample')} in another order of its shards"
+    return (
+        f"of {plural(was.samples, 'sample')} {was.samples - samples:,} are gone with their shards, and {now.samples - samples:,} of "
+        f"{now.samples:,} are in shards that were not there"
+    )

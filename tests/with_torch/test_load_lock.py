@@ -1,0 +1,307 @@
+"""A state goes on with the data that it was counted on; on other data it is refused, or what comes twice is counted rightly."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from streaming import StreamingDataLoader, StreamingDataset
+
+from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.load import MixLoader, build_loader
+from mdsmix.load.lock import KEY
+from mdsmix.shards.index import read_index
+from mdsmix.shards.sample import read_head
+from mdsmix.storage import locate
+from tests.with_torch.load_streams import IDS, config, write_stream
+
+BATCH, STEPS = 8, 9
+PLAIN: dict[str, Any] = {
+    "shuffle": True,
+    "shuffle_block_size": 50,
+    "drop_last": False,
+    "num_workers": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def _release_loaders() -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+def publish(folder: Path, rows: range | list[int], **settings: Any) -> dict[str, Any]:
+    """A stream of eight tokens a row, the first of which tells rows apart; shards of 12 rows or so. What was there is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    samples = [{"tokens": np.full(8, row, np.int32)} for row in rows]
+    how = {"shard_bytes": 640, "hashes": ("xxh64",)} | settings
+    write_stream(folder, {"tokens": "ndarray:int32:8"}, samples, **how)
+    return {"local": str(folder)}
+
+
+def opened(mixed: dict[str, Any], batch: int = BATCH, **settings: Any) -> MixLoader:
+    accept = settings.pop("accept_changed", False)
+    section = config(mixed, "mdsmix", **(PLAIN | settings))
+    return build_loader(section, batch, ids=IDS, accept_changed=accept)
+
+
+def rows(batches: Any) -> Counter[int]:
+    return Counter(row for batch in batches for row in batch["input_ids"][:, 0].tolist())
+
+
+def stopped(mixed: dict[str, Any], **settings: Any) -> tuple[Counter[int], dict[str, Any]]:
+    """What a run has seen when it stops, and its state as a checkpoint keeps it."""
+    loader = opened(mixed, **settings)
+    seen = rows(islice(loader, STEPS))
+    return seen, json.loads(json.dumps(loader.state_dict()))
+
+
+def test_a_checkpoint_on_republished_data_repeats_rows_with_streaming_and_is_refused_here(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The case of 4,000 rows: 274 of them twice and 274 never, without a word."""
+    web, before = tmp_path / "web", list(range(4000))
+    seen, state = set[int](), {}
+    shuffled = {"shuffle": True, "batch_size": 8, "shuffle_seed": 9176}
+    publish(web, before, shard_bytes=4000)
+    bare = StreamingDataLoader(StreamingDataset(local=str(web), **shuffled), batch_size=8)
+    for batch in islice(bare, 40):
+        seen |= set(batch["tokens"][:, 0].tolist())
+    state = bare.state_dict()
+    ours = opened({"web": {"local": str(web)}}, shuffle_block_size=None)
+    assert rows(islice(ours, 40)).keys() == seen
+    locked = ours.state_dict()
+    del bare, ours
+    gc.collect()
+
+    publish(web, [*before[:1000], 4000, *before[1000:]], shard_bytes=4000)
+    bare = StreamingDataLoader(StreamingDataset(local=str(web), **shuffled), batch_size=8)
+    bare.load_state_dict(state)
+    after = {row for batch in bare for row in batch["tokens"][:, 0].tolist()}
+    twice, never = len(seen & after), len(set(range(4001)) - seen - after)
+    assert twice > 200
+    assert never == twice
+    del bare
+    gc.collect()
+
+    mixed = {"web": {"local": str(web)}}
+    with pytest.raises(
+        MixRefused, match=r"web was published anew: of 4,000 samples 3,\d+ are gone"
+    ) as told:
+        opened(mixed, shuffle_block_size=None).load_state_dict(locked)
+    assert "accept_changed: true" in str(told.value)
+    gc.collect()
+    resumed = opened(mixed, shuffle_block_size=None, accept_changed=True)
+    resumed.load_state_dict(locked)
+    assert "accept_changed: the checkpoint was written on other data: web was" in caplog.text
+    assert set(rows(resumed)) == after, "it goes on as Streaming does"
+
+
+def test_the_same_data_goes_on_where_it_was(tmp_path: Path) -> None:
+    mixed = {
+        "a": publish(tmp_path / "a", range(10, 110)),
+        "b": publish(tmp_path / "b", range(200, 240)) | {"repeat": 2},
+    }
+    seen, state = stopped(mixed)
+    again = {
+        name: section | {"local": f"{section['local']}-moved"} for name, section in mixed.items()
+    }
+    for name in mixed:
+        Path(mixed[name]["local"]).rename(again[name]["local"])
+    resumed = opened(again | {"b": again["b"] | {"repeat": 2.0}}, shuffle_seed=9176)
+    resumed.load_state_dict(state)
+    whole = Counter(range(10, 110)) + Counter(dict.fromkeys(range(200, 240), 2))
+    assert seen + rows(resumed) == whole
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "a row more": (
+        {"a": [*range(10, 60), 150, *range(60, 110)]},
+        "a was published anew: of 100 samples",
+    ),
+    "a row at the end": ({"a": range(10, 111)}, "a was published anew"),
+    "shards in another order": (
+        {"a": [*range(22, 34), *range(10, 22), *range(34, 110)]},
+        "a was published anew",
+    ),
+    "a weight": ({"repeat": 2}, "b was to give 40 samples an epoch and gives 80"),
+    "a seed": ({"shuffle_seed": 5}, "shuffle_seed was 9176 and is 5"),
+    "a block": ({"shuffle_block_size": 20}, "shuffle_block_size was 50 and is 20"),
+    "an order": ({"shuffle": False}, "shuffle was true and is false"),
+    "a batch": ({"batch": 4}, "batch was 8 and is 4"),
+    "canonical nodes": ({"num_canonical_nodes": 2}, "num_canonical_nodes was 1 and is 2"),
+    "a length": ({"max_seq_len": 6}, "max_seq_len was 8 and is 6"),
+    "targets": ({"target_responses": "all"}, "target_responses was last and is all"),
+    "packing": ({"packing_ratio": 2}, "packing_ratio was null and is 2"),
+    "a stream less": (
+        {"without": "b"},
+        "b is not in the mix any more, of which an epoch drew 40 samples",
+    ),
+    "a stream more": ({"with": "c"}, "c is new in the mix, and an epoch draws 30 samples of it"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changed_is_told_and_what_comes_twice_is_counted(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change, sentence = dict(CHANGES[name][0]), CHANGES[name][1]
+    mixed = {
+        "a": publish(tmp_path / "a", range(10, 110)),
+        "b": publish(tmp_path / "b", range(200, 240)),
+    }
+    seen, state = stopped(mixed)
+    shards = by_shard(tmp_path / "a")
+    if "a" in change:
+        publish(tmp_path / "a", change.pop("a"))
+    if change.pop("with", None):
+        mixed["c"] = publish(tmp_path / "c", range(300, 330))
+    mixed.pop(change.pop("without", ""), None)
+    if repeat := change.pop("repeat", None):
+        mixed["b"] |= {"repeat": repeat}
+    with pytest.raises(MixRefused, match=sentence):
+        opened(mixed, **change).load_state_dict(state)
+    gc.collect()
+
+    resumed = opened(mixed, **change, accept_changed=True)
+    with caplog.at_level(logging.WARNING):
+        resumed.load_state_dict(state)
+    assert sentence in caplog.text
+    if name == "packing":
+        return  # rows that wait in bins when the epoch ends are not delivered
+    rest = rows(resumed)
+    del resumed
+    gc.collect()
+    planned = rows(opened(mixed, **change | {"drop_last": False}))
+    known = {
+        row for row in planned if row in unmoved(shards, by_shard(tmp_path / "a")) or row >= 200
+    }
+    expected = []
+    for stream, span in {"a": range(10, 200), "b": range(200, 300), "c": range(300, 400)}.items():
+        own = known & set(span)
+        twice = sum(min(rest[r], max(0, seen[r] + rest[r] - planned[r])) for r in own)
+        never = sum(max(0, planned[r] - seen[r] - rest[r]) for r in own)
+        if (twice or never) and stream in mixed:
+            expected.append(
+                f"of {stream} {twice} sample{'' if twice == 1 else 's'} a second time and {never} not at all"
+            )
+    if "anew" in sentence and len(known) < len(planned):
+        replacing = sum(n for row, n in rest.items() if row not in known)
+        replaced = sum(n for row, n in seen.items() if row < 200 and row not in known)
+        assert (
+            f"{replacing} out of shards that replace others, of which {replaced} had been seen"
+            in caplog.text
+        )
+    assert expected or "no sample comes a second time" in caplog.text
+    for words in expected:
+        assert words in caplog.text
+
+
+def by_shard(folder: Path) -> dict[str, list[int]]:
+    """Hash of a shard -> the rows in it."""
+    place = locate(str(folder))
+    return {
+        shard.raw_data.hashes["xxh64"]: [
+            int(s["tokens"][0]) for s in read_head(place, shard, shard.samples)
+        ]
+        for shard in read_index(place).shards
+    }
+
+
+def unmoved(before: dict[str, list[int]], now: dict[str, list[int]]) -> set[int]:
+    """Rows in shards that were there before."""
+    return {row for shard, held in now.items() if shard in before for row in held}
+
+
+def test_a_shard_without_hashes_is_known_by_its_name_and_size(tmp_path: Path) -> None:
+    mixed = {"a": publish(tmp_path / "a", range(10, 110), hashes=())}
+    _, state = stopped(mixed)
+    publish(tmp_path / "a", range(10, 111), hashes=())
+    with pytest.raises(MixRefused, match="a was published anew"):
+        opened(mixed).load_state_dict(state)
+
+
+def test_a_state_without_a_lock_goes_on_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mixed = {"a": publish(tmp_path / "a", range(10, 110))}
+    seen, state = stopped(mixed)
+    del state[KEY]
+    resumed = opened(mixed)
+    resumed.load_state_dict(state)
+    assert "holds no lock of its data" in caplog.text
+    assert seen + rows(resumed) == Counter(range(10, 110))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('{"version": 2}', "is a lock of version 2, and this mdsmix reads version 1"),
+        ("{", "is no lock of a mix: it is no JSON|is no lock of a mix: "),
+        (
+            '{"version": 1, "streams": [{"name": "a", "drawn": 1, "shards": "x"}]}',
+            "shards of a is no list",
+        ),
+        ("[]", "is no lock of a mix"),
+        ('{"version": "1", "streams": []}', "version is '1'"),
+    ],
+)
+def test_a_lock_that_cannot_be_read_is_one_sentence(
+    text: str, sentence: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mixed = {"a": publish(tmp_path / "a", range(10, 110))}
+    _, state = stopped(mixed)
+    state[KEY] = text
+    with pytest.raises(RecipeError, match=sentence) as told:
+        opened(mixed).load_state_dict(state)
+    assert "the lock in the checkpoint" in str(told.value)
+    gc.collect()
+    opened(mixed, accept_changed=True).load_state_dict(state)
+    assert "cannot be said" in caplog.text
+
+
+def test_more_shards_than_a_state_of_streaming_has_room_for(tmp_path: Path) -> None:
+    mixed = {"a": publish(tmp_path / "a", range(10, 1010), shard_bytes=330)}
+    seen, state = stopped(mixed)
+    assert len(state[KEY]) > 4096
+    resumed = opened(mixed)
+    resumed.load_state_dict(state)
+    assert seen + rows(resumed) == Counter(range(10, 1010))
+
+
+def test_counting_as_composer_does_gives_the_same_state(tmp_path: Path) -> None:
+    mixed = {"a": publish(tmp_path / "a", range(10, 110))}
+    for settings in ({}, {"packing_ratio": 1.5, "max_seq_len": 16}):
+        loader = opened(mixed, **settings)
+        trained = sum(len(batch["input_ids"]) for batch in islice(loader, STEPS - 3))
+        assert loader.dataset.state_dict(trained, True) == loader.state_dict()
+        del loader
+        gc.collect()
+
+
+def test_an_epoch_that_composer_has_ended_is_not_begun_again(tmp_path: Path) -> None:
+    mixed = {"a": publish(tmp_path / "a", range(10, 110))}
+    loader = opened(mixed)
+    assert loader.dataset.state_dict(0, True)["epoch"] == -1, "nothing was read"
+    first, second = ([batch["input_ids"][0, 0].item() for batch in loader] for _ in range(2))
+    assert first != second
+    del loader
+    gc.collect()
+    loader = opened(mixed)
+    assert [batch["input_ids"][0, 0].item() for batch in loader] == first
+    state = loader.dataset.state_dict(0, True)
+    del loader
+    gc.collect()
+    resumed = opened(mixed)
+    resumed.load_state_dict(state)
+    assert resumed.dataset.state_dict(0, True) == state, "saved again before a row is read"
+    assert [batch["input_ids"][0, 0].item() for batch in resumed] == second
