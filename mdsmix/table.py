@@ -73,11 +73,16 @@ def shown(column: Column, value: Any) -> str:
 
 
 def as_json(table: Table) -> dict[str, Any]:
-    """The table for programs: a mapping a row."""
+    """The table for programs: a mapping a row, an estimate as a plain number."""
     keys = [column.key or column.heading for column in table.columns]
-    found: dict[str, Any] = {"rows": [dict(zip(keys, row, strict=True)) for row in table.rows]}
+
+    def named(row: Row) -> dict[str, Any]:
+        plain = [float(value) if isinstance(value, Estimate) else value for value in row]
+        return dict(zip(keys, plain, strict=True))
+
+    found: dict[str, Any] = {"rows": [named(row) for row in table.rows]}
     if table.total:
-        found["total"] = dict(zip(keys, table.total, strict=True))
+        found["total"] = named(table.total)
     return found | ({"notes": list(table.notes)} if table.notes else {})
 
 

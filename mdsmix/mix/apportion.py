@@ -52,6 +52,8 @@ class Part:
     "Its standard deviation from epoch to epoch, at most."
     is_exact: bool
     "What a sample holds was counted; else the first samples of the stream say it."
+    weight: Mapping[str, int | float]
+    "As the recipe gives it: its share, where it has one, and the budget."
 
     @property
     def passes(self) -> float:
@@ -69,6 +71,8 @@ class Apportioned:
     is_absolute: bool
     is_fixed: bool
     "Each epoch draws the same samples of a partial pass."
+    granularity: int
+    "Samples that are drawn at a time from one shard."
     parts: tuple[Part, ...]
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from mdsmix.mix.findings import CHECKS, Finding
-from mdsmix.mix.shares import shares_json
+from mdsmix.mix.shares_table import shares_json
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.weights import shares_of
 from mdsmix.shards.verify import verify

@@ -78,6 +78,20 @@ def per_sample(stream: Stream, loader: Loader) -> PerSample | None:
     return PerSample(sum(lengths) / len(lengths), False) if lengths else None
 
 
+def added_eos(stream: Stream, loader: Loader) -> float:
+    """EOS tokens of a mean sample that no stream holds: the finetuning loader adds one to a last answer that has none.
+
+    Whether answers have one follows from the template, or from the tokenizer, so the first samples tell. A row that is full gets none.
+    """
+    manifest = stream.trusted_manifest
+    if loader.is_text or manifest is None or not kind_of(manifest.encoding).has_targets:
+        return 0.0
+    found = [s.ids for s in token_samples(stream, loader)]
+    without = sum(bool(len(ids)) and int(ids[-1]) != manifest.tokenizer.eos_id for ids in found)
+    full = manifest.totals.cut_rows / max(1, manifest.totals.samples)
+    return without / max(1, len(found)) * (1 - full)
+
+
 def losses_per_sample(stream: Stream, loader: Loader) -> PerSample | None:
     """The same of tokens with a loss. Counted where the manifest was made for this length and these targets."""
     manifest = stream.trusted_manifest

@@ -10,7 +10,7 @@ from mdsmix import __version__
 from mdsmix.mix.apportion import Apportioned
 from mdsmix.mix.delivered import METHODS
 from mdsmix.mix.node_tokenizer import fetch_line
-from mdsmix.mix.shares import shares_table, title
+from mdsmix.mix.shares_table import shares_table, title
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.weights import batching, delivered_of, epoch_table, shares_of
 from mdsmix.table import lines

@@ -23,6 +23,16 @@ def of_draw(deviation: float, drawn: int, samples: int) -> float:
     return deviation * math.sqrt(partial * (1 - partial / samples)) if partial else 0.0
 
 
+def of_shares(held: Sequence[float], deviations: Sequence[float]) -> list[float]:
+    """Standard deviations of the shares of a sum, to first order, from those of its parts, which are drawn apart."""
+    total = sum(held) or 1.0
+    squares = sum(d**2 for d in deviations)
+    return [
+        math.hypot((1 - own / total) * d, own / total * math.sqrt(max(0.0, squares - d**2))) / total
+        for own, d in zip(held, deviations, strict=True)
+    ]
+
+
 def most_of_tokens(totals: Totals, encoding: Encoding) -> float:
     """The largest standard deviation of a row's tokens, as the loader cuts it."""
     return most(_rows(totals, encoding), totals.seen_tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mdsmix.mix.apportion import Apportioned
-from mdsmix.mix.shares import shares_table, title
+from mdsmix.mix.shares_table import shares_table, title
 from mdsmix.report.table import print_table
 from mdsmix.words import printable
 

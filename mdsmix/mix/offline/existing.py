@@ -98,7 +98,7 @@ def refuse_replacing(plan: Plan, out: Location) -> None:
 def _change(record: MixRecord, plan: Plan) -> str | None:
     """In what the mix that is there was drawn otherwise than is planned; None where only its streams have grown."""
     was = {mixed.name: mixed.weight for mixed in record.mixed}
-    now = {source.stream.name: dict(source.stream.weight) for source in plan.sources}
+    now = {source.stream.name: dict(source.weight) for source in plan.sources}
     if was.keys() != now.keys():
         return f"of {', '.join(was)}, and this one is of {', '.join(now)}"
     for name, weight in was.items():

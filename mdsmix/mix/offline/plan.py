@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import orjson
 import xxhash
@@ -42,6 +43,8 @@ class Source:
     stream: Stream
     drawn: int
     "Samples, each as often as it is drawn."
+    weight: Mapping[str, Any]
+    "As the recipe gave it."
 
     @property
     def bytes(self) -> int:
@@ -78,9 +81,7 @@ class Plan:
     @property
     def key(self) -> str:
         """Of everything that shapes the mix or its manifest, 32 hex digits."""
-        streams = [
-            [s.stream.name, s.stream.index.hash, s.stream.weight, s.drawn] for s in self.sources
-        ]
+        streams = [[s.stream.name, s.stream.index.hash, s.weight, s.drawn] for s in self.sources]
         identity = [
             self.encoding and self.encoding.stated,
             self.tokenizer and asdict(self.tokenizer),
@@ -113,8 +114,14 @@ def make_plan(mix: Mix, compression: str | None, seed: int) -> Plan:
     drawn = draws_of(mix.train)
     assert drawn is not None, "the checks on weights refuse what Streaming refuses"
     pairs = zip(mix.train.streams, drawn, strict=True)
+    written = {part.stream: part.weight for part in mix.shares.parts} if mix.shares else {}
     sources = sorted(
-        (Source(stream=stream, drawn=n) for stream, n in pairs if n), key=lambda s: s.stream.name
+        (
+            Source(stream=stream, drawn=n, weight=written.get(stream.name, stream.weight))
+            for stream, n in pairs
+            if n
+        ),
+        key=lambda source: source.stream.name,
     )
     if not sources:
         raise MixRefused("the weights draw no sample of any stream; give one a weight above 0.")

@@ -47,7 +47,7 @@ class Taken:
             samples=stream.index.samples,
             drawn=self.source.drawn,
             tokens=self.totals.seen_tokens if self.is_counted else None,
-            weight=stream.weight,
+            weight=dict(self.source.weight),
         )
 
 

@@ -1,0 +1,117 @@
+"""Shares that the data cannot give: each refused in one sentence, with the numbers and what would fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from mdsmix.errors import MixRefused
+from mdsmix.mix.apportion import Measured
+from mdsmix.recipe.budget import Budget, Unit
+from mdsmix.words import does, listed
+
+NEAR = Fraction(1, 1000)
+"A tenth of a percentage point: how far from the share that was asked for whole samples may be."
+
+
+MOST = 10**15
+"No epoch holds more: a larger budget is no way out."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is asked of the streams; lists go by stream."""
+
+    unit: Unit
+    "What the shares are of."
+    budget: Budget | None
+    max_repeat: Fraction
+    streams: Sequence[Measured]
+    shares: Sequence[Fraction]
+    ideal: Sequence[Fraction]
+    "Samples an epoch, before they are rounded."
+
+    @property
+    def whole(self) -> Fraction:
+        """What the shares are parts of, in their unit."""
+        drawn = zip(self.ideal, self.streams, strict=True)
+        return sum((n * s.counted for n, s in drawn), Fraction(0)) / sum(self.shares)
+
+    def of_about(self, stream: Measured) -> str:
+        return (
+            "" if self.unit == "samples" else f" of about {float(stream.counted):,.0f} {self.unit}"
+        )
+
+
+def refuse_few(wanted: Wanted) -> None:
+    """An epoch of less than one sample."""
+    budget = wanted.budget
+    if budget is None or sum(wanted.ideal, Fraction(0)) >= 1:
+        return
+    drawn = [s.budgeted for s, n in zip(wanted.streams, wanted.ideal, strict=True) if n]
+    holds = f" (a sample holds about {float(min(drawn)):,.0f} or more)"
+    raise MixRefused(
+        f"budget is {budget}, less than one sample{holds if 'tokens' in (budget.unit or '') else ''}: nothing would be drawn; give a larger "
+        "one."
+    )
+
+
+def refuse_many(wanted: Wanted) -> None:
+    """A share that the stream cannot fill within max_repeat; the scarcest is told, and what fits all."""
+    passes = {s.name: n / s.samples for s, n in zip(wanted.streams, wanted.ideal, strict=True) if n}
+    over = sorted((n for n in passes if passes[n] > wanted.max_repeat), key=lambda n: -passes[n])
+    if not over or wanted.budget is None:
+        return
+    at = next(i for i, s in enumerate(wanted.streams) if s.name == over[0])
+    scarce, fits = wanted.streams[at], wanted.budget.amount * wanted.max_repeat / passes[over[0]]
+    others = f" (nor {does(over[1:])} {listed(over[1:])})" if over[1:] else ""
+    raise MixRefused(
+        f"the share of {scarce.name}, {percent(wanted.shares[at])} under a budget of {wanted.budget}, comes to "
+        f"{float(wanted.ideal[at] * scarce.counted):,.0f} {wanted.unit}, and the stream holds {float(scarce.size):,.0f}: "
+        f"{float(passes[scarce.name]):,.2f} passes an epoch do not fit in max_repeat: {float(wanted.max_repeat):g}{others}. The largest "
+        f"budget that fits is {_floored(fits, wanted.budget)}; set that, lower the share, or raise max_repeat."
+    )
+
+
+def _floored(amount: Fraction, budget: Budget) -> str:
+    """Rounded down, so that it fits: to whole tokens or samples, to thousandths of a pass."""
+    step = 1 if budget.unit else 1000
+    unit = budget.unit or f"passes of {budget.stream}"
+    return f"{math.floor(amount * step) / step:,.{0 if budget.unit else 3}f} {unit}"
+
+
+def refuse_counts(wanted: Wanted, chosen: Sequence[int], got: Sequence[Fraction]) -> None:
+    """Shares that whole samples are far from: an epoch of few samples, or of long ones."""
+    for stream, share, n in zip(wanted.streams, wanted.shares, chosen, strict=True):
+        if share and not n:
+            raise MixRefused(
+                f"the share of {stream.name}, {percent(share)}, rounds to 0 of its samples{wanted.of_about(stream)}, so that it would "
+                f"never be drawn: give it a larger share{_or_budget(stream.counted / share, wanted.unit)}."
+            )
+    far = [abs(one - other) for one, other in zip(got, wanted.shares, strict=True)]
+    worst = max(range(len(far)), key=far.__getitem__)
+    if far[worst] > NEAR:
+        raise MixRefused(_far(wanted, chosen, got, worst))
+
+
+def _far(wanted: Wanted, chosen: Sequence[int], got: Sequence[Fraction], at: int) -> str:
+    stream = wanted.streams[at]
+    drawn = [s.counted for s, n in zip(wanted.streams, chosen, strict=True) if n]
+    come = ", ".join(f"{s.name} {percent(g)}" for s, g in zip(wanted.streams, got, strict=True))
+    return (
+        f"the share of {stream.name} is to be {percent(wanted.shares[at])}, and the nearest whole number of samples, "
+        f"{chosen[at]:,}{wanted.of_about(stream)}, comes to {percent(got[at])}, more than 0.1 percentage points away: an epoch has "
+        f"too few samples; give it a budget of some {math.ceil(max(drawn) * len(drawn) / NEAR):,} {wanted.unit}, or ask for what these "
+        f"samples come to ({come})."
+    )
+
+
+def _or_budget(amount: Fraction, unit: Unit) -> str:
+    return f", or an epoch a budget of {math.ceil(amount):,} {unit}" if amount < MOST else ""
+
+
+def percent(share: Fraction) -> str:
+    """With two digits behind the point, three digits where it is small."""
+    return f"{float(share):.2%}" if share >= Fraction(1, 1000) else f"{float(100 * share):.3g}%"

@@ -1,0 +1,57 @@
+"""LLM-Foundry's own loader gives the shares of tokens and of trained tokens that the recipe asked for, seed after seed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.converting import mdsmix
+from tests.foundry.conftest import Foundry
+from tests.foundry.steps import rendered
+from tests.mixtures import write_three
+
+SEEDS = list(range(20))
+ASKED = {"web": 0.5, "docs": 0.2, "chat": 0.3}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    return write_three(tmp_path_factory.mktemp("three"), tokenizer_folder)
+
+
+def mixed(recipe: Path, foundry: Foundry, **keys: Any) -> tuple[dict[str, Any], Any]:
+    """What `check` prints of each stream, and what Foundry's loader gives of it."""
+    changed = recipe.with_name("mixed.yaml")
+    changed.write_text(json.dumps(json.loads(recipe.read_text()) | keys))
+    told = orjson.loads(mdsmix("check", changed, "--json").out)["shares"]["rows"]
+    found = foundry("shares.epochs", path=str(rendered(changed)), seeds=SEEDS)
+    return {row["stream"]: row for row in told}, found
+
+
+@pytest.mark.parametrize("unit", ["tokens", "loss_tokens"])
+def test_epochs_hold_the_shares_asked_within_three_printed_deviations(
+    recipe: Path, foundry: Foundry, unit: str
+) -> None:
+    mix = {name: {"share": share} for name, share in ASKED.items()}
+    told, found = mixed(recipe, foundry, mix=mix, count=unit, budget="100k tokens")
+    assert len(found[unit]) == len(SEEDS)
+    for name, row in told.items():
+        assert abs(row["reached"] - ASKED[name]) <= 0.001
+        assert row["deviation_at_most"] > 0
+        off = [abs(epoch[name] - row["reached"]) for epoch in found[unit]]
+        assert max(off) <= 3 * row["deviation_at_most"]
+        assert sum(off) / len(off) <= row["deviation_at_most"]
+
+
+def test_streams_taken_whole_are_within_a_tenth_of_a_point(recipe: Path, foundry: Foundry) -> None:
+    told, found = mixed(recipe, foundry, mix={}, budget="1 pass of chat", count="loss_tokens")
+    for name, row in told.items():
+        assert (row["passes"], row["deviation_at_most"]) == (1, 0)
+        assert all(abs(epoch[name] - row["asked"]) <= 0.001 for epoch in found["loss_tokens"])
+    told, found = mixed(recipe, foundry, mix={}, budget="2 passes of chat")
+    for name, row in told.items():
+        assert all(abs(epoch[name] - row["asked"]) <= 0.001 for epoch in found["tokens"])

@@ -1,0 +1,315 @@
+"""Shares of published streams: rendered as `choose`, shown with what they come to, refused in one sentence where they cannot be."""
+
+from __future__ import annotations
+
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdsmix.encode import tokenizer as encode_tokenizer
+from mdsmix.errors import MixRefused
+from mdsmix.kinds import open_recipe
+from mdsmix.mix import spread
+from mdsmix.mix.offline.plan import make_plan, view_training
+from mdsmix.mix.render import render
+from mdsmix.mix.view import view, view_recipe
+from mdsmix.shards.manifest import histogram
+from tests.converting import mdsmix
+from tests.published import LENGTH, PAIR, SPLIT, SPLIT_ROW, TOKENIZER, TURNS, publish
+
+TALK = [{"turns": [{"input_ids": [5], "labels": [7] * n + [0]}]} for n in (1, 2, 3, 4)]
+"Chats of 3, 4, 5 and 6 tokens, of which 2, 3, 4 and 5 are trained."
+COUNTED = {
+    "tokens": 18,
+    "loss_tokens": 14,
+    "longest": 6,
+    "lengths": {"2^1": 1, "2^2": 3},
+}
+"Of the four."
+
+
+@pytest.fixture(autouse=True)
+def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode_tokenizer, "open_tokenizer", lambda spec: TOKENIZER)
+
+
+def totals(times: int) -> dict[str, Any]:
+    counts = {k: times * v for k, v in COUNTED.items() if isinstance(v, int) and k != "longest"}
+    lengths = {k: times * v for k, v in dict[str, int](COUNTED["lengths"]).items()}  # type: ignore[call-overload]
+    return counts | {"longest": 6, "lengths": lengths}
+
+
+def publish_three(home: Path, chats: int = 1000) -> Path:
+    """web: 4,000 rows of 8 tokens; chat: 4 * `chats` of 4.5 on average; docs: 2,000 pairs of 4, made by others."""
+    publish(home / "web", SPLIT, [SPLIT_ROW] * 4000, card={"totals": {"loss_tokens": 28000}})
+    publish(home / "chat", TURNS, TALK * chats, card={"totals": totals(chats)})
+    publish(home / "docs", PAIR, [{"input_ids": [5, 6], "labels": [7, 0]}] * 2000)
+    return home
+
+
+def write(home: Path, *streams: str, **keys: Any) -> str:
+    names = streams or ("web", "chat")
+    tree = {
+        "tokenizer": "hub/tok",
+        "max_seq_len": LENGTH,
+        "streams": {name: {"local": str(home / name)} for name in names},
+        "train_loader": {"num_workers": 0},
+    }
+    path = home / "mix.yaml"
+    path.write_text(json.dumps(tree | keys))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return publish_three(tmp_path_factory.mktemp("published"))
+
+
+HALVES = {"web": {"share": "50%"}, "chat": {"share": 0.5}}
+
+
+def chosen(path: str, may_estimate: bool = False) -> dict[str, int]:
+    mix = view([path], may_estimate)
+    assert mix.shares is not None
+    assert [s.weight for s in mix.train.streams] == [{"choose": p.choose} for p in mix.shares.parts]
+    return {part.stream: part.choose for part in mix.shares.parts}
+
+
+@pytest.mark.parametrize(
+    ("keys", "counts"),
+    [
+        ({"budget": "36k tokens"}, {"web": 2250, "chat": 4000}),
+        ({"budget": "28k loss_tokens"}, {"web": 2000, "chat": 4000}),
+        ({"budget": "36k tokens", "count": "samples"}, {"web": 2880, "chat": 2880}),
+        ({"budget": "1 pass of chat"}, {"web": 2250, "chat": 4000}),
+        ({"budget": "1 pass of chat", "count": "loss_tokens"}, {"web": 2000, "chat": 4000}),
+        ({"budget": "1.5 passes of web"}, {"web": 6000, "chat": 10667}),
+        ({}, {"web": 2250, "chat": 4000}),
+        ({"max_repeat": 0.5}, {"web": 1125, "chat": 2000}),
+        ({"mix": {}, "budget": "50k tokens"}, {"web": 4000, "chat": 4000}),
+        ({"mix": {"chat": {"share": "36%"}}}, {"web": 4000, "chat": 4000}),
+        ({"mix": {"chat": {"share": 0}}}, {"web": 4000, "chat": 0}),
+        (
+            {
+                "mix": {"web": {"share": "10%"}, "chat": {"share": "5%"}},
+                "absolute": True,
+                "budget": "100k tokens",
+            },
+            {"web": 1250, "chat": 1111},
+        ),
+    ],
+)
+def test_shares_become_the_counts_worked_by_hand(
+    home: Path, keys: dict[str, Any], counts: dict[str, int]
+) -> None:
+    assert chosen(write(home, **{"mix": HALVES} | keys)) == counts
+
+
+def test_the_shares_are_rendered_shown_and_told(home: Path) -> None:
+    path = write(home, mix=HALVES, budget="36k tokens")
+    mix, text = render(path, (), None)
+    streams = yaml.safe_load(text)["train_loader"]["dataset"]["streams"]
+    assert {n: s["choose"] for n, s in streams.items()} == {"web": 2250, "chat": 4000}
+    assert not any({"share", "repeat"} & set(s) for s in streams.values())
+    head = [line.split() for line in text.splitlines() if line.startswith("# mdsmix:")]
+    assert "# mdsmix: shares of an epoch's tokens; budget: 36,000 tokens" in text
+    seen = "web 4,000 2,250 0.56 50.00% 50.00% 0.000% 43.8% 19.1% 3.7%"
+    assert ["#", "mdsmix:", *seen.split()] in head
+    assert render(path, (), None)[1] == text
+    done = mdsmix("check", path)
+    assert done.code == 0
+    assert seen in " ".join(done.out.split())
+    told = orjson.loads(mdsmix("check", path, "--json").out)["shares"]
+    assert (told["count"], told["budget"], told["is_exact"]) == ("tokens", "36,000 tokens", True)
+    assert told["rows"][1] == {
+        "stream": "chat",
+        "samples": 4000,
+        "choose": 4000,
+        "passes": 1.0,
+        "asked": 0.5,
+        "reached": 0.5,
+        "deviation_at_most": 0.0,
+        "unseen_in_1": 0.0,
+        "unseen_in_2": 0.0,
+        "unseen_in_4": 0.0,
+    }
+    assert mix.shares is not None
+
+
+def test_into_a_config_goes_the_choose_and_the_mix_keeps_its_shares(
+    home: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "foundry.yaml"
+    config.write_text("max_seq_len: 8\ntrain_loader:\n  name: finetuning\nmodel: {name: mpt}\n")
+    mix, text = render(write(home, mix=HALVES, budget="36k tokens"), (), str(config))
+    assert mix.shares is not None
+    assert "budget: 36,000 tokens" in text
+    streams = yaml.safe_load(text)["train_loader"]["dataset"]["streams"]
+    assert streams["web"]["choose"] == 2250
+    config.write_text(text)
+    again = view([str(config)])
+    assert [s.weight["choose"] for s in again.train.streams] == [2250, 4000]
+    assert again.shares is None
+
+
+def test_a_stream_that_has_grown_gives_new_counts(tmp_path: Path) -> None:
+    path = write(publish_three(tmp_path), mix=HALVES)
+    assert chosen(path) == {"web": 2250, "chat": 4000}
+    publish_three(tmp_path, chats=1500)
+    assert chosen(path) == {"web": 3375, "chat": 6000}
+
+
+def test_absolute_counts_are_the_same_planned_alone(home: Path) -> None:
+    mix = {"web": {"share": "12.3%"}, "chat": {"share": "7.7%"}}
+    keys: dict[str, Any] = {"absolute": True, "budget": "99k tokens"}
+    both = chosen(write(home, mix=mix, **keys))
+    alone = {n: chosen(write(home, n, mix={n: mix[n]}, **keys))[n] for n in mix}
+    assert alone == both
+
+
+REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
+    (
+        (),
+        {"budget": "1M tokens"},
+        "the share of chat, 50.00% under a budget of 1,000,000 tokens, comes to 500,000 tokens, and the stream holds 18,000: 27.78 "
+        "passes an epoch do not fit in max_repeat: 4 (nor does web). The largest budget that fits is 144,000 tokens;",
+    ),
+    ((), {"budget": "5 passes of chat"}, "The largest budget that fits is 4.000 passes of chat;"),
+    (
+        (),
+        {"budget": "4 tokens"},
+        "budget is 4 tokens, less than one sample (a sample holds about 4 or more): nothing would be drawn",
+    ),
+    ((), {"budget": "0.1 samples"}, "budget is 0.1 samples, less than one sample: nothing"),
+    (
+        (),
+        {"budget": "100 tokens"},
+        "comes to 49.23%, more than 0.1 percentage points away: an epoch has too few samples; give it a budget of some 16,000 tokens, or",
+    ),
+    (
+        (),
+        {"mix": {"web": {"share": 1}, "chat": {"share": "0.001%"}}, "budget": "30k tokens"},
+        "the share of chat, 0.001%, rounds to 0 of its samples of about 4 tokens, so that it would never be drawn: give it a larger "
+        "share, or an epoch a budget of 450,005 tokens.",
+    ),
+    (
+        (),
+        {"mix": {"web": {"share": 0}}, "budget": "2 passes of web"},
+        "budget is 2 passes of web, and the share of web is 0",
+    ),
+    (
+        ("web", "docs"),
+        {"mix": {"docs": {"share": 0.5}}},
+        "the tokens of docs were not counted (it has no manifest): its first samples suggest 4.0 a sample; pass --estimate",
+    ),
+    (
+        ("web", "raw"),
+        {"mix": {"raw": {"share": 0.5}}},
+        "the tokens of raw are not known, since the loader itself tokenizes it",
+    ),
+    (
+        ("web", "chat"),
+        {"count": "loss_tokens", "target_prompts": "all"},
+        "the loss_tokens of chat were not counted (its manifest counts them for another max_seq_len or other targets)",
+    ),
+    (
+        ("web", "mute"),
+        {"mix": {"mute": {"share": 0.5}}, "count": "loss_tokens"},
+        "mute is to be 50.00% of an epoch's loss_tokens, and holds none",
+    ),
+    (
+        ("mute",),
+        {"mix": {}, "count": "loss_tokens", "budget": "3 passes of mute"},
+        "no stream holds loss_tokens, so no share of them can be drawn",
+    ),
+]
+
+
+@pytest.mark.parametrize(("streams", "keys", "words"), REFUSED)
+def test_what_the_data_cannot_give_is_one_sentence_with_its_numbers(
+    home: Path, streams: tuple[str, ...], keys: dict[str, Any], words: str
+) -> None:
+    publish(home / "raw", {"messages": "json"}, [{"messages": []}] * 9)
+    publish(home / "mute", TURNS, TALK, card={"totals": {"loss_tokens": 0}})
+    path = write(home, *streams, **{"mix": HALVES} | keys)
+    with pytest.raises(MixRefused) as refusal:
+        view([path])
+    assert words in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    done = mdsmix("render-yaml", path)
+    assert (done.code, done.out) == (3, "")
+
+
+def test_the_largest_budget_that_is_named_fits_and_one_more_does_not(home: Path) -> None:
+    assert chosen(write(home, mix=HALVES, budget="144,000 tokens"))["chat"] == 16000
+    with pytest.raises(MixRefused, match="144,000"):
+        chosen(write(home, mix=HALVES, budget="144,001 tokens"))
+
+
+def test_estimates_are_taken_where_they_are_asked_for_and_called_so(home: Path) -> None:
+    path = write(home, "web", "docs", mix={"docs": {"share": 0.5}})
+    assert chosen(path, may_estimate=True) == {"web": 1000, "docs": 2000}
+    done = mdsmix("check", path, "--estimate")
+    assert "~50.00%" in done.out
+    assert "~ docs: not counted, taken from the first samples (--estimate)" in done.out
+    assert "~ docs" in mdsmix("render-yaml", path, "--estimate").out
+    assert mdsmix("check", path).code == 3
+    told = orjson.loads(mdsmix("check", path, "--estimate", "--json").out)["shares"]
+    assert not told["is_exact"]
+    by_samples = write(home, "web", "docs", mix={"docs": {"share": 0.5}}, count="samples")
+    assert chosen(by_samples) == {"web": 2000, "docs": 2000}, "samples are always counted"
+
+
+def test_an_offline_mix_is_of_the_same_counts_and_knows_the_share(home: Path) -> None:
+    path = write(home, mix=HALVES, budget="36k tokens")
+    mix = view_training(open_recipe(path), path)
+    mix.train.streams[0].columns  # noqa: B018 - opened
+    with pytest.raises(MixRefused, match="one set of columns"):
+        make_plan(mix, None, 0)
+    alone = write(home, "web", mix={"web": {"share": 1}}, budget="12,000 tokens")
+    plan = make_plan(view_recipe(open_recipe(alone), alone), None, 0)
+    assert [(s.drawn, s.weight) for s in plan.sources] == [(1500, {"share": 1, "budget": 12000})]
+
+
+LENGTHS = st.lists(st.integers(1, 300), min_size=2, max_size=40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LENGTHS)
+def test_the_printed_deviation_is_never_below_the_real_one(lengths: list[int]) -> None:
+    values = np.array(lengths)
+    counted = histogram(values)
+    rows = [
+        (n, 2 ** int(k[2:]), min(2 ** (int(k[2:]) + 1) - 1, max(lengths)))
+        for k, n in counted.items()
+    ]
+    bound = spread.most(rows, sum(lengths))
+    assert bound >= values.std(ddof=1) - 1e-9
+    if len(set(lengths)) == 1:
+        assert bound == 0
+    assert bound <= max(lengths)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=7), st.data())
+def test_a_draw_deviates_as_all_subsets_do(values: list[int], data: st.DataObject) -> None:
+    """Held against every subset of that size, one by one."""
+    from itertools import combinations
+
+    drawn = data.draw(st.integers(0, 3 * len(values)))
+    whole, part = divmod(drawn, len(values))
+    sums = [whole * sum(values) + sum(c) for c in combinations(values, part)]
+    real = math.sqrt(
+        sum((Fraction(s) - Fraction(sum(sums), len(sums))) ** 2 for s in sums) / len(sums)
+    )
+    deviation = float(np.std(values, ddof=1))
+    assert spread.of_draw(deviation, drawn, len(values)) == pytest.approx(real, abs=1e-9)

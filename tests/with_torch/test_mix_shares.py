@@ -1,0 +1,154 @@
+"""What a real StreamingDataset draws of a mix by shares: the shares that were planned, within the deviations that were printed.
+
+The measure is independent of mdsmix's counts: samples are read by Streaming, and their tokens and trained tokens are counted from
+the decoded columns, by the rule of LLM-Foundry's loader written out here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import yaml
+from streaming import Stream, StreamingDataset
+from streaming.base.batching import generate_work
+from streaming.base.world import World
+
+from mdsmix.load import build_loader
+from tests.converting import mdsmix
+from tests.mixtures import LENGTH, LOADER, write_three
+
+EOS = 0
+SEEDS = range(20)
+THIRDS = {"web": {"share": 0.5}, "docs": {"share": "20%"}, "chat": {"share": 0.3}}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    return write_three(tmp_path_factory.mktemp("three"), tokenizer_folder, size=2)
+
+
+def planned(recipe: Path, **keys: Any) -> tuple[dict[str, Any], Any]:
+    """The rendered YAML's dataset, and what `--json` says of its shares, by stream."""
+    changed = recipe.with_name("mixed.yaml")
+    changed.write_text(json.dumps(json.loads(recipe.read_text()) | keys))
+    done = mdsmix("render-yaml", changed, "--json")
+    assert done.code == 0, done.err
+    told = orjson.loads(done.out)
+    dataset = yaml.safe_load(told["yaml"])["train_loader"]["dataset"]
+    return dataset, {row["stream"]: row for row in told["shares"]["rows"]}
+
+
+class Drawn:
+    """The streams of a rendered YAML as Streaming reads them, and what each of their samples holds."""
+
+    def __init__(self, dataset: Mapping[str, Any]) -> None:
+        self.names = list(dataset["streams"])
+        streams = [Stream(**keys) for keys in dataset["streams"].values()]
+        self.data = StreamingDataset(
+            streams=streams,
+            batch_size=1,
+            shuffle=dataset["shuffle"],
+            num_canonical_nodes=1,
+            shuffle_block_size=1 << 18,
+        )
+        held = np.array([_holds(self.data[i]) for i in range(self.data.num_samples)])
+        self.held = {"tokens": held[:, 0], "loss_tokens": held[:, 1]}
+        ends = [*self.data.sample_offset_per_stream[1:], self.data.num_samples]
+        self.stream_of = np.searchsorted(ends, np.arange(self.data.num_samples), side="right")
+
+    def shares(self, seed: int, epoch: int, unit: str) -> dict[str, float]:
+        """Of an epoch: the part of each stream in all that is yielded."""
+        self.data.shuffle_seed = seed
+        ids = generate_work("random", self.data, World(1, 1, 1, 0), epoch, 0).ravel()
+        ids = ids[ids >= 0]
+        sums = np.bincount(self.stream_of[ids], self.held[unit][ids], len(self.names))
+        return dict(zip(self.names, sums / sums.sum(), strict=True))
+
+    def deviation(self, name: str, unit: str) -> float:
+        of = self.held[unit][self.stream_of == self.names.index(name)]
+        return float(of.std(ddof=1))
+
+
+def _holds(sample: Mapping[str, Any]) -> tuple[int, int]:
+    """Tokens that the model sees of a sample, and those with a loss, as LLM-Foundry's collator makes them: an answer without EOS
+    gets one, what is beyond a row is cut, and position 0 has no loss."""
+    if "turns" not in sample:
+        length = len(sample["input_ids"]) + len(sample["labels"])
+        return length, length - 1
+    *before, last = sample["turns"]
+    start = sum(len(t["input_ids"]) + len(t["labels"]) for t in before) + len(last["input_ids"])
+    end = min(LENGTH, start + len(last["labels"]) + (last["labels"][-1] != EOS))
+    return end, end - min(start, LENGTH)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"budget": "200k tokens"},
+        {"budget": "90k loss_tokens"},
+        {"budget": "9k samples", "count": "loss_tokens"},
+        {},
+    ],
+)
+def test_an_epoch_holds_what_was_planned_within_the_printed_deviations(
+    recipe: Path, keys: dict[str, Any]
+) -> None:
+    dataset, told = planned(recipe, mix=THIRDS, **keys)
+    drawn = Drawn(dataset)
+    unit = keys.get("count") or ("loss_tokens" if "loss" in keys.get("budget", "") else "tokens")
+    found = [drawn.shares(seed, epoch, unit) for seed in SEEDS for epoch in (0, 1)]
+    for name, row in told.items():
+        wanted = {"web": 0.5, "docs": 0.2, "chat": 0.3}[name]
+        seen = np.array([shares[name] for shares in found])
+        assert abs(row["reached"] - wanted) <= 0.001
+        assert np.abs(seen - row["reached"]).max() <= 3 * row["deviation_at_most"] + 1e-12
+        assert np.abs(seen.mean() - row["reached"]) <= 3 * row["deviation_at_most"] / 40**0.5
+        assert seen.std() <= row["deviation_at_most"] * 1.3, "40 draws"
+        assert 0 < row["deviation_at_most"] < 4 * seen.std(), "a bound that says something"
+
+
+def test_streams_taken_whole_and_rows_of_one_length_are_exact(recipe: Path) -> None:
+    dataset, told = planned(recipe, mix={}, budget="1 pass of chat", count="loss_tokens")
+    drawn = Drawn(dataset)
+    for unit in ("tokens", "loss_tokens"):
+        found = drawn.shares(0, 0, unit)
+        assert found == drawn.shares(5, 3, unit)
+        if unit == "loss_tokens":
+            assert found == {n: pytest.approx(row["asked"], abs=1e-9) for n, row in told.items()}
+    assert {row["passes"] for row in told.values()} == {1.0}
+    assert {row["deviation_at_most"] for row in told.values()} == {0.0}
+    alone = {"web": {"share": 1}, "docs": {"share": 0}, "chat": {"share": 0}}
+    _, told = planned(recipe, mix=alone, budget="1.5 passes of web")
+    assert told["web"]["deviation_at_most"] == 0, "its rows are all of 32 tokens"
+
+
+def test_the_share_that_is_never_seen_is_what_streaming_leaves(recipe: Path) -> None:
+    for method in ("balanced", "fixed"):
+        loader = {**LOADER, "dataset": {"sampling_method": method}}
+        dataset, told = planned(recipe, mix=THIRDS, budget="100k tokens", train_loader=loader)
+        drawn = Drawn(dataset)
+        drawn.data.sampling_method = method
+        drawn.data.epoch_seed_change = method == "balanced"
+        for epochs in (1, 2, 4):
+            works = [
+                generate_work("random", drawn.data, World(1, 1, 1, 0), e, 0) for e in range(epochs)
+            ]
+            seen = np.unique(np.concatenate([work.ravel() for work in works]))
+            counts = np.bincount(drawn.stream_of[seen[seen >= 0]], minlength=3)
+            for name, count in zip(drawn.names, counts, strict=True):
+                left = 1 - count / told[name]["samples"]
+                assert left == pytest.approx(told[name][f"unseen_in_{epochs}"], abs=0.03)
+
+
+def test_mdsmix_load_reads_the_rendered_mix(recipe: Path) -> None:
+    _, told = planned(recipe, mix=THIRDS, budget="200k tokens")
+    path = recipe.with_name("train.yaml")
+    assert mdsmix("render-yaml", recipe.with_name("mixed.yaml"), "-o", path).code == 0
+    rows = sum(len(batch["input_ids"]) for batch in build_loader(path, batch_size=64))
+    assert rows == sum(row["choose"] for row in told.values())
