@@ -305,5 +305,8 @@ def test_the_expected_mean_is_held_against_what_is_found(
     near = mdsmix("convert", recipe, f"streams.qa.expected_mean_tokens={mean * 1.04}")
     assert "expected_mean_tokens" not in near.out
     far = mdsmix("convert", recipe, f"streams.qa.expected_mean_tokens={mean * 2}")
-    assert f"a record holds {mean:,.1f} tokens on average, -50.0% of the expected" in far.out
+    assert (
+        f"a record holds {mean:,.1f} tokens on average of 8 records, -50.0% of the expected"
+        in far.out
+    )
     assert "up to date" in far.out

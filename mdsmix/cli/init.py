@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -55,6 +56,22 @@ def init(
             help="Make streams of the entries of LLaMA-Factory's dataset_info.json.",
         ),
     ] = None,
+    mixture: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--mixture",
+            metavar="FILE",
+            help="Make streams of the sources of FlagEmbedding's mixture file, with its percents as shares.",
+        ),
+    ] = None,
+    budget: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--budget",
+            metavar="TOKENS",
+            help="With --mixture: what the percents are of, e.g. 2B, or 8192:2B with the tokens of a row; no more is converted.",
+        ),
+    ] = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Allow overwriting the file of --out.")
     ] = False,
@@ -69,7 +86,16 @@ def init(
 
     if not files and not dataset_info:
         raise RecipeError(
-            "no files are named: name files, folders or patterns of data, or --dataset-info FILE."
+            "no files are named: name files, folders or patterns of data"
+            + (
+                ", among which the sources of --mixture are."
+                if mixture
+                else ", or --dataset-info FILE."
+            )
+        )
+    if mixture and dataset_info:
+        raise RecipeError(
+            "--mixture finds its sources among files and folders, and --dataset-info names entries: give one of the two."
         )
     if out:
         require_place(out)
@@ -78,11 +104,15 @@ def init(
                 f"{out} is there already: pass --replace to overwrite it, or name another file."
             )
     folder = Path.cwd() if not out or "://" in out else Path(out).absolute().parent
+    tokens, length = _budget(budget, mixture)
     begun = begin(
         Asked(
             files=files or (),
             tokenizer=tokenizer,
             dataset_info=dataset_info,
+            mixture=mixture,
+            budget=tokens,
+            max_seq_len=length,
             folder=Path(os.path.realpath(folder)),
             place=to,
         )
@@ -95,6 +125,34 @@ def init(
     if not out:
         typer.echo(begun.text, nl=False)
     _print(begun, out)
+
+
+ROWS = re.compile(r"(\d{1,9}):(.*)")
+"FlagEmbedding's way of writing a budget: tokens of a row, and tokens in all."
+
+
+def _budget(written: str | None, mixture: str | None) -> tuple[str | None, int | None]:
+    """As the recipe says it, and the length of a row where it names one; a number alone is tokens."""
+    from mdsmix.recipe.sampling import bare_budget
+
+    if written is None:
+        return None, None
+    rows = ROWS.fullmatch(written.strip())
+    amount = rows[2] if rows else written.strip()
+    try:
+        if not mixture:
+            raise ValueError("it is the budget of a mixture file: name that by --mixture FILE")
+        if bare_budget(amount).unit != "tokens":
+            raise ValueError(
+                "how many tokens that is only a conversion tells: give tokens, as in 2B"
+            )
+        if rows and int(rows[1]) < 2:
+            raise ValueError("a row needs 2 tokens at least to give a loss")
+    except ValueError as error:
+        raise RecipeError(f"--budget is {written!r}; {error}.") from None
+    return amount if "token" in amount.lower() else f"{amount} tokens", int(
+        rows[1]
+    ) if rows else None
 
 
 def _print(begun: Begun, out: str | None) -> None:

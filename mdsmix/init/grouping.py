@@ -22,7 +22,7 @@ MOST_STREAMS = 8
 SPLITS = {"test": "test", "valid": "validation", "validation": "validation", "val": "validation", "dev": "dev", "eval": "eval"}  # fmt: skip
 "Words in a file's name -> the split that it is of."
 _NUMBER = re.compile(r"\d+")
-_PLAIN = {"train", "index", "of", "part", "data", "shard", "chunk", "split", "jsonl", "json"}
+PLAIN = {"train", "index", "of", "part", "data", "shard", "chunk", "split", "jsonl", "json"}
 "Words that name no data set."
 
 
@@ -44,6 +44,8 @@ class Draft:
     "The first ones."
     notes: Sequence[str] = ()
     "What is known of it, a line each."
+    share: str = ""
+    "Of the mix, as the recipe writes it."
     settings: Mapping[str, Any] = field(default_factory=dict)
     "Other keys of the stream -> value, and why."
 
@@ -187,7 +189,7 @@ def _name(files: Sequence[SourceFile]) -> str:
     for stem in stems:
         stem = _NUMBER.sub("", stem) if len(files) > 1 else stem
         words = [word for word in re.split(r"[^A-Za-z0-9]+", stem) if word]
-        words = [word for word in words if word.lower() not in _PLAIN | SPLITS.keys()]
+        words = [word for word in words if word.lower() not in PLAIN | SPLITS.keys()]
         if words and not all(word.isdigit() for word in words):
             return "_".join(words)[:60]
     return "data"

@@ -16,6 +16,7 @@ from mdsmix.init.dataset_info import read_dataset_info
 from mdsmix.init.finding import find_data
 from mdsmix.init.grouping import Draft, Sorted, sort_out
 from mdsmix.init.looking import Head, sizes
+from mdsmix.init.mixture import match
 from mdsmix.init.recognise import Guess, names_of, nearest
 from mdsmix.init.trying import Trial, try_stream
 from mdsmix.init.writing import Top, text_of
@@ -43,6 +44,12 @@ class Asked:
     tokenizer: str
     dataset_info: str | None = None
     "LLaMA-Factory's; `files` are then names of its entries, none: all."
+    mixture: str | None = None
+    "FlagEmbedding's mixture file: the streams are its sources, with their shares."
+    budget: str | None = None
+    "Beside it: what they are percents of, as the recipe says it."
+    max_seq_len: int | None = None
+    "None: what the tokenizer says."
     folder: Path
     "Where the recipe will lie."
     place: str = "./mix"
@@ -108,18 +115,23 @@ def _drafts(asked: Asked) -> tuple[list[Draft], list[str], Sorted]:
         entries = read_dataset_info(asked.dataset_info, asked.files, asked.folder)
         return entries.drafts, entries.left_out, Sorted()
     own = locate(os.path.expanduser(asked.tokenizer))
+    if asked.mixture:
+        of = match(asked.mixture, asked.files, asked.folder, bool(asked.budget), but=[own])
+        return of.drafts, of.left_out, of.found
     data = find_data(asked.files, asked.folder, but=[own])
     found = sort_out(data.files)
     return found.drafts, data.sentences, found
 
 
 def _top(asked: Asked, tokenizer: Tokenizer) -> Top:
-    length, why = _length(tokenizer)
+    length, why = (asked.max_seq_len, "as asked") if asked.max_seq_len else _length(tokenizer)
     name = asked.tokenizer
     if os.path.exists(os.path.expanduser(name)):
         path = os.path.relpath(os.path.expanduser(name), asked.folder)
         name = path if path.startswith("..") else f"./{path}"
-    return Top(tokenizer=name, max_seq_len=length, why_length=why, place=asked.place)
+    return Top(
+        tokenizer=name, max_seq_len=length, why_length=why, place=asked.place, budget=asked.budget
+    )
 
 
 def _length(tokenizer: Tokenizer) -> tuple[int, str]:

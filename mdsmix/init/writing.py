@@ -24,6 +24,7 @@ class Top:
     why_length: str
     place: str
     "Where to publish: a folder, or an s3:// URL."
+    budget: str | None = None
 
 
 def text_of(top: Top, drafts: Sequence[Draft]) -> str:
@@ -33,11 +34,26 @@ def text_of(top: Top, drafts: Sequence[Draft]) -> str:
         f"tokenizer: {scalar(top.tokenizer)}",
         f"max_seq_len: {top.max_seq_len}    # tokens of a row; {top.why_length}",
         *_place(top.place),
+        *_mix(top, drafts),
         "streams:",
         *(line for draft in drafts for line in _stream(draft)),
     ]
-    later = LATER.format(first=drafts[0].name)
+    later = "" if drafts[0].share else LATER.format(first=drafts[0].name)
     return "\n".join(lines) + "\n" + later
+
+
+def _mix(top: Top, drafts: Sequence[Draft]) -> Iterator[str]:
+    """The shares of a mixture, where there is one."""
+    shares = {draft.name: draft.share for draft in drafts if draft.share}
+    if not shares:
+        return
+    if top.budget:
+        yield f"budget: {scalar(top.budget)}    # what an epoch holds, and of which `sample: budget` takes each stream's share"
+        yield "absolute: true    # the percents are of the whole budget, and need not sum to 100 where a source is not there"
+    else:
+        yield "# budget: 2B tokens    # with absolute: true the percents are of all of it, and sample: budget converts no more than that"
+    yield "mix:"
+    yield from (f"  {scalar(name)}: {{share: {share}}}" for name, share in shares.items())
 
 
 def _place(place: str) -> Iterator[str]:

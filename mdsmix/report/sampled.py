@@ -9,6 +9,7 @@ from typing import Any
 
 from mdsmix.convert.outcome import Outcome
 from mdsmix.shards.manifest import Manifest
+from mdsmix.words import plural
 
 FAR = 0.05
 "A mean that differs by more from what was expected is told."
@@ -40,7 +41,7 @@ def said_of_budget(outcome: Outcome) -> Iterator[str]:
     mean = _mean(manifest)
     if (said := outcome.expected_mean) and mean and abs(mean / said - 1) > FAR:
         yield (
-            f"a record holds {mean:,.1f} tokens on average, {mean / said - 1:+.1%} of the expected_mean_tokens of {said:,g}: "
+            f"a record holds {mean:,.1f} tokens on average of {plural(manifest.records.written, 'record')}, {mean / said - 1:+.1%} of the expected_mean_tokens of {said:,g}: "
             "another tokenizer, other records, or others among them"
         )
 

@@ -1,0 +1,233 @@
+"""A mixture file makes a recipe of what is there of its sources, and says of each side what the other lacks."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+
+from tests.converting import Answer, files, manifest_of, mdsmix, write_jsonl
+
+PUBLISHED = {
+    "mixture": {"commoncrawl": 52.2, "c4": 26.7, "github": 5.2, "book": 4.2, "arxiv": 4.6, "wiki": 3.8, "stackexchange": 3.3},
+    "num_tokens_avg": {"commoncrawl": 1207, "c4": 378, "wiki": 393, "stackexchange": 309, "github": 436, "book": 89373, "arxiv": 7375},
+}  # fmt: skip
+"As FlagEmbedding publishes it."
+WORDS = ["the", "of", "library", "loader", "token", "shard", "window", "sample", "record", "budget"]
+
+
+def texts(name: str, count: int, words: int = 20) -> list[dict[str, str]]:
+    rng = random.Random(name)
+    return [{"text": " ".join(rng.choices(WORDS, k=rng.randint(5, words)))} for _ in range(count)]
+
+
+def init(folder: Path, tokenizer: Path, mixture: Any, *more: object) -> Answer:
+    """On the files of `data`; the recipe is written beside it."""
+    path = folder / "mixture.json"
+    path.write_text(mixture if isinstance(mixture, str) else json.dumps(mixture))
+    place = ["--tokenizer", tokenizer, "-o", folder / "recipe.yaml", "--to", folder / "out"]
+    return mdsmix("init", "--mixture", path, folder / "data", *place, "--replace", *more)
+
+
+def read(folder: Path) -> Any:
+    return yaml.safe_load((folder / "recipe.yaml").read_text())
+
+
+def test_the_published_mixture_is_a_recipe_that_converts_in_one_stage_or_two(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    for name, percent in PUBLISHED["mixture"].items():
+        write_jsonl(tmp_path / f"data/{name}.json", texts(name, 30 + int(8 * percent)))
+    answer = init(tmp_path, tokenizer_folder, PUBLISHED, "--budget", "64:3k")
+    assert (answer.code, answer.err) == (0, "")
+    recipe = read(tmp_path)
+    assert recipe["max_seq_len"] == 64
+    assert (recipe["budget"], recipe["absolute"]) == ("3k tokens", True)
+    assert recipe["mix"] == {n: {"share": f"{p}%"} for n, p in PUBLISHED["mixture"].items()}
+    for name, stream in recipe["streams"].items():
+        assert stream["sample"] == "budget"
+        assert stream["expected_mean_tokens"] == PUBLISHED["num_tokens_avg"][name]
+        assert stream["source"] == {"path": f"data/{name}.json", "text": "text"}
+    path = tmp_path / "recipe.yaml"
+    converted = mdsmix("convert", path, "--json")
+    rows = {row["stream"]: row for row in orjson.loads(converted.out)["rows"]}
+    for name, percent in PUBLISHED["mixture"].items():
+        assert rows[name]["budget"]["wanted_tokens"] == pytest.approx(30 * percent, abs=1)
+        assert rows[name]["budget"]["missing_tokens"] == 0
+    stages = f"local={tmp_path / 'stages'}"
+    assert mdsmix("convert", path, stages, "--only", "commoncrawl", "--only", "c4").code == 0
+    others = [
+        word
+        for n in PUBLISHED["mixture"]
+        if n not in ("commoncrawl", "c4")
+        for word in ("--only", n)
+    ]
+    assert "of the expected_mean_tokens of 89,373" in mdsmix("convert", path, stages, *others).out
+    assert files(tmp_path / "stages") == files(tmp_path / "out")
+
+
+def test_sources_are_files_and_folders_by_their_names_in_any_case(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    data, some = tmp_path / "data", texts("a", 30)
+    write_jsonl(data / "CommonCrawl/chunk1/part-0001.jsonl", some)
+    write_jsonl(data / "CommonCrawl/chunk2/part-0001.jsonl", some)
+    write_jsonl(data / "C4/train.jsonl", some)
+    write_jsonl(data / "C4/validation.jsonl", some)
+    (data / "Wiki-00001-of-00002.jsonl.gz").write_bytes(
+        gzip.compress(b"".join(orjson.dumps(r) + b"\n" for r in some))
+    )
+    write_jsonl(data / "books.jsonl", some)
+    write_jsonl(data / "notebook.jsonl", some)
+    write_jsonl(data / "github.jsonl", [{"odd": n} for n in range(9)])
+    write_jsonl(data / "zero.jsonl", some)
+    mixture = {
+        "commoncrawl": 50,
+        "c4": 20,
+        "wiki": 5.5,
+        "book": 4,
+        "github": 5,
+        "Stack Exchange": 3,
+        "zero": 0,
+    }
+    averages = {"num_tokens_avg": {"c4": 3.5, "pile": 7}}
+    answer = init(
+        tmp_path, tokenizer_folder, {"mixture": mixture, **averages}, "--budget", "1M tokens"
+    )
+    assert answer.code == 0
+    recipe = read(tmp_path)
+    paths = {name: stream["source"]["path"] for name, stream in recipe["streams"].items()}
+    assert paths == {
+        "commoncrawl": "data/CommonCrawl/**/*.jsonl",
+        "c4": "data/C4/train.jsonl",
+        "c4-validation": "data/C4/validation.jsonl",
+        "wiki": "data/Wiki-00001-of-00002.jsonl.gz",
+    }
+    assert recipe["mix"] == {
+        "commoncrawl": {"share": "50%"},
+        "c4": {"share": "20%"},
+        "wiki": {"share": "5.5%"},
+    }
+    assert recipe["streams"]["c4"]["expected_mean_tokens"] == 3.5
+    assert "sample" not in recipe["streams"]["c4-validation"]
+    said = answer.err
+    assert (
+        "book: 4% of the mixture, and no file or folder that was named is called so: it is left out"
+        in said
+    )
+    assert "Stack Exchange: 3% of the mixture, and no file" in said
+    assert "github: none of its files can be read, so it is left out" in said
+    assert "zero: 0% of the mixture, left out" in said
+    assert "pile stands in num_tokens_avg and in no mixture" in said
+    assert (
+        "of no source of the mixture, and left out: data/books.jsonl, data/notebook.jsonl" in said
+    )
+    assert mdsmix("convert", tmp_path / "recipe.yaml").code == 0
+    assert manifest_of(tmp_path / "out/commoncrawl/train").records.read == 60
+
+
+def test_without_a_budget_the_shares_are_written_and_nothing_is_sampled(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    write_jsonl(tmp_path / "data/c4.jsonl", texts("a", 20))
+    assert init(tmp_path, tokenizer_folder, {"mixture": {"c4": 26.7, "wiki": 3}}).code == 0
+    recipe = read(tmp_path)
+    assert recipe["mix"] == {"c4": {"share": "26.7%"}}
+    assert not {"budget", "absolute"} & recipe.keys()
+    assert "sample" not in recipe["streams"]["c4"]
+    assert mdsmix("convert", tmp_path / "recipe.yaml").code == 0
+
+
+def test_what_is_above_the_named_folder_names_no_source(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    write_jsonl(tmp_path / "book/data/other.jsonl", texts("a", 20))
+    write_jsonl(tmp_path / "book/data/c4.jsonl", texts("b", 20))
+    mixture = {"mixture": {"c4": 20, "book": 5, "data": 1}}
+    answer = init(tmp_path / "book", tokenizer_folder, mixture)
+    assert answer.code == 0
+    assert "book: 5% of the mixture, and no file" in answer.err
+    assert read(tmp_path / "book")["streams"]["data"]["source"]["path"] == "data/other.jsonl"
+
+
+def test_files_that_are_not_alike_are_no_one_stream(tmp_path: Path, tokenizer_folder: Path) -> None:
+    write_jsonl(tmp_path / "data/c4/a.jsonl", texts("a", 40))
+    write_jsonl(tmp_path / "data/c4/b.jsonl", [{"prompt": "a b", "response": "c d"}] * 4)
+    answer = init(tmp_path, tokenizer_folder, {"mixture": {"c4": 20}})
+    assert answer.code == 0
+    assert "c4: data/c4/b.jsonl has other fields than most of it" in answer.err
+    assert read(tmp_path)["streams"]["c4"]["source"]["path"] == "data/c4/a.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("mixture", "sentence"),
+    [
+        ("{", "is no JSON"),
+        ('{"mixture": {"c4": NaN}}', "is no JSON"),
+        ("[1]", "has no key mixture (it holds"),
+        ({"c4": 20}, "has no key mixture (it holds c4)"),
+        ({}, "has no key mixture (it holds nothing)"),
+        ({"mixture": {}}, "mixture is {}; it must give each source a number"),
+        ({"mixture": 5}, "mixture is 5; it must give each source a number"),
+        ({"mixture": {"c4": -1}}, "mixture.c4 is -1; it must be a number of at least 0"),
+        ({"mixture": {"c4": "20%"}}, "mixture.c4 is \"20%\"; it must be a number"),
+        ({"mixture": {"c4": True}}, "mixture.c4 is true; it must be a number"),
+        ({"mixture": {"c4": None}}, "mixture.c4 is null; it must be a number"),
+        ({"mixture": {"c4": 0, "wiki": 0.0}}, "no source of its mixture has a percent above 0"),
+        ({"mixture": {"c4": 70, "wiki": 40}}, "the percents of its mixture come to 110"),
+        ({"mixture": {"c4": 7, "C-4": 4}}, "names c4 and C-4, which no file could be told apart by"),
+        ({"mixture": {"": 4}}, "has a name without a letter or digit"),
+        ({"mixture": {"c4": 7}, "num_tokens_avg": {"c4": 0}}, "num_tokens_avg.c4 is 0"),
+        ({"mixture": {"c4": 7}, "num_tokens_avg": [1]}, "num_tokens_avg is"),
+        ({"mixture": {"pile": 7}}, "nothing that converts was found"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_mixture_is_one_sentence(
+    tmp_path: Path, tokenizer_folder: Path, mixture: Any, sentence: str
+) -> None:
+    write_jsonl(tmp_path / "data/c4.jsonl", texts("a", 3))
+    answer = init(tmp_path, tokenizer_folder, mixture)
+    assert answer.code == 2
+    assert sentence in answer.err
+    assert answer.err.count("\n") == 1
+    assert not (tmp_path / "recipe.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--budget", "1M samples"], "how many tokens that is only a conversion tells"),
+        (["--budget", "x"], "it is no number with a unit"),
+        (["--budget", "1:2B"], "a row needs 2 tokens at least"),
+        (["--budget", "0"], "nothing would be drawn"),
+        (["--dataset-info", "info.json"], "--dataset-info names entries: give one of the two"),
+    ],
+)
+def test_options_that_cannot_stand_beside_it_are_refused(
+    tmp_path: Path, tokenizer_folder: Path, more: list[str], sentence: str
+) -> None:
+    write_jsonl(tmp_path / "data/c4.jsonl", texts("a", 3))
+    answer = init(tmp_path, tokenizer_folder, {"mixture": {"c4": 20}}, *more)
+    assert answer.code == 2
+    assert sentence in answer.err
+
+
+def test_what_it_wants_is_named(tmp_path: Path, tokenizer_folder: Path) -> None:
+    tokenizer = ["--tokenizer", tokenizer_folder]
+    path = tmp_path / "mixture.json"
+    write_jsonl(tmp_path / "c4.jsonl", texts("a", 3))
+    lost = mdsmix("init", "--mixture", path, tmp_path / "c4.jsonl", *tokenizer)
+    assert (lost.code, "There is no mixture file" in lost.err) == (2, True)
+    path.write_text('{"mixture": {"c4": 20}}')
+    assert (
+        "among which the sources of --mixture are"
+        in mdsmix("init", "--mixture", path, *tokenizer).err
+    )
+    alone = mdsmix("init", tmp_path / "c4.jsonl", "--budget", "2B", *tokenizer)
+    assert (alone.code, "name that by --mixture FILE" in alone.err) == (2, True)
