@@ -219,7 +219,7 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (
         ("web", "chat"),
         {"count": "loss_tokens", "target_prompts": "all"},
-        "the loss_tokens of chat were not counted (its manifest counts them for another max_seq_len or other targets)",
+        "the loss_tokens of chat were not counted (its manifest counts them for another max_seq_len, other targets, or a padding token that is not EOS)",
     ),
     (
         ("web", "mute"),

@@ -29,6 +29,10 @@ class Measured:
     "What shares count, a sample on average: its tokens, its trained tokens, or 1."
     budgeted: Fraction
     "The same of what the budget counts."
+    is_exact: bool = True
+    "Both were counted; else the first samples of the stream say it."
+    adds_eos: bool = False
+    "The loader ends answers by an EOS that the stream does not hold, and it is counted."
 
     @property
     def size(self) -> Fraction:
@@ -51,7 +55,8 @@ class Part:
     deviation: float
     "Its standard deviation from epoch to epoch, at most."
     is_exact: bool
-    "What a sample holds was counted; else the first samples of the stream say it."
+    adds_eos: bool
+    "As in Measured."
     weight: Mapping[str, int | float]
     "As the recipe gives it: its share, where it has one, and the budget."
 

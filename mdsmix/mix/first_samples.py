@@ -120,6 +120,9 @@ def is_trained_alike(stream: Stream, loader: Loader) -> bool:
     manifest = stream.trusted_manifest
     if manifest is None or not is_seen_alike(stream, loader):
         return False
+    card = manifest.tokenizer
+    if loader.is_text and card.pad_id is not None and card.pad_id == card.eos_id:
+        return False  # that loader takes every padding token out of the loss, and with it EOS
     if not kind_of(manifest.encoding).has_targets:
         return True
     made, wanted = targets_of(manifest.encoding), loader.target_policies

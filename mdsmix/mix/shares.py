@@ -8,7 +8,7 @@ open, and what comes of it is a `choose` of each stream: whatever renders, check
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from mdsmix.errors import MixRefused
@@ -48,8 +48,7 @@ def apportion(recipe: Recipe, loader: Loader, may_estimate: bool = False) -> App
         MixRefused: the streams cannot give what is asked, or nobody counted what they hold.
     """
     budget, unit = budget_of(recipe), unit_of(recipe)
-    measures = [_measured(s, loader, unit, budget, may_estimate) for s in loader.streams]
-    streams = [measured for measured, _ in measures]
+    streams = [_measured(s, loader, unit, budget, may_estimate) for s in loader.streams]
     asked = _asked(recipe, streams, unit)
     wanted = Wanted(
         unit=unit,
@@ -65,15 +64,14 @@ def apportion(recipe: Recipe, loader: Loader, may_estimate: bool = False) -> App
     total = wanted.whole if recipe.absolute else None
     got = reached(chosen, streams, total)
     refuse_counts(wanted, chosen, got)
+    deviations = _deviations(loader, wanted, chosen, total)
     return Apportioned(
         count=unit,
         budget=str(budget) if budget else None,
         is_absolute=recipe.absolute,
         is_fixed=loader.dataset.get("sampling_method") == "fixed",
         granularity=whole(loader.dataset.get("sampling_granularity")) or 1,
-        parts=_parts(
-            recipe, wanted, chosen, got, measures, _deviations(loader, unit, chosen, total)
-        ),
+        parts=tuple(_parts(recipe, wanted, chosen, got, deviations)),
     )
 
 
@@ -82,26 +80,28 @@ def _parts(
     wanted: Wanted,
     chosen: Sequence[int],
     got: Sequence[Fraction],
-    measures: Sequence[tuple[Measured, bool]],
     deviations: Sequence[float],
-) -> tuple[Part, ...]:
-    written, budget = written_shares(recipe), wanted.budget
-    amount = (
-        {} if budget is None else {"budget" if budget.unit else "passes": _plain(budget.amount)}
-    )
-    return tuple(
-        Part(
-            stream=s.name,
-            samples=s.samples,
+) -> Iterator[Part]:
+    written = written_shares(recipe)
+    for i, stream in enumerate(wanted.streams):
+        yield Part(
+            stream=stream.name,
+            samples=stream.samples,
             choose=chosen[i],
             asked=float(wanted.shares[i]),
             reached=float(got[i]),
             deviation=deviations[i],
-            is_exact=measures[i][1],
-            weight=({} if (w := written[s.name]) is None else {"share": _plain(w)}) | amount,
+            is_exact=stream.is_exact,
+            adds_eos=stream.adds_eos,
+            weight=_weight(written[stream.name], wanted.budget),
         )
-        for i, s in enumerate(wanted.streams)
-    )
+
+
+def _weight(share: Fraction | None, budget: Budget | None) -> dict[str, int | float]:
+    said = {} if share is None else {"share": share}
+    if budget:
+        said["budget" if budget.unit else "passes"] = budget.amount
+    return {key: _plain(number) for key, number in said.items()}
 
 
 def _plain(number: Fraction) -> int | float:
@@ -116,17 +116,17 @@ def unit_of(recipe: Recipe) -> Unit:
 
 def _measured(
     stream: Stream, loader: Loader, unit: Unit, budget: Budget | None, may_estimate: bool
-) -> tuple[Measured, bool]:
-    """The stream's means, and whether they were counted."""
-    counted, is_exact = _mean(stream, loader, unit, may_estimate)
-    other = (budget and budget.unit) or unit
-    budgeted, is_exact_too = (
-        (counted, True) if other == unit else _mean(stream, loader, other, may_estimate)
+) -> Measured:
+    units = (unit, (budget and budget.unit) or unit)
+    means = {u: _mean(stream, loader, u, may_estimate) for u in units}
+    return Measured(
+        name=stream.name,
+        samples=stream.index.samples,
+        counted=means[units[0]][0],
+        budgeted=means[units[1]][0],
+        is_exact=all(is_exact for _, is_exact in means.values()),
+        adds_eos="tokens" in units and added_eos(stream, loader) > 0,
     )
-    measured = Measured(
-        name=stream.name, samples=stream.index.samples, counted=counted, budgeted=budgeted
-    )
-    return measured, is_exact and is_exact_too
 
 
 def _mean(stream: Stream, loader: Loader, unit: Unit, may_estimate: bool) -> tuple[Fraction, bool]:
@@ -159,7 +159,7 @@ def _why(stream: Stream) -> str:
         return "it has no manifest"
     if stream.trusted_manifest is None:
         return "its manifest is of another index"
-    return "its manifest counts them for another max_seq_len or other targets"
+    return "its manifest counts them for another max_seq_len, other targets, or a padding token that is not EOS"
 
 
 def _asked(recipe: Recipe, streams: Sequence[Measured], unit: Unit) -> dict[str, Fraction]:
@@ -199,14 +199,16 @@ def _ideal(
 
 
 def _deviations(
-    loader: Loader, unit: Unit, chosen: Sequence[int], total: Fraction | None
+    loader: Loader, wanted: Wanted, chosen: Sequence[int], total: Fraction | None
 ) -> list[float]:
     """Standard deviation of each share from one epoch to another: of a fixed whole, or, to first order, of what is drawn."""
-    pairs = list(zip(loader.streams, chosen, strict=True))
-    of = [spread.of_draw(_of_sample(s, loader, unit), n, s.index.samples) for s, n in pairs]
+    of = [
+        spread.of_draw(_of_sample(stream, loader, wanted.unit), n, stream.index.samples)
+        for stream, n in zip(loader.streams, chosen, strict=True)
+    ]
     if total is not None:
         return [each / float(total) for each in of]
-    held = [n * float(_mean(s, loader, unit, True)[0]) for s, n in pairs]
+    held = [float(n * s.counted) for s, n in zip(wanted.streams, chosen, strict=True)]
     return spread.of_shares(held, of)
 
 

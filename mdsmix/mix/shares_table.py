@@ -65,6 +65,9 @@ def _notes(found: Apportioned) -> Iterator[str]:
     guessed = [part.stream for part in found.parts if not part.is_exact]
     if guessed:
         yield f"~ {listed(guessed)}: not counted, taken from the first samples (--estimate)"
+    ended = [part.stream for part in found.parts if part.adds_eos]
+    if ended:
+        yield f"{listed(ended)}: with the EOS that the loader adds to an answer without one, which no stream holds"
     if any(part.deviation for part in found.parts):
         yield (
             "±: the standard deviation of the share in one epoch, since rows of unequal length are drawn at random; at most, since "

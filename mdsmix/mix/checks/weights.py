@@ -57,7 +57,7 @@ def weights_tokens(mix: Mix) -> Iterator[Hit]:
             continue
         yield Hit(
             f"{share.stream} is {share.share:.1%} of an epoch's samples and {part:.1%} of its tokens.",
-            "nothing, if that is wanted; else weight by the share of tokens.",
+            "nothing, if that is wanted; else weight by share in a recipe, which counts tokens.",
             [share.stream],
         )
 
