@@ -90,6 +90,22 @@ def convert(
             rich_help_panel="How",
         ),
     ] = False,
+    part: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="K/N",
+            help="Do the K-th of N parts of the work, from 1, as one job of an array; publish nothing.",
+            rich_help_panel="How",
+        ),
+    ] = None,
+    finish: Annotated[
+        bool,
+        typer.Option(
+            "--finish",
+            help="Do what the parts have not done, join all, publish.",
+            rich_help_panel="How",
+        ),
+    ] = False,
     workers: Workers = None,
     memory: Memory = None,
     quarantine_crashes: QuarantineCrashes = False,
@@ -106,6 +122,11 @@ def convert(
     from mdsmix.engines.memory import bytes_of
     from mdsmix.kinds import open_recipe
 
+    if part and (finish or dry_run or verify_target or limit):
+        raise RecipeError(
+            "--part does a part of the work units and publishes nothing, so --finish, --dry-run, --verify-target and --limit "
+            "do not go with it: leave them to the run that finishes."
+        )
     if dry_run and verify_target:
         raise RecipeError(
             "--dry-run does not look into shards, so it cannot say what --verify-target would do: mdsmix verify RECIPE says "
@@ -124,7 +145,11 @@ def convert(
         quarantine_crashes=quarantine_crashes,
         verify_source=verify_source,
         verify_target=verify_target,
+        is_finish=finish,
     )
+    if part:
+        _convert_part(loaded, options, part, as_json)
+        return
     if not dry_run:
         _convert(loaded, options, as_json)
     elif as_json:
@@ -181,3 +206,23 @@ def _convert(recipe: Recipe, options: Options, as_json: bool) -> None:
             echo_json(summary_json(outcomes))
         elif outcomes:
             print_summary(outcomes)
+
+
+def _convert_part(recipe: Recipe, options: Options, text: str, as_json: bool) -> None:
+    from mdsmix.convert.parts import parse
+    from mdsmix.convert.run import convert_part
+    from mdsmix.report.parts import part_json, part_sentences
+    from mdsmix.report.progress import watching
+
+    part, outcomes = parse(text), []
+    try:
+        with watching() as watcher:
+            for outcome in convert_part(recipe, options, watcher, part):
+                outcomes.append(outcome)
+    finally:
+        if as_json:
+            echo_json({"part": str(part), "streams": [part_json(outcome) for outcome in outcomes]})
+        else:
+            echo(*(line for outcome in outcomes for line in part_sentences(outcome)))
+    if not as_json:
+        echo("nothing is published yet: when all parts have ended, mdsmix convert RECIPE --finish")

@@ -30,7 +30,7 @@ def do_units(work: Work) -> tuple[Job, list[UnitResult], tuple[str, ...]]:
     Where the fast tokenizer turns out to differ from the reference, the whole stream is done by the reference.
     """
     job = work.job
-    if job.drops:
+    if job.drops and not work.dropped:
         work = replace(work, dropped=find_dropped(work))
     try:
         return job, _results(work), ()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from mdsmix.convert.damage import SHARD
 from mdsmix.convert.ledger import FOLDER, UnitRecord, read_record
 from mdsmix.convert.old_versions import Version, find_versions, versions_to_delete
+from mdsmix.convert.parts import NOTE
 from mdsmix.convert.quarantine import QUARANTINE
 from mdsmix.convert.tokenizer_folder import TokenizerFolder, needless
 from mdsmix.errors import RecipeError, Unreachable
@@ -38,6 +39,7 @@ _KINDS = {
     "unit record": rf"{re.escape(FOLDER)}/({_HASH})",
     "fingerprints": rf"{re.escape(FOLDER)}/({_HASH})\.hashes",
     "bad records": rf"{re.escape(FOLDER)}/{_BAD_NAME}\.bad",
+    "note of a part": rf"{re.escape(FOLDER)}/({NOTE.pattern})",
     "old index": rf"{re.escape(FOLDER)}/({_HASH})\.index",
     "version mark": rf"{re.escape(FOLDER)}/([0-9a-f]{{8}})\.replaced",
     "quarantine": rf"{QUARANTINE}/{_BAD_NAME}\.jsonl\.zst",

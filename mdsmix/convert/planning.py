@@ -45,6 +45,8 @@ class Options:
     "Sources are read again even where size and stamp are as they were."
     verify_target: bool = False
     "Shards that are there are read and hashed before they are reused; damaged ones are made anew."
+    is_finish: bool = False
+    "Parts of the work were done by other jobs: what their notes at the target say is taken in."
     again: bool = False
     "Go through the units of a published stream too: a repair has deleted some of their shards."
 

@@ -9,6 +9,7 @@ from mdsmix import sources
 from mdsmix.convert.dropping import known_dropped
 from mdsmix.convert.guard import published_manifest, why_rebuilt
 from mdsmix.convert.job import Job, on_day, with_versions
+from mdsmix.convert.parts import learn
 from mdsmix.convert.planning import Options, plan, planned_jobs, source_hashes
 from mdsmix.convert.publish import is_published
 from mdsmix.convert.put import is_put
@@ -39,6 +40,8 @@ def _preview_stream(
     old = published_manifest(job, standing, options.reencode)
     job = on_day(job, old.encoding.date_string if old else None)
     units, cache = plan(job, files), source_hashes(job, options)
+    if options.is_finish:
+        yield f"{job.name}: {learn(job, cache)}"
     known = {unit: cache.content(unit) for unit in units}
     contents = {unit: content or sources.content_of(unit) for unit, content in known.items()}
     is_known = bool(old) and None not in known.values()

@@ -18,6 +18,7 @@ from mdsmix.convert.guard import published_manifest, why_rebuilt, why_whole
 from mdsmix.convert.hashes import duplicates_among
 from mdsmix.convert.job import Job, on_day, with_versions
 from mdsmix.convert.outcome import Outcome, Watcher
+from mdsmix.convert.parts import Part, PartOutcome, do_part, forget, learn
 from mdsmix.convert.planning import (
     Options,
     Planned,
@@ -114,15 +115,50 @@ def _local_engine(planned: Sequence[Planned], options: Options, watcher: Watcher
     )
 
 
+def convert_part(
+    recipe: Recipe, options: Options, watcher: Watcher, part: Part
+) -> Iterator[PartOutcome]:
+    """Does the work units of one part of each chosen stream; nothing is published."""
+    planned = planned_jobs(recipe, options, watcher.say)
+    publish_tokenizer(planned[0][0])
+    watcher.expect({job.name: _bytes_to_read(job, files) // part.of for job, files, _ in planned})
+    failed: list[MdsmixError] = []
+    with closing(_local_engine(planned, options, watcher)) as engine:
+        run = _Run(began=time.monotonic(), options=options, engine=engine, watcher=watcher)
+        for job, files, standing in planned:
+            try:
+                yield do_part(_part_work(job, files, standing, run), part)
+            except MdsmixError as error:
+                failed.append(error)
+    if failed:
+        raise all_of(failed)
+
+
+def _part_work(job: Job, files: list[sources.SourceFile], standing: Standing, run: _Run) -> Work:
+    job, old = _as_published(job, standing, run.options)
+    job = replace(job, is_new=True) if standing.is_empty else with_versions(job, old)
+    run.engine.refresh()
+    cache = source_hashes(job, run.options)
+    units = plan(job, files)
+    return Work(job=job, units=units, cache=cache, engine=run.engine, watcher=run.watcher)
+
+
+def _as_published(job: Job, standing: Standing, options: Options) -> tuple[Job, Manifest | None]:
+    """The job with what it keeps of the stream that is published, and that stream's manifest."""
+    old = published_manifest(job, standing, options.reencode)
+    unequal = known_unequal(job.tokenizer)
+    job = on_day(job, old.encoding.date_string if old else None)
+    return replace(job, unequal=unequal.label if unequal else ""), old
+
+
 def _convert_stream(
     job: Job, files: list[sources.SourceFile], standing: Standing, run: _Run
 ) -> Outcome:
     began, options, watcher = time.monotonic(), run.options, run.watcher
     units, cache = plan(job, files), source_hashes(job, options)
-    old = published_manifest(job, standing, options.reencode)
-    unequal = known_unequal(job.tokenizer)
-    job = on_day(job, old.encoding.date_string if old else None)
-    job = replace(job, unequal=unequal.label if unequal else "")
+    job, old = _as_published(job, standing, options)
+    if options.is_finish:
+        watcher.say(f"{job.name}: {learn(job, cache)}")
     again = options.again or options.verify_target
     if old and not again and is_up_to_date(job, old, standing, units, cache):
         refuse_too_many_bad(job, old.records)
@@ -145,6 +181,8 @@ def _convert_stream(
         if time.monotonic() - run.began > LOOK_AGAIN_SECONDS:
             publish_tokenizer(job)
         manifest, index = _publish(job, units, results, standing, held)
+        if options.is_finish:
+            forget(job, held)
         if not job.limit:
             cache.save(units, [result.content for result in results])
     notes = (*filter(None, [said]), *notes, *run.engine.warnings())

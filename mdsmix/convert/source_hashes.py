@@ -9,7 +9,7 @@ changed without changing its size or its modification time is not noticed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -44,11 +44,15 @@ class SourceHashCache:
         """What is remembered of the stream published at `target`."""
         cache = SourceHashCache.at(target)
         with suppress(OSError):
-            for line in cache.path.read_bytes().splitlines():
-                # What was being written when the machine went down is half a line.
-                with suppress(ValueError, KeyError, TypeError, AttributeError):
-                    cache._learn(orjson.loads(line))
+            cache.learn_lines(cache.path.read_bytes())
         return cache
+
+    def learn_lines(self, content: bytes) -> None:
+        """Takes in what a cache, of this machine or of another, has written."""
+        for line in content.splitlines():
+            # What was being written when the machine went down is half a line.
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                self._learn(orjson.loads(line))
 
     def _learn(self, entry: Mapping[str, Any]) -> None:
         windows = tuple(Window(**window) for window in entry["windows"])
@@ -93,12 +97,15 @@ class SourceHashCache:
 
     def save(self, units: list[Unit], contents: list[Content]) -> None:
         """Remembers these units and forgets all others."""
-        lines = [
+        with suppress(Unreachable):  # the stream is published; all that is lost is a reading
+            keep_in_cache(self.path, self.lines(units, contents))
+
+    def lines(self, units: Sequence[Unit], contents: Sequence[Content]) -> bytes:
+        """What these units hold, as `learn_lines` takes it in."""
+        return b"".join(
             _line(fingerprint(unit), content.windows, content.files)
             for unit, content in zip(units, contents, strict=True)
-        ]
-        with suppress(Unreachable):  # the stream is published; all that is lost is a reading
-            keep_in_cache(self.path, b"".join(lines))
+        )
 
 
 def _line(unit: str, windows: Collection[Window], files: Collection[str] | None) -> bytes:

@@ -1,0 +1,164 @@
+"""One conversion by an array of jobs (Slurm, Kubernetes, make -j): each job does a part of the work units, and one joins them.
+
+Every n-th unit of the plan is a part's own, so parts are of one size. A part writes what any run writes before it publishes:
+shards and unit records, both named by what they hold, so parts need not know of each other, one may be done twice, and one that
+was killed goes on where it was. Nothing is published and no lease is held. `--finish` is a conversion that finds all this:
+it takes the lease, does the units that are missing, and publishes. What the parts found their sources to hold lies at
+the target in notes, so that it reads no source again.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from mdsmix.convert.doing import do_units
+from mdsmix.convert.dropping import find_dropped
+from mdsmix.convert.job import Job
+from mdsmix.convert.ledger import FOLDER
+from mdsmix.convert.source_hashes import SourceHashCache
+from mdsmix.convert.stored import listing
+from mdsmix.convert.unit import UnitResult
+from mdsmix.convert.work import Work
+from mdsmix.errors import RecipeError
+from mdsmix.shards.lease import Lease
+from mdsmix.shards.manifest import Records
+from mdsmix.storage import Location, together
+from mdsmix.words import listed, plural
+
+NOTE = re.compile(r"part-(\d{1,6})-of-(\d{1,6})")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The `number`-th, from 1, of so many."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    @property
+    def note(self) -> str:
+        return f"part-{self.number}-of-{self.of}"
+
+    def has(self, unit: int) -> bool:
+        """Whether the unit of this number in the plan, from 0, is its own."""
+        return unit % self.of == self.number - 1
+
+
+def parse(text: str) -> Part:
+    """`3/64`; RecipeError where it is no part of a whole."""
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    part = Part(int(found[1]), int(found[2])) if found else Part(0, 0)
+    if not 1 <= part.number <= part.of:
+        raise RecipeError(
+            f"--part {text} is no part: write which one and of how many, from 1/64 to 64/64; an array that counts from 0 adds 1."
+        )
+    return part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartOutcome:
+    """What a part came to in one stream. Nothing of it is published."""
+
+    stream: str
+    target: str
+    part: Part
+    units: int
+    "Of the plan, that are this part's own."
+    units_in_all: int
+    reused: int
+    "Records of windows that were there already."
+    tokens: int
+    seconds: float
+    peak: int = 0
+    "Bytes that the run and its workers held at most."
+    records: Records = field(default_factory=Records)
+    notes: tuple[str, ...] = ()
+
+
+def do_part(work: Work, part: Part) -> PartOutcome:
+    """Does the units of the part and leaves a note of what their sources hold."""
+    began = time.monotonic()
+    mine = _own(work, part)
+    if not mine.units:
+        return _outcome(work, part, [], (), began)
+    work.watcher.begin(
+        work.job.name, sum(file.stat.size for unit in mine.units for file in unit.files)
+    )
+    with listing(work.job):
+        job, results, notes = do_units(mine)
+    content = work.cache.lines(mine.units, [result.content for result in results])
+    (job.folder / FOLDER / part.note).write(content)
+    return _outcome(work, part, results, notes, began)
+
+
+def _own(work: Work, part: Part) -> Work:
+    """The part's work. Which records are dropped as duplicates follows from all units: each part reads those that no other has
+    read. Whether too many are bad follows from all too: that is judged when the stream is published."""
+    dropped = find_dropped(work) if work.job.drops else ()
+    numbers = [number for number in range(len(work.units)) if part.has(number)]
+    return replace(
+        work,
+        job=replace(work.job, max_bad=type(work.job.max_bad)(1)),
+        units=[work.units[number] for number in numbers],
+        dropped=[dropped[number] for number in numbers] if dropped else (),
+    )
+
+
+def _outcome(
+    work: Work, part: Part, results: Sequence[UnitResult], notes: tuple[str, ...], began: float
+) -> PartOutcome:
+    records = [record for result in results for record in result.records]
+    return PartOutcome(
+        stream=work.job.name,
+        target=work.job.target,
+        part=part,
+        units=len(results),
+        units_in_all=len(work.units),
+        reused=sum(result.reused for result in results),
+        tokens=sum(record.totals.tokens for record in records),
+        records=sum((record.records for record in records), Records()),
+        seconds=time.monotonic() - began,
+        peak=work.engine.peak,
+        notes=(*notes, *work.engine.warnings()),
+    )
+
+
+def learn(job: Job, cache: SourceHashCache) -> str:
+    """Takes in what the notes of all parts at the target say; returns which parts have left one, and which have not."""
+    found = _notes(job.folder)
+    notes = [job.folder / FOLDER / part.note for part in found]
+    for content in together(lambda note: note.read(), notes):
+        cache.learn_lines(content)
+    return _said(found)
+
+
+def forget(job: Job, held: Lease) -> None:
+    """Deletes the notes of a stream that is published."""
+    held.confirm()
+    notes = [job.folder / FOLDER / part.note for part in _notes(job.folder)]
+    together(lambda note: note.delete(), notes)
+
+
+def _notes(folder: Location) -> list[Part]:
+    return [Part(int(found[1]), int(found[2])) for found in _names(folder)]
+
+
+def _names(folder: Location) -> Iterator[re.Match[str]]:
+    return filter(None, (NOTE.fullmatch(name) for name, _ in (folder / FOLDER).list()))
+
+
+def _said(found: Sequence[Part]) -> str:
+    if not found:
+        return "no part has finished; all work units are done now, as without --finish"
+    most = max(part.of for part in found)
+    ended = {part.number for part in found if part.of == most}
+    missing = [str(Part(number, most)) for number in range(1, most + 1) if number not in ended]
+    if not missing:
+        return f"all {plural(most, 'part')} have finished"
+    return f"{plural(len(missing), 'part')} of {most} have not finished, and their work units are done now: {listed(missing, 8)}"
