@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import orjson
+import xxhash
 
 Message = dict[str, Any]
 "`role` and `content` as a chat template is given them, and what else the template reads (`tool_calls`, ...)."
@@ -37,6 +38,9 @@ class Conversation(NamedTuple):
     "A flag a message: an answer that is not trained becomes part of the next prompt. None: the recipe's policies alone decide."
     tools: list[Any] | None = None
     "What the assistant may call, as the template takes it."
+    images: Sequence[str | bytes] = ()
+    """Of a stream of images: for each part `{"type": "image"}` of the messages, in their order, a path or URL as the record
+    says it, or the image itself."""
 
     @property
     def said(self) -> str:
@@ -64,6 +68,21 @@ class RichConversation(Conversation):
         return len(self.said)
 
 
+class PicturedConversation(Conversation):
+    """A conversation in which the content of some messages is a list of parts, texts and images."""
+
+    __slots__ = ()
+
+    @property
+    def said(self) -> str:
+        """All texts, without the paths of images, which no template is given."""
+        return "\n".join(_texts([message["content"] for message in self.messages]))
+
+    @property
+    def characters(self) -> int:
+        return len(self.said)
+
+
 Record = Document | Pair | Conversation
 
 
@@ -82,12 +101,25 @@ def _texts(value: Any) -> Iterator[str]:
 def canonical(record: Record) -> bytes:
     """What the record says, as bytes: those of equal records are equal, whatever the order of the keys in them."""
     said = list(record) if isinstance(record, tuple) else record
+    if isinstance(record, Conversation) and not record.images:
+        del said[3:]
     try:
-        return orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
+        return orjson.dumps(said, _digest, orjson.OPT_SORT_KEYS)
     except (
         TypeError
     ):  # tools may hold whole numbers of more than 64 bits, and what Arrow has beside JSON's types
-        return json.dumps(said, sort_keys=True, ensure_ascii=False, default=str).encode()
+        return json.dumps(said, sort_keys=True, ensure_ascii=False, default=_said).encode()
+
+
+def _digest(value: Any) -> str:
+    """An image that stands in its record, by the hash of its bytes."""
+    if isinstance(value, bytes):
+        return xxhash.xxh3_128_hexdigest(value)
+    raise TypeError
+
+
+def _said(value: Any) -> str:
+    return _digest(value) if isinstance(value, bytes) else str(value)
 
 
 def is_encodable(text: str) -> bool:

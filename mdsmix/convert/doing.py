@@ -52,7 +52,8 @@ def _results(work: Work) -> list[UnitResult]:
     work.watcher.on_progress(sum(map(_size, found.values())), 0)
     _refuse_hopeless(first, found)
     todo = [number for number in range(len(units)) if number not in found]
-    look = not job.drops and not _are_explained(job, cache, units)
+    look = not (job.drops and not job.kind.has_images)
+    look = look and not _are_explained(job, cache, units)
     if todo:
         open_tokenizer_backend(job)  # once, for all workers that are forked
         prepare(units)

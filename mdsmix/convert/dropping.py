@@ -24,9 +24,10 @@ import xxhash
 
 from mdsmix.convert.hashes import all_hashes, are_kept, keep_hashes
 from mdsmix.convert.job import Job
+from mdsmix.convert.keys import Dropped, lines_key, lines_keys
 from mdsmix.convert.repeats import Fingerprints, find_repeats
 from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.convert.unit import Dropped, open_tokenizer_backend, window_key, window_keys
+from mdsmix.convert.unit import open_tokenizer_backend
 from mdsmix.convert.work import Work
 from mdsmix.encode.tokenizer import keep_in_cache
 from mdsmix.engines.attempts import Attempt
@@ -50,7 +51,7 @@ class Hashed:
 
     @property
     def keys(self) -> list[str]:
-        return window_keys(self.job, self.content)
+        return lines_keys(self.job, self.content)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +77,12 @@ class HashTask:
                 count += len(batch.records)
                 records += len(batch.records) + sum(1 for _ in batch.bad)
                 reporter.on_progress(batch.size, 0)
-            keep_hashes(job.folder, window_key(job, digests.window(number)), seen.finish(count))
+            keep_hashes(job.folder, lines_key(job, digests.window(number)), seen.finish(count))
             done.add(number)
         content = digests.content()
         for window in content.windows:
             if window.number not in done:  # no record starts in it
-                keep_hashes(job.folder, window_key(job, window), b"")
+                keep_hashes(job.folder, lines_key(job, window), b"")
         return Hashed(job=job, content=content, records=records)
 
 
@@ -108,7 +109,7 @@ def known_dropped(
     """What is dropped from units of these contents, as far as this machine remembers it; nothing is under `duplicates: keep`."""
     if not job.drops:
         return [{} for _ in contents]
-    bits = _remembered(cache, [key for content in contents for key in window_keys(job, content)])
+    bits = _remembered(cache, [key for content in contents for key in lines_keys(job, content)])
     return None if bits is None else _by_unit(bits, contents)
 
 
@@ -117,7 +118,7 @@ def _whole(work: Work, damaged: Collection[str]) -> list[Hashed]:
     job, units, found = work.job, work.units, dict[int, Hashed]()
     for number, unit in enumerate(units):
         content = work.cache.content(unit)
-        keys = window_keys(job, content) if content else []
+        keys = lines_keys(job, content) if content else []
         if content and all(key not in damaged and are_kept(job, key) for key in keys):
             found[number] = Hashed(job=job, content=content)
             work.watcher.on_progress(size_of(unit.files), 0)

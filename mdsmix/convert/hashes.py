@@ -66,7 +66,7 @@ def all_hashes(folder: Location, keys: Sequence[str]) -> Iterator[Fingerprints |
 
 def duplicates_among(job: Job, units: Sequence[UnitRecord]) -> Records:
     """How many records of these units, in the order of the plan, an earlier one equals, and how many were not looked at."""
-    unhashed, found = list[int](), all_hashes(job.folder, [unit.key for unit in units])
+    unhashed, found = list[int](), all_hashes(job.folder, [unit.base or unit.key for unit in units])
 
     def looked_at() -> Iterator[Fingerprints]:
         for unit, hashes in zip(units, found, strict=True):

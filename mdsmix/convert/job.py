@@ -38,6 +38,8 @@ class Job:
     "Where the stream is published."
     max_bad: Fraction = Fraction(1)
     "The share of bad records above which nothing is published; no published byte depends on it."
+    images: str = ""
+    "Of a stream of images: where their paths begin; blank: at the folder of the records' file. No key depends on it, only on the images."
     limit: int | None = None
     "Only the first records are read: a first look."
     wanted: Wanted | None = None
@@ -61,6 +63,11 @@ class Job:
     def root(self) -> Location:
         """Where all streams of the recipe lie, and their tokenizer."""
         return self.folder.parent.parent
+
+    @property
+    def images_root(self) -> Location | None:
+        """Where the paths of images begin; None: at the folder of the records' file."""
+        return locate(self.images) if self.images else None
 
     @property
     def shard_folders(self) -> list[Location]:
@@ -148,6 +155,7 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
         backend=recipe.tokenizer.backend,
         target=f"{recipe.published(stream)}/{f'limit-{limit}' if limit else stream.split}",
         max_bad=recipe.max_bad_share,
+        images=(stream.images and stream.images.root) or "",
         limit=limit,
         expected_mean=stream.expected_mean_tokens,
         is_versioned=recipe.publish == "versioned" and not limit,

@@ -39,7 +39,9 @@ class UnitRecord:
     lines: int = 0
     "Lines or rows of the source that the unit owns: where those of the file's next unit begin to be counted."
     base: str = ""
-    "Where duplicates are dropped from it: the key that it has without that, by which the fingerprints of its records are named."
+    "The key of its lines alone, by which the fingerprints of its records are named, where duplicates are dropped from it or it has images."
+    fetched: dict[str, str] = field(default_factory=dict)
+    "URL of an image that a server gave -> xxh3_128 of that, or the reason code of why it gave none."
     side_files: list[SideFile] = field(default_factory=list)
     "Where records have names: one for each shard, in order."
     leftover: str = ""

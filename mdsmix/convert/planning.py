@@ -12,12 +12,13 @@ from mdsmix import sources
 from mdsmix.convert.budget import sampled
 from mdsmix.convert.dropping import known_dropped
 from mdsmix.convert.guard import refuse_quarantine, refuse_replacing
+from mdsmix.convert.images import confirmed
 from mdsmix.convert.job import Job, make_job
+from mdsmix.convert.keys import window_keys
 from mdsmix.convert.publish import is_published
 from mdsmix.convert.quarantine import bad_name, stale_files
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.standing import Standing, standing_of
-from mdsmix.convert.unit import window_keys
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec
@@ -102,12 +103,14 @@ def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
 
 def plan(job: Job, files: list[sources.SourceFile]) -> list[Unit]:
     """The work units of the stream."""
-    return sources.plan(files, fields=job.fields_read, parsed=job.fields_parsed)
+    return sources.plan(files, fields=job.fields_read, parsed=job.fields_parsed, **job.kind.plans)
 
 
 def source_hashes(job: Job, options: Options) -> SourceHashCache:
     """The source-hash cache of the stream; empty where its sources are to be read again."""
-    return (SourceHashCache.at if options.verify_source else SourceHashCache.of)(job.target)
+    if options.verify_source:
+        return SourceHashCache.at(job.target)
+    return confirmed(job, SourceHashCache.of(job.target))
 
 
 def is_up_to_date(

@@ -8,14 +8,16 @@ from dataclasses import asdict, replace
 from mdsmix import sources
 from mdsmix.convert.dropping import known_dropped
 from mdsmix.convert.guard import published_manifest, why_rebuilt
+from mdsmix.convert.images import whole_content
 from mdsmix.convert.job import Job, on_day, with_versions
+from mdsmix.convert.keys import Dropped, window_keys
 from mdsmix.convert.parts import learn
 from mdsmix.convert.planning import Options, plan, planned_jobs, source_hashes
 from mdsmix.convert.publish import is_published
 from mdsmix.convert.put import is_put
 from mdsmix.convert.standing import Standing
 from mdsmix.convert.stored import listing
-from mdsmix.convert.unit import Dropped, recorded, window_keys
+from mdsmix.convert.unit import recorded
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.recipe import Recipe
@@ -43,7 +45,7 @@ def _preview_stream(
     if options.is_finish:
         yield f"{job.name}: {learn(job, cache)}"
     known = {unit: cache.content(unit) for unit in units}
-    contents = {unit: content or sources.content_of(unit) for unit, content in known.items()}
+    contents = {unit: content or whole_content(job, unit) for unit, content in known.items()}
     is_known = bool(old) and None not in known.values()
     dropped = known_dropped(job, list(contents.values()), cache)
     losses = dict(zip(contents, dropped or [{}] * len(units), strict=True))

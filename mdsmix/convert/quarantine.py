@@ -8,10 +8,12 @@ beside the shards with the numbers that a text editor shows.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
+import xxhash
 
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.errors import Unreachable
@@ -23,6 +25,8 @@ from mdsmix.storage import Location, together
 QUARANTINE = "quarantine"
 MOST_FIELDS = 64
 "Names of a record's fields that are kept beside it."
+_IMAGE = re.compile(r"[A-Za-z0-9+/]{1000,}={0,2}")
+"An image as base64: no word of a text is as long."
 PIECE_BYTES = 8 << 20
 "Bytes of lines that are held before they are compressed."
 
@@ -57,8 +61,9 @@ class PackedRecords:
         return b"".join([*parts, frame.compress(self._lines), frame.flush()])
 
 
-def described(bad: BadRecord) -> bytes:
-    """One bad record as JSON; `raw` is its text, or `raw_base64` its bytes where they are no text."""
+def described(bad: BadRecord, has_images: bool = False) -> bytes:
+    """One bad record as JSON; `raw` is its text, or `raw_base64` its bytes where they are no text. Of one that may hold images
+    themselves (`has_images`) they are left out."""
     origin = bad.origin
     record = {"file": origin.file, **origin.place, "length": origin.length, "reason": bad.reason}
     if bad.detail:
@@ -66,10 +71,16 @@ def described(bad: BadRecord) -> bytes:
     if bad.reason == "missing_field" and origin.fields:
         record["fields"] = origin.fields[:MOST_FIELDS]
     try:
-        record["raw"] = origin.raw.decode()
+        text = origin.raw.decode()
+        record["raw"] = _IMAGE.sub(_left_out, text) if has_images else text
     except UnicodeDecodeError:
         record["raw_base64"] = base64.b64encode(origin.raw).decode()
     return orjson.dumps(record)
+
+
+def _left_out(image: re.Match[str]) -> str:
+    digest = xxhash.xxh3_128_hexdigest(image[0])
+    return f"<{len(image[0])} characters of base64 left out, xxh3_128 {digest}>"
 
 
 def bad_name(key: str, window: Window) -> str:

@@ -16,6 +16,7 @@ from mdsmix.convert.damage import delete_damaged
 from mdsmix.convert.doing import do_units, publish_bad
 from mdsmix.convert.guard import published_manifest, why_rebuilt, why_whole
 from mdsmix.convert.hashes import duplicates_among
+from mdsmix.convert.images import forget_stamps
 from mdsmix.convert.job import Job, on_day, with_versions
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.parts import Part, PartOutcome, do_part, forget, learn
@@ -184,7 +185,8 @@ def _convert_stream(
         if options.is_finish:
             forget(job, held)
         if not job.limit:
-            cache.save(units, [result.content for result in results])
+            cache.save(units, contents := [result.content for result in results])
+            forget_stamps(job, contents)
     notes = (*filter(None, [said]), *notes, *run.engine.warnings())
     return _outcome(job, manifest, index, results, began, notes, run.engine.peak)
 

@@ -62,6 +62,28 @@ class SourceHashCache:
         else:
             self.windows.setdefault(unit, {}).update({w.number: w for w in windows})
 
+    def all_windows(self) -> Iterator[Window]:
+        """Of all units that are remembered."""
+        for content in self.contents.values():
+            yield from content.windows
+        for windows in self.windows.values():
+            yield from windows.values()
+
+    def without(self, gone: Collection[Window]) -> SourceHashCache:
+        """The same, less these windows: a unit that had one is one that was not read to its end."""
+        windows = {unit: dict(of) for unit, of in self.windows.items()}
+        contents = dict[str, Content]()
+        for unit, content in self.contents.items():
+            if any(window in gone for window in content.windows):
+                windows.setdefault(unit, {}).update({w.number: w for w in content.windows})
+            else:
+                contents[unit] = content
+        left = {
+            unit: {n: window for n, window in of.items() if window not in gone}
+            for unit, of in windows.items()
+        }
+        return SourceHashCache(self.path, contents, left)
+
     def content(self, unit: Unit) -> Content | None:
         return self.contents.get(fingerprint(unit))
 
@@ -74,7 +96,7 @@ class SourceHashCache:
         for unit in units:
             content = self.content(unit)
             windows = content.windows if content else self.begun(unit).values()
-            yield from (window.digest for window in windows)
+            yield from (window.said for window in windows)
 
     def begun(self, unit: Unit) -> dict[int, Window]:
         """The windows that are stored of a unit that is not done."""
@@ -109,8 +131,12 @@ class SourceHashCache:
 
 
 def _line(unit: str, windows: Collection[Window], files: Collection[str] | None) -> bytes:
-    entry = {"unit": unit, "windows": [asdict(w) for w in windows], "files": files}
+    entry = {"unit": unit, "windows": [_said(w) for w in windows], "files": files}
     return orjson.dumps(entry) + b"\n"
+
+
+def _said(window: Window) -> dict[str, Any]:
+    return {key: value for key, value in asdict(window).items() if value != ""}
 
 
 def fingerprint(unit: Unit) -> str:

@@ -14,10 +14,11 @@ from heapq import merge
 from itertools import groupby
 
 import numpy as np
-import xxhash
 
 from mdsmix.convert.hashes import are_kept, keep_hashes
+from mdsmix.convert.images import cut_by_images, folders_of, keep_stamps, whole_content
 from mdsmix.convert.job import Job
+from mdsmix.convert.keys import Dropped, lines_key, window_key
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
 from mdsmix.convert.quarantine import (
     PackedRecords,
@@ -35,11 +36,12 @@ from mdsmix.encode.base import Encoded
 from mdsmix.engines.attempts import CRASHED, Attempt, pieces, place, skipped
 from mdsmix.engines.base import Reporter
 from mdsmix.errors import Unreachable
+from mdsmix.images.encoder import Pictures
 from mdsmix.kinds.fingerprints import Fingerprints
 from mdsmix.kinds.reading import open_reading
 from mdsmix.kinds.sampling import Sample
 from mdsmix.shards.ids import RowIds
-from mdsmix.shards.index import StoredFile
+from mdsmix.shards.index import Shard, StoredFile
 from mdsmix.shards.manifest import NOT_SAMPLED, Records
 from mdsmix.shards.shardfiles import store_shards
 from mdsmix.sources import (
@@ -49,7 +51,6 @@ from mdsmix.sources import (
     RecordBatch,
     Unit,
     Window,
-    content_of,
     read,
     shown_unit,
 )
@@ -61,10 +62,6 @@ STALE = (
 )
 MOST_SHRUNK = 6
 "Halve a batch of 8 MB at most six times for want of memory: below 128 KB the worker's fixed memory dominates."
-
-
-Dropped = Mapping[int, bytes]
-"Number of a window -> a bit for each of its records, the lowest of a byte first: 1 where the record is a duplicate and dropped."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +97,9 @@ class UnitTask:
     def do(self, attempt: Attempt, reporter: Reporter) -> UnitResult:
         """Converts the unit's unfinished windows. Their bytes are hashed while they are read, which gives the records their keys."""
         job, unit, limit, known = self.job, self.unit, self.job.limit, self.windows
-        looks = bool(attempt.deaths or (self.look and not known))
+        looks = bool(attempt.deaths or (self.look and (job.kind.has_images or not known)))
         if looks:
-            found = content_of(unit, limit)
+            found = whole_content(job, unit, limit, self.dropped)
             known = {window.number: window for window in found.windows}
             if done := recorded(job, found, self.dropped):
                 reporter.on_progress(sum(record.size for record in done.records), 0)
@@ -117,9 +114,11 @@ class UnitTask:
             records[number] = self._convert(number, of_window, digests, attempt, reporter)
             if not limit:
                 SourceHashCache.at(job.target).note_window(unit, digests.window(number))
+        for number in reused:  # not read again: they are as they were when they were known
+            digests.add_images(number, known[number].images)
         content = digests.content()
         windows = {window.number: window for window in content.windows}
-        if job.drops and not limit and windows != dict(self.windows):
+        if job.drops and not limit and _lines(windows) != _lines(self.windows):
             raise Unreachable(STALE.format(url=unit.files[0].location.url))
         if any(windows.get(number) != known[number] for number in reused):
             # The cache was wrong: a file was changed and kept its size and stamp.
@@ -144,19 +143,7 @@ class UnitTask:
         reporter: Reporter,
     ) -> UnitRecord:
         dropped = self.dropped.get(number, b"")
-        return _convert(self.job, number, batches, digests, attempt, reporter, dropped)
-
-
-def window_key(job: Job, window: Window, dropped: bytes = b"") -> str:
-    """The key of a window's record. That of a window from which nothing is dropped is as it is without the setting."""
-    without = f" without {xxhash.xxh3_128_hexdigest(dropped)}" if dropped else ""
-    return job.key(window.digest + without)
-
-
-def window_keys(job: Job, content: Content, dropped: Dropped | None = None) -> list[str]:
-    """The keys of all windows of a unit that is known."""
-    gone = dropped or {}
-    return [window_key(job, window, gone.get(window.number, b"")) for window in content.windows]
+        return _convert(self.job, self.unit, number, batches, digests, attempt, reporter, dropped)
 
 
 def find_record(job: Job, window: Window, dropped: bytes = b"") -> UnitRecord | None:
@@ -203,8 +190,14 @@ def _is_there(job: Job, file: StoredFile) -> bool:
     return any(stat and stat.size == file.bytes for stat in stats)
 
 
+def _lines(windows: Mapping[int, Window]) -> dict[int, str]:
+    """What the windows hold, whatever images their records name: those are not read for duplicates."""
+    return {number: window.digest for number, window in windows.items()}
+
+
 def _convert(
     job: Job,
+    unit: Unit,
     number: int,
     batches: Iterator[RecordBatch],
     digests: Digests,
@@ -215,33 +208,39 @@ def _convert(
     """Encodes the batches of a window, stores the shards, and then the record that says so."""
     backend = open_tokenizer_backend(job)
     seen = Fingerprints(np.unpackbits(np.frombuffer(dropped, np.uint8), bitorder="little") > 0)
-    encoder = open_reading(job.encoding, job.tokenizer, backend, seen)
-    noticed = encoder.noticed
+    encoder = open_reading(job.encoding, job.tokenizer, backend, seen, job.images_root)
+    noticed, pictures = encoder.noticed, encoder.pictures
+    beside = folders_of(job, unit)
     rows = job.kind.open_rows(job.encoding, job.layout, job.tokenizer.dtype)
     compared, tally = (
         backend.compared,
-        _Tally(job.kind.splits_records(job.encoding), encoder.sample),
+        _Tally(job.kind.splits_records(job.encoding), encoder.sample, job.kind.has_images),
     )
-    pace, first, ids = _Pace(attempt, reporter), 0, RowIds()
+    pace, first, ids, shards = _Pace(attempt, reporter, pictures), 0, RowIds(), list[Shard]()
     for batch in batches:
         without = skipped(batch, attempt)
         for piece in pace.pieces(batch, without):
             records = batch.records[piece.start : piece.stop]
-            encoded = encoder.encode(records, first + piece.start)
-            rows.add(encoded)
+            folders = [beside[name] for name in batch.files(piece)] if beside else ()
+            encoded = encoder.encode(records, first + piece.start, folders)
+            for full in rows.add(encoded):
+                shards += store_shards(job.folder, job.layout, full, _held(job))
             ids.add(encoded.ids)
             tally.add(batch, piece, encoded)
             reporter.on_progress(batch.size * len(piece) // len(batch.records), encoded.tokens)
         tally.end(batch, without)
         noticed.look_at_columns(batch.unread, batch.unseen)
         first += len(batch.records)
-    full, totals, leftover = rows.finish()
+    rest, totals, leftover = rows.finish()
+    if pictures:
+        digests.add_images(number, pictures.seen.digest)
     window = digests.window(number)  # all of it has been read now
-    base = window_key(job, window)
-    shards = store_shards(job.folder, job.layout, full, _held(job))
+    base, key = lines_key(job, window), window_key(job, window, dropped)
+    shards += store_shards(job.folder, job.layout, rest, _held(job))
     record = UnitRecord(
-        key=window_key(job, window, dropped),
-        base=base if dropped else "",
+        key=key,
+        base=base if base != key else "",
+        fetched=pictures.seen.fetched if pictures else {},
         backend=backend.label,
         shards=shards,
         side_files=ids.store(job.folder, shards) if job.names_rows else [],
@@ -256,6 +255,8 @@ def _convert(
     if not job.drops and not are_kept(job, base):  # where some are dropped, they were there first
         keep_hashes(job.folder, base, seen.finish(first))
     write_record(job.folder, record)
+    if pictures and not job.limit:
+        keep_stamps(job, window, pictures.seen.stamps)
     return record
 
 
@@ -267,13 +268,15 @@ def _held(job: Job) -> frozenset[tuple[str, int]] | None:
 class _Pace:
     """How many records are in work at once: a batch, or fewer where memory is tight or workers have died of them."""
 
-    def __init__(self, attempt: Attempt, reporter: Reporter) -> None:
+    def __init__(self, attempt: Attempt, reporter: Reporter, pictures: Pictures | None) -> None:
         self._attempt, self._reporter, self._shrunk = attempt, reporter, 0
+        self._pictures = pictures
 
     def pieces(self, batch: RecordBatch, without: set[int]) -> Iterator[range]:
         """The positions to work on next. Reports them to the engine, which may make this worker wait."""
         halvings = self._attempt.halvings + self._shrunk
-        for piece in pieces(len(batch.records), halvings, without):
+        found = pieces(len(batch.records), halvings, without)
+        for piece in cut_by_images(found, self._pictures) if self._pictures else found:
             self._reporter.wait_for_room()
             self._reporter.on_records(place(batch, piece))
             yield piece
@@ -285,8 +288,10 @@ class _Pace:
 class _Tally:
     """Counts what became of the records, batch by batch. Written records are counted by their rows, so that the counts do not add up where one is lost."""
 
-    def __init__(self, has_many_rows: bool, sample: Sample | None = None) -> None:
-        self._has_many_rows, self._sample = has_many_rows, sample
+    def __init__(
+        self, has_many_rows: bool, sample: Sample | None = None, has_images: bool = False
+    ) -> None:
+        self._has_many_rows, self._sample, self._has_images = has_many_rows, sample, has_images
         "A long document is split, any other record is one row."
         self.records, self.bad = Records(), PackedRecords()
         self.size = self.lines = 0
@@ -318,7 +323,7 @@ class _Tally:
         reasons = Counter[str]()
         for bad in found:
             reasons[bad.reason] += 1
-            self.bad.add(described(bad))
+            self.bad.add(described(bad, self._has_images))
         read = reasons.total() - len(self._rejected)
         self.records += Records(read=read, quarantined=dict(reasons))
         self.size += batch.size

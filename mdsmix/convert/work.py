@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from mdsmix.convert.job import Job
+from mdsmix.convert.keys import Dropped
 from mdsmix.convert.outcome import Watcher
 from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.convert.unit import Dropped
 from mdsmix.engines.base import Engine, Task
 from mdsmix.sources import Unit
 

@@ -57,6 +57,10 @@ class Encoded:
     "int64 [n]: tokens of each sample that the loader cuts off; None where it cuts none."
     lost_tokens: int = 0
     "Tokens that no sample holds, because they could not be trained on."
+    placeholders: Any = None
+    "int64 [n]: tokens of each sample that stand for an image; None where none can."
+    images: Sequence[Sequence[Any]] = ()
+    "The images of each sample (`mdsmix.images.encoder.Image`), as many as it has placeholders."
 
 
 class Encoder(Protocol):

@@ -22,6 +22,7 @@ from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoded, Rejected
 from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn, answers
 from mdsmix.encode.history import RewrittenHistory, rendered_rows
+from mdsmix.encode.image_tokens import ImageToken, fitted
 from mdsmix.encode.pairs import cut, encode_pairs, lacks_eos, largest_id
 from mdsmix.encode.pretraining import add_special_tokens
 from mdsmix.encode.special import SpecialStrings, encode_texts
@@ -110,6 +111,8 @@ class Chat:
     special_tokens_in_text: str
     specials: SpecialStrings
     rewritten_history: RewrittenHistory = "reject"
+    image: ImageToken | None = None
+    "Of a stream of images: what stands for one."
 
     def __post_init__(self) -> None:
         if self.is_compact and not self.targets.last_response_only:
@@ -126,6 +129,10 @@ class Chat:
         texts = [text for turns in rendered for turn in turns for text in turn]
         ids = self.backend.encode(texts, match_special=True)
         counts = np.array([len(turns) for turns in rendered], np.int64)
+        if self.image:
+            wrong = self.image.miscounted(ids, counts, positions, conversations)
+            rejected += wrong.rejected
+            ids, counts, positions = wrong.take(ids, counts, positions)
         long = kept_by(ids, counts, self.targets, self.tokenizer.eos_id)
         whole = row_lengths(ids, counts)
         if long and self.targets.too_long == "first_turns":
@@ -143,6 +150,8 @@ class Chat:
         left_out = int((whole - row_lengths(ids, counts))[keep].sum())
         lost = encoded.lost_tokens + left_out
         encoded = replace(encoded, unread=unread, too_long=long, lost_tokens=lost)
+        if self.image:
+            encoded = replace(encoded, placeholders=self.image.count(kept, counts[keep]))
         if self.rewritten_history == "each":  # what is dropped is a row, and seldom all of a record
             dropped = ids.take(np.repeat(_lost(verdicts, positions, rejected), 2 * counts))
             rows_of = np.unique(np.array(positions, np.int64)[keep], return_counts=True)[1]
@@ -164,6 +173,8 @@ class Chat:
                         raise NotRendered("special_token_in_text")
                 if conversation.trained is not None:
                     self._refuse_flags(conversation)
+                if self.image:
+                    conversation = fitted(self.template, self.image, conversation)
                 if isinstance(conversation, RichConversation):
                     conversation = tool_forms.fitted(self.template, conversation)
                     unread.update(set(tool_forms.unread(self.template, conversation)))

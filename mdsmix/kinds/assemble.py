@@ -6,6 +6,7 @@ cut evenly and so want the number of rows first. A bytearray grows in place, so 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +20,9 @@ from mdsmix.shards.mds import Layout, Rows, fixed_rows, lay_out
 class Assembler(Protocol):
     """Takes batches, gives rows."""
 
-    def add(self, encoded: Encoded) -> None: ...
+    def add(self, encoded: Encoded) -> Iterable[Rows]:
+        """Takes a batch; yields the shards that are full, which it holds no longer."""
+        ...
 
     def finish(self) -> tuple[Rows, Totals, NDArray[Any]]:
         """The rows, what they hold, and the tokens behind the last full row (concat only)."""
@@ -35,9 +38,10 @@ class JoinedRows:
         self._largest = -1
         self._specials = 0
 
-    def add(self, encoded: Encoded) -> None:
+    def add(self, encoded: Encoded) -> Iterable[Rows]:
         self.add_tokens(encoded.columns["tokens"].values)
         self._specials += encoded.specials
+        return ()
 
     def add_tokens(self, tokens: NDArray[Any]) -> None:
         self._tokens += memoryview(np.ascontiguousarray(tokens)).cast("B")
@@ -69,23 +73,29 @@ class SampleRows:
         self._sizes: list[NDArray[np.int64]] = []
         self._totals = Totals()
 
-    def add(self, encoded: Encoded) -> None:
+    def add(self, encoded: Encoded) -> Iterable[Rows]:
         rows = lay_out(self._layout, encoded.columns)
         self._body += memoryview(rows.body)
         self._sizes.append(rows.sizes)
-        self._totals += Totals(
-            samples=len(rows),
-            tokens=encoded.tokens,
-            loss_tokens=encoded.loss_tokens,
-            lost_tokens=encoded.lost_tokens,
-            largest_id=encoded.largest_id,
-            longest=int(encoded.lengths.max(initial=0)),
-            lengths=histogram(encoded.lengths),
-            specials=encoded.specials,
-            cut_rows=0 if encoded.cut is None else int(np.count_nonzero(encoded.cut)),
-            cut_tokens=0 if encoded.cut is None else int(encoded.cut.sum()),
-        )
+        self._totals += totals_of(encoded, len(rows))
+        return ()
 
     def finish(self) -> tuple[Rows, Totals, NDArray[Any]]:
         sizes = np.concatenate(self._sizes) if self._sizes else np.empty(0, np.int64)
         return Rows(np.frombuffer(self._body, np.uint8), sizes), self._totals, np.empty(0, np.uint8)
+
+
+def totals_of(encoded: Encoded, rows: int) -> Totals:
+    """What a batch of samples comes to."""
+    return Totals(
+        samples=rows,
+        tokens=encoded.tokens,
+        loss_tokens=encoded.loss_tokens,
+        lost_tokens=encoded.lost_tokens,
+        largest_id=encoded.largest_id,
+        longest=int(encoded.lengths.max(initial=0)),
+        lengths=histogram(encoded.lengths),
+        specials=encoded.specials,
+        cut_rows=0 if encoded.cut is None else int(np.count_nonzero(encoded.cut)),
+        cut_tokens=0 if encoded.cut is None else int(encoded.cut.sum()),
+    )

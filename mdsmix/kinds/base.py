@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -38,11 +39,15 @@ class Kind(ABC):
     "The recipe's `kind:`."
     reads: ClassVar[type]
     "What a shape must give: Document, Pair or Conversation."
+    plans: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    "How its sources are cut, where it is otherwise than usual."
     keys: ClassVar[tuple[str, ...]] = ()
     "Keys of a stream in the recipe that mean something to this kind alone, and what they are `for`."
     called: ClassVar[str] = ""
     has_template: ClassVar[bool] = False
     "A chat template shapes its samples."
+    has_images: ClassVar[bool] = False
+    "Its records have images, which are read beside them."
     has_targets: ClassVar[bool] = True
     "The run's target policies decide what of a sample is trained; else all of it is."
 
@@ -62,7 +67,9 @@ class Kind(ABC):
         """Sentences on what the stream wants and the tokenizer does not have."""
         yield from ()
 
-    def settings(self, recipe: Recipe, stream: StreamSpec) -> Mapping[str, Any]:
+    def settings(
+        self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
+    ) -> Mapping[str, Any]:
         """Keys of Encoding that shape its samples, beyond those that all kinds share."""
         return {}
 

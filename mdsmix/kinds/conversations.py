@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoder
@@ -33,7 +33,13 @@ OWN_VARIABLES = {
 class Conversations(Finetuning):
     name = "conversations"
     reads = Conversation
-    keys = ("columns", "date_string", "rewritten_history", "consecutive_roles", "too_long")
+    keys: ClassVar[tuple[str, ...]] = (
+        "columns",
+        "date_string",
+        "rewritten_history",
+        "consecutive_roles",
+        "too_long",
+    )
     called = "messages"
     has_template = True
 
@@ -42,9 +48,11 @@ class Conversations(Finetuning):
             return {"turns": "json"}
         return dict.fromkeys(("input_ids", "labels"), f"ndarray:{tokenizer.dtype}")
 
-    def settings(self, recipe: Recipe, stream: StreamSpec) -> Mapping[str, Any]:
+    def settings(
+        self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
+    ) -> Mapping[str, Any]:
         return {
-            **super().settings(recipe, stream),
+            **super().settings(recipe, stream, tokenizer),
             "compact": stream.columns == "compact",
             "date_string": stream.date_string,
             "rewritten_history": stream.rewritten_history,

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from mdsmix.encode.pairs import lacks_eos
 from mdsmix.encode.targets import Lengths, Targets, Turns, count_cut, count_losses
+from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.base import Kind
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Encoding
@@ -18,7 +19,9 @@ class Finetuning(Kind):
     keys: ClassVar[tuple[str, ...]] = ("too_long",)
     called = "finetuning"
 
-    def settings(self, recipe: Recipe, stream: StreamSpec) -> Mapping[str, Any]:
+    def settings(
+        self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
+    ) -> Mapping[str, Any]:
         return {"too_long": stream.too_long}
 
     def contradictions(self, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:

@@ -37,7 +37,9 @@ class Pretraining(Kind):
             return {"input_ids": f"{tokens}:1", "labels": f"{tokens}:{row - 1}"}
         return {"input_ids": tokens, "labels": tokens}
 
-    def settings(self, recipe: Recipe, stream: StreamSpec) -> Mapping[str, Any]:
+    def settings(
+        self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
+    ) -> Mapping[str, Any]:
         return {
             "target_prompts": "none",
             "target_responses": "last",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Detail, Encoded, Encoder, Rejected
@@ -21,6 +21,10 @@ from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.fields import UNFOUND, derived, lacking, value_at
 from mdsmix.shapes.where import LEFT_OUT, Where, parse_where
 from mdsmix.shards.manifest import NOT_SAMPLED, Encoding
+from mdsmix.storage import Location
+
+if TYPE_CHECKING:
+    from mdsmix.images.encoder import Pictures
 
 FILTERED = frozenset((*LEFT_OUT, NOT_SAMPLED))
 "Reasons in place of a record that is good, or was not looked at."
@@ -45,9 +49,11 @@ class Reading:
     fingerprints: Fingerprints | None = None
     "Told of all records that it reads, and knows which are to be dropped."
 
-    def encode(self, records: Sequence[Any], first: int = 0) -> Encoded:
+    def encode(
+        self, records: Sequence[Any], first: int = 0, folders: Sequence[Location] = ()
+    ) -> Encoded:
         """The samples of the records; `rejected` names positions among them. `first`: how many records of the window stand
-        before them."""
+        before them; `folders`: of the file of each, for those whose images lie beside it."""
         self.noticed.look_at_fields(records)
         found = self._read(records)
         if self.sample:
@@ -64,12 +70,18 @@ class Reading:
         if self.fingerprints:
             rejected += [*self.fingerprints.look(first, found, rejected)]
         if not rejected:  # nearly every batch
-            return self._explained(self._encode(found), records)
+            return self._explained(self._encode(found, folders), records)
         out = {each.position for each in rejected}
         good = [i for i in range(len(found)) if i not in out]
-        encoded = self._encode([found[i] for i in good])
+        beside = [folders[i] for i in good] if folders else folders
+        encoded = self._encode([found[i] for i in good], beside)
         rejected += [replace(each, position=good[each.position]) for each in encoded.rejected]
         return self._explained(replace(encoded, rejected=rejected), records)
+
+    @property
+    def pictures(self) -> Pictures | None:
+        """What reads the images of its records; None where they have none."""
+        return getattr(self.encoder, "pictures", None)
 
     def _read(self, records: Sequence[Any]) -> list[Any]:
         """What the shape makes of each; the fields of a recipe that are plain names and no more cost nothing here."""
@@ -129,10 +141,11 @@ class Reading:
                 if key in self.fields:
                     self.noticed.look_at_nulls(key, value_at(self.fields[key], record))
 
-    def _encode(self, found: list[Any]) -> Encoded:
+    def _encode(self, found: list[Any], folders: Sequence[Location]) -> Encoded:
         if self.shape.gives is not Document:
             self.noticed.look_at_texts(found)
-        encoded = self.encoder.encode(found)
+        encoder: Any = self.encoder
+        encoded: Encoded = encoder.encode(found, folders) if folders else encoder.encode(found)
         self.noticed.look_at_columns(encoded.unread, {})
         return encoded
 
@@ -142,10 +155,27 @@ def open_reading(
     tokenizer: Tokenizer,
     backend: Backend,
     fingerprints: Fingerprints | None = None,
+    root: Location | None = None,
 ) -> Reading:
-    """What turns the raw records of a stream into its samples."""
+    """What turns the raw records of a stream into its samples. `root`: where the paths of images begin."""
     encoder = kind_of(encoding).open_encoder(encoding, tokenizer, backend)
-    return _open(encoding, encoder, fingerprints)
+    reading = _open(encoding, encoder, fingerprints)
+    if reading.pictures:
+        reading.pictures.root = root
+    return reading
+
+
+def open_looking(
+    encoding: Encoding, fingerprints: Fingerprints, root: Location | None = None
+) -> Reading:
+    """What reads the images of a stream's records to know them again, and encodes nothing."""
+    from mdsmix.images.encoder import Look, Pictures
+
+    return _open(
+        encoding,
+        Look(pictures=replace(Pictures.of(encoding.images, root), judges=False)),
+        fingerprints,
+    )
 
 
 def open_hashing(encoding: Encoding, fingerprints: Fingerprints) -> Reading:

@@ -9,16 +9,18 @@ from typing import Any
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.base import Kind
 from mdsmix.kinds.conversations import Conversations
+from mdsmix.kinds.images import Images
 from mdsmix.kinds.pairs import Pairs
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, share_of
 from mdsmix.recipe.sampling import BY_BUDGET
 from mdsmix.shapes import SHAPES, Shape, find_shape
 from mdsmix.shapes.fields import Field, parse
+from mdsmix.shapes.pictures import FIELDS, with_images
 from mdsmix.shapes.where import Where, parse_where
 from mdsmix.shards.manifest import Encoding
 
-KINDS: list[Kind] = [Pretraining(), Pairs(), Conversations()]
+KINDS: list[Kind] = [Pretraining(), Pairs(), Conversations(), Images()]
 
 
 def kinds_of_word(word: str | None) -> list[Kind]:
@@ -29,7 +31,11 @@ def kinds_of_word(word: str | None) -> list[Kind]:
 def kind_of_stream(stream: StreamSpec) -> Kind | None:
     """The kind of a stream with a source; None where the recipe gives none, or fields that none reads."""
     shape = stream.source and shape_of_source(stream.source)
-    return _reading(stream.kind, shape) if shape else None
+    if not shape:
+        return None
+    has_images = stream.images is not None or bool(shape.has_images)
+    # A kind without images says itself that they are not for it.
+    return _reading(stream.kind, shape, has_images) or _reading(stream.kind, shape)
 
 
 def shape_of_source(source: SourceSpec) -> Shape | None:
@@ -54,7 +60,7 @@ def shape_of(encoding: Encoding) -> Shape:
     """The shape of the records that a stream is made of."""
     shape = find_shape(encoding.shape, encoding.fields)
     assert shape is not None, f"a stream of the unknown shape {encoding.shape}"
-    return shape
+    return with_images(shape, image_fields(encoding)) if encoding.images else shape
 
 
 def kind_of(encoding: Encoding) -> Kind:
@@ -63,8 +69,10 @@ def kind_of(encoding: Encoding) -> Kind:
     A stream that `mdsmix mix` drew from several holds the fields of all of them. It counts as the kind with the most
     requirements, conversations before pairs.
     """
-    found = [kind for shape in _shapes(encoding) if (kind := _reading(encoding.kind, shape))]
-    return max(found or kinds_of_word(encoding.kind), key=KINDS.index)
+    has_images = bool(encoding.images)
+    read = [_reading(encoding.kind, shape, has_images) for shape in _shapes(encoding)]
+    known = [kind for kind in kinds_of_word(encoding.kind) if kind.has_images == has_images]
+    return max(list(filter(None, read)) or known, key=KINDS.index)
 
 
 def fields_read(encoding: Encoding) -> frozenset[str]:
@@ -84,8 +92,15 @@ def fields_parsed(encoding: Encoding) -> frozenset[str]:
 def _reads(encoding: Encoding) -> Iterator[Field | Where]:
     """All that looks at a record by the names of its fields."""
     yield from map(parse, filter(None, (*encoding.fields.values(), encoding.id)))
+    if encoding.images:
+        yield from map(parse, image_fields(encoding))
     if encoding.where:
         yield parse_where(encoding.where)
+
+
+def image_fields(encoding: Encoding) -> tuple[str, ...]:
+    """The fields that may hold the images of a record."""
+    return tuple(encoding.images.get("field", FIELDS))
 
 
 def _shapes(encoding: Encoding) -> Iterator[Shape]:
@@ -94,8 +109,9 @@ def _shapes(encoding: Encoding) -> Iterator[Shape]:
     yield from (s for s in SHAPES.values() if s.fields and encoding.fields.keys() >= set(s.fields))
 
 
-def _reading(word: str | None, shape: Shape) -> Kind | None:
-    return next((kind for kind in kinds_of_word(word) if kind.reads is shape.gives), None)
+def _reading(word: str | None, shape: Shape, has_images: bool = False) -> Kind | None:
+    kinds = (kind for kind in kinds_of_word(word) if kind.has_images == has_images)
+    return next((kind for kind in kinds if kind.reads is shape.gives), None)
 
 
 def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Encoding:
@@ -128,4 +144,4 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
     if stream.holdout is not None:
         share = str(share_of(stream.holdout))
         common = replace(common, holdout=share, held_out=stream.held_out_of is not None)
-    return replace(common, **kind.settings(recipe, stream))
+    return replace(common, **kind.settings(recipe, stream, tokenizer))

@@ -5,6 +5,7 @@ Everything that can be known to be wrong from the recipe alone is refused here, 
 
 from mdsmix.recipe.read import load_recipe
 from mdsmix.recipe.spec import (
+    ImagesSpec,
     Recipe,
     SourceSpec,
     StreamSpec,
@@ -14,6 +15,7 @@ from mdsmix.recipe.spec import (
 )
 
 __all__ = [
+    "ImagesSpec",
     "Recipe",
     "SourceSpec",
     "StreamSpec",

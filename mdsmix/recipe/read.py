@@ -123,6 +123,8 @@ def _stream(name: Any, section: Any, folder: Path) -> Any:
     section = _rooted(section, folder) | {"name": str(name)}
     if section.get("date_string") is not None:
         section["date_string"] = str(section["date_string"])
+    if isinstance(images := section.get("images"), dict) and images.get("root"):
+        section["images"] = images | {"root": _absolute(images["root"], folder)}
     if isinstance(source := section.get("source"), dict) and source.get("path"):
         paths = source["path"] if isinstance(source["path"], list) else [source["path"]]
         home = Path(glob.escape(str(folder)))  # a [ or * in its own name is no pattern

@@ -84,6 +84,46 @@ class SourceSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ResizeSpec:
+    """Larger images are made smaller."""
+
+    longest: int
+    "Pixels of the longer side."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReencodeSpec:
+    """Images are written anew."""
+
+    format: Literal["jpeg", "png", "webp"] = "jpeg"
+    quality: int = 90
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesSpec:
+    """The images of a stream's records: where they are, and what becomes of them."""
+
+    field: str | list[str] | None = dataclasses.field(default=None, metadata=also_called("fields"))
+    "The field, or fields, of a record that hold them; `images` or `image` where it is not named."
+    root: str | None = dataclasses.field(
+        default=None, metadata=also_called("folder", "dir", "media_dir", "base")
+    )
+    "The folder or s3:// URL that paths in the records begin at; without it, the folder of the records' file."
+    token: str | None = dataclasses.field(default=None, metadata=also_called("placeholder"))
+    "What the tokenizer knows an image by; without it, what the tokenizer declares as its image_token."
+    decode: Literal["full", "header"] = "full"
+    "Whether every image is decoded, or its header and its end looked at alone."
+    max_pixels: int = 178_956_970
+    "An image of more is bad: Pillow's own limit against decompression bombs."
+    max_images: int | None = None
+    "A record with more is bad."
+    resize: ResizeSpec | None = None
+    reencode: ReencodeSpec | None = None
+    http: Literal["refuse", "fetch"] = "refuse"
+    "What becomes of a record whose image is at an http(s) URL."
+
+
+@dataclass(frozen=True, kw_only=True)
 class StreamSpec:
     """One stream: converted from `source`, or, without one, mixed as it was published."""
 
@@ -125,6 +165,8 @@ class StreamSpec:
         default="keep", metadata=also_called("dedup", "deduplicate", "duplicate")
     )
     "What becomes of records that say the same as an earlier one of the stream: kept and counted, or dropped."
+    images: ImagesSpec | None = None
+    "Finetuning on messages: their images."
     split: str = "train"
     remote: str | None = None
     "Only without a source: where the stream was published."

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mdsmix.shapes import alpaca, messages, openai, prompt_response, rounds, sharegpt, text
+from mdsmix.shapes import (
+    alpaca,
+    llava,
+    messages,
+    openai,
+    prompt_response,
+    qwen_vl,
+    rounds,
+    sharegpt,
+    text,
+)
 from mdsmix.shapes.base import Fields, Shape
 
 SHAPES: dict[str, Shape] = {
@@ -21,6 +31,8 @@ SHAPES: dict[str, Shape] = {
         sharegpt.SHAPE,
         rounds.SHAPE,
         alpaca.SHAPE,
+        llava.SHAPE,
+        qwen_vl.SHAPE,
     )
 }
 

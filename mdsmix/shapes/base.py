@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from mdsmix.record import is_encodable
 
@@ -56,6 +56,8 @@ class Shape:
     finds it."""
     guess: Callable[[Sequence[Any], Fields], Iterable[Mapping[str, Any]]] = lambda *_: ()
     "(records, fields) -> options that `mdsmix init` tries beside the defaults: what the records show of them."
+    has_images: Literal["", "beside", "inside"] = ""
+    "Its records have images, whether the stream says `images` or not: beside the texts, or inside of them, which it reads itself."
     read: Callable[..., Any]
     "(record, fields, **options) -> the record, or the reason code (a str) of why it is none."
 

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,17 @@ def _scalar(dtype: str) -> Codec:
     )
 
 
+def _images(settings: Settings, data: bytes) -> list[bytes]:
+    """The images of a list, as bytes that nothing has decoded: a number for later, how many there are, the bytes of each, all of
+    them uint32, and the images. ValueError where these do not add up."""
+    count = int.from_bytes(data[4:8], "little")
+    sizes = np.frombuffer(data[8 : 8 + 4 * count], "<u4").astype(np.int64)
+    ends = 8 + 4 * count + np.concatenate([[0], np.cumsum(sizes)])
+    if len(data) < 8 or len(sizes) < count or ends[-1] != len(data):
+        raise ValueError(f"a list of {count} images does not fill its {len(data):,} bytes")
+    return [data[start:end] for start, end in pairwise(ends.tolist())]
+
+
 CODECS: dict[str, Codec] = {
     "ndarray": Codec(
         dtype=lambda settings: settings[0] if settings else "uint8",
@@ -129,6 +141,7 @@ CODECS: dict[str, Codec] = {
         lay_out=_lay_out_arrays,
         decode=_array,
     ),
+    **dict.fromkeys(("list[jpeg]", "list[png]", "list[pil]"), Codec(decode=_images)),
     "json": Codec(decode=lambda _, data: json.loads(data)),
     "str": Codec(decode=lambda _, data: data.decode()),
     "str_int": Codec(decode=lambda _, data: int(data)),

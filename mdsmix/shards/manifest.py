@@ -109,6 +109,9 @@ class Encoding:
     template: dict[str, Any] = field(default_factory=dict)
     "Variables that the chat template was given beside the tokenizer's own."
     compression: str | None = None
+    images: dict[str, Any] = field(default_factory=dict)
+    """Of a stream of images: `token` and `id`, what stands for an image in the turns, and those of the recipe's settings that are not
+    at their defaults (`field` as a list); never where the images lay."""
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -212,6 +215,9 @@ class Totals:
     "Samples of which the loader cuts something off, since they are longer than max_seq_len."
     cut_tokens: int = 0
     "Tokens of them that it cuts off: nothing is trained on those."
+    images: int = 0
+    image_bytes: int = 0
+    "Of these images, as they are stored."
 
     @property
     def seen_tokens(self) -> int:
@@ -324,7 +330,7 @@ LATER = {
         "duplicates",
         "unhashed",
     ),
-    "totals": ("cut_rows", "cut_tokens"),
+    "totals": ("cut_rows", "cut_tokens", "images", "image_bytes"),
 }
 "Section -> keys that were added to the format: they are written where they are not empty, so that no manifest changed."
 

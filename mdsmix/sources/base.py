@@ -59,6 +59,10 @@ class Block(Protocol):
     def window(self) -> int: ...
 
     @property
+    def file(self) -> str:
+        """The name of the file that its items stand in."""
+
+    @property
     def size(self) -> int:
         """Uncompressed bytes, of the fields that are read."""
 

@@ -82,6 +82,12 @@ class RecordBatch:
         item = index + bisect_right(held.before, index)
         return BadRecord(number, item, held.block, reason, detail)
 
+    def files(self, positions: range) -> Iterator[str]:
+        """The names of the files that these records stand in."""
+        for position in positions:
+            number = bisect_right(self._blocks, position, key=lambda held: held.first) - 1
+            yield self._blocks[number].block.file
+
     def origin(self, position: int) -> Origin:
         """Where `records[position]` comes from."""
         return self.reject(position, "").origin

@@ -28,6 +28,13 @@ class Window:
     "xxh3_128 of its content and of where one file ends and another begins, 32 hex digits: equal content gives equal records."
     place: str
     "8 hex digits for the files and where in them the records stand: what is kept of bad records says that."
+    images: str = ""
+    "xxh3_128 of the images that its records name, in their order; blank where they name none."
+
+    @property
+    def said(self) -> str:
+        """All that its rows come from."""
+        return f"{self.digest} images {self.images}" if self.images else self.digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,7 @@ class Digests:
         self._unit = unit
         self._files = [xxhash.xxh3_128() for _ in unit.files]
         self._windows: dict[int, dict[int, _Part]] = {}
+        self._images: dict[int, str] = {}
 
     def add(self, position: int, block: Block) -> None:
         """The next block, of the unit's file at this position."""
@@ -67,6 +75,10 @@ class Digests:
         parts[position].length += len(content)
         self._files[position].update(content)
 
+    def add_images(self, number: int, digest: str) -> None:
+        """The images of a window, by whoever has read them."""
+        self._images[number] = digest
+
     def window(self, number: int) -> Window:
         """What was read of a window; all of it, where a block of a later one was."""
         parts = self._windows.get(number, {}).values()
@@ -75,6 +87,7 @@ class Digests:
             number=number,
             digest=xxhash.xxh3_128_hexdigest("".join(said)),
             place=xxhash.xxh32_hexdigest(repr([part.start for part in parts])),
+            images=self._images.get(number, ""),
         )
 
     def content(self) -> Content:

@@ -27,9 +27,17 @@ def plan(
     window_bytes: int = WINDOW_BYTES,
     fields: Iterable[str] = (),
     parsed: Iterable[str] = (),
+    line_bytes: int | None = None,
 ) -> list[Unit]:
     """The units of these files, ordered by path, then offset. Empty files are in none. `fields`: all that is read of a
-    record, where it is known; `parsed`: those that hold lists or objects."""
+    record, where it is known; `parsed`: those that hold lists or objects; `line_bytes`: of a window in files of lines, whose
+    records name what is much larger than they are."""
+    if line_bytes is not None:
+        named = [file for file in files if not format_of(file).reads_fields]
+        held = [file for file in files if format_of(file).reads_fields]
+        windows = ((named, min(line_bytes, window_bytes)), (held, window_bytes))
+        units = [unit for of, size in windows for unit in plan(of, size, fields, parsed)]
+        return sorted(units, key=lambda unit: unit.place)
     files = sorted((f for f in files if f.stat.size), key=place)
     new = partial(_unit, window_bytes=window_bytes, fields=tuple(fields), parsed=tuple(parsed))
     weights = together(_weight, files)

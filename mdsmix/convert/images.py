@@ -1,0 +1,190 @@
+"""Streams of images: which folders their paths begin at, and whether the images are those that they were.
+
+A window's key holds what its images hold, so the same images elsewhere, or with other times, give no new work. That takes
+reading them, and a run with nothing to do must not. So beside what this machine remembers of a source it keeps the size and stamp of
+each image that a window names, and a later run looks at those: at a store in listings of a thousand, on a disk one by one. A
+window whose images are as they were is known; of one with another image all are read. What a server gave over http has no
+stamp: it is asked again only with --verify-source.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import orjson
+import xxhash
+
+from mdsmix.convert.job import Job
+from mdsmix.convert.keys import Dropped
+from mdsmix.convert.source_hashes import SourceHashCache
+from mdsmix.encode.tokenizer import keep_in_cache
+from mdsmix.errors import Unreachable
+from mdsmix.images.encoder import Pictures
+from mdsmix.kinds.fingerprints import Fingerprints
+from mdsmix.kinds.reading import open_looking
+from mdsmix.sources import Content, Digests, Unit, Window, content_of, read
+from mdsmix.storage import Location, Stat, locate, together
+
+Stamps = Mapping[str, tuple[int, str]]
+"URL of an image -> its size and stamp; a size of -1 where it was not there, or could not be read."
+MISSING = (-1, "")
+FEW = 100
+"Objects of a bucket that are asked for one by one: a listing may hold any number of others."
+SPARSE = 20
+"Where a listing is more than so many times what is looked for, the rest is asked for one by one."
+
+
+def folders_of(job: Job, unit: Unit) -> dict[str, Location]:
+    """File of the unit -> the folder at which paths of images in it begin; empty where the recipe names a root, or there are none."""
+    if not job.kind.has_images or job.images:
+        return {}
+    return {file.name: file.location.parent for file in unit.files}
+
+
+def cut_by_images(pieces: Iterable[range], pictures: Pictures) -> Iterator[range]:
+    """The positions in pieces whose images are about AIM_BYTES, as far as those before tell."""
+    for piece in pieces:
+        start = piece.start
+        while start < piece.stop:
+            stop = min(piece.stop, start + pictures.most_records)
+            yield range(start, stop)
+            start = stop
+
+
+def whole_content(
+    job: Job, unit: Unit, limit: int | None = None, dropped: Dropped | None = None
+) -> Content:
+    """What the unit holds, and what the images that it names hold; nothing is kept of it but how it is known again."""
+    if not job.kind.has_images:
+        return content_of(unit, limit)
+    digests, beside = Digests(unit), folders_of(job, unit)
+    for number, batches in groupby(read(unit, limit, digests=digests), lambda batch: batch.window):
+        bits = np.frombuffer((dropped or {}).get(number, b""), np.uint8)
+        seen = Fingerprints(np.unpackbits(bits, bitorder="little") > 0)
+        reading, first = open_looking(job.encoding, seen, job.images_root), 0
+        pictures = reading.pictures
+        assert pictures is not None, "a stream of images reads them"
+        for batch in batches:
+            for piece in cut_by_images([range(len(batch.records))], pictures):
+                folders = [beside[name] for name in batch.files(piece)] if beside else ()
+                reading.encode(
+                    batch.records[piece.start : piece.stop], first + piece.start, folders
+                )
+            first += len(batch.records)
+        digests.add_images(number, pictures.seen.digest)
+        if not limit:
+            keep_stamps(job, digests.window(number), pictures.seen.stamps)
+    return digests.content()
+
+
+def keep_stamps(job: Job, window: Window, stamps: Stamps) -> None:
+    """Remembers the images of a window on this machine."""
+    from zstandard import ZstdCompressor
+
+    if window.images:
+        with suppress(Unreachable):  # all that is lost is a reading
+            keep_in_cache(
+                _path(job, window), ZstdCompressor(level=1).compress(orjson.dumps(stamps))
+            )
+
+
+def confirmed(job: Job, cache: SourceHashCache) -> SourceHashCache:
+    """The cache without the windows of which an image is another than it was, or of which nothing is remembered."""
+    if not job.kind.has_images:
+        return cache
+    known = {window for window in cache.all_windows() if window.images}
+    wanted = {window: found for window in known if (found := _kept(job, window)) is not None}
+    now = current([url for stamps in wanted.values() for url in stamps])
+    whole = {
+        window
+        for window, stamps in wanted.items()
+        if all(now.get(url, MISSING) == tuple(stamp) for url, stamp in stamps.items())
+    }
+    return cache.without(known - whole)
+
+
+def forget_stamps(job: Job, contents: Iterable[Content]) -> None:
+    """Deletes what is remembered of windows that the stream has no longer."""
+    names = {_path(job, w).name for content in contents for w in content.windows if w.images}
+    with suppress(OSError):
+        for path in _folder(job).iterdir():
+            if path.name not in names:
+                path.unlink()
+
+
+def current(urls: Sequence[str]) -> dict[str, tuple[int, str]]:
+    """Size and stamp of these files, of those that are there."""
+    distinct = list(dict.fromkeys(urls))
+    stored = [url for url in distinct if url.startswith("s3://")]
+    local = [url for url in distinct if not url.startswith("s3://")]
+    found = dict(_of_disk(local))
+    found.update(_of_store(stored))
+    return found
+
+
+def _of_disk(urls: Sequence[str]) -> Iterator[tuple[str, tuple[int, str]]]:
+    pieces = [urls[start : start + 1000] for start in range(0, len(urls), 1000)]
+    for of in together(_stats, pieces):
+        yield from of
+
+
+def _stats(urls: Sequence[str]) -> list[tuple[str, tuple[int, str]]]:
+    found = []
+    for url in urls:
+        with suppress(Unreachable):
+            if stat := locate(url).stat():
+                found.append((url, (stat.size, stat.stamp)))
+    return found
+
+
+def _of_store(urls: Sequence[str]) -> Iterator[tuple[str, tuple[int, str]]]:
+    """By listings of the folder that all lie in, as long as these hold little else; the rest one by one."""
+    left = set(urls)
+    for bucket, of in groupby(sorted(urls), lambda url: url.split("/")[2]):
+        keys = list(of)
+        if len(keys) <= FEW:
+            continue
+        top = os.path.commonprefix(keys).rpartition("/")[0]  # noqa: RUF071  (of URLs)
+        root = locate(top if len(top) > len(f"s3://{bucket}") else f"s3://{bucket}")
+        for number, (name, stat) in enumerate(root.list(recursive=True)):
+            url = f"{root.url}/{name}"
+            if url in left:
+                left.discard(url)
+                yield url, _stamp(stat)
+            if number > SPARSE * len(keys):
+                break
+        else:
+            left.difference_update(keys)  # what was not listed is not there
+    for url, found in zip(left, together(lambda url: locate(url).stat(), left), strict=True):
+        if found:
+            yield url, _stamp(found)
+
+
+def _stamp(stat: Stat) -> tuple[int, str]:
+    return stat.size, stat.stamp
+
+
+def _kept(job: Job, window: Window) -> dict[str, tuple[int, str]] | None:
+    from zstandard import ZstdDecompressor, ZstdError
+
+    try:
+        packed = _path(job, window).read_bytes()
+        found: dict[str, tuple[int, str]] = orjson.loads(ZstdDecompressor().decompress(packed))
+    except (OSError, ZstdError, ValueError):
+        return None
+    return found
+
+
+def _path(job: Job, window: Window) -> Path:
+    """By the window and where its records stand, since paths may begin there."""
+    name = xxhash.xxh128_hexdigest(f"{window.said} {window.place} {job.images}")
+    return _folder(job) / name
+
+
+def _folder(job: Job) -> Path:
+    return SourceHashCache.at(job.target).path.with_suffix(".images")

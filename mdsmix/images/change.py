@@ -1,0 +1,93 @@
+"""Images made smaller or written anew, where a recipe asks for it: turned as EXIF says, without EXIF, in 8 bits a channel."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mdsmix.images.alone import alone
+from mdsmix.images.check import LARGE_PIXELS, Bad, Looked, opened
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PLAIN = {"JPEG": ("RGB", "L"), "PNG": ("RGB", "RGBA", "L", "LA", "P", "1"), "WEBP": ("RGB", "RGBA")}
+"What each format is written in; any other mode becomes RGB, and RGB on white where it is transparent."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What becomes of every image; nothing where neither is asked for."""
+
+    longest: int | None = None
+    format: str | None = None
+    quality: int = 90
+
+    @staticmethod
+    def of(settings: Mapping[str, Any]) -> Change:
+        """From a stream's settings of images, as the manifest has them."""
+        reencode = settings.get("reencode") or {}
+        return Change(
+            longest=(settings.get("resize") or {}).get("longest"),
+            format=reencode["format"].upper() if reencode else None,
+            quality=reencode.get("quality", 90),
+        )
+
+    @property
+    def is_none(self) -> bool:
+        return self.longest is None and self.format is None
+
+    def apply(self, data: bytes, looked: Looked) -> tuple[bytes, Looked]:
+        """The image as it is to be stored, and its size; Bad where it cannot be made. One that is small enough keeps its bytes."""
+        shrinks = self.longest is not None and max(looked.height, looked.width) > self.longest
+        if not shrinks and self.format is None:
+            return data, looked
+        is_large = looked.height * looked.width > LARGE_PIXELS
+        with alone() if is_large else nullcontext(), opened(data) as image:
+            made = self._made(image, looked)
+        if len(made[0]) == 0:
+            raise Bad("image_damaged", "nothing came of writing it anew")
+        return made
+
+    def _made(self, image: Image, looked: Looked) -> tuple[bytes, Looked]:
+        from PIL import Image as pillow  # noqa: N813
+        from PIL import ImageOps
+
+        format = self.format or _own(image)
+        height, width = looked.height, looked.width
+        if self.longest is not None and max(height, width) > self.longest:
+            scale = self.longest / max(height, width)
+            height, width = max(1, round(height * scale)), max(1, round(width * scale))
+            if height * width * 16 < LARGE_PIXELS and image.format in ("JPEG", "MPO"):
+                image.draft(None, (2 * max(width, height), 2 * max(width, height)))
+        upright = _plain(ImageOps.exif_transpose(image), format)
+        if upright.size != (width, height):
+            upright = upright.resize((width, height), pillow.Resampling.LANCZOS)
+        out = io.BytesIO()
+        upright.save(out, format, **({} if format == "PNG" else {"quality": self.quality}))
+        return out.getvalue(), Looked(height, width)
+
+
+def _own(image: Image) -> str:
+    """The image's own format, where it is one that is written: else PNG, which loses nothing."""
+    format = "JPEG" if image.format == "MPO" else str(image.format)
+    return format if format in PLAIN else "PNG"
+
+
+def _plain(image: Image, format: str) -> Image:
+    from PIL import Image as pillow  # noqa: N813
+
+    if image.mode == "P" and format != "PNG":
+        image = image.convert("RGBA" if "transparency" in image.info else "RGB")
+    if image.mode in PLAIN[format] and image.mode != "P":
+        return image
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        if "RGBA" in PLAIN[format]:
+            return rgba
+        white = pillow.new("RGBA", rgba.size, "white")
+        return pillow.alpha_composite(white, rgba).convert("RGB")
+    return image.convert("RGB")

@@ -1,0 +1,149 @@
+"""Images by their paths: where they are, and their bytes, read with enough in flight.
+
+On a disk that answers at once a file is read in 30 us, and a thread would take as long; a store takes 20 ms, and so do a
+network's disk and a cold one. So files of a folder are read one after the other until they are slow, and those of a bucket
+are 16 at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.images.check import Bad
+from mdsmix.images.http import AT_ONCE, fetch
+from mdsmix.storage import Location, Stat, locate
+
+MOST_BYTES = 256 << 20
+"Of one file."
+IN_FLIGHT = 16
+AHEAD_BYTES = 32 << 20
+"Of images that are read and not looked at yet."
+SLOW_SECONDS = 0.001
+"A file that takes longer on average is not in this machine's memory: several are asked for at once."
+
+
+class At(NamedTuple):
+    """Where an image is."""
+
+    url: str
+    place: Location | None
+    "None: at an http URL."
+
+
+class Read(NamedTuple):
+    """What was read of an image."""
+
+    data: bytes = b""
+    stat: Stat | None = None
+    reason: str = ""
+    "Why it could not be."
+    why: str = ""
+
+
+def is_http(path: str) -> bool:
+    return path[:7].lower() == "http://" or path[:8].lower() == "https://"
+
+
+def find(path: str, base: Location) -> At:
+    """The place of a path, relative to `base`; Bad (bad_image_path) where it names none."""
+    if is_http(path):
+        return At(path, None)
+    try:
+        path.encode()
+        if "://" in path:
+            place = locate(path)
+        elif base.is_s3 and not path.startswith("/"):
+            bucket, key = base.url[len("s3://") :].partition("/")[::2]
+            name = posixpath.normpath(f"{key}/{path}").lstrip("/")
+            if name.split("/")[0] == "..":
+                raise Bad("bad_image_path", f"it leads out of the bucket {bucket}")
+            place = locate(f"s3://{bucket}/{name}")
+        else:
+            place = locate(os.path.join(base.url, path))
+    except (RecipeError, UnicodeEncodeError, ValueError) as error:
+        raise Bad("bad_image_path", str(error)) from None
+    return At(place.url, place)
+
+
+@dataclass(slots=True)
+class Files:
+    """Reads images for one worker."""
+
+    fetches: bool = False
+    "Whether http URLs are asked."
+    _seconds: float = 0.0
+    "Of one file, on average over the last ones."
+    _bytes: float = 0.0
+
+    def read(self, places: Sequence[At]) -> Iterator[Read]:
+        """The images at these places, in order. Unreachable where a store fails; a missing file, or one that a disk refuses, is
+        said of that image alone."""
+        if any(at.place is None for at in places):
+            found = self._ahead(AT_ONCE, places)
+        elif self._seconds > SLOW_SECONDS or any(at.place and at.place.is_s3 for at in places):
+            found = self._ahead(IN_FLIGHT, places)
+        else:
+            found = map(self._one, places)
+        began = time.perf_counter()
+        for each in found:
+            self._seconds += (time.perf_counter() - began - self._seconds) / 16
+            self._bytes += (len(each.data) - self._bytes) / 16
+            yield each
+            began = time.perf_counter()
+
+    def _ahead(self, most: int, places: Sequence[At]) -> Iterator[Read]:
+        """As many at once as hold few enough bytes."""
+        pool, coming, rest = _pool(most, os.getpid()), deque[Future[Read]](), iter(places)
+        try:
+            while True:
+                room = max(2, min(most, int(AHEAD_BYTES / max(self._bytes, 1))))
+                while len(coming) < room and (at := next(rest, None)):
+                    coming.append(pool.submit(self._one, at))
+                if not coming:
+                    return
+                yield coming.popleft().result()
+        finally:
+            for waiting in coming:
+                waiting.cancel()
+
+    def _one(self, at: At) -> Read:
+        if at.place is None:
+            return self._from_http(at.url)
+        try:
+            found = at.place.fetch(MOST_BYTES)
+        except Unreachable as error:
+            if at.place.is_s3:
+                raise
+            return Read(reason="image_unreadable", why=str(error))
+        if found is None:
+            return Read(reason="image_not_found", why=f"there is no file {at.url}")
+        stat, data = found
+        if stat.size > MOST_BYTES:
+            why = f"the file has {stat.size} bytes, and {MOST_BYTES} are the most that are read"
+            return Read(stat=stat, reason="image_file_too_large", why=why)
+        return Read(data, stat)
+
+    def _from_http(self, url: str) -> Read:
+        if not self.fetches:
+            return Read(
+                reason="remote_image", why="it is at an http URL: images.http: fetch asks for it"
+            )
+        try:
+            return Read(fetch(url))
+        except Bad as bad:
+            return Read(reason=bad.reason, why=bad.why)
+
+
+@cache
+def _pool(most: int, process: int) -> ThreadPoolExecutor:
+    """One in each process: threads do not come along where a worker is forked."""
+    return ThreadPoolExecutor(most, thread_name_prefix="images")

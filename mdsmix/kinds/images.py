@@ -1,0 +1,171 @@
+"""Conversations with images: their original bytes, their sizes, and the turns with one token for each image.
+
+No pixels are stored, and no expanded placeholders: how many tokens an image takes depends on a processor and its limits, so a
+stream that holds one token an image serves any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from mdsmix.encode.backends import Backend
+from mdsmix.encode.base import Encoded, Encoder
+from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.kinds.assemble import Assembler, totals_of
+from mdsmix.kinds.conversations import Conversations
+from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
+from mdsmix.record import Conversation
+from mdsmix.shards.manifest import Encoding, Totals
+from mdsmix.shards.mds import SHARD_BYTES, Layout, Rows
+from mdsmix.words import hint
+
+COLUMNS = {"images": "list[jpeg]", "sizes": "json", "turns": "json"}
+DEFAULTS = ImagesSpec()
+WINDOW_BYTES = 1 << 20
+"""Of the lines of a text file: 3,500 records of 300 bytes, seconds of work for images of 400 KB. Where images stand in the records
+themselves (tables, archives), a window is as long as any other."""
+
+
+class Images(Conversations):
+    name = "images"
+    reads = Conversation
+    keys = (
+        "images",
+        *(key for key in Conversations.keys if key != "columns"),
+    )
+    called = "messages with images"
+    has_images = True
+    plans: ClassVar[Mapping[str, int]] = {"line_bytes": WINDOW_BYTES}
+
+    def columns(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
+        return dict(COLUMNS)
+
+    def settings(
+        self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
+    ) -> Mapping[str, Any]:
+        given = stream.images or DEFAULTS
+        token = token_of(given, tokenizer)
+        assert token is not None, "`lacking` has asked for it"
+        found = {"token": token, "id": id_of(token, tokenizer), **_stated(given)}
+        common = super().settings(recipe, stream, tokenizer)
+        return {**common, "compact": False, "compression": None, "images": found}
+
+    def contradictions(self, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+        yield from super().contradictions(recipe, stream)
+        given = stream.images or DEFAULTS
+        if not recipe.decoder_only_format:
+            yield "is of images, which no encoder-decoder of LLM-Foundry sees: set decoder_only_format: true."
+        for key, value in (("max_pixels", given.max_pixels), ("max_images", given.max_images)):
+            if value is not None and value < 1:
+                yield f"images.{key} is {value}; it must be 1 at least."
+        if given.resize and given.resize.longest < 1:
+            yield f"images.resize.longest is {given.resize.longest}; it must be 1 at least."
+        if given.reencode and not 1 <= given.reencode.quality <= 100:
+            yield f"images.reencode.quality is {given.reencode.quality}; it must be from 1 to 100."
+
+    def lacking(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
+        from mdsmix.images.check import require_pillow
+
+        require_pillow()
+        yield from super().lacking(recipe, stream, tokenizer)
+        token = token_of(stream.images or DEFAULTS, tokenizer)
+        known = [name for name in tokenizer.special_tokens if "im" in name.lower()]
+        if token is None:
+            yield (
+                f"stream {stream.name} has images, and the tokenizer {tokenizer.name} declares no image_token that would stand for "
+                f"one: name it by images.token{f', as {known[0]}' if known else ''}."
+            )
+        elif id_of(token, tokenizer) is None:
+            yield (
+                f"stream {stream.name}: images.token is {token}, which is no token of its own in the tokenizer {tokenizer.name}, so "
+                f"that images could not be found in the tokens: {hint(token, known or tokenizer.special_tokens)}"
+            )
+
+    def open_encoder(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> Encoder:
+        from mdsmix.encode.image_tokens import ImageToken
+        from mdsmix.encode.special import SpecialStrings
+        from mdsmix.images.check import require_pillow
+        from mdsmix.images.encoder import Pictured, Pictures
+
+        require_pillow()
+        chat: Any = super().open_encoder(encoding, tokenizer, backend)
+        token = ImageToken(encoding.images["token"], encoding.images["id"])
+        specials = SpecialStrings.of([*tokenizer.special_tokens, token.text])
+        chat = replace(chat, image=token, specials=specials)
+        return Pictured(chat=chat, pictures=Pictures.of(encoding.images))
+
+    def open_rows(self, encoding: Encoding, layout: Layout, dtype: str) -> Assembler:
+        return ImageRows()
+
+
+def token_of(given: ImagesSpec, tokenizer: Tokenizer) -> str | None:
+    """What stands for an image: as the recipe says, or as the tokenizer declares it."""
+    declared = tokenizer.template_variables.get("image_token")
+    return given.token or (declared if isinstance(declared, str) else None)
+
+
+def id_of(token: str, tokenizer: Tokenizer) -> int | None:
+    """The id of a token that stands for itself in any text, None where there is no such token."""
+    if token in tokenizer.special_tokens:
+        return tokenizer.special_ids[tokenizer.special_tokens.index(token)]
+    from pathlib import Path
+
+    added = orjson.loads(Path(tokenizer.path).read_bytes()).get("added_tokens", [])
+    return next((each["id"] for each in added if each.get("content") == token), None)
+
+
+def _stated(given: ImagesSpec) -> dict[str, Any]:
+    """The settings that shape samples and are not at their defaults: `root` shapes none, `token` is said beside them."""
+    found, plain = asdict(given), asdict(DEFAULTS)
+    stated = {key: value for key, value in found.items() if value != plain[key]}
+    for key in ("root", "token"):
+        stated.pop(key, None)
+    if isinstance(field := stated.get("field"), str):
+        stated["field"] = [field]
+    return stated
+
+
+class ImageRows:
+    """Rows of images, cut into shards as they come: those of a work unit may be many GB. A shard is as full as it may be, so
+    where one ends depends on the rows alone."""
+
+    def __init__(self) -> None:
+        self._body, self._sizes, self._totals = bytearray(), list[int](), Totals()
+
+    def add(self, encoded: Encoded) -> Iterator[Rows]:
+        from mdsmix.images.encoder import frames
+
+        turns = encoded.columns["turns"]
+        for number, images in enumerate(encoded.images):
+            sizes = orjson.dumps([[image.height, image.width] for image in images])
+            said = turns[number].tobytes()
+            length = 8 + sum(4 + image.size for image in images)
+            row = 12 + length + len(sizes) + len(said)
+            if self._sizes and len(self._body) + row + 4 * (len(self._sizes) + 2) > SHARD_BYTES:
+                yield self._rows()
+            self._body += np.array([length, len(sizes), len(said)], "<u4").tobytes()
+            for piece in frames(images):
+                self._body += piece
+            self._body += sizes
+            self._body += said
+            self._sizes.append(row)
+        stored = [image for images in encoded.images for image in images]
+        self._totals += replace(
+            totals_of(encoded, len(encoded.images)),
+            images=len(stored),
+            image_bytes=sum(image.size for image in stored),
+        )
+
+    def finish(self) -> tuple[Rows, Totals, NDArray[Any]]:
+        return self._rows(), self._totals, np.empty(0, np.uint8)
+
+    def _rows(self) -> Rows:
+        rows = Rows(np.frombuffer(self._body, np.uint8), np.array(self._sizes, np.int64))
+        self._body, self._sizes = bytearray(), []
+        return rows

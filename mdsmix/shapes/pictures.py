@@ -1,0 +1,213 @@
+"""Images in conversations: what the shapes of plain conversations read becomes a conversation whose messages have parts.
+
+People write an image as a placeholder in a text (`<image>`) and a list of paths beside it, as a part of a message that brings
+the image with it, or as a path between tags inside of the text. All three become the same: a message whose content is a list
+of parts, as transformers' chat templates take it, and a list of images in the order of the parts. So no path is ever given to
+a template. How many placeholders and images there are must agree, or nobody knows which image is meant.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from mdsmix.record import Conversation, Message, PicturedConversation, RichConversation
+from mdsmix.shapes.base import Fault, Fields, Shape, refusing
+from mdsmix.shapes.fields import Unfound, parse
+
+Image = str | bytes
+PLACEHOLDER = "<image>"
+"Stands for the next image of the record in the texts of LLaVA, Qwen2.5-VL, ms-swift and LLaMA-Factory."
+FIELDS = ("images", "image")
+"Fields of a record that hold its images, where a recipe names none: the first that is there and not null."
+KINDS = frozenset({"image", "image_url", "input_image"})
+"Types of a part that is an image."
+TEXTS = frozenset({"text", "input_text", "output_text"})
+_SOURCES = ("image", "image_url", "path", "url", "base64", "source", "value", "data", "bytes")
+_CONTENTS = ("content", "value")
+_DATA = re.compile(r"data:[^,]*?(;base64)?,", re.IGNORECASE)
+Read = Callable[..., Any]
+
+
+def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
+    """The shape, reading images too: from these fields of a record, the usual ones where none is named, and from parts of messages."""
+    if shape.has_images == "inside":
+        return shape
+    read = partial(_read, shape.read, tuple(fields) or FIELDS, shape.fields)
+    return replace(shape, read=refusing(read))
+
+
+def _read(
+    read: Read,
+    names: Sequence[str],
+    keys: Sequence[str],
+    record: Any,
+    fields: Fields,
+    **options: Any,
+) -> Any:
+    given = [image for value in _held(record, names) for image in images_of(value)]
+    lists = [fields[key] for key in keys if isinstance(record.get(fields[key]), list)]
+    mark, found = PLACEHOLDER, list[Image]()
+    if any(_has_images(message) for name in lists for message in record[name]):
+        mark = _unused(record, lists)
+        found = given
+        given = []
+        rest = iter(found)
+        record = dict(record)
+        for name in lists:
+            record[name] = [_flat(message, mark, rest, given) for message in record[name]]
+        if next(rest, None) is not None:
+            raise Fault("image_count")
+    conversation = read(record, fields, **options)
+    return conversation if isinstance(conversation, str) else placed(conversation, given, mark)
+
+
+def placed(conversation: Conversation, images: Sequence[Image], mark: str) -> Conversation:
+    """The conversation with a part for each place where the mark stands in it; Fault (image_count) where these are not as many
+    as the images."""
+    messages = [_parted(message, mark) for message in conversation.messages]
+    count = sum(len(m["content"]) // 2 for m in messages if isinstance(m.get("content"), list))
+    if count != len(images):
+        raise Fault("image_count")
+    if not images:
+        return conversation
+    kind = RichConversation if isinstance(conversation, RichConversation) else PicturedConversation
+    clean = [_without_empty(message) for message in messages]
+    return kind(clean, conversation.trained, conversation.tools, list(images))
+
+
+def images_of(value: Any) -> Iterator[Image]:
+    """The images that a field holds: one, or a list of them; Fault where something in it is none."""
+    if value is None:
+        return
+    for each in value if isinstance(value, list) else [value]:
+        yield image_of(each)
+
+
+def image_of(value: Any) -> Image:
+    """One image: a path or URL, a data: URI, bytes, or Hugging Face's `{"bytes": ..., "path": ...}`; Fault (bad_image)."""
+    if isinstance(value, Mapping):
+        return _from_struct(value)
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str) or not value:
+        raise Fault("bad_image")
+    return _from_data(value) if value[:5].lower() == "data:" else value
+
+
+def _from_struct(value: Mapping[str, Any]) -> Image:
+    """Bytes before a path: where a record has both, the path is where they once lay."""
+    if (content := value.get("bytes")) is not None:
+        return content if isinstance(content, bytes) else _decoded(content)
+    if value.get("type") == "base64" or "base64" in value:  # as Anthropic's interface writes it
+        return _decoded(value.get("data") or value.get("base64"))
+    inner = next((value[key] for key in ("url", "path", "image") if value.get(key)), None)
+    if isinstance(inner, Mapping):
+        raise Fault("bad_image")
+    return image_of(inner)
+
+
+def _from_data(uri: str) -> bytes:
+    found = _DATA.match(uri)
+    if not found:
+        raise Fault("bad_image")
+    content = uri[found.end() :]
+    return _decoded(content) if found[1] else unquote_to_bytes(content)
+
+
+def _decoded(text: Any) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, TypeError, ValueError):
+        raise Fault("bad_image") from None
+
+
+def _held(record: Any, names: Sequence[str]) -> Iterator[Any]:
+    """What the fields of images hold: of the usual names the first that is there, of those that a recipe names all."""
+    for name in names:
+        try:
+            value = parse(name).find(record)
+        except Unfound:
+            continue
+        if value is not None and value != []:
+            yield value
+            if names == FIELDS:
+                return
+
+
+def _contents(message: Any) -> Iterator[tuple[str, list[Any]]]:
+    if isinstance(message, Mapping):
+        for key in _CONTENTS:
+            if isinstance(message.get(key), list):
+                yield key, message[key]
+
+
+def _has_images(message: Any) -> bool:
+    return any(_is_image(part) for _, parts in _contents(message) for part in parts)
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in KINDS
+
+
+def _unused(record: Mapping[str, Any], lists: Sequence[str]) -> str:
+    """A mark that no text of the record holds."""
+    mark, said = "\0image\0", repr([record[name] for name in lists])
+    while repr(mark)[1:-1] in said:
+        mark = f"\0{mark}"
+    return mark
+
+
+def _flat(message: Any, mark: str, rest: Iterator[Image], found: list[Image]) -> Any:
+    """The message with the mark for each of its images, which are added to `found`: those that a part brings with it, and of
+    `rest` for a part that brings none."""
+    flat = dict(message) if isinstance(message, Mapping) else message
+    for key, parts in _contents(message):
+        texts = [_as_text(part, mark, rest, found) for part in parts]
+        is_plain = all(part["type"] == "text" and len(part) == 2 for part in texts)
+        flat[key] = "".join([part["text"] for part in texts]) if is_plain else texts
+    return flat
+
+
+def _as_text(part: Any, mark: str, rest: Iterator[Image], found: list[Image]) -> dict[str, Any]:
+    if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+        raise Fault("content_not_text")
+    if not _is_image(part):
+        text = part.get("text", part.get("value"))
+        if part["type"] in TEXTS and isinstance(text, str):
+            return {"type": "text", "text": text}
+        return {key: value for key, value in part.items() if value is not None}
+    given = next((part[key] for key in _SOURCES if part.get(key) is not None), None)
+    if given is None:
+        given = next(rest, None)
+        if given is None:
+            raise Fault("image_count")
+    elif "base64" in part and given is part["base64"]:
+        given = _decoded(given)
+    found.append(image_of(given))
+    return {"type": "text", "text": mark}
+
+
+def _parted(message: Message, mark: str) -> Message:
+    """The message with its text cut at each mark: text, image, text ..., texts that are empty too; as it is where there is none."""
+    content = message.get("content")
+    if not isinstance(content, str) or mark not in content:
+        return message
+    first, *others = content.split(mark)
+    parts: list[dict[str, str]] = [{"type": "text", "text": first}]
+    for text in others:
+        parts += [{"type": "image"}, {"type": "text", "text": text}]
+    return message | {"content": parts}
+
+
+def _without_empty(message: Message) -> Message:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return message | {"content": [part for part in content if part.get("text") != ""]}

@@ -1,0 +1,85 @@
+"""`{"conversations": [{"from": "user", "value": "Picture 1: <img>a.jpg</img>\\nWhat is it?"}, {"from": "assistant", "value":
+"..."}]}`, as Qwen-VL's finetuning reads it, or the same as `input` and `output`.
+
+The path stands in the text, where Qwen-VL itself hands it to the tokenizer (its issue 147). Here an image takes its place;
+what stands around it, `Picture 1: ` too, is text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from mdsmix.record import Conversation, Message
+from mdsmix.shapes.base import Fault, Fields, Shape, refusing
+from mdsmix.shapes.pictures import PLACEHOLDER, image_of, placed
+from mdsmix.shapes.talks import Marked, conversation_of, list_of, system_of, trained_flag
+
+_TAGGED = re.compile(r"<img>(.*?)</img>", re.DOTALL)
+_ROLES = {
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt"), "assistant"),
+    "system": "system",
+}
+
+
+@refusing
+def read(
+    record: Any, fields: Fields, consecutive_roles: str = "reject", nulls: str = "keep"
+) -> Conversation:
+    if fields["conversations"] in record:
+        items = list_of(record, fields, "conversations", nulls)
+    else:
+        items = [
+            _said("user", record, fields, "input"),
+            _said("assistant", record, fields, "output"),
+        ]
+    marked = system_of(record, fields) + [_message(item) for item in items]
+    conversation = conversation_of(marked, None, consecutive_roles)
+    return _with_images(conversation)
+
+
+def _said(role: str, record: Any, fields: Fields, key: str) -> Message:
+    if key not in fields or fields[key] not in record:
+        raise Fault("missing_field")
+    return {"from": role, "value": record[fields[key]]}
+
+
+def _message(item: Any) -> Marked:
+    if not isinstance(item, dict) or not item.keys() >= {"from", "value"}:
+        raise Fault("bad_message_keys")
+    role = _ROLES.get(item["from"]) if isinstance(item["from"], str) else None
+    if role is None:
+        raise Fault("unknown_role")
+    if not isinstance(item["value"], str):
+        raise Fault("content_not_text")
+    if role == "assistant" and not item["value"]:
+        raise Fault("empty_answer")
+    return {"role": role, "content": item["value"]}, trained_flag(item)
+
+
+def _with_images(conversation: Conversation) -> Conversation:
+    """With an image for each path between tags; a tag without its other half is text that nobody meant."""
+    mark = PLACEHOLDER
+    while mark in conversation.said:
+        mark = f"\0{mark}"
+    found, messages = list[str | bytes](), list[Message]()
+    for message in conversation.messages:
+        found += [image_of(path.strip()) for path in _TAGGED.findall(message["content"])]
+        content = _TAGGED.sub(lambda _: mark, message["content"])
+        if "<img>" in content or "</img>" in content:
+            raise Fault("bad_image")
+        messages.append(message | {"content": content})
+    return placed(conversation._replace(messages=messages), found, mark)
+
+
+SHAPE = Shape(
+    name="qwen_vl",
+    gives=Conversation,
+    fields=("conversations",),
+    optional=("input", "output", "system"),
+    structured=("conversations",),
+    options=("consecutive_roles", "nulls"),
+    has_images="inside",
+    read=read,
+)

@@ -1,0 +1,92 @@
+"""Drawings in every format, records about them in every shape, and a tokenizer that knows an image."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+TOKEN = "<|image_pad|>"
+QWEN = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"In the manner of Qwen2.5-VL's."
+LLAVA = (
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}<image>\n{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] + ' ' }}{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+"In the manner of LLaVA's: every content is a list of parts."
+
+
+def drawing(
+    format: str = "JPEG", size: tuple[int, int] = (40, 30), seed: int = 0, **saved: Any
+) -> bytes:
+    """An image of this width and height; another one for each seed."""
+    image = Image.new("RGB", size, (seed * 37 % 256, seed * 91 % 256, 128))
+    draw = ImageDraw.Draw(image)
+    draw.rectangle((2, 2, 4 + seed % 17, 10), fill="white")
+    draw.text((5, 12), str(seed), fill="black")
+    out = io.BytesIO()
+    image.save(out, format, **saved)
+    return out.getvalue()
+
+
+def write_drawings(folder: Path, count: int = 3, size: tuple[int, int] = (40, 30)) -> list[Path]:
+    """`0.jpg`, `1.png`, `2.webp`, `3.jpg` ..."""
+    folder.mkdir(parents=True, exist_ok=True)
+    formats = (("jpg", "JPEG"), ("png", "PNG"), ("webp", "WEBP"))
+    paths = []
+    for number in range(count):
+        suffix, format = formats[number % 3]
+        paths.append(folder / f"{number}.{suffix}")
+        paths[-1].write_bytes(drawing(format, size, number))
+    return paths
+
+
+def record(
+    *images: str, question: str = "What is it?", answer: str = "A drawing."
+) -> dict[str, Any]:
+    """LLaVA's."""
+    value = "<image>\n" * len(images) + question
+    talk = [{"from": "human", "value": value}, {"from": "gpt", "value": answer}]
+    if not images:
+        return {"conversations": talk}
+    return {"image": images[0] if len(images) == 1 else list(images), "conversations": talk}
+
+
+def stream(path: object, shape: str = "llava", **settings: Any) -> dict[str, Any]:
+    source = {"path": str(path), "shape": shape, **settings.pop("source", {})}
+    return {"kind": "finetuning", "source": source, **settings}
+
+
+def seeing_tokenizer(
+    plain: Path,
+    folder: Path,
+    tokens: Sequence[str] = ("<|vision_start|>", "<|vision_end|>", TOKEN),
+    template: str = QWEN,
+    declared: Mapping[str, str] | None = None,
+) -> Path:
+    """The tokenizer of the folder `plain` with tokens more, of which it declares `image_token`."""
+    from tokenizers import AddedToken, Tokenizer
+
+    shutil.copytree(plain, folder)
+    model = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model.add_special_tokens([AddedToken(token, special=True) for token in tokens])
+    model.save(str(folder / "tokenizer.json"))
+    at = folder / "tokenizer_config.json"
+    config = json.loads(at.read_text())
+    extra = {"image_token": TOKEN} if declared is None else dict(declared)
+    config |= {"chat_template": template, "extra_special_tokens": extra}
+    at.write_text(json.dumps(config))
+    return folder
