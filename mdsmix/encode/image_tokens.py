@@ -107,10 +107,8 @@ def fitted(template: ChatTemplate, token: ImageToken, conversation: Conversation
     if not conversation.images and form != "parts":
         return conversation
     if not form:
-        raise NotRendered(
-            "image_not_printed",
-            {"template": f"it does not print {token.text} for an image, in parts or in a text"},
-        )
+        why = f"it does not print {token.text} for an image, in parts or in a text"
+        raise NotRendered("image_not_printed", {"template": why})
     messages = [_fit(message, form, token) for message in conversation.messages]
     if type(conversation) is Conversation:
         return PicturedConversation(messages, *conversation[1:])
