@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mdsmix.mix.findings import Finding
+    from mdsmix.mix.lock import Held
 
 REFUSED = 3
 
@@ -33,11 +34,37 @@ def check(
         ),
     ] = False,
     estimate: Estimated = False,
+    lock: Annotated[
+        bool,
+        typer.Option(
+            "--lock",
+            help="Of a TRAIN.yaml: also say, stream by stream, whether what is published is what its mix.lock names.",
+        ),
+    ] = False,
+    accept_changed: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changed",
+            help="With --lock: what differs refuses nothing; say what a resume would repeat.",
+        ),
+    ] = False,
+    at: Annotated[
+        Optional[int],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
+        typer.Option(
+            "--at",
+            min=0,
+            metavar="SAMPLES",
+            help="With --accept-changed: samples of the epoch that are behind the resume.",
+            show_default="half of the epoch",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say whether streams may be mixed, from indexes, manifests and first samples. Exit code 3: they may not."""
+    from mdsmix.errors import RecipeError
     from mdsmix.mix.check import as_json as report
-    from mdsmix.mix.check import findings, is_refused, looked, verdict, with_bytes_read
+    from mdsmix.mix.check import findings, in_order, is_refused, looked, verdict, with_bytes_read
+    from mdsmix.mix.lock import hold
     from mdsmix.mix.view import view
     from mdsmix.report.progress import watching
     from mdsmix.report.shares import print_shares
@@ -46,16 +73,30 @@ def check(
     if deep:
         with watching() as watcher:
             mix = with_bytes_read(mix, watcher)
-    found = findings(mix)
+    held = hold(mix, targets, accept_changed) if lock else None
+    if not held and (accept_changed or at is not None):
+        raise RecipeError("--accept-changed and --at say what becomes of a lock: add --lock.")
+    found = in_order([*findings(mix), *(held.findings if held else ())])
+    told = repeated(held, at) if held and accept_changed else ()
     if as_json:
-        echo_json(report(mix, found))
+        locked = {"lock": {"streams": held.streams, "repeats": list(told)}} if held else {}
+        echo_json(report(mix, found) | locked)
     else:
         print_findings(found)
         if mix.shares:
             print_shares(mix.shares)
-        echo(verdict(mix, found), looked(mix))
+        echo(verdict(mix, found), looked(mix), *(held.lines if held else ()), *told)
     if is_refused(found):
         raise typer.Exit(REFUSED)
+
+
+def repeated(held: Held, at: int | None) -> list[str]:
+    """What a resume within the first epoch would do, a sentence a stream; torch is imported only where something differs."""
+    if not any(finding.id == "lock-differs" for finding in held.findings):
+        return []
+    from mdsmix.load.resuming import repeats_after
+
+    return repeats_after(held.was.loaders["train_loader"], held.now.loaders["train_loader"], at)
 
 
 def print_findings(found: Sequence[Finding], to_stderr: bool = False) -> None:

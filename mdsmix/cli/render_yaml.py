@@ -61,6 +61,7 @@ def render_yaml(
     from mdsmix.errors import MixRefused
     from mdsmix.mix.check import as_json as report
     from mdsmix.mix.check import findings, is_refused, unseen, verdict
+    from mdsmix.mix.lock import lock_of, place_of
     from mdsmix.mix.output import require_place, write
     from mdsmix.mix.render import refuse_recipe, render
 
@@ -82,14 +83,19 @@ def render_yaml(
         from mdsmix.mix.validate import validate as draw
 
         drawn = draw(text, [loader.label for loader in mix.loaders])
+    locked = place_of(target) if target else None
     if target:
         write(target, text)
+    if locked:
+        write(locked, lock_of(mix).to_bytes().decode())
     if as_json:
-        echo_json(report(mix, found) | {"wrote": target, "drawn": drawn, "yaml": text})
+        echo_json(
+            report(mix, found) | {"wrote": target, "lock": locked, "drawn": drawn, "yaml": text}
+        )
         return
     if not target:
         typer.echo(text, nl=False)
-    wrote = f"; wrote {target}" if target else ""
+    wrote = f"; wrote {target}" + (f" and {locked}" if locked else "") if target else ""
     changed = [f"changed {change}" for change in mix.changed]
     kept = [f"kept unseen: {label}" for label in unseen(mix)]
     told = [*changed, *kept, f"{verdict(mix, found)}{wrote}", drawn]

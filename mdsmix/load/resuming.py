@@ -108,6 +108,27 @@ def repeats(was: LoaderLock, now: LoaderLock, state: Mapping[str, Any]) -> list[
     return [r for r in _compared(was.streams, now.streams, seen, planned, rest) if any(r[1:])]
 
 
+def repeats_after(was: LoaderLock, now: LoaderLock, behind: int | None) -> list[str]:
+    """What a resume in the first epoch would do, as sentences; half of the epoch is `behind` unless it is said."""
+    drawn = sum(stream.drawn for stream in was.streams)
+    behind = drawn // 2 if behind is None else min(behind, drawn)
+    many = 64 if was.settings.get("shuffle_algo") in ("py1s", "py2s") else 1
+    state = {
+        "epoch": 0,
+        "sample_in_epoch": behind,
+        "num_canonical_nodes": was.settings.get("num_canonical_nodes") or many,
+        "shuffle_seed": was.settings["shuffle_seed"],
+        "initial_physical_nodes": 1,
+    }
+    begin = f"resumed after {plural(behind, 'sample')} of an epoch of {drawn:,} (on one node)"
+    found = repeats(was, now, state)
+    if found is None:
+        return [f"{begin}: too large to be laid out for a count"]
+    return [f"{begin} come {r}" for r in found] or [
+        f"{begin}, nothing comes twice and nothing is left out"
+    ]
+
+
 def _compared(
     was: Sequence[LockedStream], now: Sequence[LockedStream], seen: Ids, planned: Ids, rest: Ids
 ) -> Iterator[Repeats]:

@@ -35,6 +35,11 @@ def findings(mix: Mix) -> list[Finding]:
 
     mix.look()
     found = [finding for check in CHECKS.values() for finding in check(mix)]
+    return in_order(found)
+
+
+def in_order(found: Sequence[Finding]) -> list[Finding]:
+    """Errors first."""
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 

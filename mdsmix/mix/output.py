@@ -43,13 +43,14 @@ def write(target: str, text: str) -> None:
         place.write(content)
         return
     with _explained(target):
-        if _is_device(place.url):
+        if is_device(place.url):
             _write_all(os.open(place.url, os.O_WRONLY | os.O_APPEND), content)
         else:
             _replace(os.path.realpath(place.url), content)
 
 
-def _is_device(path: str) -> bool:
+def is_device(path: str) -> bool:
+    """Whether it is written into, and no file that lies there."""
     return path.startswith(DESCRIPTORS) or (os.path.exists(path) and not os.path.isfile(path))
 
 

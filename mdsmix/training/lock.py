@@ -62,7 +62,7 @@ class LockedStream:
     drawn: int
     "Samples an epoch, by its weight."
     shards: str
-    "Every shard in order, `<12 digits of its hash>*<samples>`: 18 bytes each, 2 % of index.json."
+    "Every shard in order, `<12 digits of its hash>*<samples>`: 18 bytes each, 3 % of index.json."
     index: str | None = None
     "xxh128 of index.json; in a checkpoint the shards say enough."
     manifest: str | None = None
@@ -196,7 +196,8 @@ def _of_streams(was: Iterable[LockedStream], now: Iterable[LockedStream]) -> Ite
     old, new = ({stream.name: stream for stream in streams} for streams in (was, now))
     for name in old:
         if name in new:
-            yield from (Difference(s, [name]) for s in _changes(old[name], new[name]))
+            if told := "; ".join(_changes(old[name], new[name])):
+                yield Difference(told, [name])
         else:
             drawn = plural(old[name].drawn, "sample")
             yield Difference(

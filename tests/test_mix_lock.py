@@ -1,0 +1,250 @@
+"""The lock beside a rendered YAML: it changes with what decides which samples come, and with nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mdsmix.mix.lock import lock_of
+from mdsmix.mix.view import view_yaml
+from mdsmix.training.lock import Lock, parse_lock
+from tests.converting import Answer, documents, mdsmix, pairs, write_jsonl, write_recipe
+
+SUFFIX = ".mix.lock"
+
+
+class Lab:
+    """A recipe of two streams and an evaluation, converted and rendered."""
+
+    def __init__(self, folder: Path, tokenizer: Path, **settings: Any) -> None:
+        self.folder, self.config = folder, folder / "train.yaml"
+        self.texts = [{"text": f"{n} one two three four five six seven"} for n in range(40)]
+        self.write()
+        faq = [{"prompt": f"which {n}?", "response": "that one"} for n in range(10)]
+        write_jsonl(folder / "faq.jsonl", faq)
+        streams = {
+            "web": documents([folder / "a.jsonl", folder / "b.jsonl"]),
+            "faq": pairs(folder / "faq.jsonl"),
+            "held": pairs(folder / "faq.jsonl", split="val"),
+        }
+        more = {"streams": streams, "mix": {"faq": {"repeat": 2}}} | settings
+        self.recipe = write_recipe(folder, tokenizer, **more)
+        self.does("convert", self.recipe)
+        self.does("render-yaml", self.recipe, "-o", self.config)
+
+    def write(self) -> None:
+        write_jsonl(self.folder / "a.jsonl", self.texts[:20])
+        write_jsonl(self.folder / "b.jsonl", self.texts[20:])
+
+    def does(self, *arguments: object) -> Answer:
+        done = mdsmix(*arguments)
+        assert done.code == 0, done.err
+        return done
+
+    def republish(self, change: str = "another text, and some words more than before") -> None:
+        self.texts[30] = {"text": change}
+        self.write()
+        self.does("convert", self.recipe)
+
+    def edit(self, **keys: Any) -> None:
+        """Other keys of the loader or, as `dataset`, of its dataset; of the top level with `top`."""
+        tree = yaml.safe_load(self.config.read_text())
+        tree.update(keys.pop("top", {}))
+        for name, weight in keys.pop("weights", {}).items():
+            tree["train_loader"]["dataset"]["streams"][name].update(weight)
+        tree["train_loader"]["dataset"].update(keys.pop("dataset", {}))
+        tree["train_loader"].update(keys)
+        self.config.write_text(yaml.safe_dump(tree, sort_keys=False))
+
+    @property
+    def lock(self) -> Path:
+        return Path(f"{self.config}{SUFFIX}")
+
+    @property
+    def locked(self) -> Lock:
+        return parse_lock(self.lock.read_bytes(), "the lock")
+
+    def check(self, *options: object) -> Answer:
+        return mdsmix("check", "--lock", self.config, *options)
+
+
+@pytest.fixture
+def lab(tmp_path: Path, tokenizer_folder: Path) -> Lab:
+    return Lab(tmp_path, tokenizer_folder)
+
+
+def test_what_is_published_is_what_was_planned(lab: Lab) -> None:
+    done = lab.check()
+    assert done.code == 0
+    for line in (
+        "train_loader: web is as planned: ",
+        "train_loader: faq is as planned: 10 samples, 20 drawn an epoch",
+        "eval_loader held: held is as planned: 10 samples",
+    ):
+        assert line in done.out
+    assert lock_of(view_yaml(lab.config)) == lab.locked, "of the recipe and of its YAML"
+    assert lab.lock.stat().st_size < 5000
+
+
+def test_a_change_of_the_data_is_told_stream_by_stream_and_refused(lab: Lab) -> None:
+    lab.republish()
+    done = lab.check()
+    assert done.code == 3
+    (error,) = [line for line in done.out.splitlines() if line.startswith("error")]
+    assert error.startswith("error lock-differs [web]: train_loader: web was published anew: of ")
+    assert "repeats samples and leaves others out" in error
+    assert "web is not as planned" in done.out
+    assert "faq is as planned" in done.out
+    report = json.loads(lab.check("--json").out)
+    assert not report["may_be_mixed"]
+    assert [(s["stream"], s["state"]) for s in report["lock"]["streams"]] == [
+        ("web", "not as planned"),
+        ("faq", "as planned"),
+        ("held", "as planned"),
+    ]
+    lab.does("render-yaml", lab.recipe, "-o", lab.config)
+    assert lab.check().code == 0, "rendered again, what is there is planned"
+
+
+def test_versions_stay_as_they_were_locked(tmp_path: Path, tokenizer_folder: Path) -> None:
+    lab = Lab(tmp_path, tokenizer_folder, publish="versioned")
+    lab.republish()
+    assert lab.check().code == 0
+    lab.does("render-yaml", lab.recipe, "-o", lab.folder / "next.yaml")
+    names = sorted(path.name for path in lab.folder.glob(f"*{SUFFIX}"))
+    assert names == [f"next.yaml{SUFFIX}", f"train.yaml{SUFFIX}"], "a lock for each YAML"
+    assert Path(f"{lab.folder / 'next.yaml'}{SUFFIX}").read_bytes() != lab.lock.read_bytes()
+    assert lab.check().code == 0
+
+
+ORDER: dict[str, tuple[dict[str, Any], str]] = {
+    "a seed": ({"dataset": {"shuffle_seed": 3}}, "shuffle_seed was 9176 and is 3"),
+    "an order": ({"dataset": {"shuffle": False}}, "shuffle was true and is false"),
+    "a weight": (
+        {"weights": {"faq": {"repeat": 3}}},
+        "faq was to give 20 samples an epoch and gives 30",
+    ),
+    "a length": ({"top": {"max_seq_len": 12}}, "max_seq_len was 16 and is 12"),
+    "packing": ({"dataset": {"packing_ratio": 2}}, "packing_ratio was null and is 2"),
+    "nodes": ({"dataset": {"num_canonical_nodes": 4}}, "num_canonical_nodes was null and is 4"),
+    "targets": ({"dataset": {"target_prompts": "all"}}, "target_prompts was none and is all"),
+}
+ELSE: dict[str, dict[str, Any]] = {
+    "a learning rate": {"top": {"optimizer": {"name": "adam", "lr": 0.1}}},
+    "a model": {"top": {"model": {"name": "mpt_causal_lm", "d_model": 64}}},
+    "workers": {"num_workers": 3},
+    "what is the default": {
+        "dataset": {"shuffle_seed": 9176, "packing_ratio": 1, "replication": 1}
+    },
+    "a weight of the same meaning": {"weights": {"faq": {"repeat": 2.0}}},
+    "a cache": {"dataset": {"predownload": 64, "download_retry": 4}},
+}
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Lab:
+    return Lab(tmp_path_factory.mktemp("rendered"), tokenizer_folder)
+
+
+@pytest.mark.parametrize("name", [*ORDER, *ELSE])
+def test_what_decides_the_samples_is_locked_and_nothing_else(rendered: Lab, name: str) -> None:
+    before = rendered.config.read_text()
+    keys = ORDER[name][0] if name in ORDER else ELSE[name]
+    rendered.edit(**json.loads(json.dumps(keys)))
+    done = rendered.check()
+    rendered.config.write_text(before)
+    found = [line for line in done.out.splitlines() if "lock-differs" in line]
+    if name in ELSE:
+        assert not found
+        return
+    assert done.code == 3
+    assert any(ORDER[name][1] in line for line in found)
+
+
+def test_a_batch_is_locked_where_the_config_names_one(lab: Lab) -> None:
+    lab.edit(top={"global_train_batch_size": 8})
+    assert lab.check().code == 0, "it was not known"
+    lab.does("render-yaml", lab.recipe, "--into", lab.config)
+    assert lab.check().code == 0
+    lab.edit(top={"global_train_batch_size": 4})
+    done = lab.check()
+    assert done.code == 3
+    assert "batch was 8 and is 4" in done.out
+
+
+def test_other_data_to_evaluate_on_is_a_warning(lab: Lab) -> None:
+    locked = json.loads(lab.lock.read_bytes())
+    locked["loaders"]["eval_loader held"]["streams"][0]["shards"] = "0123456789ab*10"
+    lab.lock.write_text(json.dumps(locked))
+    done = lab.check()
+    assert done.code == 0
+    assert "warning lock-eval-differs [held]" in done.out
+
+
+def test_the_same_shards_published_anew_are_as_planned(lab: Lab) -> None:
+    index = lab.folder / "out/web/train/index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()), indent=1))
+    (lab.folder / "out/web/train/mdsmix.manifest").unlink()
+    done = lab.check()
+    assert done.code == 0
+    assert "web is as planned, published anew with the same shards" in done.out
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "train.yaml has no lock: there is no train.yaml.mix.lock beside it"),
+        ("{", "is no lock of a mix: "),
+        ("[1]", "is no lock of a mix: "),
+        ('{"version": 1}', "is no lock of a mix: loaders is missing"),
+        ('{"version": 7, "more": {}}', "is a lock of version 7, and this mdsmix reads version 1"),
+        (
+            '{"version": 1, "loaders": {"train_loader": {"streams": [{"name": "web", "drawn": 3, "shards": "a b"}]}}}',
+            "is no lock of a mix: what it says of the shards of web is no list of them",
+        ),
+        (
+            '{"version": 1, "loaders": {"train_loader": {"streams": [{"name": "code", "drawn": 3, "shards": ""}]}}}',
+            "is the lock of another recipe: it names code, and",
+        ),
+        ('{"version": 1, "loaders": {}}', "is the lock of another recipe: it names no stream, and"),
+    ],
+)
+def test_a_lock_that_says_nothing_of_the_yaml_is_one_sentence(
+    rendered: Lab, content: str | None, sentence: str
+) -> None:
+    before = rendered.lock.read_bytes()
+    rendered.lock.unlink() if content is None else rendered.lock.write_text(content)
+    done = rendered.check()
+    rendered.lock.write_bytes(before)
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    assert sentence in done.err
+
+
+def test_only_a_training_yaml_has_one(rendered: Lab) -> None:
+    for target in (rendered.recipe, rendered.folder / "out/web/train"):
+        done = mdsmix("check", "--lock", target)
+        assert done.code == 2
+        assert "--lock compares one training YAML with the lock beside it" in done.err
+    done = mdsmix("check", rendered.config, "--accept-changed")
+    assert (done.code, "add --lock" in done.err) == (2, True)
+
+
+def test_what_is_rendered_into_a_pipe_has_none(rendered: Lab) -> None:
+    before = sorted(os.listdir(rendered.folder))
+    for options in ((), ("-o", "/dev/null")):
+        assert rendered.does("render-yaml", rendered.recipe, *options).code == 0
+    assert sorted(os.listdir(rendered.folder)) == before
+
+
+def test_the_same_mix_has_the_same_lock(tmp_path: Path, tokenizer_folder: Path) -> None:
+    lab = Lab(tmp_path, tokenizer_folder)
+    done = lab.does("render-yaml", lab.recipe, "-o", tmp_path / "other.yaml", "--json")
+    report = json.loads(done.out)
+    assert report["lock"] == f"{tmp_path / 'other.yaml'}{SUFFIX}"
+    assert Path(report["lock"]).read_bytes() == lab.lock.read_bytes()
