@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Sized
+from fractions import Fraction
 from itertools import islice
 
 
 def plural(count: int, word: str) -> str:
     """`1 sample`, `2,000 samples`."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def percent(share: Fraction | str) -> str:
+    """`8.2%` of a fraction, or of one as a manifest writes it: `41/500`."""
+    return f"{float(100 * Fraction(share)):g}%"
 
 
 def listed(names: Collection[str], most: int = 3, of: int | None = None) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +53,14 @@ def recipe_of(folder: Path, tokenizer: Path, **top: Any) -> Path:
     mix = {name: {"share": share} for name, share in SHARES.items()}
     top = {"streams": streams, "mix": mix, "absolute": True, "budget": "10k tokens"} | top
     return write_recipe(folder, tokenizer, **top)
+
+
+def chosen(recipe: Path, *overrides: str) -> dict[str, int]:
+    """Samples of each stream in an epoch, as they are rendered."""
+    answer = mdsmix("render-yaml", recipe, *overrides)
+    assert answer.code == 0, answer.err
+    streams = yaml.safe_load(answer.out)["train_loader"]["dataset"]["streams"]
+    return {name: stream["choose"] for name, stream in streams.items()}
 
 
 def manifests(folder: Path) -> dict[str, Manifest]:
@@ -107,6 +116,10 @@ def test_planned_alone_or_together_and_in_one_stage_or_two_the_bytes_are_the_sam
     run_recipe(alone, f"local={tmp_path / 'alone'}")
     for name in some:
         assert files(tmp_path / "alone" / name) == files(tmp_path / "stages" / name)
+    counts = chosen(alone, f"local={tmp_path / 'alone'}")
+    assert counts.keys() == some.keys()
+    recipe = recipe_of(tmp_path, tokenizer_folder)
+    assert counts.items() < chosen(recipe).items()
 
 
 def test_a_larger_budget_only_adds_and_the_same_again_does_nothing(
@@ -224,6 +237,11 @@ def test_the_dry_run_and_a_limit(tmp_path: Path, tokenizer_folder: Path) -> None
     assert (
         "its share of 10,000 tokens is 5,220; estimated from 1 place of its source" in planned.out
     )
+    far = mdsmix(
+        "convert", recipe, "--dry-run", "--only", "c4", "streams.c4.expected_mean_tokens=10"
+    )
+    assert "a record that was looked at holds" in far.out
+    assert "of the expected_mean_tokens of 10" in far.out
     (outcome,) = run_recipe(recipe, only=["commoncrawl"], limit=20)
     assert outcome.manifest.records.written == 20
     assert not outcome.manifest.encoding.sample

@@ -20,13 +20,17 @@ from mdsmix.recipe.mix_rules import budget_of
 from mdsmix.recipe.sampling import BY_BUDGET, tokens_wanted
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import SourceFile
-from mdsmix.words import plural
+from mdsmix.words import percent, plural
 
 STEPS = (10, 12, 15, 18, 22, 27, 33, 39, 47, 56, 68, 82, 100)
 MARGIN = 0.1
 "More than the look says, at least: what is looked at are the beginnings of splits, and a few of them."
 DEVIATIONS = 2
 "Of the look, and of the lengths of the records that happen to be in the sample, by which the margin is larger."
+
+
+FAR = 0.05
+"A mean that differs by more from what was expected is told."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +51,7 @@ class Wanted:
         """What is taken and why, all of it estimated but the share."""
         taken = "all records are taken"
         if self.share < 1:
-            taken = f"{float(100 * self.share):g}% of the records are taken, with a margin of {self.margin:.0%}"
+            taken = f"{percent(self.share)} of the records are taken, with a margin of {self.margin:.0%}"
         return (
             f"its share of {self.budget} is {self.tokens:,}; estimated from {plural(self.look.places, 'place')} of its source, all of "
             f"it holds about {self.look.tokens:,.0f}, so {taken}"
@@ -94,6 +98,16 @@ def _wanted(recipe: Recipe, stream: StreamSpec, look: Look) -> Wanted:
         look=look,
         margin=margin,
         share=min(Fraction(1), step_above(part * (1 + margin))),
+    )
+
+
+def said_of_mean(mean: float, expected: float | None) -> str | None:
+    """Of the tokens of a record: how far they are from what the recipe expects, where that is far."""
+    if not expected or not mean or abs(mean / expected - 1) <= FAR:
+        return None
+    return (
+        f"{mean / expected - 1:+.1%} of the expected_mean_tokens of {expected:,g}: another tokenizer, other records, or others "
+        "among them"
     )
 
 

@@ -14,7 +14,7 @@ from mdsmix.shards.links import refuse_links
 from mdsmix.shards.manifest import FORMAT_VERSION, Manifest
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Location
-from mdsmix.words import listed
+from mdsmix.words import listed, percent
 
 
 def published_manifest(job: Job, standing: Standing, reencode: bool) -> Manifest | None:
@@ -113,7 +113,7 @@ def why_whole(job: Job, old: Manifest | None) -> str | None:
     if old is None or old.encoding.sample is None or job.encoding.sample or job.wanted or job.limit:
         return None
     return (
-        f"{job.name}: published is a sample of {old.encoding.sample} of its source, and this run takes all of it: sample, or --budget, "
+        f"{job.name}: published is a sample of {percent(old.encoding.sample)} of its source, and this run takes all of it: sample, or --budget, "
         "says that it is to be one again"
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 
 from mdsmix import sources
+from mdsmix.convert.budget import said_of_mean
 from mdsmix.convert.dropping import known_dropped
 from mdsmix.convert.guard import published_manifest, why_rebuilt
 from mdsmix.convert.images import whole_content
@@ -53,6 +54,9 @@ def _preview_stream(
     yield f"{job.name}: {len(todo)} of {len(units)} work units would be converted, into {job.target}"
     if job.wanted:
         yield f"  {job.wanted.said}"
+        mean = job.wanted.look.tokens / job.wanted.look.records
+        if far := said_of_mean(mean, job.expected_mean):
+            yield f"  a record that was looked at holds {mean:,.1f} tokens on average, {far}"
     if dropped is None:
         yield (
             "  which records are dropped as duplicates is not known before they are read for it; units that lose records, or "

@@ -11,7 +11,7 @@ from mdsmix.shapes import find_shape
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Encoding, Manifest
 from mdsmix.table import spelled
-from mdsmix.words import listed, plural
+from mdsmix.words import listed, percent, plural
 
 MOST_SOURCES = 5
 
@@ -91,6 +91,8 @@ def _records(manifest: Manifest) -> Iterator[tuple[str, str]]:
     records, sources = manifest.records, manifest.sources
     if said := _read_from(manifest.encoding):
         yield "read from", said
+    if share := manifest.encoding.sample:
+        yield "sample", f"{percent(share)} of the records, {records.sampled:,} of {records.read:,}"
     yield (
         "records",
         f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered "

@@ -4,15 +4,12 @@ wants. Of what was expected what is not so is said."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fractions import Fraction
 from typing import Any
 
+from mdsmix.convert.budget import said_of_mean
 from mdsmix.convert.outcome import Outcome
 from mdsmix.shards.manifest import Manifest
-from mdsmix.words import plural
-
-FAR = 0.05
-"A mean that differs by more from what was expected is told."
+from mdsmix.words import percent, plural
 
 
 def said_of_sample(manifest: Manifest) -> Iterator[str]:
@@ -20,7 +17,7 @@ def said_of_sample(manifest: Manifest) -> Iterator[str]:
     if share := manifest.encoding.sample:
         records = manifest.records
         part = records.sampled / max(records.read, 1)
-        yield f"sample: {_percent(Fraction(share))}: {records.sampled:,} of {records.read:,} records ({part:.3%}) are in it, by what they say"
+        yield f"sample: {percent(share)}: {records.sampled:,} of {records.read:,} records ({part:.3%}) are in it, by what they say"
 
 
 def said_of_budget(outcome: Outcome) -> Iterator[str]:
@@ -31,7 +28,7 @@ def said_of_budget(outcome: Outcome) -> Iterator[str]:
         yield f"budget: {wanted.said}: {came:,} came"
     elif wanted:
         ways = (
-            f"write sample: {_percent(wanted.next_share(manifest))} under this stream, which adds to what is there"
+            f"write sample: {percent(wanted.next_share(manifest))} under this stream, which adds to what is there"
             if wanted.share < 1
             else "there is no more of it: the mix repeats it up to max_repeat times, or give it a smaller share"
         )
@@ -39,11 +36,8 @@ def said_of_budget(outcome: Outcome) -> Iterator[str]:
             f"WARNING: budget: {wanted.said}: {came:,} came, {missing:,} ({missing / wanted.tokens:.1%}) too few for its share; {ways}"
         )
     mean = _mean(manifest)
-    if (said := outcome.expected_mean) and mean and abs(mean / said - 1) > FAR:
-        yield (
-            f"a record holds {mean:,.1f} tokens on average of {plural(manifest.records.written, 'record')}, {mean / said - 1:+.1%} of the expected_mean_tokens of {said:,g}: "
-            "another tokenizer, other records, or others among them"
-        )
+    if far := said_of_mean(mean, outcome.expected_mean):
+        yield f"a record holds {mean:,.1f} tokens on average of {plural(manifest.records.written, 'record')}, {far}"
 
 
 def budget_json(outcome: Outcome) -> dict[str, Any] | None:
@@ -64,7 +58,3 @@ def _mean(manifest: Manifest) -> float:
     """Tokens of a record that was written, before anything is cut off."""
     totals = manifest.totals
     return (totals.tokens + totals.lost_tokens) / max(1, manifest.records.written)
-
-
-def _percent(share: Fraction) -> str:
-    return f"{float(100 * share):g}%"
