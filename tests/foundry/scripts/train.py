@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import re
 from collections.abc import Sequence
+from typing import Any
 
 from composer.loggers import InMemoryLogger
 from llmfoundry.command_utils import train_from_yaml
 
+METRICS = ("loss/train/total", "time/token", "metrics/eval/.*LanguageCrossEntropy")
 
-def losses(path: str, steps: int, settings: Sequence[str] = ()) -> list[float]:
-    """`settings`: as on the command line of `llmfoundry train`."""
+
+def losses(path: str, steps: int) -> list[float]:
+    return list(metrics(path, steps)["loss/train/total"])
+
+
+def metrics(path: str, steps: int, settings: Sequence[str] = ()) -> dict[str, list[float]]:
+    """The values of a metric in turn. `settings`: as on the command line of `llmfoundry train`."""
     ours = [f"max_duration={steps}ba", "loggers.inmemory={}", "log_to_console=false"]
     trainer = train_from_yaml(path, [*ours, *settings])
     memory = next(d for d in trainer.logger.destinations if isinstance(d, InMemoryLogger))
-    found = [float(loss) for _, loss in memory.data["loss/train/total"]]
+    found = {
+        name: [float(value) for _, value in values]
+        for name, values in memory.data.items()
+        if any(re.fullmatch(metric, name) for metric in METRICS)
+    }
     trainer.close()
     return found
+
+
+def failure(path: str, steps: int, settings: Sequence[str] = ()) -> str:
+    """The error that ends the run."""
+    try:
+        metrics(path, steps, settings)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+    else:
+        told = ""
+    gc.collect()
+    return told
+
+
+def warned(path: str, steps: int, settings: Sequence[str] = ()) -> dict[str, Any]:
+    """The losses of a run, and what mdsmix warned of."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("mdsmix")
+    log.addHandler(handler)
+    try:
+        return {"losses": metrics(path, steps, settings)["loss/train/total"], "said": said}
+    finally:
+        log.removeHandler(handler)
