@@ -60,6 +60,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "fine": lambda value: f"{_about(value)}{value:.2%}",
     "finest": lambda value: f"{_about(value)}{value:.3%}",
     "times": lambda value: f"{value:,.2f}",
+    "points": lambda value: f"{100 * value:.1f}",
     "seconds": lambda value: f"{value:.1f}",
     "weight": lambda value: ", ".join(f"{word} {n}" for word, n in value.items()) or "all",
 }

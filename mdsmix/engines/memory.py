@@ -36,17 +36,24 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def bytes_of(text: str) -> int:
-    """`2GiB`, `2G` and `2147483648` are the same, 2GB is 2 * 10^9; RecipeError where it is none of these, or too little."""
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
-    if not found:
+    """The size that `--memory` asks for; RecipeError where it is none, or too little."""
+    size = size_of(text)
+    if size is None:
         raise RecipeError(f"--memory {text} is no size: write for example 2GiB or 800MiB.")
-    number, unit, suffix = float(found[1]), found[2].upper(), (found[3] or "iB").lower()
-    size = int(number * (1000 if suffix == "b" else 1024) ** _POWERS[unit])
     if size < LEAST_BYTES:
         raise RecipeError(
             f"--memory {text} is less than one worker takes: give it at least {LEAST_BYTES >> 20}MiB."
         )
     return size
+
+
+def size_of(text: str) -> int | None:
+    """`2GiB`, `2G` and `2147483648` are the same, 2GB is 2 * 10^9; None where it is none of these."""
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not found:
+        return None
+    number, unit, suffix = float(found[1]), found[2].upper(), (found[3] or "iB").lower()
+    return int(number * (1000 if suffix == "b" else 1024) ** _POWERS[unit])
 
 
 @dataclass(slots=True)

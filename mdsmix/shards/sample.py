@@ -10,7 +10,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, BinaryIO, cast
@@ -26,6 +26,9 @@ from mdsmix.storage import Location
 HEAD_SAMPLES = 32
 HEAD_BYTES = 1 << 20
 "1 MiB of samples, or one sample: enough to see what a stream holds, little enough for a slow store."
+
+GAP = 1 << 16
+"64 KiB between two samples are read along: a store takes longer to answer once more."
 
 DECOMPRESSED = ("zstd", "gz", "bz2")
 "Of Streaming's compressions those that Python and zstandard undo."
@@ -54,10 +57,45 @@ def read_sample(folder: Location, shard: Shard, position: int) -> dict[str, Any]
 
 def sample_sizes(folder: Location, shard: Shard) -> NDArray[np.int64]:
     """int64 [samples]: the bytes of each sample, as the shard's table says. Unreachable where it cannot be read."""
+    return np.diff(sample_table(folder, shard))
+
+
+def sample_table(folder: Location, shard: Shard) -> NDArray[np.int64]:
+    """int64 [samples + 1]: where each sample begins in the raw shard, and where the last one ends: 4 bytes a sample are read.
+    Unreachable where they cannot be."""
     with _opened(folder, shard) as read:
         if read is None:
             raise _unknown(folder, shard)
-        return np.diff(_offsets(read, shard, shard.samples))
+        return _offsets(read, shard, shard.samples)
+
+
+def read_samples(
+    folder: Location, shard: Shard, table: NDArray[np.int64], positions: Sequence[int]
+) -> dict[int, dict[str, Any]]:
+    """Some samples of a shard by their positions, neighbours by one request. `table`: that of `sample_table`. A compressed
+    shard is unpacked as far as the last of them. Unreachable where one cannot be read."""
+    found = dict[int, dict[str, Any]]()
+    with _opened(folder, shard) as read:
+        if read is None:
+            raise _unknown(folder, shard)
+        for first, last in sample_runs(table, positions):
+            begin = int(table[first])
+            body = read(begin, int(table[last + 1]) - begin)
+            for at in sorted({p for p in positions if first <= p <= last}):
+                data = body[int(table[at]) - begin : int(table[at + 1]) - begin]
+                found[at] = decode_sample(shard, data)
+    return found
+
+
+def sample_runs(table: NDArray[np.int64], positions: Iterable[int]) -> list[tuple[int, int]]:
+    """(first, last) positions of what is read by one request: samples with less than GAP bytes between them."""
+    runs = list[tuple[int, int]]()
+    for at in sorted(set(positions)):
+        if runs and table[at] - table[runs[-1][1] + 1] < GAP:
+            runs[-1] = (runs[-1][0], at)
+        else:
+            runs.append((at, at))
+    return runs
 
 
 def _unknown(folder: Location, shard: Shard) -> Unreachable:

@@ -1,0 +1,140 @@
+"""`mdsmix preview`: the first steps of a run, before the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from mdsmix.cli.options import AsJson, echo_json
+from mdsmix.errors import RecipeError
+
+if TYPE_CHECKING:
+    from mdsmix.mix.streams import Mix
+    from mdsmix.preview.asked import Asked
+
+# typer of 0.15 reads no | under Python 3.10: hence Optional.
+Count = Optional[int]  # noqa: UP045
+
+
+def _number(text: str, least: int = 1, default: Any = None, panel: str | None = None) -> Any:
+    return typer.Option(
+        min=least, metavar="N", help=text, show_default=default, rich_help_panel=panel
+    )
+
+
+def preview(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TRAIN.yaml | RECIPE",
+            help="A training YAML, or a recipe (key=value overrides may follow).",
+            show_default=False,
+        ),
+    ],
+    steps: Annotated[int, _number("Global batches to show.", 0)] = 3,
+    nodes: Annotated[int, _number("Nodes of the run.")] = 1,
+    gpus: Annotated[int, _number("GPUs of each node.")] = 1,
+    workers: Annotated[
+        Count, _number("Workers of each GPU's loader.", 0, "num_workers of the YAML")
+    ] = None,
+    batch: Annotated[
+        Count,
+        _number("Rows of all GPUs together a step.", 1, "global_train_batch_size of the YAML"),
+    ] = None,
+    epoch: Annotated[int, _number("The epoch, the first is 0.", 0)] = 0,
+    from_step: Annotated[
+        int, _number("Go on in mid-epoch, behind so many steps, as a resumed run does.", 0)
+    ] = 0,
+    state: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            metavar="FILE",
+            help="Go on where a loader's state_dict(), written there as JSON, stands.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[
+        Count, _number("Another shuffle_seed.", 0, "shuffle_seed of the YAML, else 9176")
+    ] = None,
+    samples: Annotated[int, _number("Samples decoded of each step.", 0)] = 3,
+    ids: Annotated[
+        bool, typer.Option("--ids", help="List the samples of each step, GPU by GPU.")
+    ] = False,
+    windows: Annotated[int, _number("Windows of steps that the epoch is cut into.", 1)] = 10,
+    read: Annotated[
+        str, typer.Option(metavar="SIZE", help="Read at most so much of the streams' shards.")
+    ] = "256MiB",
+    as_json: AsJson = False,
+) -> None:
+    """Show the first global batches as the GPUs will see them, and how steady the mix is over an epoch.
+
+    The order is Streaming's own for these nodes, GPUs and workers; nothing is written, and no local folder of the YAML is touched.
+    """
+    from mdsmix.mix.view import view
+    from mdsmix.preview.asked import Asked, read_state
+
+    if state and (epoch or from_step or seed is not None):
+        raise RecipeError(
+            "--state says the epoch, the step and the seed: leave --epoch, --from-step and --seed out."
+        )
+    mix = view(targets)
+    asked = Asked(
+        cluster=_cluster(mix, nodes, gpus, workers, batch),
+        steps=steps,
+        epoch=epoch,
+        from_step=from_step,
+        state=read_state(state) if state else None,
+        seed=seed,
+        samples=samples,
+        windows=windows,
+        read=_size(read),
+    )
+    _show(mix, asked, ids, as_json)
+
+
+def _cluster(mix: Mix, nodes: int, gpus: int, workers: int | None, batch: int | None) -> Any:
+    from mdsmix.preview.asked import Cluster, batch_of
+    from mdsmix.training.keys import whole
+
+    if mix.is_bare:
+        raise RecipeError(
+            "A preview needs the loader's section of a training YAML or a recipe: streams alone have no batches."
+        )
+    given = whole(mix.train.section.get("num_workers")) or 0
+    return Cluster(
+        nodes=nodes,
+        gpus=gpus,
+        workers=given if workers is None else workers,
+        batch=batch_of(batch, mix.yaml.config.get("global_train_batch_size"), mix.yaml.origin),
+        replication=whole(mix.train.dataset.get("replication")) or 1,
+    )
+
+
+def _size(text: str) -> int:
+    from mdsmix.engines.memory import size_of
+
+    size = size_of(text)
+    if size is None:
+        raise RecipeError(f"--read {text} is no size: write for example 2GiB or 800MiB.")
+    return size
+
+
+def _show(mix: Mix, asked: Asked, ids: bool, as_json: bool) -> None:
+    # Streaming and torch are imported here, after all that is wrong without them has been told.
+    from mdsmix.preview.run import preview as run
+    from mdsmix.report.preview import preview_json, print_preview
+
+    found = run(mix, asked)
+    decoder = _decoder(mix)
+    if as_json:
+        echo_json(preview_json(found, decoder))
+    else:
+        print_preview(found, decoder, ids)
+
+
+def _decoder(mix: Mix) -> Any:
+    from mdsmix.encode.tokenizer import find_decoder
+
+    return find_decoder(None, mix.tokenizer.hash) if mix.tokenizer else None

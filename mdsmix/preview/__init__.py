@@ -1,0 +1,1 @@
+"""A mix and its loader's own rules -> what the first steps of a run hold, before the run."""

@@ -1,0 +1,198 @@
+"""Streaming's own layout of an epoch for devices that are not here: sample ids by step and device.
+
+Streaming lays an epoch out in the first process of each node, from the dataset's settings and a World, and hands it to the
+others by shared memory. Here the same functions are given the World of the run. Only what StreamingDataset's constructor
+does first is left out: it takes the local folders of the YAML, shared memory and lock files, which may be those of a run
+that is at work on this machine.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from streaming import Stream, StreamingDataset
+from streaming.base.batching import generate_work
+from streaming.base.util import number_abbrev_to_int
+from streaming.base.world import World
+
+from mdsmix.errors import RecipeError
+from mdsmix.load.stream import reason
+from mdsmix.mix.streams import Stream as Published
+from mdsmix.preview.asked import Cluster, State
+
+Ids = NDArray[np.int64]
+LARGEST = 200_000_000
+"Samples of an epoch: laying out takes 1.1 s and 100 MB a million and more, here and on every node of the run."
+NOBODY = -1
+"Streaming's mark of a place in a batch that no sample fills."
+
+
+class Place(NamedTuple):
+    """Where a sample lies."""
+
+    stream: int
+    shard: int
+    "In the stream's index."
+    position: int
+    "In the shard."
+
+
+class Layout(StreamingDataset):  # type: ignore[misc]
+    """The streams of one loader, laid out for a cluster by the installed Streaming. It reads nothing."""
+
+    epoch_size: int
+    batch_size: int
+
+    def __init__(
+        self,
+        streams: Sequence[Published],
+        streaming: Mapping[str, Any],
+        cluster: Cluster,
+        drawn: int,
+        drop_last: bool = False,
+    ):
+        """
+        Args:
+            streaming: further keywords of StreamingDataset, as `LoaderSettings.streaming`.
+            drawn: samples that a device draws at a time: its rows, times the packing ratio.
+        """
+        signature = inspect.signature(StreamingDataset.__init__).parameters
+        defaults = {n: p.default for n, p in signature.items() if p.default is not p.empty}
+        for name, value in (defaults | dict(streaming) | {"batch_size": drawn}).items():
+            setattr(self, name, value)
+        self.drop_last, self.names = drop_last, [s.name for s in streams]
+        whole = World(cluster.nodes, cluster.gpus, max(1, cluster.workers), 0)
+        self.world = whole.replicate(cluster.replication)
+        self.epoch_seed_change = self.shuffle and self.sampling_method == "balanced"
+        with self._refused():
+            self._count(streams)
+        if not 0 < self.epoch_size <= LARGEST:
+            raise RecipeError(_size_problem(self.epoch_size))
+
+    def _count(self, streams: Sequence[Published]) -> None:
+        """The attributes that the layout is made from, named as StreamingDataset names them."""
+        self.streams = [Stream(local=".", **stream.weight) for stream in streams]
+        self.num_streams = len(streams)
+        sizes = [[shard.samples for shard in stream.shards] for stream in streams]
+        self.samples_per_shard = np.array([n for shards in sizes for n in shards], np.int64)
+        self.sample_offset_per_shard = self.samples_per_shard.cumsum() - self.samples_per_shard
+        self.shards_per_stream = np.array([len(shards) for shards in sizes], np.int64)
+        self.shard_offset_per_stream = self.shards_per_stream.cumsum() - self.shards_per_stream
+        self.samples_per_stream = np.array([sum(shards) for shards in sizes], np.int64)
+        self.sample_offset_per_stream = self.samples_per_stream.cumsum() - self.samples_per_stream
+        asked = number_abbrev_to_int(self.epoch_size) if self.epoch_size else None
+        self.epoch_size = Stream.apply_weights(
+            self.streams, self.samples_per_stream, asked, self.shuffle_seed
+        )
+
+    @property
+    def planned(self) -> NDArray[np.int64]:
+        """int64 [streams]: samples that the weights draw of each for an epoch."""
+        return np.array([stream.choose for stream in self.streams], np.int64)
+
+    def enter(self, state: State) -> None:
+        """Takes over what a state decides, as Streaming does where a run starts or goes on (StreamingDataset._resume)."""
+        if state.num_canonical_nodes:
+            self.num_canonical_nodes = state.num_canonical_nodes
+        elif not self.num_canonical_nodes:
+            many = 64 if self.shuffle_algo in ("py1s", "py2s") else 1
+            self.num_canonical_nodes = many * self.world.num_nodes
+        if state.shuffle_seed is not None:
+            self.shuffle_seed = state.shuffle_seed
+        self.initial_physical_nodes = state.initial_physical_nodes
+        self._set_shuffle_block_size(self.world)
+
+    def steps(self, epoch: int, sample_in_epoch: int = 0) -> Ids:
+        """int64 [steps, ranks, drawn]: what each device draws in each step, NOBODY where a batch is not full."""
+        with self._refused():
+            ids = generate_work(self.batching_method, self, self.world, epoch, sample_in_epoch)
+        return delivered(ids, self.drop_last)
+
+    def places(self, ids: Ids) -> list[Place]:
+        """Where samples lie."""
+        shards = np.searchsorted(self.sample_offset_per_shard, ids, "right") - 1
+        streams = self.stream_of(ids)
+        own = shards - self.shard_offset_per_stream[streams]
+        rows = ids - self.sample_offset_per_shard[shards]
+        return [Place(*map(int, place)) for place in zip(streams, own, rows, strict=True)]
+
+    def stream_of(self, ids: Ids) -> Ids:
+        """The number of each sample's stream."""
+        return np.searchsorted(self.sample_offset_per_stream, ids, "right") - 1
+
+    @contextmanager
+    def _refused(self) -> Iterator[None]:
+        """Streaming's own refusals with the names of streams, and none of its asides: what is dropped is counted here."""
+        log = logging.getLogger("streaming")
+        before = log.level
+        log.setLevel(logging.CRITICAL)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError) as error:
+            raise RecipeError(
+                f"train_loader: Streaming refuses it on these devices: {self._named(reason(error))}."
+            ) from error
+        finally:
+            log.setLevel(before)
+
+    def _named(self, sentence: str) -> str:
+        def name(found: re.Match[str]) -> str:
+            at = int(found[2])
+            return f"{found[1]} {self.names[at]}" if at < len(self.names) else found[0]
+
+        return re.sub(r"([Ss]tream)(?: with index)? (\d+)", name, sentence)
+
+
+def delivered(ids: NDArray[np.int64], drop_last: bool) -> Ids:
+    """Streaming's layout -> what torch's DataLoader hands to each device, step by step.
+
+    Each worker puts its own samples into batches, the last of which may not be full; batches come from the workers in turn.
+
+    Args:
+        ids: int64 [nodes, ranks of a node, workers, batches, samples].
+
+    Returns:
+        int64 [steps, ranks, samples].
+    """
+    nodes, gpus, workers, batches, size = ids.shape
+    by_rank = ids.reshape(nodes * gpus, workers, batches * size)
+    ranks = [_in_turn([_batches(own, size, drop_last) for own in rank]) for rank in by_rank]
+    steps = max(len(rank) for rank in ranks)
+    found = np.full((steps, len(ranks), size), NOBODY, np.int64)
+    for at, rank in enumerate(ranks):
+        found[: len(rank), at] = rank
+    return found
+
+
+def _batches(own: Ids, size: int, drop_last: bool) -> Ids:
+    """int64 [batches, size]: those of one worker."""
+    own = own[own != NOBODY]
+    rest = len(own) % size
+    if rest:
+        own = own[:-rest] if drop_last else np.append(own, np.full(size - rest, NOBODY))
+    return own.reshape(-1, size)
+
+
+def _in_turn(workers: Sequence[Ids]) -> Ids:
+    """Batch 0 of each worker, batch 1 of each, and so on; one that has no more is passed over."""
+    order = np.concatenate([np.arange(len(own)) for own in workers])
+    return np.concatenate(workers)[np.argsort(order, kind="stable")]
+
+
+def _size_problem(size: int) -> str:
+    if size <= 0:
+        return "train_loader: its weights draw no sample for an epoch, so there is no batch; raise repeat, choose or epoch_size."
+    return (
+        f"An epoch of {size:,} samples is more than the {LARGEST:,} that a preview lays out: Streaming itself would take more than "
+        f"{size * 1.1e-6 / 60:.0f} minutes for it, on every node and at every start; set epoch_size."
+    )

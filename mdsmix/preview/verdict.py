@@ -1,0 +1,162 @@
+"""What a person should know of a preview, in sentences: a mix that drifts, what is dropped, what was only estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from mdsmix.preview.layout import NOBODY, Layout
+from mdsmix.preview.run import Preview
+from mdsmix.preview.shares import Drift
+from mdsmix.words import does, listed, plural
+
+
+class Said(NamedTuple):
+    """One sentence, and its name for programs."""
+
+    id: str
+    sentence: str
+
+
+def verdict(preview: Preview) -> list[Said]:
+    """What is wrong first, what was not looked at last."""
+    parts = (_drifts, _of_one_stream, _uneven, _dropped, _short, _onward, _unknown, _unread)
+    return [said for part in parts for said in part(preview)]
+
+
+def _drifts(preview: Preview) -> Iterator[Said]:
+    windows, layout = preview.windows, preview.layout
+    found = sorted((d for d in windows.farthest if d.matters), key=lambda d: -d.surprise)
+    if not found:
+        return
+    worst, names = found[0], [preview.streams[d.stream] for d in found]
+    first, last = _steps_of(preview, worst)
+    chance = windows.chance[worst.window, worst.stream]
+    of = "tokens" if windows.of_tokens else "samples"
+    others = f" So it is with {listed(names[1:])} too." if names[1:] else ""
+    yield Said(
+        "drift",
+        f"The mix drifts: {names[0]} makes {worst.found:.1%} of the {of} of steps {first:,} to {last:,}, and {worst.expected:.1%} of "
+        f"the epoch's, where chance would leave {100 * chance:.1f} points (standard deviation). {_cause(layout)}{others}",
+    )
+
+
+def _steps_of(preview: Preview, drift: Drift) -> tuple[int, int]:
+    edges = preview.windows.edges + preview.epochs[0].first
+    return int(edges[drift.window]), int(edges[drift.window + 1]) - 1
+
+
+def _cause(layout: Layout) -> str:
+    if not layout.shuffle:
+        return "shuffle is false, so the streams come in their order, one after the other: set shuffle: true."
+    part = layout.epoch_size // max(1, layout.num_canonical_nodes)
+    block = int(layout.shuffle_block_size)
+    if layout.shuffle_algo != "naive" and block < part:
+        return (
+            f"Samples are shuffled within about {block:,} neighbours (shuffle_block_size), and each of the {layout.num_canonical_nodes} "
+            f"canonical nodes draws {part:,} in an epoch, so whole shards stay together: raise shuffle_block_size."
+        )
+    if layout.shuffle_algo == "py1e":
+        return (
+            "py1e moves samples within the bounds of a canonical node's part of the epoch, so large shards come to its middle and small "
+            "ones to both its ends: set shuffle_algo: py1br."
+        )
+    return (
+        "It is not shuffle_block_size, which spans the epoch: look at how the streams' shards are sorted, and at "
+        f"shuffle_algo ({layout.shuffle_algo}) and num_canonical_nodes ({layout.num_canonical_nodes})."
+    )
+
+
+def _of_one_stream(preview: Preview) -> Iterator[Said]:
+    method = preview.layout.batching_method
+    whose = {"per_stream": "Every step", "device_per_stream": "Every device's batch"}.get(method)
+    if whose and len(preview.streams) > 1:
+        spread = preview.windows.step_spread.max()
+        yield Said(
+            "one-stream",
+            f"{whose} is of one stream (batching_method: {method}), so shares lie {100 * spread:.1f} points from the epoch's from step "
+            "to step (standard deviation); random or stratified batches mix the streams in every step.",
+        )
+
+
+def _uneven(preview: Preview) -> Iterator[Said]:
+    is_empty = (preview.epochs[0].ids == NOBODY).all(axis=2)
+    uneven = np.flatnonzero(is_empty.any(axis=1) & ~is_empty.all(axis=1))
+    if len(uneven):
+        step, lacking = preview.epochs[0].first + int(uneven[0]), int(is_empty[uneven[0]].sum())
+        yield Said(
+            "uneven",
+            f"From step {step:,} of the epoch on {plural(lacking, 'device')} of {is_empty.shape[1]:,} {'has' if lacking == 1 else 'have'} "
+            "no batch while others have: training waits for them for ever. Streaming lays out device_per_stream so; end the "
+            "epoch before by max_duration, or use another batching_method.",
+        )
+
+
+def _dropped(preview: Preview) -> Iterator[Said]:
+    if preview.epochs[0].first:
+        return
+    came, drawn = preview.windows.samples.sum(axis=0), preview.layout.planned
+    lacking = [
+        f"{name} {int(n - c):,} of {n:,}"
+        for name, n, c in zip(preview.streams, drawn, came, strict=True)
+        if c < n
+    ]
+    if lacking:
+        method = preview.layout.batching_method
+        why = "drop_last" if method == "random" else f"batching_method: {method}"
+        yield Said(
+            "dropped",
+            f"Samples that the weights draw and no batch of the epoch holds ({why}): {listed(lacking, 5)}.",
+        )
+
+
+def _short(preview: Preview) -> Iterator[Said]:
+    full = preview.epochs[0].ids[0].size
+    for step in preview.steps:
+        if step.drawn < full:
+            yield Said(
+                "short",
+                f"Step {step.step:,} of epoch {step.epoch} is not full: {step.drawn:,} samples of {full:,} (drop_last: false).",
+            )
+
+
+def _onward(preview: Preview) -> Iterator[Said]:
+    first = preview.epochs[0]
+    end = first.first + len(first.ids)
+    if preview.asked.from_step and first.epoch > preview.asked.epoch:
+        yield Said(
+            "next-epoch",
+            f"Step {preview.asked.from_step:,} is beyond epoch {preview.asked.epoch}: it is step {first.first:,} of epoch {first.epoch}.",
+        )
+    if len(preview.epochs) > 1 and preview.steps and preview.steps[-1].epoch > first.epoch:
+        yield Said(
+            "next-epoch",
+            f"Epoch {first.epoch} ends with step {end - 1:,}: the steps after it are of the next.",
+        )
+
+
+def _unknown(preview: Preview) -> Iterator[Said]:
+    pairs = list(zip(preview.streams, preview.lengths, strict=True))
+    if raw := [name for name, lengths in pairs if lengths is None]:
+        yield Said(
+            "tokenized-later",
+            f"{listed(raw)}: the loader itself tokenizes {does(raw, 'its', 'their')} text, so tokens are not known here and shares are of "
+            "samples; convert the text to see them.",
+        )
+    for how in dict.fromkeys(each.how for _, each in pairs if each and not each.is_exact):
+        names = [name for name, each in pairs if each and each.how == how]
+        yield Said("estimated", f"Tokens of {listed(names, 5)} in the epoch are estimated: {how}.")
+
+
+def _unread(preview: Preview) -> Iterator[Said]:
+    raw = {n for n, lengths in enumerate(preview.lengths) if lengths is None}
+    lacking = sum(step.drawn - step.looked for step in preview.steps)
+    lacking -= sum(p.stream in raw for step in preview.steps for r in step.ranks for p in r.places)
+    if lacking > 0:
+        yield Said(
+            "unread",
+            f"{plural(lacking, 'sample')} of these steps were not read, since more than {preview.asked.read:,} bytes would have been: "
+            "what is said of those steps counts the others; raise --read.",
+        )

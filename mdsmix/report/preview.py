@@ -1,0 +1,337 @@
+"""What `mdsmix preview` shows: steps with their rows, decoded samples, and the epoch in windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mdsmix.encode.tokenizer import Decoder
+from mdsmix.load.training_rows import IGNORED
+from mdsmix.preview.batches import Part, Placed
+from mdsmix.preview.layout import Place
+from mdsmix.preview.run import Preview, Rank, Step
+from mdsmix.preview.verdict import verdict
+from mdsmix.report.samples import STYLES, Run, Segment, marked, sample_json, segments
+from mdsmix.report.table import print_table
+from mdsmix.table import Column, Estimate, Row, Table, as_json
+from mdsmix.words import plural, printable
+
+TOKENS_SHOWN = 256
+"Of a sample, half of them from its beginning and half from its end."
+STEP = (
+    Column("stream", "text"),
+    Column("samples"),
+    Column("share", "share", key="share_of_samples"),
+    Column("planned", "share"),
+    Column("tokens"),
+    Column("share", "share", key="share_of_tokens"),
+    Column("trained"),
+    Column("share", "share", key="share_of_trained"),
+    Column("cut off", key="cut"),
+)
+EPOCH = (
+    Column("stream", "text"),
+    Column("samples"),
+    Column("share", "share", key="share_of_samples"),
+    Column("planned", "share"),
+    Column("tokens"),
+    Column("share", "share", key="share_of_tokens"),
+    Column("trained"),
+    Column("a step ±", "points", key="step_deviation"),
+    Column("by chance", "points", key="step_chance"),
+    Column("lowest", "share", key="lowest_window"),
+    Column("highest", "share", key="highest_window"),
+    Column("by chance", "points", key="window_chance"),
+)
+
+
+def step_table(preview: Preview, step: Step) -> Table:
+    """A row a stream that the mix has, what the devices' rows hold of it."""
+    parts = [
+        step.made.parts.get(n, Part()) if step.made else None for n in range(len(preview.streams))
+    ]
+    known = [part for part in parts if part]
+    total = Part(**{k: sum(getattr(part, k) for part in known) for k in vars(Part())})
+    rows = [
+        _step_row(name, part, total, preview.planned[n])
+        for n, (name, part) in enumerate(zip(preview.streams, parts, strict=True))
+    ]
+    return Table(
+        columns=STEP, rows=rows, total=_step_row("all", total if known else None, total, 1.0)
+    )
+
+
+def _step_row(name: str, part: Part | None, total: Part, planned: float) -> Row:
+    if part is None:
+        return (name, None, None, planned, *[None] * 5)
+    samples, tokens, trained = (max(1, n) for n in (total.samples, total.tokens, total.trained))
+    return (
+        name,
+        part.samples,
+        part.samples / samples,
+        planned,
+        part.tokens,
+        part.tokens / tokens,
+        part.trained,
+        part.trained / trained,
+        part.cut,
+    )
+
+
+def epoch_table(preview: Preview) -> Table:
+    """A row a stream: what the epoch holds, and how far steps and windows of steps lie from it."""
+    w = preview.windows
+    samples = w.samples.sum(axis=0)
+    tokens = preview.tokens
+    rows: list[Row] = []
+    for n, name in enumerate(preview.streams):
+        lengths = preview.lengths[n]
+        figure = _figure(
+            None if tokens is None else float(tokens[n]), bool(lengths and lengths.is_exact)
+        )
+        share = lengths.trained if lengths else None
+        rows.append(
+            (
+                name,
+                int(samples[n]),
+                float(samples[n] / samples.sum()),
+                preview.planned[n],
+                figure,
+                None if tokens is None else float(tokens[n] / tokens.sum()),
+                None if figure is None or share is None else _figure(figure * share, False),
+                float(w.step_spread[n]),
+                float(w.step_chance[n]),
+                float(w.shares[:, n].min()),
+                float(w.shares[:, n].max()),
+                float(w.chance[:, n].max()),
+            )
+        )
+    return Table(columns=EPOCH, rows=rows)
+
+
+def _figure(tokens: float | None, is_exact: bool) -> float | None:
+    return tokens if tokens is None or is_exact else Estimate(tokens)
+
+
+def windows_table(preview: Preview) -> Table:
+    """A row a window of steps: the share of each stream."""
+    w, first = preview.windows, preview.epochs[0].first
+    columns = [Column("steps", "text"), *(Column(name, "share") for name in preview.streams)]
+    rows = [
+        (f"{a + first:,} to {b + first - 1:,}", *map(float, shares))
+        for a, b, shares in zip(w.edges[:-1].tolist(), w.edges[1:].tolist(), w.shares, strict=True)
+    ]
+    return Table(columns=columns, rows=rows, total=("all", *map(float, w.epoch)))
+
+
+def head(preview: Preview) -> list[str]:
+    """How the run is laid out."""
+    layout, cluster, first = preview.layout, preview.asked.cluster, preview.epochs[0]
+    packed = (
+        f", packed from {layout.batch_size:,} samples (ratio {preview.ratio:g})"
+        if preview.ratio > 1
+        else ""
+    )
+    shared = f", each row on {cluster.replication} of them" if cluster.replication > 1 else ""
+    end = first.first + len(first.ids)
+    order = (
+        f"shuffled by {layout.shuffle_algo} within {layout.shuffle_block_size:,} samples, seed {layout.shuffle_seed}"
+        if layout.shuffle
+        else f"not shuffled, seed {layout.shuffle_seed}"
+    )
+    return [
+        f"{plural(cluster.nodes, 'node')} of {plural(cluster.gpus, 'GPU')}, {plural(cluster.workers, 'worker')} each{shared}: "
+        f"{plural(cluster.batch, 'row')} a step, {cluster.rows:,} a GPU{packed}",
+        f"an epoch draws {plural(layout.epoch_size, 'sample')}: {plural(end, 'step')} of {layout.batching_method} batches, {order}, "
+        f"{plural(int(layout.num_canonical_nodes), 'canonical node')}",
+    ]
+
+
+def step_line(preview: Preview, step: Step) -> str:
+    first = f"step {step.step:,} of epoch {step.epoch}: {plural(step.drawn, 'sample')} drawn"
+    if step.made is None or not step.made.rows:
+        return first
+    seen = "" if step.looked == step.drawn else f", {step.looked:,} of them read"
+    many = step.made.documents
+    documents = f"{sum(many) / len(many):.1f} documents a row ({min(many)} to {max(many)})"
+    cut = sum(part.cut_samples for part in step.made.parts.values())
+    waiting = f", {plural(step.waiting, 'sample')} waiting to be packed" if step.waiting else ""
+    return (
+        f"{first}{seen}, {plural(step.made.rows, 'row')}, {step.made.padding:.1%} padding, {documents}, "
+        f"{plural(cut, 'sample')} cut{waiting}"
+    )
+
+
+def print_preview(preview: Preview, decoder: Decoder | None, with_ids: bool) -> None:
+    from rich.console import Console
+
+    console = Console(soft_wrap=True, highlight=False)
+    _say(console, *head(preview))
+    for step in preview.steps:
+        _say(console, "", step_line(preview, step))
+        print_table(step_table(preview, step), console)
+        if with_ids:
+            _say(console, *(f"  {line}" for rank in step.ranks for line in id_lines(preview, rank)))
+        for shown in step.shown:
+            _print_sample(console, preview, shown.rank, shown.row, decoder)
+    of = "tokens" if preview.windows.of_tokens else "samples"
+    epoch = preview.epochs[0]
+    rest = f"what is left of epoch {epoch.epoch}" if epoch.first else f"epoch {epoch.epoch}"
+    _say(
+        console,
+        "",
+        f"{rest}, {plural(len(epoch.ids), 'step')}, in shares of {of}: how far steps lie from the epoch, and the lowest and highest of the "
+        "windows below; by chance: the standard deviation in points that a random draw would have",
+    )
+    print_table(epoch_table(preview), console)
+    print_table(windows_table(preview), console)
+    _say(console, *(said.sentence for said in verdict(preview)), read_line(preview))
+
+
+def _say(console: Any, *lines: str) -> None:
+    from rich.text import Text
+
+    for line in lines:
+        console.print(Text(printable(line)))
+
+
+def read_line(preview: Preview) -> str:
+    return f"read {preview.read:,} bytes of the streams' shards (at most {preview.asked.read:,}: --read)"
+
+
+def id_lines(preview: Preview, rank: Rank) -> Iterator[str]:
+    """A line for each run of samples of one shard, in the order in which the device draws them."""
+    places = " ".join(_where(preview, place) for place in rank.places)
+    yield f"node {rank.node} rank {rank.rank} worker {rank.worker}: {places}"
+
+
+def _where(preview: Preview, place: Place) -> str:
+    return f"{preview.streams[place.stream]}/{_shard(preview, place)}:{place.position}"
+
+
+def _shard(preview: Preview, place: Place) -> str:
+    return preview.shards[place.stream][place.shard]
+
+
+def _print_sample(
+    console: Any, preview: Preview, rank: int, row: Placed, decoder: Decoder | None
+) -> None:
+    from rich.text import Text
+
+    title = f"rank {rank}: {_where(preview, row.place)}"
+    console.rule(printable(title), align="left")
+    runs = [(text, STYLES[form]) for text, form in sample_runs(row, decoder)]
+    console.print(Text.assemble(*runs), soft_wrap=True)
+
+
+def row_segments(row: Placed) -> list[Segment]:
+    """The row as it is trained: an encoder-decoder's target stands behind its context."""
+    if row.input_ids.size == row.labels.size:
+        flags = (row.labels != IGNORED).tolist()
+        return segments(
+            [([token], flag) for token, flag in zip(row.input_ids.tolist(), flags, strict=True)]
+        )
+    return segments([(row.input_ids.tolist(), False), (row.labels.tolist(), True)])
+
+
+def sample_runs(row: Placed, decoder: Decoder | None) -> Iterator[Run]:
+    """The row for a person, the middle of a long one left out."""
+    parts = row_segments(row)
+    many, half = sum(len(part.ids) for part in parts), TOKENS_SHOWN // 2
+    if many <= TOKENS_SHOWN:
+        yield from marked(parts, decoder)
+        return
+    yield from marked(_between(parts, 0, half), decoder)
+    yield f" ... {many - 2 * half:,} tokens ... ", "text"
+    yield from marked(_between(parts, many - half, many), decoder)
+
+
+def _between(parts: Sequence[Segment], start: int, stop: int) -> list[Segment]:
+    found, at = list[Segment](), 0
+    for part in parts:
+        ids = part.ids[max(0, start - at) : max(0, stop - at)]
+        at += len(part.ids)
+        if ids:
+            found.append(replace(part, ids=ids))
+    return found
+
+
+def preview_json(preview: Preview, decoder: Decoder | None) -> dict[str, Any]:
+    """All of it for programs: every sample id of every step, by device."""
+    cluster, layout = preview.asked.cluster, preview.layout
+    first = preview.epochs[0]
+    return {
+        "nodes": cluster.nodes,
+        "gpus": cluster.gpus,
+        "workers": cluster.workers,
+        "rows_a_step": cluster.batch,
+        "rows_a_device": cluster.rows,
+        "packing_ratio": preview.ratio,
+        "samples_a_device": layout.batch_size,
+        "epoch_size": layout.epoch_size,
+        "steps_an_epoch": first.first + len(first.ids),
+        "batching_method": layout.batching_method,
+        "shuffle": layout.shuffle,
+        "shuffle_algo": layout.shuffle_algo,
+        "shuffle_seed": layout.shuffle_seed,
+        "shuffle_block_size": layout.shuffle_block_size,
+        "num_canonical_nodes": layout.num_canonical_nodes,
+        "steps": [_step_json(preview, step, decoder) for step in preview.steps],
+        "epoch": as_json(epoch_table(preview))
+        | {
+            "epoch": first.epoch,
+            "first_step": first.first,
+            "steps": len(first.ids),
+            "windows_of": "tokens" if preview.windows.of_tokens else "samples",
+            "windows": as_json(windows_table(preview))["rows"],
+            "lengths": {
+                name: lengths and {"exact": lengths.is_exact, "from": lengths.how}
+                for name, lengths in zip(preview.streams, preview.lengths, strict=True)
+            },
+        },
+        "said": [said._asdict() for said in verdict(preview)],
+        "read": preview.read,
+    }
+
+
+def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> dict[str, Any]:
+    made = step.made
+    return {
+        "epoch": step.epoch,
+        "step": step.step,
+        "drawn": step.drawn,
+        "read": step.looked,
+        "rows": made and made.rows,
+        "padding": made and made.padding,
+        "documents": made and list(made.documents),
+        "waiting": step.waiting,
+        "streams": as_json(step_table(preview, step))["rows"],
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "node": rank.node,
+                "worker": rank.worker,
+                "samples": [
+                    {
+                        "id": id,
+                        "stream": preview.streams[p.stream],
+                        "shard": _shard(preview, p),
+                        "row": p.position,
+                    }
+                    for id, p in zip(rank.ids, rank.places, strict=True)
+                ],
+            }
+            for rank in step.ranks
+        ],
+        "shown": [
+            {
+                "rank": shown.rank,
+                "stream": preview.streams[shown.row.place.stream],
+                "shard": _shard(preview, shown.row.place),
+                "row": shown.row.place.position,
+                "sample": sample_json(row_segments(shown.row), decoder),
+            }
+            for shown in step.shown
+        ],
+    }

@@ -1,0 +1,223 @@
+"""The layout of an epoch that nobody runs is what real datasets yield: Streaming's own iteration, worker by worker, is asked.
+
+A real StreamingDataset keeps apart who it works together with and whose samples it gives (for `replication`). So one
+process gives the samples of each device of a cluster in turn, through torch's DataLoader with its workers.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Mapping
+from itertools import islice, product, zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from streaming import StreamingDataLoader
+from streaming.base.world import World
+
+from mdsmix.errors import RecipeError
+from mdsmix.load import build_loader
+from mdsmix.mix.view import mix_of
+from mdsmix.preview.asked import Cluster, State
+from mdsmix.preview.layout import NOBODY, Layout, delivered
+from tests.with_torch.load_streams import IDS, config, write_stream
+
+SIZES = {"web": 211, "faq": 97, "chat": 53}
+METHODS = ("random", "stratified", "per_stream", "device_per_stream")
+ALGORITHMS = ("py1s", "py1e", "py1br", "py2s", "naive")
+MIXES: dict[str, Mapping[str, Any]] = {
+    "whole": {"web": {}, "faq": {}, "chat": {}},
+    "repeat": {"web": {"repeat": 0.7}, "faq": {"repeat": 1.5}, "chat": {"choose": 80}},
+    "proportion": {"web": {"proportion": 3}, "faq": {"proportion": 2}, "chat": {"proportion": 1}},
+}
+"Each row of 8 tokens begins with its sample id, as Streaming counts them."
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three streams of several shards, whose rows begin with the sample id that Streaming gives them."""
+    root, first = tmp_path_factory.mktemp("streams"), 0
+    for name, count in SIZES.items():
+        rows = [{"tokens": np.full(8, first + i, np.uint16)} for i in range(count)]
+        write_stream(root / name, {"tokens": "ndarray:uint16:8"}, rows, shard_bytes=700)
+        first += count
+    return root
+
+
+def settings(folder: Path, mix: str = "whole", **dataset: Any) -> dict[str, Any]:
+    streams = {n: {"local": str(folder / n), **w} for n, w in MIXES[mix].items()}
+    return config(streams, "text", **{"shuffle": True, **dataset})
+
+
+def laid_out(made: dict[str, Any], cluster: Cluster, state: State | None = None) -> list[Any]:
+    """Lists [step][rank] of sample ids."""
+    section = made["train_loader"]
+    keys = {k: v for k, v in section["dataset"].items() if k not in ("streams", "max_seq_len")}
+    layout = Layout(
+        mix_of(made, "test").train.streams,
+        keys,
+        cluster,
+        cluster.rows,
+        section.get("drop_last", False),
+    )
+    layout.enter(state or State())
+    steps = layout.steps(*((state.epoch, state.sample_in_epoch) if state else (0, 0)))
+    return [[own[own != NOBODY].tolist() for own in step] for step in steps]
+
+
+class Real:
+    """A real dataset and loader that give what one device of a cluster gets."""
+
+    def __init__(self, made: dict[str, Any], cluster: Cluster, rank: int):
+        self.loader = build_loader(made, cluster.rows, ids=IDS)
+        assert isinstance(self.loader, StreamingDataLoader)
+        self.loader.dataset._parallel_rank_world = World(cluster.nodes, cluster.gpus, 1, rank)
+        self.loader.dataset.length = -(-self.loader.dataset.epoch_size // cluster.ranks)
+
+    def batches(self, most: int | None = None) -> list[list[int]]:
+        return [b["input_ids"][:, 0].tolist() for b in islice(self.loader, most)]
+
+
+def real(made: dict[str, Any], cluster: Cluster, state: dict[str, Any] | None = None) -> list[Any]:
+    ranks = list[list[list[int]]]()
+    for rank in range(cluster.ranks):
+        asked = Real(made, cluster, rank)
+        if state:
+            asked.loader.load_state_dict(state)
+        ranks.append(asked.batches())
+        del asked
+        gc.collect()
+    # Under device_per_stream a device may come out of batches before another.
+    return [list(step) for step in zip_longest(*ranks, fillvalue=[])]
+
+
+CASES = [
+    *product(METHODS, ("py1e",), ("repeat",), (2,)),
+    *product(METHODS[1:], ("py1br",), ("whole",), (None,)),
+    *product(("random",), ALGORITHMS, ("proportion",), (None,)),
+]
+
+
+@pytest.mark.parametrize(("method", "algorithm", "mix", "canonical"), CASES)
+def test_steps_are_what_a_real_dataset_yields(
+    folder: Path, method: str, algorithm: str, mix: str, canonical: int | None
+) -> None:
+    cluster = Cluster(nodes=1, gpus=2, workers=0, batch=24)
+    keys = {"batching_method": method, "shuffle_algo": algorithm, "num_canonical_nodes": canonical}
+    made = settings(folder, mix, **{k: v for k, v in keys.items() if v})
+    assert laid_out(made, cluster) == real(made, cluster)
+
+
+SMALL = {"random": 48, "stratified": 48, "per_stream": 16, "device_per_stream": 16}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_nodes_of_four_devices_with_three_workers_each(folder: Path, method: str) -> None:
+    cluster = Cluster(nodes=2, gpus=4, workers=3, batch=SMALL[method])
+    made = settings(folder, "repeat", batching_method=method, num_workers=3, shuffle_block_size=64)
+    found = laid_out(made, cluster)
+    assert len(found) >= 5
+    for rank in (0, 6):
+        asked = Real(made, cluster, rank)
+        assert [b for step in found if (b := step[rank])] == asked.batches()
+        del asked
+        gc.collect()
+
+
+OTHERS: list[dict[str, Any]] = [
+    {"shuffle": False},
+    {"drop_last": True},
+    {"partition_algo": "orig", "num_canonical_nodes": 4},
+    {"sampling_method": "fixed", "sampling_granularity": 4, "shuffle_seed": 7},
+    {"shuffle_block_size": 20, "shuffle_algo": "py1br"},
+    {"epoch_size": 100},
+]
+
+
+@pytest.mark.parametrize("keys", OTHERS, ids=str)
+def test_every_key_that_shapes_the_order_shapes_the_layout(
+    folder: Path, keys: dict[str, Any]
+) -> None:
+    cluster = Cluster(nodes=1, gpus=2, workers=2, batch=20)
+    mix = "proportion" if "epoch_size" in keys else "repeat"
+    made = settings(folder, mix, num_workers=2, **keys)
+    assert laid_out(made, cluster) == real(made, cluster)
+    assert not np.array_equal(laid_out(made, cluster), laid_out(settings(folder, mix), cluster))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_after_a_stop_in_mid_epoch_the_rest_comes_in_the_same_order(
+    folder: Path, method: str
+) -> None:
+    cluster = Cluster(nodes=1, gpus=2, workers=0, batch=16)
+    made = settings(folder, "whole", batching_method=method)
+    first = Real(made, cluster, 0)
+    next(batches := iter(first.loader))
+    next(batches)
+    told = json.loads(json.dumps(first.loader.state_dict()))
+    del first, batches
+    gc.collect()
+    assert told["sample_in_epoch"] == 2 * 8 * 1, "mdsmix.load counts the ranks that are there: one"
+    told["sample_in_epoch"] *= cluster.ranks
+    state = State(**{k: told[k] for k in State.__dataclass_fields__})
+    rest = laid_out(made, cluster, state)
+    assert rest == real(made, cluster, told)
+    assert rest == laid_out(made, cluster)[2:]
+
+
+def test_a_state_of_other_devices_is_entered_as_streaming_enters_it(folder: Path) -> None:
+    cluster = Cluster(nodes=1, gpus=3, workers=0, batch=48)
+    made = settings(folder, "repeat")
+    told = {"epoch": 4, "sample_in_epoch": 96, "num_canonical_nodes": 2, "shuffle_seed": 3}
+    state = State(**told, initial_physical_nodes=2)
+    rest = laid_out(made, cluster, state)
+    assert rest == real(made, cluster, told | {"initial_physical_nodes": 2})
+    assert rest != laid_out(made, cluster)[2:]
+
+
+def test_a_replicated_run_gives_neighbours_the_same_rows(folder: Path) -> None:
+    cluster = Cluster(nodes=2, gpus=2, workers=0, batch=8, replication=2)
+    alone = Cluster(nodes=1, gpus=2, workers=0, batch=8)
+    made = settings(folder)
+    assert laid_out(made, cluster) == laid_out(made, alone) == real(made, alone)
+    assert cluster.rows == 4
+
+
+def test_batches_of_workers_that_end_early_are_passed_over() -> None:
+    ids = np.array([[[[[1, 2], [3, -1]], [[5, 6], [7, 8]], [[9, -1], [-1, -1]]]]])
+    whole = [[1, 2], [5, 6], [9, -1], [3, -1], [7, 8]]
+    assert delivered(ids, drop_last=False)[:, 0].tolist() == whole
+    assert delivered(ids, drop_last=True)[:, 0].tolist() == [[1, 2], [5, 6], [7, 8]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "batch", "told"),
+    [
+        ({"batching_method": "stratified"}, 2, "stream chat is 0 because the portion"),
+        ({"batching_method": "per_stream"}, 400, "Stream web does not have an adequate number"),
+        ({"num_canonical_nodes": 3}, 8, "divisible"),
+    ],
+)
+def test_what_streaming_refuses_is_told_with_the_names_of_streams(
+    folder: Path, keys: dict[str, Any], batch: int, told: str
+) -> None:
+    cluster = Cluster(nodes=2, gpus=1, workers=0, batch=batch)
+    with pytest.raises(RecipeError, match=told) as caught:
+        laid_out(settings(folder, **keys), cluster)
+    assert "index 0" not in str(caught.value)
+
+
+def test_a_layout_takes_no_shared_memory_and_writes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is at work on this machine has the same folders."""
+    from streaming.base import dataset
+
+    before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    for name in ("SharedMemory", "SharedArray", "SharedScalar", "SharedBarrier", "get_shm_prefix"):
+        monkeypatch.delattr(dataset, name)
+    laid_out(settings(folder), Cluster(nodes=2, gpus=2, workers=2, batch=8))
+    assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before

@@ -1,0 +1,278 @@
+"""What a preview says of a step is what the loader's batches of that step hold, packed or not, on into the next epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mdsmix.errors import MixRefused, RecipeError, Unreachable
+from mdsmix.load import build_loader
+from mdsmix.load.training_rows import IGNORED
+from mdsmix.mix.streams import Mix
+from mdsmix.mix.view import mix_of
+from mdsmix.preview.asked import Asked, Cluster
+from mdsmix.preview.batches import Made
+from mdsmix.preview.run import Preview, preview
+from mdsmix.preview.verdict import verdict
+from tests.published import CARD
+from tests.with_torch.load_streams import IDS, config, rows_of, write_stream
+
+Batch = dict[str, torch.Tensor]
+LENGTH = 8
+PAIR = {"input_ids": "ndarray:uint16", "labels": "ndarray:uint16"}
+
+
+def turns(i: int) -> dict[str, Any]:
+    return {
+        "turns": [
+            {"input_ids": [5, 10 + i % 9], "labels": [6]},
+            {"input_ids": [7] * (i % 5), "labels": [8, 9, 0][: 1 + i % 3]},
+        ]
+    }
+
+
+def pair(i: int) -> dict[str, Any]:
+    ids = np.arange(10, 11 + i % 4, dtype=np.uint16)
+    return {"input_ids": ids, "labels": np.arange(20, 21 + i % 7, dtype=np.uint16)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of one length, of documents between separators, pairs and conversations, some of which are cut."""
+    root = tmp_path_factory.mktemp("streams")
+    web = [{"tokens": row} for row in rows_of(60, LENGTH)]
+    docs = [{"tokens": np.array([9, 0, 9, 9, 0, 9][: 2 + i % 5], np.uint16)} for i in range(70)]
+    write_stream(root / "web", {"tokens": f"ndarray:uint16:{LENGTH}"}, web, shard_bytes=500)
+    write_stream(
+        root / "docs", {"tokens": "ndarray:uint16"}, docs, shard_bytes=500, compression="zstd"
+    )
+    write_stream(root / "faq", PAIR, map(pair, range(80)), shard_bytes=500)
+    write_stream(root / "chat", {"turns": "json"}, map(turns, range(50)), shard_bytes=900)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _let_go() -> Iterator[None]:
+    """A loader's folders are its own until it is gone."""
+    yield
+    gc.collect()
+
+
+def made(folder: Path, names: str = "web docs faq chat", **dataset: Any) -> dict[str, Any]:
+    weights: Mapping[str, Any] = {"faq": {"repeat": 0.5}, "chat": {"repeat": 2}}
+    streams = {n: {"local": str(folder / n), **weights.get(n, {})} for n in names.split()}
+    return config(streams, **{"shuffle": True, **dataset})
+
+
+def mix(settings: dict[str, Any]) -> Mix:
+    return dataclasses.replace(mix_of(settings, "train.yaml"), tokenizer=CARD)
+
+
+def asked(batch: int, workers: int = 0, gpus: int = 1, **keys: Any) -> Asked:
+    return Asked(cluster=Cluster(nodes=1, gpus=gpus, workers=workers, batch=batch), **keys)
+
+
+def looked(settings: dict[str, Any], given: Asked) -> Preview:
+    return preview(mix(settings), given)
+
+
+def batches(settings: dict[str, Any], size: int, steps: int) -> list[Batch]:
+    """Of the loader itself, epoch after epoch."""
+    loader, found = build_loader(settings, size, ids=IDS), list[Batch]()
+    while len(found) < steps:
+        found += islice(loader, steps - len(found))
+    return found
+
+
+def held(batch: Batch) -> dict[str, Any]:
+    tokens, slots = int(batch["attention_mask"].sum()), batch["attention_mask"].numel()
+    return {
+        "rows": len(batch["input_ids"]),
+        "tokens": tokens,
+        "slots": slots,
+        "trained": int((batch["labels"][:, 1:] != IGNORED).sum()),
+        "documents": (batch["sequence_id"].amax(dim=1) + 1).tolist(),
+    }
+
+
+def said(found: Made | None) -> dict[str, Any]:
+    assert found is not None
+    return {
+        "rows": found.rows,
+        "tokens": found.tokens,
+        "slots": found.slots,
+        "trained": sum(part.trained for part in found.parts.values()),
+        "documents": list(found.documents),
+    }
+
+
+CASES: list[tuple[dict[str, Any], int]] = [
+    ({}, 0),
+    ({"target_responses": "all", "target_prompts": "length>=2", "drop_last": True}, 2),
+    ({"packing_ratio": 2.6}, 2),
+    ({"packing_ratio": 2.6, "max_leftover_bins_to_keep": 1, "drop_last": True}, 0),
+    ({"packing_ratio": "auto", "max_seq_len": 300}, 0),
+    ({"allow_pad_trimming": True, "max_seq_len": 64}, 0),
+    ({"pad_to_longest": True, "max_seq_len": 64, "batching_method": "per_stream"}, 0),
+]
+
+
+@pytest.mark.parametrize(("keys", "workers"), CASES, ids=str)
+def test_every_step_holds_what_the_loaders_batch_holds(
+    folder: Path, keys: dict[str, Any], workers: int
+) -> None:
+    # Under finetuning the loader gives documents of plain rows no numbers to count by: web has one in each row.
+    settings = made(folder, "web faq chat", **keys, num_workers=workers)
+    steps = 2 if keys.get("packing_ratio") == "auto" else 40
+    found = looked(settings, asked(8, workers, steps=steps))
+    wanted = [held(batch) for batch in batches(settings, 8, steps)]
+    assert [said(step.made) for step in found.steps] == wanted
+    assert len({step.epoch for step in found.steps}) > 1 or steps == 2
+    assert (found.ratio > 1) == ("packing_ratio" in keys)
+
+
+def test_an_encoder_decoders_step_is_of_two_sides(folder: Path) -> None:
+    settings = made(folder, "faq chat", decoder_only_format=False)
+    (batch,), (step,) = batches(settings, 8, 1), looked(settings, asked(8, steps=1)).steps
+    assert step.made
+    targets = int((batch["labels"] != IGNORED).sum())
+    assert step.made.tokens == int(batch["attention_mask"].sum()) + targets
+    assert step.made.slots == batch["input_ids"].numel() + batch["labels"].numel()
+    assert said(step.made)["trained"] == targets
+
+
+def test_samples_are_those_of_the_batch_in_its_order_and_what_is_shown_is_their_rows(
+    folder: Path,
+) -> None:
+    settings = made(folder)
+    (batch,) = batches(settings, 8, 1)
+    (step,) = looked(settings, asked(8, steps=1, samples=8)).steps
+    (rank,) = step.ranks
+    assert len({shown.row.place.stream for shown in step.shown[:3]}) == 3, "streams differ first"
+    rows = {shown.row.place: shown.row for shown in step.shown}
+    for at, place in enumerate(rank.places):
+        length = int(batch["attention_mask"][at].sum())
+        assert rows[place].input_ids.tolist() == batch["input_ids"][at, :length].tolist()
+        assert rows[place].labels.tolist() == batch["labels"][at, :length].tolist()
+
+
+def test_devices_together_draw_the_step(folder: Path) -> None:
+    (step,) = looked(made(folder), asked(16, gpus=4, steps=1)).steps
+    assert [rank.rank for rank in step.ranks] == [0, 1, 2, 3]
+    assert [len(rank.ids) for rank in step.ranks] == [4] * 4
+    assert len({n for rank in step.ranks for n in rank.ids}) == 16
+    assert step.made
+    assert step.made.rows == 16
+
+
+def test_what_is_cut_is_counted(folder: Path) -> None:
+    keys = {"target_prompts": "all", "target_responses": "all"}
+    whole, cut = (
+        looked(made(folder, "chat", max_seq_len=n, **keys), asked(100, steps=1)).steps[0].made
+        for n in (64, 4)
+    )
+    assert whole
+    assert cut
+    assert not whole.parts[0].cut
+    # A row that is not cut ends in an EOS that its sample may lack: that one is no token of the sample.
+    stored = 2 * sum(turn_size(i) for i in range(50))
+    assert cut.parts[0].cut == stored - cut.tokens > 0
+    assert cut.parts[0].cut_samples == 100 - 2 * sum(turn_size(i) <= 4 for i in range(50))
+
+
+def turn_size(i: int) -> int:
+    return sum(len(turn["input_ids"]) + len(turn["labels"]) for turn in turns(i)["turns"])
+
+
+def test_tokens_of_an_epoch_are_exact_where_tables_tell_them(folder: Path) -> None:
+    settings = made(folder, "web docs", name="text")
+    found = looked(settings, asked(10, steps=13))
+    assert [step.epoch for step in found.steps] == [0] * 13
+    counted = [0, 0]
+    for step in found.steps:
+        assert step.made
+        for stream, part in step.made.parts.items():
+            counted[stream] += part.tokens
+    assert found.tokens is not None
+    assert found.tokens.tolist() == counted
+    assert all(each and each.is_exact for each in found.lengths)
+
+
+def test_no_more_is_read_than_was_allowed_and_it_is_said(folder: Path) -> None:
+    found = looked(made(folder), asked(32, steps=2, read=700))
+    assert found.read <= 700
+    assert sum(step.looked for step in found.steps) < 64
+    assert "unread" in [each.id for each in verdict(found)]
+    none = looked(made(folder), asked(32, steps=2, read=0))
+    assert none.read == 0
+    assert [r.ids for s in none.steps for r in s.ranks] == [
+        r.ids for s in found.steps for r in s.ranks
+    ]
+
+
+def ids_said(settings: dict[str, Any], given: Asked) -> dict[str, str]:
+    return dict(verdict(looked(settings, given)))
+
+
+def test_a_mix_that_drifts_is_named_with_its_cause(folder: Path) -> None:
+    found = ids_said(made(folder, shuffle=False), asked(10, steps=0))
+    assert "web makes 100.0% of" in found["drift"] or "chat makes" in found["drift"]
+    assert "shuffle: true" in found["drift"]
+    steady = ids_said(made(folder, shuffle_algo="py1br"), asked(10, steps=0))
+    assert "drift" not in steady
+    blocks = ids_said(made(folder, shuffle_block_size=16), asked(10, steps=0))
+    assert "raise shuffle_block_size" in blocks["drift"]
+
+
+def test_what_the_batching_methods_do_is_named(folder: Path) -> None:
+    per_stream = ids_said(made(folder, batching_method="per_stream"), asked(9, steps=0))
+    assert "Every step is of one stream" in per_stream["one-stream"]
+    assert "drift" not in per_stream
+    assert "web" in per_stream["dropped"] or "faq" in per_stream["dropped"]
+    stratified = ids_said(made(folder, batching_method="stratified"), asked(12, steps=0))
+    assert "batching_method: stratified" in stratified["dropped"]
+
+
+def test_steps_go_on_into_the_next_epoch_and_it_is_said(folder: Path) -> None:
+    settings = made(folder, "web")
+    found = looked(settings, asked(8, steps=12))
+    assert [step.epoch for step in found.steps] == [0] * 8 + [1] * 4
+    assert "ends with step 7" in dict(verdict(found))["next-epoch"]
+    assert "is not full" in dict(verdict(found))["short"]
+    later = looked(settings, asked(8, steps=2, from_step=10))
+    assert [(step.epoch, step.step) for step in later.steps] == [(1, 2), (1, 3)]
+    assert later.steps[0].ranks == found.steps[10].ranks
+    assert "beyond epoch 0" in dict(verdict(later))["next-epoch"]
+
+
+def test_text_that_the_loader_tokenizes_is_drawn_and_not_counted(folder: Path) -> None:
+    write_stream(folder / "raw", {"text": "str"}, [{"text": "a b c"}] * 40)
+    found = looked(made(folder, "web raw", name="text"), asked(10, steps=1))
+    assert found.tokens is None
+    assert not found.windows.of_tokens
+    assert "raw" in dict(verdict(found))["tokenized-later"]
+    assert found.steps[0].drawn == 10 > found.steps[0].looked
+
+
+def test_what_cannot_be_shown_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="cannot be opened"):
+        preview(mix_of(made(folder), "train.yaml"), asked(8))
+    write_stream(tmp_path / "long", PAIR, [{"input_ids": np.full(9, 5, np.uint16), "labels": np.full(2, 6, np.uint16)}] * 9)  # fmt: skip
+    with pytest.raises(
+        MixRefused,
+        match=r"Step 0 of epoch 0, rank 0: stream long, shard shard.00000.mds, row \d: .*nothing left",
+    ):
+        looked(made(tmp_path, "long"), asked(4))
+    next((tmp_path / "long").glob("*.mds")).unlink()
+    with pytest.raises(Unreachable, match="stream long lacks 1 shard of 1"):
+        looked(made(tmp_path, "long"), asked(4))
+    with pytest.raises(RecipeError, match="fills no batch"):
+        looked(made(folder, "web", drop_last=True), asked(90))
