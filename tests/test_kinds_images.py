@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.converting import (
     manifest_of,
@@ -15,8 +18,11 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
+from tests.corpus import CHATML
 from tests.pictures import (
+    LLAVA,
     TOKEN,
+    drawing,
     record,
     seeing_tokenizer,
     stream,
@@ -77,3 +83,119 @@ def test_a_recipe_without_an_image_token_is_told_of_it(
     answer = mdsmix("convert", recipe)
     assert answer.code == 2
     assert "declares no image_token" in answer.err
+
+
+def test_a_template_that_takes_parts_alone_is_given_parts_of_every_message(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    write_drawings(tmp_path / "img")
+    tokenizer = seeing_tokenizer(
+        tokenizer_folder, tmp_path / "t", ["<image>"], LLAVA, {"image_token": "<image>"}
+    )
+    out = convert(tmp_path, tokenizer, [record("img/0.jpg"), record()])
+    assert [text_of(sample, tokenizer) for sample in samples(out)] == [
+        "USER: <image>\n\nWhat is it? ASSISTANT: A drawing. ",
+        "USER: What is it? ASSISTANT: A drawing. ",
+    ]
+
+
+def test_a_template_of_texts_is_given_the_token_in_them(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    write_drawings(tmp_path / "img")
+    tokenizer = seeing_tokenizer(tokenizer_folder, tmp_path / "t", [TOKEN], CHATML, {})
+    out = convert(tmp_path, tokenizer, [record("img/0.jpg")], images={"token": TOKEN})
+    (sample,) = samples(out)
+    assert text_of(sample, tokenizer).startswith(
+        f"<|im_start|>user\n{TOKEN}\nWhat is it?<|im_end|>"
+    )
+    assert manifest_of(out).encoding.images["token"] == TOKEN
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+ANSWER = {"role": "assistant", "content": "A drawing."}
+URI = "data:image/png;base64," + base64.b64encode(drawing("PNG")).decode()
+SHAPES: list[tuple[str, dict[str, Any], Any]] = [
+    (
+        "qwen_vl",
+        {
+            "conversations": [
+                {"from": "user", "value": "Picture 1: <img>img/0.jpg</img>\nWhat?"},
+                {"from": "assistant", "value": "A drawing."},
+            ]
+        },
+        ["Picture 1: ", None, "\nWhat?"],
+    ),
+    (
+        "qwen_vl",
+        {"input": "<img>img/0.jpg</img><img>img/1.png</img>Which?", "output": "Both."},
+        [None, None, "Which?"],
+    ),
+    ("llava", record("img/0.jpg", "img/1.png"), [None, "\n", None, "\nWhat is it?"]),
+    (
+        "sharegpt",
+        {
+            "conversations": [
+                {"from": "human", "value": "a <image> b"},
+                {"from": "gpt", "value": "c"},
+            ],
+            "images": ["img/0.jpg"],
+        },
+        ["a ", None, " b"],
+    ),
+    (
+        "messages",
+        {
+            "messages": [user("<image>What?"), ANSWER],
+            "images": [{"bytes": None, "path": "img/0.jpg"}],
+        },
+        [None, "What?"],
+    ),
+    (
+        "messages",
+        {
+            "messages": [
+                user([{"type": "text", "text": "A <image> is"}, {"type": "image", "text": None}]),
+                ANSWER,
+            ],
+            "image": "img/0.jpg",
+        },
+        ["A <image> is", None],
+    ),
+    (
+        "openai",
+        {
+            "messages": [
+                user(
+                    [
+                        {"type": "image_url", "image_url": {"url": "img/0.jpg", "detail": "low"}},
+                        {"type": "text", "text": "and"},
+                        {"type": "image_url", "image_url": URI},
+                    ]
+                ),
+                ANSWER,
+            ]
+        },
+        [None, "and", None],
+    ),
+]
+
+
+@pytest.mark.parametrize(("shape", "data", "parts"), SHAPES)
+def test_every_way_to_write_an_image_gives_it_in_its_place(
+    tmp_path: Path, seeing: Path, shape: str, data: Any, parts: list[str | None]
+) -> None:
+    """The path reaches no token."""
+    write_drawings(tmp_path / "img")
+    out = convert(tmp_path, seeing, [data], shape=shape, images={})
+    (sample,) = samples(out)
+    pad = f"<|vision_start|>{TOKEN}<|vision_end|>"
+    said = "".join(pad if part is None else part for part in parts)
+    assert text_of(sample, seeing).startswith(f"<|im_start|>user\n{said}<|im_end|>")
+    assert "img/" not in text_of(sample, seeing)
+    assert len(sample["images"]) == parts.count(None)
+    for image in sample["images"]:
+        assert Image.open(io.BytesIO(image)).size == (40, 30)

@@ -14,7 +14,7 @@ from mdsmix.encode.backends import is_unequal
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import Kind, kind_of, kind_of_stream
-from mdsmix.kinds.registry import fields_parsed, fields_read, make_encoding
+from mdsmix.kinds.registry import fields_parsed, fields_read, image_fields, make_encoding
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.mds import Layout
@@ -95,6 +95,11 @@ class Job:
     def fields_parsed(self) -> tuple[str, ...]:
         """Those of them that hold lists or objects: where a format's cells are texts, theirs are JSON."""
         return tuple(sorted(fields_parsed(self.encoding)))
+
+    @property
+    def fields_of_bytes(self) -> tuple[str, ...]:
+        """Those of them that may hold images."""
+        return image_fields(self.encoding) if self.kind.has_images else ()
 
     @property
     def joins_units(self) -> bool:

@@ -103,7 +103,13 @@ def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
 
 def plan(job: Job, files: list[sources.SourceFile]) -> list[Unit]:
     """The work units of the stream."""
-    return sources.plan(files, fields=job.fields_read, parsed=job.fields_parsed, **job.kind.plans)
+    return sources.plan(
+        files,
+        fields=job.fields_read,
+        parsed=job.fields_parsed,
+        line_bytes=job.kind.line_bytes,
+        blobs=job.fields_of_bytes,
+    )
 
 
 def source_hashes(job: Job, options: Options) -> SourceHashCache:

@@ -143,5 +143,6 @@ def fingerprint(unit: Unit) -> str:
     files = [[f.location.url, f.stat.size, f.stat.stamp] for f in unit.files]
     read_as = unit.files[0].read_as  # a recipe says it of all files of a stream
     more: list[Any] = [unit.fields] if unit.fields else []
+    more += [{"blobs": unit.blobs}] if unit.blobs else []
     more += [asdict(read_as)] if read_as != BY_NAME else []
     return xxhash.xxh128_hexdigest(orjson.dumps([files, unit.start, unit.end, *more]))

@@ -101,7 +101,9 @@ def opened(data: bytes) -> Iterator[Image]:
             raise
         except Exception as error:  # decoders raise nearly anything of damaged bytes
             said = " ".join(str(error).split()) or type(error).__name__
-            raise Bad("image_truncated" if "truncated" in said else "image_damaged", said) from None
+            raise Bad(
+                "image_truncated" if "truncated" in said.lower() else "image_damaged", said
+            ) from None
 
 
 def _judge(image: Image, data: bytes, rules: Rules) -> Looked:

@@ -145,7 +145,10 @@ class Pictures:
     def read(
         self, conversations: Sequence[Conversation], folders: Sequence[Location]
     ) -> list[list[Image] | Rejected]:
-        """The images of each conversation, or why one of them makes it bad. `folders`: of the file of each, where there is no root."""
+        """The images of each conversation, or why one of them makes it bad. `folders`: of the file of each, where there is no root.
+        With neither, as where a few records are only looked at, no image is read, and each is taken for good."""
+        if not folders and self.root is None:
+            return [[Image(0, 0, 0, "", b"") for _ in each.images] for each in conversations]
         wanted, refused = self._wanted(conversations, folders)
         found = self._all(dict.fromkeys(each for of in wanted.values() for each in of))
         results = list[list[Image] | Rejected]()

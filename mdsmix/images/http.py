@@ -90,7 +90,7 @@ def _body(answer: Any, patience: Patience) -> bytes:
     if answer.status != 200:
         raise Bad("image_not_found", f"the server answers {answer.status}")
     content = bytearray()
-    for piece in answer.stream(_PIECE):
+    while piece := answer.read1(_PIECE):  # what has come; `read` would wait for all of a piece
         content += piece
         if len(content) > MOST_BYTES:
             answer.close()

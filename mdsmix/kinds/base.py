@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -39,8 +38,8 @@ class Kind(ABC):
     "The recipe's `kind:`."
     reads: ClassVar[type]
     "What a shape must give: Document, Pair or Conversation."
-    plans: ClassVar[Mapping[str, int]] = MappingProxyType({})
-    "How its sources are cut, where it is otherwise than usual."
+    line_bytes: ClassVar[int | None] = None
+    "Of a work unit of a file of lines, where it is other than usual."
     keys: ClassVar[tuple[str, ...]] = ()
     "Keys of a stream in the recipe that mean something to this kind alone, and what they are `for`."
     called: ClassVar[str] = ""

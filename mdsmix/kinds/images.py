@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import orjson
@@ -41,7 +41,7 @@ class Images(Conversations):
     )
     called = "messages with images"
     has_images = True
-    plans: ClassVar[Mapping[str, int]] = {"line_bytes": WINDOW_BYTES}
+    line_bytes = WINDOW_BYTES
 
     def columns(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
         return dict(COLUMNS)

@@ -170,6 +170,7 @@ def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]
             memory=memory,
             fields=unit.fields,
             parsed=unit.parsed,
+            blobs=unit.blobs,
         )
         size = 0
         for block in _unchanged(file, kind.blocks(file, span)):

@@ -28,18 +28,27 @@ def plan(
     fields: Iterable[str] = (),
     parsed: Iterable[str] = (),
     line_bytes: int | None = None,
+    blobs: Iterable[str] = (),
 ) -> list[Unit]:
     """The units of these files, ordered by path, then offset. Empty files are in none. `fields`: all that is read of a
     record, where it is known; `parsed`: those that hold lists or objects; `line_bytes`: of a window in files of lines, whose
-    records name what is much larger than they are."""
+    records name what is much larger than they are; `blobs`: those that hold bytes."""
     if line_bytes is not None:
         named = [file for file in files if not format_of(file).reads_fields]
         held = [file for file in files if format_of(file).reads_fields]
         windows = ((named, min(line_bytes, window_bytes)), (held, window_bytes))
-        units = [unit for of, size in windows for unit in plan(of, size, fields, parsed)]
+        units = [
+            unit for of, size in windows for unit in plan(of, size, fields, parsed, None, blobs)
+        ]
         return sorted(units, key=lambda unit: unit.place)
     files = sorted((f for f in files if f.stat.size), key=place)
-    new = partial(_unit, window_bytes=window_bytes, fields=tuple(fields), parsed=tuple(parsed))
+    new = partial(
+        _unit,
+        fields=tuple(fields),
+        parsed=tuple(parsed),
+        blobs=tuple(blobs),
+        window_bytes=window_bytes,
+    )
     weights = together(_weight, files)
     small = [f for f, weight in zip(files, weights, strict=True) if weight < window_bytes]
     large = [f for f, weight in zip(files, weights, strict=True) if weight >= window_bytes]
@@ -86,7 +95,11 @@ def counted_key(unit: Unit) -> str:
 
 
 def _unit(
-    files: list[SourceFile], fields: tuple[str, ...], parsed: tuple[str, ...], **split: Any
+    files: list[SourceFile],
+    fields: tuple[str, ...],
+    parsed: tuple[str, ...],
+    blobs: tuple[str, ...],
+    **split: Any,
 ) -> Unit:
     reads_fields = any(format_of(file).reads_fields for file in files)
     are_texts = any(format_of(file).cells_are_texts for file in files)
@@ -94,6 +107,7 @@ def _unit(
         files=tuple(files),
         fields=fields if reads_fields else (),
         parsed=parsed if are_texts else (),
+        blobs=blobs if are_texts else (),
         **split,
     )
 

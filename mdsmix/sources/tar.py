@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import xxhash
+
 from mdsmix.errors import Unreachable
 from mdsmix.sources import items
 from mdsmix.sources.base import Block, Format
@@ -145,14 +147,18 @@ def _add(
 
 
 def _item(sample: _Sample, span: Span) -> Item:
-    """A sample as a record of texts. Of members that are not read the size stands for what is in them."""
+    """A sample as a record of texts. Of members that are not read the size stands for what is in them, of an image a hash."""
     raw = b"".join(
-        b"%b %d\n%b" % (name.encode(errors="replace"), len(data), data)
+        b"%b %d\n%b" % (name.encode(errors="replace"), len(data), _shown(name, data, span))
         for name, data in sample.cells.items()
     )
+    size = sum(len(data) for name, data in sample.cells.items() if name in span.blobs)
     raw, reason = b"%b\n%b" % (sample.key.encode(errors="replace"), raw), sample.reason
     record: dict[str, Any] = {KEY: sample.key, **sample.others}
     for name, data in sample.cells.items():
+        if name in span.blobs:
+            record[name] = data
+            continue
         try:
             record[name] = data.decode()
         except UnicodeDecodeError:
@@ -160,6 +166,9 @@ def _item(sample: _Sample, span: Span) -> Item:
             reason = reason or ("invalid_utf8" if span.fields else "")
     items.parsed(record, span.parsed)
     place = {"member": sample.key}
-    return Item(
-        sample.offset, f"member {sample.key}", place, len(raw), raw, record, reason, tuple(record)
-    )
+    shown, size = f"member {sample.key}", size + len(raw)
+    return Item(sample.offset, shown, place, size, raw, record, reason, tuple(record))
+
+
+def _shown(name: str, data: bytes, span: Span) -> bytes:
+    return xxhash.xxh3_128_hexdigest(data).encode() if name in span.blobs else data

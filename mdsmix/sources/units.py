@@ -84,6 +84,8 @@ class Unit:
     "What is read of each record, where a format of its files reads by fields; none named: all of it."
     parsed: tuple[str, ...] = ()
     "Fields that hold lists or objects: where a format's cells are texts, theirs are JSON."
+    blobs: tuple[str, ...] = ()
+    "Fields that hold bytes: where a format's cells are texts, theirs are none."
 
     @property
     def name(self) -> str:
@@ -109,6 +111,7 @@ class Span:
     "Bytes that whoever reads may hold: half of them for what a compressed file says it needs."
     fields: tuple[str, ...] = ()
     parsed: tuple[str, ...] = ()
+    blobs: tuple[str, ...] = ()
     "The unit's."
 
     def window_of(self, position: int) -> int:

@@ -1,0 +1,140 @@
+"""Images from a server that is slow, answers 404, cuts off, sends too much, or sends something else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from mdsmix.images import http
+from mdsmix.images.check import Bad
+from mdsmix.images.http import Patience, fetch
+from tests.pictures import drawing
+
+DRAWING = drawing()
+
+
+class Server(BaseHTTPRequestHandler):
+    asked: list[str] = []  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        what, _, times = self.path.strip("/").partition("-")
+        if times and self.asked.count(self.path) > int(times):
+            what = "good"
+        getattr(self, what)()
+
+    def good(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(DRAWING)))
+        self.end_headers()
+        self.wfile.write(DRAWING)
+
+    def missing(self) -> None:
+        self.send_error(404)
+
+    def busy(self) -> None:
+        self.send_error(503)
+
+    def cut(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(DRAWING)))
+        self.end_headers()
+        self.wfile.write(DRAWING[:100])
+        self.close_connection = True
+
+    def slow(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        for _ in range(100):
+            self.wfile.write(b"x")
+            self.wfile.flush()
+            time.sleep(0.05)
+
+    def silent(self) -> None:
+        time.sleep(2)
+
+    def endless(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        for _ in range(100):
+            self.wfile.write(bytes(100_000))
+
+    def elsewhere(self) -> None:
+        self.send_response(302)
+        self.send_header("Location", "/good")
+        self.end_headers()
+
+    def circle(self) -> None:
+        self.send_response(302)
+        self.send_header("Location", "/circle")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Not on the terminal."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Server.asked = []
+    found = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    found.handle_error = lambda *_: None  # type: ignore[method-assign]
+    threading.Thread(target=found.serve_forever, args=[0.01], daemon=True).start()
+    yield f"http://127.0.0.1:{found.server_port}"
+    found.shutdown()
+    found.server_close()
+
+
+def short(seconds: float = 2.0) -> Patience:
+    return Patience(seconds=seconds, quiet=0.3, pause=0.01)
+
+
+@pytest.mark.parametrize("path", ["good", "elsewhere", "busy-1", "cut-2"])
+def test_what_passes_is_asked_again(server: str, path: str) -> None:
+    assert fetch(f"{server}/{path}", short()) == DRAWING
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("missing", "image_not_found"),
+        ("busy", "image_not_fetched"),
+        ("cut", "image_not_fetched"),
+        ("silent", "image_not_fetched"),
+        ("circle", "image_not_fetched"),
+    ],
+)
+def test_what_does_not_pass_is_a_bad_image(server: str, path: str, reason: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(Bad) as bad:
+        fetch(f"{server}/{path}", short())
+    assert bad.value.reason == reason
+    assert time.monotonic() - began < 5
+    tries = 1 if path == "missing" else http.TRIES
+    assert path == "circle" or len(Server.asked) == tries
+
+
+def test_a_server_that_drips_is_given_up_in_time(server: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(Bad) as bad:
+        fetch(f"{server}/slow", short(0.4))
+    assert bad.value.reason == "image_not_fetched"
+    assert time.monotonic() - began < 3
+
+
+def test_more_than_an_image_may_have_is_not_read(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "MOST_BYTES", 1_000_000)
+    with pytest.raises(Bad) as bad:
+        fetch(f"{server}/endless", short())
+    assert bad.value.reason == "image_file_too_large"
+
+
+def test_a_port_where_nobody_listens_is_a_bad_image() -> None:
+    with pytest.raises(Bad) as bad:
+        fetch("http://127.0.0.1:9/x.jpg", short())
+    assert bad.value.reason == "image_not_fetched"
