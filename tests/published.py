@@ -59,6 +59,8 @@ TURNS = {"turns": "json"}
 TOKEN_ROW = {"tokens": [5, 6, 0, 7, 8, 9, 10, 0]}
 SPLIT_ROW = {"input_ids": [5], "labels": [6, 0, 7, 8, 9, 10, 0]}
 PAIR_ROW = {"input_ids": [5, 6], "labels": [7, 0]}
+PACKED = {"input_ids": "ndarray:uint16", "loss_mask": "ndarray:uint8", "starts": "ndarray:int32"}
+PACKED_ROW = {"input_ids": [5, 6, 7, 0, 8, 0], "loss_mask": [0, 0, 1, 1, 0, 1], "starts": [0, 4]}
 TURNS_ROW = {"turns": [{"input_ids": [5, 6], "labels": [7, 0]}]}
 
 

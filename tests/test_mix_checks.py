@@ -21,7 +21,7 @@ from mdsmix.mix.findings import CHECKS, Finding
 from mdsmix.mix.head import head
 from mdsmix.mix.model import moved
 from mdsmix.mix.streams import Mix
-from mdsmix.mix.view import mix_of
+from mdsmix.mix.view import mix_of, view_streams
 from mdsmix.mix.weights import epoch_table, shares_of
 from mdsmix.shards.manifest import Records, TokenizerCard
 from mdsmix.storage import locate
@@ -29,6 +29,8 @@ from tests.published import (
     CARD,
     CONCAT,
     LENGTH,
+    PACKED,
+    PACKED_ROW,
     PAIR,
     PAIR_ROW,
     SPLIT,
@@ -67,6 +69,12 @@ class Lab:
     def chat(self, name: str = "chat", **how: Any) -> dict[str, Any]:
         return self.stream(name, TURNS, TURNS_ROW, **how)
 
+    def packed(self, name: str = "chat", **how: Any) -> dict[str, Any]:
+        """Conversations, two to a row."""
+        told = {"kind": "finetuning", "pack": True, "fields": {"messages": "messages"}}
+        card = {"layout": None, "add_bos": None, "add_eos": None, **told, **how.pop("more", {})}
+        return self.stream(name, PACKED, PACKED_ROW, card=card, **how)
+
     def text(self, *, dataset: Any = None, loader: Any = None, **streams: Any) -> Mix:
         return self._mix("text", dataset or {}, loader or {}, streams)
 
@@ -85,6 +93,11 @@ class Lab:
         section = {k: v for k, v in section.items() if v is not ...}
         mix = mix_of({"max_seq_len": LENGTH, "train_loader": section} | top, "train.yaml")
         return dataclasses.replace(mix, tokenizer=CARD)
+
+
+def of_model(name: str, **more: Any) -> dict[str, Any]:
+    """What a loader's config says of the model."""
+    return {"top": {"model": {"name": name, "max_seq_len": LENGTH, **more}}}
 
 
 def with_tokenizer(mix: Mix, **changes: Any) -> Mix:
@@ -413,6 +426,10 @@ CASES: dict[str, tuple[Make, Make]] = {
         lambda lab: lab.finetuning(chat=lab.chat(), dataset={"target_responses": "all"}),
         lambda lab: lab.finetuning(chat=lab.chat()),
     ),
+    "targets-packed": (
+        lambda lab: lab.own(chat=lab.packed(), dataset={"target_responses": "all"}),
+        lambda lab: lab.own(chat=lab.packed()),
+    ),
     "targets-compact": (
         lambda lab: lab.finetuning(
             chat=lab.chat(card={"compact": True}), dataset={"target_prompts": "all"}
@@ -428,6 +445,13 @@ CASES: dict[str, tuple[Make, Make]] = {
     "documents-unmarked": (
         lambda lab: lab.own(web=lab.web(), chat=lab.chat()),
         lambda lab: lab.own(web=lab.web(), chat=lab.chat(), dataset={"eos_token_id": 0}),
+    ),
+    "documents-unmasked": (
+        lambda lab: lab.own(chat=lab.packed(), loader=of_model("mpt_causal_lm")),
+        lambda lab: lab.own(
+            chat=lab.packed(),
+            loader=of_model("mpt_causal_lm", attn_config={"attn_uses_sequence_id": True}),
+        ),
     ),
     "weights-zero": (
         lambda lab: lab.text(web=lab.web() | {"repeat": 0.02}, docs=lab.web("docs")),
@@ -785,6 +809,42 @@ def test_a_padding_token_that_is_eos_is_told_of_plain_rows_alone(tmp_path: Path)
     told = {f.id: f.streams for f in findings(with_tokenizer(mix, pad_id=0))}
     assert told["pad-eos-text"] == ("web",)
     assert told["pad-eos-finetuning"] == ("split",)
+
+
+@pytest.mark.parametrize("loader", ["text", "finetuning"])
+def test_packed_rows_are_led_to_the_loader_that_keeps_their_documents_apart(
+    tmp_path: Path, loader: str
+) -> None:
+    lab = Lab(tmp_path)
+    made = getattr(lab, loader)(chat=lab.packed())
+    (refusal,) = [f for f in findings(made) if f.severity == "error"]
+    assert refusal.id == "columns-loader"
+    assert (
+        "set train_loader.name: mdsmix, which keeps the documents of each row apart" in refusal.fix
+    )
+    mix = lab.own(chat=lab.packed(), web=lab.web(), faq=lab.stream("faq", PAIR, PAIR_ROW))
+    assert not [f for f in findings(mix) if f.severity == "error"]
+    said = {share.stream: share.tokens for share in shares_of(mix.train)}
+    assert said["chat"] == 40 * 6
+
+
+def test_a_model_of_transformers_cannot_be_told_of_documents(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    found = findings(lab.own(chat=lab.packed(), loader=of_model("hf_causal_lm", pretrained=False)))
+    assert [f.id for f in found if f.severity == "warning"] == ["documents-unmasked"]
+
+
+def test_packed_streams_alone_are_looked_at_as_their_loader_reads_them(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    folders = [lab.packed()["local"], lab.web()["local"]]
+    mix = view_streams(folders)
+    assert mix.train.is_own
+    assert not [f for f in findings(mix) if f.severity == "error"]
+    # Under the policies that the first was packed for; one that was packed for others cannot stand beside it.
+    other = lab.packed("other", more={"target_responses": "all"})["local"]
+    assert not [f for f in findings(view_streams([other])) if f.severity == "error"]
+    found = findings(view_streams([*folders, other]))
+    assert [f.id for f in found if f.severity == "error"] == ["targets-packed"]
 
 
 def test_the_command_is_named_only_for_streams_that_the_recipe_makes(tmp_path: Path) -> None:

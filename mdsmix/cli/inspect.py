@@ -94,7 +94,14 @@ def _print(found: Inspection, choice: Choice) -> None:
         if chosen.note:
             echo(chosen.note)
         name = found.ids.get(chosen.number)
-        said = "" if name is None else f", id {printable(str(name))}"
+        said = "" if name is None else f", {_named(name)}"
         console.rule(f"sample {chosen.number:,}{said}", align="left")
         runs = [(text, STYLES[form]) for text, form in shown(chosen.sample, found.decoder)]
         console.print(Text.assemble(*runs), soft_wrap=True)  # no line break that is not in the text
+
+
+def _named(name: object) -> str:
+    """The record that a sample is of, or those that are packed in it."""
+    if isinstance(name, list):
+        return f"ids {printable(', '.join(map(str, name)))}"
+    return f"id {printable(str(name))}"

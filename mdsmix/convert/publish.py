@@ -88,7 +88,7 @@ def _join_leftovers(job: Job, units: list[UnitRecord]) -> UnitRecord | None:
     for unit in units:
         if unit.leftover:
             rows.add_tokens(unit.leftover_tokens(job.tokenizer.dtype))
-    full, totals, rest = rows.finish()
+    full, totals, rest, _ = rows.finish()
     if not len(full) and not len(rest):
         return None
     return UnitRecord(

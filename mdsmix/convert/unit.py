@@ -231,7 +231,9 @@ def _convert(
         tally.end(batch, without)
         noticed.look_at_columns(batch.unread, batch.unseen)
         first += len(batch.records)
-    rest, totals, leftover = rows.finish()
+    rest, totals, leftover, documents = rows.finish()
+    if job.names_rows and documents is not None:
+        ids.pack(documents)
     if pictures:
         digests.add_images(number, pictures.seen.digest)
     window = digests.window(number)  # all of it has been read now

@@ -21,6 +21,7 @@ from mdsmix.encode import tool_forms
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoded, Rejected
 from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn, answers
+from mdsmix.encode.documents import as_documents, side_by_side
 from mdsmix.encode.history import RewrittenHistory, rendered_rows
 from mdsmix.encode.image_tokens import ImageToken, fitted
 from mdsmix.encode.pairs import cut, encode_pairs, lacks_eos, largest_id
@@ -54,9 +55,11 @@ class PromptResponse:
     backend: Backend
     targets: Targets
     special_tokens_in_text: str
+    is_packed: bool = False
+    "Columns input_ids and loss_mask, as documents to be packed, instead of input_ids and labels."
 
     def encode(self, pairs: Sequence[Pair]) -> Encoded:
-        """Columns `input_ids` and `labels`, one row per pair that can be trained on."""
+        """Columns `input_ids` and `labels`, one row per pair that can be trained on; packed, a document."""
         prompts, responses = ([pair[side] for pair in pairs] for side in (0, 1))
         contexts, targets, marked, refused = self._tokenize(prompts, responses)
         positions = np.delete(np.arange(len(pairs)), refused)
@@ -72,7 +75,22 @@ class PromptResponse:
         rejected += _filtered(verdicts, positions.tolist())
         kept = contexts.take(keep), targets.take(keep)
         encoded = encode_pairs(*kept, self.targets, self.tokenizer, rejected, len(marked))
+        if self.is_packed:
+            encoded = self._packed(encoded)
         return replace(encoded, ways_out=ways_out(self.targets, whole, verdicts))
+
+    def _packed(self, pairs: Encoded) -> Encoded:
+        """The documents of pairs that were cut as they are stored."""
+        contexts, targets = pairs.columns["input_ids"], pairs.columns["labels"]
+        encoded = as_documents(
+            side_by_side(contexts, targets),
+            Turns.single(contexts.lengths, targets.lengths),
+            self.targets,
+            self.tokenizer,
+            pairs.rejected,
+            pairs.specials,
+        )
+        return replace(encoded, lost_tokens=encoded.lost_tokens + pairs.lost_tokens)
 
     def _tokenize(
         self, prompts: list[str], responses: list[str]
@@ -113,6 +131,8 @@ class Chat:
     rewritten_history: RewrittenHistory = "reject"
     image: ImageToken | None = None
     "Of a stream of images: what stands for one."
+    is_packed: bool = False
+    "Columns input_ids and loss_mask, as documents to be packed."
 
     def __post_init__(self) -> None:
         if self.is_compact and not self.targets.last_response_only:
@@ -122,7 +142,7 @@ class Chat:
             )
 
     def encode(self, conversations: Sequence[Conversation]) -> Encoded:
-        """Column `turns` (json), or `input_ids` and `labels`, one row per conversation that can be trained on; several
+        """Column `turns` (json), `input_ids` and `labels`, or those of documents, one row per conversation that can be trained on; several
         where its history is rewritten and each answer gets a row."""
         with self.template.bounded(conversations):
             rendered, positions, rejected, specials, unread = self._render(conversations)
@@ -145,6 +165,11 @@ class Chat:
         if self.is_compact:
             pairs = _split_before_last(kept, counts[keep], self.tokenizer.dtype)
             encoded = encode_pairs(*pairs, self.targets, self.tokenizer, rejected, specials)
+        elif self.is_packed:
+            whole_turns = Turns.interleaved(kept.lengths, counts[keep])
+            encoded = as_documents(
+                kept, whole_turns, self.targets, self.tokenizer, rejected, specials
+            )
         else:
             encoded = self._encoded(kept, counts[keep], rejected, specials)
         left_out = int((whole - row_lengths(ids, counts))[keep].sum())
@@ -155,7 +180,7 @@ class Chat:
         if self.rewritten_history == "each":  # what is dropped is a row, and seldom all of a record
             dropped = ids.take(np.repeat(_lost(verdicts, positions, rejected), 2 * counts))
             rows_of = np.unique(np.array(positions, np.int64)[keep], return_counts=True)[1]
-            return replace(encoded, lost_tokens=left_out + len(dropped.values), rows_of=rows_of)
+            return replace(encoded, lost_tokens=lost + len(dropped.values), rows_of=rows_of)
         return replace(encoded, ways_out=ways_out(self.targets, turns, verdicts))
 
     def _render(

@@ -34,6 +34,8 @@ class Documents:
     is_concat: bool
     has_targets: bool
     "Columns input_ids (the first token) and labels (the rest), instead of tokens."
+    is_packed: bool = False
+    "Column input_ids, of documents to be packed."
     add_bos: bool
     add_eos: bool
     min_tokens: int
@@ -80,6 +82,11 @@ class Documents:
         reasons = {int(i): r for r, hit in reversed(rules.items()) for i in np.flatnonzero(hit)}
         return keep, sorted(reasons.items())
 
+    def _columns(self, rows: Ragged) -> Mapping[str, Ragged]:
+        if self.is_packed:
+            return {"input_ids": rows}
+        return as_targets(rows) if self.has_targets and not self.is_concat else {"tokens": rows}
+
     def _encoded(self, rows: Ragged, rejected: list[Rejected], specials: int) -> Encoded:
         lost, rows_of = 0, None
         if not self.is_concat:
@@ -87,9 +94,7 @@ class Documents:
             rows, lost = split_rows(rows, self.max_seq_len)
         lengths = rows.lengths
         return Encoded(
-            columns=as_targets(rows)
-            if self.has_targets and not self.is_concat
-            else {"tokens": rows},
+            columns=self._columns(rows),
             tokens=len(rows.values),
             loss_tokens=int(np.maximum(lengths - 1, 0).sum()),
             lengths=lengths,

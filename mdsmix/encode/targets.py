@@ -174,11 +174,16 @@ def _segments(
     ends = np.cumsum(lengths)
     bases = (ends - lengths)[2 * turns.offsets[:-1]]
     ends -= np.repeat(bases, 2 * np.diff(turns.offsets))
-    trained = np.zeros((len(responses), 2), bool)
+    return ends - lengths, ends, trained_segments(targets, turns)
+
+
+def trained_segments(targets: Targets, turns: Turns) -> NDArray[np.bool_]:
+    """bool [2 * turns]: whether each prompt and each response (interleaved) is trained."""
+    trained = np.zeros((len(turns.responses), 2), bool)
     trained[:, 0] = turns.prompts >= targets.least_trained_prompt
     trained[:, 1] = targets.target_responses == "all"
     trained[turns.offsets[1:] - 1, 1] = True
-    return ends - lengths, ends, trained.ravel()
+    return trained.ravel()
 
 
 def _per_conversation(reduce: np.ufunc, values: NDArray[Any], offsets: Lengths) -> NDArray[Any]:

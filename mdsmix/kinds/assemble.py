@@ -7,14 +7,29 @@ cut evenly and so want the number of rows first. A bytearray grows in place, so 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.encode.base import Encoded
+from mdsmix.kinds.packing import best_fit
+from mdsmix.ragged import Ragged
 from mdsmix.shards.manifest import Totals, histogram
 from mdsmix.shards.mds import Layout, Rows, fixed_rows, lay_out
+from mdsmix.shards.turns import STARTS
+
+
+class Assembled(NamedTuple):
+    """The rows of a work unit."""
+
+    rows: Rows
+    totals: Totals
+    "What they hold."
+    leftover: NDArray[Any] = np.empty(0, np.uint8)
+    "Concat: the tokens behind the last full row."
+    documents: Ragged | None = None
+    "int64: the numbers of each row's documents, in the order in which they were added; None where each row is one of them."
 
 
 class Assembler(Protocol):
@@ -24,9 +39,7 @@ class Assembler(Protocol):
         """Takes a batch; yields the shards that are full, which it holds no longer."""
         ...
 
-    def finish(self) -> tuple[Rows, Totals, NDArray[Any]]:
-        """The rows, what they hold, and the tokens behind the last full row (concat only)."""
-        ...
+    def finish(self) -> Assembled: ...
 
 
 class JoinedRows:
@@ -48,7 +61,7 @@ class JoinedRows:
         if len(tokens):
             self._largest = max(self._largest, int(tokens.max()))
 
-    def finish(self) -> tuple[Rows, Totals, NDArray[Any]]:
+    def finish(self) -> Assembled:
         width = self._width
         tokens = np.frombuffer(self._tokens, self._dtype)
         full = len(tokens) // width
@@ -61,7 +74,8 @@ class JoinedRows:
             lengths=histogram(np.full(full, width)),
             specials=self._specials,
         )
-        return fixed_rows(self._layout, tokens[: full * width]), totals, tokens[full * width :]
+        rows = fixed_rows(self._layout, tokens[: full * width])
+        return Assembled(rows, totals, tokens[full * width :])
 
 
 class SampleRows:
@@ -80,9 +94,9 @@ class SampleRows:
         self._totals += totals_of(encoded, len(rows))
         return ()
 
-    def finish(self) -> tuple[Rows, Totals, NDArray[Any]]:
+    def finish(self) -> Assembled:
         sizes = np.concatenate(self._sizes) if self._sizes else np.empty(0, np.int64)
-        return Rows(np.frombuffer(self._body, np.uint8), sizes), self._totals, np.empty(0, np.uint8)
+        return Assembled(Rows(np.frombuffer(self._body, np.uint8), sizes), self._totals)
 
 
 def totals_of(encoded: Encoded, rows: int) -> Totals:
@@ -99,3 +113,56 @@ def totals_of(encoded: Encoded, rows: int) -> Totals:
         cut_rows=0 if encoded.cut is None else int(np.count_nonzero(encoded.cut)),
         cut_tokens=0 if encoded.cut is None else int(encoded.cut.sum()),
     )
+
+
+class PackedRows:
+    """Whole documents, as many to a row as fit: a row holds their tokens, what is trained of them, and where each begins."""
+
+    def __init__(self, layout: Layout, width: int) -> None:
+        self._layout, self._width = layout, width
+        self._columns = {c.name: bytearray() for c in layout.columns if c.name != STARTS}
+        self._lengths = [np.empty(0, np.int64)]
+        self._totals = Totals()
+
+    def add(self, encoded: Encoded) -> Iterable[Rows]:
+        for name, buffer in self._columns.items():
+            buffer += memoryview(np.ascontiguousarray(encoded.columns[name].values)).cast("B")
+        self._lengths.append(encoded.lengths)
+        self._totals += Totals(
+            documents=len(encoded.lengths),
+            tokens=encoded.tokens,
+            loss_tokens=encoded.loss_tokens,
+            lost_tokens=encoded.lost_tokens,
+            largest_id=encoded.largest_id,
+            specials=encoded.specials,
+        )
+        return ()
+
+    def finish(self) -> Assembled:
+        lengths = np.concatenate(self._lengths)
+        packed = best_fit(lengths, self._width)
+        sizes = lengths[packed.values]
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        rows = Ragged(ends, ends[packed.offsets])
+        starts = (ends[:-1] - np.repeat(ends[packed.offsets[:-1]], packed.lengths)).astype(np.int32)
+        totals = self._totals + Totals(
+            samples=len(packed),
+            longest=int(rows.lengths.max(initial=0)),
+            lengths=histogram(rows.lengths),
+        )
+        columns = {STARTS: Ragged(starts, packed.offsets)}
+        encodings = {c.name: c.dtype for c in self._layout.columns}
+        for name, buffer in self._columns.items():
+            columns[name] = Ragged(
+                _gathered(buffer, encodings[name], lengths, packed.values), rows.offsets
+            )
+        return Assembled(lay_out(self._layout, columns), totals, documents=packed)
+
+
+def _gathered(
+    buffer: bytearray, dtype: np.dtype[Any], lengths: NDArray[np.int64], order: NDArray[np.int64]
+) -> NDArray[Any]:
+    """The values of documents in another order: slices of bytes joined, a fifth of the time of indexing by token."""
+    data, bounds = memoryview(buffer), np.concatenate([[0], np.cumsum(lengths)]) * dtype.itemsize
+    starts, stops = bounds[order].tolist(), bounds[order + 1].tolist()
+    return np.frombuffer(b"".join(map(data.__getitem__, map(slice, starts, stops))), dtype)

@@ -16,12 +16,12 @@ from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoder
 from mdsmix.encode.targets import Lengths, Targets
 from mdsmix.encode.tokenizer import Tokenizer
-from mdsmix.kinds.assemble import Assembler, SampleRows
+from mdsmix.kinds.assemble import Assembler, PackedRows, SampleRows
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.mds import Layout
 from mdsmix.shards.tokens import Tokens
-from mdsmix.shards.turns import turns_of
+from mdsmix.shards.turns import PACKED, STARTS, Document, documents_of, layout_of, turns_of
 
 if TYPE_CHECKING:
     from mdsmix.encode.chat import ChatTemplate
@@ -60,7 +60,16 @@ class Kind(ABC):
 
     def contradictions(self, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         """Sentences on what cannot be right in a recipe about such a stream."""
-        yield from ()
+        if stream.pack and not recipe.decoder_only_format:
+            yield (
+                "pack: true joins samples into rows of one sequence, and under decoder_only_format: false each has an encoder's row "
+                "and a decoder's: take pack out."
+            )
+        if stream.pack and recipe.loader != "mdsmix":
+            yield (
+                f"pack: true stands beside train_loader.name: {recipe.loader}, a loader of LLM-Foundry that cannot tell the documents of a "
+                "row apart: set train_loader.name: mdsmix or leave the name out, or take pack out."
+            )
 
     def lacking(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
         """Sentences on what the stream wants and the tokenizer does not have."""
@@ -78,7 +87,7 @@ class Kind(ABC):
 
     def open_rows(self, encoding: Encoding, layout: Layout, dtype: str) -> Assembler:
         """What puts encoded batches together as the rows of a work unit."""
-        return SampleRows(layout)
+        return PackedRows(layout, encoding.max_seq_len) if encoding.pack else SampleRows(layout)
 
     def joins_units(self, encoding: Encoding) -> bool:
         """Whether a row may hold parts of several records, so that every unit leaves tokens over for the last part."""
@@ -101,10 +110,21 @@ class Kind(ABC):
         return stored_pieces(sample, encoding.target_prompts, encoding.target_responses)
 
 
+def packed_columns(tokens: str, has_targets: bool) -> dict[str, str]:
+    """The columns of packed rows, `tokens` being the encoding of ids. No loader of LLM-Foundry knows them: it fails at the first row,
+    where under names that it knows it would train rows without masks between their documents."""
+    mask = {"loss_mask": "ndarray:uint8"} if has_targets else {}
+    return {"input_ids": tokens, **mask, STARTS: "ndarray:int32"}
+
+
 def stored_pieces(
     sample: Mapping[str, Any], target_prompts: str = "none", target_responses: str = "last"
 ) -> Iterator[Piece]:
-    """The pieces of a sample of one of the layouts that LLM-Foundry's loaders read, by its columns alone."""
+    """The pieces of a sample of one of the layouts that loaders read, by its columns alone."""
+    if layout_of(sample) == PACKED:
+        for document in documents_of(sample):
+            yield from document_pieces(document)
+        return
     targets = Targets(
         max_seq_len=1, target_prompts=target_prompts, target_responses=target_responses
     )
@@ -112,3 +132,10 @@ def stored_pieces(
     for turn, is_last in [*((turn, False) for turn in before), (last, True)]:
         yield turn.prompt.tolist(), targets.trains_prompt(len(turn.prompt))
         yield turn.response.tolist(), targets.trains_response(is_last)
+
+
+def document_pieces(document: Document) -> Iterator[Piece]:
+    """The pieces of one document of a packed row."""
+    flags = document.trained
+    for run in np.split(np.arange(len(flags)), np.flatnonzero(flags[1:] != flags[:-1]) + 1):
+        yield document.ids[run].tolist(), bool(flags[run[0]])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoder
 from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.kinds.base import packed_columns
 from mdsmix.kinds.finetuning import Finetuning, targets_of
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation
@@ -39,11 +40,14 @@ class Conversations(Finetuning):
         "rewritten_history",
         "consecutive_roles",
         "too_long",
+        "pack",
     )
     called = "messages"
     has_template = True
 
     def columns(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
+        if stream.pack:
+            return packed_columns(f"ndarray:{tokenizer.dtype}", has_targets=True)
         if stream.columns == "turns":
             return {"turns": "json"}
         return dict.fromkeys(("input_ids", "labels"), f"ndarray:{tokenizer.dtype}")
@@ -68,6 +72,8 @@ class Conversations(Finetuning):
                 f"the recipe says {'/'.join(policies)}: use columns: turns."
             )
 
+        if stream.columns == "compact" and stream.pack:
+            yield "columns: compact says how a conversation is stored that has a row of its own, and pack: true gives it none: take one of the two out."
         if stream.rewritten_history == "each" and recipe.target_responses != "all":
             yield (
                 "rewritten_history: each trains every answer of a conversation whose history the chat template rewrites, "
@@ -110,4 +116,5 @@ class Conversations(Finetuning):
             special_tokens_in_text=encoding.special_tokens_in_text,
             specials=SpecialStrings.of(tokenizer.special_tokens),
             rewritten_history=encoding.rewritten_history,
+            is_packed=encoding.pack,
         )

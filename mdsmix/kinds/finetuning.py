@@ -16,15 +16,16 @@ from mdsmix.shards.tokens import Tokens
 
 class Finetuning(Kind):
     word = "finetuning"
-    keys: ClassVar[tuple[str, ...]] = ("too_long",)
+    keys: ClassVar[tuple[str, ...]] = ("too_long", "pack")
     called = "finetuning"
 
     def settings(
         self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
     ) -> Mapping[str, Any]:
-        return {"too_long": stream.too_long}
+        return {"too_long": stream.too_long, "pack": stream.pack}
 
     def contradictions(self, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+        yield from super().contradictions(recipe, stream)
         if recipe.loader == "text":
             yield (
                 "is finetuning data, which the text loader cannot read; set train_loader.name: finetuning, "

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoded, Encoder
 from mdsmix.encode.tokenizer import Tokenizer
-from mdsmix.kinds.assemble import Assembler, totals_of
+from mdsmix.kinds.assemble import Assembled, Assembler, totals_of
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation
@@ -59,6 +58,8 @@ class Images(Conversations):
     def contradictions(self, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         yield from super().contradictions(recipe, stream)
         given = stream.images or DEFAULTS
+        if stream.pack:
+            yield "is of images, which stand beside the tokens of their own row, and pack: true joins rows of tokens: take pack out."
         if not recipe.decoder_only_format:
             yield "is of images, which no encoder-decoder of LLM-Foundry sees: set decoder_only_format: true."
         for key, value in (("max_pixels", given.max_pixels), ("max_images", given.max_images)):
@@ -162,8 +163,8 @@ class ImageRows:
             image_bytes=sum(image.size for image in stored),
         )
 
-    def finish(self) -> tuple[Rows, Totals, NDArray[Any]]:
-        return self._rows(), self._totals, np.empty(0, np.uint8)
+    def finish(self) -> Assembled:
+        return Assembled(self._rows(), self._totals)
 
     def _rows(self) -> Rows:
         rows = Rows(np.frombuffer(self._body, np.uint8), np.array(self._sizes, np.int64))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoder
 from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.kinds.base import packed_columns
 from mdsmix.kinds.finetuning import Finetuning, targets_of
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Pair
@@ -16,6 +17,8 @@ class Pairs(Finetuning):
     reads = Pair
 
     def columns(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
+        if stream.pack:
+            return packed_columns(f"ndarray:{tokenizer.dtype}", has_targets=True)
         return dict.fromkeys(("input_ids", "labels"), f"ndarray:{tokenizer.dtype}")
 
     def open_encoder(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> Encoder:
@@ -26,4 +29,5 @@ class Pairs(Finetuning):
             backend=backend,
             targets=targets_of(encoding),
             special_tokens_in_text=encoding.special_tokens_in_text,
+            is_packed=encoding.pack,
         )

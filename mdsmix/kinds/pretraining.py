@@ -9,8 +9,8 @@ from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoder
 from mdsmix.encode.targets import Lengths
 from mdsmix.encode.tokenizer import Tokenizer
-from mdsmix.kinds.assemble import Assembler, JoinedRows, SampleRows
-from mdsmix.kinds.base import Kind
+from mdsmix.kinds.assemble import Assembler, JoinedRows
+from mdsmix.kinds.base import Kind, packed_columns
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Document
 from mdsmix.shards.manifest import Encoding
@@ -24,12 +24,14 @@ class Pretraining(Kind):
     name = "pretraining"
     word = "pretraining"
     reads = Document
-    keys = ("layout", "add_bos", "add_eos", "min_tokens", "max_tokens")
+    keys = ("layout", "add_bos", "add_eos", "min_tokens", "max_tokens", "pack")
     called = "pretraining"
     has_targets = False
 
     def columns(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
         tokens = f"ndarray:{tokenizer.dtype}"
+        if stream.pack:
+            return packed_columns(tokens, has_targets=False)
         row = recipe.max_seq_len if stream.layout == "concat" else None
         if recipe.has_plain_rows:
             return {"tokens": f"{tokens}:{row}" if row else tokens}
@@ -51,6 +53,12 @@ class Pretraining(Kind):
             yield f"min_tokens is {stream.min_tokens}; it cannot be below 0."
         if stream.max_tokens is not None and stream.max_tokens < max(1, stream.min_tokens):
             yield f"max_tokens is {stream.max_tokens}, below min_tokens {stream.min_tokens}: no document would be left."
+        yield from super().contradictions(recipe, stream)
+        if stream.pack and stream.layout == "concat":
+            yield (
+                "pack: true keeps documents whole and apart, and layout: concat joins and cuts them, so that its rows are full: "
+                "set layout: document, or take pack out."
+            )
         if recipe.loader == "text":
             return
         if not recipe.decoder_only_format:
@@ -91,12 +99,13 @@ class Pretraining(Kind):
             min_tokens=encoding.min_tokens or 0,
             max_tokens=encoding.max_tokens,
             special_tokens_in_text=encoding.special_tokens_in_text,
+            is_packed=encoding.pack,
         )
 
     def open_rows(self, encoding: Encoding, layout: Layout, dtype: str) -> Assembler:
         if self.joins_units(encoding):
             return JoinedRows(layout, encoding.max_seq_len, dtype)
-        return SampleRows(layout)
+        return super().open_rows(encoding, layout, dtype)
 
     def joins_units(self, encoding: Encoding) -> bool:
         return encoding.layout == "concat"

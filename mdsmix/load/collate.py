@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mdsmix.load.documents import positions
 from mdsmix.load.pack import Packer
 from mdsmix.load.training_rows import IGNORED, Row, RowRules, Tokens
 
@@ -36,10 +37,13 @@ class Separator:
 
 @dataclass(slots=True, kw_only=True)
 class Collate:
-    """A list of rows in; input_ids, labels, attention_mask [batch, max_seq_len] and, where LLM-Foundry has it, sequence_id out."""
+    """A list of rows in; input_ids, labels, attention_mask [batch, max_seq_len] and, where LLM-Foundry has it or rows are packed,
+    sequence_id out."""
 
     rules: RowRules
     with_sequence_id: bool = True
+    with_position_ids: bool = False
+    "Positions that begin anew with each document; 0 for padding."
     separator: Separator | None = None
     packer: Packer | None = None
     pad_to_longest: bool = False
@@ -65,10 +69,14 @@ class Collate:
             "labels": self._padded(labels, width, IGNORED),
             "attention_mask": self._mask(input_ids, width),
         }
-        if self.with_sequence_id:
+        if self.with_sequence_id or self.with_position_ids:
             batch["sequence_id"] = self._places(bins, batch["attention_mask"])
             if not self.packer:
                 self._mark_documents(batch, [row.is_plain for (row,) in bins])
+        if self.with_position_ids:
+            batch["position_ids"] = positions(batch["sequence_id"]) * batch["attention_mask"]
+            if not self.with_sequence_id:
+                del batch["sequence_id"]
         return {key: torch.from_numpy(rows) for key, rows in batch.items()}
 
     def _mark_documents(self, batch: dict[str, Tokens], plain: Sequence[bool]) -> None:
@@ -99,14 +107,16 @@ class Collate:
         return (columns < np.array([[row.size] for row in rows])).astype(np.int64)
 
     def _places(self, bins: Sequence[Sequence[Row]], mask: Tokens) -> Tokens:
-        """Which row of its bin a token belongs to, or which document of a pretraining row: counted along the bin, -1 for padding."""
-        if not self.packer:
+        """Which row of its bin a token belongs to, or which document of a row: counted along the bin, -1 for padding."""
+        if not self.packer and all(row.documents is None for (row,) in bins):
             return mask - 1
         places = [_numbered([self._documents(row) for row in rows]) for rows in bins]
         return self._padded(places, mask.shape[1], -1)
 
     def _documents(self, row: Row) -> Tokens:
-        """The number of each token's document in the row. Only a pretraining row may hold several."""
+        """The number of each token's document in the row. Only a packed row and a pretraining row may hold several."""
+        if row.documents is not None:
+            return np.repeat(np.arange(row.documents.size), row.documents)
         if self.separator is None or not row.is_plain:
             return np.zeros(row.input_ids.size, np.int64)
         return self.separator.count(row.input_ids)

@@ -27,6 +27,7 @@ from mdsmix.errors import MixRefused, Unreachable
 from mdsmix.load.lock import KEY, judge, lock_of
 from mdsmix.load.stream import CheckedStream, reason
 from mdsmix.load.training_rows import Row, RowRules, row_of
+from mdsmix.shards.turns import PACKED
 from mdsmix.training.lock import LoaderLock
 
 
@@ -93,6 +94,11 @@ class MixDataset(StreamingDataset):  # type: ignore[misc]
         state = {key: value for key, value in obj.items() if key != KEY}
         judge(self, obj.get(KEY), state)
         super().load_state_dict(state)
+
+    @property
+    def has_packed_rows(self) -> bool:
+        """Whether rows of some stream hold several documents."""
+        return any(set(PACKED) <= set(shard.column_names) for shard in self.shards)
 
     def end(self) -> None:
         """Ends the background threads of an epoch that nobody reads on, so that its folders can be used again."""

@@ -72,6 +72,7 @@ def build_loader(
     *,
     ids: TokenIds | None = None,
     accept_changed: bool = False,
+    position_ids: bool = False,
 ) -> MixLoader:
     """Builds one loader of a rendered YAML, a LLM-Foundry config or a mapping of the same shape.
 
@@ -81,6 +82,7 @@ def build_loader(
         loader: `train_loader`, or `eval_loader.<label>`.
         ids: the tokenizer's ids; by default those of the config's `tokenizer`.
         accept_changed: `load_state_dict` goes on from a state of other data too, and logs what comes twice and what never.
+        position_ids: batches hold `position_ids` too, which begin anew with each document of a row.
 
     Raises:
         RecipeError: the config is wrong, or asks for what a stream cannot give.
@@ -92,7 +94,13 @@ def build_loader(
     ...     loss = model(batch["input_ids"], labels=batch["labels"])
     """
     settings = read_settings(config, loader)
-    return open_loader(settings, batch_size, ids or ids_of(settings), accept_changed)
+    made = open_loader(settings, batch_size, ids or ids_of(settings), accept_changed)
+    if position_ids and not made.collate_fn.rules.decoder_only_format:
+        raise RecipeError(
+            "position_ids are those of one sequence, and under decoder_only_format: false a sample has two: leave them out."
+        )
+    made.collate_fn.with_position_ids = position_ids
+    return made
 
 
 def open_loader(
@@ -107,10 +115,16 @@ def open_loader(
     own = settings.loader
     accepts = accept_changed or (isinstance(own, OwnLoaderKeys) and own.accept_changed)
     resuming = {"bins": bins, "accept_changed": accepts, "locked": _locked(settings, ids)}
-    return MixLoader(
+    dataset, collate = (
         _dataset(settings, rules, drawn, **resuming),
+        collate_of(settings, rules, bins),
+    )
+    # Attention must not cross the documents of a packed row, whatever the loader is called.
+    collate.with_sequence_id |= dataset.has_packed_rows
+    return MixLoader(
+        dataset,
         batch_size=drawn,
-        collate_fn=collate_of(settings, rules, bins),
+        collate_fn=collate,
         **torch_keys(settings.loader),
     )
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mdsmix.encode.targets import Targets
 from mdsmix.errors import MixRefused
-from mdsmix.shards.turns import Turn, layout_of, turns_of
+from mdsmix.shards.turns import PACKED, Document, Turn, documents_of, layout_of, turns_of
 
 IGNORED = -100
 "The label that gives no loss, in torch and in LLM-Foundry."
@@ -59,16 +59,41 @@ class Row(NamedTuple):
     "The same length as input_ids (decoder-only)."
     is_plain: bool
     "From a `tokens` column: sequence_id comes from separators inside the row."
+    documents: Tokens | None = None
+    "Of a packed row: the tokens of each document in it; None where the row is one."
 
 
 def row_of(sample: Mapping[str, Any], rules: RowRules) -> Row:
     """The row of a decoded MDS sample; MixRefused says why there is none (the caller knows stream and shard)."""
-    turns = turns_of(sample, rules.token_encoding_type)
     layout = layout_of(sample)
+    if layout == PACKED:
+        return _packed(documents_of(sample), rules)
+    turns = turns_of(sample, rules.token_encoding_type)
     if layout != ("turns",):
         (turn,) = turns
         turns = [Turn(*(part[: rules.max_seq_len] for part in turn))]
     return _plain(turns[0].response, rules) if layout == ("tokens",) else _stitched(turns, rules)
+
+
+def _packed(documents: Sequence[Document], rules: RowRules) -> Row:
+    """A row of several documents, whose labels were settled when they were converted: whatever the policies of the run."""
+    if not rules.decoder_only_format:
+        raise MixRefused(
+            "it is a packed row, which has no encoder input; set decoder_only_format: true or leave its stream out."
+        )
+    input_ids, trained = (
+        np.concatenate([document[part] for document in documents])[: rules.max_seq_len]
+        for part in (0, 1)
+    )
+    if not trained.any():
+        raise MixRefused(
+            f"cut to max_seq_len {rules.max_seq_len} it has nothing left to train on; convert the data for that length."
+        )
+    ends = np.cumsum([len(document.ids) for document in documents]).clip(max=len(input_ids))
+    if len(input_ids) < sum(len(document.ids) for document in documents):
+        _warn_of_cuts(rules.max_seq_len)
+    lengths = np.diff(ends, prepend=0)
+    return Row(input_ids, np.where(trained, input_ids, IGNORED), False, lengths[lengths > 0])
 
 
 def _plain(tokens: Tokens, rules: RowRules) -> Row:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
-from mdsmix.kinds import open_recipe
+from mdsmix.kinds import kind_of, open_recipe
 from mdsmix.mix import sections
 from mdsmix.mix.node_tokenizer import home_of
 from mdsmix.mix.shares import apportion
@@ -20,9 +20,11 @@ from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.read import parted
 from mdsmix.shards.index import BASENAME, read_index
-from mdsmix.shards.manifest import TokenizerCard, read_manifest
+from mdsmix.shards.manifest import Encoding, TokenizerCard, read_manifest
 from mdsmix.shards.published import Published, find_published, read_published
+from mdsmix.shards.turns import PACKED, layout_of
 from mdsmix.storage import Location, locate, together
+from mdsmix.training.keys import OWN
 from mdsmix.training.read import parse, read_text, unresolved
 from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml
 
@@ -99,7 +101,8 @@ def view_yaml(path: str | os.PathLike[str]) -> Mix:
 
 
 def view_streams(urls: Sequence[str]) -> Mix:
-    """The mix of streams at these places, unweighted, under `text` where all hold plain tokens or text, else `finetuning`."""
+    """The mix of streams at these places, unweighted, under `text` where all hold plain tokens or text, `mdsmix` where one is packed,
+    else `finetuning`."""
     streams: dict[str, Stream] = {}
     for url, stream in zip(urls, together(_at, urls), strict=True):
         if stream.name in streams:
@@ -111,11 +114,20 @@ def view_streams(urls: Sequence[str]) -> Mix:
         "decoder_only_format": True,
         "max_seq_len": max((m.encoding.max_seq_len for m in manifests if m), default=None),
         "shuffle": True,
+        **_settled(m.encoding for m in manifests if m),
     }
     is_plain = all({"tokens", "text"} & set(s.columns) for s in streams.values())
-    section = {"name": "text" if is_plain else "finetuning", "dataset": dataset}
+    is_packed = any(layout_of(s.columns) == PACKED for s in streams.values())
+    name = OWN if is_packed else "text" if is_plain else "finetuning"
+    section = {"name": name, "dataset": dataset}
     mix = mix_of({"train_loader": section}, ", ".join(urls), streams)
     return dataclasses.replace(mix, is_bare=True)
+
+
+def _settled(encodings: Iterable[Encoding]) -> dict[str, str]:
+    """The target policies that packed rows were made for: no loader can read them by others."""
+    packed = [e for e in encodings if e.pack and kind_of(e).has_targets]
+    return {k: getattr(packed[0], k) for k in ("target_prompts", "target_responses") if packed}
 
 
 def mix_of(

@@ -80,6 +80,8 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
             yield "sample takes a share of the source when converting, and this stream has none: take it out; mix says how much of it is drawn."
         if stream.duplicates != "keep":
             yield "duplicates: drop leaves records out when a source is converted, and this stream has none: take it out."
+        if stream.pack:
+            yield "pack: true packs samples when a source is converted, and this stream has none: take it out."
         if not (stream.remote or stream.local):
             yield "has neither a source nor a remote or local; say what to convert or where it was published."
         return

@@ -147,6 +147,8 @@ class StreamSpec:
     "Finetuning on messages: what becomes of a conversation whose earlier turns the chat template prints otherwise later."
     too_long: Literal["cut", "filter", "first_turns"] = "cut"
     "Finetuning: what becomes of a record of more than max_seq_len tokens."
+    pack: bool = field(default=False, metadata=also_called("packing", "packed"))
+    "Whether documents, pairs or conversations are joined into rows of max_seq_len when converting, each row with where its samples begin."
     consecutive_roles: Literal["reject", "merge"] = "reject"
     "Finetuning on messages: what becomes of messages of one role in a row."
     sample: str | int | float | None = field(
@@ -224,7 +226,9 @@ class Recipe:
 
     @property
     def loader(self) -> str:
-        """The one dial, `text`, `finetuning` or `mdsmix`: it decides the columns of every stream."""
+        """The one dial, `text`, `finetuning` or `mdsmix`: it decides the columns of every stream. Only the last reads packed rows."""
+        if "name" not in self.train_loader and any(s.pack for s in self.streams.values()):
+            return "mdsmix"
         kinds = {s.kind for s in self.streams.values() if s.kind}
         plain = kinds == {"pretraining"}
         return str(self.train_loader.get("name", "text" if plain else "finetuning"))

@@ -59,7 +59,10 @@ def _encoded(manifest: Manifest) -> Iterator[tuple[str, str]]:
     encoding, totals = manifest.encoding, manifest.totals
     layout = f", {encoding.layout}" if encoding.layout else ""
     side = "decoder-only" if encoding.decoder_only_format else "encoder-decoder"
-    yield "kind", f"{encoding.kind}, for the {encoding.loader} loader"
+    yield (
+        "kind",
+        f"{encoding.kind}, {'packed' if encoding.pack else f'for the {encoding.loader} loader'}",
+    )
     yield "columns", spelled(encoding.columns)
     yield "max_seq_len", f"{encoding.max_seq_len:,}{layout}"
     yield "tokenizer", _tokenizer(manifest)
@@ -71,9 +74,18 @@ def _encoded(manifest: Manifest) -> Iterator[tuple[str, str]]:
         "tokens",
         f"{totals.tokens:,}, {totals.loss_tokens:,} with a loss, {totals.lost_tokens:,} in no sample",
     )
+    if encoding.pack:
+        yield "packed", packed(manifest)
     yield "longest", f"{totals.longest:,} tokens"
     for line, bar in enumerate(bars(totals.lengths, totals.longest)):
         yield "" if line else "lengths", bar
+
+
+def packed(manifest: Manifest) -> str:
+    """How many documents share how many rows, and what of them is padding."""
+    totals, width = manifest.totals, manifest.encoding.max_seq_len
+    padding = 1 - totals.tokens / max(1, totals.samples * width)
+    return f"{plural(totals.documents, 'document')} in {plural(totals.samples, 'row')} of {width:,} tokens, {padding:.2%} padding"
 
 
 def _read_from(encoding: Encoding) -> str:

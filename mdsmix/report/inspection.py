@@ -27,8 +27,8 @@ class Inspection:
     samples: Sequence[Chosen]
     decoder: Decoder | None
     "Ids -> text, where this machine knows the tokenizer."
-    ids: Mapping[int, Name] = field(default_factory=dict)
-    "Number of a sample -> the name of the record that it is of, where that is kept."
+    ids: Mapping[int, Name | list[Name]] = field(default_factory=dict)
+    "Number of a sample -> the name of the record that it is of, or those of a packed row, where that is kept."
 
 
 def look(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:

@@ -3,6 +3,8 @@
 A sample is a row of segments, each trained or not, as its kind says by the target policies of the manifest; the finetuning
 loader's labels follow the same rule. The first token of a row is never predicted, so it is never marked.
 
+A packed row shows where each of its documents begins, with its number and length.
+
 A control token is told by its id, never by its text: `<|im_start|>` that somebody typed, or that a template wrote for a
 tokenizer without such a token, is ordinary tokens, and trains something else.
 """
@@ -10,19 +12,20 @@ tokenizer without such a token, is ordinary tokens, and trains something else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from mdsmix.encode.tokenizer import Decoder
 from mdsmix.kinds import Piece, kind_of, stored_pieces
+from mdsmix.kinds.base import document_pieces
 from mdsmix.shards.manifest import Manifest
-from mdsmix.shards.turns import layout_of
-from mdsmix.words import printable
+from mdsmix.shards.turns import PACKED, documents_of, layout_of
+from mdsmix.words import plural, printable
 
-TRAINED, CONTROL = "⟦⟧", "⟨⟩"
-"What stands around trained tokens, and around each control token."
-_MARKS = str.maketrans({mark: ascii(mark)[1:-1] for mark in TRAINED + CONTROL})
+TRAINED, CONTROL, DOCUMENT = "⟦⟧", "⟨⟩", "⟪⟫"
+"What stands around trained tokens, around each control token, and around what is said of a document of a packed row."
+_MARKS = str.maketrans({mark: ascii(mark)[1:-1] for mark in TRAINED + CONTROL + DOCUMENT})
 STYLES = {"text": "", "mark": "bold", "control": "cyan"}
 "How the runs of a sample look on a terminal."
 
@@ -33,6 +36,8 @@ class Segment:
 
     ids: list[int]
     is_trained: bool
+    document: int | None = None
+    "Of a packed row: the number of its document, the first is 0."
 
 
 Sample = list[Segment] | Mapping[str, Any]
@@ -43,6 +48,12 @@ def as_shown(sample: Mapping[str, Any], manifest: Manifest | None) -> Sample:
     """A decoded sample as its segments, or as it is where it holds no ids."""
     if not _has_tokens(sample):
         return sample
+    if layout_of(sample) == PACKED:
+        return [
+            replace(segment, document=number)
+            for number, document in enumerate(documents_of(sample))
+            for segment in segments(document_pieces(document))
+        ]
     if manifest is None:  # by LLM-Foundry's default policies
         return segments(stored_pieces(sample))
     return segments(kind_of(manifest.encoding).pieces(sample, manifest.encoding))
@@ -76,6 +87,16 @@ def shown(sample: Sample, decoder: Decoder | None) -> list[Run]:
 def marked(parts: Sequence[Segment], decoder: Decoder | None) -> Iterator[Run]:
     """The trained tokens in ⟦ ⟧, every control token in ⟨ ⟩; ids where there is no tokenizer to decode them. A text that
     holds such a bracket shows it as `\\u27e8`, so that none is mistaken for a mark."""
+    for document, run in groupby(parts, lambda part: part.document):
+        of = list(run)
+        if document is not None:
+            tokens = plural(sum(len(part.ids) for part in of), "token")
+            said = f"document {document}, {tokens}".join(DOCUMENT)
+            yield "\n" * (of[0] is not parts[0]) + said + "\n", "mark"
+        yield from _marked(of, decoder)
+
+
+def _marked(parts: Sequence[Segment], decoder: Decoder | None) -> Iterator[Run]:
     before = None
     for part in parts:
         inside = _decoded(part.ids, before, decoder) if decoder else _listed(part.ids)
@@ -109,8 +130,11 @@ def sample_json(sample: Sample, decoder: Decoder | None) -> Any:
 
 def _segments_json(parts: Sequence[Segment], decoder: Decoder | None) -> Iterator[dict[str, Any]]:
     before, known = None, decoder.control if decoder else frozenset[int]()
-    for part in parts:
+    for place, part in enumerate(parts):
+        if part.document != parts[place - 1].document:
+            before = None
         yield {
+            **({} if part.document is None else {"document": part.document}),
             "ids": part.ids,
             "trained": part.is_trained,
             "text": decoder.text(part.ids, before) if decoder else None,

@@ -10,6 +10,7 @@ from mdsmix.convert.outcome import Outcome
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.fingerprints import DUPLICATE
 from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
+from mdsmix.report.card import packed
 from mdsmix.report.sampled import budget_json, said_of_budget, said_of_sample
 from mdsmix.report.table import print_table
 from mdsmix.shapes.where import NO_MATCH
@@ -123,7 +124,9 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
         notes.append(f"the bad records lie in {outcome.target}/quarantine/")
     if records.has_many_bad:
         notes.append(f"WARNING: {records.bad / records.sampled:.1%} of the records are bad")
-    if manifest.encoding.rewritten_history == "each":
+    if manifest.encoding.pack:
+        notes.append(packed(manifest))
+    elif manifest.encoding.rewritten_history == "each":
         notes.append(f"{totals.samples:,} rows of {records.written:,} records")
     if kind_of(manifest.encoding).has_template and manifest.tokenizer.chat_template_hash is None:
         notes.append(NO_TEMPLATE)

@@ -38,6 +38,7 @@ def decode(shard: Shard, samples: Samples) -> Totals | None:
         largest_id=int(ids.max()) if len(ids) else -1,
         longest=int(lengths.max()),
         lengths=histogram(lengths),
+        documents=0 if tokens.trained is None else len(tokens.responses),
     )
 
 

@@ -1,7 +1,7 @@
 """The names of records (a source's `id`), for each row of a shard in a side file of it: so `mdsmix inspect` says which record a
 sample is of. The columns are those of LLM-Foundry's loaders, which know no such thing.
 
-A line is the JSON of one row's name: a text, a whole number, or null where the record has none.
+A line is the JSON of one row's name: a text, a whole number, or null where the record has none; of a packed row it is a list of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import orjson
 import xxhash
 
 from mdsmix.errors import Damaged
+from mdsmix.ragged import Ragged
 from mdsmix.shards.beside import SideFile
 from mdsmix.shards.index import Index, Shard
 from mdsmix.shards.sample import decompressed
@@ -39,6 +40,14 @@ class RowIds:
         for name in names:
             kept = name[:LONGEST] if isinstance(name, str) else name
             self._lines += orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE)
+
+    def pack(self, documents: Ragged) -> None:
+        """Makes the names those of packed rows: of each row a list, of the documents whose numbers it holds."""
+        each, lines = bytes(self._lines).splitlines(), bytearray()
+        for row in range(len(documents)):
+            names = map(each.__getitem__, documents[row].tolist())
+            lines += b"[" + b",".join(names) + b"]\n"
+        self._lines = lines
 
     def store(self, folder: Location, shards: Sequence[Shard]) -> list[SideFile]:
         """Writes a file for each of the shards, which hold the rows in order."""
@@ -78,8 +87,11 @@ def named_anew(sides: Sequence[SideFile], shards: Sequence[Shard]) -> list[SideF
     ]
 
 
-def id_of(folder: Location, index: Index, sides: Iterable[SideFile], number: int) -> Name:
-    """The name of the record that a sample is of; None where there is none, Damaged where its file cannot be read."""
+def id_of(
+    folder: Location, index: Index, sides: Iterable[SideFile], number: int
+) -> Name | list[Name]:
+    """The name of the record that a sample is of, or those of a packed row; None where there is none, Damaged where its file cannot
+    be read."""
     ends = list(accumulate(shard.samples for shard in index.shards))
     place = bisect_right(ends, number)
     shard = index.shards[place]
@@ -91,7 +103,7 @@ def id_of(folder: Location, index: Index, sides: Iterable[SideFile], number: int
         with (folder / found[0].name).open() as stored:
             lines = islice(decompressed(io.BytesIO(stored.read()), "zstd"), row, None)
             name = orjson.loads(next(iter(lines)))
-            return name if isinstance(name, (str, int)) else None
+            return name if isinstance(name, (str, int, list)) else None
     except Exception as error:  # whatever a decompressor makes of what is none
         said = str(error).rstrip(".") or "it ends too early"
         raise Damaged(

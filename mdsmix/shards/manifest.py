@@ -100,6 +100,8 @@ class Encoding:
     too_long: Literal["cut", "filter", "first_turns"] = "cut"
     sample: str | None = None
     "The share of its source that the stream is made of, as a fraction: `1/20`."
+    pack: bool = False
+    "Rows of several documents; what is trained of each is settled."
     holdout: str | None = None
     "The share of the records that is held out for evaluation, as a fraction: `1/200`."
     held_out: bool = False
@@ -218,6 +220,8 @@ class Totals:
     images: int = 0
     image_bytes: int = 0
     "Of these images, as they are stored."
+    documents: int = 0
+    "Of packed rows: the documents, pairs or conversations in them."
 
     @property
     def seen_tokens(self) -> int:
@@ -330,7 +334,7 @@ LATER = {
         "duplicates",
         "unhashed",
     ),
-    "totals": ("cut_rows", "cut_tokens", "images", "image_bytes"),
+    "totals": ("cut_rows", "cut_tokens", "images", "image_bytes", "documents"),
 }
 "Section -> keys that were added to the format: they are written where they are not empty, so that no manifest changed."
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ SHARD_BYTES = 1 << 26
 "64 MiB, MDSWriter's own default: a shard is the unit of download and of eviction."
 SHARD_ROWS = 1 << 17
 "131,072 rows, half of Streaming's smallest shuffle block: shards of more rows shuffle badly."
+LONG = 2048
+"Bytes of a row from which on its columns are joined, not masked."
 HASHES = ("xxh128",)
 "Hashes in the index: xxh128 runs at 29 GB/s here, xxh64 at 10, and it names the shard too."
 
@@ -131,13 +133,22 @@ def fixed_rows(layout: Layout, tokens: NDArray[Any]) -> Rows:
 
 
 def _lay_out_ragged(parts: Sequence[Part]) -> Rows:
-    """Interleaves size heads, prefixes and payloads; each source fills its own bytes of the body by a mask."""
+    """Interleaves size heads, prefixes and payloads."""
     heads = np.stack([p.sizes + p.prefix_sizes for p in parts if p.has_size], axis=1).astype("<u4")
     sources = [heads.reshape(-1).view(np.uint8)]
     widths = [np.full(len(heads), heads.shape[1] * 4, np.int64)]
     for part in parts:
         sources += [part.prefix, part.payload]
         widths += [part.prefix_sizes, part.sizes]
+    sizes = np.sum(widths, axis=0)
+    interleave = _joined if sizes.sum() > LONG * len(sizes) else _masked
+    return Rows(interleave(sources, widths), sizes)
+
+
+def _masked(
+    sources: Sequence[NDArray[np.uint8]], widths: Sequence[NDArray[np.int64]]
+) -> NDArray[np.uint8]:
+    """Each source fills its own bytes of the body by a mask: 8 ns a byte, however short the rows."""
     table = np.stack(widths, axis=1)
     owner = np.repeat(
         np.tile(np.arange(len(widths), dtype=np.uint8), len(table)), table.reshape(-1)
@@ -146,7 +157,22 @@ def _lay_out_ragged(parts: Sequence[Part]) -> Rows:
     for number, source in enumerate(sources):
         if len(source):
             body[owner == number] = source
-    return Rows(body, table.sum(axis=1))
+    return body
+
+
+def _joined(
+    sources: Sequence[NDArray[np.uint8]], widths: Sequence[NDArray[np.int64]]
+) -> NDArray[np.uint8]:
+    """Slices of bytes joined: 1 us each and a copy, so 6,000 packed rows of 12 KB take 0.06 s, and by masks 0.6."""
+    cut = [_slices(*each) for each in zip(sources, widths, strict=True) if each[1].any()]
+    return np.frombuffer(b"".join(chain.from_iterable(zip(*cut, strict=True))), np.uint8)
+
+
+def _slices(values: NDArray[np.uint8], sizes: NDArray[np.int64]) -> Iterator[memoryview]:
+    """The values cut into pieces of these sizes."""
+    data = memoryview(np.ascontiguousarray(values)).cast("B")
+    ends = np.cumsum(sizes)
+    return map(data.__getitem__, map(slice, (ends - sizes).tolist(), ends.tolist()))
 
 
 def split(rows: Rows) -> Iterator[Rows]:

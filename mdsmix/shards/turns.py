@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 from mdsmix.errors import MixRefused
 
-LAYOUTS = (("turns",), ("input_ids", "labels"), ("tokens",))
+STARTS = "starts"
+PACKED = ("input_ids", STARTS)
+"A row of several documents; `loss_mask` beside them says what is trained, else all but the first token of each document is."
+LAYOUTS = (("turns",), ("input_ids", "labels"), ("tokens",), PACKED)
 "The columns that hold a sample's ids, in the order in which a loader looks for them."
 Ids = NDArray[np.int64]
 
@@ -31,8 +34,12 @@ def layout_of(columns: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def turns_of(sample: Mapping[str, Any], dtype: str = "int64") -> list[Turn]:
-    """The turns of a sample; `dtype` is that of columns of plain bytes. MixRefused where it holds something else than ids."""
+    """The turns of a sample; `dtype` is that of columns of plain bytes. Each document of a packed row counts as a response.
+    MixRefused where it holds something else than ids."""
     layout = layout_of(sample)
+    if layout == PACKED:
+        none = np.empty(0, np.int64)
+        return [Turn(none, document.ids) for document in documents_of(sample)]
     if layout == ("turns",):
         return [_turn(turn) for turn in sample["turns"]]
     if layout == ("tokens",):
@@ -43,6 +50,28 @@ def turns_of(sample: Mapping[str, Any], dtype: str = "int64") -> list[Turn]:
         f"its columns {', '.join(sorted(sample))} hold no tokens (tokens, input_ids and labels, or turns), and the "
         "loader does not tokenize; convert the data with `mdsmix convert` first."
     )
+
+
+class Document(NamedTuple):
+    """One of the samples that a packed row holds."""
+
+    ids: Ids
+    trained: NDArray[np.bool_]
+    "Of each token; never of the first, which nothing predicts."
+
+
+def documents_of(sample: Mapping[str, Any]) -> list[Document]:
+    """The documents of a packed row; MixRefused where its columns contradict each other."""
+    ids, starts = (_ids(sample[name], "int64") for name in PACKED)
+    trained = _ids(sample["loss_mask"], "int64") > 0 if "loss_mask" in sample else ids >= 0
+    edges = np.append(starts, len(ids))
+    if len(trained) != len(ids) or edges[0] or (np.diff(edges) < 1).any():
+        raise MixRefused(
+            "where its documents begin, or what of them is trained, contradicts its tokens; convert the data again."
+        )
+    trained[starts] = False
+    cut = (np.split(each, starts[1:]) for each in (ids, trained))
+    return [Document(*parts) for parts in zip(*cut, strict=True)]
 
 
 def _ids(column: Any, dtype: str) -> Ids:

@@ -191,7 +191,7 @@ def _sums(index: Index, manifest: Manifest) -> Iterator[str]:
 def _miscounts(totals: Totals | None, manifest: Manifest | None) -> Iterator[tuple[str, str]]:
     if manifest is None or totals is None:
         return
-    for what in ("tokens", "largest_id", "longest", "lengths"):
+    for what in ("tokens", "largest_id", "longest", "lengths", "documents"):
         said, counted = getattr(manifest.totals, what), getattr(totals, what)
         if said != counted:
             yield manifest_file.BASENAME, f"expected {what} {said}, counted {counted}"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from mdsmix.kinds import kind_of
 from mdsmix.mix.findings import check_loaders, check_streams, listed, names
 from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.shards.turns import PACKED
 from mdsmix.training.keys import OWN
 from mdsmix.training.rules import Hit
 from mdsmix.words import does
@@ -18,7 +19,7 @@ from mdsmix.words import does
 READS = {
     "text": "tokens, or text",
     "finetuning": "turns, input_ids and labels, messages, or prompt and response",
-    OWN: "tokens, turns, or input_ids and labels",
+    OWN: "tokens, turns, or input_ids with labels or with starts",
 }
 SHAPES: dict[str, tuple[tuple[str, set[str]], ...]] = {
     "text": (("text", {"text"}), ("tokens", {"tokens"})),
@@ -33,6 +34,7 @@ SHAPES: dict[str, tuple[tuple[str, set[str]], ...]] = {
         ("turns", {"turns"}),
         ("input_ids", {"input_ids", "labels"}),
         ("tokens", {"tokens"}),
+        ("packed", set(PACKED)),
     ),
 }
 "What a loader takes a sample for, and the columns by which it knows it, in the order in which it looks."
@@ -87,6 +89,11 @@ def _described(streams: Sequence[Stream]) -> str:
 
 def _ways(mix: Mix, loader: Loader, wrong: Sequence[Stream]) -> str:
     """The ways out that exist for streams of the other kind."""
+    if packed := [s for s in wrong if shape(s, OWN) == "packed"]:
+        return (
+            f"set train_loader.name: {OWN}, which keeps the documents of each row apart, under LLM-Foundry and in a training loop of your "
+            f"own (docs/packing.md); or convert {listed(packed)} without pack."
+        )
     if not all(shape(s, "finetuning") or shape(s, "text") for s in wrong):
         return "convert the stream again with `mdsmix convert`, or take it out of the mix."
     if loader.is_own:

@@ -11,9 +11,13 @@ from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.findings import check, check_streams, listed, names
 from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.shards.manifest import Encoding
+from mdsmix.shards.turns import PACKED, layout_of
 from mdsmix.training.keys import OWN
 from mdsmix.training.rules import Hit
 from mdsmix.words import does, spelled
+
+USES_SEQUENCE_ID = ("model", "attn_config", "attn_uses_sequence_id")
+"How a config of LLM-Foundry's MPT says that documents do not see each other; its models of transformers cannot be told."
 
 
 def _encoding(loader: Loader, stream: Stream, has_targets: bool) -> Encoding | None:
@@ -79,6 +83,8 @@ def _targets(loader: Loader, stream: Stream, narrower: bool) -> Iterator[Hit]:
     if not encoding or not wanted:
         return
     made = targets_of(encoding)
+    if encoding.pack:
+        return  # targets-packed
     if loader.targets != _words(made) and _is_narrower(wanted, made) == narrower:
         yield Hit(
             f"{stream.name} was converted for the targets {'/'.join(_words(made))}, and {{loader}} trains {'/'.join(loader.targets)}.",
@@ -94,6 +100,20 @@ def _is_narrower(wanted: Targets, made: Targets) -> bool:
     """Whether something that `made` trains is not trained by `wanted`. No prompt is empty, so `all` is length>=1."""
     prompts = max(1, wanted.least_trained_prompt) > max(1, made.least_trained_prompt)
     return prompts or (wanted.target_responses, made.target_responses) == ("last", "all")
+
+
+@check_streams(
+    "targets-packed",
+    "error",
+    "What a packed row trains was settled when it was made: the loader trains that, whatever its policies say.",
+)
+def targets_packed(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    encoding = _encoding(loader, stream, has_targets=True)
+    if encoding and encoding.pack and loader.targets != _words(targets_of(encoding)):
+        yield Hit(
+            f"{stream.name} was packed for the targets {'/'.join(_words(targets_of(encoding)))}, and {{loader}} says {'/'.join(loader.targets)}.",
+            "convert the stream again with the targets of the run, or set target_prompts and target_responses to the stream's.",
+        )
 
 
 @check_streams(
@@ -158,4 +178,23 @@ def documents_unmarked(mix: Mix) -> Iterator[Hit]:
             f"{listed(joined)} {does(joined, 'is', 'are')} pretraining text in full rows (layout: concat).",
             "nothing, if that is wanted; train_loader.dataset.eos_token_id masks documents that end in EOS from each other.",
             names(joined),
+        )
+
+
+@check(
+    "documents-unmasked",
+    "warning",
+    "The batches say where the documents of a packed row begin, and this model does not look: its attention crosses from one to the next.",
+)
+def documents_unmasked(mix: Mix) -> Iterator[Hit]:
+    packed = [s for s in mix.train.streams if layout_of(s.columns) == PACKED]
+    model = mix.yaml.at("model", "name")
+    masks = model == "mpt_causal_lm" and mix.yaml.at(*USES_SEQUENCE_ID)
+    if packed and model in ("mpt_causal_lm", "hf_causal_lm") and not masks:
+        yield Hit(
+            f"{listed(packed)} {does(packed, 'is', 'are')} packed, and the model is {model}"
+            + (f" without {'.'.join(USES_SEQUENCE_ID)}." if model == "mpt_causal_lm" else "."),
+            f"set {'.'.join(USES_SEQUENCE_ID)}: true of an mpt_causal_lm; of other models only a training loop of your own can mask "
+            "documents (mdsmix.load.document_mask); or leave it, if that is wanted.",
+            names(packed),
         )

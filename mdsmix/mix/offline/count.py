@@ -18,14 +18,24 @@ def count(tokens: Tokens, copies: NDArray[np.int64], manifest: Manifest | None) 
     plain = Totals(samples=int(copies.sum()), tokens=int(lengths @ copies))
     if manifest is None or not drawn.any():
         return plain
-    kind = kind_of(manifest.encoding)
-    cut = kind.cut(tokens, manifest.encoding)
+    losses, cut = _losses(tokens, manifest)
     return replace(
         plain,
-        loss_tokens=int(kind.losses(tokens, manifest.encoding, manifest.tokenizer.eos_id) @ copies),
+        loss_tokens=int(losses @ copies),
         largest_id=int(tokens.largest[drawn].max()),
         longest=int(lengths[drawn].max()),
         cut_rows=int((cut > 0) @ copies),
         cut_tokens=int(cut @ copies),
         lengths=histogram(np.repeat(lengths, copies)),
+        documents=0 if tokens.trained is None else int(np.diff(tokens.turns) @ copies),
     )
+
+
+def _losses(tokens: Tokens, manifest: Manifest) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """int64 [n]: the positions of each sample that give a loss, and the tokens that the loader cuts off. A packed row says the
+    one itself, and nothing of it is cut."""
+    if tokens.trained is not None:
+        return tokens.trained, np.zeros_like(tokens.trained)
+    kind, encoding = kind_of(manifest.encoding), manifest.encoding
+    losses = kind.losses(tokens, encoding, manifest.tokenizer.eos_id)
+    return losses, kind.cut(tokens, encoding)

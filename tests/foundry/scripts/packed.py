@@ -1,0 +1,89 @@
+"""Packed rows under the loader of mdsmix, beside the unpacked stream under LLM-Foundry's own; and what its model sees of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from llmfoundry.models.mpt import MPTConfig, MPTForCausalLM
+from loaders import Batch, batches, config
+
+Lesson = tuple[tuple[int, ...], int]
+"A trained token and all that stands before it in its document."
+
+
+def compare(
+    tokenizer: str, plain: str, packed: str, cases: list[dict[str, Any]]
+) -> list[dict[str, int]]:
+    """Fails unless both teach the same, each thing the same number of times; gives what was compared."""
+    found = []
+    for case in cases:
+        theirs = batches(config(tokenizer, plain, "finetuning", case))
+        ours = batches(config(tokenizer, packed, "mdsmix", case))
+        want, have = _lessons(theirs), _lessons(ours)
+        assert have == want, (case, (have - want).most_common(1), (want - have).most_common(1))
+        rows = [sum(len(batch["input_ids"]) for batch in loaded) for loaded in (theirs, ours)]
+        found.append({"lessons": want.total(), "rows": rows[0], "packed_rows": rows[1]})
+    return found
+
+
+def _lessons(loaded: list[Batch]) -> Counter[Lesson]:
+    """By sequence_id, after the shift by one: a token in the first place of its document is predicted by none."""
+    found: Counter[Lesson] = Counter()
+    for batch in loaded:
+        for ids, labels, numbers in zip(
+            *(batch[key].tolist() for key in ("input_ids", "labels", "sequence_id")), strict=True
+        ):
+            begins = {number: numbers.index(number) for number in set(numbers)}
+            for at in range(1, len(ids)):
+                if labels[at] != -100:
+                    assert begins[numbers[at]] < at, "a label crosses from one document to the next"
+                    found[tuple(ids[begins[numbers[at]] : at]), labels[at]] += 1
+    return found
+
+
+def failures(tokenizer: str, packed: str, max_seq_len: int) -> dict[str, str]:
+    """How each of LLM-Foundry's own loaders fails on packed rows."""
+    found = {}
+    for name in ("text", "finetuning"):
+        dataset = {"max_seq_len": max_seq_len}
+        if name == "finetuning":
+            dataset |= {"decoder_only_format": True}
+        try:
+            batches(config(tokenizer, packed, name, dataset))
+        except Exception as error:
+            found[name] = type(error).__name__
+    return found
+
+
+def difference(tokenizer: str, packed: str, case: dict[str, Any]) -> list[float]:
+    """The largest difference between the logits of an MPT on a packed row and on each of its documents alone: with
+    attn_uses_sequence_id, and without."""
+    (batch, *_) = batches(config(tokenizer, packed, "mdsmix", case))
+    found = []
+    for uses in (True, False):
+        torch.manual_seed(3)
+        attention = {"attn_impl": "torch", "alibi": True, "attn_uses_sequence_id": uses}
+        shape = {"d_model": 32, "n_heads": 2, "n_layers": 2, "vocab_size": 2048}
+        length = case["max_seq_len"]
+        made = MPTConfig(max_seq_len=length, learned_pos_emb=False, attn_config=attention, **shape)
+        model = MPTForCausalLM(made).eval()
+        found.append(max(_differences(model, batch)))
+    return found
+
+
+def _differences(model: MPTForCausalLM, batch: Batch) -> list[float]:
+    keys = ("input_ids", "attention_mask", "sequence_id")
+    ids, mask, numbers = (batch[key] for key in keys)
+    found = []
+    with torch.no_grad():
+        together = model(input_ids=ids, attention_mask=mask.bool(), sequence_id=numbers).logits
+        for row in range(len(ids)):
+            for number in range(int(numbers[row].max()) + 1):
+                here = numbers[row] == number
+                one = ids[row][here][None]
+                whole = torch.ones_like(one)
+                alone = model(input_ids=one, attention_mask=whole.bool(), sequence_id=whole - 1)
+                found.append(float((together[row][here] - alone.logits[0]).abs().max()))
+    return found

@@ -1,0 +1,65 @@
+"""Best fit from the longest down: every document once, no row too full, as few rows as the textbook's way gives."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdsmix.kinds.packing import best_fit
+from mdsmix.ragged import Ragged
+
+
+def textbook(lengths: list[int], width: int) -> int:
+    """Rows of best-fit decreasing, one document after the other."""
+    rooms: list[int] = []
+    rows = 0
+    for length in sorted(lengths, reverse=True):
+        place = bisect_left(rooms, length)
+        if place == len(rooms):
+            rows, room = rows + 1, width
+        else:
+            room = rooms.pop(place)
+        insort(rooms, room - length)
+    return rows
+
+
+def filled(packed: Ragged, lengths: list[int]) -> list[int]:
+    return [sum(lengths[i] for i in packed[row].tolist()) for row in range(len(packed))]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_each_document_is_in_one_row_and_there_are_as_few_rows_as_by_the_textbook(
+    data: st.DataObject,
+) -> None:
+    width = data.draw(st.integers(1, 40))
+    lengths = data.draw(st.lists(st.integers(1, width), max_size=60))
+    packed = best_fit(np.array(lengths, np.int64), width)
+    assert sorted(packed.values.tolist()) == list(range(len(lengths)))
+    assert max(filled(packed, lengths), default=0) <= width
+    assert len(packed) == textbook(lengths, width)
+
+
+@given(st.lists(st.integers(1, 30), max_size=60))
+def test_rows_stand_in_the_order_of_their_first_documents(lengths: list[int]) -> None:
+    packed = best_fit(np.array(lengths, np.int64), 30)
+    rows = [packed[row].tolist() for row in range(len(packed))]
+    assert all(row == sorted(row) and row for row in rows)
+    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+
+
+@pytest.mark.parametrize(("lengths", "rows"), [([], 0), ([7], 1), ([7] * 10, 10), ([3] * 10, 5)])
+def test_worked_by_hand(lengths: list[int], rows: int) -> None:
+    assert len(best_fit(np.array(lengths, np.int64), 7)) == rows
+
+
+def test_chats_fill_their_rows() -> None:
+    """A median of 400 tokens, 99 % below 4,000: of 20,000, under 0.1 % is padding."""
+    spread = np.random.default_rng(0).lognormal(np.log(400), np.log(10) / 2.326, 20_000)
+    lengths = np.clip(spread, 2, 4096).astype(np.int64)
+    packed = best_fit(lengths, 4096)
+    assert lengths.sum() > 0.999 * len(packed) * 4096
