@@ -19,11 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from streaming import StreamingDataset
 from streaming.base.dataset import _ShardState
 from streaming.base.format import Reader
 
 from mdsmix.errors import MixRefused, Unreachable
+from mdsmix.load import order
 from mdsmix.load.lock import KEY, judge, lock_of
 from mdsmix.load.stream import CheckedStream, reason
 from mdsmix.load.training_rows import Row, RowRules, row_of
@@ -105,6 +107,27 @@ class MixDataset(StreamingDataset):  # type: ignore[misc]
         if hasattr(self, "_iterator"):
             self._iterator.exit()
             self._executor.shutdown()
+
+    def _get_work(self, epoch: int, sample_in_epoch: int) -> NDArray[np.int64]:
+        """This worker's samples. The node's first worker has the order, and hands it to the others as Streaming does; but the order
+        of a large epoch is kept from start to start, where Streaming works it out anew."""
+        replicated = self.replication is not None and self.replication > 1
+        if replicated or self.epoch_size < order.KEPT_FROM or not isinstance(self.batch_size, int):
+            work: NDArray[np.int64] = super()._get_work(epoch, sample_in_epoch)
+            return work
+        us, there = self._unique_worker_world, self._parallel_worker_world
+        if us.is_local_leader:
+            ids = order.order_of(self, there, epoch, sample_in_epoch)
+            shared = self._share_work(ids)
+            self._shared_barrier(us.workers_per_node)
+        else:
+            self._shared_barrier(us.workers_per_node)
+            ids, *shared = self._attach_work()
+        own: NDArray[np.int64] = ids[there.node, there.rank_of_node, there.worker_of_rank].flatten()
+        self._shared_barrier(us.workers_per_node)
+        for memory in filter(None, shared):
+            memory.cleanup()
+        return own
 
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
         """Makes a shard ready. Streaming's background threads are the callers that do not block."""
