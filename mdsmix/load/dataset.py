@@ -21,8 +21,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from streaming import StreamingDataset
+from streaming.base.constant import EPOCH_DATA, EPOCH_SHAPE
 from streaming.base.dataset import _ShardState
 from streaming.base.format import Reader
+from streaming.base.shared import SharedMemory, _get_path
 
 from mdsmix.errors import MixRefused, Unreachable
 from mdsmix.load import order
@@ -123,11 +125,24 @@ class MixDataset(StreamingDataset):  # type: ignore[misc]
         else:
             self._shared_barrier(us.workers_per_node)
             ids, *shared = self._attach_work()
-        own: NDArray[np.int64] = ids[there.node, there.rank_of_node, there.worker_of_rank].flatten()
+        own: NDArray[np.int64] = np.array(
+            ids[there.node, there.rank_of_node, there.worker_of_rank], np.int64
+        ).flatten()
         self._shared_barrier(us.workers_per_node)
         for memory in filter(None, shared):
             memory.cleanup()
         return own
+
+    def _share_work(self, sample_ids: NDArray[Any]) -> tuple[SharedMemory, SharedMemory | None]:
+        """As Streaming's, without the copy of all ids that it makes on the way: 0.8 GB of 100 M samples."""
+        shape = self._shared(EPOCH_SHAPE, np.array(sample_ids.shape))
+        return shape, self._shared(EPOCH_DATA, sample_ids) if sample_ids.size else None
+
+    def _shared(self, name: str, values: NDArray[Any]) -> SharedMemory:
+        path = _get_path(self._shm_prefix_int, name)
+        memory = SharedMemory(name=path, create=True, size=8 * values.size, auto_cleanup=False)
+        np.ndarray(values.shape, np.int64, memory.buf)[...] = values
+        return memory
 
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
         """Makes a shard ready. Streaming's background threads are the callers that do not block."""

@@ -10,6 +10,7 @@ second, are left alone.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -42,11 +43,12 @@ DECIDE = (
     *("shuffle", "shuffle_algo", "shuffle_seed", "shuffle_block_size"),
 )
 "Attributes of a StreamingDataset that its batching methods read, but for the streams."
-Order = NDArray[np.int64]
+Order = NDArray[np.int64] | NDArray[np.int32]
 
 
 def order_of(dataset: StreamingDataset, world: World, epoch: int, start: int) -> Order:
-    """int64 [nodes, ranks, workers, batches, batch size]: sample ids of the epoch from sample `start` on, -1 for none."""
+    """int64 [nodes, ranks, workers, batches, batch size], int32 where it was kept: sample ids of the epoch from sample `start` on, -1
+    for none."""
 
     def work_out() -> Order:
         found: Order = generate_work(dataset.batching_method, dataset, world, epoch, start)
@@ -55,7 +57,7 @@ def order_of(dataset: StreamingDataset, world: World, epoch: int, start: int) ->
     if dataset.epoch_size < KEPT_FROM:
         return work_out()
     key = _key(_what_decides(dataset, world, epoch, start))
-    return _kept(cache_folder() / "orders" / f"{key}.order", work_out)
+    return _kept(cache_folder() / "orders" / f"{key}.npy", work_out)
 
 
 def _what_decides(dataset: Any, world: World, epoch: int, start: int) -> Iterator[Any]:
@@ -86,15 +88,18 @@ def _kept(path: Path, work_out: Callable[[], Order]) -> Order:
 
 
 def _read(path: Path) -> Order | None:
+    """The array in the file, which is mapped and not copied."""
     try:
+        stored: Order = np.lib.format.open_memmap(path, mode="r")  # type: ignore[no-untyped-call]
         with path.open("rb") as file:
-            digest, stored = file.read(16), np.load(file, allow_pickle=False)
+            file.seek(-16, os.SEEK_END)
+            digest = file.read()
         if xxhash.xxh3_128_digest(stored) != digest:
             return None
         path.touch()
     except (OSError, ValueError, EOFError):  # none there, or half of one
         return None
-    return stored.astype(np.int64)  # type: ignore[no-any-return]
+    return stored
 
 
 def _keep(path: Path, order: Order) -> None:
@@ -106,9 +111,9 @@ def _keep(path: Path, order: Order) -> None:
         raise OSError(f"{path.parent} has no room for {small.nbytes:,} bytes")
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
-        file.write(xxhash.xxh3_128_digest(small))
         np.save(file, small)
+        file.write(xxhash.xxh3_128_digest(small))
     temporary.replace(path)
-    by_use = sorted(path.parent.glob("*.order"), key=lambda p: p.stat().st_mtime)
+    by_use = sorted(path.parent.glob("*.npy"), key=lambda p: p.stat().st_mtime)
     for old in by_use[:-KEPT]:
         old.unlink(missing_ok=True)

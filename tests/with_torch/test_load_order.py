@@ -111,7 +111,7 @@ def test_whatever_decides_the_order_has_an_order_of_its_own(
     assert key(base) == keys[0] == key(loader(streams).dataset)
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "other"])
+@pytest.mark.parametrize("damage", ["flipped", "hash", "cut", "empty", "other"])
 def test_a_damaged_order_is_worked_out_again(
     streams: dict[str, dict[str, Any]], kept: Path, damage: str
 ) -> None:
@@ -119,7 +119,8 @@ def test_a_damaged_order_is_worked_out_again(
     (path,) = kept.iterdir()
     content = path.read_bytes()
     bad = {
-        "flipped": content[:-9] + bytes([content[-9] ^ 1]) + content[-8:],
+        "flipped": content[:-40] + bytes([content[-40] ^ 1]) + content[-39:],
+        "hash": content[:-9] + bytes([content[-9] ^ 1]) + content[-8:],
         "cut": content[:-40],
         "empty": b"",
         "other": b"0" * 500,
@@ -144,12 +145,12 @@ def test_a_full_disk_hinders_no_epoch(
 def test_the_last_used_orders_are_kept_and_large_ids_too(kept: Path) -> None:
     for number in range(order.KEPT + 2):
         found = np.array([[[[[number, -1, 1 << 40]]]]])
-        assert order._kept(kept / f"{number}.order", lambda found=found: found) is found  # type: ignore[misc]
-        read = order._read(kept / f"{number}.order")
+        assert order._kept(kept / f"{number}.npy", lambda found=found: found) is found  # type: ignore[misc]
+        read = order._read(kept / f"{number}.npy")
         assert read is not None
         assert read.dtype == np.int64
         assert (read == found).all()
-    assert files(kept) == [f"{n}.order" for n in range(2, order.KEPT + 2)]
+    assert files(kept) == [f"{n}.npy" for n in range(2, order.KEPT + 2)]
 
 
 def test_ranks_of_a_node_share_one_order(streams: dict[str, dict[str, Any]], kept: Path) -> None:
