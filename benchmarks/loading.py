@@ -1,15 +1,17 @@
 """mdsmix.load beside a bare StreamingDataset and torch's DataLoader, in one process, epoch by epoch in turn.
 
-Two bare loaders: one that makes no batch at all and hands out the decoded samples, and a script of the size that people
-write, which makes the tensors of mdsmix's batches and checks nothing. Each reads its own copy of the streams, which lie in
-the page cache. The epoch before the first round warms up; its batches must be the same in mdsmix and in the script.
+Three bare loaders: one that makes no batch at all and hands out the decoded samples; a script of the size that people write,
+which makes the tensors of mdsmix's batches and checks nothing; and StreamingDataset with mdsmix's own rows and collation, so that
+what is left is the wrapper. Each reads its own copy of the streams, which lie in the page cache. The epoch before the first round
+warms up; its batches must be the same in all three that make some.
 
-    .venv/bin/python -m benchmarks.loading [--rounds 5] [--workers 0 2] [--only pairs]
+    .venv/bin/python -m benchmarks.loading [--rounds 5] [--workers 0 2] [--only pairs] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import statistics
@@ -27,6 +29,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.measure import descendants
 from mdsmix.load import MixLoader, TokenIds, build_loader
+from mdsmix.load.training_rows import row_of
 
 LENGTH = 2048
 BATCH = 8
@@ -38,13 +41,18 @@ Rows = Iterator[dict[str, Any]]
 
 def main() -> None:
     arguments = _arguments()
+    print(f"load {os.getloadavg()[0]:.1f}, {len(os.sched_getaffinity(0))} cores")
+    costs: dict[str, float] = {}
     for workers in arguments.workers:
         print(f"\n{workers} workers: samples/s, and mdsmix's share of them (of the CPU seconds)")
         for name, (loader, columns, rows) in LAYOUTS.items():
             if name in (arguments.only or LAYOUTS):
                 with tempfile.TemporaryDirectory() as folder:
                     _write(Path(folder), columns, rows(arguments.samples))
-                    _compare(name, _loaders(Path(folder), loader, workers), arguments.rounds)
+                    loaders = _loaders(Path(folder), loader, workers)
+                    costs[f"{name}, {workers} workers"] = _compare(name, loaders, arguments.rounds)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(costs))
 
 
 def _random(count: int, low: int, high: int) -> Iterator[np.ndarray[Any, Any]]:
@@ -88,7 +96,7 @@ def _write(folder: Path, columns: dict[str, str], rows: Rows) -> None:
     with MDSWriter(out=str(folder / "mdsmix"), columns=columns, hashes=["xxh3_64"]) as writer:
         for row in rows:
             writer.write(row)
-    for copy in ("samples", "script"):
+    for copy in ("samples", "script", "same"):
         shutil.copytree(folder / "mdsmix", folder / copy)
 
 
@@ -98,6 +106,7 @@ def _loaders(folder: Path, name: str, workers: int) -> dict[str, Any]:
     return {
         "samples": _bare(folder / "samples", list, workings),
         "script": _bare(folder / "script", partial(_batch, name == "finetuning"), workings),
+        "same": _same(folder, name, workings),
         "mdsmix": _ours(folder / "mdsmix", name, workings),
     }
 
@@ -112,6 +121,16 @@ def _ours(folder: Path, name: str, workings: dict[str, Any]) -> MixLoader:
     dataset |= {"shuffle": True} | ({} if name == "text" else {"decoder_only_format": True})
     config = {"train_loader": {"name": name, "dataset": dataset, **workings}}
     return build_loader(config, BATCH, ids=TokenIds(eos=EOS, pad=PAD))
+
+
+def _same(folder: Path, name: str, workings: dict[str, Any]) -> Any:
+    """StreamingDataset with the rows and the collation of mdsmix: the difference is what its dataset and streams add."""
+    collate = _ours(folder / "mdsmix", name, workings).collate_fn
+    return _bare(folder / "same", partial(_collated, collate), workings)
+
+
+def _collated(collate: Any, samples: Sequence[Sample]) -> Any:
+    return collate([row_of(sample, collate.rules) for sample in samples])
 
 
 def _batch(is_finetuning: bool, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
@@ -142,7 +161,8 @@ def _row(sample: Sample) -> tuple[Any, int]:
     return np.concatenate([sample["input_ids"], sample["labels"]]), len(sample["input_ids"])
 
 
-def _compare(name: str, loaders: Mapping[str, Any], rounds: int) -> None:
+def _compare(name: str, loaders: Mapping[str, Any], rounds: int) -> float:
+    """Prints a line; returns the CPU seconds over those of a bare StreamingDataset with the same collation."""
     _judge(loaders)
     runs: dict[str, list[tuple[float, float]]] = {key: [] for key in loaders}
     for _ in range(rounds):
@@ -152,19 +172,21 @@ def _compare(name: str, loaders: Mapping[str, Any], rounds: int) -> None:
     speeds = {key: size / statistics.median(wall for wall, _ in runs[key]) for key in runs}
     shares = [
         f"{speeds['mdsmix'] / speeds[key]:.2f} ({_cpu(runs[key]) / _cpu(runs['mdsmix']):.2f}) of {key}"
-        for key in ("samples", "script")
+        for key in ("samples", "script", "same")
     ]
     told = ", ".join(f"{key} {speed:,.0f}" for key, speed in speeds.items())
     print(f"  {name:<22} {told}: {'; '.join(shares)}", flush=True)
+    return _cpu(runs["mdsmix"]) / _cpu(runs["same"])
 
 
 def _judge(loaders: Mapping[str, Any]) -> None:
     """Warms all loaders up, and compares what the two give that make batches."""
     for _ in loaders["samples"]:
         pass
-    for ours, theirs in zip(loaders["mdsmix"], loaders["script"], strict=True):
-        if ours.keys() != theirs.keys() or not all(ours[k].equal(theirs[k]) for k in ours):
-            raise SystemExit("mdsmix and the script give different batches")
+    for ours, *theirs in zip(*(loaders[k] for k in ("mdsmix", "script", "same")), strict=True):
+        for other in theirs:
+            if ours.keys() != other.keys() or not all(ours[k].equal(other[k]) for k in ours):
+                raise SystemExit("mdsmix and the bare loaders give different batches")
 
 
 def _cpu(runs: Sequence[tuple[float, float]]) -> float:
@@ -197,6 +219,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="timed epochs of each loader")
     parser.add_argument("--samples", type=int, default=8000, help="samples of each stream")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
+    parser.add_argument("--json", type=Path, help="mdsmix's CPU seconds over those of `same`")
     parser.add_argument("--only", nargs="+", metavar="LAYOUT", choices=list(LAYOUTS))
     return parser.parse_args()
 
