@@ -49,6 +49,15 @@ def spelled(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
+def size_of(count: float) -> str:
+    """Bytes for a person: `812 B`, `1.3 GB`, of 1,000 each."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.5 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} PB"
+
+
 def _about(value: Any) -> str:
     return "~" if isinstance(value, Estimate) else ""
 
@@ -56,11 +65,12 @@ def _about(value: Any) -> str:
 FORMS: dict[str, Callable[[Any], str]] = {
     "text": spelled,
     "count": lambda value: f"{_about(value)}{value:,.0f}",
-    "share": lambda value: f"{value:.1%}",
+    "share": lambda value: f"{_about(value)}{value:.1%}",
     "fine": lambda value: f"{_about(value)}{value:.2%}",
     "finest": lambda value: f"{_about(value)}{value:.3%}",
-    "times": lambda value: f"{value:,.2f}",
     "points": lambda value: f"{100 * value:.1f}",
+    "times": lambda value: f"{_about(value)}{value:,.2f}",
+    "size": lambda value: f"{_about(value)}{size_of(value)}",
     "seconds": lambda value: f"{value:.1f}",
     "weight": lambda value: ", ".join(f"{word} {n}" for word, n in value.items()) or "all",
 }

@@ -19,6 +19,7 @@ from mdsmix.cli.gc import gc
 from mdsmix.cli.init import init
 from mdsmix.cli.inspect import inspect
 from mdsmix.cli.mix import mix
+from mdsmix.cli.plan import plan
 from mdsmix.cli.preview import preview
 from mdsmix.cli.quarantine import quarantine
 from mdsmix.cli.render_yaml import render_yaml
@@ -41,6 +42,7 @@ for command in (
     doctor,
     convert,
     check,
+    plan,
     render_yaml,
     preview,
     bench,

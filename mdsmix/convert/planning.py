@@ -21,7 +21,7 @@ from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.standing import Standing, standing_of
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import RecipeError
-from mdsmix.recipe import Recipe, SourceSpec, StreamSpec
+from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import Unit
 from mdsmix.storage import locate, together
@@ -65,7 +65,7 @@ def planned_jobs(
     jobs = [
         (
             make_job(recipe, stream, tokenizer, options.limit),
-            sources.find(source.path, recipe.folder, read_as(source)),
+            sources.find(source.path, recipe.folder, sources.ReadAs.of(source)),
         )
         for stream, source in streams
     ]
@@ -77,15 +77,6 @@ def planned_jobs(
     standings = together(standing_of, [job for job, _ in jobs])
     refuse_replacing(jobs, standings, options.reencode)
     return [(*planned, standing) for planned, standing in zip(jobs, standings, strict=True)]
-
-
-def read_as(source: SourceSpec) -> sources.ReadAs:
-    """What the recipe says of how the files are read."""
-    return sources.ReadAs(
-        format=source.format or "",
-        header=tuple(source.header or ()),
-        split_by=source.split_by or "",
-    )
 
 
 def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:

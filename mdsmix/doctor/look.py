@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mdsmix import sources
-from mdsmix.convert.planning import read_as
 from mdsmix.doctor.diagnosis import Diagnosis, ok, problem
 from mdsmix.doctor.machine import machine
 from mdsmix.doctor.places import failures, source, target
@@ -48,7 +47,7 @@ def _stream(
         yield from _published(f"stream {stream.name}", locate(recipe.published(stream)))
         return
     try:
-        files = sources.find(stream.source.path, recipe.folder, read_as(stream.source))
+        files = sources.find(stream.source.path, recipe.folder, sources.ReadAs.of(stream.source))
     except MdsmixError as error:
         yield problem(f"source of {stream.name}", str(error))
     else:

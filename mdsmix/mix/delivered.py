@@ -55,7 +55,7 @@ def delivered(
     if method == "stratified":
         return _stratified(drawn, portions(parts, devices.global_batch), devices)
     if method == "per_stream":
-        batches = [_per_device(n, devices) // devices.batch for n in drawn]
+        batches = [per_device(n, devices) // devices.batch for n in drawn]
         return [count * devices.global_batch for count in batches]
     if method == "device_per_stream":
         return [
@@ -83,7 +83,7 @@ def _stratified(drawn: Sequence[int], shares: Sequence[int], devices: Devices) -
     return [batches * share for share in shares]
 
 
-def _per_device(samples: int, devices: Devices) -> int:
+def per_device(samples: int, devices: Devices) -> int:
     """Samples of a stream that each device gets; some come twice, so that all get equally many."""
     a_canonical_node = -(-samples // devices.canonical)
     if devices.canonical < devices.nodes:

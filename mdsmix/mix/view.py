@@ -65,12 +65,19 @@ def is_recipe(path: str) -> bool:
     return "streams" in tree and "model" not in tree and not names_data
 
 
-def view_recipe(recipe: Recipe, path: str | os.PathLike[str], may_estimate: bool = False) -> Mix:
-    """The mix that a recipe renders; MixRefused where its shares cannot be drawn from what the streams hold."""
-    specs = recipe.streams.values()
-    streams = dict(
-        zip(recipe.streams, together(lambda spec: _of_recipe(recipe, spec), specs), strict=True)
-    )
+def view_recipe(
+    recipe: Recipe,
+    path: str | os.PathLike[str],
+    may_estimate: bool = False,
+    known: Mapping[str, Published] | None = None,
+) -> Mix:
+    """The mix that a recipe renders; MixRefused where its shares cannot be drawn from what the streams hold.
+
+    `known`: by their names, streams that are not published yet, as they would be.
+    """
+    specs, known = recipe.streams.values(), known or {}
+    opened = together(lambda spec: _of_recipe(recipe, spec, known.get(spec.name)), specs)
+    streams = dict(zip(recipe.streams, opened, strict=True))
     found = None
     if recipe.is_by_share:
         found = apportion(recipe, _measured(recipe, path, streams), may_estimate)
@@ -200,10 +207,10 @@ def _of_section(section: StreamSection) -> Stream:
     return _stream(name, found, settings)
 
 
-def _of_recipe(recipe: Recipe, spec: StreamSpec) -> Stream:
+def _of_recipe(recipe: Recipe, spec: StreamSpec, known: Published | None) -> Stream:
     """A stream of the recipe. One made by others may lie flat, without a folder for its split."""
     place = locate(recipe.published(spec))
-    found = read_published(place / spec.split)
+    found = known or read_published(place / spec.split)
     if found is None and spec.source:
         raise Unreachable(
             f"the stream {spec.name} is not published at {place / spec.split}: run `mdsmix convert` on this recipe first"

@@ -56,10 +56,11 @@ def folded(line: str, indent: str, width: int | None) -> list[str]:
 
 def _folds(table: Table, width: int) -> Iterator[list[int]]:
     """Groups of columns that fit; each begins with the first one, which names the rows."""
-    widths = [max(map(len, cells(table, i))) + 2 for i in range(len(table.columns))]
+    # A blank on both sides of each, one between, and one at either edge.
+    widths = [max(map(len, cells(table, i))) + 3 for i in range(len(table.columns))]
     group: list[int] = [0]
     for column in range(1, len(widths)):
-        if len(group) > 1 and sum(widths[i] for i in group) + widths[column] > width:
+        if len(group) > 1 and sum(widths[i] for i in group) + widths[column] + 1 > width:
             yield group
             group = [0]
         group.append(column)

@@ -87,7 +87,7 @@ def _store(folder: Location, layout: Layout, rows: Rows, held: Held | None) -> S
     if layout.compression is None:
         write_once(folder / raw.basename, parts, held)
         return Shard.of(layout, len(rows), raw, None)
-    packed = memoryview(_compressed(parts, layout.compression))
+    packed = memoryview(compressed(parts, layout.compression))
     zipped = _described([packed], ".zstd")
     write_once(folder / zipped.basename, [packed], held)
     raw = StoredFile(
@@ -105,7 +105,7 @@ def _described(parts: list[memoryview], suffix: str = "") -> StoredFile:
     return StoredFile(basename=f"{value}.mds{suffix}", bytes=size, hashes={HASHES[0]: value})
 
 
-def _compressed(parts: list[memoryview], compression: str) -> bytes:
+def compressed(parts: list[memoryview], compression: str) -> bytes:
     """One zstd frame that names its size, as streaming writes it; level 3 where none is given."""
     from zstandard import ZstdCompressor
 

@@ -15,7 +15,18 @@ from mdsmix.sources.batches import BadRecord, RecordBatch, content_of, read
 from mdsmix.sources.content import Content, Digests, Window, file_hash
 from mdsmix.sources.find import find
 from mdsmix.sources.glimpse import Glimpse, chosen, glimpses
-from mdsmix.sources.plan import counted_key, most_records, plan, prepare, shown_unit, size_of
+from mdsmix.sources.inflate import expansion, packing_of
+from mdsmix.sources.plan import (
+    count_records,
+    counted_key,
+    cut,
+    length_of,
+    most_records,
+    plan,
+    prepare,
+    shown_unit,
+    size_of,
+)
 from mdsmix.sources.units import BY_NAME, WINDOW_BYTES, ReadAs, SourceFile, Unit
 
 __all__ = [
@@ -33,11 +44,16 @@ __all__ = [
     "Window",
     "chosen",
     "content_of",
+    "count_records",
     "counted_key",
+    "cut",
+    "expansion",
     "file_hash",
     "find",
     "glimpses",
+    "length_of",
     "most_records",
+    "packing_of",
     "plan",
     "prepare",
     "read",

@@ -11,6 +11,7 @@ the path counts first, so that a folder may be moved or renamed and its files st
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -74,6 +75,42 @@ def size_of(files: Iterable[SourceFile]) -> int:
 def most_records(unit: Unit) -> float:
     """How many records the unit can hold at most, as far as that is known without reading."""
     return sum(format_of(file).most_records(file, unit.start, unit.end) for file in unit.files)
+
+
+def count_records(unit: Unit) -> int | None:
+    """How many records the unit holds, where its formats know that without reading them."""
+    if unit.end is not None and format_of(unit.files[0]).records(unit.files[0]) is not None:
+        return unit.end - unit.start
+    counts = [format_of(file).records(file) for file in unit.files]
+    known = [count for count in counts if count is not None]
+    return sum(known) - unit.start if len(known) == len(counts) else None
+
+
+def cut(unit: Unit, size: int) -> Unit | None:
+    """The unit up to about so many bytes, or all of it where it has no more; None where its files cannot be cut there."""
+    if not all(map(_is_cut_anywhere, unit.files)):
+        return None
+    if length_of(unit) <= size:
+        return unit
+    first, *others = unit.files
+    if first.stat.size - unit.start > size:
+        return replace(unit, files=(first,), end=unit.start + size)
+    before = accumulate((file.stat.size for file in others), initial=first.stat.size)
+    files = [f for f, stands in zip(others, before, strict=False) if stands < size]
+    return replace(unit, files=(first, *files))
+
+
+def length_of(unit: Unit) -> int:
+    """Bytes of a unit whose ordinals are bytes."""
+    whole = sum(file.stat.size for file in unit.files)
+    return (whole if unit.end is None else min(unit.end, whole)) - unit.start
+
+
+def _is_cut_anywhere(file: SourceFile) -> bool:
+    """Whether the format's ordinals are the bytes of the file, so that any two bound a split."""
+    half = file.stat.size // 2 + 1
+    parts = list(format_of(file).splits(file, half, ())) if format_of(file).weight(file) else []
+    return parts[0] == (0, half) if len(parts) > 1 else False
 
 
 def shown_unit(unit: Unit) -> str:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from mdsmix.storage import Location, Stat
+
+if TYPE_CHECKING:
+    from mdsmix.recipe import SourceSpec
 
 WINDOW_BYTES = 96 << 20
 """Uncompressed bytes per window: a shard of 47 MB for English in uint16. With 128 MiB a run is as fast and 35 MB larger;
@@ -30,6 +33,15 @@ class ReadAs:
     "The fields of a table without a line that names them."
     split_by: str = ""
     "Of plain text: what is a record."
+
+    @classmethod
+    def of(cls, source: SourceSpec) -> ReadAs:
+        """What a recipe says of how the files are read."""
+        return cls(
+            format=source.format or "",
+            header=tuple(source.header or ()),
+            split_by=source.split_by or "",
+        )
 
 
 BY_NAME = ReadAs()

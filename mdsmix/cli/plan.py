@@ -1,0 +1,89 @@
+"""`mdsmix plan`: what a run comes to, before it is paid for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from mdsmix.cli.options import AsJson, echo_json
+
+
+def plan(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE | TRAIN.yaml",
+            help="A recipe (key=value overrides may follow), converted or not, or a training YAML.",
+            show_default=False,
+        ),
+    ],
+    nodes: Annotated[int, typer.Option(metavar="N", help="Nodes of the run.")] = 1,
+    gpus: Annotated[int, typer.Option(metavar="N", help="Devices of a node.")] = 8,
+    batch: Annotated[
+        Optional[int],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
+        typer.Option(
+            metavar="N",
+            help="Rows of a step, of all devices together.",
+            show_default="global_train_batch_size of the YAML",
+        ),
+    ] = None,
+    tokens: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="COUNT",
+            help="How long the run is, e.g. 100B, padding not counted.",
+            show_default="max_duration of the YAML, else one epoch",
+        ),
+    ] = None,
+    disk: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="SIZE", help="What a node has for shards, e.g. 500gb."),
+    ] = None,
+    speed: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--tokens-per-second",
+            metavar="N",
+            help="What all devices together train, padding counted: then the hours are told.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Records to look at of each stream that is not converted, spread over its source.",
+        ),
+    ] = 1000,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a run comes to: tokens, padding, steps, what each node fetches and keeps, and the settings to use.
+
+    From indexes and manifests. Streams that are not converted are looked at, and told with their errors.
+    """
+    from mdsmix.cli.check import print_findings
+    from mdsmix.errors import MixRefused
+    from mdsmix.mix.plan.make import Asked, make_plan, problems, see
+    from mdsmix.report.plan import plan_json, print_plan
+    from mdsmix.words import plural
+
+    asked = Asked(
+        nodes=nodes,
+        gpus=gpus,
+        batch=batch,
+        tokens=tokens,
+        disk=disk,
+        speed=speed,
+        limit=limit,
+    )
+    seen = see(targets, limit)
+    if found := problems(seen):
+        print_findings(found, to_stderr=True)
+        raise MixRefused(
+            f"the mix has {plural(len(found), 'error')}, so no run comes of it and nothing was planned."
+        )
+    made = make_plan(seen, asked)
+    if as_json:
+        echo_json(plan_json(made))
+    else:
+        print_plan(made)

@@ -1,0 +1,403 @@
+"""What a run comes to, before it is paid for: of published streams by their counts, of others by a look at them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from mdsmix.encode.tokenizer import open_tokenizer
+from mdsmix.errors import MdsmixError, MixRefused, RecipeError
+from mdsmix.kinds import open_recipe
+from mdsmix.mix.plan.figures import UNKNOWN, Figure, Plan, total
+from mdsmix.mix.plan.look import PLACES, Looked, look_at
+from mdsmix.mix.plan.make import Asked, make_plan, problems, see
+from tests.converting import (
+    documents,
+    manifest_of,
+    mdsmix,
+    pairs,
+    run_recipe,
+    write_jsonl,
+    write_recipe,
+)
+from tests.published import CONCAT, LENGTH, PAIR, PAIR_ROW, TOKEN_ROW, publish
+
+FULL = {"loss_tokens": 30 * (LENGTH - 1)}
+
+
+def _yaml(home: Path, **settings: Any) -> str:
+    """A config of one stream: 30 full rows in 3 shards, fetched from `remote`."""
+    publish(home / "web", CONCAT, [TOKEN_ROW] * 30, shards=3, card={"totals": FULL})
+    stream = {"local": str(home / "cache"), "remote": str(home / "web"), "split": "train"}
+    stream |= settings.pop("stream", {})
+    dataset = {"streams": {"web": stream}, "max_seq_len": LENGTH, "shuffle": True}
+    dataset |= settings.pop("dataset", {})
+    loader = {"name": "text", "dataset": dataset, "drop_last": True, "num_workers": 8}
+    path = home / "train.yaml"
+    path.write_text(json.dumps({"train_loader": loader, "global_train_batch_size": 4} | settings))
+    return str(path)
+
+
+def _plan(target: str, **asked: Any) -> Plan:
+    return make_plan(see([target], 1000), Asked(**{"gpus": 2} | asked))
+
+
+def _setting(plan: Plan, key: str) -> Any:
+    return next(each for each in plan.settings if each.key == key)
+
+
+def test_figures_are_as_firm_as_the_weakest_of_them() -> None:
+    counted, guessed = Figure(10, "counted"), Figure(5, "estimated", 3.0)
+    assert total([counted, guessed, Figure(5, "estimated", 4.0)]) == Figure(20, "estimated", 5.0)
+    assert total([counted, UNKNOWN]).value is None
+    assert total([guessed, Figure(1, "estimated")]).error is None, "half an error is none"
+    assert guessed.times(2) == Figure(10, "estimated", 6.0)
+    assert counted.times(2, "estimated").basis == "estimated"
+    assert [each.shown for each in (counted, UNKNOWN)] == [10, None]
+
+
+def test_a_stream_of_full_rows_is_exact_throughout(tmp_path: Path) -> None:
+    plan = _plan(_yaml(tmp_path), batch=8, tokens="1k")
+    (web,) = plan.streams
+    assert (web.samples.value, web.shards.value, web.padding.value) == (30, 3, 0)
+    assert plan.step.steps.value == 3
+    assert (plan.step.tokens.value, plan.step.trained.value) == (8 * 8, 8 * 7)
+    assert plan.step.dropped.value == 6
+    assert plan.run.steps.value == math.ceil(1000 / 64)
+    assert plan.run.tokens == Figure(16 * 64)
+    assert web.passes.value == pytest.approx(16 / 3)
+    bases = {
+        f.basis for f in (web.epoch_tokens, plan.run.epochs, plan.node.run_bytes, plan.step.padding)
+    }
+    assert bases == {"exact"}
+
+
+def test_nodes_fetch_all_shards_between_them_and_each_the_index(tmp_path: Path) -> None:
+    target, home = _yaml(tmp_path), tmp_path / "web/train"
+    stored = sum(f.stat().st_size for f in home.glob("*.mds"))
+    index = (home / "index.json").stat().st_size
+    alone, three = _plan(target), _plan(target, nodes=3, batch=6)
+    assert alone.node.run_bytes == Figure(stored + index)
+    assert three.node.mean_kept_bytes.value == pytest.approx(stored / 3 + index)
+    assert (alone.node.epoch_shards.value, three.node.epoch_shards.value) == (3, 1)
+
+
+def test_compressed_shards_are_fetched_packed_and_kept_unpacked(tmp_path: Path) -> None:
+    target = _yaml(tmp_path)
+    publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 30, card={"totals": FULL}, compression="zstd")
+    shard = json.loads((tmp_path / "web/train/index.json").read_bytes())["shards"][0]
+    index = (tmp_path / "web/train/index.json").stat().st_size
+    raw, packed = (shard[data]["bytes"] for data in ("raw_data", "zip_data"))
+    node = _plan(target).node
+    assert (node.run_bytes.value, node.kept_bytes.value) == (packed + index, raw + index)
+    assert node.largest_shard.value == raw + packed
+    kept = _plan(_yaml(tmp_path / "kept", dataset={"keep_zip": True})).node
+    assert kept.remote_streams == 1
+
+
+def test_a_stream_on_the_nodes_disk_is_not_fetched_and_gets_no_limit(tmp_path: Path) -> None:
+    publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 30, card={"totals": FULL})
+    target = _yaml(tmp_path, stream={"remote": None, "local": str(tmp_path / "web")})
+    plan = _plan(target, disk="1kb")
+    assert (plan.node.remote_streams, plan.node.run_bytes.value) == (0, 0)
+    assert _setting(plan, "cache_limit").use is None
+    assert "only copy" in _setting(plan, "cache_limit").why
+
+
+def test_a_disk_that_holds_a_nodes_shards_needs_no_limit_and_one_that_does_not_gets_one(
+    tmp_path: Path,
+) -> None:
+    """Shards of 3 x 2 MB or so, of which 4 must fit."""
+    rows = [{"tokens": TOKEN_ROW["tokens"]}] * 90_000
+    target = _yaml(tmp_path, dataset={"shuffle_block_size": 1000})
+    publish(tmp_path / "web", CONCAT, rows, shards=6, card={"totals": {"loss_tokens": 7 * 90_000}})
+    plans = {
+        disk: _setting(_plan(target, disk=disk), "cache_limit") for disk in ("1gb", "2mb", "100kb")
+    }
+    assert (plans["1gb"].use, plans["100kb"].use) == (None, None)
+    assert "too few" in plans["100kb"].why
+    limit = _plan(target, disk="2mb")
+    use = _setting(limit, "cache_limit").use
+    assert use == "1mb"
+    again = _plan(_yaml(tmp_path / "set", dataset={"cache_limit": "2kb"}), tokens="10k")
+    assert again.node.refetched_bytes.value > again.node.run_bytes.value
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "use", "why"),
+    [
+        ({}, "num_canonical_nodes", "2", "one a node"),
+        ({"shuffle_algo": "py1s"}, "num_canonical_nodes", "128", "64 a node"),
+        ({"num_canonical_nodes": 4}, "num_canonical_nodes", "4", "keep it"),
+        ({}, "shuffle_block_size", "2000000", "the default"),
+        ({"shuffle_block_size": 5}, "shuffle_block_size", "40", "mixes it with few"),
+        ({"shuffle_algo": "py1s"}, "shuffle_block_size", None, "nothing reads it"),
+        ({"shuffle": False}, "shuffle_block_size", None, "nothing is shuffled"),
+        ({}, "predownload", "8", "the default"),
+        ({"predownload": 9}, "predownload", "9", "at least"),
+    ],
+)
+def test_settings_are_streamings_rules_for_these_nodes(
+    settings: dict[str, Any], key: str, use: str | None, why: str, tmp_path: Path
+) -> None:
+    plan = _plan(_yaml(tmp_path, dataset=settings), nodes=2)
+    assert _setting(plan, key).use == use
+    assert why in _setting(plan, key).why
+
+
+def test_too_little_predownload_is_said(tmp_path: Path) -> None:
+    found = _setting(_plan(_yaml(tmp_path, dataset={"predownload": 1})), "predownload")
+    assert (found.now, found.use) == ("1", "16")
+    assert "batches wait" in found.why
+    assert "mdsmix bench" in _setting(_plan(_yaml(tmp_path)), "num_workers").why
+
+
+@pytest.mark.parametrize(
+    ("duration", "steps"),
+    [("2ep", 14), ("9ba", 9), ("40sp", 10), ("96tok", 3), (3, 21), ("10sec", 7), (None, 7)],
+)
+def test_the_run_is_as_long_as_the_yaml_says(duration: Any, steps: int, tmp_path: Path) -> None:
+    plan = _plan(_yaml(tmp_path, max_duration=duration))
+    assert plan.run.steps.value == steps
+    assert plan.run.epochs.value == pytest.approx(steps / 7)
+
+
+def test_hours_are_positions_over_speed(tmp_path: Path) -> None:
+    plan = _plan(_yaml(tmp_path), speed=2.0)
+    assert plan.run.hours.value == 7 * 4 * LENGTH / 2 / 3600
+
+
+def test_of_a_part_drawn_anew_epochs_miss_less_and_less(tmp_path: Path) -> None:
+    part = {"repeat": 0.5}
+    unseen = [
+        _plan(_yaml(tmp_path, stream=part, max_duration=f"{n}ep")).streams[0].unseen.value
+        for n in (1, 2)
+    ]
+    assert unseen == [0.5, 0.25]
+    fixed = _yaml(tmp_path, stream=part, max_duration="2ep", dataset={"sampling_method": "fixed"})
+    assert _plan(fixed).streams[0].unseen.value == 0.5
+    assert _plan(_yaml(tmp_path, max_duration="2ep")).streams[0].unseen == Figure(0.0)
+
+
+def test_samples_that_the_batching_method_drops_are_said(tmp_path: Path) -> None:
+    plan = _plan(_yaml(tmp_path, dataset={"batching_method": "per_stream"}), batch=8)
+    assert plan.streams[0].epoch_samples.value == 24
+    assert any("drops 6 of 30" in note for note in plan.notes)
+
+
+def test_a_stream_of_another_length_is_not_said_to_be_counted(tmp_path: Path) -> None:
+    lengths = {"tokens": 120, "longest": 4, "lengths": {"2^2": 30}, "loss_tokens": 60}
+    publish(tmp_path / "qa", PAIR, [PAIR_ROW] * 30, card={"totals": lengths})
+    stream = {"local": str(tmp_path / "qa"), "remote": None}
+    plans = [
+        _plan(_yaml(tmp_path, stream=stream, dataset={"max_seq_len": n})) for n in (LENGTH, 4, 3)
+    ]
+    assert [p.streams[0].epoch_tokens.value for p in plans] == [120, 120, pytest.approx(90)]
+    assert [p.streams[0].epoch_tokens.basis for p in plans] == ["counted", "counted", "estimated"]
+
+
+def test_packing_that_overfills_its_rows_is_said(tmp_path: Path) -> None:
+    lengths = {"tokens": 120, "longest": 4, "lengths": {"2^2": 30}, "loss_tokens": 60}
+    publish(tmp_path / "qa", PAIR, [PAIR_ROW] * 30, card={"totals": lengths, "layout": None})
+    stream = {"local": str(tmp_path / "qa"), "remote": None}
+    keys = {"packing_ratio": 4, "decoder_only_format": True}
+    path = Path(_yaml(tmp_path, stream=stream, dataset=keys))
+    tree = json.loads(path.read_text())
+    tree["train_loader"]["name"] = "finetuning"
+    path.write_text(json.dumps(tree))
+    plan = _plan(str(path))
+    assert plan.step.drawn.value == 16
+    assert plan.step.tokens == Figure(4 * LENGTH, "estimated")
+    assert any("take a smaller ratio" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"nodes": 0}, "at least one node"),
+        ({"gpus": -2}, "at least one node"),
+        ({"batch": 0}, "needs one at least"),
+        ({"batch": 1 << 50}, "no data fills more"),
+        ({"batch": 5}, "take 4 or 6"),
+        ({"batch": 64}, "does not fill one step"),
+        ({"tokens": "0"}, "no number of tokens"),
+        ({"tokens": "many"}, "no number of tokens"),
+        ({"tokens": "31"}, "less than one step, which holds 32 tokens"),
+        ({"disk": "big"}, "no size"),
+        ({"speed": math.nan}, "above 0"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(asked: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=words):
+        _plan(_yaml(tmp_path), **asked)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "error", "words"),
+    [
+        ({"num_canonical_nodes": 3}, RecipeError, "must be a multiple"),
+        ({"replication": 3}, RecipeError, "cannot draw in groups"),
+        ({"packing_ratio": "much"}, RecipeError, "packing_ratio"),
+        ({"epoch_size": 10, "shuffle_seed": -1}, MixRefused, "draw nothing"),
+        ({"max_seq_len": None}, RecipeError, "no max_seq_len"),
+    ],
+)
+def test_what_streaming_refuses_is_refused(
+    dataset: dict[str, Any], error: type[MdsmixError], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=words):
+        _plan(_yaml(tmp_path, dataset=dataset), nodes=2)
+
+
+def test_a_stream_whose_text_the_loader_tokenizes_has_steps_and_no_tokens(tmp_path: Path) -> None:
+    publish(tmp_path / "raw", {"text": "str"}, [{"text": "a b"}] * 10)
+    stream = {"local": str(tmp_path / "raw"), "remote": None}
+    plan = _plan(_yaml(tmp_path, stream=stream))
+    assert (plan.step.steps.value, plan.step.tokens.value) == (2, None)
+    with pytest.raises(RecipeError, match="cannot be turned into steps"):
+        _plan(_yaml(tmp_path, stream=stream), tokens="1B")
+
+
+# Before conversion
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> list[dict[str, str]]:
+    """Documents of which the later ones are longer: what stands first is no sample of the rest."""
+    rng = np.random.default_rng(5)
+    return [{"text": "word " * int(rng.integers(1, 9) * (1 + n // 400))} for n in range(1600)]
+
+
+def _look(recipe: Path, limit: int, name: str = "a") -> Looked:
+    opened = open_recipe(recipe, ())
+    return look_at(opened, opened.streams[name], open_tokenizer(opened.tokenizer), limit)
+
+
+def test_a_look_at_some_records_all_over_the_source_comes_near_what_converting_counts(
+    corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", corpus)
+    recipe = write_recipe(
+        tmp_path,
+        tokenizer_folder,
+        streams={"a": documents(source), "b": documents(source, layout="document")},
+    )
+    run_recipe(recipe)
+    for name in ("a", "b"):
+        found, true = _look(recipe, 320, name), manifest_of(tmp_path / f"out/{name}/train").totals
+        assert found.look.records < len(corpus) / 3
+        assert PLACES / 2 < found.look.places <= PLACES
+        for what, seen, counted in (
+            ("samples", found.manifest.totals.samples, true.samples),
+            ("tokens", found.manifest.totals.tokens, true.tokens),
+            ("trained", found.manifest.totals.loss_tokens, true.loss_tokens),
+        ):
+            error = found.look.errors[what]
+            assert error is not None
+            assert 0 < error < 0.2, what
+            assert abs(seen / counted - 1) < 4 * error + 0.01, what
+    stored = sum(f.stat().st_size for f in (tmp_path / "out/b/train").glob("*.mds"))
+    assert found.index.bytes == pytest.approx(stored, rel=0.15)
+
+
+def test_a_look_at_every_record_counts(
+    corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """Whatever the file's format: of tables their rows tell how far a look has come, of packed files their beginning."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(corpus), tmp_path / "a.parquet", row_group_size=100)
+    (tmp_path / "a.jsonl.gz").write_bytes(
+        gzip.compress(b"".join(orjson.dumps(record) + b"\n" for record in corpus))
+    )
+    write_jsonl(tmp_path / "a.jsonl", corpus)
+    recipe = write_recipe(
+        tmp_path,
+        tokenizer_folder,
+        streams={k: documents(tmp_path / f"a.{k}", layout="document") for k in ("jsonl", "parquet")}
+        | {"gz": documents(tmp_path / "a.jsonl.gz", layout="document")},
+    )
+    whole = [_look(recipe, 10**6, name) for name in ("jsonl", "parquet", "gz")]
+    assert [each.look.is_all for each in whole] == [True] * 3
+    assert len({each.manifest.totals.tokens for each in whole}) == 1
+    tokens = whole[0].manifest.totals.tokens
+    part = _look(recipe, 320, "parquet")
+    assert part.manifest.totals.tokens == pytest.approx(tokens, rel=0.2)
+    assert part.look.records < 700
+    packed = _look(recipe, 320, "gz")
+    assert packed.look.errors["tokens"] is None, "one place tells no error"
+    assert packed.look.packed == 1
+
+
+def test_what_is_published_and_what_is_not_are_planned_together(
+    corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", corpus)
+    qa = write_jsonl(tmp_path / "qa.jsonl", [{"prompt": "word", "response": "word word"}] * 4000)
+    recipe = write_recipe(
+        tmp_path,
+        tokenizer_folder,
+        streams={"a": documents(source), "qa": pairs(qa), "val": documents(source, split="val")},
+        mix={"a": {"share": 0.5}, "qa": {"share": 0.5}},
+        max_repeat=100,
+    )
+    before = make_plan(see([str(recipe)], 200), Asked(gpus=1, batch=4))
+    assert [s.state for s in before.streams] == ["looked at", "looked at"]
+    assert not (tmp_path / "out").exists(), "nothing was written"
+    run_recipe(recipe, only=["qa"])
+    mixed = make_plan(see([str(recipe)], 200), Asked(gpus=1, batch=4))
+    assert [s.state for s in mixed.streams] == ["looked at", "published"]
+    assert [s.samples.basis for s in mixed.streams] == ["estimated", "exact"]
+    assert "not converted yet" in mixed.notes[0]
+    run_recipe(recipe)
+    seen = see([str(recipe)], 200)
+    after = make_plan(seen, Asked(gpus=1, batch=4))
+    assert {s.samples.basis for s in after.streams} == {"exact"}
+    assert [s.share.value for s in after.streams] == [pytest.approx(0.5, abs=0.01)] * 2
+    assert problems(seen) == []
+
+
+def test_a_stream_of_which_nothing_becomes_a_sample_is_refused(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [{"body": "x"}] * 5)
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"a": documents(source)})
+    with pytest.raises(RecipeError, match=r"none becomes a sample \(5 missing_field"):
+        see([str(recipe)], 10)
+    source.write_bytes(b"")
+    with pytest.raises(RecipeError, match=r"holds no byte"):
+        see([str(recipe)], 10)
+
+
+def test_the_command_shows_what_its_json_says(
+    corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", corpus)
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"a": documents(source)})
+    asked = (recipe, "--gpus", 2, "--batch", 4, "--limit", 64, "--tokens-per-second", 100)
+    told, data = mdsmix("plan", *asked), mdsmix("plan", *asked, "--json")
+    assert (told.code, data.code) == (0, 0)
+    tree = orjson.loads(data.out)
+    tokens = tree["step"]["epoch_tokens"]
+    assert tokens["basis"] == "estimated"
+    assert f"~{tokens['value']:,.0f}" in told.out
+    assert max(len(line) for line in told.out.splitlines() if line.startswith("  a ")) <= 80
+    assert {each["key"] for each in tree["settings"]} >= {"cache_limit", "num_workers"}
+    assert "~ is estimated" in told.out
+    assert mdsmix("plan", recipe, "--batch", 4, "--nodes", 0).code == 2
+
+
+def test_a_mix_with_errors_is_refused_with_them(tmp_path: Path) -> None:
+    target = _yaml(tmp_path, stream={"repeat": 1, "choose": 2})
+    answer = mdsmix("plan", target, "--gpus", 1)
+    assert answer.code == 3
+    assert "weights-scheme" in answer.err
+    assert "nothing was planned" in answer.err
