@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,18 @@ from mdsmix.mix.render import render
 from mdsmix.mix.view import view, view_recipe
 from mdsmix.shards.manifest import histogram
 from tests.converting import mdsmix
-from tests.published import LENGTH, PAIR, SPLIT, SPLIT_ROW, TOKENIZER, TURNS, publish
+from tests.published import (
+    CARD,
+    CONCAT,
+    LENGTH,
+    PAIR,
+    SPLIT,
+    SPLIT_ROW,
+    TOKEN_ROW,
+    TOKENIZER,
+    TURNS,
+    publish,
+)
 
 TALK = [{"turns": [{"input_ids": [5], "labels": [7] * n + [0]}]} for n in (1, 2, 3, 4)]
 "Chats of 3, 4, 5 and 6 tokens, of which 2, 3, 4 and 5 are trained."
@@ -278,6 +290,48 @@ def test_an_offline_mix_is_of_the_same_counts_and_knows_the_share(home: Path) ->
     alone = write(home, "web", mix={"web": {"share": 1}}, budget="12,000 tokens")
     plan = make_plan(view_recipe(open_recipe(alone), alone), None, 0)
     assert [(s.drawn, s.weight) for s in plan.sources] == [(1500, {"share": 1, "budget": 12000})]
+
+
+@pytest.mark.parametrize("count", ["tokens", "loss_tokens"])
+@pytest.mark.parametrize("counts", [{"cut_rows": 1, "cut_tokens": 1}, {"longest": LENGTH + 1}])
+def test_what_was_counted_for_another_length_is_not_taken_for_counted(
+    home: Path, count: str, counts: dict[str, int]
+) -> None:
+    card = {"max_seq_len": 2 * LENGTH, "totals": totals(1) | counts}
+    publish(home / "long", TURNS, TALK, card=card)
+    path = write(home, "long", mix={}, count=count, budget="3 passes of long")
+    with pytest.raises(MixRefused, match=f"the {count} of long were not counted .its manifest"):
+        view([path])
+    publish(home / "long", TURNS, TALK, card={"max_seq_len": 2 * LENGTH, "totals": totals(1)})
+    assert chosen(path) == {"long": 12}, "no sample is longer than the shorter length"
+
+
+def test_the_text_loader_trains_no_eos_where_it_is_the_padding_token(home: Path) -> None:
+    """It takes every padding token out of the loss, so what was counted is not what is trained."""
+    loader = {"name": "text", "num_workers": 0}
+    for pad, name in ((CARD.eos_id, "same"), (CARD.pad_id, "own")):
+        card = {"tokenizer": replace(CARD, pad_id=pad), "totals": {"loss_tokens": 70}}
+        publish(home / name, CONCAT, [TOKEN_ROW] * 10, card=card)
+    keys: dict[str, Any] = {"mix": {}, "count": "loss_tokens", "train_loader": loader}
+    assert chosen(write(home, "own", budget="3 passes of own", **keys)) == {"own": 30}
+    with pytest.raises(MixRefused, match="or a padding token that is not EOS"):
+        chosen(write(home, "same", budget="3 passes of same", **keys))
+
+
+def test_fixed_sampling_sees_no_more_in_later_epochs(home: Path) -> None:
+    for method, left in (("fixed", 0.4375), ("balanced", 0.4375**4)):
+        loader = {"num_workers": 0, "dataset": {"sampling_method": method}}
+        found = view([write(home, mix=HALVES, train_loader=loader)]).shares
+        assert found is not None
+        assert found.unseen(found.parts[0], 4) == pytest.approx(left)
+
+
+def test_shares_of_a_sum_deviate_as_drawn_ones_do() -> None:
+    """Held against 20,000 epochs of three streams that are drawn apart from each other."""
+    held, deviations = np.array([50.0, 20.0, 30.0]), np.array([0.5, 0.2, 0.0])
+    drawn = np.random.default_rng(5).normal(held, deviations, (20_000, 3))
+    real = (drawn / drawn.sum(1, keepdims=True)).std(0)
+    assert spread.of_shares(held.tolist(), deviations.tolist()) == pytest.approx(real, rel=0.03)
 
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=2, max_size=40)
