@@ -318,6 +318,15 @@ def test_the_text_loader_trains_no_eos_where_it_is_the_padding_token(home: Path)
         chosen(write(home, "same", budget="3 passes of same", **keys))
 
 
+def test_shares_of_tokens_are_not_told_to_be_other_shares_of_samples(home: Path) -> None:
+    publish(home / "short", PAIR, [{"input_ids": [5], "labels": [0]}] * 4000, card={})
+    mixed = {"web": {"share": "95%"}, "short": {"share": "5%"}}
+    counts = chosen(path := write(home, "web", "short", mix=mixed))
+    assert "weights-tokens" not in mdsmix("check", path).out
+    weights = {name: {"choose": n} for name, n in counts.items()}
+    assert "weights-tokens" in mdsmix("check", write(home, "web", "short", mix=weights)).out
+
+
 def test_fixed_sampling_sees_no_more_in_later_epochs(home: Path) -> None:
     for method, left in (("fixed", 0.4375), ("balanced", 0.4375**4)):
         loader = {"num_workers": 0, "dataset": {"sampling_method": method}}
