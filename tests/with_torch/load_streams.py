@@ -12,6 +12,7 @@ from mdsmix.load import TokenIds
 
 EOS, PAD = 0, 1
 IDS = TokenIds(eos=EOS, pad=PAD)
+PAIR = {"input_ids": "ndarray:uint16", "labels": "ndarray:uint16"}
 
 
 def write_stream(
@@ -49,6 +50,12 @@ def write_tokens(folder: Path, count: int, length: int = 8, **settings: Any) -> 
     """A concat stream as mdsmix writes it for the text loader; row i starts with 10 + i * length."""
     samples = [{"tokens": row} for row in rows_of(count, length)]
     return write_stream(folder, {"tokens": f"ndarray:uint16:{length}"}, samples, **settings)
+
+
+def pair(i: int) -> dict[str, Any]:
+    """A prompt of 1 to 4 tokens and a response of 1 to 7."""
+    ids = np.arange(10, 11 + i % 4, dtype=np.uint16)
+    return {"input_ids": ids, "labels": np.arange(20, 21 + i % 7, dtype=np.uint16)}
 
 
 def config(

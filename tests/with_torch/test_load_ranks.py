@@ -6,6 +6,7 @@ one process, by the functions and the state that the loader itself uses. Two rea
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -13,7 +14,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,13 @@ from streaming.base.world import World
 
 from mdsmix.load import build_loader
 from mdsmix.load.dataset import MixDataset
-from tests.converting import documents, run_recipe, write_jsonl, write_recipe
+from mdsmix.mix.view import mix_of
+from mdsmix.preview.asked import Asked, Cluster, State
+from mdsmix.preview.run import Step, preview
+from tests.converting import documents, run_recipe, token_rows, write_jsonl, write_recipe
 from tests.corpus import docstrings
-from tests.with_torch.load_streams import IDS, config, write_tokens
+from tests.published import CARD
+from tests.with_torch.load_streams import IDS, PAIR, config, pair, write_stream, write_tokens
 
 RANKS = [1, 2, 8, 64]
 CANONICAL_NODES = [1, 2, 8, 64]
@@ -156,28 +161,38 @@ from itertools import islice
 import torch.distributed as dist
 from mdsmix.load import TokenIds, build_loader
 
-config = json.loads(sys.argv[1])
+config, packed = json.loads(sys.argv[1])
 dist.init_process_group("gloo")
 
-def loader():
+def loader(config):
     return build_loader(config, 4, ids=TokenIds(eos=0, pad=1))
 
-def rows(batches):
-    mine = [batch["input_ids"][:, 0].tolist() for batch in batches]
+def first(batch):
+    return batch["input_ids"][:, 0].tolist()
+
+def held(batch):
+    trained = int((batch["labels"][:, 1:] != -100).sum())
+    return [int(batch["attention_mask"].sum()), trained, (batch["sequence_id"].amax(dim=1) + 1).tolist()]
+
+def of_all(look, batches):
     every = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
+    dist.all_gather_object(every, [look(batch) for batch in batches])
     return every
 
-whole = rows(loader())
-stopped = loader()
-batches = iter(stopped)
-before = rows(islice(batches, 3))
-state = json.loads(json.dumps(stopped.state_dict()))
-resumed = loader()
-resumed.load_state_dict(state)
-after = rows(resumed)
+def stopped(config, look):
+    whole = of_all(look, loader(config))
+    stopped = loader(config)
+    batches = iter(stopped)
+    before = of_all(look, islice(batches, 3))
+    state = json.loads(json.dumps(stopped.state_dict()))
+    del stopped, batches
+    resumed = loader(config)
+    resumed.load_state_dict(state)
+    return {"whole": whole, "before": before, "after": of_all(look, resumed), "state": state}
+
+answer = [stopped(config, first), stopped(packed, held)]
 if dist.get_rank() == 0:
-    print(json.dumps({"whole": whole, "before": before, "after": after, "state": state}))
+    print(json.dumps(answer))
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -196,7 +211,11 @@ def test_two_processes_share_a_converted_stream(tmp_path: Path, tokenizer_folder
     stream = converted(tokenizer_folder, tmp_path)
     streams = {"web": {"local": str(stream), "split": "train"}}
     settings = config(streams, "text", shuffle=True, num_canonical_nodes=2, drop_last=True)
-    answer = json.loads(together(settings))
+    pairs = {name: {"local": str(tmp_path / name)} for name in ("faq", "forum")}
+    for name, count in (("faq", 90), ("forum", 60)):
+        write_stream(tmp_path / name, PAIR, map(pair, range(count)), shard_bytes=900)
+    packing = config(pairs, shuffle=True, packing_ratio=2.6)
+    answer, held = json.loads(together([settings, packing]))
     n = len(build_loader(settings, 4, ids=IDS).dataset)
     whole, before, after = answer["whole"], answer["before"], answer["after"]
     assert answer["state"]["sample_in_epoch"] == 3 * 2 * 4
@@ -204,9 +223,30 @@ def test_two_processes_share_a_converted_stream(tmp_path: Path, tokenizer_folder
         assert [len(batch) for batch in whole[rank]] == [4] * (-(-n // 2) // 4)
         assert before[rank] + after[rank] == whole[rank]
     assert whole[0] != whole[1]
+    firsts = [row[0] for row in token_rows(stream / "train")]
+    for part, state in (("whole", None), ("after", answer["state"])):
+        wanted = [list(step) for step in zip(*answer[part], strict=True)]
+        found = previewed(settings, len(wanted), state)
+        assert [[[firsts[n] for n in r.ids] for r in s.ranks] for s in found] == wanted
+    for part, state in (("whole", None), ("after", held["state"])):
+        made = [step.made for step in previewed(packing, len(held[part][0]), state)]
+        for step, (one, other) in zip(made, zip(*held[part], strict=True), strict=True):
+            assert step
+            trained = sum(part.trained for part in step.parts.values())
+            assert [step.tokens, trained] == [one[0] + other[0], one[1] + other[1]]
+            assert list(step.documents) == one[2] + other[2]
 
 
-def together(settings: dict[str, Any], ranks: int = 2) -> str:
+def previewed(settings: dict[str, Any], steps: int, state: dict[str, Any] | None) -> Sequence[Step]:
+    """What a preview says of these two processes."""
+    entered = state and State(**{name: state[name] for name in State.__dataclass_fields__})
+    workers = settings["train_loader"].get("num_workers", 0)
+    cluster = Cluster(nodes=1, gpus=2, workers=workers, batch=8)
+    mix = dataclasses.replace(mix_of(settings, "train.yaml"), tokenizer=CARD)
+    return preview(mix, Asked(cluster=cluster, steps=steps, state=entered or None)).steps
+
+
+def together(settings: list[dict[str, Any]], ranks: int = 2) -> str:
     """What rank 0 prints, of `ranks` processes on this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -216,7 +256,7 @@ def together(settings: dict[str, Any], ranks: int = 2) -> str:
         _start(settings, common | {"RANK": str(n), "LOCAL_RANK": str(n)}) for n in range(ranks)
     ]
     try:
-        answers = [process.communicate(timeout=120) for process in processes]
+        answers = [process.communicate(timeout=240) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -224,7 +264,7 @@ def together(settings: dict[str, Any], ranks: int = 2) -> str:
     return answers[0][0].splitlines()[-1]
 
 
-def _start(settings: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
+def _start(settings: list[dict[str, Any]], environment: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", RANK, json.dumps(settings)],
         stdout=subprocess.PIPE,

@@ -23,11 +23,10 @@ from mdsmix.preview.batches import Made
 from mdsmix.preview.run import Preview, preview
 from mdsmix.preview.verdict import verdict
 from tests.published import CARD
-from tests.with_torch.load_streams import IDS, config, rows_of, write_stream
+from tests.with_torch.load_streams import IDS, PAIR, config, pair, rows_of, write_stream
 
 Batch = dict[str, torch.Tensor]
 LENGTH = 8
-PAIR = {"input_ids": "ndarray:uint16", "labels": "ndarray:uint16"}
 
 
 def turns(i: int) -> dict[str, Any]:
@@ -37,11 +36,6 @@ def turns(i: int) -> dict[str, Any]:
             {"input_ids": [7] * (i % 5), "labels": [8, 9, 0][: 1 + i % 3]},
         ]
     }
-
-
-def pair(i: int) -> dict[str, Any]:
-    ids = np.arange(10, 11 + i % 4, dtype=np.uint16)
-    return {"input_ids": ids, "labels": np.arange(20, 21 + i % 7, dtype=np.uint16)}
 
 
 @pytest.fixture(scope="module")
