@@ -27,6 +27,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
+from tests.pictures import record, seeing_tokenizer, stream, write_drawings
 from tests.published import CONCAT, LENGTH, PAIR, PAIR_ROW, TOKEN_ROW, publish
 
 FULL = {"loss_tokens": 30 * (LENGTH - 1)}
@@ -335,6 +336,36 @@ def test_a_look_at_every_record_counts(
     packed = _look(recipe, 320, "gz")
     assert packed.look.errors["tokens"] is None, "one place tells no error"
     assert packed.look.packed == 1
+
+
+def test_columns_that_are_not_read_make_no_source_larger(
+    corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    import pyarrow as pa
+
+    table = pa.Table.from_pylist([each | {"more": "x" * 100} for each in corpus])
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table, max_chunksize=50)
+    write_jsonl(tmp_path / "a.jsonl", corpus)
+    streams = {k: documents(tmp_path / f"a.{k}", layout="document") for k in ("jsonl", "arrow")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    tokens = _look(recipe, 10**6, "jsonl").manifest.totals.tokens
+    part = _look(recipe, 320, "arrow")
+    assert part.look.records < len(corpus) / 2
+    assert part.manifest.totals.tokens == pytest.approx(tokens, rel=0.2)
+
+
+def test_images_beside_their_records_are_looked_at(tmp_path: Path, tokenizer_folder: Path) -> None:
+    tokenizer = seeing_tokenizer(tokenizer_folder, tmp_path / "seeing")
+    records = [record(f"img/{path.name}") for path in write_drawings(tmp_path / "img", 10)]
+    source = write_jsonl(tmp_path / "a.jsonl", records)
+    recipe = write_recipe(tmp_path, tokenizer, max_seq_len=400, streams={"a": stream(source)})
+    found = _look(recipe, 100)
+    run_recipe(recipe)
+    stored = (tmp_path / "out/a/train").glob("*.mds")
+    assert found.look.is_all
+    assert found.manifest.totals.tokens == manifest_of(tmp_path / "out/a/train").totals.tokens
+    assert found.index.bytes == pytest.approx(sum(f.stat().st_size for f in stored), rel=0.05)
 
 
 def test_what_is_published_and_what_is_not_are_planned_together(

@@ -17,7 +17,6 @@ from mdsmix.sources.find import find
 from mdsmix.sources.glimpse import Glimpse, chosen, glimpses
 from mdsmix.sources.inflate import expansion, packing_of
 from mdsmix.sources.plan import (
-    count_records,
     counted_key,
     cut,
     length_of,
@@ -44,7 +43,6 @@ __all__ = [
     "Window",
     "chosen",
     "content_of",
-    "count_records",
     "counted_key",
     "cut",
     "expansion",

@@ -77,15 +77,6 @@ def most_records(unit: Unit) -> float:
     return sum(format_of(file).most_records(file, unit.start, unit.end) for file in unit.files)
 
 
-def count_records(unit: Unit) -> int | None:
-    """How many records the unit holds, where its formats know that without reading them."""
-    if unit.end is not None and format_of(unit.files[0]).records(unit.files[0]) is not None:
-        return unit.end - unit.start
-    counts = [format_of(file).records(file) for file in unit.files]
-    known = [count for count in counts if count is not None]
-    return sum(known) - unit.start if len(known) == len(counts) else None
-
-
 def cut(unit: Unit, size: int) -> Unit | None:
     """The unit up to about so many bytes, or all of it where it has no more; None where its files cannot be cut there."""
     if not all(map(_is_cut_anywhere, unit.files)):

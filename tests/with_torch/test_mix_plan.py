@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,23 @@ def test_the_naive_shuffle_reads_shards_everywhere(dataset: StreamingDataset) ->
     assert ours == pytest.approx(theirs, rel=0.08)
 
 
+@pytest.mark.parametrize("keep_zip", [False, True])
+def test_what_lies_on_the_nodes_disk_after_an_epoch_is_what_was_planned(
+    tmp_path: Path, keep_zip: bool
+) -> None:
+    remote = write_tokens(tmp_path / "web", 90, length=8, shard_bytes=400, compression="zstd")
+    stream = {"remote": str(remote), "local": str(tmp_path / "cache"), "keep_zip": keep_zip}
+    dataset = {"streams": {"web": stream}, "max_seq_len": 8, "shuffle": True}
+    config = {"train_loader": {"name": "text", "dataset": dataset}, "global_train_batch_size": 4}
+    path = tmp_path / "train.yaml"
+    path.write_text(json.dumps(config))
+    plan = make_plan(see([str(path)], 1), Asked(gpus=1))
+    assert len(list(StreamingDataset(streams=[Stream(**stream)], batch_size=4, shuffle=True))) == 90
+    kept = sum(file.stat().st_size for file in (tmp_path / "cache").iterdir())
+    assert plan.node.kept_bytes.value == kept
+    assert plan.node.kept_bytes.basis == "exact"
+
+
 PAIRS = [{"input_ids": [5] * (i % 3 + 1), "labels": [7] * (i % 4) + [0]} for i in range(37)]
 CHATS = [
     {"turns": [{"input_ids": [5], "labels": [7, 0]}] * (i % 3 + 1)} for i in range(30)
@@ -150,8 +168,6 @@ def _config(home: Path, **dataset: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_steps_tokens_and_padding_are_those_of_the_loader(tmp_path: Path, drop_last: bool) -> None:
-    import json
-
     config = _config(tmp_path)
     config["train_loader"]["drop_last"] = drop_last
     path = tmp_path / "train.yaml"
@@ -172,8 +188,6 @@ def test_steps_tokens_and_padding_are_those_of_the_loader(tmp_path: Path, drop_l
 
 
 def test_packed_rows_are_drawn_as_many_at_a_time_as_the_loader_draws(tmp_path: Path) -> None:
-    import json
-
     config = _config(tmp_path, packing_ratio=1.3)
     path = tmp_path / "train.yaml"
     path.write_text(json.dumps(config))

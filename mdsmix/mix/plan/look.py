@@ -35,7 +35,9 @@ from mdsmix.shards.manifest import (
 )
 from mdsmix.shards.mds import SHARD_BYTES, SHARD_ROWS, Layout
 from mdsmix.shards.shardfiles import compressed
-from mdsmix.sources import SourceFile, Unit
+from mdsmix.sources import RecordBatch, SourceFile, Unit
+from mdsmix.sources.registry import format_of
+from mdsmix.storage import Location, locate
 
 PLACES = 32
 "At which records are read. An error from fewer is itself uncertain: from 32 it is right to an eighth."
@@ -105,7 +107,7 @@ def look_at(recipe: Recipe, spec: StreamSpec, tokenizer: Tokenizer, limit: int) 
         )
     chosen = _chosen([weight for _, weight in units])
     each = max(1, -(-limit // len(chosen)))
-    rows = _Rows(encoding, tokenizer, recipe.tokenizer.backend)
+    rows = _Rows(encoding, tokenizer, recipe.tokenizer.backend, spec)
     span = _span([units[number][0] for number in chosen], each)
     if span * PLACES >= size:  # there are hardly more records than were asked for
         chosen = {n: weight / size for n, (_, weight) in enumerate(units)}
@@ -128,10 +130,14 @@ def _encoding(recipe: Recipe, spec: StreamSpec, tokenizer: Tokenizer) -> Encodin
 
 def _units(files: list[SourceFile], encoding: Encoding, window: int) -> list[tuple[Unit, float]]:
     """Places to read at, in the order of the source, and the bytes of each: parts of a file are taken for equal."""
+    # What is passed over counts where the size of a file is all that tells how far reading has come.
+    has_counts = all(
+        format_of(f).records(f) is not None for f in files if format_of(f).reads_fields
+    )
     units = sources.plan(
         files,
         window_bytes=window,
-        fields=sorted(fields_read(encoding)),
+        fields=sorted(fields_read(encoding)) if has_counts else (),
         parsed=sorted(fields_parsed(encoding)),
     )
     parts = Counter(unit.files[0].location.url for unit in units)
@@ -152,22 +158,35 @@ class _Rows:
     """What makes rows of records; opened once, since the fast tokenizer is proved equal each time. Where it turns out to differ,
     the reference does the rest."""
 
-    def __init__(self, encoding: Encoding, tokenizer: Tokenizer, backend: str) -> None:
+    def __init__(
+        self, encoding: Encoding, tokenizer: Tokenizer, backend: str, spec: StreamSpec
+    ) -> None:
         self._encoding, self._tokenizer = encoding, tokenizer
-        self._reading = open_reading(encoding, tokenizer, open_backend(tokenizer, backend))
+        root = spec.images.root if spec.images else None
+        self._root = locate(root) if root else None
+        self._open(backend)
 
-    def of(self, records: Sequence[Any]) -> _Place:
+    def _open(self, backend: str) -> None:
+        opened = open_backend(self._tokenizer, backend)
+        self._reading = open_reading(self._encoding, self._tokenizer, opened, root=self._root)
+
+    def of(self, batches: Sequence[RecordBatch], files: Sequence[SourceFile]) -> _Place:
+        records = [record for batch in batches for record in batch.records]
+        beside = {file.name: file.location.parent for file in files}
+        folders = list[Location]()
+        if kind_of(self._encoding).has_images and not self._root:
+            names = (name for batch in batches for name in batch.files(range(len(batch.records))))
+            folders = [beside[name] for name in names]
         try:
-            return self._of(records)
+            return self._of(records, folders)
         except Unequal:
-            reference = open_backend(self._tokenizer, "reference")
-            self._reading = open_reading(self._encoding, self._tokenizer, reference)
-            return self._of(records)
+            self._open("reference")
+            return self._of(records, folders)
 
-    def _of(self, records: Sequence[Any]) -> _Place:
+    def _of(self, records: Sequence[Any], folders: Sequence[Location]) -> _Place:
         encoding = self._encoding
         layout = Layout.of(encoding.columns, encoding.compression)
-        encoded = self._reading.encode(records)
+        encoded = self._reading.encode(records, folders=folders)
         rows = kind_of(encoding).open_rows(encoding, layout, self._tokenizer.dtype)
         parts = [*rows.add(encoded)]
         rest, totals, leftover, _ = rows.finish()
@@ -201,13 +220,12 @@ def _read(unit: tuple[Unit, float], share: float, limit: int, span: int, rows: _
     cut = sources.cut(where, span)
     most = None if cut else limit + 1
     batches = list(sources.read(cut or where, most))
-    records = [record for batch in batches for record in batch.records]
     bad = Counter(each.reason for batch in batches for each in batch.bad)
-    count = len(records) + bad.total()
+    count = sum(len(batch.records) for batch in batches) + bad.total()
     is_whole = cut == where if cut else count <= limit
     size = sum(batch.size for batch in batches)
     covered = sources.length_of(cut) if cut else _covered(where, weight, count, size, is_whole)
-    made = rows.of(records)
+    made = rows.of(batches, where.files)
     return replace(
         made,
         weight=share,
@@ -220,15 +238,15 @@ def _read(unit: tuple[Unit, float], share: float, limit: int, span: int, rows: _
 
 def _covered(unit: Unit, weight: float, count: int, read: int, is_whole: bool) -> float:
     """How many bytes of the source, as it is planned, the records that were read stand for."""
+    held = [format_of(file).records(file) for file in unit.files]
+    known = [each for each in held if each is not None]
+    if known and len(known) == len(held):
+        return sources.size_of(unit.files) * count / max(1, sum(known))
     file = unit.files[0]
     planned = sources.size_of([file]) / max(1, file.stat.size)
     if planned == 1:
         return float(read)
-    if is_whole:
-        return weight
-    if known := sources.count_records(unit):
-        return weight * count / known
-    return read * planned / sources.expansion(file)
+    return weight if is_whole else read * planned / sources.expansion(file)
 
 
 def _looked(
