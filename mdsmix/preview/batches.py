@@ -122,7 +122,10 @@ class Worker:
         return most
 
     def _documents(self, row: Placed) -> int:
-        """Documents that a row holds a part of: a plain row may be cut out of several, told apart by EOS, else by BOS."""
+        """Documents that a row holds a part of: a packed row says so, a plain row may be cut out of several, told apart by EOS, else
+        by BOS."""
+        if row.documents is not None:
+            return int(row.documents.size)
         if not row.is_plain:
             return 1
         ids = self.collate.rules.ids

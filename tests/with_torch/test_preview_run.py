@@ -27,6 +27,7 @@ from tests.with_torch.load_streams import IDS, PAIR, config, pair, rows_of, writ
 
 Batch = dict[str, torch.Tensor]
 LENGTH = 8
+PACKED = {"input_ids": "ndarray:uint16", "starts": "ndarray:int32"}
 
 
 def turns(i: int) -> dict[str, Any]:
@@ -38,9 +39,15 @@ def turns(i: int) -> dict[str, Any]:
     }
 
 
+def packed(i: int) -> dict[str, Any]:
+    """One to three documents of two tokens."""
+    starts = np.arange(0, 2 * (1 + i % 3), 2, dtype=np.int32)
+    return {"input_ids": np.arange(30, 30 + 2 * len(starts), dtype=np.uint16), "starts": starts}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of one length, of documents between separators, pairs and conversations, some of which are cut."""
+    """Rows of one length, of documents between separators, pairs and conversations, some of which are cut, and packed rows."""
     root = tmp_path_factory.mktemp("streams")
     web = [{"tokens": row} for row in rows_of(60, LENGTH)]
     docs = [{"tokens": np.array([9, 0, 9, 9, 0, 9][: 2 + i % 5], np.uint16)} for i in range(70)]
@@ -49,6 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         root / "docs", {"tokens": "ndarray:uint16"}, docs, shard_bytes=500, compression="zstd"
     )
     write_stream(root / "faq", PAIR, map(pair, range(80)), shard_bytes=500)
+    write_stream(root / "packed", PACKED, map(packed, range(40)), shard_bytes=500)
     write_stream(root / "chat", {"turns": "json"}, map(turns, range(50)), shard_bytes=900)
     return root
 
@@ -124,7 +132,7 @@ def test_every_step_holds_what_the_loaders_batch_holds(
     folder: Path, keys: dict[str, Any], workers: int
 ) -> None:
     # Under finetuning the loader gives documents of plain rows no numbers to count by: web has one in each row.
-    settings = made(folder, "web faq chat", **keys, num_workers=workers)
+    settings = made(folder, "web faq chat packed", **keys, num_workers=workers)
     steps = 2 if keys.get("packing_ratio") == "auto" else 40
     found = looked(settings, asked(8, workers, steps=steps))
     wanted = [held(batch) for batch in batches(settings, 8, steps)]
