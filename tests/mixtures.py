@@ -18,12 +18,12 @@ LOADER = {"num_workers": 0, "drop_last": False}
 WORDS = ("the", "of", "and", "in", "is", "for", "that", "with", "as", "it", "not", "be")
 
 
-def write_three(folder: Path, tokenizer: Path, size: int = 1, **settings: Any) -> Path:
-    """The recipe; its streams web (layout: concat), docs (layout: document) and chat are published. `size`: times 800 records."""
+def write_three(folder: Path, tokenizer: Path, **settings: Any) -> Path:
+    """The recipe; its streams web (layout: concat), docs (layout: document) and chat are published."""
     rng = np.random.default_rng(11)
-    text = [{"text": _text(rng, 60)} for _ in range(800 * size)]
-    short = [{"text": _text(rng, 8)} for _ in range(1500 * size)]
-    talks = [{"messages": _talk(rng)} for _ in range(1500 * size)]
+    text = [{"text": _text(rng, 60)} for _ in range(800)]
+    short = [{"text": _text(rng, 8)} for _ in range(1500)]
+    talks = [{"messages": _talk(rng)} for _ in range(1500)]
     streams = {
         "web": documents(write_jsonl(folder / "web.jsonl", text)),
         "docs": documents(write_jsonl(folder / "docs.jsonl", short), layout="document"),

@@ -7,6 +7,7 @@ the decoded columns, by the rule of LLM-Foundry's loader written out here.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ THIRDS = {"web": {"share": 0.5}, "docs": {"share": "20%"}, "chat": {"share": 0.3
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    return write_three(tmp_path_factory.mktemp("three"), tokenizer_folder, size=2)
+    return write_three(tmp_path_factory.mktemp("three"), tokenizer_folder)
 
 
 def planned(recipe: Path, **keys: Any) -> tuple[dict[str, Any], Any]:
@@ -90,9 +91,9 @@ def _holds(sample: Mapping[str, Any]) -> tuple[int, int]:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"budget": "200k tokens"},
-        {"budget": "90k loss_tokens"},
-        {"budget": "9k samples", "count": "loss_tokens"},
+        {"budget": "100k tokens"},
+        {"budget": "45k loss_tokens"},
+        {"budget": "5k samples", "count": "loss_tokens"},
         {},
     ],
 )
@@ -123,15 +124,26 @@ def test_streams_taken_whole_and_rows_of_one_length_are_exact(recipe: Path) -> N
             assert found == {n: pytest.approx(row["asked"], abs=1e-9) for n, row in told.items()}
     assert {row["passes"] for row in told.values()} == {1.0}
     assert {row["deviation_at_most"] for row in told.values()} == {0.0}
-    alone = {"web": {"share": 1}, "docs": {"share": 0}, "chat": {"share": 0}}
-    _, told = planned(recipe, mix=alone, budget="1.5 passes of web")
-    assert told["web"]["deviation_at_most"] == 0, "its rows are all of 32 tokens"
+
+
+def test_partial_draws_of_rows_of_one_length_are_exact(recipe: Path, tmp_path: Path) -> None:
+    web = recipe.parent / "out/web"
+    copies = {name: shutil.copytree(web, tmp_path / name) for name in ("one", "two", "three")}
+    streams = {name: {"local": str(place)} for name, place in copies.items()}
+    asked = {"one": 0.123, "two": 0.456, "three": 0.421}
+    mix = {name: {"share": share} for name, share in asked.items()}
+    dataset, told = planned(recipe, streams=streams, mix=mix, budget="0.7 passes of two")
+    assert {row["deviation_at_most"] for row in told.values()} == {0.0}
+    drawn = Drawn(dataset)
+    for seed in SEEDS:
+        for unit in ("tokens", "loss_tokens"):
+            assert drawn.shares(seed, 0, unit) == pytest.approx(asked, abs=0.001)
 
 
 def test_the_share_that_is_never_seen_is_what_streaming_leaves(recipe: Path) -> None:
     for method in ("balanced", "fixed"):
         loader = {**LOADER, "dataset": {"sampling_method": method}}
-        dataset, told = planned(recipe, mix=THIRDS, budget="100k tokens", train_loader=loader)
+        dataset, told = planned(recipe, mix=THIRDS, budget="50k tokens", train_loader=loader)
         drawn = Drawn(dataset)
         drawn.data.sampling_method = method
         drawn.data.epoch_seed_change = method == "balanced"
@@ -147,7 +159,7 @@ def test_the_share_that_is_never_seen_is_what_streaming_leaves(recipe: Path) -> 
 
 
 def test_mdsmix_load_reads_the_rendered_mix(recipe: Path) -> None:
-    _, told = planned(recipe, mix=THIRDS, budget="200k tokens")
+    _, told = planned(recipe, mix=THIRDS, budget="100k tokens")
     path = recipe.with_name("train.yaml")
     assert mdsmix("render-yaml", recipe.with_name("mixed.yaml"), "-o", path).code == 0
     rows = sum(len(batch["input_ids"]) for batch in build_loader(path, batch_size=64))
