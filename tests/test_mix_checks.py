@@ -659,6 +659,10 @@ CASES: dict[str, tuple[Make, Make]] = {
         lambda lab: lab.own(web=lab.web(), dataset={"allow_unsafe_types": True}),
         lambda lab: lab.text(web=lab.web(), dataset={"allow_unsafe_types": True}),
     ),
+    "changed-accepted": (
+        lambda lab: lab.own(web=lab.web(), loader={"accept_changed": True}),
+        lambda lab: lab.own(web=lab.web(), loader={"accept_changed": False}),
+    ),
     "separators-both": (
         lambda lab: lab.text(web=lab.web(), dataset={"eos_token_id": 0, "bos_token_id": 0}),
         lambda lab: lab.text(web=lab.web(), dataset={"bos_token_id": 0}),

@@ -16,9 +16,11 @@ from mdsmix.mix.head import without_head
 from mdsmix.mix.into import set_into
 from mdsmix.mix.render import render
 from tests.published import (
+    CONCAT,
     LENGTH,
     SPLIT,
     SPLIT_ROW,
+    TOKEN_ROW,
     TOKENIZER,
     TURNS,
     TURNS_ROW,
@@ -146,6 +148,25 @@ def test_the_rendered_file_resolves_by_itself_and_passes_the_check(tmp_path: Pat
     assert config["train_loader"]["dataset"]["max_seq_len"] == LENGTH
     assert config["tokenizer"]["kwargs"]["model_max_length"] == LENGTH
     assert [entry["label"] for entry in config["eval_loader"]] == ["held"]
+
+
+def test_the_loader_of_this_package_is_rendered_for_training_and_evaluation(tmp_path: Path) -> None:
+    publish(tmp_path / "mix" / "plain", CONCAT, [TOKEN_ROW] * 30, card={})
+    streams = {
+        "plain": {"local": "mix/plain"},
+        "chat": {"local": "mix/chat"},
+        "held": {"local": "mix/held", "split": "val"},
+    }
+    loader = {"name": "mdsmix", "accept_changed": True, "dataset": {"eos_token_id": 0}}
+    mix, text = render(
+        write_recipe(tmp_path, streams=streams, mix={}, train_loader=loader), [], None
+    )
+    assert {f.id for f in findings(mix)} == {"changed-accepted"}
+    train, held = OmegaConf.create(text)["train_loader"], OmegaConf.create(text)["eval_loader"][0]
+    assert (train["name"], train["accept_changed"]) == ("mdsmix", True)
+    assert (held["name"], "accept_changed" in held) == ("mdsmix", False)
+    assert [section["dataset"]["eos_token_id"] for section in (train, held)] == [0, 0]
+    assert "# mdsmix: name: mdsmix is read where mdsmix is installed beside LLM-Foundry" in text
 
 
 def test_with_a_remote_the_cache_folder_is_named_after_the_index(tmp_path: Path) -> None:

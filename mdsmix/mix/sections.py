@@ -134,7 +134,8 @@ def _train(recipe: Recipe, streams: dict[str, Any], own: dict[str, Any]) -> dict
 
 
 def _eval(recipe: Recipe, name: str, stream: dict[str, Any]) -> dict[str, Any]:
-    given = dict(recipe.train_loader)
+    # What is evaluated is never resumed.
+    given = {k: v for k, v in recipe.train_loader.items() if k != "accept_changed"}
     kept = {k: v for k, v in _dataset(given).items() if k not in NOT_FOR_EVAL}
     dataset = {"streams": {name: stream}} | _shared(recipe) | {"shuffle": False} | kept
     head = {"label": name, "name": recipe.loader, "dataset": dataset}

@@ -148,6 +148,19 @@ def unsafe_types(loader: LoaderSection) -> Iterator[Hit]:
         )
 
 
+@rule(
+    "changed-accepted",
+    "warning",
+    "A run that is resumed goes on from a checkpoint of any data, and what it repeats stands in its log alone.",
+)
+def changed_accepted(loader: LoaderSection) -> Iterator[Hit]:
+    if loader.is_own and loader.section.get("accept_changed") is True:
+        yield Hit(
+            "{loader} sets accept_changed: true.",
+            "take it out after the one start that it is meant for.",
+        )
+
+
 @rule("separators-both", "error", REFUSED)
 def separators_both(loader: LoaderSection) -> Iterator[Hit]:
     if all(loader.dataset.get(f"{word}_token_id") is not None for word in ("eos", "bos")):
