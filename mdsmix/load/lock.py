@@ -111,9 +111,7 @@ def as_run(was: LoaderLock, now: LoaderLock, state: Mapping[str, Any]) -> Loader
 def _counted(was: LoaderLock, now: LoaderLock, state: Mapping[str, Any]) -> str:
     found = repeats(was, now, state)
     if found is None:
-        return (
-            "The epoch is too large to be laid out for a count of what comes twice and what never."
-        )
+        return "The epoch cannot be laid out here for a count of what comes twice and what never."
     if not found:
         return "In what is left of the epoch no sample comes a second time, and none is left out."
     return f"In what is left of the epoch come {'; '.join(map(str, found))}."

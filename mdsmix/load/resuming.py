@@ -24,7 +24,7 @@ from mdsmix.training.lock import ORDER, LoaderLock, LockedStream
 from mdsmix.words import plural
 
 LARGEST = 20_000_000
-"Samples of an epoch that are laid out: a minute."
+"Samples of an epoch, or of its streams, that are laid out: a minute."
 Ids = NDArray[np.int64]
 
 
@@ -91,7 +91,8 @@ class Repeats(NamedTuple):
 
 
 def repeats(was: LoaderLock, now: LoaderLock, state: Mapping[str, Any]) -> list[Repeats] | None:
-    """What comes twice and what never of each stream, where something does; None where the epoch is too large to be laid out.
+    """What comes twice and what never of each stream, where something does; None where that cannot be laid out here: too many
+    samples, or a batching method that Streaming refuses for them.
 
     Args:
         was: what the epoch was begun with.
@@ -99,12 +100,15 @@ def repeats(was: LoaderLock, now: LoaderLock, state: Mapping[str, Any]) -> list[
         state: Streaming's `state_dict` of the moment between.
     """
     epoch, behind = max(0, state["epoch"]), state["sample_in_epoch"]
-    if max(sum(s.drawn for s in lock.streams) for lock in (was, now)) > LARGEST:
+    if any(sum(max(s.drawn, s.samples) for s in lock.streams) > LARGEST for lock in (was, now)):
         return None
-    with _quiet():
-        seen = Epoch(was, state).drawn(epoch, 0)[:behind]
-        new = Epoch(now, state)
-        planned, rest = new.drawn(epoch, 0), new.drawn(epoch, behind)
+    try:
+        with _quiet():
+            seen = Epoch(was, state).drawn(epoch, 0)[:behind]
+            new = Epoch(now, state)
+            planned, rest = new.drawn(epoch, 0), new.drawn(epoch, behind)
+    except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError):
+        return None
     return [r for r in _compared(was.streams, now.streams, seen, planned, rest) if any(r[1:])]
 
 
@@ -123,7 +127,7 @@ def repeats_after(was: LoaderLock, now: LoaderLock, behind: int | None) -> list[
     begin = f"resumed after {plural(behind, 'sample')} of an epoch of {drawn:,} (on one node)"
     found = repeats(was, now, state)
     if found is None:
-        return [f"{begin}: too large to be laid out for a count"]
+        return [f"{begin}: it cannot be laid out here for a count of what comes twice"]
     return [f"{begin} come {r}" for r in found] or [
         f"{begin}, nothing comes twice and nothing is left out"
     ]

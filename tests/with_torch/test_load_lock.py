@@ -23,6 +23,7 @@ from mdsmix.load.lock import KEY
 from mdsmix.shards.index import read_index
 from mdsmix.shards.sample import read_head
 from mdsmix.storage import locate
+from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 from tests.with_torch.load_streams import IDS, config, write_stream
 
 BATCH, STEPS = 8, 9
@@ -315,3 +316,47 @@ def test_an_epoch_that_composer_has_ended_is_not_begun_again(tmp_path: Path) -> 
     resumed.load_state_dict(state)
     assert resumed.dataset.state_dict(0, True) == state, "saved again before a row is read"
     assert [batch["input_ids"][0, 0].item() for batch in resumed] == second
+
+
+def test_an_epoch_that_cannot_be_laid_out_is_gone_on_with_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mixed = {"a": publish(tmp_path / "a", range(10, 110))}
+    seen, state = stopped(mixed)
+    locked = json.loads(state[KEY])
+    locked["streams"][0] |= {"shards": "0123456789ab*9999999999"}
+    state[KEY] = json.dumps(locked)
+    resumed = opened(mixed, accept_changed=True)
+    resumed.load_state_dict(state)
+    assert "The epoch cannot be laid out here for a count" in caplog.text
+    assert seen + rows(resumed) == Counter(range(10, 110))
+
+
+def test_a_run_goes_on_with_the_version_that_its_yaml_names(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    texts = [{"text": f"{n} one two three four five six"} for n in range(60)]
+    source = write_jsonl(tmp_path / "a.jsonl", texts)
+    settings = {"publish": "versioned", "max_seq_len": 8, "train_loader": {"num_workers": 0}}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"a": documents(source)}, **settings)
+    for command in (("convert", recipe), ("render-yaml", recipe, "-o", tmp_path / "train.yaml")):
+        assert mdsmix(*command).code == 0
+    loader = build_loader(str(tmp_path / "train.yaml"), BATCH)
+    whole = [batch["input_ids"].tolist() for batch in loader]
+    del loader
+    gc.collect()
+    loader = build_loader(str(tmp_path / "train.yaml"), BATCH)
+    before = [batch["input_ids"].tolist() for batch in islice(loader, 3)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    del loader
+    gc.collect()
+    write_jsonl(source, [{"text": "another one, longer than all of the others were"}, *texts])
+    assert mdsmix("convert", recipe).code == 0
+    resumed = build_loader(str(tmp_path / "train.yaml"), BATCH)
+    resumed.load_state_dict(state)
+    assert before + [batch["input_ids"].tolist() for batch in resumed] == whole
+    del resumed
+    gc.collect()
+    assert mdsmix("render-yaml", recipe, "-o", tmp_path / "next.yaml").code == 0
+    with pytest.raises(MixRefused, match="a was published anew"):
+        build_loader(str(tmp_path / "next.yaml"), BATCH).load_state_dict(state)
