@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Sized
+from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
 
@@ -15,7 +16,8 @@ def plural(count: int, word: str) -> str:
 
 def percent(share: Fraction | str) -> str:
     """`8.2%` of a fraction, or of one as a manifest writes it: `41/500`."""
-    return f"{float(100 * Fraction(share)):g}%"
+    number = Decimal(f"{float(100 * Fraction(share)):.6g}")
+    return f"{number:f}%"  # never 8e-05%, which no recipe may say
 
 
 def listed(names: Collection[str], most: int = 3, of: int | None = None) -> str:

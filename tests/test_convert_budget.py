@@ -14,10 +14,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdsmix.convert.budget import step_above
+from mdsmix.convert.budget import STEPS, step_above
 from mdsmix.kinds import open_recipe
-from mdsmix.recipe.sampling import tokens_wanted, with_budget
+from mdsmix.recipe import share_of
+from mdsmix.recipe.sampling import SHARE, tokens_wanted, with_budget
 from mdsmix.shards.manifest import Manifest
+from mdsmix.words import percent
 from tests.converting import (
     documents,
     files,
@@ -80,6 +82,13 @@ def test_a_step_is_no_less_than_asked_and_a_quarter_more_at_most(share: float) -
 def test_a_larger_share_takes_no_smaller_step(one: float, other: float) -> None:
     small, large = sorted((one, other))
     assert step_above(small) <= step_above(large)
+
+
+@given(st.integers(-9, 0), st.sampled_from(STEPS))
+def test_what_a_sentence_says_of_a_step_a_recipe_may_say(place: int, step: int) -> None:
+    share = step * Fraction(10) ** (place - 3)
+    assert SHARE.fullmatch(percent(share))
+    assert share_of(percent(share)) == share
 
 
 def test_each_stream_holds_its_share_and_not_much_more(

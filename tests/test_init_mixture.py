@@ -154,6 +154,9 @@ def test_what_is_above_the_named_folder_names_no_source(
     assert answer.code == 0
     assert "book: 5% of the mixture, and no file" in answer.err
     assert read(tmp_path / "book")["streams"]["data"]["source"]["path"] == "data/other.jsonl"
+    del mixture["mixture"]["data"]
+    answer = init(tmp_path / "book", tokenizer_folder, mixture)
+    assert "of no source of the mixture, and left out: data/other.jsonl" in answer.err
 
 
 def test_files_that_are_not_alike_are_no_one_stream(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -258,3 +258,16 @@ def test_conversations_are_sampled_by_what_the_shape_reads(
     recipe = write_recipe(tmp_path, tokenizer_folder, streams={"c": stream}, max_seq_len=64)
     (outcome,) = run_recipe(recipe)
     assert outcome.manifest.records.written == 2 * outcome.manifest.records.duplicates > 20
+
+
+def test_a_mix_of_a_sample_and_a_whole_is_neither(tmp_path: Path, tokenizer_folder: Path) -> None:
+    fill(tmp_path, TEXTS[:100])
+    streams = {
+        "a": documents("data/*.jsonl", layout="document", sample="50%"),
+        "b": documents("data/*.jsonl", layout="document"),
+    }
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)
+    run_recipe(recipe)
+    answer = mdsmix("mix", recipe, "--out", tmp_path / "mixed", "--seed", "1")
+    assert answer.code == 0
+    assert manifest_of(tmp_path / "mixed/train").encoding.sample is None

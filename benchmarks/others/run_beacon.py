@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from datasets import Dataset, load_dataset
+from datasets import load_dataset
 from transformers import AutoTokenizer
 
 
@@ -32,7 +32,10 @@ def main(mixture: str, folder: str, name: str, out: str, row: str, budget: str) 
                 rest, left = rest[length:], left - length
             if left <= 0:
                 break
-    Dataset.from_list(rows).save_to_disk(out)
+    with Path(out).open(
+        "w"
+    ) as file:  # its own way, Dataset.from_list, would hold all of them twice more
+        file.writelines(f"{json.dumps(each)}\n" for each in rows)
     print(sum(len(each["input_ids"]) for each in rows))
 
 

@@ -25,6 +25,8 @@ BY_THE_WAY = (
     "max_tokens",
     "date_string",
     "where",
+    "sample",
+    "holdout",
     "id",
 )
 "Keys that are null where streams differ."
