@@ -1,0 +1,92 @@
+"""`mdsmix preview` of converted streams: the whole way from a recipe, for people and for programs."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.load import build_loader
+from tests.converting import chats, documents, mdsmix, run_recipe, write_jsonl, write_recipe
+from tests.corpus import docstrings
+
+CHAT = {"role": "user", "content": "Which \x1b[31mone?"}, {"role": "assistant", "content": "This."}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    folder = tmp_path_factory.mktemp("previewed")
+    docs = write_jsonl(folder / "docs.jsonl", list(docstrings(30)))
+    talks = write_jsonl(folder / "chat.jsonl", [{"messages": CHAT}] * 40)
+    path = write_recipe(
+        folder,
+        tokenizer_folder,
+        streams={"docs": documents(docs), "chat": chats(talks)},
+        max_seq_len=32,
+        train_loader={"name": "finetuning", "dataset": {"shuffle": True}},
+    )
+    run_recipe(path)
+    return path
+
+
+def told(*arguments: object) -> dict[str, Any]:
+    answer = mdsmix("preview", *arguments, "--json")
+    assert answer.code == 0, answer.err
+    found: dict[str, Any] = json.loads(answer.out)
+    return found
+
+
+def test_people_see_steps_samples_and_the_epoch(recipe: Path) -> None:
+    answer = mdsmix("preview", recipe, "--batch", 8, "--gpus", 2, "--workers", 2, "--ids")
+    assert answer.code == 0, answer.err
+    assert "1 node of 2 GPUs, 2 workers each: 8 rows a step, 4 a GPU" in answer.out
+    assert answer.out.count("step 2 of epoch 0: 8 samples drawn") == 1
+    assert "⟦This.⟨<|im_end|>⟩" in answer.out
+    assert "\x1b" not in answer.out, "nothing in a sample steers a terminal"
+    assert "node 0 rank 1 worker 0: " in answer.out
+    assert "Tokens of chat in the epoch are estimated" in answer.out
+
+
+def test_programs_get_the_ids_and_a_state_of_the_loader_goes_on_from_there(
+    recipe: Path, tmp_path: Path
+) -> None:
+    whole = told(recipe, "--batch", 8, "--steps", 5)
+    drawn = [[s["id"] for s in step["ranks"][0]["samples"]] for step in whole["steps"]]
+    assert [len(ids) for ids in drawn] == [8] * 5
+    assert sum(row["samples"] for row in whole["epoch"]["rows"]) == 8 * whole["steps_an_epoch"]
+    rendered = recipe.with_name("train.yaml")
+    assert mdsmix("render-yaml", recipe, "-o", rendered).code == 0
+    loader = build_loader(rendered, 8)
+    for _, _ in zip(range(2), batches := iter(loader), strict=False):
+        state = loader.state_dict()
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    del loader, batches
+    gc.collect()
+    rest = told(rendered, "--batch", 8, "--steps", 3, "--state", tmp_path / "state.json")
+    assert [step["step"] for step in rest["steps"]] == [2, 3, 4]
+    assert [[s["id"] for s in step["ranks"][0]["samples"]] for step in rest["steps"]] == drawn[2:]
+    assert rest["steps"] == told(rendered, "--batch", 8, "--from-step", 2)["steps"]
+
+
+def test_another_seed_epoch_or_number_of_windows_is_another_answer(recipe: Path) -> None:
+    first, seed, epoch = (
+        told(recipe, "--batch", 8, "--windows", 3, *more)
+        for more in ((), ("--seed", 5), ("--epoch", 1))
+    )
+    assert seed["shuffle_seed"] == 5
+    assert epoch["steps"][0]["epoch"] == 1
+    assert first["steps"][0]["ranks"] not in (seed["steps"][0]["ranks"], epoch["steps"][0]["ranks"])
+    assert len(first["epoch"]["windows"]) == 3
+
+
+def test_a_lost_shard_is_one_sentence(recipe: Path) -> None:
+    (shard,) = (recipe.parent / "out/chat/train").glob("*.mds")
+    moved = shard.rename(shard.with_suffix(".away"))
+    answer = mdsmix("preview", recipe, "--batch", 8)
+    moved.rename(shard)
+    assert answer.code == 4
+    assert "The stream chat lacks 1 shard of 1" in answer.err
+    assert len(answer.err.splitlines()) == 1
