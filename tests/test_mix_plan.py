@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.plan.figures import UNKNOWN, Figure, Plan, total
-from mdsmix.mix.plan.look import PLACES, Looked, look_at
+from mdsmix.mix.plan.look import PLACES, Looked, _Place, _sum, look_at
 from mdsmix.mix.plan.make import Asked, make_plan, problems, see
+from mdsmix.shards.manifest import Totals
 from tests.converting import (
     documents,
     manifest_of,
@@ -88,6 +90,17 @@ def test_nodes_fetch_all_shards_between_them_and_each_the_index(tmp_path: Path) 
     assert alone.node.run_bytes == Figure(stored + index)
     assert three.node.mean_kept_bytes.value == pytest.approx(stored / 3 + index)
     assert (alone.node.epoch_shards.value, three.node.epoch_shards.value) == (3, 1)
+
+
+def test_a_run_that_ends_within_its_first_epoch_fetches_a_part_of_it(tmp_path: Path) -> None:
+    in_order = _yaml(tmp_path, max_duration="2ba", dataset={"shuffle": False})
+    index = (tmp_path / "web/train/index.json").stat().st_size
+    shards = sum(f.stat().st_size for f in (tmp_path / "web/train").glob("*.mds"))
+    node = _plan(in_order).node
+    assert node.run_bytes.value == pytest.approx(2 / 7 * shards + index)
+    assert node.run_bytes.basis == "estimated"
+    shuffled = _plan(_yaml(tmp_path, max_duration="2ba")).node
+    assert shuffled.run_bytes.value == pytest.approx((2 / 7 + 1 / 2) * shards + index)
 
 
 def test_compressed_shards_are_fetched_packed_and_kept_unpacked(tmp_path: Path) -> None:
@@ -306,6 +319,54 @@ def test_a_look_at_some_records_all_over_the_source_comes_near_what_converting_c
             assert abs(seen / counted - 1) < 4 * error + 0.01, what
     stored = sum(f.stat().st_size for f in (tmp_path / "out/b/train").glob("*.mds"))
     assert found.index.bytes == pytest.approx(stored, rel=0.15)
+
+
+def test_places_count_by_the_bytes_that_they_stand_for() -> None:
+    def place(weight: float, covered: float) -> _Place:
+        return _Place(
+            weight=weight,
+            covered=covered,
+            totals=Totals(),
+            tokens=0,
+            raw=0,
+            body=b"",
+            left_out=Counter(),
+        )
+
+    large, small, inside_a_long_record = place(0.6, 10), place(0.2, 10), place(0.2, 0)
+    value, error = _sum([large, small, inside_a_long_record], [10, 50, 0], 1000, False)
+    assert value == pytest.approx(1000 * (0.75 * 1 + 0.25 * 5))
+    assert error == pytest.approx(math.sqrt(2 * (0.75**2 * 1 + 0.25**2 * 9)) / 2)
+    assert _sum([large], [10], 1000, False) == (1000, None)
+    assert _sum([large, small], [10, 50], 1000, True) == (60, 0)
+
+
+def test_few_records_a_place_do_not_make_short_ones_seem_more(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """Of three records a place, lengths spread as those of a crawl: n records over their bytes would say a fifth too many."""
+    rng = np.random.default_rng(1)
+    lengths = np.minimum(rng.lognormal(2, 1.2, 4000), 300).astype(int) + 1
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "word " * int(n)} for n in lengths])
+    streams = {"a": documents(source, layout="document")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=512, streams=streams)
+    found = [_look(recipe, limit) for limit in (96, 120, 160)]
+    assert max(each.look.records for each in found) < 400
+    assert np.mean([each.manifest.totals.samples for each in found]) == pytest.approx(
+        4000, rel=0.15
+    )
+
+
+def test_packed_rows_are_taken_for_full(
+    corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", corpus)
+    streams = {"a": documents(source, layout="document", pack=True)}
+    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams)
+    found = _look(recipe, 320)
+    run_recipe(recipe)
+    rows = manifest_of(tmp_path / "out/a/train").totals.samples
+    assert found.manifest.totals.samples == pytest.approx(rows, rel=0.1)
 
 
 def test_a_look_at_every_record_counts(
