@@ -235,6 +235,15 @@ def test_only_a_training_yaml_has_one(rendered: Lab) -> None:
     assert (done.code, "add --lock" in done.err) == (2, True)
 
 
+def test_nothing_is_written_where_the_lock_cannot_be(rendered: Lab) -> None:
+    other = rendered.folder / "other.yaml"
+    Path(f"{other}{SUFFIX}").mkdir()
+    done = mdsmix("render-yaml", rendered.recipe, "-o", other)
+    Path(f"{other}{SUFFIX}").rmdir()
+    assert (done.code, other.exists()) == (2, False)
+    assert f"{other}{SUFFIX} is a folder" in done.err
+
+
 def test_what_is_rendered_into_a_pipe_has_none(rendered: Lab) -> None:
     before = sorted(os.listdir(rendered.folder))
     for options in ((), ("-o", "/dev/null")):

@@ -67,6 +67,8 @@ def render_yaml(
 
     if target := out or into:
         require_place(target)
+    if locked := place_of(target) if target else None:
+        require_place(locked)
     for option, file in (("--out", out), ("--into", into)):
         refuse_recipe(file or "", option)
     found_fast = overrides_of(tuned) if tuned else []
@@ -83,7 +85,6 @@ def render_yaml(
         from mdsmix.mix.validate import validate as draw
 
         drawn = draw(text, [loader.label for loader in mix.loaders])
-    locked = place_of(target) if target else None
     if target:
         write(target, text)
     if locked:
