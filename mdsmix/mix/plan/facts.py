@@ -95,12 +95,10 @@ class Facts:
 
 
 def facts_of(stream: Stream, loader: Loader, look: Look | None) -> Facts:
-    """Reads nothing of a stream with a manifest; the head of the first shard of one without."""
+    """From index and manifest; of a stream without one, and of answers that may lack their EOS, from the head of the first shard."""
     tokens, cut = _tokens(stream, loader)
-    # Answers have one or none of them has, as a rule: what the first samples say is then so of all.
-    added = 0.0 if look else added_eos(stream, loader)
-    basis: Basis = "exact" if added in (0, 1) else "estimated"
-    eos = Figure(added * stream.index.samples, basis)
+    eos = Figure(0) if look else _eos(stream, loader)
+    added = eos.known / max(1, stream.index.samples)
     errors = look.errors if look else {}
     return Facts(
         name=stream.name,
@@ -114,6 +112,15 @@ def facts_of(stream: Stream, loader: Loader, look: Look | None) -> Facts:
         shards=_shards(stream, loader),
         index_bytes=len(stream.index.content),
     )
+
+
+def _eos(stream: Stream, loader: Loader) -> Figure:
+    """The EOS tokens that the loader adds. Answers have one or none of them has, as a rule: the first samples then say it of all."""
+    added, samples = added_eos(stream, loader), stream.index.samples
+    totals = stream.trusted_manifest and stream.trusted_manifest.totals
+    full = totals.cut_rows / max(1, totals.samples) if totals else 0.0
+    basis: Basis = "counted" if added in (0.0, 1 - full) else "estimated"
+    return Figure(round(added * samples), basis if added else "exact")
 
 
 def _looked(
