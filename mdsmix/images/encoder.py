@@ -19,7 +19,7 @@ from mdsmix.encode.finetuning import Chat
 from mdsmix.errors import Unreachable
 from mdsmix.images.change import Change
 from mdsmix.images.check import Bad, Looked, Rules, look
-from mdsmix.images.files import At, Files, Read, find
+from mdsmix.images.files import At, Files, Read, ahead, find
 from mdsmix.record import Conversation
 from mdsmix.storage import CHANGED, Location
 
@@ -27,6 +27,8 @@ KEEP_BYTES = 32 << 20
 "Of images that are held at once."
 AIM_BYTES = 16 << 20
 "Of the images of the records that are taken at once, by the size of those before."
+DECODERS = 2
+"Images that one worker decodes at a time: its memory holds the pixels of as many."
 FIRST_RECORDS, MOST_RECORDS = 16, 256
 "Taken at once before any image was seen, and however small they are."
 MOST_ROW_BYTES = 1 << 30
@@ -190,8 +192,7 @@ class Pictures:
         for each in wanted:
             if isinstance(each, bytes):
                 found[each] = self._look(Read(each), None)
-        for at, read in zip(places, self.files.read(places), strict=True):
-            image = self._look(read, at)
+        for at, read, image in self._looked(places):
             self._note(at, read, image)
             if isinstance(image, Image) and image.data is not None:
                 if held + image.size > KEEP_BYTES:
@@ -200,6 +201,19 @@ class Pictures:
                     held += image.size
             found[at] = image
         return found
+
+    def _looked(self, places: Sequence[At]) -> Iterator[tuple[At, Read, Image | Failed]]:
+        """The images at these places, in order. Pillow decodes outside of Python's lock, so two decode at a time: a source of few
+        work units keeps more than as many processors busy."""
+        reads = zip(places, self.files.read(places), strict=True)
+        if not self.judges or (self.rules.decode != "full" and self.change.is_none):
+            yield from ((at, read, self._look(read, at)) for at, read in reads)
+            return
+
+        def judged(each: tuple[At, Read]) -> tuple[At, Read, Image | Failed]:
+            return *each, self._look(each[1], each[0])
+
+        yield from ahead(DECODERS, lambda: 2 * DECODERS, judged, reads)
 
     def _look(self, read: Read, at: At | None) -> Image | Failed:
         if read.reason:

@@ -11,11 +11,12 @@ import os
 import posixpath
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.images.check import Bad
@@ -29,6 +30,9 @@ AHEAD_BYTES = 32 << 20
 "Of images that are read and not looked at yet."
 SLOW_SECONDS = 0.001
 "A file that takes longer on average is not in this machine's memory: several are asked for at once."
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class At(NamedTuple):
@@ -102,18 +106,12 @@ class Files:
 
     def _ahead(self, most: int, places: Sequence[At]) -> Iterator[Read]:
         """As many at once as hold few enough bytes."""
-        pool, coming, rest = _pool(most, os.getpid()), deque[Future[Read]](), iter(places)
-        try:
-            while True:
-                room = max(2, min(most, int(AHEAD_BYTES / max(self._bytes, 1))))
-                while len(coming) < room and (at := next(rest, None)):
-                    coming.append(pool.submit(self._one, at))
-                if not coming:
-                    return
-                yield coming.popleft().result()
-        finally:
-            for waiting in coming:
-                waiting.cancel()
+        return ahead(
+            most,
+            lambda: max(2, min(most, int(AHEAD_BYTES / max(self._bytes, 1)))),
+            self._one,
+            places,
+        )
 
     def _one(self, at: At) -> Read:
         if at.place is None:
@@ -141,6 +139,23 @@ class Files:
             return Read(fetch(url))
         except Bad as bad:
             return Read(reason=bad.reason, why=bad.why)
+
+
+def ahead(
+    threads: int, room: Callable[[], int], do: Callable[[T], R], items: Iterable[T]
+) -> Iterator[R]:
+    """What `do` gives for each item, in order, of as many at a time as there is room for."""
+    pool, coming, rest = _pool(threads, os.getpid()), deque[Future[R]](), iter(items)
+    try:
+        while True:
+            for item in islice(rest, max(0, room() - len(coming))):
+                coming.append(pool.submit(do, item))
+            if not coming:
+                return
+            yield coming.popleft().result()
+    finally:
+        for waiting in coming:
+            waiting.cancel()
 
 
 @cache

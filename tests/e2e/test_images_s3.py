@@ -1,0 +1,69 @@
+"""Images in a bucket: none is asked for when a run is planned, each once when it is converted, and a second run lists them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mdsmix.convert import images
+from mdsmix.storage import locate, s3_client
+from tests.converting import (
+    manifest_of,
+    quarantined,
+    run_recipe,
+    samples,
+    write_jsonl,
+    write_recipe,
+)
+from tests.counting import counted
+from tests.faults import Proxy
+from tests.pictures import drawing, record, seeing_tokenizer, stream
+
+
+def test_images_in_a_bucket(
+    bucket: str,
+    proxy: Proxy,
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(s3_client, "_READ_SECONDS", 30)
+    monkeypatch.setattr(images, "FEW", 5)
+    root = f"s3://{bucket}/pictures"
+    for number in range(12):
+        locate(f"{root}/{number % 3}/{number}.jpg").write(drawing(seed=number))
+    names = [f"{number % 3}/{number}.jpg" for number in range(12)]
+    data = write_jsonl(tmp_path / "a.jsonl", [*map(record, names), record(names[0], "../gone.jpg")])
+    tokenizer = seeing_tokenizer(tokenizer_folder, tmp_path / "tokenizer")
+    recipe = write_recipe(
+        tmp_path, tokenizer, max_seq_len=200, streams={"see": stream(data, images={"root": root})}
+    )
+    with counted(proxy) as first:
+        run_recipe(recipe)
+    assert first.by_operation == {"GET": 13}, str(first)
+    out = tmp_path / "out/see/train"
+    assert [sample["images"] for sample in samples(out)] == [[drawing(seed=n)] for n in range(12)]
+    (bad,) = quarantined(out)
+    assert (bad["reason"], bad["detail"]["image"]) == ("image_not_found", "../gone.jpg")
+    with counted(proxy) as second:
+        (again,) = run_recipe(recipe)
+    assert again.units == 0
+    assert second.by_operation == {"GET list": 1}, str(second)
+    locate(f"{root}/0/3.jpg").write(drawing(seed=99))
+    run_recipe(recipe)
+    assert samples(out)[3]["images"] == [drawing(seed=99)]
+    assert manifest_of(out).totals.images == 12
+
+
+def test_a_listing_of_much_else_is_left_for_single_questions(
+    bucket: str, minio: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "FEW", 1)
+    monkeypatch.setattr(images, "SPARSE", 2)
+    root = f"s3://{bucket}/many"
+    for number in range(40):
+        locate(f"{root}/{number:02}").write(b"x" * number)
+    asked = [f"{root}/{number:02}" for number in (3, 39)] + [f"{root}/none"]
+    found = images.current(asked)
+    assert {url: size for url, (size, _) in found.items()} == {asked[0]: 3, asked[1]: 39}
