@@ -76,11 +76,22 @@ class PicturedConversation(Conversation):
     @property
     def said(self) -> str:
         """All texts, without the paths of images, which no template is given."""
-        return "\n".join(_texts([message["content"] for message in self.messages]))
+        return "\n".join(self._contents)
 
     @property
     def characters(self) -> int:
-        return len(self.said)
+        return sum(map(len, self._contents))
+
+    @property
+    def _contents(self) -> list[str]:
+        said = list[str]()
+        for message in self.messages:
+            content = message["content"]
+            if isinstance(content, str):
+                said.append(content)
+            else:
+                said += [part["text"] for part in content if "text" in part]
+        return said
 
 
 Record = Document | Pair | Conversation

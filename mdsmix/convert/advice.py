@@ -15,6 +15,7 @@ from mdsmix.kinds import shape_of
 from mdsmix.record import Document
 from mdsmix.shapes import SHAPES, Fields, Shape
 from mdsmix.shapes.fields import value_at
+from mdsmix.shapes.pictures import PLACEHOLDER
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.shards.manifest import Records
 from mdsmix.typed import brief
@@ -38,7 +39,7 @@ READ_OTHERWISE = (
     *("missing_field", "field_not_text"),
 )
 "Reasons for which a record may be of another shape."
-TEMPLATES = ("template_error", "tools_not_printed")
+TEMPLATES = ("template_error", "tools_not_printed", "image_not_printed")
 "Reasons whose detail says what a chat template does."
 MOST_LOOKED_AT = 1_000
 
@@ -53,6 +54,7 @@ def advice(job: Job, records: Records) -> Iterator[str]:
     yield from _template(job, records)
     if "unknown_role" in records.quarantined and (roles := _roles(job)):
         yield roles
+    yield from _images(job, records)
     if "missing_field" in records.quarantined and (example := _fields(job)):
         yield example
 
@@ -110,6 +112,23 @@ def _template(job: Job, records: Records) -> Iterator[str]:
         bad = first_of(job.folder, reason) if reason in records.quarantined else None
         if says := (bad or {}).get("detail", {}).get("template"):
             yield f'{reason} is by the chat template: "{printable(says)}".'
+
+
+def _images(job: Job, records: Records) -> Iterator[str]:
+    """What is wrong with an image of the commonest reason, and which key of the recipe most likely mends it."""
+    if not job.kind.has_images or not records.quarantined:
+        return
+    reason = max(records.quarantined, key=records.quarantined.__getitem__)
+    bad = first_of(job.folder, reason)
+    if bad and reason == "image_count":
+        fields = " or ".join(job.fields_of_bytes)
+        yield (
+            f"Images are read from {fields} and from parts of messages, and each has its place in a text by {PLACEHOLDER}: where a "
+            "record's lie elsewhere, name the field by images.field."
+        )
+    elif bad and (why := bad.get("detail", {}).get("why")):
+        hint = "; paths begin at images.root" if reason == "image_not_found" else ""
+        yield f"{reason} of {brief(bad['detail'].get('image', 'an image'))}: {printable(why)}{hint}."
 
 
 def _roles(job: Job) -> str | None:

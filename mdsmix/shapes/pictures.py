@@ -54,7 +54,7 @@ def _read(
     given = [image for value in _held(record, names) for image in images_of(value)]
     lists = [fields[key] for key in keys if isinstance(record.get(fields[key]), list)]
     mark, found = PLACEHOLDER, list[Image]()
-    if any(_has_images(message) for name in lists for message in record[name]):
+    if any(_has_list(message) and _has_images(message) for n in lists for message in record[n]):
         mark = _unused(record, lists)
         found = given
         given = []
@@ -146,6 +146,11 @@ def _contents(message: Any) -> Iterator[tuple[str, list[Any]]]:
         for key in _CONTENTS:
             if isinstance(message.get(key), list):
                 yield key, message[key]
+
+
+def _has_list(message: Any) -> bool:
+    """Whether to look closer: most messages are texts."""
+    return type(message) is dict and any(type(value) is list for value in message.values())
 
 
 def _has_images(message: Any) -> bool:
