@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
@@ -24,11 +25,13 @@ from mdsmix.convert.keys import Dropped
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.encode.tokenizer import keep_in_cache
 from mdsmix.errors import Unreachable
-from mdsmix.images.encoder import Pictures
 from mdsmix.kinds.fingerprints import Fingerprints
 from mdsmix.kinds.reading import open_looking
 from mdsmix.sources import Content, Digests, Unit, Window, content_of, read
 from mdsmix.storage import Location, Stat, locate, together
+
+if TYPE_CHECKING:
+    from mdsmix.images.encoder import Pictures
 
 Stamps = Mapping[str, tuple[int, str]]
 "URL of an image -> its size and stamp; a size of -1 where it was not there, or could not be read."

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import merge
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,7 +37,6 @@ from mdsmix.encode.base import Encoded
 from mdsmix.engines.attempts import CRASHED, Attempt, pieces, place, skipped
 from mdsmix.engines.base import Reporter
 from mdsmix.errors import Unreachable
-from mdsmix.images.encoder import Pictures
 from mdsmix.kinds.fingerprints import Fingerprints
 from mdsmix.kinds.reading import open_reading
 from mdsmix.kinds.sampling import Sample
@@ -55,6 +55,10 @@ from mdsmix.sources import (
     shown_unit,
 )
 from mdsmix.storage import CHANGED
+
+if TYPE_CHECKING:
+    from mdsmix.images.encoder import Pictures
+
 
 STALE = (
     "{url} holds other records than when it was read before, and has the size and modification time that it had then: run the "
