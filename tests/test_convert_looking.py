@@ -150,3 +150,15 @@ def test_bad_and_filtered_records_count_for_the_bytes_they_take(
     assert look.tokens == pytest.approx(totals.tokens + totals.lost_tokens, rel=0.02)
     write_jsonl(tmp_path / "data/a.jsonl", [{"body": "nothing"}])
     assert looked(tmp_path, tokenizer_folder)[0] is None
+
+
+def test_a_field_that_nothing_reads_may_be_nested_as_deep_as_can_be_read(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    deep = f"{'[' * 1_000}{']' * 1_000}"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.jsonl").write_text(f'{{"text": "a few words", "more": {deep}}}\n' * 9)
+    look, _ = looked(tmp_path, tokenizer_folder, layout="document", min_tokens=1)
+    assert look is not None
+    assert look.records == pytest.approx(9, rel=0.01)
+    assert look.spread == 0

@@ -271,3 +271,20 @@ def test_a_mix_of_a_sample_and_a_whole_is_neither(tmp_path: Path, tokenizer_fold
     answer = mdsmix("mix", recipe, "--out", tmp_path / "mixed", "--seed", "1")
     assert answer.code == 0
     assert manifest_of(tmp_path / "mixed/train").encoding.sample is None
+
+
+def test_a_bad_record_that_cannot_be_written_again_is_in(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """Nested deeper than JSON is written, though it could be read; or with half a character."""
+    deep: Any = "the end"
+    for _ in range(1_000):
+        deep = [deep]
+    told: list[Any] = [{"body": deep}, {"body": "half \ud800 a character"}]
+    assert Sample(Fraction(1, 1 << 40)).of(told, ["missing_field"] * 2) == ["missing_field"] * 2
+    lines = [f'{{"text": "{text}"}}' for text in TEXTS[:50]]
+    (tmp_path / "data").mkdir()
+    deeply = f'{{"body": {"[" * 1_000}{"]" * 1_000}}}'
+    (tmp_path / "data/a.jsonl").write_text("\n".join([*lines, deeply]))
+    (outcome,) = run_recipe(recipe_of(tmp_path, tokenizer_folder, sample="50%"))
+    assert outcome.manifest.records.quarantined == {"missing_field": 1}

@@ -22,6 +22,7 @@ from mdsmix.convert.job import Job, settings_hash
 from mdsmix.convert.source_hashes import fingerprint
 from mdsmix.convert.unit import open_tokenizer_backend
 from mdsmix.encode.backends import Unequal
+from mdsmix.encode.base import Encoded
 from mdsmix.encode.tokenizer import cache_folder, keep_in_cache
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.reading import Reading, open_reading
@@ -71,25 +72,32 @@ def _reading(job: Job) -> Reading:
 
 
 def _looked(units: Sequence[sources.Unit], reading: Reading) -> dict[str, Any]:
-    tokens, weights, sizes = list[int](), list[float](), list[int]()
+    tokens, weights, each = list[int](), list[float](), list[NDArray[Any]]()
     for glimpse in sources.glimpses(units):
         encoded = reading.encode(glimpse.records)
         cut = 0 if encoded.cut is None else int(encoded.cut.sum())
         tokens.append(encoded.tokens - cut)
         weights.append(glimpse.weight)
-        out = {each.position for each in encoded.rejected}
-        kept = (each for i, each in enumerate(glimpse.records) if i not in out)
-        sizes += [len(str(record)) for record in kept]
+        each.append(_of_records(encoded))
     total, weight = sum(tokens), sum(weights)
     if not total:
         return {"each": 0.0, "error": 0.0, "mean": 1.0, "spread": 0.0, "places": len(tokens)}
+    lengths = np.concatenate(each)
     return {
         "each": total / weight,
         "error": _error(np.array(tokens), np.array(weights)),
-        "mean": total / len(sizes),
-        "spread": float(np.std(sizes) / np.mean(sizes)),
+        "mean": float(np.mean(lengths)),
+        "spread": float(np.std(lengths) / np.mean(lengths)),
         "places": len(tokens),
     }
+
+
+def _of_records(encoded: Encoded) -> NDArray[Any]:
+    """Tokens of each record that becomes samples, cut off or not."""
+    lengths, rows = np.asarray(encoded.lengths), encoded.rows_of
+    if rows is None:
+        return lengths
+    return np.bincount(np.repeat(np.arange(len(rows)), rows), lengths, len(rows))
 
 
 def _error(tokens: NDArray[Any], weights: NDArray[Any]) -> float:

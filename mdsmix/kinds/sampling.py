@@ -42,5 +42,12 @@ class Sample:
 
 def _place(record: Any, found: Any) -> int:
     """Of 2^64. The half of the fingerprint by which duplicates are not thrown into buckets."""
-    print = xxhash.xxh3_128_digest(canonical(record)) if type(found) is str else fingerprint(found)
-    return int.from_bytes(print[8:], "big")
+    if type(found) is not str:
+        return int.from_bytes(fingerprint(found)[8:], "big")
+    try:
+        return xxhash.xxh3_64_intdigest(canonical(record))
+    except (
+        UnicodeEncodeError,
+        RecursionError,
+    ):  # half a character; nested deeper than JSON is written
+        return 0
