@@ -2,7 +2,7 @@
 
 A manifest counts samples by powers of two of their length, all their tokens, and the longest. Within a power, lengths are taken to
 rise or fall alike in all powers, just so that they sum to the tokens that were counted. So the mean longest row of a batch is an
-estimate, within a tenth as a rule, unless all rows are of one length.
+estimate, within a seventh, unless all rows are of one length.
 """
 
 from __future__ import annotations
