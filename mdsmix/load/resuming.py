@@ -121,7 +121,7 @@ def repeats_after(was: LoaderLock, now: LoaderLock, behind: int | None) -> list[
         "epoch": 0,
         "sample_in_epoch": behind,
         "num_canonical_nodes": was.settings.get("num_canonical_nodes") or many,
-        "shuffle_seed": was.settings["shuffle_seed"],
+        "shuffle_seed": was.settings.get("shuffle_seed", ORDER["shuffle_seed"]),
         "initial_physical_nodes": 1,
     }
     begin = f"resumed after {plural(behind, 'sample')} of an epoch of {drawn:,} (on one node)"

@@ -20,9 +20,11 @@ from streaming import StreamingDataLoader, StreamingDataset
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import MixLoader, build_loader
 from mdsmix.load.lock import KEY
+from mdsmix.load.resuming import repeats, repeats_after
 from mdsmix.shards.index import read_index
 from mdsmix.shards.sample import read_head
 from mdsmix.storage import locate
+from mdsmix.training.lock import LoaderLock, LockedStream
 from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 from tests.with_torch.load_streams import IDS, config, write_stream
 
@@ -145,6 +147,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         "a was published anew",
     ),
     "a weight": ({"repeat": 2}, "b was to give 40 samples an epoch and gives 80"),
+    "a smaller weight": ({"repeat": 0.5}, "b was to give 40 samples an epoch and gives 20"),
     "a seed": ({"shuffle_seed": 5}, "shuffle_seed was 9176 and is 5"),
     "a block": ({"shuffle_block_size": 20}, "shuffle_block_size was 50 and is 20"),
     "an order": ({"shuffle": False}, "shuffle was true and is false"),
@@ -360,3 +363,17 @@ def test_a_run_goes_on_with_the_version_that_its_yaml_names(
     assert mdsmix("render-yaml", recipe, "-o", tmp_path / "next.yaml").code == 0
     with pytest.raises(MixRefused, match="a was published anew"):
         build_loader(str(tmp_path / "next.yaml"), BATCH).load_state_dict(state)
+
+
+def test_shards_of_one_content_are_as_many_as_there_are() -> None:
+    twin = LockedStream(name="a", drawn=24, shards="0123456789ab*12 0123456789ab*12")
+    settings = {"shuffle": True, "batch": 4}
+    state = {"epoch": 0, "sample_in_epoch": 12, "num_canonical_nodes": 1, "shuffle_seed": 3}
+    was, now = (LoaderLock(streams=[twin], settings=settings | {"batch": n}) for n in (4, 2))
+    assert repeats(was, now, state) == []
+    other = LoaderLock(streams=[twin], settings=settings | {"shuffle": False})
+    (found,) = repeats(was, other, state) or []
+    assert found.twice == found.never > 0
+    assert repeats_after(was, now, None) == [
+        "resumed after 12 samples of an epoch of 24 (on one node), nothing comes twice and nothing is left out"
+    ]
