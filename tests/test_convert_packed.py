@@ -3,6 +3,7 @@ to a stream works with rows of several records."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,12 @@ import numpy as np
 import pytest
 
 from mdsmix.encode.targets import Targets
+from mdsmix.shards.decode import decode
+from mdsmix.shards.index import read_index
+from mdsmix.shards.tokens import tokens_of
 from mdsmix.shards.turns import documents_of, turns_of
+from mdsmix.shards.whole import Samples, read_whole
+from mdsmix.storage import locate
 from tests.converting import (
     chats,
     documents,
@@ -24,6 +30,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
+from tests.published import PACKED, PACKED_ROW, publish
 
 WORDS = [
     "one",
@@ -182,8 +189,6 @@ def test_an_edit_touches_its_unit_alone(
 
 def names_of(folder: Path) -> list[list[str]]:
     """The ids that inspect shows of every row."""
-    import json
-
     answer = mdsmix("inspect", folder, "-n", 1000, "--json")
     assert answer.code == 0, answer.err
     return [shown["id"] for shown in json.loads(answer.out)["shown"]]
@@ -216,8 +221,6 @@ def test_a_record_stands_in_the_row_that_is_named_after_it(
     stream["source"]["id"] = "id"
     recipe = write_recipe(tmp_path, tokenizer_folder, streams={"p": stream}, max_seq_len=64)
     run_recipe(recipe)
-    import json
-
     answer = mdsmix(
         "inspect", tmp_path / "out/p/train", "-n", 100, "--json", "--tokenizer", tokenizer_folder
     )
@@ -263,11 +266,6 @@ def test_a_damaged_shard_is_made_again(tmp_path: Path, tokenizer_folder: Path) -
 
 
 def test_verify_sees_a_document_that_begins_nowhere(tmp_path: Path, tokenizer_folder: Path) -> None:
-    from mdsmix.shards.decode import decode
-    from mdsmix.shards.index import read_index
-    from mdsmix.shards.whole import Samples, read_whole
-    from mdsmix.storage import locate
-
     source = write_jsonl(tmp_path / "all.jsonl", records(40))
     run_recipe(packed_chats(tmp_path, tokenizer_folder, source))
     folder = locate(tmp_path / "out/chat/train")
@@ -278,6 +276,17 @@ def test_verify_sees_a_document_that_begins_nowhere(tmp_path: Path, tokenizer_fo
     last[-4:] = (1 << 20).to_bytes(4, "little")  # the last column of the last row is `starts`
     with pytest.raises(ValueError, match="do not begin where it says"):
         decode(shard, Samples(bytes(last), whole.offsets))
+
+
+def test_the_first_token_of_a_document_counts_as_trained_for_nobody(tmp_path: Path) -> None:
+    """Whatever the mask of a stream of another tool says."""
+    at = locate(publish(tmp_path, PACKED, [PACKED_ROW | {"loss_mask": [1] * 6}] * 3) / "train")
+    (shard,) = read_index(at).shards
+    found = tokens_of(shard, read_whole(at, shard))
+    assert found is not None
+    assert found.trained is not None
+    assert found.trained.tolist() == [4, 4, 4]
+    assert found.responses.tolist() == [4, 2] * 3
 
 
 def test_the_offline_mix_of_two_packed_streams_is_packed(
