@@ -69,6 +69,11 @@ class Lab:
     def chat(self, name: str = "chat", **how: Any) -> dict[str, Any]:
         return self.stream(name, TURNS, TURNS_ROW, **how)
 
+    def seeing(self, name: str = "see", **how: Any) -> dict[str, Any]:
+        """Conversations with images; this one is of text."""
+        row = {"images": bytes(8), "sizes": [], **TURNS_ROW}
+        return self.stream(name, {"images": "bytes", "sizes": "json", **TURNS}, row, **how)
+
     def packed(self, name: str = "chat", **how: Any) -> dict[str, Any]:
         """Conversations, two to a row."""
         told = {"kind": "finetuning", "pack": True, "fields": {"messages": "messages"}}
@@ -304,6 +309,10 @@ CASES: dict[str, tuple[Make, Make]] = {
             raw=lab.stream("raw", RAW_PAIR, RAW_ROW, card=None), chat=lab.chat()
         ),
         lambda lab: lab.finetuning(raw=lab.stream("raw", RAW_PAIR, RAW_ROW, card=None)),
+    ),
+    "images-loader": (
+        lambda lab: lab.finetuning(see=lab.seeing()),
+        lambda lab: lab.own(see=lab.seeing()),
     ),
     "tokens-dtype": (
         lambda lab: lab.text(old=in_bytes(lab, "int32")),
@@ -830,6 +839,17 @@ def test_packed_rows_are_led_to_the_loader_that_keeps_their_documents_apart(
     assert not [f for f in findings(mix) if f.severity == "error"]
     said = {share.stream: share.tokens for share in shares_of(mix.train)}
     assert said["chat"] == 40 * 6
+
+
+@pytest.mark.parametrize("loader", ["text", "finetuning"])
+def test_images_are_read_by_the_loader_of_this_package_alone(tmp_path: Path, loader: str) -> None:
+    lab = Lab(tmp_path)
+    (refusal,) = [
+        f for f in findings(getattr(lab, loader)(see=lab.seeing())) if f.severity == "error"
+    ]
+    assert refusal.id == "images-loader"
+    assert "set train_loader.name: mdsmix" in refusal.fix
+    assert "mdsmix.load" in refusal.fix
 
 
 def test_a_model_of_transformers_cannot_be_told_of_documents(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from textwrap import dedent
 
@@ -9,7 +10,9 @@ import pytest
 
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe
-from mdsmix.recipe import Recipe
+from mdsmix.recipe import Recipe, load_recipe
+from mdsmix.recipe.spec import SEEING
+from mdsmix.shapes import SHAPES
 
 RECIPE = """
 tokenizer: {name: ./tok, kwargs: {}}
@@ -27,6 +30,25 @@ mix: {web: {repeat: 0.5}}
 def load(folder: Path, *overrides: str, text: str = RECIPE) -> Recipe:
     (folder / "recipe.yaml").write_text(dedent(text))
     return open_recipe(folder / "recipe.yaml", overrides)
+
+
+def test_the_shapes_with_images_are_those_of_which_recipes_know_it() -> None:
+    assert {name for name, shape in SHAPES.items() if shape.has_images} == SEEING
+
+
+@pytest.mark.parametrize(
+    ("images", "named", "loader"),
+    [(True, None, "mdsmix"), (True, "finetuning", "finetuning"), (False, None, "finetuning")],
+)
+def test_a_recipe_with_images_is_for_the_loader_that_reads_them(
+    tmp_path: Path, images: bool, named: str | None, loader: str
+) -> None:
+    source = {"path": "a.jsonl"} | ({"shape": "llava"} if images else {"messages": "messages"})
+    written = tmp_path / "recipe.yaml"
+    tree = {"tokenizer": "t", "max_seq_len": 8, "local": "out"}
+    tree["streams"] = {"see": {"kind": "finetuning", "source": source}}
+    written.write_text(json.dumps(tree | ({"train_loader": {"name": named}} if named else {})))
+    assert load_recipe(written).loader == loader
 
 
 def test_paths_are_rooted_in_the_recipes_folder_and_urls_stay(tmp_path: Path) -> None:

@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 
 from mdsmix.encode.targets import Targets
 from mdsmix.errors import MixRefused
-from mdsmix.shards.turns import PACKED, Document, Turn, documents_of, layout_of, turns_of
+from mdsmix.shards.turns import (
+    PACKED,
+    Document,
+    Turn,
+    documents_of,
+    has_images,
+    layout_of,
+    turns_of,
+)
 
 IGNORED = -100
 "The label that gives no loss, in torch and in LLM-Foundry."
@@ -65,6 +73,11 @@ class Row(NamedTuple):
 
 def row_of(sample: Mapping[str, Any], rules: RowRules) -> Row:
     """The row of a decoded MDS sample; MixRefused says why there is none (the caller knows stream and shard)."""
+    if has_images(sample):
+        raise MixRefused(
+            "it has images, each of which is one bare placeholder in its tokens, and no processor turns them into what a model sees; "
+            "take its stream out of the mix."
+        )
     layout = layout_of(sample)
     if layout == PACKED:
         return _packed(documents_of(sample), rules)

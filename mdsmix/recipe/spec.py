@@ -123,6 +123,10 @@ class ImagesSpec:
     "What becomes of a record whose image is at an http(s) URL."
 
 
+SEEING = frozenset({"llava", "qwen_vl"})
+"Shapes of records with images (`Shape.has_images`)."
+
+
 @dataclass(frozen=True, kw_only=True)
 class StreamSpec:
     """One stream: converted from `source`, or, without one, mixed as it was published."""
@@ -175,6 +179,10 @@ class StreamSpec:
     local: str | None = None
     "Only without a source: its folder, or with a remote the training node's cache of it."
 
+    @property
+    def has_images(self) -> bool:
+        return self.images is not None or (self.source is not None and self.source.shape in SEEING)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSpec:
@@ -226,8 +234,10 @@ class Recipe:
 
     @property
     def loader(self) -> str:
-        """The one dial, `text`, `finetuning` or `mdsmix`: it decides the columns of every stream. Only the last reads packed rows."""
-        if "name" not in self.train_loader and any(s.pack for s in self.streams.values()):
+        """The one dial, `text`, `finetuning` or `mdsmix`: it decides the columns of every stream. Only the last reads packed rows, and
+        images."""
+        own = any(s.pack or s.has_images for s in self.streams.values())
+        if "name" not in self.train_loader and own:
             return "mdsmix"
         kinds = {s.kind for s in self.streams.values() if s.kind}
         plain = kinds == {"pretraining"}

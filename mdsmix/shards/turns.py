@@ -18,6 +18,8 @@ PACKED = ("input_ids", STARTS)
 "A row of several documents; `loss_mask` beside them says what is trained, else all but the first token of each document is."
 LAYOUTS = (("turns",), ("input_ids", "labels"), ("tokens",), PACKED)
 "The columns that hold a sample's ids, in the order in which a loader looks for them."
+IMAGES = ("images", "sizes")
+"Columns beside the turns of a conversation with images: their bytes, and the height and width of each."
 Ids = NDArray[np.int64]
 
 
@@ -31,6 +33,11 @@ class Turn(NamedTuple):
 def layout_of(columns: Mapping[str, Any]) -> tuple[str, ...]:
     """Which of LAYOUTS the columns (of a sample or of a shard) make; empty where they hold no ids."""
     return next((names for names in LAYOUTS if columns.keys() >= set(names)), ())
+
+
+def has_images(columns: Mapping[str, Any]) -> bool:
+    """Whether the columns (of a sample or of a shard) are those of a stream of images, whose tokens alone mean little."""
+    return columns.keys() >= set(IMAGES)
 
 
 def turns_of(sample: Mapping[str, Any], dtype: str = "int64") -> list[Turn]:

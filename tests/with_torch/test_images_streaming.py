@@ -6,11 +6,15 @@ import io
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 from streaming import StreamingDataset
 
+from mdsmix.errors import MixRefused
+from mdsmix.load import build_loader
 from tests.converting import run_recipe, write_jsonl, write_recipe
 from tests.pictures import record, seeing_tokenizer, stream, write_drawings
+from tests.with_torch.load_streams import IDS, config
 
 
 def test_a_plain_streaming_dataset_opens_the_images(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -30,3 +34,16 @@ def test_a_plain_streaming_dataset_opens_the_images(tmp_path: Path, tokenizer_fo
     for image, path in zip(rows[0]["images"], paths, strict=True):
         stored = np.asarray(Image.open(io.BytesIO(path.read_bytes())))
         assert np.array_equal(np.asarray(image), stored)
+
+
+def test_placeholders_without_images_are_not_trained(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    (path,) = write_drawings(tmp_path / "img", 1)
+    data = write_jsonl(tmp_path / "a.jsonl", [record(f"img/{path.name}")])
+    tokenizer = seeing_tokenizer(tokenizer_folder, tmp_path / "tokenizer")
+    run_recipe(write_recipe(tmp_path, tokenizer, max_seq_len=99, streams={"see": stream(data)}))
+    streams = {"see": {"local": str(tmp_path / "out/see"), "split": "train"}}
+    loader = build_loader(config(streams, "mdsmix", max_seq_len=99, num_workers=0), 1, ids=IDS)
+    with pytest.raises(MixRefused, match="one bare placeholder in its tokens, and no processor"):
+        next(iter(loader))

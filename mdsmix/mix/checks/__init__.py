@@ -2,6 +2,7 @@
 
 from mdsmix.mix.checks import (  # noqa: F401, I001 - registered in the order in which findings are printed
     columns,
+    images,
     tokens,
     tokenizers,
     policies,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from mdsmix.kinds import kind_of
 from mdsmix.mix.findings import check_loaders, check_streams, listed, names
 from mdsmix.mix.streams import Loader, Mix, Stream
-from mdsmix.shards.turns import PACKED
+from mdsmix.shards.turns import PACKED, has_images
 from mdsmix.training.keys import OWN
 from mdsmix.training.rules import Hit
 from mdsmix.words import does
@@ -71,7 +71,8 @@ def reads(loader: Loader, stream: Stream) -> bool:
     "Neither loader reads the other's columns, and training fails only at the batch in which such a sample comes up.",
 )
 def columns_loader(mix: Mix, loader: Loader) -> Iterator[Hit]:
-    wrong = [s for s in loader.streams if s.shards and not reads(loader, s)]
+    foreign = [s for s in loader.streams if s.shards and not reads(loader, s)]
+    wrong = [s for s in foreign if not has_images(s.columns)]  # images-loader
     right = [s for s in mix.train.streams if s.shards and reads(loader, s)]
     if wrong:
         others = f", as {_described(right)} has it" if right else ""
