@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,26 @@ def test_what_cannot_be_measured_is_one_sentence_before_torch_is_imported(
     assert (answer.code, answer.out) == (2, "")
     assert said in answer.err
     assert answer.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)], ids=["ctrl-c", "sigterm"]
+)
+def test_who_interrupts_sees_what_is_known_and_no_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException, code: int
+) -> None:
+    def run(*_: object) -> Iterator[Measured]:
+        yield measured(Setting(0, None), 0.012)
+        raise end
+
+    monkeypatch.setattr("mdsmix.bench.run.run", run)
+    train, out = tmp_path / "train.yaml", tmp_path / "tuned.json"
+    train.write_text(
+        json.dumps({"train_loader": {"dataset": {"streams": {"web": {"local": "x"}}}}})
+    )
+    said = mdsmix("bench", train, "--workers", 0, "-o", out)
+    assert said.code == code
+    assert "12.0" in said.out
+    assert "error: interrupted after 1 of 1 settings" in said.err
+    assert "finished work units" not in said.err
+    assert not out.exists()

@@ -125,8 +125,8 @@ def bench(
     try:
         for each in run(plan, lambda line: echo(line, err=True)):
             found.append(each)
-    except KeyboardInterrupt:
-        _interrupted(plan, found, as_json)
+    except (KeyboardInterrupt, SystemExit) as end:
+        _interrupted(plan, found, as_json, getattr(end, "code", 130))
     verdict = plan.verdict(found)
     report = plan.report(found)
     if out:
@@ -143,16 +143,18 @@ def bench(
     echo(*told)
 
 
-def _interrupted(plan: Plan, found: Sequence[Measured], as_json: bool) -> None:
-    """What is known so far is shown; caches, workers and shared memory are gone by now."""
+def _interrupted(plan: Plan, found: Sequence[Measured], as_json: bool, code: int) -> None:
+    """What is known so far is shown; caches, workers and shared memory are gone by now. `code` is 143 where a scheduler ended it."""
     from mdsmix.errors import Interrupted
 
     if found and not as_json:
         _print(found)
-    raise Interrupted(
+    end = Interrupted(
         f"interrupted after {len(found)} of {len(plan.settings)} settings: no setting was chosen or written, and the caches that were "
         "made are deleted."
     )
+    end.exit_code = code
+    raise end
 
 
 def _print(found: Sequence[Measured]) -> None:
