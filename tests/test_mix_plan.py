@@ -369,6 +369,19 @@ def test_packed_rows_are_taken_for_full(
     assert found.manifest.totals.samples == pytest.approx(rows, rel=0.1)
 
 
+def test_of_a_sample_its_share_is_planned(
+    corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """Of the few records that are looked at none might be in it. The share is no count, were all of them looked at."""
+    source = write_jsonl(tmp_path / "a.jsonl", corpus)
+    streams = {"a": documents(source), "b": documents(source, sample="1%")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    whole, part = (_look(recipe, 10**6, name) for name in ("a", "b"))
+    assert part.manifest.totals.tokens == pytest.approx(whole.manifest.totals.tokens / 100, rel=0.1)
+    assert part.index.bytes == pytest.approx(whole.index.bytes / 100, rel=0.2)
+    assert (whole.look.is_all, part.look.is_all) == (True, False)
+
+
 def test_a_look_at_every_record_counts(
     corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path
 ) -> None:

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import accumulate
 from typing import Any
 
@@ -107,7 +108,8 @@ def look_at(recipe: Recipe, spec: StreamSpec, tokenizer: Tokenizer, limit: int) 
         )
     chosen = _chosen([weight for _, weight in units])
     each = max(1, -(-limit // len(chosen)))
-    rows = _Rows(encoding, tokenizer, recipe.tokenizer.backend, spec)
+    # Of a few records a small sample is none: all of them are looked at, and the share of what they come to is taken.
+    rows = _Rows(replace(encoding, sample=None), tokenizer, recipe.tokenizer.backend, spec)
     span = _span([units[number][0] for number in chosen], each)
     if span * PLACES >= size:  # there are hardly more records than were asked for
         chosen = {n: weight / size for n, (_, weight) in enumerate(units)}
@@ -256,8 +258,9 @@ def _looked(
     units: Sequence[tuple[Unit, float]],
     places: Sequence[_Place],
 ) -> Looked:
-    is_all = all(place.is_whole for place in places) and len(places) == len(units)
-    size, width = sum(weight for _, weight in units), encoding.max_seq_len
+    part = float(Fraction(encoding.sample or 1))
+    is_all = part == 1 and all(p.is_whole for p in places) and len(places) == len(units)
+    size, width = part * sum(weight for _, weight in units), encoding.max_seq_len
     joins = kind_of(encoding).joins_units(encoding)
     # A few records pack worse than all of a stream, whose rows are as good as full.
     is_full = joins or encoding.pack
