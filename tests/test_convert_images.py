@@ -14,8 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 from PIL import Image
 
+from mdsmix.convert.ledger import read_record
 from mdsmix.convert.planning import Options
 from mdsmix.convert.repair import repair
 from mdsmix.images import encoder
@@ -35,6 +37,7 @@ from tests.converting import (
     write_recipe,
 )
 from tests.pictures import TOKEN, drawing, record, seeing_tokenizer, stream, write_drawings
+from tests.test_images_http import DRAWING, Server, serving
 
 
 @pytest.fixture(scope="module")
@@ -325,6 +328,44 @@ def test_images_that_stand_in_a_table_or_an_archive(tmp_path: Path, seeing: Path
         assert "PNG" not in json.dumps(bad)
         assert set(manifest_of(out).records.unread) <= {"__key__"}
         assert run_recipe(recipe)[0].units == 0
+
+
+def test_images_at_urls_are_fetched_once_where_the_recipe_says_so(
+    tmp_path: Path, seeing: Path
+) -> None:
+    with serving() as url:
+        paths = [f"{url}/good", f"{url}/missing", f"{url}/good"]
+        recipe = recipe_of(tmp_path, seeing, [*map(record, paths)], images={"http": "fetch"})
+        run_recipe(recipe)
+        assert sorted(Server.asked) == ["/good", "/missing"]
+        out = tmp_path / "out/see/train"
+        assert [sample["images"] for sample in samples(out)] == [[DRAWING]] * 2
+        assert manifest_of(out).records.quarantined == {"image_not_found": 1}
+        (unit,) = (read_record(locate(str(out)), part.key) for part in manifest_of(out).parts)
+        assert unit is not None
+        digest = xxhash.xxh3_128_hexdigest(DRAWING)
+        assert unit.fetched == {paths[0]: digest, paths[1]: "image_not_found"}
+        assert run_recipe(recipe)[0].units == 0
+        assert len(Server.asked) == 2
+
+
+def test_a_table_of_questions_is_given_a_place_for_its_image_by_a_template(
+    tmp_path: Path, seeing: Path
+) -> None:
+    rows = [{"question": "What?", "answer": "It.", "image": {"bytes": drawing(), "path": "x"}}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    source = {"instruction": "<image>\n{question}", "output": "answer"}
+    recipe = recipe_of(
+        tmp_path,
+        seeing,
+        path=tmp_path / "a.parquet",
+        shape="alpaca",
+        source=source,
+        images={"field": "image"},
+    )
+    run_recipe(recipe)
+    (sample,) = samples(tmp_path / "out/see/train")
+    assert sample["images"] == [drawing()]
 
 
 def test_a_text_only_stream_knows_nothing_of_images(tmp_path: Path, seeing: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -79,6 +80,13 @@ class Server(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
+    with serving() as url:
+        yield url
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """A server on the loopback."""
     Server.asked = []
     found = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     found.handle_error = lambda *_: None  # type: ignore[method-assign]

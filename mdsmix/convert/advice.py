@@ -127,7 +127,8 @@ def _images(job: Job, records: Records) -> Iterator[str]:
             "record's lie elsewhere, name the field by images.field."
         )
     elif bad and (why := bad.get("detail", {}).get("why")):
-        hint = "; paths begin at images.root" if reason == "image_not_found" else ""
+        root = f"paths begin at {job.images or 'the folder of the records'}, as images.root says"
+        hint = f"; {root}" if reason == "image_not_found" else ""
         yield f"{reason} of {brief(bad['detail'].get('image', 'an image'))}: {printable(why)}{hint}."
 
 

@@ -121,9 +121,10 @@ class Files:
         except Unreachable as error:
             if at.place.is_s3:
                 raise
-            return Read(reason="image_unreadable", why=str(error))
+            why = str(error).partition(": ")[2]  # without the path, which is another elsewhere
+            return Read(reason="image_unreadable", why=why)
         if found is None:
-            return Read(reason="image_not_found", why=f"there is no file {at.url}")
+            return Read(reason="image_not_found", why="there is no such file")
         stat, data = found
         if stat.size > MOST_BYTES:
             why = f"the file has {stat.size} bytes, and {MOST_BYTES} are the most that are read"

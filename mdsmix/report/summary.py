@@ -120,6 +120,8 @@ def _sentences(outcome: Outcome) -> list[str]:
 def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
     totals, records = manifest.totals, manifest.records
     notes = []
+    if totals.images:
+        notes.append(f"{plural(totals.images, 'image')}, {totals.image_bytes:,} bytes")
     if records.bad:
         notes.append(f"the bad records lie in {outcome.target}/quarantine/")
     if records.has_many_bad:
