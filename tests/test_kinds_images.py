@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from mdsmix.shards.cells import cells
+from mdsmix.shards.index import read_index
+from mdsmix.shards.whole import read_whole
+from mdsmix.storage import locate
 from tests.converting import (
     manifest_of,
     mdsmix,
@@ -40,7 +44,11 @@ def convert(folder: Path, tokenizer: Path, records: list[Any], **settings: Any) 
     path = write_jsonl(folder / "a.jsonl", records)
     settings = {"shape": "llava", **settings}
     recipe = write_recipe(
-        folder, tokenizer, max_seq_len=400, streams={"see": stream(path, **settings)}
+        folder,
+        tokenizer,
+        max_seq_len=400,
+        compression="zstd",
+        streams={"see": stream(path, **settings)},
     )
     run_recipe(recipe)
     return folder / "out/see/train"
@@ -52,6 +60,18 @@ def text_of(sample: Any, tokenizer: Path) -> str:
     model = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     ids = [t for turn in sample["turns"] for t in (*turn["input_ids"], *turn["labels"])]
     return str(model.decode(ids, skip_special_tokens=False))
+
+
+def sizes_of_column(out: Path) -> list[int]:
+    """Bytes of the column `images` of each row."""
+    folder = locate(str(out))
+    (shard,) = read_index(folder).shards
+    assert shard.compression is None
+    return next(
+        part.sizes.tolist()
+        for part in cells(shard, read_whole(folder, shard))
+        if part.column.name == "images"
+    )
 
 
 def test_the_bytes_of_every_image_are_stored_as_they_are(tmp_path: Path, seeing: Path) -> None:
@@ -72,6 +92,9 @@ def test_the_bytes_of_every_image_are_stored_as_they_are(tmp_path: Path, seeing:
     totals = manifest_of(out).totals
     assert (totals.samples, totals.images) == (3, 4)
     assert totals.image_bytes == sum(len(path.read_bytes()) for path in [paths[0], *paths])
+    for sample, stored in zip(found, sizes_of_column(out), strict=True):
+        files = sum(map(len, sample["images"]))
+        assert stored - files <= 16 * max(1, len(sample["images"]))
 
 
 def test_a_recipe_without_an_image_token_is_told_of_it(

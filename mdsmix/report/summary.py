@@ -13,6 +13,7 @@ from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
 from mdsmix.report.card import packed
 from mdsmix.report.sampled import budget_json, said_of_budget, said_of_sample
 from mdsmix.report.table import print_table
+from mdsmix.shapes.pictures import FIELDS, PLACEHOLDER
 from mdsmix.shapes.where import NO_MATCH
 from mdsmix.shards.manifest import NOT_SAMPLED, Manifest, Records
 from mdsmix.table import Column, Row, Table, as_json
@@ -43,6 +44,8 @@ TELLING = (
     "messages.content beside tool_calls",
 )
 "Fields by which LLaMA-Factory, OpenAI, TRL and others say what a record means: without them it trains something else."
+IMAGES = "say images: {} in the stream, which reads the images"
+TEXT = "take it into the records' text"
 COLUMNS = (
     Column("stream", "text"),
     *map(Column, ("read", "written", "filtered", "quarantined", "tokens", "shards", "bytes")),
@@ -215,7 +218,7 @@ def _unread(records: Records) -> Iterator[str]:
         if n := filled.get(name, 0) or records.unseen.get(name, 0):
             yield (
                 f"WARNING: {n:,} records have a field {name} that is not read, so they are trained as if it were not there: "
-                "take it into the records' text, or leave those records out"
+                f"{IMAGES if name in FIELDS else TEXT}, or leave those records out"
             )
     for key, n in records.nulls.items():
         yield (
@@ -223,4 +226,5 @@ def _unread(records: Records) -> Iterator[str]:
             "is given them: nulls: drop takes them out"
         )
     for name, n in records.placeholders.items():
-        yield f"WARNING: {n:,} records hold {name}, which is trained as text: no image, video or sound is read"
+        hint = ": images: {} in the stream reads them" if name == PLACEHOLDER else ""
+        yield f"WARNING: {n:,} records hold {name}, which is trained as text: no image, video or sound is read{hint}"
