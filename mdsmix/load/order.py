@@ -2,7 +2,7 @@
 
 Streaming draws, divides and shuffles all samples of an epoch at its first batch, at every start: 20 s and 6 GB for 100 M samples
 (`benchmarks/starting.py`), most of it a sort. Read from a file of 4 bytes a sample it takes a tenth of that. The file is named by a hash of
-all that decides the order, and begins with a hash of what it holds: a changed stream, weight, seed, batch or number of ranks has
+all that decides the order, and ends with a hash of all before it: a changed stream, weight, seed, batch or number of ranks has
 another order, and a damaged file is no order at all. It only saves work and may be deleted. Small epochs, which take less than a
 second, are left alone.
 """
@@ -10,12 +10,15 @@ second, are left alone.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
+from time import time
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import xxhash
@@ -31,6 +34,10 @@ KEPT_FROM = 4_000_000
 "Samples of an epoch: the order of fewer takes less than a second."
 KEPT = 4
 "Orders of this node's runs, the last used ones: 400 MB each for 100 M samples."
+HEAD = 4096
+"Bytes: numpy's description of an array stands in fewer."
+ABANDONED = 3600
+"Seconds since the last byte of a file that nobody writes any more."
 DECIDE = (
     *(
         "epoch_size",
@@ -90,15 +97,17 @@ def _kept(path: Path, work_out: Callable[[], Order]) -> Order:
 def _read(path: Path) -> Order | None:
     """The array in the file, which is mapped and not copied."""
     try:
-        stored: Order = np.lib.format.open_memmap(path, mode="r")  # type: ignore[no-untyped-call]
-        with path.open("rb") as file:
-            file.seek(-16, os.SEEK_END)
-            digest = file.read()
-        if xxhash.xxh3_128_digest(stored) != digest:
+        whole = np.memmap(path, np.uint8, "r")
+        if xxhash.xxh3_128_digest(whole[:-16]) != whole[-16:].tobytes():
             return None
-        path.touch()
-    except (OSError, ValueError, EOFError):  # none there, or half of one
+        with suppress(OSError):  # of another user, or where nothing may be written
+            path.touch()
+    except (OSError, ValueError):  # none there, or an empty one
         return None
+    begin = BytesIO(whole[:HEAD].tobytes())
+    np.lib.format.read_magic(begin)  # type: ignore[no-untyped-call]
+    shape, _, dtype = np.lib.format.read_array_header_1_0(begin)  # type: ignore[no-untyped-call]
+    stored: Order = whole[begin.tell() : -16].view(dtype).reshape(shape)
     return stored
 
 
@@ -109,11 +118,24 @@ def _keep(path: Path, order: Order) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(path.parent).free < 2 * small.nbytes:
         raise OSError(f"{path.parent} has no room for {small.nbytes:,} bytes")
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        np.save(file, small)
-        file.write(xxhash.xxh3_128_digest(small))
-    temporary.replace(path)
-    by_use = sorted(path.parent.glob("*.npy"), key=lambda p: p.stat().st_mtime)
-    for old in by_use[:-KEPT]:
-        old.unlink(missing_ok=True)
+    # Nodes that share the folder may have processes of one number.
+    temporary = path.with_suffix(f".{uuid4().hex}.tmp")
+    try:
+        with temporary.open("w+b") as file:
+            np.save(file, small)
+            file.flush()
+            written = np.memmap(file, np.uint8, "r")
+            file.write(xxhash.xxh3_128_digest(written))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _tidy(path.parent)
+
+
+def _tidy(folder: Path) -> None:
+    """Deletes the orders that have not been used for longest, and what killed starts had begun to write."""
+    with suppress(OSError):  # another start does the same
+        by_use = sorted(folder.glob("*.npy"), key=lambda p: p.stat().st_mtime)
+        killed = [p for p in folder.glob("*.tmp") if p.stat().st_mtime < time() - ABANDONED]
+        for old in (*by_use[:-KEPT], *killed):
+            old.unlink(missing_ok=True)

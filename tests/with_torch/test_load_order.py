@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,79 @@ def test_a_damaged_order_is_worked_out_again(
     path.write_bytes(bad[damage])
     assert rows(loader(streams)) == whole
     assert path.read_bytes() == content
+
+
+def test_no_bit_of_a_kept_order_may_be_another(kept: Path) -> None:
+    """Its head, too: one bit of `<i4` makes other ids of the same bytes, and others are no head that can be read."""
+    found = np.arange(-1, 239).reshape(2, 2, 3, 4, 5)
+    path = kept / "1.npy"
+    order._kept(path, lambda: found)
+    content = path.read_bytes()
+    places = [(at, bit) for at in range(128) for bit in (1, 3)] + [(200, 0), (len(content) - 1, 7)]
+    for at, bit in places:
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :])
+        assert order._read(path) is None, (at, bit)
+    path.write_bytes(content)
+    read = order._read(path)
+    assert read is not None
+    assert (read == found).all()
+
+
+def test_two_starts_at_once_keep_one_order_each_whole(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """A second process that keeps the same order while the first one writes, and one that deletes old ones."""
+    found = np.arange(500).reshape(1, 1, 1, 100, 5)
+    path = kept / "1.npy"
+    save = np.save
+
+    def save_while_another_does(file: Any, values: Any) -> None:
+        monkeypatch.setattr(np, "save", save)
+        save(file, values)
+        file.flush()
+        order._kept(path, lambda: found)
+
+    monkeypatch.setattr(np, "save", save_while_another_does)
+    order._kept(path, lambda: found)
+    assert (order._read(path) == found).all()
+    assert (files(kept), caplog.text) == (["1.npy"], "")
+
+
+def test_what_is_written_in_part_does_not_stay(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    found = np.arange(10).reshape(1, 1, 1, 2, 5)
+    kept.mkdir()
+    killed = kept / "killed.0123.tmp"
+    killed.write_bytes(b"half")
+    os.utime(killed, (0, 0))
+    (kept / "writing.4567.tmp").write_bytes(b"half")
+    order._kept(kept / "1.npy", lambda: found)
+    assert files(kept) == ["1.npy", "writing.4567.tmp"]
+
+    def full(file: Any, _: Any) -> None:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    assert order._kept(kept / "2.npy", lambda: found) is found
+    assert files(kept) == ["1.npy", "writing.4567.tmp"]
+    assert "is not kept for the next start" in caplog.text
+
+
+def test_an_order_of_a_cache_that_may_only_be_read_is_read(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = np.arange(10).reshape(1, 1, 1, 2, 5)
+    order._kept(kept / "1.npy", lambda: found)
+
+    def read_only(*_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", read_only)
+    read = order._read(kept / "1.npy")
+    assert read is not None
+    assert (read == found).all()
 
 
 def test_a_full_disk_hinders_no_epoch(
