@@ -314,6 +314,14 @@ CASES: dict[str, tuple[Make, Make]] = {
         lambda lab: lab.finetuning(see=lab.seeing()),
         lambda lab: lab.own(see=lab.seeing()),
     ),
+    "images-processor": (
+        lambda lab: lab.own(see=lab.seeing()),
+        lambda lab: lab.own(see=lab.seeing(), dataset={"processor": "./none"}),
+    ),
+    "images-unplanned": (
+        lambda lab: lab.own(see=lab.seeing(), dataset={"processor": "./none"}),
+        lambda lab: lab.own(web=lab.web(), dataset={"processor": "./none"}),
+    ),
     "tokens-dtype": (
         lambda lab: lab.text(old=in_bytes(lab, "int32")),
         lambda lab: lab.text(old=in_bytes(lab, "int32"), dataset={"token_encoding_type": "int32"}),
@@ -850,6 +858,28 @@ def test_images_are_read_by_the_loader_of_this_package_alone(tmp_path: Path, loa
     assert refusal.id == "images-loader"
     assert "set train_loader.name: mdsmix" in refusal.fix
     assert "mdsmix.load" in refusal.fix
+
+
+@pytest.mark.parametrize(
+    ("given", "length", "said"),
+    [
+        ("b" * 32, LENGTH, {"images-processor"}),
+        ("a" * 32, 2 * LENGTH, {"images-processor"}),
+        ("a" * 32, LENGTH, set()),
+        (None, LENGTH, {"images-unplanned"}),
+    ],
+    ids=["other", "longer", "same", "unseen"],
+)
+def test_images_are_for_the_processor_and_the_length_they_were_converted_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, length: int, said: set[str]
+) -> None:
+    monkeypatch.setattr("mdsmix.mix.checks.images._hash", lambda name: given)
+    lab = Lab(tmp_path)
+    images = {"token": "<i>", "id": 5, "processor": "a" * 32}
+    card = {"kind": "finetuning", "images": images, "max_seq_len": length, "layout": None}
+    see = lab.seeing(card=card | {"fields": {"messages": "m"}, "add_bos": None, "add_eos": None})
+    found = findings(lab.own(see=see, dataset={"processor": "p"}))
+    assert {f.id for f in found if f.id.startswith("images")} == said
 
 
 def test_a_model_of_transformers_cannot_be_told_of_documents(tmp_path: Path) -> None:

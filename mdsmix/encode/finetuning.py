@@ -23,7 +23,7 @@ from mdsmix.encode.base import Encoded, Rejected
 from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn, answers
 from mdsmix.encode.documents import as_documents, side_by_side
 from mdsmix.encode.history import RewrittenHistory, rendered_rows
-from mdsmix.encode.image_tokens import ImageToken, fitted
+from mdsmix.encode.image_tokens import ImageToken, fitted, overgrown
 from mdsmix.encode.pairs import cut, encode_pairs, lacks_eos, largest_id
 from mdsmix.encode.pretraining import add_special_tokens
 from mdsmix.encode.special import SpecialStrings, encode_texts
@@ -141,9 +141,13 @@ class Chat:
                 "under target_prompts: none and target_responses: last alone: use columns: turns."
             )
 
-    def encode(self, conversations: Sequence[Conversation]) -> Encoded:
+    def encode(
+        self,
+        conversations: Sequence[Conversation],
+        spans: Sequence[Sequence[int]] | None = None,
+    ) -> Encoded:
         """Column `turns` (json), `input_ids` and `labels`, or those of documents, one row per conversation that can be trained on; several
-        where its history is rewritten and each answer gets a row."""
+        where its history is rewritten and each answer gets a row. `spans`: the tokens that each image of each conversation becomes."""
         with self.template.bounded(conversations):
             rendered, positions, rejected, specials, unread = self._render(conversations)
         texts = [text for turns in rendered for turn in turns for text in turn]
@@ -155,7 +159,17 @@ class Chat:
             ids, counts, positions = wrong.take(ids, counts, positions)
         long = kept_by(ids, counts, self.targets, self.tokenizer.eos_id)
         whole = row_lengths(ids, counts)
-        if long and self.targets.too_long == "first_turns":
+        if self.image and spans is not None:
+            grown = self.image.grown(ids, counts, [spans[at] for at in positions])
+            if self.targets.too_long == "first_turns":
+                ids, counts = first_turns(ids, counts, self.targets.max_seq_len, grown)
+                grown = self.image.grown(ids, counts, [spans[at] for at in positions])
+            held = self.image.count(ids, counts)
+            wrong = overgrown(held, grown, counts, positions, self.targets.max_seq_len)
+            rejected += wrong.rejected
+            whole = whole[wrong.keep]
+            ids, counts, positions = wrong.take(ids, counts, positions)
+        elif long and self.targets.too_long == "first_turns":
             ids, counts = first_turns(ids, counts, self.targets.max_seq_len)
         turns = Turns.interleaved(ids.lengths, counts)
         verdicts = judge(self.targets, turns)

@@ -75,6 +75,30 @@ class ImageToken:
             rejected.append(Rejected(at, "image_placeholders", False, counts_of))
         return Wrong(np.array([at not in bad for at in positions], bool), rejected)
 
+    def grown(
+        self, ids: Ragged, counts: Counts, spans: Sequence[Sequence[int]]
+    ) -> NDArray[np.int64]:
+        """int64: the lengths of prompts and responses when each image has become its tokens; `spans`: those of each row's images, in
+        order, of which a row that ends early holds the first."""
+        held = self.count(ids, counts).tolist()
+        tokens = [n for of, count in zip(spans, held, strict=True) for n in list(of)[:count]]
+        extra = np.zeros(len(ids.values) + 1, np.int64)
+        extra[1:][ids.values == self.id] = np.array(tokens, np.int64) - 1
+        return np.asarray(ids.lengths + np.diff(np.cumsum(extra)[ids.offsets]))
+
+
+def overgrown(
+    held: Counts, grown: NDArray[np.int64], counts: Counts, positions: Sequence[int], longest: int
+) -> Wrong:
+    """The rows with images that are longer than `longest` when these have become their tokens: no image is ever cut. `held`: the
+    images of each; `grown`: the lengths of prompts and responses."""
+    firsts = 2 * np.concatenate([[0], np.cumsum(counts)])
+    lengths = np.diff(np.concatenate([[0], np.cumsum(grown)])[firsts])
+    keep = (lengths <= longest) | (held == 0)
+    kept = {positions[row] for row in np.flatnonzero(keep).tolist()}
+    gone = sorted({positions[row] for row in np.flatnonzero(~keep).tolist()} - kept)
+    return Wrong(keep, [Rejected(at, "images_too_long", True) for at in gone])
+
 
 def _wanted(positions: Sequence[int], said: Sequence[Conversation]) -> list[int]:
     """How many images the messages of each row have. A row ends with the last answer that is trained, or is one of several, each

@@ -171,13 +171,13 @@ def _key(spec: TokenizerSpec) -> str:
     digest = xxhash.xxh128()
     settings = [SNAPSHOT_FORMAT, spec.name, spec.kwargs, version("transformers")]
     digest.update(orjson.dumps(settings, option=orjson.OPT_SORT_KEYS))
-    for name, content in _files(spec):
+    for name, content in files_of(spec):
         digest.update(orjson.dumps([name, len(content)]))
         digest.update(content)
     return digest.hexdigest()
 
 
-def _files(spec: TokenizerSpec) -> Iterator[tuple[str, bytes]]:
+def files_of(spec: TokenizerSpec) -> Iterator[tuple[str, bytes]]:
     """What the tokenizer is made of: its folder's files, or the commit that the hub cache holds of it."""
     path = Path(spec.name)
     if path.is_file():
@@ -196,7 +196,7 @@ def _files(spec: TokenizerSpec) -> Iterator[tuple[str, bytes]]:
 
 def _ask(spec: TokenizerSpec) -> dict[str, Any]:
     """The snapshot as plain data; Unreachable where there is none."""
-    if _is_lost(spec.name):
+    if is_lost(spec.name):
         raise Unreachable(
             f"the tokenizer {spec.name} could not be loaded: there is no such folder or file; correct the path (in a recipe it is "
             "relative to the recipe's folder), or give the name of a hub's repository."
@@ -231,7 +231,7 @@ def _look(asked: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=asked, capture_output=True, text=True)
 
 
-def _is_lost(name: str) -> bool:
+def is_lost(name: str) -> bool:
     """Whether it is written as a path, which no name of a repository is, and nothing is there."""
     is_path = (
         name.startswith((".", "/", "~", "\\")) or name.count("/") > 1 or name.endswith(".json")

@@ -25,9 +25,12 @@ def row_lengths(ids: Ragged, counts: Counts) -> NDArray[np.int64]:
     return np.diff(ids.offsets[2 * np.concatenate([[0], np.cumsum(counts)])])
 
 
-def first_turns(ids: Ragged, counts: Counts, longest: int) -> tuple[Ragged, Counts]:
-    """Of each conversation the turns that end within `longest` tokens; the first turn where none does."""
-    turns = Turns.interleaved(ids.lengths, counts)
+def first_turns(
+    ids: Ragged, counts: Counts, longest: int, lengths: NDArray[np.int64] | None = None
+) -> tuple[Ragged, Counts]:
+    """Of each conversation the turns that end within `longest` tokens; the first turn where none does. `lengths`: of prompts and
+    responses, where they are others than those of `ids`."""
+    turns = Turns.interleaved(ids.lengths if lengths is None else lengths, counts)
     ends = np.cumsum(turns.prompts + turns.responses)
     before = np.concatenate([[0], ends])[turns.offsets[:-1]]
     first = np.zeros(len(ends), bool)

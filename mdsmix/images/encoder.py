@@ -16,6 +16,7 @@ import xxhash
 
 from mdsmix.encode.base import Detail, Encoded, Rejected
 from mdsmix.encode.finetuning import Chat
+from mdsmix.encode.processor import Counter
 from mdsmix.errors import Unreachable
 from mdsmix.images.change import Change
 from mdsmix.images.check import Bad, Looked, Rules, look
@@ -54,6 +55,8 @@ class Image:
     data: bytes | None
     "What is stored; None where it is to be read again."
     source: Any = None
+    tokens: int = 0
+    "What the recipe's processor makes of it; 0 without one."
 
     @property
     def content(self) -> bytes:
@@ -290,6 +293,8 @@ class Pictured:
 
     chat: Chat
     pictures: Pictures
+    counter: Counter | None = None
+    "Of a recipe with a processor."
 
     def encode(
         self, conversations: Sequence[Conversation], folders: Sequence[Location] = ()
@@ -298,7 +303,10 @@ class Pictured:
         read = self.pictures.read(conversations, folders)
         rejected = [each for each in read if isinstance(each, Rejected)]
         good = [i for i, each in enumerate(read) if not isinstance(each, Rejected)]
-        encoded = self.chat.encode([conversations[i] for i in good])
+        if self.counter:
+            _count(self.counter, [image for at in good for image in _of(read[at])])
+        spans = [[image.tokens for image in _of(read[i])] for i in good] if self.counter else None
+        encoded = self.chat.encode([conversations[i] for i in good], spans)
         out = {each.position for each in encoded.rejected}
         left = [at for number, at in enumerate(good) if number not in out]
         if encoded.rows_of is not None:
@@ -310,6 +318,13 @@ class Pictured:
         self.pictures.weigh([_of(each) for each in read])
         rejected += [replace(each, position=good[each.position]) for each in encoded.rejected]
         return replace(encoded, rejected=rejected, images=images)
+
+
+def _count(counter: Counter, images: Sequence[Image]) -> None:
+    """Says of each image what the processor makes of it."""
+    found = counter.of((image.height, image.width) for image in images)
+    for image in images:
+        image.tokens = found[image.height, image.width]
 
 
 def _of(each: list[Image] | Rejected) -> Sequence[Image]:

@@ -1,7 +1,7 @@
 """Conversations with images: their original bytes, their sizes, and the turns with one token for each image.
 
 No pixels are stored, and no expanded placeholders: how many tokens an image takes depends on a processor and its limits, so a
-stream that holds one token an image serves any.
+stream that holds one token an image serves any. Where the recipe names the processor, its counts say which rows fit.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import orjson
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoded, Encoder
+from mdsmix.encode.processor import Counter, Processor, open_processor
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.assemble import Assembled, Assembler, totals_of
 from mdsmix.kinds.conversations import Conversations
@@ -49,9 +50,12 @@ class Images(Conversations):
         self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
     ) -> Mapping[str, Any]:
         given = stream.images or DEFAULTS
-        token = token_of(given, tokenizer)
+        processor = open_processor(recipe.processor) if recipe.processor else None
+        token = token_of(given, tokenizer, processor)
         assert token is not None, "`lacking` has asked for it"
         found = {"token": token, "id": id_of(token, tokenizer), **_stated(given)}
+        if processor:
+            found["processor"] = processor.hash
         common = super().settings(recipe, stream, tokenizer)
         return {**common, "compact": False, "compression": None, "images": found}
 
@@ -75,7 +79,13 @@ class Images(Conversations):
 
         require_pillow()
         yield from super().lacking(recipe, stream, tokenizer)
-        token = token_of(stream.images or DEFAULTS, tokenizer)
+        processor = open_processor(recipe.processor) if recipe.processor else None
+        token = token_of(stream.images or DEFAULTS, tokenizer, processor)
+        if processor and token != processor.image_token:
+            yield (
+                f"stream {stream.name}: images.token is {token}, and the processor {processor.name} expands {processor.image_token}: leave "
+                "images.token out, or name another processor."
+            )
         known = [name for name in tokenizer.special_tokens if "im" in name.lower()]
         if token is None:
             yield (
@@ -99,15 +109,20 @@ class Images(Conversations):
         token = ImageToken(encoding.images["token"], encoding.images["id"])
         specials = SpecialStrings.of([*tokenizer.special_tokens, token.text])
         chat = replace(chat, image=token, specials=specials)
-        return Pictured(chat=chat, pictures=Pictures.of(encoding.images))
+        digest = encoding.images.get("processor")
+        counter = Counter(digest) if digest else None
+        return Pictured(chat=chat, pictures=Pictures.of(encoding.images), counter=counter)
 
     def open_rows(self, encoding: Encoding, layout: Layout, dtype: str) -> Assembler:
         return ImageRows()
 
 
-def token_of(given: ImagesSpec, tokenizer: Tokenizer) -> str | None:
-    """What stands for an image: as the recipe says, or as the tokenizer declares it."""
-    declared = tokenizer.template_variables.get("image_token")
+def token_of(
+    given: ImagesSpec, tokenizer: Tokenizer, processor: Processor | None = None
+) -> str | None:
+    """What stands for an image: as the recipe says, as its processor expands it, or as the tokenizer declares it."""
+    declared = processor and processor.image_token
+    declared = declared or tokenizer.template_variables.get("image_token")
     return given.token or (declared if isinstance(declared, str) else None)
 
 
@@ -161,6 +176,7 @@ class ImageRows:
             totals_of(encoded, len(encoded.images)),
             images=len(stored),
             image_bytes=sum(image.size for image in stored),
+            image_tokens=sum(image.tokens for image in stored),
         )
 
     def finish(self) -> Assembled:

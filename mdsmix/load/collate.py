@@ -7,15 +7,17 @@ its cost is what `packing_ratio` saves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from mdsmix.load.documents import positions
 from mdsmix.load.pack import Packer
 from mdsmix.load.training_rows import IGNORED, Row, RowRules, Tokens
+from mdsmix.load.vision import Vision
 
 Batch = dict[str, torch.Tensor]
 
@@ -46,6 +48,8 @@ class Collate:
     "Positions that begin anew with each document; 0 for padding."
     separator: Separator | None = None
     packer: Packer | None = None
+    vision: Vision | None = None
+    "Of a loader with a processor."
     pad_to_longest: bool = False
     allow_pad_trimming: bool = False
     "Trim padding to a multiple of 8, but never in the first batch, which shows the largest memory use."
@@ -56,9 +60,45 @@ class Collate:
             return self._trimmed(self._two_sided(rows))
         if self.packer:
             return self._joined(self.packer.pack(rows), self.rules.max_seq_len)
+        if self.vision:
+            return self._pictured(rows, self.vision)
         longest = max(row.input_ids.size for row in rows)
         width = longest if self.pad_to_longest else self.rules.max_seq_len
         return self._trimmed(self._joined([[row] for row in rows], width))
+
+    def _pictured(self, rows: Sequence[Row], vision: Vision) -> Batch:
+        """A batch in which images are their tokens, and what the processor makes of their pixels."""
+        rows, pixels = vision.expand(rows, self.rules)
+        longest = max(row.input_ids.size for row in rows)
+        width = longest if self.pad_to_longest else self.rules.max_seq_len
+        batch = self._joined([[row] for row in rows], width)
+        none = np.zeros(0, np.int64)
+        for key in sorted({key for row in rows for key in row.said}):
+            said = [row.said.get(key, none) for row in rows]
+            batch[key] = torch.from_numpy(self._padded(said, width, 0))
+        batch = self._trimmed(batch)
+        if vision.with_dummy and not pixels:
+            piece, pixels = vision.dummy()
+            batch = self._with_dummy(batch, piece)
+        return batch | pixels
+
+    def _with_dummy(self, batch: Batch, piece: Mapping[str, Tokens]) -> Batch:
+        """The batch with the tokens of an image in the padding of its shortest row, where nothing attends to them and none is trained;
+        it is as much wider as that takes."""
+        lengths = batch["attention_mask"].sum(dim=1)
+        row, count = int(lengths.argmin()), len(piece["input_ids"])
+        is_left = self.rules.ids.padding_side == "left"
+        width = batch["attention_mask"].shape[1]
+        more = max(0, count + int(lengths[row]) - width)
+        fills = {"input_ids": self._fill, "labels": IGNORED, "sequence_id": -1}
+        sides = (more, 0) if is_left else (0, more)
+        batch = {k: pad(v, sides, value=fills.get(k, 0)) for k, v in batch.items()}
+        start = width + more - int(lengths[row]) - count if is_left else int(lengths[row])
+        for key, values in piece.items():
+            if key not in batch:
+                batch[key] = torch.zeros_like(batch["input_ids"])
+            batch[key][row, start : start + count] = torch.from_numpy(values)
+        return batch
 
     def _joined(self, bins: Sequence[Sequence[Row]], width: int) -> Batch:
         """One padded row per bin. The first label of a row that follows another is ignored: its document just begins."""

@@ -13,6 +13,7 @@ Those threads also take the lock of the cache once a sample, through the file sy
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from time import time_ns
 from typing import Any
@@ -177,16 +178,22 @@ class MixDataset(StreamingDataset):  # type: ignore[misc]
                 if self._unchecked[shard_id]:
                     self._check_found(shard_id)
                 self._checked.add(shard_id)
-            return row_of(super().get_item(sample_id, retry), self.rules)
+            row = row_of(super().get_item(sample_id, retry), self.rules)
+            if row.pictures:  # they are decoded later
+                pictures = replace(row.pictures, where=self._where(shard_id, position))
+                row = row._replace(pictures=pictures)
+            return row
         except Unreachable:
             raise
         except MixRefused as refusal:
-            stream, shard = self._place(shard_id)
-            place = f"Stream {stream.name}, shard {shard.file_pairs[0][0].basename}, row {position}"
-            raise MixRefused(f"{place}: {refusal}") from refusal
+            raise MixRefused(f"{self._where(shard_id, position)}: {refusal}") from refusal
         except Exception as error:
             stream, shard = self._place(shard_id)
             raise stream.failure(shard, f"row {position}: {reason(error)}") from error
+
+    def _where(self, shard_id: int, position: int) -> str:
+        stream, shard = self._place(shard_id)
+        return f"Stream {stream.name}, shard {shard.file_pairs[0][0].basename}, row {position}"
 
     def _check_found(self, shard_id: int) -> None:
         """Checks a shard that was there before the run. A damaged copy is dropped, to be fetched again by the caller."""

@@ -8,9 +8,10 @@ name its shard.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,6 +58,22 @@ class RowRules(Targets):
     ids: TokenIds
     token_encoding_type: str = "int64"
     "The dtype of tokens that lie in a column of plain bytes."
+    image: int | None = None
+    "What stands for an image in the tokens; None where the loader has no processor."
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """The images of a row, before a processor has seen them."""
+
+    images: Sequence[Any]
+    "PIL's, opened and not decoded."
+    sizes: Sequence[Sequence[int]]
+    "Height and width of each as it is seen."
+    spots: Tokens
+    "Where each stands in input_ids."
+    where: str = ""
+    "Stream, shard and row, for errors."
 
 
 class Row(NamedTuple):
@@ -69,15 +86,16 @@ class Row(NamedTuple):
     "From a `tokens` column: sequence_id comes from separators inside the row."
     documents: Tokens | None = None
     "Of a packed row: the tokens of each document in it; None where the row is one."
+    pictures: Pictures | None = None
+    "Of a row with images, which is then longer than max_seq_len where the sample is: it is cut when they are tokens."
+    said: Mapping[str, Tokens] = {}
+    "What a processor says of each token beside its id."
 
 
 def row_of(sample: Mapping[str, Any], rules: RowRules) -> Row:
     """The row of a decoded MDS sample; MixRefused says why there is none (the caller knows stream and shard)."""
     if has_images(sample):
-        raise MixRefused(
-            "it has images, each of which is one bare placeholder in its tokens, and no processor turns them into what a model sees; "
-            "take its stream out of the mix."
-        )
+        return _pictured(sample, rules)
     layout = layout_of(sample)
     if layout == PACKED:
         return _packed(documents_of(sample), rules)
@@ -86,6 +104,40 @@ def row_of(sample: Mapping[str, Any], rules: RowRules) -> Row:
         (turn,) = turns
         turns = [Turn(*(part[: rules.max_seq_len] for part in turn))]
     return _plain(turns[0].response, rules) if layout == ("tokens",) else _stitched(turns, rules)
+
+
+def _pictured(sample: Mapping[str, Any], rules: RowRules) -> Row:
+    """A row of a stream of images, of which some have none."""
+    if rules.image is None:
+        raise MixRefused(
+            "it has images, each of which is one bare placeholder in its tokens, and no processor turns them into what a model sees; set "
+            "train_loader.dataset.processor to the folder or name of the model's, or take its stream out of the mix."
+        )
+    turns = turns_of(sample, rules.token_encoding_type)
+    if not sample["sizes"]:
+        return _stitched(turns, rules)
+    if not rules.decoder_only_format:
+        raise MixRefused(
+            "it has images, which no encoder-decoder takes; set decoder_only_format: true."
+        )
+    row = _stitched(turns, replace(rules, max_seq_len=sys.maxsize))
+    spots = np.flatnonzero(row.input_ids == rules.image)
+    if not len(spots) == len(sample["sizes"]) == len(sample["images"]):
+        raise MixRefused(
+            f"it has {len(sample['images'])} images and {len(spots)} tokens with the id {rules.image}, which the processor expands; name "
+            "the processor that the stream was converted for."
+        )
+    return row._replace(pictures=Pictures(sample["images"], sample["sizes"], spots))
+
+
+def cut_to(row: Row, rules: RowRules) -> Row:
+    """The row with max_seq_len tokens at most; MixRefused where nothing of it is left to train on."""
+    whole, end = row.input_ids.size, rules.max_seq_len
+    if whole <= end:
+        return row
+    _judge_cut(row.labels[:end], whole, rules)
+    said = {key: values[:end] for key, values in row.said.items()}
+    return row._replace(input_ids=row.input_ids[:end], labels=row.labels[:end], said=said)
 
 
 def _packed(documents: Sequence[Document], rules: RowRules) -> Row:

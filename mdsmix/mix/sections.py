@@ -13,7 +13,7 @@ from typing import Any
 from mdsmix.mix.node_tokenizer import home_of, on_node
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.index import Index
-from mdsmix.training.keys import TARGET_KEYS
+from mdsmix.training.keys import OWN, TARGET_KEYS
 
 LENGTH = "${max_seq_len}"
 LONE_LABEL = "eval"
@@ -42,6 +42,7 @@ OF_RECIPE = TARGET_KEYS | frozenset(
         "local",
         "split",
         "max_seq_len",
+        "processor",
         "hf_name",
         "hf_kwargs",
         "preprocessing_fn",
@@ -150,7 +151,8 @@ def _dataset(train_loader: Mapping[str, Any]) -> dict[str, Any]:
 def _shared(recipe: Recipe) -> dict[str, Any]:
     """What both kinds of loader are told; the text loader would drop the target policies without a word."""
     targets = () if recipe.loader == "text" else sorted(TARGET_KEYS)
-    return {"max_seq_len": LENGTH} | {key: getattr(recipe, key) for key in targets}
+    seeing = {"processor": recipe.processor} if recipe.processor and recipe.loader == OWN else {}
+    return {"max_seq_len": LENGTH} | {key: getattr(recipe, key) for key in targets} | seeing
 
 
 def _workers(

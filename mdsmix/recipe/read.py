@@ -99,6 +99,8 @@ def _settled(tree: dict[str, Any], path: Path) -> dict[str, Any]:
     settled: dict[str, Any] = _rooted(tree, folder) | {"folder": folder}
     if isinstance(tree.get("tokenizer"), dict):
         settled["tokenizer"] = _tokenizer(tree["tokenizer"], folder)
+    if isinstance(name := tree.get("processor"), str):
+        settled["processor"] = _tokenizer({"name": name}, folder)["name"]
     if isinstance(tree.get("streams"), dict):
         settled["streams"] = {n: _stream(n, s, folder) for n, s in tree["streams"].items()}
     return settled

@@ -208,6 +208,8 @@ class Recipe:
     tokenizer: TokenizerSpec
     max_seq_len: int
     streams: Mapping[str, StreamSpec]
+    processor: str | None = None
+    "The folder or hub name of the processor of the model that sees: how many tokens images become, and what the loader makes of them."
     decoder_only_format: bool = True
     target_prompts: str = "none"
     target_responses: Literal["last", "all"] = "last"

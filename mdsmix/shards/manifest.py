@@ -112,8 +112,8 @@ class Encoding:
     "Variables that the chat template was given beside the tokenizer's own."
     compression: str | None = None
     images: dict[str, Any] = field(default_factory=dict)
-    """Of a stream of images: `token` and `id`, what stands for an image in the turns, and those of the recipe's settings that are not
-    at their defaults (`field` as a list); never where the images lay."""
+    """Of a stream of images: `token` and `id`, what stands for an image in the turns, `processor`, the hash of that by whose counts its
+    rows fit, and those of the recipe's settings that are not at their defaults (`field` as a list); never where the images lay."""
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -220,6 +220,8 @@ class Totals:
     images: int = 0
     image_bytes: int = 0
     "Of these images, as they are stored."
+    image_tokens: int = 0
+    "What the recipe's processor makes of them; 0 without one. `tokens` counts one for each image."
     documents: int = 0
     "Of packed rows: the documents, pairs or conversations in them."
 
@@ -334,7 +336,7 @@ LATER = {
         "duplicates",
         "unhashed",
     ),
-    "totals": ("cut_rows", "cut_tokens", "images", "image_bytes", "documents"),
+    "totals": ("cut_rows", "cut_tokens", "images", "image_bytes", "image_tokens", "documents"),
 }
 "Section -> keys that were added to the format: they are written where they are not empty, so that no manifest changed."
 

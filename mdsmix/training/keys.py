@@ -115,6 +115,10 @@ class OwnKeys(FinetuningKeys):
     bos_token_id: int | None = None
     override_eos_token_id_mismatch_error: bool | None = None
     override_bos_token_id_mismatch_error: bool | None = None
+    processor: str | None = None
+    "Folder or hub name: what turns the images of streams into what a model sees."
+    dummy_image: bool | None = None
+    "A batch without an image gets a masked one."
 
 
 OWN = "mdsmix"

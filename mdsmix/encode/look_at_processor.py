@@ -1,0 +1,201 @@
+"""A processor of transformers, asked which tokens an image becomes. Imports transformers and torch: a process of its own, and loaders.
+
+As `python -m mdsmix.encode.look_at_processor take` it reads a name and prints a card; with `count` it reads lines of sizes and answers
+each with a line of counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import xxhash
+
+PROBES = ((56, 56), (100, 333), (700, 250))
+"Heights and widths at which a processor's function is compared with what it makes of an image."
+SAVED = (".json", ".jinja", ".txt", ".model")
+COSMETIC = re.compile(
+    r"_?processor_class|.*_processor_type|auto_map|device|return_tensors|disable_grouping|.*data_format|_.*"
+)
+"Settings that shape no image, of which versions of transformers save some and not others."
+
+
+class Seeing:
+    """A processor, and what it makes of images."""
+
+    def __init__(self, name: str) -> None:
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        from transformers import AutoProcessor
+
+        self.processor = AutoProcessor.from_pretrained(name)
+        self.tokenizer: Any = getattr(self.processor, "tokenizer", None)
+        if self.tokenizer is None or not hasattr(self.processor, "image_processor"):
+            raise ValueError(
+                f"{type(self.processor).__name__} has no tokenizer or no image processor"
+            )
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        if (mark := self.tokenizer.eos_token or self.tokenizer.pad_token) is None:
+            raise ValueError("its tokenizer has neither an EOS nor a padding token")
+        self.mark: str = mark
+        "A token between images, which no processor puts inside of one."
+        self.mark_id = int(self.tokenizer.convert_tokens_to_ids(mark))
+
+    @cached_property
+    def token(self) -> str:
+        """What stands for an image in a text: `boi_token` where one begins an image, else `image_token`."""
+        errors = []
+        for key in ("boi_token", "image_token"):
+            text = getattr(self.processor, key, None)
+            if isinstance(text, str):
+                try:
+                    self._once(text, (64, 64))
+                    return text
+                except Exception as error:
+                    errors.append(f"{text}: {error}")
+        raise ValueError(
+            f"it expands no token that it names ({'; '.join(errors) or 'it names none'})"
+        )
+
+    @cached_property
+    def token_id(self) -> int:
+        return int(self.tokenizer.convert_tokens_to_ids(self.token))
+
+    @cached_property
+    def has_function(self) -> bool:
+        """Whether its own function tells what it then does."""
+        try:
+            return self._told(PROBES) == [self._learned(size) for size in PROBES]
+        except Exception:
+            return False
+
+    def counts(self, sizes: Sequence[Sequence[int]]) -> list[int]:
+        """Tokens of an image of each height and width."""
+        return self._told(sizes) if self.has_function else [self._learned(s) for s in sizes]
+
+    def _told(self, sizes: Sequence[Sequence[int]]) -> list[int]:
+        found = self.processor._get_num_multimodal_tokens(image_sizes=[list(s) for s in sizes])
+        return [int(n) for n in found["num_image_tokens"]]
+
+    def _learned(self, size: Sequence[int]) -> int:
+        return self._once(self.token, size)
+
+    def _once(self, token: str, size: Sequence[int]) -> int:
+        from PIL import Image
+
+        (row,), _ = self.see([[Image.new("RGB", (size[1], size[0]))]], token)
+        return len(row[0]["input_ids"])
+
+    def see(
+        self, images: Sequence[Sequence[Any]], token: str | None = None
+    ) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
+        """Rows of one image or more, through the processor.
+
+        Returns: for each row and image the ids that stand for it, with what else the processor says of each token; what it makes of
+        the pixels, as the model takes it.
+        """
+        mark, token = self.mark, token or self.token
+        texts = [mark + (token + mark) * len(of) for of in images]
+        found = self.processor(
+            text=texts,
+            images=[list(of) for of in images],
+            padding=True,
+            add_special_tokens=False,
+            return_tensors="pt",
+        )
+        ids = found["input_ids"]
+        said = [k for k, v in found.items() if getattr(v, "shape", None) == ids.shape]
+        mask = found["attention_mask"].bool().numpy()
+        # Tokenizers of no model in particular give token_type_ids of zeros, which models that see do not take.
+        of_tokens = {k: found[k].numpy() for k in said if k != "attention_mask" and found[k].any()}
+        rows = [
+            self._cut({k: v[n][mask[n]] for k, v in of_tokens.items()}, len(of))
+            for n, of in enumerate(images)
+        ]
+        pixels = {k: v for k, v in found.items() if k not in said}
+        return rows, pixels
+
+    def _cut(self, row: dict[str, Any], count: int) -> list[dict[str, Any]]:
+        marks = np.flatnonzero(row["input_ids"] == self.mark_id)
+        if len(marks) != count + 1:
+            raise ValueError(f"it made {len(marks) - 1} places of {count} images")
+        return [{k: v[start + 1 : end] for k, v in row.items()} for start, end in pairwise(marks)]
+
+    def card(self) -> dict[str, Any]:
+        """What `mdsmix.encode.processor.Processor` says of it, and its files."""
+        shaping = [
+            type(self.processor).__name__,
+            self._own(),
+            _plain(self.processor.image_processor),
+        ]
+        files = {}
+        with TemporaryDirectory() as place:
+            self.processor.save_pretrained(place)
+            for file in Path(place).rglob("*"):
+                if file.suffix in SAVED:
+                    files[str(file.relative_to(place))] = file.read_text()
+        return {
+            "hash": xxhash.xxh128_hexdigest(json.dumps(shaping, sort_keys=True, default=str)),
+            "class_name": type(self.processor).__name__,
+            "image_token": self.token,
+            "counts_by": "function" if self.has_function else "learned",
+            "files": files,
+        }
+
+    def _own(self) -> dict[str, Any]:
+        """Numbers and words of the processor itself, such as patch_size."""
+        keys = (
+            "patch_size",
+            "image_seq_len",
+            "image_seq_length",
+            "num_additional_image_tokens",
+            "vision_feature_select_strategy",
+        )
+        return {k: getattr(self.processor, k) for k in keys if hasattr(self.processor, k)}
+
+
+def _plain(image_processor: Any) -> dict[str, Any]:
+    found = image_processor.to_dict()
+    return {k: v for k, v in found.items() if v is not None and not COSMETIC.fullmatch(k)}
+
+
+def _answer(asked: str, state: dict[str, Seeing]) -> Any:
+    """A name opens a processor, sizes are counted by it."""
+    given = json.loads(asked)
+    try:
+        if isinstance(given, str):
+            state["open"] = Seeing(given)
+            return given
+        return state["open"].counts(given)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    if sys.argv[1:] == ["take"]:
+        try:
+            with redirect_stdout(sys.stderr):
+                answer = Seeing(json.load(sys.stdin)).card()
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer))
+        return
+    state = dict[str, Seeing]()
+    for line in sys.stdin:
+        with redirect_stdout(sys.stderr):
+            answer = _answer(line, state)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

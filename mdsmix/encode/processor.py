@@ -1,0 +1,168 @@
+"""The processor of a model that sees, as conversion uses it: which token stands for an image, and how many it becomes.
+
+Conversion imports neither torch nor transformers, so a processor is looked at in a process of its own, as a tokenizer is. What is
+found is kept: a card, the processor as transformers saves it, and the number of tokens of each height and width that was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import orjson
+import xxhash
+
+from mdsmix import typed
+from mdsmix.encode.tokenizer import cache_folder, files_of, is_lost, keep_in_cache, version
+from mdsmix.errors import MdsmixError, Unreachable
+from mdsmix.recipe import TokenizerSpec
+
+FORMAT = 1
+Size = tuple[int, int]
+"Height and width, after the turn that EXIF asks for."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processor:
+    """What there is to know of one."""
+
+    name: str
+    hash: str
+    "xxh128 of what shapes its counts and its pixels: class and settings, without the tokenizer."
+    class_name: str
+    image_token: str
+    "What it expands in a text."
+    counts_by: str
+    "`function`: its own function tells the tokens of a size; `learned`: a blank image of that size is put through it."
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies as transformers saved it, and the counts that are known."""
+        return _folder(self.hash)
+
+
+def _folder(digest: str) -> Path:
+    return cache_folder() / "processors" / digest
+
+
+@lru_cache(maxsize=8)
+def open_processor(name: str, say: Callable[[str], None] | None = None) -> Processor:
+    """The processor in a folder, or of a hub's name; looked at now if it never was, which `say` hears. Unreachable where it cannot be."""
+    at = cache_folder() / "processors" / f"{_key(name)}.json"
+    if not at.exists():
+        if say:
+            say(f"looking at the processor {name} with transformers, once: some seconds")
+        answer = _ask(name)
+        at = cache_folder() / "processors" / f"{_key(name)}.json"  # a hub name has a commit now
+        files = answer.pop("files")
+        for file, text in files.items():
+            keep_in_cache(_folder(answer["hash"]) / file, text.encode())
+        keep_in_cache(at, orjson.dumps(answer))
+    said = json.loads(at.read_bytes()) | {"name": name}
+    return typed.read(Processor, said, str(at))
+
+
+def _key(name: str) -> str:
+    digest = xxhash.xxh128(orjson.dumps([FORMAT, name, version("transformers")]))
+    for file, content in files_of(TokenizerSpec(name=name)):
+        digest.update(orjson.dumps([file, len(content)]))
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _ask(name: str) -> dict[str, Any]:
+    if is_lost(name):
+        raise Unreachable(
+            f"the processor {name} could not be loaded: there is no such folder; correct the path (in a recipe it is relative to the "
+            "recipe's folder), or give the name of a hub's repository."
+        )
+    done = subprocess.run(
+        [sys.executable, "-m", "mdsmix.encode.look_at_processor", "take"],
+        input=json.dumps(name),
+        capture_output=True,
+        text=True,
+    )
+    return _read_answer(name, done.returncode, done.stdout, done.stderr)
+
+
+def _read_answer(name: str, code: int, out: str, err: str) -> dict[str, Any]:
+    lines = out.strip().splitlines()
+    answer = json.loads(lines[-1]) if code == 0 and lines else {"error": err}
+    if "error" in answer:
+        reason = " ".join(str(answer["error"]).split())[-300:].rstrip(".")
+        raise Unreachable(
+            f"the processor {name} could not be loaded ({reason}): name a folder with a preprocessor_config.json and a tokenizer, or a "
+            "hub name that this machine can reach, where torch and torchvision are installed."
+        )
+    return dict(answer)
+
+
+@dataclass(slots=True)
+class Counter:
+    """How many tokens an image becomes, by its size. What is not known is asked of a process that is started once and ends with
+    this one: 15 s and 600 MB, so sizes that any run has seen are kept on this machine."""
+
+    digest: str
+    "Of the processor."
+    _known: dict[Size, int] = field(default_factory=dict)
+    _process: Any = None
+
+    def of(self, sizes: Iterable[Size]) -> dict[Size, int]:
+        """Tokens of each size."""
+        wanted = set(sizes)
+        if not wanted <= self._known.keys():
+            self._known |= self._kept()
+        if missing := sorted(wanted - self._known.keys()):
+            self._known |= zip(missing, self._asked(missing), strict=True)
+            self._keep()
+        return {size: self._known[size] for size in wanted}
+
+    @property
+    def _path(self) -> Path:
+        return _folder(self.digest) / "counts.json"
+
+    def _kept(self) -> dict[Size, int]:
+        with suppress(OSError, ValueError):
+            return {(h, w): n for h, w, n in orjson.loads(self._path.read_bytes())}
+        return {}
+
+    def _keep(self) -> None:
+        known = self._kept() | self._known
+        with suppress(Unreachable):  # all that is lost is a question
+            keep_in_cache(self._path, orjson.dumps([[*size, n] for size, n in known.items()]))
+
+    def _asked(self, sizes: list[Size]) -> list[int]:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mdsmix.encode.look_at_processor", "count"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            self._tell(str(_folder(self.digest)))
+        answer = self._tell(sizes)
+        if not isinstance(answer, list):
+            raise MdsmixError(
+                f"the processor cannot tell how many tokens an image becomes ({answer}); the sizes are {sizes[:4]}: leave such images out."
+            )
+        return answer
+
+    def _tell(self, said: Any) -> Any:
+        process = self._process
+        try:
+            process.stdin.write(json.dumps(said) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+        except (OSError, ValueError):
+            raise Unreachable(
+                "the process that counts the tokens of images has ended, most likely for want of memory: run again with fewer workers; "
+                "the counts that it gave are kept."
+            ) from None

@@ -1,0 +1,49 @@
+"""Processors of three families, made of their classes and a tokenizer of our own: nothing comes from a hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+FAMILIES = ("qwen", "llava_next", "idefics")
+TOKENS = (
+    *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+    *("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>"),
+    *(f"<row_{i}_col_{j}>" for i in range(1, 7) for j in range(1, 7)),
+)
+"What the tokenizer must know, whichever family reads it."
+IMAGE_TOKEN = {"qwen": "<|image_pad|>", "llava_next": "<image>", "idefics": "<image>"}
+
+
+def processor_of(family: str, tokenizer: Path, template: str = "") -> Any:
+    """A processor whose images become 4 to 200 tokens; `tokenizer`: a folder whose tokenizer knows TOKENS."""
+    import transformers as t
+
+    words = t.AutoTokenizer.from_pretrained(str(tokenizer))
+    given: dict[str, Any] = {"tokenizer": words} | ({"chat_template": template} if template else {})
+    if family == "qwen":
+        given["tokenizer"] = t.Qwen2TokenizerFast(
+            tokenizer_file=str(tokenizer / "tokenizer.json"),
+            **{k: getattr(words, k) for k in ("eos_token", "pad_token", "unk_token")},
+        )
+        pixels = t.Qwen2VLImageProcessor(min_pixels=56 * 56, max_pixels=224 * 224)
+        if (
+            hasattr(t, "Qwen2VLVideoProcessor")
+            and "video_processor" in t.Qwen2_5_VLProcessor.__init__.__code__.co_varnames
+        ):
+            given["video_processor"] = t.Qwen2VLVideoProcessor()
+        return t.Qwen2_5_VLProcessor(image_processor=pixels, **given)
+    if family == "llava_next":
+        size = {"shortest_edge": 56}
+        pins = [[56, 112], [112, 56], [112, 112]]
+        pixels = t.LlavaNextImageProcessor(
+            size=size, crop_size={"height": 56, "width": 56}, image_grid_pinpoints=pins
+        )
+        chosen = {"patch_size": 14, "vision_feature_select_strategy": "default"}
+        return t.LlavaNextProcessor(
+            image_processor=pixels, num_additional_image_tokens=1, **chosen, **given
+        )
+    pixels = t.Idefics3ImageProcessor(
+        size={"longest_edge": 112}, max_image_size={"longest_edge": 56}
+    )
+    return t.Idefics3Processor(image_processor=pixels, image_seq_len=4, **given)

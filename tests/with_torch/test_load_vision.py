@@ -1,0 +1,322 @@
+"""Batches of images: what the processor makes of a stored row, for three families, and a tiny model that learns from them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mdsmix.encode import processor
+from mdsmix.encode.look_at_processor import Seeing
+from mdsmix.encode.processor import Counter, open_processor
+from mdsmix.errors import MdsmixError, MixRefused, RecipeError
+from mdsmix.load import build_loader
+from mdsmix.load.vision import opened
+from mdsmix.mix.render import render
+from tests.converting import manifest_of, run_recipe, write_jsonl, write_recipe
+from tests.pictures import drawing, record, seeing_tokenizer, stream, write_drawings
+from tests.processors import FAMILIES, IMAGE_TOKEN, TOKENS, processor_of
+
+LENGTH = 160
+SIZES = [(30, 40), (200, 120), (57, 333)]
+asked = processor._ask, Counter._asked
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What conversion asks of a process of its own, which takes 15 s to start: one test does."""
+    monkeypatch.setattr(processor, "_ask", lambda name: opened(name).card())
+    monkeypatch.setattr(
+        Counter,
+        "_asked",
+        lambda self, sizes: opened(str(processor._folder(self.digest))).counts(sizes),
+    )
+
+
+@pytest.fixture(scope="session")
+def processors(
+    tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Path, Path]]:
+    """Family -> folders of tokenizer and processor."""
+    home = tmp_path_factory.mktemp("processors")
+    found = {}
+    for family in FAMILIES:
+        declared = {"image_token": IMAGE_TOKEN[family]}
+        name = home / f"{family}-tokenizer"
+        words = seeing_tokenizer(tokenizer_folder, name, tokens=TOKENS, declared=declared)
+        if family != "qwen":
+            at = words / "tokenizer_config.json"
+            at.write_text(at.read_text().replace("<|image_pad|>", "<image>"))
+        processor_of(family, words).save_pretrained(home / family)
+        found[family] = (words, home / family)
+    return found
+
+
+def written(folder: Path, of: tuple[Path, Path], records: list[Any], **settings: Any) -> Path:
+    data = write_jsonl(folder / "a.jsonl", records)
+    loader = {"num_workers": 0, "dataset": {"shuffle": False, **settings.pop("dataset", {})}}
+    given = {"max_seq_len": LENGTH, "processor": str(of[1]), "train_loader": loader} | settings
+    streams = settings.get("streams", {"see": stream(data)})
+    return write_recipe(folder, of[0], **(given | {"streams": streams}))
+
+
+def rendered(recipe: Path) -> str:
+    path = recipe.with_name("train.yaml")
+    path.write_text(render(recipe, [], None)[1])
+    return str(path)
+
+
+def batches(recipe: Path, size: int = 3) -> list[dict[str, Any]]:
+    run_recipe(recipe)
+    return list(build_loader(rendered(recipe), size))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_is_what_the_processor_makes_of_texts_and_images(
+    tmp_path: Path, processors: dict[str, tuple[Path, Path]], family: str
+) -> None:
+    folders = processors[family]
+    paths = write_drawings(tmp_path / "img", 3, (70, 40))
+    names = [f"img/{path.name}" for path in paths]
+    recipe = written(tmp_path, folders, [record(names[0]), record(), record(names[1], names[2])])
+    (batch,) = batches(recipe)
+    seeing = opened(str(folders[1]))
+    texts = [
+        seeing.tokenizer.decode(row[mask.bool()])
+        for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    ]
+    images = [[Image.open(path).convert("RGB") for path in of] for of in (paths[:1], paths[1:])]
+    token = IMAGE_TOKEN[family]
+    whole = [
+        _bare(text, of, seeing, token)
+        for text, of in zip((texts[0], texts[2]), images, strict=True)
+    ]
+    wanted = seeing.processor(
+        text=whole, images=images, padding=True, return_tensors="pt", add_special_tokens=False
+    )
+    for row, n in ((0, 0), (2, 1)):
+        mask = wanted["attention_mask"][n].bool()
+        assert torch.equal(
+            batch["input_ids"][row][batch["attention_mask"][row].bool()],
+            wanted["input_ids"][n][mask],
+        )
+    for key in wanted.keys() - {"input_ids", "attention_mask", "token_type_ids"}:
+        assert torch.equal(batch[key], wanted[key]), key
+    assert batch.keys() & {"token_type_ids"} == set()
+    trained = batch["labels"] != -100
+    assert trained.any(dim=1).all()
+    assert torch.equal(batch["labels"][trained], batch["input_ids"][trained])
+    totals = manifest_of(tmp_path / "out/see/train").totals
+    grown = int(batch["attention_mask"].sum()) - totals.tokens
+    assert totals.image_tokens - totals.images == grown - 3, "each row gets an EOS"
+
+
+def _bare(text: str, images: list[Any], seeing: Seeing, token: str) -> str:
+    """The text with one placeholder for each run of tokens that stand for an image."""
+    for image in images:
+        (row,), _ = seeing.see([[image]])
+        run = seeing.tokenizer.decode(row[0]["input_ids"])
+        assert text.count(run)
+        text = text.replace(run, "\0", 1)
+    return text.replace("\0", token)
+
+
+def tiny(vocabulary: int, seeing: Seeing) -> Any:
+    """A randomly initialised Qwen2.5-VL, small enough for a test."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    torch.manual_seed(1)
+    config = Qwen2_5_VLConfig(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]},
+        tie_word_embeddings=False,
+        vision_config={
+            "depth": 1,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "fullatt_block_indexes": [0],
+        },
+        image_token_id=seeing.token_id,
+        vision_start_token_id=seeing.tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+        vision_end_token_id=seeing.tokenizer.convert_tokens_to_ids("<|vision_end|>"),
+        video_token_id=seeing.tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+    )
+    return Qwen2_5_VLForConditionalGeneration(config)
+
+
+def test_a_tiny_model_learns_from_text_and_images(
+    tmp_path: Path, processors: dict[str, tuple[Path, Path]]
+) -> None:
+    folders = processors["qwen"]
+    names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 4, (70, 40))]
+    records = [record(name, answer=f"Drawing {n}.") for n, name in enumerate(names)]
+    records += [record(question=f"Count to {n}.", answer=f"{n}.") for n in range(4)]
+    recipe = written(
+        tmp_path, folders, records, max_seq_len=96, dataset={"dummy_image": True, "shuffle": True}
+    )
+    run_recipe(recipe)
+    loader = build_loader(rendered(recipe), 4)
+    seeing = opened(str(folders[1]))
+    model = tiny(len(seeing.tokenizer), seeing)
+    steps = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses, shapes = [], set()
+    for _ in range(6):
+        for batch in loader:
+            batch.pop("sequence_id")
+            shapes.add(len(batch["image_grid_thw"]))
+            loss = model(**batch).loss
+            loss.backward()
+            steps.step()
+            steps.zero_grad()
+            losses.append(float(loss))
+    assert np.mean(losses[-2:]) < 0.5 * np.mean(losses[:2]), losses
+    assert len(shapes) > 1, "batches of other mixes of text and images"
+
+
+def sided(tokenizer: Path, folder: Path, side: str) -> Path:
+    """The tokenizer, padding on a side."""
+    shutil.copytree(tokenizer, folder)
+    at = folder / "tokenizer_config.json"
+    at.write_text(json.dumps(json.loads(at.read_text()) | {"padding_side": side}))
+    return folder
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_batch_without_an_image_gets_a_masked_one(
+    tmp_path: Path, processors: dict[str, tuple[Path, Path]], side: str
+) -> None:
+    words, folder = processors["qwen"]
+    tokenizer = sided(words, tmp_path / "words", side)
+    recipe = written(
+        tmp_path,
+        (tokenizer, folder),
+        [record()] * 2,
+        dataset={"dummy_image": True, "pad_to_longest": True},
+    )
+    (batch,) = batches(recipe, 2)
+    seeing = opened(str(folder))
+    is_image = batch["input_ids"] == seeing.token_id
+    assert is_image.sum() == batch["image_grid_thw"].prod() // 4
+    assert not batch["attention_mask"][is_image].any()
+    assert (batch["labels"][is_image] == -100).all()
+    assert batch["attention_mask"].sum() == 2 * batch["attention_mask"].sum(dim=1)[0]
+    model = tiny(len(seeing.tokenizer), seeing)
+    batch.pop("sequence_id")
+    with_image = float(model(**batch).loss)
+    alone = {k: batch[k] for k in ("labels", "attention_mask")}
+    alone["input_ids"] = batch["input_ids"].masked_fill(is_image, 1)
+    assert with_image == pytest.approx(float(model(**alone).loss), abs=1e-5)
+
+
+def test_records_that_do_not_fit_with_their_images_are_filtered_and_the_loader_cuts_none(
+    tmp_path: Path, processors: dict[str, tuple[Path, Path]]
+) -> None:
+    (tmp_path / "img").mkdir()
+    for side in (56, 224):  # 4 and 64 tokens
+        (tmp_path / f"img/{side}.png").write_bytes(drawing("PNG", (side, side)))
+    records = [record("img/56.png"), record("img/224.png"), record("img/56.png", "img/56.png")]
+    recipe = written(tmp_path, processors["qwen"], records, max_seq_len=64)
+    run_recipe(recipe)
+    manifest = manifest_of(tmp_path / "out/see/train")
+    assert manifest.records.filtered == {"images_too_long": 1}
+    assert (manifest.totals.images, manifest.totals.image_tokens) == (3, 12)
+    (batch,) = list(build_loader(rendered(recipe), 2))
+    assert batch["image_grid_thw"].tolist() == [[1, 4, 4]] * 3
+    blind = tmp_path / "blind"
+    recipe = written(
+        blind,
+        processors["qwen"],
+        records,
+        max_seq_len=64,
+        streams={"see": stream(tmp_path / "a.jsonl")},
+    )
+    run_recipe(recipe, "processor=null")
+    with pytest.raises(
+        MixRefused, match=r"Stream see, shard .*, row 1: its images end at token .* of at most 64"
+    ):
+        list(build_loader(rendered(recipe), 3))
+
+
+def test_an_image_is_turned_as_its_exif_asks(
+    tmp_path: Path, processors: dict[str, tuple[Path, Path]]
+) -> None:
+    (tmp_path / "img").mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (tmp_path / "img/0.jpg").write_bytes(drawing("JPEG", (112, 56), exif=exif))
+    (batch,) = batches(written(tmp_path, processors["qwen"], [record("img/0.jpg")]), 1)
+    assert batch["image_grid_thw"].tolist() == [[1, 8, 4]]
+
+
+def test_what_differs_from_what_was_planned_is_an_error(
+    tmp_path: Path, processors: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = write_drawings(tmp_path / "img", 1)
+    recipe = written(tmp_path, processors["qwen"], [record(f"img/{path.name}")])
+    run_recipe(recipe)
+    config = rendered(recipe)
+    monkeypatch.setattr(Seeing, "counts", lambda self, sizes: [99 for _ in sizes])
+    with pytest.raises(
+        MixRefused, match=r"row 0: an image of 40 x 30 became 6 tokens, .* count is 99"
+    ):
+        next(iter(build_loader(config, 1)))
+    monkeypatch.undo()
+    recipe.write_text(recipe.read_text().replace('"shuffle": false', '"packing_ratio": 2'))
+    config = rendered(recipe)
+    with pytest.raises(RecipeError, match="in rows of their own alone"):
+        build_loader(config, 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_functions_tell_is_what_is_learned(
+    processors: dict[str, tuple[Path, Path]], family: str
+) -> None:
+    seeing = opened(str(processors[family][1]))
+    assert seeing.has_function
+    assert seeing.counts(SIZES) == [seeing._learned(size) for size in SIZES]
+    assert seeing.token == IMAGE_TOKEN[family]
+
+
+def test_another_process_counts_and_what_it_says_is_kept(
+    processors: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path))
+    monkeypatch.setattr(processor, "_ask", asked[0])
+    monkeypatch.setattr(Counter, "_asked", asked[1])
+    open_processor.cache_clear()
+    folder = str(processors["qwen"][1])
+    card = open_processor(folder)
+    assert (card.counts_by, card.class_name) == ("function", "Qwen2_5_VLProcessor")
+    counter = Counter(card.hash)
+    told = dict(zip(SIZES, opened(folder).counts(SIZES), strict=True))
+    assert counter.of(SIZES) == told
+    counter._process.kill()
+    with pytest.raises(MdsmixError, match="has ended"):
+        counter.of([(1000, 1000)])
+    monkeypatch.setattr(Counter, "_asked", lambda self, sizes: pytest.fail("they are kept"))
+    assert Counter(card.hash).of(SIZES) == told
+
+
+def test_a_processor_that_is_not_there_is_said_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processor, "_ask", asked[0])
+    with pytest.raises(
+        MdsmixError, match=r"the processor \./none could not be loaded: there is no such folder"
+    ):
+        open_processor("./none")
+    with pytest.raises(MdsmixError, match="could not be loaded"):
+        processor._read_answer("p", 1, "", "boom")
