@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from mdsmix.images import encoder
 from mdsmix.shards.cells import cells
 from mdsmix.shards.index import read_index
+from mdsmix.shards.sample import decode_value
 from mdsmix.shards.whole import read_whole
 from mdsmix.storage import locate
 from tests.converting import (
@@ -222,3 +225,16 @@ def test_every_way_to_write_an_image_gives_it_in_its_place(
     assert len(sample["images"]) == parts.count(None)
     for image in sample["images"]:
         assert Image.open(io.BytesIO(image)).size == (40, 30)
+
+
+def test_a_list_of_images_is_laid_out_as_streaming_lays_it_out() -> None:
+    """A number for later, how many, their bytes, the images: what `test_images_streaming` opens."""
+    images = [encoder.Image(1, 1, len(data), "", data) for data in (b"abc", b"defg")]
+    assert b"".join(encoder.frames(images)) == struct.pack("<4I", 0, 2, 3, 4) + b"abcdefg"
+    assert b"".join(encoder.frames([])) == bytes(8)
+    assert decode_value("list[jpeg]", struct.pack("<4I", 0, 2, 3, 4) + b"abcdefg") == [
+        b"abc",
+        b"defg",
+    ]
+    with pytest.raises(ValueError, match="does not fill"):
+        decode_value("list[jpeg]", struct.pack("<4I", 0, 2, 3, 5) + b"abcdefg")
