@@ -19,6 +19,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
+from tests.pictures import record, seeing_tokenizer, stream, write_drawings
 from tests.published import CONCAT, TOKEN_ROW, publish
 
 CHAT = {
@@ -245,3 +246,39 @@ def test_a_damaged_table_is_one_sentence(many: Path) -> None:
         answer = mdsmix("inspect", many, *choice)
         assert (answer.code, answer.err.count("\n")) == (4, 1)
         assert "is damaged" in answer.err
+
+
+def test_images_are_shown_with_their_places_and_written_as_they_are(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    paths = write_drawings(tmp_path / "img")
+    names = [f"img/{path.name}" for path in paths]
+    data = write_jsonl(tmp_path / "a.jsonl", [record(), record(*names)])
+    words = seeing_tokenizer(tokenizer_folder, tmp_path / "words")
+    run_recipe(write_recipe(tmp_path, words, max_seq_len=99, streams={"see": stream(data)}))
+    see, out = str(tmp_path / "out/see"), tmp_path / "seen"
+    said = mdsmix("inspect", see, "--images", str(out)).out
+    answer = json.loads(mdsmix("inspect", see, "--sample", "1", "--json").out)
+    (shown,) = answer["shown"] if "shown" in answer else answer["streams"][0]["shown"]
+    ids = [token for part in shown["sample"] for token in part["ids"]]
+    formats = ("JPEG", "PNG", "WebP")
+    for number, (image, path) in enumerate(zip(shown["images"], paths, strict=True)):
+        size = path.stat().st_size
+        kind = formats[number]
+        assert image | {"token": 0} == {
+            "height": 30,
+            "width": 40,
+            "bytes": size,
+            "format": kind,
+            "token": 0,
+        }
+        place = image["token"]
+        assert ids[place] == ids[shown["images"][0]["token"]]
+        assert (
+            f"image {number}: 40 x 30 {kind}, {size:,} bytes, token {place} of {len(ids)}" in said
+        )
+        assert (out / f"see-train-1-{number}{path.suffix}").read_bytes() == path.read_bytes()
+    assert said.endswith(f"wrote 3 images into {out}\n")
+    (tmp_path / "file").write_text("")
+    failed = mdsmix("inspect", see, "--images", str(tmp_path / "file"))
+    assert (failed.code, "cannot write" in failed.err) == (4, True)

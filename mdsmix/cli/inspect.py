@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -9,7 +10,7 @@ import typer
 from mdsmix.cli.options import AsJson, echo
 from mdsmix.cli.several import Streams, for_each
 from mdsmix.errors import RecipeError
-from mdsmix.words import printable
+from mdsmix.words import plural, printable
 
 if TYPE_CHECKING:
     from mdsmix.report.choice import Choice
@@ -45,6 +46,12 @@ def inspect(
             show_default="the one that made it, if known here",
         ),
     ] = None,
+    images: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--images", metavar="DIR", help="Write the images of the samples here, as stored."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the manifest of each STREAM as a table and its first samples, trained tokens in ⟦ ⟧, control tokens in ⟨ ⟩.
@@ -57,7 +64,11 @@ def inspect(
 
     def one(stream: str) -> Any:
         found = look(stream, choice, tokenizer)
-        return inspection_json(found) | {"seed": choice.seed} if as_json else _print(found, choice)
+        written = _write(found, images) if images else []
+        if as_json:
+            return inspection_json(found) | {"seed": choice.seed}
+        _print(found, choice)
+        return echo(f"wrote {plural(len(written), 'image')} into {images}") if images else None
 
     for_each(streams, as_json, one)
 
@@ -76,6 +87,18 @@ def _choice(
     if at_random and seed is None:
         seed = random.randrange(1_000_000)
     return Choice(count=count, places=places, longest=longest, seed=seed)
+
+
+def _write(found: Inspection, folder: Path) -> list[Path]:
+    """The images of the samples, in files called after stream and sample."""
+    from mdsmix.report.pictures import write_pictures
+
+    of = "-".join(Path(found.where).parts[-2:])
+    return [
+        path
+        for chosen in found.samples
+        for path in write_pictures(folder, f"{of}-{chosen.number}", chosen.pictures)
+    ]
 
 
 def _print(found: Inspection, choice: Choice) -> None:
@@ -98,6 +121,8 @@ def _print(found: Inspection, choice: Choice) -> None:
         console.rule(f"sample {chosen.number:,}{said}", align="left")
         runs = [(text, STYLES[form]) for text, form in shown(chosen.sample, found.decoder)]
         console.print(Text.assemble(*runs), soft_wrap=True)  # no line break that is not in the text
+        for number, picture in enumerate(chosen.pictures):
+            echo(f"image {number}: {picture}")
 
 
 def _named(name: object) -> str:

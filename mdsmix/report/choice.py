@@ -10,13 +10,14 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.report.pictures import Picture, pictures_of
 from mdsmix.report.samples import Sample, as_shown
 from mdsmix.shards.index import Index, Shard
 from mdsmix.shards.manifest import Manifest
@@ -52,6 +53,8 @@ class Chosen:
     sample: Sample
     note: str = ""
     "What is known of it: that it is the longest."
+    pictures: Sequence[Picture] = ()
+    "Its images."
 
 
 def choose(
@@ -63,10 +66,14 @@ def choose(
         return
     places = _random(index, choice) if choice.seed is not None else choice.places
     for place in places:
-        yield Chosen(place, as_shown(_read(folder, index, place), manifest))
+        yield _chosen(place, _read(folder, index, place), manifest)
     if not places and choice.seed is None and index.shards and choice.count:
         for number, sample in enumerate(read_head(folder, index.shards[0], choice.count)):
-            yield Chosen(number, as_shown(sample, manifest))
+            yield _chosen(number, sample, manifest)
+
+
+def _chosen(number: int, sample: Mapping[str, Any], manifest: Manifest | None) -> Chosen:
+    return Chosen(number, as_shown(sample, manifest), pictures=pictures_of(sample, manifest))
 
 
 def _random(index: Index, choice: Choice) -> list[int]:
@@ -101,12 +108,12 @@ def _longest(folder: Location, index: Index, manifest: Manifest | None) -> Itera
     budget, read = COUNTED * HEAD_BYTES, list[Chosen]()
     for place in candidates:
         if not read or budget >= sizes[place]:
-            read.append(Chosen(place, as_shown(_read(folder, index, place), manifest)))
+            read.append(_chosen(place, _read(folder, index, place), manifest))
             budget -= int(sizes[place])
     found = max(read, key=lambda chosen: _length(chosen.sample))  # of equals the first
     is_sure = _is_longest(found, index, manifest, len(sizes))
     said = "the longest" if is_sure else _among(len(read), len(sizes), index, manifest)
-    yield Chosen(found.number, found.sample, f"{said}: {_measure(found.sample)}")
+    yield replace(found, note=f"{said}: {_measure(found.sample)}")
 
 
 def _bounded(shards: Sequence[Shard]) -> list[Shard]:
