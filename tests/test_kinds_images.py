@@ -8,10 +8,13 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
+import xxhash
 from PIL import Image
 
 from mdsmix.images import encoder
+from mdsmix.record import Conversation, canonical
 from mdsmix.shards.cells import cells
 from mdsmix.shards.index import read_index
 from mdsmix.shards.sample import decode_value
@@ -238,3 +241,14 @@ def test_a_list_of_images_is_laid_out_as_streaming_lays_it_out() -> None:
     ]
     with pytest.raises(ValueError, match="does not fill"):
         decode_value("list[jpeg]", struct.pack("<4I", 0, 2, 3, 5) + b"abcdefg")
+
+
+def test_what_a_conversation_without_images_says_is_what_it_said_before_there_were_any() -> None:
+    """A holdout and duplicates go by it; images that stand in the record are said by their hash, others by their paths."""
+    messages = [user("Hi"), ANSWER]
+    assert canonical(Conversation(messages)) == orjson.dumps(
+        [messages, None, None], option=orjson.OPT_SORT_KEYS
+    )
+    said = canonical(Conversation(messages, None, None, ["a.jpg", drawing()]))
+    assert b'"a.jpg"' in said
+    assert xxhash.xxh3_128_hexdigest(drawing()).encode() in said
