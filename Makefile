@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test tests-without-torch tests-with-torch test-stores stores soak mutants test-foundry lint bench venv foundry-env bench-env mutants-env minio clean
+.PHONY: help demo demo-images test tests-without-torch tests-with-torch test-stores stores soak mutants test-foundry lint bench venv foundry-env bench-env mutants-env minio clean
 
 PYTHON ?= >=3.10,<3.13
 FOUNDRY_PYTHON ?= 3.11
@@ -42,6 +42,14 @@ demo: venv demo/tokenizer/tokenizer.json ## convert, check, render and load a sm
 	cat demo/train.yaml
 	$(BIN)/mdsmix inspect demo/mix/chat
 	$(BIN)/python -c "$$BATCHES"
+
+demo-images: venv ## convert, check, look at, load and train a tiny model on drawings with questions; bad ones among them
+	$(BIN)/python -m tests.drawings make demo/images
+	$(BIN)/mdsmix convert yamls/demo-images.yaml
+	$(BIN)/mdsmix check yamls/demo-images.yaml
+	$(BIN)/mdsmix render-yaml yamls/demo-images.yaml -o demo/images/train.yaml
+	$(BIN)/mdsmix inspect demo/images/mix/drawings -n 1 --images demo/images/seen
+	$(BIN)/python -m tests.drawings train demo/images/train.yaml
 
 test: venv minio ## the tests, with a real MinIO; those with torch in a process of their own
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going tests-without-torch tests-with-torch

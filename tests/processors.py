@@ -47,3 +47,34 @@ def processor_of(family: str, tokenizer: Path, template: str = "") -> Any:
         size={"longest_edge": 112}, max_image_size={"longest_edge": 56}
     )
     return t.Idefics3Processor(image_processor=pixels, image_seq_len=4, **given)
+
+
+def tiny_model(vocabulary: int, seeing: Any) -> Any:
+    """A randomly initialised Qwen2.5-VL, small enough for a test."""
+    import torch
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    torch.manual_seed(1)
+    config = Qwen2_5_VLConfig(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]},
+        tie_word_embeddings=False,
+        vision_config={
+            "depth": 1,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "fullatt_block_indexes": [0],
+        },
+        image_token_id=seeing.token_id,
+        vision_start_token_id=seeing.tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+        vision_end_token_id=seeing.tokenizer.convert_tokens_to_ids("<|vision_end|>"),
+        video_token_id=seeing.tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+    )
+    return Qwen2_5_VLForConditionalGeneration(config)

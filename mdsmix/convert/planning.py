@@ -19,6 +19,7 @@ from mdsmix.convert.publish import is_published
 from mdsmix.convert.quarantine import bad_name, stale_files
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.standing import Standing, standing_of
+from mdsmix.encode.processor import open_processor
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, StreamSpec
@@ -62,6 +63,8 @@ def planned_jobs(
     """The chosen streams, in the order of the recipe; RecipeError where one of them may not be published so."""
     streams = [(s, s.source) for s in _chosen(recipe, options.only) if s.source]
     tokenizer = open_tokenizer(recipe.tokenizer, say)
+    if recipe.processor and any(stream.has_images for stream, _ in streams):
+        open_processor(recipe.processor, say)
     jobs = [
         (
             make_job(recipe, stream, tokenizer, options.limit),

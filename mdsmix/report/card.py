@@ -58,10 +58,11 @@ def _encoded(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """How records became samples, and what the samples come to."""
     encoding, totals = manifest.encoding, manifest.totals
     layout = f", {encoding.layout}" if encoding.layout else ""
+    loader = "mdsmix" if encoding.images else encoding.loader
     side = "decoder-only" if encoding.decoder_only_format else "encoder-decoder"
     yield (
         "kind",
-        f"{encoding.kind}, {'packed' if encoding.pack else f'for the {encoding.loader} loader'}",
+        f"{encoding.kind}, {'packed' if encoding.pack else f'for the {loader} loader'}",
     )
     yield "columns", spelled(encoding.columns)
     yield "max_seq_len", f"{encoding.max_seq_len:,}{layout}"
@@ -74,6 +75,10 @@ def _encoded(manifest: Manifest) -> Iterator[tuple[str, str]]:
         "tokens",
         f"{totals.tokens:,}, {totals.loss_tokens:,} with a loss, {totals.lost_tokens:,} in no sample",
     )
+    if totals.images:
+        processor = str(encoding.images.get("processor", ""))[:8]
+        said = f", {totals.image_tokens:,} tokens by the processor {processor}" if processor else ""
+        yield "images", f"{totals.images:,}, {totals.image_bytes:,} bytes{said}"
     if encoding.pack:
         yield "packed", packed(manifest)
     yield "longest", f"{totals.longest:,} tokens"

@@ -124,7 +124,10 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
     totals, records = manifest.totals, manifest.records
     notes = []
     if totals.images:
-        notes.append(f"{plural(totals.images, 'image')}, {totals.image_bytes:,} bytes")
+        counted = f", {plural(totals.image_tokens, 'token')} by the processor"
+        notes.append(
+            f"{plural(totals.images, 'image')}, {totals.image_bytes:,} bytes{counted * bool(totals.image_tokens)}"
+        )
     if records.bad:
         notes.append(f"the bad records lie in {outcome.target}/quarantine/")
     if records.has_many_bad:

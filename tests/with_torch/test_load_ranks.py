@@ -40,7 +40,7 @@ CANONICAL_NODES = [1, 2, 8, 64]
 ROWS = 211
 "Prime: no number of ranks divides it."
 GLOBAL_BATCH = 64
-MIXES = ["one", "repeated"]
+MIXES = ["one", "repeated", "images"]
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +48,32 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     folder = tmp_path_factory.mktemp("streams")
     web = {"local": str(write_tokens(folder / "web", ROWS, shard_bytes=600))}
     faq = {"local": str(write_tokens(folder / "faq", 97, length=7, shard_bytes=600))}
-    return {"web": web, "faq": faq}
+    see = write_stream(folder / "see", SEEING, map(seen, range(103)), shard_bytes=900)
+    return {"web": web, "faq": faq, "see": {"local": str(see)}}
+
+
+SEEING = {"images": "list[jpeg]", "sizes": "json", "turns": "json"}
+
+
+def seen(number: int) -> dict[str, Any]:
+    """A sample of a stream of images; these are of text, since ranks share samples whatever is in them."""
+    turns = [{"input_ids": [10 + number], "labels": [20, 0]}]
+    return {"images": [], "sizes": [], "turns": turns}
 
 
 @pytest.fixture(params=[(m, c) for m in MIXES for c in CANONICAL_NODES], ids=str, scope="module")
 def dataset(
     request: pytest.FixtureRequest, streams: dict[str, dict[str, Any]]
 ) -> Iterator[MixDataset]:
-    """One stream, or two of which one is seen twice."""
+    """One stream, or two of which one is seen twice; text, or images and text."""
     mix, nodes = request.param
     mixed = {"web": streams["web"]}
     if mix == "repeated":
         mixed = {"web": streams["web"] | {"repeat": 2}, "faq": streams["faq"]}
-    settings = config(mixed, "text", shuffle=True, num_canonical_nodes=nodes)
+    name = "text"
+    if mix == "images":
+        mixed, name = {"see": streams["see"] | {"repeat": 2}, "web": streams["web"]}, "mdsmix"
+    settings = config(mixed, name, shuffle=True, num_canonical_nodes=nodes)
     yield build_loader(settings, 1, ids=IDS).dataset
     gc.collect()
 

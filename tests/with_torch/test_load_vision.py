@@ -21,7 +21,7 @@ from mdsmix.load.vision import opened
 from mdsmix.mix.render import render
 from tests.converting import manifest_of, run_recipe, write_jsonl, write_recipe
 from tests.pictures import drawing, record, seeing_tokenizer, stream, write_drawings
-from tests.processors import FAMILIES, IMAGE_TOKEN, TOKENS, processor_of
+from tests.processors import FAMILIES, IMAGE_TOKEN, TOKENS, processor_of, tiny_model
 
 LENGTH = 160
 SIZES = [(30, 40), (200, 120), (57, 333)]
@@ -127,36 +127,6 @@ def _bare(text: str, images: list[Any], seeing: Seeing, token: str) -> str:
     return text.replace("\0", token)
 
 
-def tiny(vocabulary: int, seeing: Seeing) -> Any:
-    """A randomly initialised Qwen2.5-VL, small enough for a test."""
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    torch.manual_seed(1)
-    config = Qwen2_5_VLConfig(
-        vocab_size=vocabulary,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]},
-        tie_word_embeddings=False,
-        vision_config={
-            "depth": 1,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_heads": 2,
-            "out_hidden_size": 32,
-            "fullatt_block_indexes": [0],
-        },
-        image_token_id=seeing.token_id,
-        vision_start_token_id=seeing.tokenizer.convert_tokens_to_ids("<|vision_start|>"),
-        vision_end_token_id=seeing.tokenizer.convert_tokens_to_ids("<|vision_end|>"),
-        video_token_id=seeing.tokenizer.convert_tokens_to_ids("<|video_pad|>"),
-    )
-    return Qwen2_5_VLForConditionalGeneration(config)
-
-
 def test_a_tiny_model_learns_from_text_and_images(
     tmp_path: Path, processors: dict[str, tuple[Path, Path]]
 ) -> None:
@@ -170,7 +140,7 @@ def test_a_tiny_model_learns_from_text_and_images(
     run_recipe(recipe)
     loader = build_loader(rendered(recipe), 4)
     seeing = opened(str(folders[1]))
-    model = tiny(len(seeing.tokenizer), seeing)
+    model = tiny_model(len(seeing.tokenizer), seeing)
     steps = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses, shapes = [], set()
     for _ in range(6):
@@ -213,7 +183,7 @@ def test_a_batch_without_an_image_gets_a_masked_one(
     assert not batch["attention_mask"][is_image].any()
     assert (batch["labels"][is_image] == -100).all()
     assert batch["attention_mask"].sum() == 2 * batch["attention_mask"].sum(dim=1)[0]
-    model = tiny(len(seeing.tokenizer), seeing)
+    model = tiny_model(len(seeing.tokenizer), seeing)
     batch.pop("sequence_id")
     with_image = float(model(**batch).loss)
     alone = {k: batch[k] for k in ("labels", "attention_mask")}
