@@ -58,6 +58,8 @@ CELLS: dict[str, tuple[dict[str, Any], st.SearchStrategy[Any]]] = {
     "openai": ({"shape": "openai", "messages": "m", "tools": "tools", "nulls": "drop"}, st.fixed_dictionaries({"m": st.just(CALLED), "tools": st.just(TOOLS)})),
     "sharegpt": ({"conversations": "c", "system": "s"}, st.fixed_dictionaries({"c": talk("from", "value", "human", "gpt", "human", "gpt"), "s": EMPTY})),
     "rounds": ({"conversation": "c"}, st.fixed_dictionaries({"c": st.lists(st.fixed_dictionaries({"human": TEXT, "assistant": TEXT}), min_size=1, max_size=3)})),
+    "llava": ({"conversations": "c"}, st.fixed_dictionaries({"c": talk("from", "value", "human", "gpt"), "image": st.just("0.jpg")})),
+    "qwen_vl": ({"conversations": "c", "system": "s"}, st.fixed_dictionaries({"c": st.tuples(TEXT).map(lambda said: [{"from": "user", "value": f"Picture 1: <img>{said[0].strip('<>') or 'a'}.jpg</img>"}, {"from": "assistant", "value": said[0]}]), "s": EMPTY})),
     "alpaca": ({"instruction": "i", "input": "more", "output": "o", "history": "past"}, st.fixed_dictionaries({"i": TEXT, "more": EMPTY, "o": TEXT, "past": st.lists(st.lists(TEXT, min_size=2, max_size=2), max_size=2)})),
 }  # fmt: skip
 "Shape -> the recipe's keys, and records of it. Another shape joins by one line."

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import orjson
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
@@ -62,6 +62,7 @@ def origins(batch: RecordBatch) -> list[Origin]:
 
 @FUZZ
 @given(CONTENT, st.integers(1, 60), st.integers(1, 40))
+@example((False, [b"[", b"[ {", b"[1"], False, ""), 1, 1)
 def test_units_of_any_window_read_what_one_pass_over_the_file_finds(
     tmp_path: Path, content: tuple[bool, list[bytes], bool, str], window: int, piece: int
 ) -> None:
@@ -113,7 +114,9 @@ def decode_alone(text: bytes) -> object:
     except UnicodeEncodeError:
         return "lone_surrogate"
     except ValueError:
-        return "not_json"
+        opens = text.split()[:2]  # a line that opens an array, of objects or of what follows
+        is_array = opens == [b"["] or b"".join(opens).startswith(b"[{")
+        return "json_array" if is_array else "not_json"
     return value
 
 
