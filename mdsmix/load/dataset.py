@@ -29,7 +29,7 @@ from streaming.base.shared import SharedMemory, _get_path
 
 from mdsmix.errors import MixRefused, Unreachable
 from mdsmix.load import order
-from mdsmix.load.lock import KEY, judge, lock_of
+from mdsmix.load.lock import KEY, judge, lock_of, must_be_state
 from mdsmix.load.stream import CheckedStream, reason
 from mdsmix.load.training_rows import Row, RowRules, row_of
 from mdsmix.shards.turns import PACKED
@@ -94,9 +94,10 @@ class MixDataset(StreamingDataset):  # type: ignore[misc]
         return rows if self.bins is None else rows // self.bins * int(self.batch_size or 0)
 
     def load_state_dict(self, obj: Mapping[str, Any]) -> None:
-        """Makes the next pass go on from a state; MixRefused where it was counted on other data."""
+        """Makes the next pass go on from a state; MixRefused where it was counted on other data, RecipeError where it is none."""
         # Streaming has room for 4,096 bytes.
         state = {key: value for key, value in obj.items() if key != KEY}
+        must_be_state(state)
         judge(self, obj.get(KEY), state)
         super().load_state_dict(state)
 

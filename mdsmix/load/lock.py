@@ -61,7 +61,17 @@ def _word(shard: Any) -> str:
     return shard_word(len(shard), raw.basename, raw.bytes, hashes)
 
 
-def judge(dataset: MixDataset, text: str | None, state: Mapping[str, Any]) -> None:
+def must_be_state(state: Mapping[str, Any]) -> None:
+    """RecipeError where these are not the numbers that Streaming's `state_dict` gives: it would fail on them later, and in its workers."""
+    for key in ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed"):
+        if not isinstance(state.get(key), int):
+            raise RecipeError(
+                f"What load_state_dict was given is no state of a loader: {key} is {state.get(key)!r}, and must be a whole number; "
+                "give it what state_dict() of a loader returned, out of the checkpoint that holds it."
+            )
+
+
+def judge(dataset: MixDataset, text: Any, state: Mapping[str, Any]) -> None:
     """Holds a state's lock against the dataset that is to go on from it.
 
     Args:
@@ -79,7 +89,7 @@ def judge(dataset: MixDataset, text: str | None, state: Mapping[str, Any]) -> No
         return
     now = dataset.lock
     try:
-        was = as_run(parse_loader_lock(text, WHERE), now, state)
+        was = as_run(parse_loader_lock(str(text), WHERE), now, state)
     except RecipeError as error:
         if not dataset.accept_changed:
             raise RecipeError(f"{str(error).rstrip('.')}; {ACCEPT}.") from None

@@ -283,6 +283,24 @@ def test_a_lock_that_cannot_be_read_is_one_sentence(
     assert "cannot be said" in caplog.text
 
 
+def test_what_is_no_state_of_a_loader_is_one_sentence(tmp_path: Path) -> None:
+    """A whole checkpoint, in which the loader's state is one part; one of another field; a lock that is no text."""
+    loader = opened({"a": publish(tmp_path / "a", range(10, 60))})
+    state = loader.state_dict()
+    for given, word in (
+        ({"model": {}, "loader": state}, "epoch"),
+        (state | {"sample_in_epoch": "8"}, "sample_in_epoch"),
+        (state | {"shuffle_seed": None}, "shuffle_seed"),
+    ):
+        with pytest.raises(
+            RecipeError, match=f"no state of a loader: {word} is .*state_dict\\(\\)"
+        ):
+            loader.load_state_dict(given)
+    with pytest.raises(RecipeError, match="is no lock of a mix"):
+        loader.load_state_dict(state | {KEY: 5})
+    loader.load_state_dict(state)
+
+
 def test_more_shards_than_a_state_of_streaming_has_room_for(tmp_path: Path) -> None:
     mixed = {"a": publish(tmp_path / "a", range(10, 1010), shard_bytes=330)}
     seen, state = stopped(mixed)
