@@ -85,6 +85,8 @@ class Preview:
     state: State
     "As it was entered: what a state_dict of this moment would hold."
     ratio: float
+    positions: int
+    "Of a step: its rows times max_seq_len."
     epochs: Sequence[Epoch]
     "Those that the steps lie in."
     steps: Sequence[Step]
@@ -129,6 +131,7 @@ def _preview(
         shards=[[shard.stored.basename for shard in s.shards] for s in mix.train.streams],
         state=state,
         ratio=ratio,
+        positions=asked.cluster.ranks * asked.cluster.rows * rules.max_seq_len,
         epochs=epochs,
         steps=steps,
         lengths=lengths,

@@ -22,7 +22,7 @@ class Said(NamedTuple):
 
 def verdict(preview: Preview) -> list[Said]:
     """What is wrong first, what was not looked at last."""
-    parts = (_drifts, _of_one_stream, _uneven, _dropped, _short, _onward, _unknown, _unread)
+    parts = (_drifts, _overfull, _of_one_stream, _uneven, _dropped, _short, _onward, _unknown, _unread)
     return [said for part in parts for said in part(preview)]
 
 
@@ -67,6 +67,20 @@ def _cause(layout: Layout) -> str:
         "It is not shuffle_block_size, which spans the epoch: look at how the streams' shards are sorted, and at "
         f"shuffle_algo ({layout.shuffle_algo}) and num_canonical_nodes ({layout.num_canonical_nodes})."
     )
+
+
+def _overfull(preview: Preview) -> Iterator[Said]:
+    """More than fits is drawn: the epoch's figures, which are of what is drawn, are then not those of the rows."""
+    if preview.ratio == 1 or preview.tokens is None:
+        return
+    drawn = float(preview.tokens.sum()) / len(preview.epochs[0].ids)
+    if drawn > preview.positions:
+        yield Said(
+            "overfull",
+            f"packing_ratio {preview.ratio:g} draws on average {drawn:,.0f} tokens a step for {preview.positions:,} positions, and "
+            "figures of the epoch are of what is drawn: what does not fit waits for later steps, the shortest samples longest, and "
+            "is dropped in the end; take a smaller ratio.",
+        )
 
 
 def _of_one_stream(preview: Preview) -> Iterator[Said]:
