@@ -42,7 +42,8 @@ def _yaml(home: Path, **settings: Any) -> str:
     stream |= settings.pop("stream", {})
     dataset = {"streams": {"web": stream}, "max_seq_len": LENGTH, "shuffle": True}
     dataset |= settings.pop("dataset", {})
-    loader = {"name": "text", "dataset": dataset, "drop_last": True, "num_workers": 8}
+    drops = settings.pop("drop_last", True)
+    loader = {"name": "text", "dataset": dataset, "drop_last": drops, "num_workers": 8}
     path = home / "train.yaml"
     path.write_text(json.dumps({"train_loader": loader, "global_train_batch_size": 4} | settings))
     return str(path)
@@ -181,6 +182,28 @@ def test_the_run_is_as_long_as_the_yaml_says(duration: Any, steps: int, tmp_path
     plan = _plan(_yaml(tmp_path, max_duration=duration))
     assert plan.run.steps.value == steps
     assert plan.run.epochs.value == pytest.approx(steps / 7)
+
+
+@pytest.mark.parametrize(
+    ("duration", "steps", "tokens"),
+    [("1ep", 2, 240), ("2ep", 4, 480), ("3ba", 3, 400), ("41sp", 3, 400), ("51sp", 4, 480)],
+)
+def test_a_last_step_that_is_not_full_counts_what_it_holds(
+    duration: str, steps: int, tokens: int, tmp_path: Path
+) -> None:
+    """30 rows of 8 tokens in steps of 20: an epoch is 2 steps, and 240 tokens."""
+    plan = _plan(_yaml(tmp_path, max_duration=duration, drop_last=False), batch=20)
+    assert plan.run.steps.value == steps
+    assert plan.run.tokens.value == pytest.approx(tokens)
+    assert plan.run.samples.value == pytest.approx(tokens / 8)
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_what_streams_come_to_in_a_run_adds_up_to_it(drops: bool, tmp_path: Path) -> None:
+    plan = _plan(_yaml(tmp_path, max_duration="3ep", drop_last=drops), batch=8)
+    assert plan.run.tokens.value == pytest.approx(3 * (192 if drops else 240))
+    assert plan.streams[0].run_tokens.value == pytest.approx(plan.run.tokens.value)
+    assert plan.streams[0].run_trained.value == pytest.approx(plan.run.trained.value)
 
 
 def test_hours_are_positions_over_speed(tmp_path: Path) -> None:

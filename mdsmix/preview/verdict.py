@@ -22,7 +22,17 @@ class Said(NamedTuple):
 
 def verdict(preview: Preview) -> list[Said]:
     """What is wrong first, what was not looked at last."""
-    parts = (_drifts, _overfull, _of_one_stream, _uneven, _dropped, _short, _onward, _unknown, _unread)
+    parts = (
+        _drifts,
+        _overfull,
+        _of_one_stream,
+        _uneven,
+        _dropped,
+        _short,
+        _onward,
+        _unknown,
+        _unread,
+    )
     return [said for part in parts for said in part(preview)]
 
 

@@ -247,9 +247,7 @@ def test_a_ratio_that_draws_more_than_fits_is_named(folder: Path) -> None:
     settings = made(folder, "web", packing_ratio=2.6)
     found = looked(settings, asked(8, steps=0))
     assert "draws on average 160 tokens a step for 64 positions" in dict(verdict(found))["overfull"]
-    assert "overfull" not in ids_said(
-        {**settings, "max_seq_len": 4 * LENGTH}, asked(8, steps=0)
-    )
+    assert "overfull" not in ids_said({**settings, "max_seq_len": 4 * LENGTH}, asked(8, steps=0))
     assert "overfull" not in ids_said(made(folder, "web"), asked(8, steps=0))
 
 

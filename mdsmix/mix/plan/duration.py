@@ -69,7 +69,7 @@ def run_plan(duration: Duration, step: StepPlan, speed: float | None) -> RunPlan
     """`speed`: positions, padding among them, that all devices together train a second."""
     steps = _steps(duration, step)
     epochs = _over(steps, step.steps)
-    scale = steps.known
+    scale = _in_full_steps(steps.known, step)
     # Of whole epochs it is known what they hold; of a part, and where samples are dropped, only how much on average.
     is_whole = not steps.known % max(1.0, step.steps.known) and not step.dropped.known
     firm = steps.basis if is_whole or step.is_even else weakest([steps.basis, "estimated"])
@@ -79,11 +79,27 @@ def run_plan(duration: Duration, step: StepPlan, speed: float | None) -> RunPlan
         steps=steps,
         epochs=epochs,
         firmness=firm,
-        samples=step.drawn.times(scale, steps.basis),
+        samples=step.drawn.times(scale, steps.basis).rounded(),
         tokens=tokens,
         trained=trained,
         hours=step.positions.times(scale / speed / 3600, "estimated") if speed else UNKNOWN,
     )
+
+
+def _full_epoch(step: StepPlan) -> float:
+    """Steps of an epoch, a last one that is not full (`drop_last: false`) by the part of it that holds samples."""
+    return min(step.steps.known, step.samples.known / max(1.0, step.drawn.known))
+
+
+def _in_full_steps(steps: float, step: StepPlan) -> float:
+    epochs, rest = divmod(steps, max(1.0, step.steps.known))
+    return epochs * _full_epoch(step) + min(rest, _full_epoch(step))
+
+
+def _to_hold(count: float, step: StepPlan) -> int:
+    """Steps that hold so many full ones; a billionth is the rounding of floats."""
+    epochs, rest = divmod(count + 1e-9, _full_epoch(step))
+    return round(epochs * step.steps.known) + math.ceil(rest - 2e-9)
 
 
 def _steps(duration: Duration, step: StepPlan) -> Figure:
@@ -111,7 +127,7 @@ def _steps(duration: Duration, step: StepPlan) -> Figure:
         )
     # Composer stops after the first step that reaches it.
     relative = None if size.error is None else size.error / size.value
-    steps = math.ceil(duration.count / size.value)
+    steps = _to_hold(duration.count / size.value, step)
     return Figure(steps, size.basis, relative and relative * steps)
 
 

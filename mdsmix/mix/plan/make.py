@@ -226,6 +226,8 @@ def _stream(
     tokens, trained = facts.tokens_of(came), facts.trained_of(came)
     total, epochs = step.epoch_tokens, run.epochs
     basis = facts.samples.basis
+    # Not the epochs: what is dropped or does not fit is no stream's, so that all streams add up to the run.
+    drawn = run.tokens.known / max(1.0, total.known) if total.value else epochs.known
     return StreamPlan(
         stream=facts.name,
         state="looked at" if facts.look else "published",
@@ -239,8 +241,8 @@ def _stream(
         padding=padding_of(tokens, width.times(came)) if came else UNKNOWN,
         passes=epochs.times(came / max(1.0, facts.samples.known), basis),
         unseen=_unseen(came / max(1.0, facts.samples.known), epochs, is_fixed),
-        run_tokens=tokens.times(epochs.known, run.firmness),
-        run_trained=trained.times(epochs.known, run.firmness),
+        run_tokens=tokens.times(drawn, run.firmness),
+        run_trained=trained.times(drawn, run.firmness),
     )
 
 
