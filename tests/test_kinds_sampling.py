@@ -240,7 +240,7 @@ def test_a_sample_without_a_record_is_said(tmp_path: Path, tokenizer_folder: Pat
     fill(tmp_path, TEXTS[:3])
     answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, sample="0.001%"))
     assert answer.code == 5
-    assert "No record is in the sample that is taken of it: raise the stream's sample" in answer.err
+    assert "raise the stream's sample, or the budget that decides it." in answer.err
 
 
 def test_conversations_are_sampled_by_what_the_shape_reads(

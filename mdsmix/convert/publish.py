@@ -121,7 +121,7 @@ def _look(job: Job, records: Records) -> str:
     if set(records.filtered) == {NOT_HELD_OUT}:
         return "No record is among the share that is held out: raise the stream's holdout, or take it out."
     if records.read and not records.sampled and not job.limit:
-        return "No record is in the sample that is taken of it: raise the stream's sample."
+        return "No record is in the sample that is taken of it: raise the stream's sample, or the budget that decides it."
     if job.limit:
         return f"--limit {job.limit} reads no more of it: raise it, or leave it out."
     return "Look at the source, or take the stream out of the recipe."
