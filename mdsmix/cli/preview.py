@@ -124,7 +124,8 @@ def _size(text: str) -> int:
 def _show(mix: Mix, asked: Asked, ids: bool, as_json: bool) -> None:
     # Streaming and torch are imported here, after all that is wrong without them has been told.
     from mdsmix.preview.run import preview as run
-    from mdsmix.report.preview import preview_json, print_preview
+    from mdsmix.report.preview import print_preview
+    from mdsmix.report.preview_json import preview_json
 
     found = run(mix, asked)
     decoder = _decoder(mix)

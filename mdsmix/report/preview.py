@@ -12,9 +12,9 @@ from mdsmix.preview.batches import Part, Placed
 from mdsmix.preview.layout import Place
 from mdsmix.preview.run import Preview, Rank, Step
 from mdsmix.preview.verdict import verdict
-from mdsmix.report.samples import STYLES, Run, Segment, marked, sample_json, segments
+from mdsmix.report.samples import STYLES, Run, Segment, marked, segments
 from mdsmix.report.table import print_table
-from mdsmix.table import Column, Estimate, Row, Table, as_json
+from mdsmix.table import Column, Estimate, Row, Table
 from mdsmix.words import plural, printable
 
 TOKENS_SHOWN = 256
@@ -207,10 +207,10 @@ def id_lines(preview: Preview, rank: Rank) -> Iterator[str]:
 
 
 def _where(preview: Preview, place: Place) -> str:
-    return f"{preview.streams[place.stream]}/{_shard(preview, place)}:{place.position}"
+    return f"{preview.streams[place.stream]}/{shard_of(preview, place)}:{place.position}"
 
 
-def _shard(preview: Preview, place: Place) -> str:
+def shard_of(preview: Preview, place: Place) -> str:
     return preview.shards[place.stream][place.shard]
 
 
@@ -255,83 +255,3 @@ def _between(parts: Sequence[Segment], start: int, stop: int) -> list[Segment]:
         if ids:
             found.append(replace(part, ids=ids))
     return found
-
-
-def preview_json(preview: Preview, decoder: Decoder | None) -> dict[str, Any]:
-    """All of it for programs: every sample id of every step, by device."""
-    cluster, layout = preview.asked.cluster, preview.layout
-    first = preview.epochs[0]
-    return {
-        "nodes": cluster.nodes,
-        "gpus": cluster.gpus,
-        "workers": cluster.workers,
-        "rows_a_step": cluster.batch,
-        "rows_a_device": cluster.rows,
-        "packing_ratio": preview.ratio,
-        "samples_a_device": layout.batch_size,
-        "epoch_size": layout.epoch_size,
-        "steps_an_epoch": first.first + len(first.ids),
-        "batching_method": layout.batching_method,
-        "shuffle": layout.shuffle,
-        "shuffle_algo": layout.shuffle_algo,
-        "shuffle_seed": layout.shuffle_seed,
-        "shuffle_block_size": layout.shuffle_block_size,
-        "num_canonical_nodes": layout.num_canonical_nodes,
-        "steps": [_step_json(preview, step, decoder) for step in preview.steps],
-        "epoch": as_json(epoch_table(preview))
-        | {
-            "epoch": first.epoch,
-            "first_step": first.first,
-            "steps": len(first.ids),
-            "windows_of": "tokens" if preview.windows.of_tokens else "samples",
-            "windows": as_json(windows_table(preview))["rows"],
-            "lengths": {
-                name: lengths and {"exact": lengths.is_exact, "from": lengths.how}
-                for name, lengths in zip(preview.streams, preview.lengths, strict=True)
-            },
-        },
-        "said": [said._asdict() for said in verdict(preview)],
-        "read": preview.read,
-    }
-
-
-def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> dict[str, Any]:
-    made = step.made
-    return {
-        "epoch": step.epoch,
-        "step": step.step,
-        "drawn": step.drawn,
-        "read": step.looked,
-        "rows": made and made.rows,
-        "padding": made and made.padding,
-        "documents": made and list(made.documents),
-        "waiting": step.waiting,
-        "streams": as_json(step_table(preview, step))["rows"],
-        "ranks": [
-            {
-                "rank": rank.rank,
-                "node": rank.node,
-                "worker": rank.worker,
-                "samples": [
-                    {
-                        "id": id,
-                        "stream": preview.streams[p.stream],
-                        "shard": _shard(preview, p),
-                        "row": p.position,
-                    }
-                    for id, p in zip(rank.ids, rank.places, strict=True)
-                ],
-            }
-            for rank in step.ranks
-        ],
-        "shown": [
-            {
-                "rank": shown.rank,
-                "stream": preview.streams[shown.row.place.stream],
-                "shard": _shard(preview, shown.row.place),
-                "row": shown.row.place.position,
-                "sample": sample_json(row_segments(shown.row), decoder),
-            }
-            for shown in step.shown
-        ],
-    }
