@@ -25,9 +25,10 @@ PROBES = ((56, 56), (100, 333), (700, 250))
 "Heights and widths at which a processor's function is compared with what it makes of an image."
 SAVED = (".json", ".jinja", ".txt", ".model")
 COSMETIC = re.compile(
-    r"_?processor_class|.*_processor_type|auto_map|device|return_tensors|disable_grouping|.*data_format|_.*"
+    r"_?processor_class|.*_processor_type|auto_map|device|return_tensors|disable_grouping|.*data_format|default_to_square|"
+    r"m(in|ax)_pixels|_.*"
 )
-"Settings that shape no image, of which versions of transformers save some and not others."
+"Settings that shape no image, of which versions of transformers save some and not others; Qwen's limits stand in `size` as well."
 
 
 class Seeing:
@@ -57,6 +58,7 @@ class Seeing:
         errors = []
         for key in ("boi_token", "image_token"):
             text = getattr(self.processor, key, None)
+            text = getattr(text, "content", text)  # of an AddedToken, as older versions have it
             if isinstance(text, str):
                 try:
                     self._once(text, (64, 64))
@@ -75,19 +77,19 @@ class Seeing:
     def has_function(self) -> bool:
         """Whether its own function tells what it then does."""
         try:
-            return self._told(PROBES) == [self._learned(size) for size in PROBES]
+            return self._told(PROBES) == [self.learned(size) for size in PROBES]
         except Exception:
             return False
 
     def counts(self, sizes: Sequence[Sequence[int]]) -> list[int]:
         """Tokens of an image of each height and width."""
-        return self._told(sizes) if self.has_function else [self._learned(s) for s in sizes]
+        return self._told(sizes) if self.has_function else [self.learned(s) for s in sizes]
 
     def _told(self, sizes: Sequence[Sequence[int]]) -> list[int]:
         found = self.processor._get_num_multimodal_tokens(image_sizes=[list(s) for s in sizes])
         return [int(n) for n in found["num_image_tokens"]]
 
-    def _learned(self, size: Sequence[int]) -> int:
+    def learned(self, size: Sequence[int]) -> int:
         return self._once(self.token, size)
 
     def _once(self, token: str, size: Sequence[int]) -> int:
@@ -145,7 +147,9 @@ class Seeing:
                 if file.suffix in SAVED:
                     files[str(file.relative_to(place))] = file.read_text()
         return {
-            "hash": xxhash.xxh128_hexdigest(json.dumps(shaping, sort_keys=True, default=str)),
+            "hash": xxhash.xxh128_hexdigest(
+                json.dumps(shaping, sort_keys=True, default=str).encode()
+            ),
             "class_name": type(self.processor).__name__,
             "image_token": self.token,
             "counts_by": "function" if self.has_function else "learned",

@@ -261,12 +261,18 @@ def previewed(settings: dict[str, Any], steps: int, state: dict[str, Any] | None
 
 def together(settings: list[dict[str, Any]], ranks: int = 2) -> str:
     """What rank 0 prints, of `ranks` processes on this machine."""
+    return started(RANK, json.dumps(settings), ranks)
+
+
+def started(program: str, argument: str, ranks: int = 2) -> str:
+    """The same of any program."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
     processes = [
-        _start(settings, common | {"RANK": str(n), "LOCAL_RANK": str(n)}) for n in range(ranks)
+        _start(program, argument, common | {"RANK": str(n), "LOCAL_RANK": str(n)})
+        for n in range(ranks)
     ]
     try:
         answers = [process.communicate(timeout=240) for process in processes]
@@ -277,9 +283,9 @@ def together(settings: list[dict[str, Any]], ranks: int = 2) -> str:
     return answers[0][0].splitlines()[-1]
 
 
-def _start(settings: list[dict[str, Any]], environment: dict[str, str]) -> subprocess.Popen[str]:
+def _start(program: str, argument: str, environment: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", RANK, json.dumps(settings)],
+        [sys.executable, "-c", program, argument],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

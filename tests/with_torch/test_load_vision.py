@@ -22,6 +22,7 @@ from mdsmix.mix.render import render
 from tests.converting import manifest_of, run_recipe, write_jsonl, write_recipe
 from tests.pictures import drawing, record, seeing_tokenizer, stream, write_drawings
 from tests.processors import FAMILIES, IMAGE_TOKEN, TOKENS, processor_of, tiny_model
+from tests.with_torch.test_load_ranks import started
 
 LENGTH = 160
 SIZES = [(30, 40), (200, 120), (57, 333)]
@@ -256,7 +257,7 @@ def test_what_functions_tell_is_what_is_learned(
 ) -> None:
     seeing = opened(str(processors[family][1]))
     assert seeing.has_function
-    assert seeing.counts(SIZES) == [seeing._learned(size) for size in SIZES]
+    assert seeing.counts(SIZES) == [seeing.learned(size) for size in SIZES]
     assert seeing.token == IMAGE_TOKEN[family]
 
 
@@ -290,3 +291,49 @@ def test_a_processor_that_is_not_there_is_said_in_a_sentence(
         open_processor("./none")
     with pytest.raises(MdsmixError, match="could not be loaded"):
         processor._read_answer("p", 1, "", "boom")
+
+
+RANK = """
+import json, sys
+from itertools import islice
+import torch.distributed as dist
+from mdsmix.load import build_loader
+
+dist.init_process_group("gloo")
+
+def seen(batches):
+    found = [[[row[row != 1].tolist() for row in b["input_ids"]], float(b["pixel_values"].sum())] for b in batches]
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, found)
+    return every
+
+whole = seen(build_loader(sys.argv[1], 2))
+stopped = build_loader(sys.argv[1], 2)
+batches = iter(stopped)
+before = seen(islice(batches, 2))
+state = json.loads(json.dumps(stopped.state_dict()))
+del stopped, batches
+resumed = build_loader(sys.argv[1], 2)
+resumed.load_state_dict(state)
+after = seen(resumed)
+if dist.get_rank() == 0:
+    print(json.dumps([whole, before, after]))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_share_images_and_resume(
+    tmp_path: Path, processors: dict[str, tuple[Path, Path]]
+) -> None:
+    names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 12, (70, 40))]
+    records = [record(name, answer=f"Drawing {n}.") for n, name in enumerate(names)]
+    records += [record(question=f"Count to {n}.") for n in range(4)]
+    shuffled = {"shuffle": True, "dummy_image": True, "num_canonical_nodes": 2}
+    recipe = written(tmp_path, processors["qwen"], records, dataset=shuffled)
+    run_recipe(recipe)
+    whole, before, after = json.loads(started(RANK, rendered(recipe)))
+    for rank in (0, 1):
+        assert before[rank] + after[rank] == whole[rank]
+    rows = [tuple(row) for rank in whole for batch, _ in rank for row in batch]
+    assert len(rows) == len(set(rows)) == len(records)
