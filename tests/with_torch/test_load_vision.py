@@ -110,6 +110,7 @@ def test_a_batch_is_what_the_processor_makes_of_texts_and_images(
     for key in wanted.keys() - {"input_ids", "attention_mask", "token_type_ids"}:
         assert torch.equal(batch[key], wanted[key]), key
     assert batch.keys() & {"token_type_ids"} == set()
+    assert (batch["labels"][batch["input_ids"] == seeing.token_id] == -100).all()
     trained = batch["labels"] != -100
     assert trained.any(dim=1).all()
     assert torch.equal(batch["labels"][trained], batch["input_ids"][trained])
