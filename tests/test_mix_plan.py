@@ -255,6 +255,16 @@ def test_packing_that_overfills_its_rows_is_said(tmp_path: Path) -> None:
     assert any("take a smaller ratio" in note for note in plan.notes)
 
 
+def test_a_run_may_be_shorter_than_a_full_step_where_an_epoch_is(tmp_path: Path) -> None:
+    """30 rows in steps of 64: an epoch is one step that holds less than half of a full one."""
+    yaml = _yaml(tmp_path, drop_last=False)
+    epoch = _plan(yaml, batch=64)
+    tokens = int(epoch.run.tokens.known)
+    assert _plan(yaml, batch=64, tokens=str(tokens)).run.steps.known == 1
+    with pytest.raises(RecipeError, match=f"which holds {tokens:,} tokens"):
+        _plan(yaml, batch=64, tokens=str(tokens - 1))
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [

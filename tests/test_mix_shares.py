@@ -126,6 +126,11 @@ def test_shares_become_the_counts_worked_by_hand(
     assert chosen(write(home, **{"mix": HALVES} | keys)) == counts
 
 
+def test_a_share_of_0_leaves_a_stream_out_and_is_not_warned_of(home: Path) -> None:
+    done = mdsmix("check", write(home, mix={"chat": {"share": 0}}))
+    assert (done.code, "weights-off" in done.out) == (0, False)
+
+
 def test_the_shares_are_rendered_shown_and_told(home: Path) -> None:
     path = write(home, mix=HALVES, budget="36k tokens")
     mix, text = render(path, (), None)

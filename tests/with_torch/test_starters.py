@@ -13,6 +13,7 @@ import zstandard
 
 from mdsmix.load import build_loader
 from mdsmix.storage import locate
+from tests import drawings
 from tests.alarm import at_most
 from tests.converting import chats, mdsmix, write_recipe
 
@@ -48,7 +49,10 @@ def _at_home(name: str, home: Path, tokenizer: Path, corpus: Path, bucket: str) 
         where = f"s3://{bucket}/{place}" if place.startswith("raw/") else home / place
         locate(str(where)).write(content)
     text = (YAMLS / name).read_text()
+    if "../demo/images" in text:
+        drawings.make(home / "images")
     for before, after in {
+        "../demo/images": str(home / "images"),
         "./tokenizer": str(tokenizer),
         "../demo/tokenizer": str(tokenizer),
         "../demo/corpus": str(corpus),

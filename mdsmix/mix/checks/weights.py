@@ -31,7 +31,8 @@ def weights_zero(mix: Mix, loader: Loader) -> Iterator[Hit]:
 
 @check_streams("weights-off", "warning", "The stream is in the mix and never used.")
 def weights_off(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
-    if stream.weight and not any(stream.weight.values()):
+    is_meant = mix.shares is not None  # `share: 0` leaves a stream out
+    if stream.weight and not any(stream.weight.values()) and not is_meant:
         yield Hit(
             f"{stream.name} has {_spelled(stream.weight)}.",
             "take the stream out, or give it a weight.",

@@ -120,10 +120,11 @@ def _steps(duration: Duration, step: StepPlan) -> Figure:
             f"{duration.said} cannot be turned into steps, since how many tokens a step holds is not known: a stream holds text that the "
             "loader itself tokenizes; convert it, or say the length in epochs (1ep) or steps (1000ba)."
         )
-    if duration.count < size.value:
+    one = size.value * min(1.0, _full_epoch(step))
+    if duration.count < one:
         what = "rows" if duration.of == "rows" else "tokens"
         raise RecipeError(
-            f"{duration.said} is less than one step, which holds {size.value:,.0f} {what}: take a larger budget or a smaller batch."
+            f"{duration.said} is less than one step, which holds {one:,.0f} {what}: take a larger budget or a smaller batch."
         )
     # Composer stops after the first step that reaches it.
     relative = None if size.error is None else size.error / size.value
