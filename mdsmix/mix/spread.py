@@ -64,6 +64,10 @@ def most(rows: Sequence[Rows], total: int) -> float:
 
 
 def _rows(totals: Totals, encoding: Encoding) -> list[Rows]:
+    if (
+        totals.image_tokens
+    ):  # lengths count one token an image; rows that would not fit with theirs are left out
+        return [(totals.samples, 0, encoding.max_seq_len)]
     sides = 1 if encoding.decoder_only_format else 2
     top = min(totals.longest, sides * encoding.max_seq_len) if totals.cut_rows else totals.longest
     powers = [(int(key.removeprefix("2^")), n) for key, n in totals.lengths.items()]

@@ -20,7 +20,8 @@ from mdsmix.preview.layout import NOBODY, Ids, Layout, Place
 from mdsmix.preview.lengths import Floats, Lengths, lengths_of
 from mdsmix.preview.reading import Reader, require_shards
 from mdsmix.preview.shares import Windows, count, windows_of
-from mdsmix.shards.turns import layout_of
+from mdsmix.shards.turns import has_images, layout_of
+from mdsmix.words import does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +106,7 @@ def preview(mix: Mix, asked: Asked) -> Preview:
     """RecipeError where Streaming refuses the epoch, Unreachable where a stream cannot be read, MixRefused where a row does not
     fit the loader."""
     require_shards(mix.train.streams)
+    _refuse_images(mix)
     settings = _settings(mix, asked)
     rules = rules_of(settings, _ids_of(mix))
     reader = Reader(mix.train.streams, asked.read)
@@ -140,6 +142,15 @@ def _preview(
         planned=[float(n) for n in layout.planned / layout.planned.sum()],
         read=reader.read,
     )
+
+
+def _refuse_images(mix: Mix) -> None:
+    names = [stream.name for stream in mix.train.streams if has_images(stream.columns)]
+    if names:
+        raise RecipeError(
+            f"{', '.join(names)} {does(names, 'holds', 'hold')} images, and how many tokens each becomes its processor says when a batch is "
+            "made, which preview does not do: mdsmix plan counts them, and mdsmix.load makes the batches."
+        )
 
 
 def _settings(mix: Mix, asked: Asked) -> LoaderSettings:

@@ -227,8 +227,10 @@ class Totals:
 
     @property
     def seen_tokens(self) -> int:
-        """Tokens that the model sees when it takes every sample once."""
-        return self.tokens - self.cut_tokens
+        """Tokens that the model sees when it takes every sample once: of an image what the processor makes of it, where one is
+        planned for."""
+        in_place_of_images = self.image_tokens - self.images if self.image_tokens else 0
+        return self.tokens - self.cut_tokens + in_place_of_images
 
     def __add__(self, other: Totals) -> Totals:
         mine, its = asdict(self), asdict(other)

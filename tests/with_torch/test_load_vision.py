@@ -19,7 +19,7 @@ from mdsmix.errors import MdsmixError, MixRefused, RecipeError
 from mdsmix.load import build_loader
 from mdsmix.load.vision import opened
 from mdsmix.mix.render import render
-from tests.converting import manifest_of, run_recipe, write_jsonl, write_recipe
+from tests.converting import manifest_of, mdsmix, run_recipe, write_jsonl, write_recipe
 from tests.pictures import drawing, record, seeing_tokenizer, stream, write_drawings
 from tests.processors import FAMILIES, IMAGE_TOKEN, TOKENS, processor_of, tiny_model
 from tests.with_torch.test_load_ranks import started
@@ -117,6 +117,18 @@ def test_a_batch_is_what_the_processor_makes_of_texts_and_images(
     totals = manifest_of(tmp_path / "out/see/train").totals
     grown = int(batch["attention_mask"].sum()) - totals.tokens
     assert totals.image_tokens - totals.images == grown - 3, "each row gets an EOS"
+    assert totals.seen_tokens == int(batch["attention_mask"].sum()) - 3
+
+
+def test_a_preview_says_that_it_makes_no_batches_of_images(
+    tmp_path: Path, processors: dict[str, tuple[Path, Path]]
+) -> None:
+    (path,) = write_drawings(tmp_path / "img", 1, (70, 40))
+    recipe = written(tmp_path, processors["qwen"], [record(f"img/{path.name}"), record()])
+    run_recipe(recipe)
+    answer = mdsmix("preview", rendered(recipe), "--batch", "2")
+    assert answer.code == 2
+    assert "see holds images" in answer.err
 
 
 def _bare(text: str, images: list[Any], seeing: Seeing, token: str) -> str:

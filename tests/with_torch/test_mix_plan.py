@@ -20,6 +20,8 @@ from mdsmix.load import build_loader
 from mdsmix.mix.plan.make import Asked, make_plan, see
 from mdsmix.mix.plan.nodes import Order, readers
 from mdsmix.mix.plan.padding import Lengths, mean_longest
+from mdsmix.mix.render import render
+from tests.converting import chats, run_recipe, write_jsonl, write_recipe
 from tests.published import PAIR, TURNS, publish
 from tests.with_torch.load_streams import IDS, write_tokens
 
@@ -185,6 +187,25 @@ def test_steps_tokens_and_padding_are_those_of_the_loader(tmp_path: Path, drop_l
         assert plan.step.epoch_tokens.value == tokens
         assert plan.step.epoch_tokens.basis == "counted"
     assert plan.streams[1].cut_tokens.value == 10
+
+
+def test_a_plan_counts_the_eos_that_the_loader_adds_once(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """Answers of a ChatML template end without an EOS: it is a token more, and among those with a loss when they are counted."""
+    said = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "so " * n}] for n in range(1, 25)]  # fmt: skip
+    data = write_jsonl(tmp_path / "a.jsonl", [{"messages": messages} for messages in said])
+    loader = {"num_workers": 0, "drop_last": False, "dataset": {"shuffle": False}}
+    made = {"streams": {"chat": chats(data)}, "max_seq_len": 96, "train_loader": loader}
+    recipe = write_recipe(tmp_path, tokenizer_folder, **made)
+    run_recipe(recipe)
+    config = tmp_path / "train.yaml"
+    config.write_text(render(str(recipe), [], None)[1])
+    plan = make_plan(see([str(config)], 1), Asked(gpus=1, batch=4))
+    batches = list(build_loader(str(config), 4))
+    seen = sum(int(batch["attention_mask"].sum()) for batch in batches)
+    trained = sum(int((batch["labels"] != -100).sum()) for batch in batches)
+    assert (plan.run.tokens.value, plan.run.trained.value) == (seen, trained)
 
 
 def test_packed_rows_are_drawn_as_many_at_a_time_as_the_loader_draws(tmp_path: Path) -> None:

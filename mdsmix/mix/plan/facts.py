@@ -105,7 +105,7 @@ def facts_of(stream: Stream, loader: Loader, look: Look | None) -> Facts:
         look=look,
         samples=_looked(Figure(stream.index.samples, "exact"), look, errors, "samples"),
         tokens=_looked(total([tokens, eos]), look, errors, "tokens"),
-        trained=_looked(total([_trained(stream, loader), eos]), look, errors, "trained"),
+        trained=_looked(_trained(stream, loader), look, errors, "trained"),
         cut=_looked(cut, look, errors, "cut"),
         deviations=_deviations(stream, loader),
         lengths=_lengths(stream, loader, added),
@@ -152,7 +152,7 @@ def _counted(manifest: Manifest, limit: int) -> tuple[Figure, Figure]:
     totals, made_for = manifest.totals, manifest.encoding.max_seq_len
     if limit == made_for or (limit > made_for and not totals.cut_tokens):
         return Figure(totals.seen_tokens, "counted"), Figure(totals.cut_tokens, "counted")
-    if totals.longest <= limit:
+    if totals.longest <= limit and not totals.image_tokens:
         return Figure(totals.tokens, "counted"), Figure(0, "counted")
     whole = Lengths(
         mean=totals.tokens / max(1, totals.samples),
@@ -202,6 +202,8 @@ def _lengths(stream: Stream, loader: Loader, added: float) -> Lengths | None:
             mean=tokens.value / samples, longest=min(longest, limit or longest), histogram={}
         )
     totals = manifest.totals
+    if totals.image_tokens:  # their histogram counts one token an image
+        return Lengths(mean=tokens.value / samples + added, longest=limit, histogram={})
     longest = totals.longest + math.ceil(added)
     return Lengths(
         mean=tokens.value / samples + added,
