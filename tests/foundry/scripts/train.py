@@ -14,8 +14,8 @@ from llmfoundry.command_utils import train_from_yaml
 METRICS = ("loss/train/total", "time/token", "metrics/eval/.*LanguageCrossEntropy")
 
 
-def losses(path: str, steps: int) -> list[float]:
-    return list(metrics(path, steps)["loss/train/total"])
+def losses(path: str, steps: int, settings: Sequence[str] = ()) -> list[float]:
+    return list(metrics(path, steps, settings)["loss/train/total"])
 
 
 def metrics(path: str, steps: int, settings: Sequence[str] = ()) -> dict[str, list[float]]:
