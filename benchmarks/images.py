@@ -7,7 +7,7 @@
     .venv/bin/python -m benchmarks.images lines       # 1,000,000 lines over 20,000 small images: 1 % broken in ten ways, 1 % lost files
     .venv/bin/python -m benchmarks.images map         # Hugging Face's `map` as GLM-4's finetuning calls it, in .venv-foundry
 
-`--count N` takes another number; `--into DIR` another folder than /tmp. Linux only.
+`--count N` takes another number; `--into DIR` another folder than the system's temporary one. Linux only.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import os
 import random
 import shutil
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -360,7 +361,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("mode", choices=MODES)
     parser.add_argument("--count", type=int)
-    parser.add_argument("--into", type=Path, default=Path("/tmp/mdsmix-images"))
+    parser.add_argument("--into", type=Path, default=Path(tempfile.gettempdir()) / "mdsmix-images")
     asked = parser.parse_args()
     asked.into.mkdir(parents=True, exist_ok=True)
     mode, count = MODES[asked.mode]
