@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from mdsmix.convert.doing import do_units
 from mdsmix.convert.dropping import find_dropped
@@ -81,15 +82,13 @@ class PartOutcome:
     notes: tuple[str, ...] = ()
 
 
-def do_part(work: Work, part: Part) -> PartOutcome:
-    """Does the units of the part and leaves a note of what their sources hold."""
+def do_part(work: Work, part: Part, size: int) -> PartOutcome:
+    """Does the units of the part, of about `size` source bytes, and leaves a note of what their sources hold."""
     began = time.monotonic()
     mine = _own(work, part)
     if not mine.units:
         return _outcome(work, part, [], (), began)
-    work.watcher.begin(
-        work.job.name, sum(file.stat.size for unit in mine.units for file in unit.files)
-    )
+    work.watcher.begin(work.job.name, size)
     with listing(work.job):
         job, results, notes = do_units(mine)
     content = work.cache.lines(mine.units, [result.content for result in results])
@@ -104,7 +103,7 @@ def _own(work: Work, part: Part) -> Work:
     numbers = [number for number in range(len(work.units)) if part.has(number)]
     return replace(
         work,
-        job=replace(work.job, max_bad=type(work.job.max_bad)(1)),
+        job=replace(work.job, max_bad=Fraction(1)),
         units=[work.units[number] for number in numbers],
         dropped=[dropped[number] for number in numbers] if dropped else (),
     )

@@ -128,7 +128,8 @@ def convert_part(
         run = _Run(began=time.monotonic(), options=options, engine=engine, watcher=watcher)
         for job, files, standing in planned:
             try:
-                yield do_part(_part_work(job, files, standing, run), part)
+                size = _bytes_to_read(job, files) // part.of
+                yield do_part(_part_work(job, files, standing, run), part, size)
             except MdsmixError as error:
                 failed.append(error)
     if failed:
