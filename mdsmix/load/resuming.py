@@ -20,6 +20,7 @@ from streaming import StreamingDataset
 from streaming.base.batching import generate_work
 from streaming.base.world import World
 
+from mdsmix.load.order import set_samples
 from mdsmix.training.lock import ORDER, LoaderLock, LockedStream
 from mdsmix.words import plural
 
@@ -52,13 +53,7 @@ class Epoch(StreamingDataset):  # type: ignore[misc]
         self.streams = [
             SimpleNamespace(choose=s.drawn, proportion=s.drawn / total) for s in streams
         ]
-        self.num_streams = len(streams)
-        self.shards_per_stream = np.array([len(s.contents) for s in streams], np.int64)
-        self.shard_offset_per_stream = self.shards_per_stream.cumsum() - self.shards_per_stream
-        self.samples_per_shard = np.array([n for s in streams for _, n in s.contents], np.int64)
-        self.sample_offset_per_shard = self.samples_per_shard.cumsum() - self.samples_per_shard
-        self.samples_per_stream = np.array([s.samples for s in streams], np.int64)
-        self.sample_offset_per_stream = self.samples_per_stream.cumsum() - self.samples_per_stream
+        set_samples(self, [[n for _, n in stream.contents] for stream in streams])
 
     def drawn(self, epoch: int, behind: int) -> Ids:
         """Sample ids in the order in which training sees them, without the first `behind`."""

@@ -24,6 +24,7 @@ from streaming.base.util import number_abbrev_to_int
 from streaming.base.world import World
 
 from mdsmix.errors import RecipeError
+from mdsmix.load.order import set_samples
 from mdsmix.load.stream import reason
 from mdsmix.mix.streams import Stream as Published
 from mdsmix.preview.asked import Cluster, State
@@ -80,14 +81,7 @@ class Layout(StreamingDataset):  # type: ignore[misc]
     def _count(self, streams: Sequence[Published]) -> None:
         """The attributes that the layout is made from, named as StreamingDataset names them."""
         self.streams = [Stream(local=".", **stream.weight) for stream in streams]
-        self.num_streams = len(streams)
-        sizes = [[shard.samples for shard in stream.shards] for stream in streams]
-        self.samples_per_shard = np.array([n for shards in sizes for n in shards], np.int64)
-        self.sample_offset_per_shard = self.samples_per_shard.cumsum() - self.samples_per_shard
-        self.shards_per_stream = np.array([len(shards) for shards in sizes], np.int64)
-        self.shard_offset_per_stream = self.shards_per_stream.cumsum() - self.shards_per_stream
-        self.samples_per_stream = np.array([sum(shards) for shards in sizes], np.int64)
-        self.sample_offset_per_stream = self.samples_per_stream.cumsum() - self.samples_per_stream
+        set_samples(self, [[shard.samples for shard in stream.shards] for stream in streams])
         asked = number_abbrev_to_int(self.epoch_size) if self.epoch_size else None
         self.epoch_size = Stream.apply_weights(
             self.streams, self.samples_per_stream, asked, self.shuffle_seed

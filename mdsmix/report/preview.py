@@ -19,7 +19,7 @@ from mdsmix.words import plural, printable
 
 TOKENS_SHOWN = 256
 "Of a sample, half of them from its beginning and half from its end."
-STEP = (
+DRAWN = (
     Column("stream", "text"),
     Column("samples"),
     Column("share", "share", key="share_of_samples"),
@@ -27,17 +27,14 @@ STEP = (
     Column("tokens"),
     Column("share", "share", key="share_of_tokens"),
     Column("trained"),
+)
+STEP = (
+    *DRAWN,
     Column("share", "share", key="share_of_trained"),
     Column("cut off", key="cut"),
 )
 EPOCH = (
-    Column("stream", "text"),
-    Column("samples"),
-    Column("share", "share", key="share_of_samples"),
-    Column("planned", "share"),
-    Column("tokens"),
-    Column("share", "share", key="share_of_tokens"),
-    Column("trained"),
+    *DRAWN,
     Column("a step ±", "points", key="step_deviation"),
     Column("by chance", "points", key="step_chance"),
     Column("lowest", "share", key="lowest_window"),
