@@ -43,6 +43,7 @@ class Told:
     began: list[tuple[str, int]] = field(default_factory=list)
     sizes: int = 0
     tokens: int = 0
+    bad: int = 0
     said: list[str] = field(default_factory=list)
 
     def expect(self, sizes: Mapping[str, int]) -> None:
@@ -54,6 +55,9 @@ class Told:
     def on_progress(self, size: int, tokens: int) -> None:
         self.sizes += size
         self.tokens += tokens
+
+    def on_bad(self, records: int) -> None:
+        self.bad += records
 
     def say(self, sentence: str) -> None:
         self.said.append(sentence)

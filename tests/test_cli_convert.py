@@ -338,6 +338,28 @@ def test_two_runs_at_once_publish_one_whole_stream(recipe: Path) -> None:
     assert len(token_rows(recipe.parent / "out" / "web" / "train")) > 1
 
 
+def test_quietly_only_warnings_are_said_and_on_stderr(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """Each with the stream that it is of; the streams are the same."""
+    good = write_jsonl(tmp_path / "good.jsonl", [{"text": f"good {n}"} for n in range(20)])
+    bad = write_jsonl(tmp_path / "bad.jsonl", [{"text": "good"}, {"no": "text"}])
+    streams = {"web": documents(good), "odd": documents(bad)}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=4)
+    assert mdsmix("convert", recipe, "--dry-run").code == 0  # the tokenizer is known
+    answer = mdsmix("convert", recipe, "--quiet")
+    assert (answer.code, answer.out) == (0, "")
+    assert answer.err == "odd: WARNING: 50.0% of the records are bad\n"
+    assert mdsmix("convert", recipe, "--only", "web", "-q") == Answer(0, "", "")
+    parts = mdsmix("convert", recipe, "--reencode", "max_seq_len=8", "--part", "1/1", "-q")
+    assert (parts.code, parts.out) == (0, "")
+    assert parts.err.startswith("odd: WARNING: 1 records are bad")
+    assert mdsmix("verify", tmp_path / "out/web", "-q") == Answer(0, "", "")
+    for shard in tmp_path.glob("out/web/*/*.mds"):
+        shard.write_bytes(b"")
+    assert mdsmix("verify", tmp_path / "out/web", "-q").out.startswith("fault ")
+
+
 def test_converting_checking_and_rendering_import_nothing_heavy(
     recipe: Path, tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path
 ) -> None:

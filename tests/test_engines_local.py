@@ -26,6 +26,7 @@ from mdsmix.engines.local import LocalEngine
 from mdsmix.engines.memory import HEADROOM, MemoryBudget, resident
 from mdsmix.engines.tasks import TaskQueue
 from mdsmix.errors import MdsmixError, Unreachable
+from mdsmix.storage import waiting
 from tests.tasks import call, in_work, run, settings, silent
 
 CREWS = pytest.mark.parametrize("workers", [1, 2, 3, 9])
@@ -35,6 +36,16 @@ def square(number: int, seconds: float, attempt: Attempt, reporter: Reporter) ->
     time.sleep(seconds)
     reporter.on_progress(number, 2 * number)
     return number * number, os.getpid()
+
+
+def wait_for_a_store(attempt: Attempt, reporter: Reporter) -> None:
+    """As a thread does that reads ahead, while the worker reports."""
+    thread = threading.Thread(target=waiting.tell, args=("here", "waiting for a store"))
+    thread.start()
+    for _ in range(100):
+        reporter.on_progress(0, 0)
+    thread.join()
+    waiting.answered("here")
 
 
 def wait_for(file: Path, attempt: Attempt, reporter: Reporter) -> None:
@@ -102,6 +113,15 @@ class Untransportable(Exception):
 
     def __init__(self, one: str, two: str) -> None:
         super().__init__(one + two)
+
+
+@CREWS
+def test_what_all_workers_wait_for_is_said_once(workers: int) -> None:
+    """Also by a thread of a worker that reports in the meantime."""
+    said = list[str]()
+    tasks = [call(wait_for_a_store) for _ in range(8)]
+    assert len(list(run(tasks, settings(workers), say=said.append))) == 8
+    assert said == ["waiting for a store"]
 
 
 @CREWS

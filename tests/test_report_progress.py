@@ -30,6 +30,23 @@ def test_a_log_gets_a_line_every_half_minute(
     ]
 
 
+def test_what_was_quarantined_so_far_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of this stream."""
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0)
+    lines = PlainLines()
+    lines.begin("web", 10)
+    lines.on_bad(1_200)
+    lines.on_bad(34)
+    lines.on_progress(5, 5)
+    lines.begin("docs", 10)
+    lines.on_progress(5, 5)
+    web, docs = capsys.readouterr().err.splitlines()
+    assert web.endswith("tokens/s, 1,234 quarantined")
+    assert docs.endswith("tokens/s")
+
+
 def test_of_several_streams_the_share_of_all_is_told_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage import Stat, locate, s3, s3_client
+from mdsmix.storage import Stat, locate, s3, s3_client, waiting
 from mdsmix.storage.s3_client import ask
 
 REFUSED = EndpointConnectionError(endpoint_url="http://127.0.0.1:9")
@@ -89,6 +89,26 @@ def test_a_store_that_never_answered_is_given_up_soon(
     with pytest.raises(Unreachable):
         ask("s3://b/x", clock.failing_until(1e9, error, work))
     assert clock.now - 1000 < most
+
+
+def test_a_wait_is_said_once_and_again_after_the_store_has_answered(
+    known: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one that ends within five seconds: a server that restarts is no news."""
+    said = list[str]()
+    monkeypatch.setattr(waiting, "_told", set())
+    with waiting.said_by(said.append):
+        ask("s3://b/x", known.failing_until(4, SLOW_DOWN, 0))
+        assert said == []
+        for away in (60, 120):
+            ask("s3://b/x", known.failing_until(away, SLOW_DOWN, 0))
+    assert (
+        said
+        == [
+            "waiting for http://127.0.0.1:9: the store asks to slow down; each request is asked again for up to 90 s"
+        ]
+        * 2
+    )
 
 
 def test_what_is_asked_after_that_is_given_up_soon_until_the_store_answers(known: Clock) -> None:

@@ -11,9 +11,11 @@ from mdsmix.cli.options import (
     Memory,
     Overrides,
     QuarantineCrashes,
+    Quiet,
     RecipePath,
     Workers,
     echo,
+    echo_each,
     echo_json,
     stream_names,
 )
@@ -109,6 +111,7 @@ def convert(
     workers: Workers = None,
     memory: Memory = None,
     quarantine_crashes: QuarantineCrashes = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Convert every stream of RECIPE that has a source, and publish it.
@@ -148,10 +151,10 @@ def convert(
         is_finish=finish,
     )
     if part:
-        _convert_part(loaded, options, part, as_json)
+        _convert_part(loaded, options, part, quiet, as_json)
         return
     if not dry_run:
-        _convert(loaded, options, as_json)
+        _convert(loaded, options, quiet, as_json)
     elif as_json:
         echo_json({"plan": list(preview(loaded, options))})
     else:
@@ -190,39 +193,43 @@ def _sampled(recipe: Recipe) -> Recipe:
     return sampled
 
 
-def _convert(recipe: Recipe, options: Options, as_json: bool) -> None:
+def _convert(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> None:
     """Streams that are published are told of, whatever becomes of others."""
     from mdsmix.convert.run import convert
     from mdsmix.report.progress import watching
-    from mdsmix.report.summary import print_summary, summary_json
+    from mdsmix.report.summary import print_summary, summary_json, warnings
 
     outcomes: list[Outcome] = []
     try:
-        with watching() as watcher:
+        with watching(quiet) as watcher:
             for outcome in convert(recipe, options, watcher):
                 outcomes.append(outcome)
     finally:
         if as_json:
             echo_json(summary_json(outcomes))
+        elif quiet:
+            echo_each(warnings(outcomes))
         elif outcomes:
             print_summary(outcomes)
 
 
-def _convert_part(recipe: Recipe, options: Options, text: str, as_json: bool) -> None:
+def _convert_part(recipe: Recipe, options: Options, text: str, quiet: bool, as_json: bool) -> None:
     from mdsmix.convert.parts import parse
     from mdsmix.convert.run import convert_part
-    from mdsmix.report.parts import part_json, part_sentences
+    from mdsmix.report.parts import part_json, part_sentences, part_warnings
     from mdsmix.report.progress import watching
 
     part, outcomes = parse(text), []
     try:
-        with watching() as watcher:
+        with watching(quiet) as watcher:
             for outcome in convert_part(recipe, options, watcher, part):
                 outcomes.append(outcome)
     finally:
         if as_json:
             echo_json({"part": str(part), "streams": [part_json(outcome) for outcome in outcomes]})
+        elif quiet:
+            echo_each(part_warnings(outcomes))
         else:
             echo(*(line for outcome in outcomes for line in part_sentences(outcome)))
-    if not as_json:
+    if not (as_json or quiet):
         echo("nothing is published yet: when all parts have ended, mdsmix convert RECIPE --finish")

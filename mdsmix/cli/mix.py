@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from mdsmix.cli.options import AsJson, Estimated, Overrides, RecipePath, echo_json
+from mdsmix.cli.options import AsJson, Estimated, Overrides, Quiet, RecipePath, echo_json
 
 
 def mix(
@@ -43,6 +43,7 @@ def mix(
         ),
     ] = None,
     estimate: Estimated = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Draw from the train streams of RECIPE by weight, and publish one stream of it, shuffled across all of them.
@@ -68,9 +69,9 @@ def mix(
     if is_refused(found):
         raise MixRefused(f"{verdict(streams, found)}; nothing was mixed.")
     plan = make_plan(streams, loaded.compression, seed)
-    with watching() as watcher:
+    with watching(quiet) as watcher:
         outcome = mix_offline(plan, locate(out), replace=replace, temporary=tmp, watcher=watcher)
     if as_json:
         echo_json(mixture_json(outcome))
-    else:
+    elif not quiet:
         print_mixture(outcome)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -62,6 +63,10 @@ Estimated = Annotated[
         help="Work out shares from first samples where tokens were not counted.",
     ),
 ]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="No progress and no summary: warnings and errors alone."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
 
 
@@ -83,6 +88,12 @@ def stream_names(ctx: typer.Context, incomplete: str) -> list[str]:
 def echo(*lines: str, err: bool = False) -> None:
     """Lines for a person, without what steers a terminal or breaks them: names and records may come from anyone."""
     typer.echo("\n".join(map(printable, lines)), err=err)
+
+
+def echo_each(lines: Iterable[str]) -> None:
+    """What is said beside the result, on stderr; nothing where there is nothing to say."""
+    for line in lines:
+        echo(line, err=True)
 
 
 def echo_json(tree: Any) -> None:

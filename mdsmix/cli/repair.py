@@ -13,6 +13,7 @@ from mdsmix.cli.options import (
     Memory,
     Overrides,
     QuarantineCrashes,
+    Quiet,
     Stream,
     Workers,
     echo,
@@ -30,6 +31,7 @@ def repair(
     workers: Workers = None,
     memory: Memory = None,
     quarantine_crashes: QuarantineCrashes = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Verify STREAM and convert again only the work units whose shards fail: it comes out byte for byte as it was."""
@@ -47,13 +49,15 @@ def repair(
         quarantine_crashes=quarantine_crashes,
     )
     folder = find_published(locate(stream))
-    with watching() as watcher:
+    with watching(quiet) as watcher:
         done = make_whole(open_recipe(recipe, overrides or ()), folder, options, watcher)
     if as_json:
         echo_json(asdict(done))
         return
     for fault in done.faults:
         echo(f"fault {fault.file}: {fault.problem}")
+    if quiet:
+        return
     if not done.faults:
         echo(f"{done.stream}: whole, nothing to repair")
         return

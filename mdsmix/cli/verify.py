@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mdsmix.cli.options import AsJson, echo
+from mdsmix.cli.options import AsJson, Quiet, echo
 from mdsmix.cli.several import Streams, for_each
 from mdsmix.words import plural
 
@@ -22,6 +22,7 @@ def verify(
     quick: Annotated[
         bool, typer.Option("--quick", help="Presence and sizes only, by one listing.")
     ] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Say whether each STREAM is what its index and manifest say: every shard is read, hashed, decoded and counted.
@@ -31,30 +32,31 @@ def verify(
     damaged: list[Fault] = []
 
     def one(stream: str) -> Any:
-        report = _look(stream, quick)
+        report = _look(stream, quick, quiet)
         damaged.extend(report.faults[:1])
-        return asdict(report) if as_json else _print(report, quick)
+        return asdict(report) if as_json else _print(report, quick, quiet)
 
     for_each(streams, as_json, one)
     if damaged:
         raise typer.Exit(DAMAGED)
 
 
-def _look(stream: str, quick: bool) -> Report:
+def _look(stream: str, quick: bool, quiet: bool) -> Report:
     from mdsmix.report.progress import watching
     from mdsmix.shards.published import find_published
     from mdsmix.shards.verify import verify
     from mdsmix.storage import locate
 
     folder = find_published(locate(stream))
-    with watching() as watcher:
+    with watching(quiet) as watcher:
         return verify(folder, quick=quick, begin=watcher.begin, on_progress=watcher.on_progress)
 
 
-def _print(report: Report, quick: bool) -> None:
+def _print(report: Report, quick: bool, quiet: bool) -> None:
     for fault in report.faults:
         echo(f"fault {fault}")
-    echo(_verdict(report, quick))
+    if not quiet or report.faults:
+        echo(_verdict(report, quick))
 
 
 def _verdict(report: Report, quick: bool) -> str:

@@ -50,6 +50,7 @@ def _results(work: Work) -> list[UnitResult]:
         return list(_limited(work, job.limit))
     found, first = _done_before(work), FirstUnits(job, units)
     work.watcher.on_progress(sum(map(_size, found.values())), 0)
+    work.watcher.on_bad(sum(map(_bad, found.values())))
     _refuse_hopeless(first, found)
     todo = [number for number in range(len(units)) if number not in found]
     look = not (job.drops and not job.kind.has_images)
@@ -61,6 +62,7 @@ def _results(work: Work) -> list[UnitResult]:
         for position, result in finished:
             found[todo[position]] = result
             cache.note(units[todo[position]], result.content)
+            work.watcher.on_bad(_bad(result))
             _refuse_hopeless(first, found)
     return [found[number] for number in range(len(units))]
 
@@ -75,6 +77,10 @@ def _done_before(work: Work) -> dict[int, UnitResult]:
 
 def _size(result: UnitResult) -> int:
     return sum(record.size for record in result.records)
+
+
+def _bad(result: UnitResult) -> int:
+    return sum(record.records.bad for record in result.records)
 
 
 def _task(work: Work, number: int, look: bool) -> UnitTask:
@@ -105,6 +111,7 @@ def _limited(work: Work, limit: int) -> Iterator[UnitResult]:
         task = UnitTask(job=job, unit=unit, look=True, dropped=dropped)
         ((_, result),) = work.run([task])
         limit -= sum(record.records.read for record in result.records)
+        work.watcher.on_bad(_bad(result))
         yield result
 
 

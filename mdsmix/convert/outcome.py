@@ -22,6 +22,9 @@ class Watcher(Protocol):
     def on_progress(self, size: int, tokens: int) -> None:
         """So many more source bytes were read and tokens made of them."""
 
+    def on_bad(self, records: int) -> None:
+        """So many more records were quarantined, now or by an earlier run, in units that are done."""
+
     def say(self, sentence: str) -> None:
         """Something that the user should know now."""
 

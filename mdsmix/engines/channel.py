@@ -1,7 +1,7 @@
 """The worker's side of a local worker process: it takes tasks from a pipe, does them, and reports through the same pipe.
 
 Messages to the worker: (task, attempt); None, after which it ends; True or False, whether to wait before its next records.
-Messages from it: ("progress", bytes, tokens), ("records", place), ("done", result), ("failed", exception).
+Messages from it: ("progress", bytes, tokens), ("records", place), ("say", sentence), ("done", result), ("failed", exception).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,6 +18,7 @@ from mdsmix.engines.attempts import Attempt, Place
 from mdsmix.engines.base import Task
 from mdsmix.engines.limits import cpu_count
 from mdsmix.engines.memory import LIFE_BYTES, give_back, resident
+from mdsmix.storage.waiting import say_by
 
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
@@ -29,12 +31,17 @@ class WorkerChannel:
         self._pipe, self._parent, self._share = pipe, parent, share
         self.memory = memory
         self._waits = False
+        self._sending = threading.Lock()
+        "Threads that read ahead say what they wait for."
 
     def on_progress(self, size: int, tokens: int) -> None:
         self._send("progress", size, tokens)
 
     def on_records(self, place: Place | None) -> None:
         self._send("records", place)
+
+    def say(self, sentence: str) -> None:
+        self._send("say", sentence)
 
     def wait_for_room(self) -> None:
         while self._waits or self._pipe.poll():
@@ -54,6 +61,11 @@ class WorkerChannel:
         task: tuple[Task[Any], Attempt] | None = message
         return task
 
+    def end_task(self, message: tuple[str, Any]) -> None:
+        """Sends what became of the task, also where the parent is gone: the pipe then tells."""
+        with self._sending:
+            self._pipe.send(message)
+
     def _receive(self) -> Any:
         """Waits for a message; obeys a bool (wait or go on) at once."""
         while not self._pipe.poll(1):
@@ -66,7 +78,8 @@ class WorkerChannel:
 
     def _send(self, *message: Any) -> None:
         self._end_with_parent()
-        self._pipe.send(message)
+        with self._sending:
+            self._pipe.send(message)
 
     def _end_with_parent(self) -> None:
         """Ends this process when its parent id has changed, as it does when the parent is killed. The pipe would not show that,
@@ -82,7 +95,7 @@ def work(pipe: Connection, workers: int, parent: int, memory: int, share: int) -
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, -(-cpu_count() // workers))))
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        _do_tasks(pipe, WorkerChannel(pipe, parent, memory, share))
+        _do_tasks(WorkerChannel(pipe, parent, memory, share))
     except _Stopped:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -90,8 +103,9 @@ def work(pipe: Connection, workers: int, parent: int, memory: int, share: int) -
     os._exit(0)
 
 
-def _do_tasks(pipe: Connection, channel: WorkerChannel) -> None:
+def _do_tasks(channel: WorkerChannel) -> None:
     at_first = resident(os.getpid())
+    say_by(channel.say)
     with suppress(BrokenPipeError, EOFError):
         while given := channel.next_task():
             task, attempt = given
@@ -101,7 +115,7 @@ def _do_tasks(pipe: Connection, channel: WorkerChannel) -> None:
                 message = ("failed", _sendable(error))
             if resident(os.getpid()) - at_first > LIFE_BYTES // 4:
                 give_back()  # so that the parent sees what the worker keeps, not what the task has freed
-            pipe.send(message)
+            channel.end_task(message)
 
 
 class _Stopped(BaseException):

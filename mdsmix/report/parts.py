@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mdsmix.convert.parts import PartOutcome
+from mdsmix.report.summary import loud
 from mdsmix.words import plural
 
 MANY_BAD = 0.01
@@ -24,6 +25,11 @@ def part_sentences(outcome: PartOutcome) -> Iterator[str]:
         loud = "WARNING: " * (records.bad > MANY_BAD * records.sampled)
         yield f"  {loud}{records.bad:,} records are bad ({reasons}); mdsmix quarantine shows them when the stream is published"
     yield from (f"  {note}" for note in outcome.notes)
+
+
+def part_warnings(outcomes: Iterable[PartOutcome]) -> list[str]:
+    """Of these lines those that warn."""
+    return [line for o in outcomes for line in loud(o.stream, part_sentences(o))]
 
 
 def part_json(outcome: PartOutcome) -> dict[str, Any]:

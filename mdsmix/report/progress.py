@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mdsmix.convert.outcome import Watcher
+from mdsmix.storage.waiting import said_by
 from mdsmix.words import printable
 
 PLAIN_SECONDS = 30.0
@@ -17,8 +18,17 @@ PLAIN_SECONDS = 30.0
 
 
 @contextmanager
-def watching() -> Iterator[Watcher]:
-    """The watcher that fits where stderr goes."""
+def watching(quiet: bool = False) -> Iterator[Watcher]:
+    """The watcher that fits where stderr goes; `quiet`: one that only passes on what the user should know now."""
+    with _watcher(quiet) as watcher, said_by(watcher.say):
+        yield watcher
+
+
+@contextmanager
+def _watcher(quiet: bool) -> Iterator[Watcher]:
+    if quiet:
+        yield Silent()
+        return
     if not sys.stderr.isatty():
         yield PlainLines()
         return
@@ -55,11 +65,26 @@ class _Whole:
         return self.done(stream, of_it) / self.total if len(self.sizes) > 1 else None
 
 
-class PlainLines:
+class Silent:
+    """No progress; whatever else is to be said is a line."""
+
+    def expect(self, sizes: Mapping[str, int]) -> None: ...
+
+    def begin(self, stream: str, size: int) -> None: ...
+
+    def on_progress(self, size: int, tokens: int) -> None: ...
+
+    def on_bad(self, records: int) -> None: ...
+
+    def say(self, sentence: str) -> None:
+        print(printable(sentence), file=sys.stderr, flush=True)
+
+
+class PlainLines(Silent):
     """A line every half minute."""
 
     def __init__(self) -> None:
-        self._stream, self._size, self._done, self._tokens = "", 1, 0, 0
+        self._stream, self._size, self._done, self._tokens, self._bad = "", 1, 0, 0, 0
         self._whole, self._all = _Whole(), 0
         self._start = self._began = self._said = time.monotonic()
 
@@ -68,6 +93,7 @@ class PlainLines:
 
     def begin(self, stream: str, size: int) -> None:
         self._stream, self._size, self._done, self._tokens = stream, max(size, 1), 0, 0
+        self._bad = 0
         self._began = time.monotonic()
 
     def on_progress(self, size: int, tokens: int) -> None:
@@ -79,8 +105,11 @@ class PlainLines:
             self._said = now
             self.say(self._line(now))
 
+    def on_bad(self, records: int) -> None:
+        self._bad += records
+
     def _line(self, now: float) -> str:
-        rate = _rate(self._done, self._tokens, now - self._began)
+        rate = _rate(self._done, self._tokens, now - self._began, self._bad)
         line = f"{self._stream}: {min(self._done / self._size, 1):.0%}, {rate}"
         share = self._whole.share(self._stream, self._done)
         if share is None:
@@ -88,9 +117,6 @@ class PlainLines:
         left = self._whole.total - self._whole.done(self._stream, self._done)
         seconds = left * (now - self._start) / max(self._all, 1)
         return f"{line}; all streams: {share:.0%}, about {_duration(seconds)} left"
-
-    def say(self, sentence: str) -> None:
-        print(printable(sentence), file=sys.stderr, flush=True)
 
 
 class Bars:
@@ -101,6 +127,7 @@ class Bars:
         self._whole = _Whole()
         self._total: Any = None
         self._task, self._stream, self._done, self._tokens, self._began = None, "", 0, 0, 0.0
+        self._bad = 0
 
     def expect(self, sizes: Mapping[str, int]) -> None:
         self._whole = _Whole(sizes)
@@ -109,17 +136,24 @@ class Bars:
 
     def begin(self, stream: str, size: int) -> None:
         self._task = self._progress.add_task(printable(stream), total=max(size, 1), rate="")
-        self._stream, self._done, self._tokens = stream, 0, 0
+        self._stream, self._done, self._tokens, self._bad = stream, 0, 0, 0
         self._began = time.monotonic()
 
     def on_progress(self, size: int, tokens: int) -> None:
         self._done += size
         self._tokens += tokens
-        rate = _rate(self._done, self._tokens, time.monotonic() - self._began)
-        self._progress.update(self._task, completed=self._done, rate=rate)
+        self._show()
         if self._total is not None:
             done = self._whole.done(self._stream, self._done)
             self._progress.update(self._total, completed=done)
+
+    def on_bad(self, records: int) -> None:
+        self._bad += records
+        self._show()
+
+    def _show(self) -> None:
+        rate = _rate(self._done, self._tokens, time.monotonic() - self._began, self._bad)
+        self._progress.update(self._task, completed=self._done, rate=rate)
 
     def say(self, sentence: str) -> None:
         from rich.text import Text
@@ -135,6 +169,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def _rate(size: int, tokens: int, seconds: float) -> str:
+def _rate(size: int, tokens: int, seconds: float, bad: int) -> str:
     seconds = max(seconds, 1e-3)
-    return f"{size / seconds / 1e6:.1f} MB/s, {tokens / seconds / 1e6:.2f} M tokens/s"
+    rate = f"{size / seconds / 1e6:.1f} MB/s, {tokens / seconds / 1e6:.2f} M tokens/s"
+    return f"{rate}, {bad:,} quarantined" if bad else rate

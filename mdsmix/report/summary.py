@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mdsmix.convert.advice import ARRAY
@@ -73,6 +73,18 @@ def print_summary(outcomes: Sequence[Outcome]) -> None:
     print_table(table, console)
     for sentence in table.notes:
         console.print(Text(printable(sentence)))
+
+
+def warnings(outcomes: Sequence[Outcome]) -> list[str]:
+    """Of the sentences under the table those that warn, each with its stream."""
+    return [line for outcome in outcomes for line in loud(outcome.stream, _sentences(outcome))]
+
+
+def loud(stream: str, sentences: Iterable[str]) -> Iterator[str]:
+    """Those that warn; the stream stands before them, since what they stood under is not shown."""
+    for sentence in map(str.strip, sentences):
+        if sentence.startswith("WARNING"):
+            yield f"{stream}: {sentence}"
 
 
 def summary_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:

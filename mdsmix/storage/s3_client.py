@@ -15,7 +15,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from mdsmix.storage.s3_errors import failures, has_expired, may_pass, refusal
+from mdsmix.storage import waiting
+from mdsmix.storage.s3_errors import failures, has_expired, may_pass, refusal, waiting_sentence
 
 T = TypeVar("T")
 
@@ -51,6 +52,8 @@ class Patience:
             if may_pass(error):
                 _given_up.add(endpoint)
             raise refusal(self._url, error, self._tries, now - self._began) from None
+        if now - self._began > waiting.AFTER:
+            waiting.tell(endpoint, waiting_sentence(error, _seconds(endpoint)))
         first, longest = _PAUSE_SECONDS
         pause = random.uniform(0, min(first * 2 ** (self._tries - 1), longest))
         time.sleep(min(pause, left))
@@ -81,6 +84,7 @@ def ask(url: str, request: Callable[[Any], T]) -> T:
         else:
             _answered.add(client.meta.endpoint_url)
             _given_up.discard(client.meta.endpoint_url)
+            waiting.answered(client.meta.endpoint_url)
             return answer
 
 

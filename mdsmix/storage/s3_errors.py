@@ -165,6 +165,12 @@ def refusal(url: str, error: Exception, tries: int = 1, seconds: float = 0) -> U
     return kind(f"cannot reach {url} at {shown_endpoint()}{tried}: {_reason(error)}")
 
 
+def waiting_sentence(error: Exception, seconds: float) -> str:
+    """What is said while a request is asked again."""
+    why = _reason(error).partition(";")[0]
+    return f"waiting for {shown_endpoint()}: {why}; each request is asked again for up to {seconds:.0f} s"
+
+
 def shown_endpoint() -> str:
     endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "AWS")
     return re.sub(r"^(\w+://)?.*@", r"\1", endpoint)  # an address may hold a password
