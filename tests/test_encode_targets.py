@@ -102,8 +102,13 @@ def test_a_batch_is_judged_as_its_conversations_are_alone() -> None:
             found = judge(policy, turns_of(*batch))
             counts = count_losses(policy, turns_of(*batch), eos)
             assert [VERDICTS[v] for v in found] == [verdict(policy, c) for c in batch]
-            plain = [_laid_out(policy, c, e) for c, e in zip(batch, eos, strict=True)]
+            plain = [np.array(_laid_out(policy, c, e)) for c, e in zip(batch, eos, strict=True)]
             assert counts.tolist() == [sum(trained[1:12]) for trained in plain]
+            images = [rng.random(sum(map(sum, c))) < 0.3 for c in batch]
+            left = count_losses(policy, turns_of(*batch), eos, np.concatenate(images))
+            for row, image in zip(plain, images, strict=True):
+                row[: len(image)] = row[: len(image)] & ~image
+            assert left.tolist() == [sum(trained[1:12]) for trained in plain]
             usable = [all(map(all, c)) and any(_laid_out(policy, c, False)[:12]) for c in batch]
             assert (found == 0).tolist() == usable
             assert 0 < sum(usable) < 300

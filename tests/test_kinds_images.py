@@ -13,6 +13,7 @@ import pytest
 import xxhash
 from PIL import Image
 
+from mdsmix.errors import RecipeError
 from mdsmix.images import encoder
 from mdsmix.record import Conversation, canonical
 from mdsmix.shards.cells import cells
@@ -114,6 +115,50 @@ def test_a_recipe_without_an_image_token_is_told_of_it(
     assert "declares no image_token" in answer.err
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"field": []}, "images.field names no field"),
+        ({"root": "lost"}, "lost, and there is no such folder"),
+    ],
+)
+def test_what_would_find_no_image_at_all_is_refused(
+    tmp_path: Path, seeing: Path, given: dict[str, Any], said: str
+) -> None:
+    """A published stream stays: every record would be bad."""
+    path = write_jsonl(tmp_path / "a.jsonl", [record()])
+    streams = {"see": stream(path, images=given)}
+    recipe = write_recipe(tmp_path, seeing, streams=streams)
+    with pytest.raises(RecipeError, match=said):
+        run_recipe(recipe)
+
+
+@pytest.mark.parametrize(
+    ("shape", "images", "hint"),
+    [
+        ("qwen_vl", {}, "shape: llava reads <image>"),
+        ("openai", {}, "the images of such a record are parts"),
+        ("openai", None, "images: {} in the stream reads them"),
+    ],
+)
+def test_a_placeholder_that_is_text_is_told_with_what_would_read_it(
+    tmp_path: Path, seeing: Path, shape: str, images: Any, hint: str
+) -> None:
+    parts = [{"type": "text", "text": "<image>"}, {"type": "image_url", "image_url": URI}]
+    talk = {"messages": [user("<image>" if images is None else parts), ANSWER]}
+    if shape == "qwen_vl":
+        talk = {"input": "<image>?", "output": "A drawing."}
+    recipe = write_recipe(
+        tmp_path,
+        seeing,
+        max_seq_len=400,
+        streams={"see": stream(write_jsonl(tmp_path / "a.jsonl", [talk]), shape, images=images)},
+    )
+    told = mdsmix("convert", recipe).out
+    assert "1 record holds <image>, which is trained as text" in told
+    assert hint in told
+
+
 def test_a_template_that_takes_parts_alone_is_given_parts_of_every_message(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
@@ -147,6 +192,7 @@ def user(content: Any) -> dict[str, Any]:
 
 ANSWER = {"role": "assistant", "content": "A drawing."}
 URI = "data:image/png;base64," + base64.b64encode(drawing("PNG")).decode()
+LINES = "data:image/png;base64," + base64.encodebytes(drawing("PNG")).decode()
 SHAPES: list[tuple[str, dict[str, Any], Any]] = [
     (
         "qwen_vl",
@@ -210,6 +256,10 @@ SHAPES: list[tuple[str, dict[str, Any], Any]] = [
         },
         [None, "and", None],
     ),
+    ("llava", record("img/0.jpg") | {"image": LINES}, [None, "\nWhat is it?"]),
+    ("llava", record() | {"image": ""}, ["What is it?"]),
+    ("llava", record() | {"image": {"bytes": None, "path": None}}, ["What is it?"]),
+    ("llava", record("img/0.jpg") | {"images": ""}, [None, "\nWhat is it?"]),
 ]
 
 

@@ -92,7 +92,7 @@ def test_placeholders_in_chats_are_warned_of(tmp_path: Path, tokenizer_folder: P
         tmp_path, tokenizer_folder, streams={"chat": chats(source)}, max_seq_len=64
     )
     said = mdsmix("convert", recipe).out
-    assert "WARNING: 1 records hold <image>, which is trained as text" in said
+    assert "WARNING: 1 record holds <image>, which is trained as text" in said
     assert "WARNING: 1 records have a field images" in said
 
 

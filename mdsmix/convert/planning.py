@@ -5,6 +5,7 @@ Nothing is written here. Sources are found and stat-ed, not read.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -72,6 +73,8 @@ def planned_jobs(
         )
         for stream, source in streams
     ]
+    for job, _ in jobs:
+        _refuse_lost_root(job)
     refuse_quarantine(jobs, {locate(recipe.published(stream)) for stream in recipe.sourced})
     jobs = [
         (sampled(recipe, stream, job, files), files)
@@ -80,6 +83,16 @@ def planned_jobs(
     standings = together(standing_of, [job for job, _ in jobs])
     refuse_replacing(jobs, standings, options.reencode)
     return [(*planned, standing) for planned, standing in zip(jobs, standings, strict=True)]
+
+
+def _refuse_lost_root(job: Job) -> None:
+    """RecipeError where the folder of the images is not there: every record with an image would be bad, and a stream that is published
+    be replaced by one without them."""
+    root = job.images_root
+    if root and "://" not in root.url and not os.path.isdir(root.url):
+        raise RecipeError(
+            f"{job.name}: images.root is {root}, and there is no such folder, so that no image would be found; correct it, or mount what lies there."
+        )
 
 
 def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:

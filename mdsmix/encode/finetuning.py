@@ -157,7 +157,8 @@ class Chat:
             wrong = self.image.miscounted(ids, counts, positions, conversations)
             rejected += wrong.rejected
             ids, counts, positions = wrong.take(ids, counts, positions)
-        long = kept_by(ids, counts, self.targets, self.tokenizer.eos_id)
+        image = self.image.id if self.image else None
+        long = kept_by(ids, counts, self.targets, self.tokenizer.eos_id, image)
         whole = row_lengths(ids, counts)
         if self.image and spans is not None:
             grown = self.image.grown(ids, counts, [spans[at] for at in positions])
@@ -237,6 +238,10 @@ class Chat:
     def _holds_special(self, conversation: Conversation) -> bool:
         return self.specials.within(conversation.said)
 
+    def _images(self, ids: Ragged) -> NDArray[np.bool_] | None:
+        """Which tokens stand for an image: they are never trained, wherever they stand."""
+        return ids.values == self.image.id if self.image else None
+
     def _encoded(
         self,
         ids: Ragged,
@@ -250,7 +255,7 @@ class Chat:
         return Encoded(
             columns={"turns": _turns_as_json(ids, turns)},
             tokens=len(ids.values),
-            loss_tokens=int(count_losses(self.targets, turns, gets_eos).sum()),
+            loss_tokens=int(count_losses(self.targets, turns, gets_eos, self._images(ids)).sum()),
             lengths=whole.lengths,
             largest_id=largest_id(ids),
             rejected=rejected,

@@ -131,8 +131,14 @@ def ways_out(targets: Targets, turns: Turns, verdicts: NDArray[np.int64]) -> dic
     return {said: n for said, n in kept.items() if n}
 
 
-def count_losses(targets: Targets, turns: Turns, gets_eos: NDArray[np.bool_]) -> Lengths:
-    """int64 [n]: the positions of each conversation that give a loss.
+def count_losses(
+    targets: Targets,
+    turns: Turns,
+    gets_eos: NDArray[np.bool_],
+    untrained: NDArray[np.bool_] | None = None,
+) -> Lengths:
+    """int64 [n]: the positions of each conversation that give a loss. `untrained`: which of all their tokens, one conversation
+    behind the other, no policy trains.
 
     Counted as the model sees a row after Foundry's collator: with the EOS that it appends to a last
     response without one (`gets_eos`), cut to max_seq_len, and less the token at position 0, which
@@ -146,8 +152,25 @@ def count_losses(targets: Targets, turns: Turns, gets_eos: NDArray[np.bool_]) ->
     if not targets.decoder_only_format:
         return np.asarray(np.minimum(responses[last], targets.max_seq_len))
     starts, ends, trained = _segments(targets, turns, responses)
-    kept = np.clip(ends, 1, targets.max_seq_len) - np.clip(starts, 1, targets.max_seq_len)
+    starts, ends = (np.clip(at, 1, targets.max_seq_len) for at in (starts, ends))
+    kept = ends - starts
+    if untrained is not None and untrained.any():
+        kept -= _within(turns, starts, ends, untrained)
     return _per_conversation(np.add, kept * trained, 2 * turns.offsets)
+
+
+def _within(
+    turns: Turns, starts: Lengths, ends: Lengths, marked: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """int64 [2 * turns]: how many marked tokens stand between two places of each prompt's and response's conversation, behind
+    which an EOS may stand that is among no tokens yet."""
+    before = np.concatenate([[0], np.cumsum(marked)])
+    tokens = np.concatenate([[0], np.cumsum(turns.prompts + turns.responses)])[turns.offsets]
+    begins, ends_at = (
+        np.repeat(at, 2 * np.diff(turns.offsets)) for at in (tokens[:-1], tokens[1:])
+    )
+    first, last = (before[np.minimum(begins + at, ends_at)] for at in (starts, ends))
+    return np.asarray(last - first)
 
 
 def count_cut(targets: Targets, turns: Turns) -> Lengths:

@@ -39,9 +39,11 @@ def first_turns(
     return ids.take(np.repeat(kept, 2)), np.add.reduceat(kept, turns.offsets[:-1], dtype=np.int64)
 
 
-def kept_by(ids: Ragged, counts: Counts, targets: Targets, eos: int | None) -> Mapping[str, int]:
+def kept_by(
+    ids: Ragged, counts: Counts, targets: Targets, eos: int | None, image: int | None = None
+) -> Mapping[str, int]:
     """Of the conversations that are too long: how many there are, how many `cut` and `first_turns` keep, and with how many
-    tokens that give a loss; empty where there is none."""
+    tokens that give a loss; empty where there is none. `image`: the token that stands for one, which gives none."""
     if not targets.decoder_only_format or not len(counts):
         return {}
     turns = Turns.interleaved(ids.lengths, counts)
@@ -49,9 +51,9 @@ def kept_by(ids: Ragged, counts: Counts, targets: Targets, eos: int | None) -> M
     if not is_long.any():
         return {}
     ids, counts = ids.take(np.repeat(is_long, 2 * counts)), counts[is_long]
-    cut, cut_tokens = _kept(ids, counts, replace(targets, too_long="cut"), eos)
+    cut, cut_tokens = _kept(ids, counts, replace(targets, too_long="cut"), eos, image)
     shortened = first_turns(ids, counts, targets.max_seq_len)
-    first, first_tokens = _kept(*shortened, replace(targets, too_long="filter"), eos)
+    first, first_tokens = _kept(*shortened, replace(targets, too_long="filter"), eos, image)
     return {
         "conversations": len(counts),
         "cut": cut,
@@ -61,10 +63,13 @@ def kept_by(ids: Ragged, counts: Counts, targets: Targets, eos: int | None) -> M
     }
 
 
-def _kept(ids: Ragged, counts: Counts, targets: Targets, eos: int | None) -> tuple[int, int]:
+def _kept(
+    ids: Ragged, counts: Counts, targets: Targets, eos: int | None, image: int | None
+) -> tuple[int, int]:
     """The conversations that can be trained on, and the tokens of them that give a loss."""
     keep = judge(targets, Turns.interleaved(ids.lengths, counts)) == USABLE
     ids, counts = ids.take(np.repeat(keep, 2 * counts)), counts[keep]
     turns = Turns.interleaved(ids.lengths, counts)
     whole = Ragged(ids.values, ids.offsets[2 * turns.offsets])
-    return len(counts), int(count_losses(targets, turns, lacks_eos(whole, eos)).sum())
+    untrained = None if image is None else ids.values == image
+    return len(counts), int(count_losses(targets, turns, lacks_eos(whole, eos), untrained).sum())

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mdsmix.encode.pairs import lacks_eos
 from mdsmix.encode.targets import Lengths, Targets, Turns, count_cut, count_losses
 from mdsmix.encode.tokenizer import Tokenizer
@@ -39,7 +42,12 @@ class Finetuning(Kind):
             )
 
     def losses(self, tokens: Tokens, encoding: Encoding, eos: int | None) -> Lengths:
-        return count_losses(targets_of(encoding), _turns(tokens), lacks_eos(tokens.ids, eos))
+        gets_eos, untrained = lacks_eos(tokens.ids, eos), self.untrained(tokens, encoding)
+        return count_losses(targets_of(encoding), _turns(tokens), gets_eos, untrained)
+
+    def untrained(self, tokens: Tokens, encoding: Encoding) -> NDArray[np.bool_] | None:
+        """Which tokens of stored samples no policy trains; None: each may be."""
+        return None
 
     def cut(self, tokens: Tokens, encoding: Encoding) -> Lengths:
         return count_cut(targets_of(encoding), _turns(tokens))

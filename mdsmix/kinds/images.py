@@ -8,21 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoded, Encoder
 from mdsmix.encode.processor import Counter, Processor, open_processor
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.assemble import Assembled, Assembler, totals_of
+from mdsmix.kinds.base import Piece
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation
 from mdsmix.shards.manifest import Encoding, Totals
 from mdsmix.shards.mds import SHARD_BYTES, Layout, Rows
+from mdsmix.shards.tokens import Tokens
 from mdsmix.words import hint
 
 COLUMNS = {"images": "list[jpeg]", "sizes": "json", "turns": "json"}
@@ -66,6 +70,8 @@ class Images(Conversations):
             yield "is of images, which stand beside the tokens of their own row, and pack: true joins rows of tokens: take pack out."
         if not recipe.decoder_only_format:
             yield "is of images, which no encoder-decoder of LLM-Foundry sees: set decoder_only_format: true."
+        if given.field is not None and not all([given.field, *given.field]):
+            yield "images.field names no field; leave it out for images or image, or name one."
         for key, value in (("max_pixels", given.max_pixels), ("max_images", given.max_images)):
             if value is not None and value < 1:
                 yield f"images.{key} is {value}; it must be 1 at least."
@@ -86,7 +92,7 @@ class Images(Conversations):
                 f"stream {stream.name}: images.token is {token}, and the processor {processor.name} expands {processor.image_token}: leave "
                 "images.token out, or name another processor."
             )
-        known = [name for name in tokenizer.special_tokens if "im" in name.lower()]
+        known = [name for name in tokenizer.special_tokens if "image" in name.lower()]
         if token is None:
             yield (
                 f"stream {stream.name} has images, and the tokenizer {tokenizer.name} declares no image_token that would stand for "
@@ -95,7 +101,7 @@ class Images(Conversations):
         elif id_of(token, tokenizer) is None:
             yield (
                 f"stream {stream.name}: images.token is {token}, which is no token of its own in the tokenizer {tokenizer.name}, so "
-                f"that images could not be found in the tokens: {hint(token, known or tokenizer.special_tokens)}"
+                f"that images could not be found in the tokens: {hint(token, known or tokenizer.special_tokens, 'its own tokens are')}"
             )
 
     def open_encoder(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> Encoder:
@@ -115,6 +121,16 @@ class Images(Conversations):
 
     def open_rows(self, encoding: Encoding, layout: Layout, dtype: str) -> Assembler:
         return ImageRows()
+
+    def untrained(self, tokens: Tokens, encoding: Encoding) -> NDArray[np.bool_]:
+        """Those that stand for an image."""
+        return np.asarray(tokens.ids.values == encoding.images["id"])
+
+    def pieces(self, sample: Mapping[str, Any], encoding: Encoding) -> Iterator[Piece]:
+        """As of any conversation, but a token that stands for an image is never trained."""
+        for ids, is_trained in super().pieces(sample, encoding):
+            for is_image, run in groupby(ids, encoding.images["id"].__eq__):
+                yield list(run), is_trained and not is_image
 
 
 def token_of(

@@ -7,7 +7,7 @@ from typing import Any
 
 from mdsmix.convert.advice import ARRAY
 from mdsmix.convert.outcome import Outcome
-from mdsmix.kinds import kind_of
+from mdsmix.kinds import kind_of, shape_of
 from mdsmix.kinds.fingerprints import DUPLICATE
 from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
 from mdsmix.report.card import packed
@@ -15,7 +15,7 @@ from mdsmix.report.sampled import budget_json, said_of_budget, said_of_sample
 from mdsmix.report.table import print_table
 from mdsmix.shapes.pictures import FIELDS, PLACEHOLDER
 from mdsmix.shapes.where import NO_MATCH
-from mdsmix.shards.manifest import NOT_SAMPLED, Manifest, Records
+from mdsmix.shards.manifest import NOT_SAMPLED, Encoding, Manifest, Records
 from mdsmix.table import Column, Row, Table, as_json
 from mdsmix.words import plural, printable
 
@@ -153,7 +153,7 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
     notes += said_of_sample(manifest)
     notes += _filtered(records)
     notes += _duplicates(records)
-    notes += _unread(records)
+    notes += _unread(records, manifest.encoding)
     if "json_array" in records.quarantined:
         notes.append(f"WARNING: {ARRAY}")
     if totals.cut_rows:
@@ -218,7 +218,7 @@ def _duplicates(records: Records) -> Iterator[str]:
         )
 
 
-def _unread(records: Records) -> Iterator[str]:
+def _unread(records: Records, encoding: Encoding) -> Iterator[str]:
     """What the records hold that nothing reads, or that is trained as text."""
     # A footer counts the rows of a whole row group, and a first look reads a part of one.
     filled = {name: min(n, records.read) for name, n in records.unread.items()}
@@ -241,5 +241,16 @@ def _unread(records: Records) -> Iterator[str]:
             "is given them: nulls: drop takes them out"
         )
     for name, n in records.placeholders.items():
-        hint = ": images: {} in the stream reads them" if name == PLACEHOLDER else ""
-        yield f"WARNING: {n:,} records hold {name}, which is trained as text: no image, video or sound is read{hint}"
+        hold = f"{plural(n, 'record')} {'holds' if n == 1 else 'hold'} {name}"
+        yield f"WARNING: {hold}, which is trained as text: {_not_read(name, encoding)}"
+
+
+def _not_read(placeholder: str, encoding: Encoding) -> str:
+    """Why nothing took the placeholder's place, and what would."""
+    if placeholder != PLACEHOLDER:
+        return "no image, video or sound is read"
+    if not encoding.images:
+        return "no image, video or sound is read: images: {} in the stream reads them"
+    if shape_of(encoding).has_images == "inside":
+        return "images of the shape qwen_vl are paths between <img> and </img>; shape: llava reads <image>"
+    return "the images of such a record are parts of its messages"

@@ -26,6 +26,8 @@ PLACEHOLDER = "<image>"
 "Stands for the next image of the record in the texts of LLaVA, Qwen2.5-VL, ms-swift and LLaMA-Factory."
 FIELDS = ("images", "image")
 "Fields of a record that hold its images, where a recipe names none: the first that is there and not null."
+NO_IMAGE = {"bytes": None, "path": None}
+"What some writers of parquet make of an image that is not there."
 KINDS = frozenset({"image", "image_url", "input_image"})
 "Types of a part that is an image."
 TEXTS = frozenset({"text", "input_text", "output_text"})
@@ -122,9 +124,10 @@ def _from_data(uri: str) -> bytes:
 
 
 def _decoded(text: Any) -> bytes:
+    """Of base64, which MIME breaks into lines."""
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, TypeError, ValueError):
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (AttributeError, binascii.Error, ValueError):
         raise Fault("bad_image") from None
 
 
@@ -135,7 +138,7 @@ def _held(record: Any, names: Sequence[str]) -> Iterator[Any]:
             value = parse(name).find(record)
         except Unfound:
             continue
-        if value is not None and value != []:
+        if value not in (None, [], "", NO_IMAGE):  # "": of a csv
             yield value
             if names == FIELDS:
                 return

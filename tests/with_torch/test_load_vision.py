@@ -205,6 +205,30 @@ def test_a_batch_without_an_image_gets_a_masked_one(
     assert with_image == pytest.approx(float(model(**alone).loss), abs=1e-5)
 
 
+def test_no_token_of_an_image_is_trained_or_counted_as_trained_wherever_it_stands(
+    tmp_path: Path, processors: dict[str, tuple[Path, Path]]
+) -> None:
+    write_drawings(tmp_path / "img")
+    records = [
+        record("img/0.jpg"),
+        record(question="Draw it.", answer="<image> and <image>.") | {"image": ["img/1.png"] * 2},
+        record(),
+    ]
+    policies = {"target_prompts": "all", "target_responses": "all"}
+    recipe = written(tmp_path, processors["qwen"], records, **policies)
+    (batch,) = batches(recipe)
+    manifest = manifest_of(tmp_path / "out/see/train")
+    ids = batch["input_ids"]
+    trained = batch["labels"] != -100
+    assert not (trained & (ids == manifest.encoding.images["id"])).any()
+    assert manifest.totals.loss_tokens == int(trained[:, 1:].sum())
+    shown = "".join(mdsmix("inspect", tmp_path / "out/see").out.split())
+    assert shown.count("⟧⟨<|image_pad|>⟩⟦") == 3
+    drawn = mdsmix("mix", recipe, "--out", tmp_path / "drawn")
+    assert drawn.code == 0, drawn.err
+    assert manifest_of(tmp_path / "drawn/train").totals.loss_tokens == manifest.totals.loss_tokens
+
+
 def test_records_that_do_not_fit_with_their_images_are_filtered_and_the_loader_cuts_none(
     tmp_path: Path, processors: dict[str, tuple[Path, Path]]
 ) -> None:
