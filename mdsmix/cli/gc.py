@@ -62,8 +62,12 @@ def gc(
         found = (
             delete_garbage(folder, age, _warn, keep) if delete else find_garbage(folder, age, keep)
         )
-        root = folder.parent.parent  # its tokenizers are those of all streams in it
-        garbage = [item for item in found if item.kind != "tokenizer" or root not in told]
+        root = folder.parent.parent  # its tokenizers and processors are those of all streams in it
+        garbage = [
+            item
+            for item in found
+            if item.kind not in ("tokenizer", "processor") or root not in told
+        ]
         told.add(root)
         return _json(folder, garbage, delete) if as_json else _print(folder, garbage, delete)
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from mdsmix.convert.damage import SHARD
 from mdsmix.convert.ledger import FOLDER, UnitRecord, read_record
+from mdsmix.convert.needless import KeptFolder, needless
 from mdsmix.convert.old_versions import Version, find_versions, versions_to_delete
 from mdsmix.convert.parts import NOTE
 from mdsmix.convert.quarantine import QUARANTINE
-from mdsmix.convert.tokenizer_folder import TokenizerFolder, needless
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards.beside import NAMES as BESIDE
@@ -56,7 +56,7 @@ class Garbage:
 
     kind: str
     name: str
-    "Below the stream's folder; of a version, beside it; of a tokenizer, beside the streams."
+    "Below the stream's folder; of a version, beside it; of a tokenizer or a processor, beside the streams."
     bytes: int
     age: float
     "Seconds since it was written, or, of a version, replaced."
@@ -114,12 +114,12 @@ def find_garbage(
     gone["fingerprints"] = [file for file in gone["fingerprints"] if file.key not in bases]
     files = [_of_file(folder, kind, file, now) for kind in _KINDS for file in gone[kind]]
     unfinished = [left for left in _unfinished(folder, now) if left.age >= older_than]
-    tokenizers = needless(folder.parent.parent, older_than)
+    kept_folders = needless(folder.parent.parent, older_than)
     return [
         *files,
         *(_of_version(version, now) for version in old),
         *unfinished,
-        *(_of_tokenizer(tokenizer, now) for tokenizer in tokenizers),
+        *(_of_folder(found, now) for found in kept_folders),
     ]
 
 
@@ -143,13 +143,13 @@ def _of_version(version: Version, now: float) -> Garbage:
     )
 
 
-def _of_tokenizer(tokenizer: TokenizerFolder, now: float) -> Garbage:
+def _of_folder(found: KeptFolder, now: float) -> Garbage:
     return Garbage(
-        kind="tokenizer",
-        name=tokenizer.folder.name,
-        bytes=tokenizer.bytes,
-        age=now - tokenizer.written,
-        discard=tokenizer.discard,
+        kind=found.kind,
+        name=found.folder.name,
+        bytes=found.bytes,
+        age=now - found.written,
+        discard=found.discard,
     )
 
 

@@ -11,6 +11,7 @@ import orjson
 import xxhash
 
 from mdsmix.encode.backends import is_unequal
+from mdsmix.encode.processor import Processor, open_processor
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import Kind, kind_of, kind_of_stream
@@ -40,6 +41,8 @@ class Job:
     "The share of bad records above which nothing is published; no published byte depends on it."
     images: str = ""
     "Of a stream of images: where their paths begin; blank: at the folder of the records' file. No key depends on it, only on the images."
+    processor: Processor | None = None
+    "Of a stream of images whose recipe names one; its hash is in the encoding."
     limit: int | None = None
     "Only the first records are read: a first look."
     wanted: Wanted | None = None
@@ -153,9 +156,11 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
     assert kind is not None, "a recipe that was opened has a kind for each stream with a source"
     for sentence in kind.lacking(recipe, stream, tokenizer):
         raise RecipeError(sentence)
+    sees = recipe.processor and kind.has_images
     return Job(
         name=stream.name,
         encoding=make_encoding(recipe, stream, tokenizer),
+        processor=open_processor(recipe.processor) if sees and recipe.processor else None,
         tokenizer=tokenizer,
         backend=recipe.tokenizer.backend,
         target=f"{recipe.published(stream)}/{f'limit-{limit}' if limit else stream.split}",

@@ -28,6 +28,7 @@ from mdsmix.convert.planning import (
     planned_jobs,
     source_hashes,
 )
+from mdsmix.convert.processor_folder import publish_processor
 from mdsmix.convert.publish import publish
 from mdsmix.convert.quarantine import delete_stale_files
 from mdsmix.convert.standing import Standing, standing_of
@@ -78,7 +79,7 @@ def convert(
     None: processes of this machine, as many as the options say. One that is given is left open.
     """
     planned, is_fresh = planned_jobs(recipe, options, watcher.say), True
-    publish_tokenizer(planned[0][0])
+    _publish_beside([job for job, _, _ in planned])
     failed: list[MdsmixError] = []
     with ExitStack() as ends:
         if engine is None:
@@ -98,6 +99,13 @@ def convert(
             yield outcome
     if failed:
         raise all_of(failed)
+
+
+def _publish_beside(jobs: Sequence[Job]) -> None:
+    """What streams share lies beside them: their tokenizer, and the processor of those of images."""
+    publish_tokenizer(jobs[0])
+    if seeing := next((job for job in jobs if job.processor), None):
+        publish_processor(seeing)
 
 
 def _local_engine(planned: Sequence[Planned], options: Options, watcher: Watcher) -> LocalEngine:
@@ -121,7 +129,7 @@ def convert_part(
 ) -> Iterator[PartOutcome]:
     """Does the work units of one part of each chosen stream; nothing is published."""
     planned = planned_jobs(recipe, options, watcher.say)
-    publish_tokenizer(planned[0][0])
+    _publish_beside([job for job, _, _ in planned])
     watcher.expect({job.name: _bytes_to_read(job, files) // part.of for job, files, _ in planned})
     failed: list[MdsmixError] = []
     with closing(_local_engine(planned, options, watcher)) as engine:
@@ -181,7 +189,7 @@ def _convert_stream(
         with listing(job):
             job, results, notes = do_units(work)
         if time.monotonic() - run.began > LOOK_AGAIN_SECONDS:
-            publish_tokenizer(job)
+            _publish_beside([job])
         manifest, index = _publish(job, units, results, standing, held)
         if options.is_finish:
             forget(job, held)

@@ -8,45 +8,28 @@ runs that write it at once write the same.
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 
 from mdsmix.convert.job import Job
-from mdsmix.encode.fetched import CARD, FolderCard, read_card, refuse_other
+from mdsmix.encode.fetched import CARD, FolderCard, refuse_other
 from mdsmix.encode.tokenizer import Tokenizer, cache_folder, keep_in_cache
-from mdsmix.errors import Unreachable
-from mdsmix.recipe.rules import TOKENIZER_FOLDER
-from mdsmix.shards.manifest import TokenizerCard, read_manifest
-from mdsmix.storage import Location, locate, together
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerFolder:
-    """One that is whole."""
-
-    folder: Location
-    files: tuple[str, ...]
-    "Those that were written, the card not among them."
-    bytes: int
-    written: float
-    "Seconds since 1970."
-
-    def discard(self) -> None:
-        """Deletes the card first, so that the next run does not take the remaining files for a whole folder."""
-        (self.folder / CARD).delete()
-        together(lambda name: (self.folder / name).delete(), self.files)
-        self.folder.delete()
+from mdsmix.shards.manifest import TokenizerCard
+from mdsmix.storage import locate, together
 
 
 def tokenizer_card(job: Job) -> TokenizerCard:
     """What the manifest says of the tokenizer; of a folder's path only the folder's name."""
     card = TokenizerCard.of(job.tokenizer)
-    name = card.name.rstrip("/")
-    return replace(card, name=name.rsplit("/", 1)[1] if name.startswith("/") else name)
+    return replace(card, name=shown_name(card.name))
+
+
+def shown_name(name: str) -> str:
+    """Of a folder's path the last name alone."""
+    name = name.rstrip("/")
+    return name.rsplit("/", 1)[1] if name.startswith("/") else name
 
 
 def publish_tokenizer(job: Job) -> None:
@@ -73,38 +56,3 @@ def at_hand(job: Job) -> Tokenizer:
         refuse_other(home, content, tokenizer)
         keep_in_cache(path, content)
     return replace(tokenizer, path=str(path))
-
-
-def needless(root: Location, older_than: float) -> list[TokenizerFolder]:
-    """Tokenizers at the root of a mix that are at least so many seconds old and that no stream published there names. Where a
-    manifest there cannot be read, none is needless, since it may name any."""
-    names = filter(TOKENIZER_FOLDER.fullmatch, root.folders())
-    found = [home for home in map(_look, map(root.__truediv__, names)) if home]
-    old = [home for home in found if time.time() - home.written >= older_than]
-    with suppress(Unreachable):
-        needed = _named(root) if old else set()
-        return [home for home in old if home.folder.name not in needed]
-    return []
-
-
-def _look(home: Location) -> TokenizerFolder | None:
-    """None where no card says that mdsmix wrote this folder: anything else of such a name is left alone."""
-    found = (home / CARD).fetch()
-    card = read_card(home, found[1]) if found else None
-    if not found or not card:
-        return None
-    sizes = {name: stat for name, stat in home.list(recursive=True) if name in (CARD, *card.files)}
-    return TokenizerFolder(
-        folder=home,
-        files=tuple(card.files),
-        bytes=sum(stat.size for stat in sizes.values()),
-        written=found[0].modified,
-    )
-
-
-def _named(root: Location) -> set[str]:
-    """By the manifests of all splits and versions of all streams at the root."""
-    streams = [root / name for name in root.folders() if not TOKENIZER_FOLDER.fullmatch(name)]
-    splits = together(lambda stream: [stream / name for name in stream.folders()], streams)
-    manifests = together(read_manifest, [split for found in splits for split in found])
-    return {manifest.tokenizer.folder_name for manifest in manifests if manifest}

@@ -21,6 +21,7 @@ from mdsmix.convert.images import cut_by_images, folders_of, keep_stamps, whole_
 from mdsmix.convert.job import Job
 from mdsmix.convert.keys import Dropped, lines_key, window_key
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
+from mdsmix.convert.processor_folder import fetch_processor
 from mdsmix.convert.quarantine import (
     PackedRecords,
     bad_name,
@@ -212,6 +213,7 @@ def _convert(
     """Encodes the batches of a window, stores the shards, and then the record that says so."""
     backend = open_tokenizer_backend(job)
     seen = Fingerprints(np.unpackbits(np.frombuffer(dropped, np.uint8), bitorder="little") > 0)
+    fetch_processor(job)
     encoder = open_reading(job.encoding, job.tokenizer, backend, seen, job.images_root)
     noticed, pictures = encoder.noticed, encoder.pictures
     beside = folders_of(job, unit)

@@ -133,13 +133,16 @@ class Seeing:
             raise ValueError(f"it made {len(marks) - 1} places of {count} images")
         return [{k: v[start + 1 : end] for k, v in row.items()} for start, end in pairwise(marks)]
 
+    @cached_property
+    def digest(self) -> str:
+        """xxh128 of its class and settings: two processors of one digest make the same counts and pixels."""
+        pixels = _plain(self.processor.image_processor)
+        shaping = [type(self.processor).__name__, self._own(), pixels]
+        text = json.dumps(shaping, sort_keys=True, default=str)
+        return str(xxhash.xxh128_hexdigest(text.encode()))
+
     def card(self) -> dict[str, Any]:
         """What `mdsmix.encode.processor.Processor` says of it, and its files."""
-        shaping = [
-            type(self.processor).__name__,
-            self._own(),
-            _plain(self.processor.image_processor),
-        ]
         files = {}
         with TemporaryDirectory() as place:
             self.processor.save_pretrained(place)
@@ -147,9 +150,7 @@ class Seeing:
                 if file.suffix in SAVED:
                     files[str(file.relative_to(place))] = file.read_text()
         return {
-            "hash": xxhash.xxh128_hexdigest(
-                json.dumps(shaping, sort_keys=True, default=str).encode()
-            ),
+            "hash": self.digest,
             "class_name": type(self.processor).__name__,
             "image_token": self.token,
             "counts_by": "function" if self.has_function else "learned",

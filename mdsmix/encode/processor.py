@@ -24,7 +24,9 @@ from mdsmix.encode.tokenizer import cache_folder, files_of, is_lost, keep_in_cac
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.recipe import TokenizerSpec
 
-FORMAT = 1
+FORMAT = 2
+CARD = "mdsmix.processor"
+"In a folder of one that was published beside the streams, written last."
 Size = tuple[int, int]
 "Height and width, after the turn that EXIF asks for."
 
@@ -41,32 +43,51 @@ class Processor:
     "What it expands in a text."
     counts_by: str
     "`function`: its own function tells the tokens of a size; `learned`: a blank image of that size is put through it."
+    path: str
+    "The folder of the snapshot: the processor as transformers saves it."
+    files: list[str]
+    "In that folder: what AutoProcessor.from_pretrained opens to this processor."
 
-    @property
-    def folder(self) -> Path:
-        """Where it lies as transformers saved it, and the counts that are known."""
-        return _folder(self.hash)
+
+def snapshot_of(digest: str) -> Path:
+    """A folder of this machine from which the processor of that hash is opened; Unreachable where there is none."""
+    cards = cache_folder().glob("processors/*.json")
+    found = [card.with_suffix("") for card in cards if _hash_in(card) == digest]
+    published = cache_folder().glob(f"fetched/*/*/{CARD}")
+    found += [card.parent for card in published if _hash_in(card) == digest]
+    if folder := next((folder for folder in found if folder.is_dir()), None):
+        return folder
+    raise Unreachable(
+        f"the processor {digest[:8]} is not in this machine's cache: run `mdsmix convert` with its name in the recipe."
+    )
 
 
-def _folder(digest: str) -> Path:
-    return cache_folder() / "processors" / digest
+def _hash_in(card: Path) -> str | None:
+    with suppress(OSError, ValueError):
+        said = orjson.loads(card.read_bytes())
+        return str(said.get("processor", said)["hash"])
+    return None
 
 
 @lru_cache(maxsize=8)
 def open_processor(name: str, say: Callable[[str], None] | None = None) -> Processor:
     """The processor in a folder, or of a hub's name; looked at now if it never was, which `say` hears. Unreachable where it cannot be."""
-    at = cache_folder() / "processors" / f"{_key(name)}.json"
-    if not at.exists():
+    folder = cache_folder() / "processors" / _key(name)
+    if not _card(folder).exists():
         if say:
             say(f"looking at the processor {name} with transformers, once: some seconds")
         answer = _ask(name)
-        at = cache_folder() / "processors" / f"{_key(name)}.json"  # a hub name has a commit now
-        files = answer.pop("files")
-        for file, text in files.items():
-            keep_in_cache(_folder(answer["hash"]) / file, text.encode())
-        keep_in_cache(at, orjson.dumps(answer))
-    said = json.loads(at.read_bytes()) | {"name": name}
-    return typed.read(Processor, said, str(at))
+        folder = cache_folder() / "processors" / _key(name)  # a hub name has a commit now
+        for file, text in answer["files"].items():
+            keep_in_cache(folder / file, text.encode())
+        keep_in_cache(_card(folder), orjson.dumps(answer | {"files": sorted(answer["files"])}))
+    said = json.loads(_card(folder).read_bytes()) | {"name": name, "path": str(folder)}
+    return typed.read(Processor, said, str(_card(folder)))
+
+
+def _card(folder: Path) -> Path:
+    """Beside the snapshot and written last: one with a card is whole."""
+    return folder.with_suffix(".json")
 
 
 def _key(name: str) -> str:
@@ -126,7 +147,7 @@ class Counter:
 
     @property
     def _path(self) -> Path:
-        return _folder(self.digest) / "counts.json"
+        return cache_folder() / "processors" / f"{self.digest}.counts"
 
     def _kept(self) -> dict[Size, int]:
         with suppress(OSError, ValueError):
@@ -147,7 +168,7 @@ class Counter:
                 stderr=subprocess.DEVNULL,
                 text=True,
             )
-            self._tell(str(_folder(self.digest)))
+            self._tell(str(snapshot_of(self.digest)))
         answer = self._tell(sizes)
         if not isinstance(answer, list):
             raise MdsmixError(

@@ -32,7 +32,7 @@ from mdsmix.load import order
 from mdsmix.load.lock import KEY, judge, lock_of, must_be_state
 from mdsmix.load.stream import CheckedStream, reason
 from mdsmix.load.training_rows import Row, RowRules, row_of
-from mdsmix.shards.turns import PACKED
+from mdsmix.shards.turns import IMAGES, PACKED
 from mdsmix.training.lock import LoaderLock
 
 
@@ -105,6 +105,11 @@ class MixDataset(StreamingDataset):  # type: ignore[misc]
     def has_packed_rows(self) -> bool:
         """Whether rows of some stream hold several documents."""
         return any(set(PACKED) <= set(shard.column_names) for shard in self.shards)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether some stream is one of images."""
+        return any(set(IMAGES) <= set(shard.column_names) for shard in self.shards)
 
     def end(self) -> None:
         """Ends the background threads of an epoch that nobody reads on, so that its folders can be used again."""

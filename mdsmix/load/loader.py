@@ -22,10 +22,10 @@ from mdsmix.load.collate import Batch, Collate, Separator
 from mdsmix.load.config import LoaderSettings, read_settings
 from mdsmix.load.dataset import MixDataset
 from mdsmix.load.pack import Packer, best_ratio, ratios
+from mdsmix.load.processor import named_vision, published_vision
 from mdsmix.load.stale import drop_stale_memory
 from mdsmix.load.stream import CheckedStream, reason
 from mdsmix.load.training_rows import Row, RowRules, TokenIds
-from mdsmix.load.vision import Vision
 from mdsmix.training.keys import LoaderKeys, OwnLoaderKeys
 from mdsmix.training.lock import settings_of as lock_settings
 from mdsmix.training.read import Config
@@ -111,18 +111,18 @@ def open_loader(
     """The same from settings that were read: the one way to a loader, in a loop of one's own and under LLM-Foundry."""
     if batch_size < 1:
         raise RecipeError(f"batch_size is {batch_size}; a batch needs a row at least.")
-    rules, vision = rules_of(settings, ids), vision_of(settings)
-    if vision:
-        rules = replace(rules, image=vision.seeing.token_id)
+    rules, vision = rules_of(settings, ids), named_vision(settings)
     ratio = _packing_ratio(settings, rules, batch_size)
     drawn, bins = int(batch_size * ratio), batch_size if ratio > 1 else None
     own = settings.loader
     accepts = accept_changed or (isinstance(own, OwnLoaderKeys) and own.accept_changed)
     resuming = {"bins": bins, "accept_changed": accepts, "locked": _locked(settings, ids)}
-    dataset, collate = (
-        _dataset(settings, rules, drawn, **resuming),
-        collate_of(settings, rules, bins),
-    )
+    dataset = _dataset(settings, rules, drawn, **resuming)
+    if dataset.has_images and not vision:
+        vision = published_vision(settings)
+    if vision:
+        dataset.rules = rules = replace(rules, image=vision.seeing.token_id)
+    collate = collate_of(settings, rules, bins)
     collate.vision = vision
     # Attention must not cross the documents of a packed row, whatever the loader is called.
     collate.with_sequence_id |= dataset.has_packed_rows
@@ -132,20 +132,6 @@ def open_loader(
         collate_fn=collate,
         **torch_keys(settings.loader),
     )
-
-
-def vision_of(settings: LoaderSettings) -> Vision | None:
-    """The processor of the loader; None where it names none. RecipeError where it cannot be used so."""
-    if not (name := settings.row_key("processor")):
-        return None
-    if settings.row_key("packing_ratio", 1) != 1 or not settings.row_key(
-        "decoder_only_format", True
-    ):
-        raise RecipeError(
-            f"{settings.section.label}: processor stands beside packing_ratio or decoder_only_format: false, and images are seen in rows of "
-            "their own alone: take packing_ratio out and set decoder_only_format: true."
-        )
-    return Vision(str(name), with_dummy=bool(settings.row_key("dummy_image", False)))
 
 
 def ids_of(settings: LoaderSettings) -> TokenIds:

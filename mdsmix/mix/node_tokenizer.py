@@ -1,7 +1,8 @@
 """The tokenizer as a training node finds it: no folder of the machine that converted stands in a YAML for another.
 
 With an S3 remote and a tokenizer from a folder or file, `convert` has put it at the mix's root. LLM-Foundry wants a folder or a hub name, so
-the YAML names a folder beside the nodes' caches, and its head the line that fetches it there.
+the YAML names a folder beside the nodes' caches, and its head the line that fetches it there. So it names the folder of a processor, which
+`mdsmix.load` fetches by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import shlex
 
 from mdsmix.errors import MdsmixError
 from mdsmix.recipe import Recipe
-from mdsmix.shards.manifest import TokenizerCard
+from mdsmix.shards.manifest import TokenizerCard, processor_folder
 from mdsmix.storage import Location, locate
 
 
@@ -27,6 +28,22 @@ def home_of(recipe: Recipe) -> Location | None:
     except MdsmixError:
         return None  # tokenizer-unseen says why
     return locate(str(recipe.remote)) / card.folder_name
+
+
+def processor_home_of(recipe: Recipe) -> Location | None:
+    """`processor-<hash8>/` at the remote; None where the processor is at a hub, or everything on one disk."""
+    from mdsmix.encode.processor import open_processor
+    from mdsmix.encode.tokenizer import open_tokenizer
+
+    is_remote = "://" in (recipe.remote or "") and recipe.sourced
+    if not is_remote or not recipe.processor or not os.path.isabs(recipe.processor):
+        return None
+    try:
+        card = TokenizerCard.of(open_tokenizer(recipe.tokenizer))
+        digest = open_processor(recipe.processor).hash
+    except MdsmixError:
+        return None  # checks of the images say why
+    return locate(str(recipe.remote)) / processor_folder(digest, card)
 
 
 def on_node(recipe: Recipe, home: Location) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mdsmix.mix.node_tokenizer import home_of, on_node
+from mdsmix.mix.node_tokenizer import home_of, on_node, processor_home_of
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.index import Index
 from mdsmix.training.keys import OWN, TARGET_KEYS
@@ -151,8 +151,14 @@ def _dataset(train_loader: Mapping[str, Any]) -> dict[str, Any]:
 def _shared(recipe: Recipe) -> dict[str, Any]:
     """What both kinds of loader are told; the text loader would drop the target policies without a word."""
     targets = () if recipe.loader == "text" else sorted(TARGET_KEYS)
-    seeing = {"processor": recipe.processor} if recipe.processor and recipe.loader == OWN else {}
+    seeing = {"processor": _processor(recipe)} if recipe.processor and recipe.loader == OWN else {}
     return {"max_seq_len": LENGTH} | {key: getattr(recipe, key) for key in targets} | seeing
+
+
+def _processor(recipe: Recipe) -> str | None:
+    """As the recipe names it, or as the training nodes find what lies beside the streams."""
+    home = processor_home_of(recipe)
+    return on_node(recipe, home) if home else recipe.processor
 
 
 def _workers(

@@ -16,10 +16,16 @@ from mdsmix.typed import brief
 TARGET_PROMPTS = re.compile(r"none|all|length>=[1-9]\d*")
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 TOKENIZER_FOLDER = re.compile(r"tokenizer-[0-9a-f]{8}")
-"What mdsmix names the folder of a tokenizer beside the streams."
+PROCESSOR_FOLDER = re.compile(r"processor-[0-9a-f]{8}")
+"What mdsmix names the folders of a tokenizer and of a processor beside the streams."
 OWN_SPLIT = re.compile(r"limit-\d+|.+-[0-9a-f]{8}")
 "Folders beside a split: first looks, and versions, which `mdsmix gc --keep` deletes."
 COMPRESSION = re.compile(r"zstd(:([1-9]|1\d|2[0-2]))?")
+
+
+def is_folder_beside(name: str) -> bool:
+    """Whether a folder beside the streams is named as those that mdsmix keeps a tokenizer or a processor in."""
+    return bool(TOKENIZER_FOLDER.fullmatch(name) or PROCESSOR_FOLDER.fullmatch(name))
 
 
 def contradictions(recipe: Recipe) -> Iterator[str]:
@@ -66,10 +72,10 @@ def target_contradictions(
 def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     if not STREAM_NAME.fullmatch(stream.name):
         yield "a stream's name becomes a folder: use letters, digits, '.', '_' and '-'."
-    if TOKENIZER_FOLDER.fullmatch(stream.name):
+    if is_folder_beside(stream.name):
+        kept = stream.name.partition("-")[0]
         yield (
-            "tokenizer- and 8 hex digits name the folder in which mdsmix keeps a tokenizer beside the streams: name the stream "
-            "otherwise."
+            f"{kept}- and 8 hex digits name the folder in which mdsmix keeps a {kept} beside the streams: name the stream otherwise."
         )
     if not STREAM_NAME.fullmatch(stream.split):
         yield f"split is {stream.split!r}; it names one folder: use letters, digits, '.', '_' and '-'."

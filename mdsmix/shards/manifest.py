@@ -123,6 +123,12 @@ class Encoding:
         }
 
 
+def processor_folder(digest: str, tokenizer: TokenizerCard) -> str:
+    """The name of the folder of a processor at the root of the mix. Another one, or the same beside another tokenizer, has another."""
+    shaping = f"{digest} {tokenizer.hash} {tokenizer.chat_template_hash}"
+    return f"processor-{xxhash.xxh128_hexdigest(shaping)[:8]}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
     """What became of the source's records: read = written + filtered + quarantined."""
@@ -291,6 +297,12 @@ class Manifest:
     source_parts: list[SourcePart] = field(default_factory=list)
     "Of a long list, the files with the names, in the order of the names."
     side_files: list[SideFile] = field(default_factory=list)
+
+    @property
+    def processor_folder(self) -> str | None:
+        """Of the folder with the files of its processor at the root of the mix; None where its rows were made without one."""
+        digest = self.encoding.images.get("processor")
+        return processor_folder(digest, self.tokenizer) if digest else None
 
     @property
     def short_hash(self) -> str:

@@ -12,13 +12,15 @@ import pytest
 import torch
 from PIL import Image
 
+from mdsmix.convert.gc import find_garbage
 from mdsmix.encode import processor
 from mdsmix.encode.look_at_processor import Seeing
 from mdsmix.encode.processor import Counter, open_processor
-from mdsmix.errors import MdsmixError, MixRefused, RecipeError
+from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
 from mdsmix.load.vision import opened
 from mdsmix.mix.render import render
+from mdsmix.storage import locate
 from tests.converting import manifest_of, mdsmix, run_recipe, write_jsonl, write_recipe
 from tests.pictures import drawing, record, seeing_tokenizer, stream, write_drawings
 from tests.processors import FAMILIES, IMAGE_TOKEN, TOKENS, processor_of, tiny_model
@@ -36,7 +38,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Counter,
         "_asked",
-        lambda self, sizes: opened(str(processor._folder(self.digest))).counts(sizes),
+        lambda self, sizes: opened(str(processor.snapshot_of(self.digest))).counts(sizes),
     )
 
 
@@ -316,6 +318,87 @@ def test_another_process_counts_and_what_it_says_is_kept(
         counter.of([(1000, 1000)])
     monkeypatch.setattr(Counter, "_asked", lambda self, sizes: pytest.fail("they are kept"))
     assert Counter(card.hash).of(SIZES) == told
+
+
+def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
+    return len(one) == len(other) and all(
+        a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def unnamed(recipe: Path) -> str:
+    """The rendered YAML without the processor's name."""
+    config = rendered(recipe)
+    kept = [line for line in Path(config).read_text().splitlines() if "processor:" not in line]
+    assert len(kept) < len(Path(config).read_text().splitlines())
+    path = recipe.with_name("unnamed.yaml")
+    path.write_text("\n".join(kept))
+    return str(path)
+
+
+def test_a_loader_finds_the_processor_beside_the_streams_and_nothing_but_what_was_published(
+    tmp_path: Path, processors: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 2, (70, 40))]
+    words, folder = (shutil.copytree(of, tmp_path / of.name) for of in processors["llava_next"])
+    recipe = written(tmp_path, (words, folder), [record(name) for name in names] + [record()])
+    named = batches(recipe)
+    config = unnamed(recipe)
+    (home,) = (tmp_path / "out").glob("processor-*")
+    assert home.name == manifest_of(tmp_path / "out/see/train").processor_folder
+    assert str(tmp_path).encode() not in b"".join(f.read_bytes() for f in home.iterdir())
+    before = {path: path.stat() for path in home.iterdir()}
+    run_recipe(recipe, "streams.see.images={max_images: 5}")
+    assert {path: path.stat() for path in home.iterdir()} == before, "nothing written"
+    shutil.rmtree(folder)
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "another"))
+    assert same(list(build_loader(config, 3)), named)
+    assert mdsmix("check", config).code == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(Seeing, "digest", property(lambda _: "0" * 32))
+        with pytest.raises(MixRefused, match=r"makes another of it \(00000000\): install the"):
+            build_loader(config, 3)
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "third"))
+    (home / "tokenizer.json").write_text("{}")
+    with pytest.raises(Unreachable, match="does not hold the processor as it was published"):
+        build_loader(config, 3)
+    (home / processor.CARD).unlink()
+    with pytest.raises(MixRefused, match="no processor turns them into what a model sees"):
+        list(build_loader(config, 3))
+    answer = mdsmix("check", config)
+    assert answer.code == 3
+    assert "nor lies one that all were converted for beside see" in answer.out
+
+
+def test_the_processor_is_fetched_from_a_store_and_goes_when_no_stream_names_it(
+    tmp_path: Path,
+    processors: dict[str, tuple[Path, Path]],
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 2, (70, 40))]
+    at = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "node")}
+    recipe = written(tmp_path, processors["qwen"], [record(name) for name in names], **at)
+    run_recipe(recipe)
+    config = rendered(recipe)
+    root = locate(at["remote"])
+    (home,) = [name for name in root.folders() if name.startswith("processor-")]
+    assert f"processor: {tmp_path}/node/{home}" in Path(config).read_text()
+    assert mdsmix("check", recipe).code == 0
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "another"))
+    (found,) = list(build_loader(config, 2))
+    assert found["pixel_values"].shape[0] == found["image_grid_thw"].prod(dim=1).sum()
+    split = root / "see" / "train"
+    assert "processor" not in {item.kind for item in find_garbage(split, 0)}
+    run_recipe(recipe, f"processor={processors['idefics'][1]}", "streams.see.images.token=<image>")
+    (old,) = [item for item in find_garbage(split, 0) if item.kind == "processor"]
+    assert old.name == home
+    old.discard()
+    assert home not in root.folders()
+    answer = mdsmix("check", config)
+    assert answer.code == 3
+    assert "is not here, and not beside see, from where the loader would fetch it" in answer.out
 
 
 def test_a_processor_that_is_not_there_is_said_in_a_sentence(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from mdsmix.encode.processor import open_processor
+from mdsmix.encode.fetched import processor_at_hand, processor_card_of, read_processor_card
+from mdsmix.encode.processor import CARD, open_processor
 from mdsmix.errors import MdsmixError
 from mdsmix.mix.findings import check_loaders, listed, names
 from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.recipe.rules import PROCESSOR_FOLDER
 from mdsmix.shards.turns import has_images
 from mdsmix.training.rules import Hit
 from mdsmix.words import does
@@ -48,15 +53,18 @@ def _planned(stream: Stream) -> str | None:
 def images_processor(mix: Mix, loader: Loader) -> Iterator[Hit]:
     seeing = _seeing(loader) if loader.is_own else []
     name = loader.dataset.get("processor")
-    if seeing and not name:
-        yield Hit(
-            f"{listed(seeing)} {does(seeing, 'holds', 'hold')} images, and {{loader}} names no processor.",
-            "write processor: (the model's folder or hub name) at the top of the recipe, or dataset.processor in a YAML of your own.",
-            names(seeing),
-        )
-        return
     planned = [stream for stream in seeing if _planned(stream)]
-    found = _hash(str(name)) if planned else None
+    if seeing and not name:
+        yield from _unnamed(mix, seeing, planned)
+    elif (
+        planned and PROCESSOR_FOLDER.fullmatch(os.path.basename(str(name))) and not _hash(mix, name)
+    ):
+        yield Hit(
+            f"the processor {name} of {{loader}} is not here, and not beside {listed(planned)}, from where the loader would fetch it.",
+            f"{mix.makers(planned, 'convert')}, which publishes it there.",
+            names(planned),
+        )
+    found = _hash(mix, name) if planned and name else None
     if wrong := [s for s in planned if found and _planned(s) != found]:
         yield Hit(
             f"{listed(wrong)} {does(wrong, 'was', 'were')} converted for another processor ({str(_planned(wrong[0]))[:8]}) than that of "
@@ -74,10 +82,38 @@ def images_processor(mix: Mix, loader: Loader) -> Iterator[Hit]:
         )
 
 
-def _hash(name: str) -> str | None:
+def _unnamed(mix: Mix, seeing: list[Stream], planned: list[Stream]) -> Iterator[Hit]:
+    """The loader then takes the processor that lies beside the streams, if they were converted for one."""
+    lacking = [stream for stream in planned if not _is_beside(stream)]
+    if len({_planned(stream) for stream in planned}) == 1 and not lacking:
+        return
+    why = "and {loader} names no processor"
+    if planned:
+        why += f", nor lies one that all were converted for beside {listed(lacking or planned)}"
+    yield Hit(
+        f"{listed(seeing)} {does(seeing, 'holds', 'hold')} images, {why}.",
+        "write processor: (the model's folder or hub name) at the top of the recipe and convert again, or dataset.processor in a YAML of "
+        "your own.",
+        names(seeing),
+    )
+
+
+def _is_beside(stream: Stream) -> bool:
+    manifest = stream.trusted_manifest
+    assert manifest is not None, "it was planned"
+    home = stream.folder.parent.parent / str(manifest.processor_folder)
+    found = (home / CARD).fetch()
+    card = read_processor_card(home, found[1]) if found else None
+    return bool(card and card.processor.hash == _planned(stream))
+
+
+def _hash(mix: Mix, name: Any) -> str | None:
     """Of the processor; None where it cannot be looked at here."""
     try:
-        return open_processor(name).hash
+        folder = processor_at_hand(str(name), mix.yaml.places)
+        if (Path(folder) / CARD).is_file():
+            return processor_card_of(Path(folder)).hash
+        return open_processor(folder).hash
     except MdsmixError:
         return None
 
@@ -89,14 +125,17 @@ def _hash(name: str) -> str | None:
 )
 def images_unplanned(mix: Mix, loader: Loader) -> Iterator[Hit]:
     name = loader.dataset.get("processor")
-    seeing = _seeing(loader) if loader.is_own and name else []
-    if blind := [stream for stream in seeing if not _planned(stream)]:
+    seeing = _seeing(loader) if loader.is_own else []
+    blind = [stream for stream in seeing if not _planned(stream)]
+    if not name and len(blind) == len(seeing):
+        return  # images-processor says so
+    if blind:
         yield Hit(
             f"{listed(blind)} {does(blind, 'was', 'were')} converted without a processor.",
-            f"{mix.makers(blind, 'convert', f' processor={name}')}.",
+            f"{mix.makers(blind, 'convert', f' processor={name}' if name else '')}.",
             names(blind),
         )
-    elif seeing and _hash(str(name)) is None:
+    elif name and seeing and _hash(mix, name) is None:
         yield Hit(
             f"the processor {name} of {{loader}} cannot be looked at here.",
             "check where it can be loaded, for example on the machine that converts.",
