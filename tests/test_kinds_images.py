@@ -14,7 +14,8 @@ import xxhash
 from PIL import Image
 
 from mdsmix.errors import RecipeError
-from mdsmix.images import encoder
+from mdsmix.images import pictures
+from mdsmix.images.encoder import frames
 from mdsmix.record import Conversation, canonical
 from mdsmix.shards.cells import cells
 from mdsmix.shards.index import read_index
@@ -282,9 +283,9 @@ def test_every_way_to_write_an_image_gives_it_in_its_place(
 
 def test_a_list_of_images_is_laid_out_as_streaming_lays_it_out() -> None:
     """A number for later, how many, their bytes, the images: what `test_images_streaming` opens."""
-    images = [encoder.Image(1, 1, len(data), "", data) for data in (b"abc", b"defg")]
-    assert b"".join(encoder.frames(images)) == struct.pack("<4I", 0, 2, 3, 4) + b"abcdefg"
-    assert b"".join(encoder.frames([])) == bytes(8)
+    images = [pictures.Image(1, 1, len(data), "", data) for data in (b"abc", b"defg")]
+    assert b"".join(frames(images)) == struct.pack("<4I", 0, 2, 3, 4) + b"abcdefg"
+    assert b"".join(frames([])) == bytes(8)
     assert decode_value("list[jpeg]", struct.pack("<4I", 0, 2, 3, 4) + b"abcdefg") == [
         b"abc",
         b"defg",

@@ -31,7 +31,7 @@ from mdsmix.sources import Content, Digests, Unit, Window, content_of, read
 from mdsmix.storage import Location, Stat, locate, together
 
 if TYPE_CHECKING:
-    from mdsmix.images.encoder import Pictures
+    from mdsmix.images.pictures import Pictures
 
 Stamps = Mapping[str, tuple[int, str]]
 "URL of an image -> its size and stamp; a size of -1 where it was not there, or could not be read."

@@ -58,7 +58,7 @@ from mdsmix.sources import (
 from mdsmix.storage import CHANGED
 
 if TYPE_CHECKING:
-    from mdsmix.images.encoder import Pictures
+    from mdsmix.images.pictures import Pictures
 
 
 STALE = (

@@ -108,7 +108,8 @@ class Images(Conversations):
         from mdsmix.encode.image_tokens import ImageToken
         from mdsmix.encode.special import SpecialStrings
         from mdsmix.images.check import require_pillow
-        from mdsmix.images.encoder import Pictured, Pictures
+        from mdsmix.images.encoder import Pictured
+        from mdsmix.images.pictures import Pictures
 
         require_pillow()
         chat: Any = super().open_encoder(encoding, tokenizer, backend)

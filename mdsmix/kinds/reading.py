@@ -24,7 +24,7 @@ from mdsmix.shards.manifest import NOT_SAMPLED, Encoding
 from mdsmix.storage import Location
 
 if TYPE_CHECKING:
-    from mdsmix.images.encoder import Pictures
+    from mdsmix.images.pictures import Pictures
 
 FILTERED = frozenset((*LEFT_OUT, NOT_SAMPLED))
 "Reasons in place of a record that is good, or was not looked at."
@@ -169,7 +169,8 @@ def open_looking(
     encoding: Encoding, fingerprints: Fingerprints, root: Location | None = None
 ) -> Reading:
     """What reads the images of a stream's records to know them again, and encodes nothing."""
-    from mdsmix.images.encoder import Look, Pictures
+    from mdsmix.images.encoder import Look
+    from mdsmix.images.pictures import Pictures
 
     return _open(
         encoding,

@@ -1,0 +1,283 @@
+"""The images of conversations, read and looked at: each is good, or makes its record bad.
+
+Of a few hundred conversations all images are held, up to KEEP_BYTES; what is beyond is read a second time when its row is laid
+out, so memory is bounded however large the images are. An image that many records share is decoded once by a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import xxhash
+
+from mdsmix.encode.base import Detail, Rejected
+from mdsmix.errors import Unreachable
+from mdsmix.images.change import Change
+from mdsmix.images.check import Bad, Looked, Rules, look
+from mdsmix.images.files import At, Files, Read, ahead, find
+from mdsmix.record import Conversation
+from mdsmix.storage import CHANGED, Location
+
+KEEP_BYTES = 32 << 20
+"Of images that are held at once."
+AIM_BYTES = 16 << 20
+"Of the images of the records that are taken at once, by the size of those before."
+DECODERS = 2
+"Images that one worker decodes at a time: its memory holds the pixels of as many."
+FIRST_RECORDS, MOST_RECORDS = 16, 256
+"Taken at once before any image was seen, and however small they are."
+MOST_ROW_BYTES = 1 << 30
+"Of all images of a record: a shard has offsets of 32 bits."
+MOST_KNOWN = 100_000
+"Images whose verdict a worker remembers, 200 bytes each."
+SHOWN = 300
+"Characters of a path that a bad record keeps."
+
+_known: dict[tuple[Rules, bytes], Looked] = {}
+
+
+@dataclass(slots=True)
+class Image:
+    """An image of a record."""
+
+    height: int
+    width: int
+    size: int
+    "As they are stored."
+    digest: str
+    "xxh3_128 of the bytes as they were found."
+    data: bytes | None
+    "What is stored; None where it is to be read again."
+    source: Any = None
+    tokens: int = 0
+    "What the recipe's processor makes of it; 0 without one."
+
+    @property
+    def content(self) -> bytes:
+        return self.data if self.data is not None else self.source.again(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An image that is bad, or that could not be read."""
+
+    reason: str
+    why: str
+    digest: str = ""
+    "Of its bytes, where they could be read."
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the images of a window were found to be, for its key and for the next run."""
+
+    hasher: Any = field(default_factory=xxhash.xxh3_128)
+    count: int = 0
+    stamps: dict[str, tuple[int, str]] = field(default_factory=dict)
+    "URL of each file -> its size and stamp; -1 where there was none."
+    fetched: dict[str, str] = field(default_factory=dict)
+    "URL -> hash of what a server gave."
+
+    @property
+    def digest(self) -> str:
+        """Of all images, in order; "" where there are none. Equal digests of equal lines give equal rows."""
+        return self.hasher.hexdigest() if self.count else ""
+
+    def add(self, image: Image | Failed) -> None:
+        self.count += 1
+        said = image.digest or (image.reason if isinstance(image, Failed) else "")
+        self.hasher.update(f"{said}\n")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an image that is not held is read again."""
+
+    files: Files
+    at: At
+    change: Change
+
+    def again(self, image: Image) -> bytes:
+        (found,) = self.files.read([self.at])
+        if xxhash.xxh3_128_hexdigest(found.data) != image.digest:
+            raise Unreachable(CHANGED.format(url=self.at.url))
+        return self.change.apply(
+            found.data, look(found.data, Rules(decode="header", max_pixels=1 << 62))
+        )[0]
+
+
+@dataclass(slots=True, kw_only=True)
+class Pictures:
+    """Reads the images of conversations."""
+
+    rules: Rules = field(default_factory=Rules)
+    change: Change = field(default_factory=Change)
+    max_images: int | None = None
+    root: Location | None = None
+    "Where paths begin; None: at the folder of the record's file."
+    files: Files = field(default_factory=Files)
+    judges: bool = True
+    "Whether images are looked at, or only known by their bytes."
+    seen: Seen = field(default_factory=Seen)
+    _record_bytes: float = 0.0
+    "Of the images of a record, on average over the last ones."
+
+    @staticmethod
+    def of(settings: Mapping[str, Any], root: Location | None = None) -> Pictures:
+        """By a stream's settings of images, as the manifest has them."""
+        asked = {key: settings[key] for key in ("decode", "max_pixels") if key in settings}
+        return Pictures(
+            rules=Rules(**asked),
+            change=Change.of(settings),
+            max_images=settings.get("max_images"),
+            root=root,
+            files=Files(fetches=settings.get("http") == "fetch"),
+        )
+
+    @property
+    def most_records(self) -> int:
+        """How many records to take at once."""
+        if not self._record_bytes:
+            return FIRST_RECORDS
+        return max(1, min(MOST_RECORDS, int(AIM_BYTES / self._record_bytes)))
+
+    def read(
+        self, conversations: Sequence[Conversation], folders: Sequence[Location]
+    ) -> list[list[Image] | Rejected]:
+        """The images of each conversation, or why one of them makes it bad. `folders`: of the file of each, where there is no root.
+        With neither, as where a few records are only looked at, no image is read, and each is taken for good."""
+        if not folders and self.root is None:
+            return [[Image(0, 0, 0, "", b"") for _ in each.images] for each in conversations]
+        wanted, refused = self._wanted(conversations, folders)
+        found = self._all(dict.fromkeys(each for of in wanted.values() for each in of))
+        results = list[list[Image] | Rejected]()
+        for position, conversation in enumerate(conversations):
+            if position in refused:
+                results.append(refused[position])
+                self.seen.add(Failed(refused[position].reason, ""))
+                continue
+            images = [found[each] for each in wanted[position]]
+            for image in images:
+                self.seen.add(image)
+            results.append(_judged(position, conversation, images))
+        return results
+
+    def _wanted(
+        self, conversations: Sequence[Conversation], folders: Sequence[Location]
+    ) -> tuple[dict[int, list[At | bytes]], dict[int, Rejected]]:
+        wanted, refused = dict[int, list[At | bytes]](), dict[int, Rejected]()
+        for position, conversation in enumerate(conversations):
+            count = len(conversation.images)
+            if self.max_images is not None and count > self.max_images:
+                detail: Detail = {"images": count, "max_images": self.max_images}
+                refused[position] = Rejected(position, "too_many_images", False, detail)
+                continue
+            base = self.root or (folders[position] if count else None)
+            try:
+                wanted[position] = [
+                    image if isinstance(image, bytes) else _find(image, base)
+                    for image in conversation.images
+                ]
+            except _Unplaced as fault:
+                refused[position] = Rejected(position, "bad_image_path", False, fault.detail)
+        return wanted, refused
+
+    def _all(self, wanted: Mapping[At | bytes, None]) -> dict[At | bytes, Image | Failed]:
+        """Each image once, however many records have it."""
+        held, found = 0, dict[At | bytes, Image | Failed]()
+        places = [each for each in wanted if isinstance(each, At)]
+        for each in wanted:
+            if isinstance(each, bytes):
+                found[each] = self._look(Read(each), None)
+        for at, read, image in self._looked(places):
+            self._note(at, read, image)
+            if isinstance(image, Image) and image.data is not None:
+                if held + image.size > KEEP_BYTES:
+                    image.data = None
+                else:
+                    held += image.size
+            found[at] = image
+        return found
+
+    def _looked(self, places: Sequence[At]) -> Iterator[tuple[At, Read, Image | Failed]]:
+        """The images at these places, in order. Pillow decodes outside of Python's lock, so two decode at a time: a source of few
+        work units keeps more than as many processors busy."""
+        reads = zip(places, self.files.read(places), strict=True)
+        if not self.judges or (self.rules.decode != "full" and self.change.is_none):
+            yield from ((at, read, self._look(read, at)) for at, read in reads)
+            return
+
+        def judged(each: tuple[At, Read]) -> tuple[At, Read, Image | Failed]:
+            return *each, self._look(each[1], each[0])
+
+        yield from ahead(DECODERS, lambda: 2 * DECODERS, judged, reads)
+
+    def _look(self, read: Read, at: At | None) -> Image | Failed:
+        if read.reason:
+            return Failed(read.reason, read.why)
+        digest = xxhash.xxh3_128(read.data)
+        if not self.judges:
+            return Image(0, 0, len(read.data), digest.hexdigest(), None)
+        looked = _looked(self.rules, digest.digest(), read.data)
+        if looked.reason:
+            return Failed(looked.reason, looked.why, digest.hexdigest())
+        try:
+            data, stored = self.change.apply(read.data, looked)
+        except Bad as bad:
+            return Failed(bad.reason, bad.why, digest.hexdigest())
+        source = _Place(self.files, at, self.change) if at else None
+        return Image(stored.height, stored.width, len(data), digest.hexdigest(), data, source)
+
+    def _note(self, at: At, read: Read, image: Image | Failed) -> None:
+        if at.place is None:
+            said = image.digest if isinstance(image, Image) else image.reason
+            self.seen.fetched[at.url] = said
+        else:
+            self.seen.stamps[at.url] = (read.stat.size, read.stat.stamp) if read.stat else (-1, "")
+
+    def weigh(self, images: Sequence[Sequence[Image]]) -> None:
+        """Learns how large the images of a record are."""
+        for of in images:
+            size = sum(image.size for image in of)
+            self._record_bytes += (size - self._record_bytes) / (16 if self._record_bytes else 1)
+
+
+class _Unplaced(Exception):
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(path)
+        self.detail = {"image": path[:SHOWN], "why": why[:SHOWN]}
+
+
+def _find(path: str, base: Location | None) -> At:
+    assert base is not None, "a path begins somewhere"
+    try:
+        return find(path, base)
+    except Bad as bad:
+        raise _Unplaced(path, bad.why) from None
+
+
+def _judged(
+    position: int, conversation: Conversation, images: Sequence[Image | Failed]
+) -> list[Image] | Rejected:
+    good = [image for image in images if isinstance(image, Image)]
+    if len(good) == len(images):
+        size = sum(image.size for image in good)
+        if size > MOST_ROW_BYTES:
+            detail = {"bytes": size, "most": MOST_ROW_BYTES}
+            return Rejected(position, "images_too_large", False, detail)
+        return good
+    number, bad = next((n, i) for n, i in enumerate(images) if isinstance(i, Failed))
+    path = conversation.images[number]
+    named: Detail = {"image": path[:SHOWN]} if isinstance(path, str) else {"image_number": number}
+    return Rejected(position, bad.reason, False, {**named, "why": bad.why})
+
+
+def _looked(rules: Rules, digest: bytes, data: bytes) -> Looked:
+    key = (rules, digest)
+    if key not in _known:
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        _known[key] = look(data, rules)
+    return _known[key]
