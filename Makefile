@@ -1,11 +1,11 @@
 # Two commands on a fresh machine with python3 (3.10-3.12), pip and make: `make demo` and `make test`.
-# Everything lands in .venv, .venv-foundry, .venv-bench, .venv-mutants, .mutants, .bench, .uv and demo/; only the MinIO binary goes to the Go bin folder.
+# Everything lands in .venv, .venv-foundry, .venv-bench, .venv-mutants, .venv-package, dist, .mutants, .bench, .uv and demo/; only the MinIO binary goes to the Go bin folder.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-images test tests-without-torch tests-with-torch test-stores stores soak mutants test-foundry lint bench venv foundry-env bench-env mutants-env minio clean
+.PHONY: help demo demo-images test tests-without-torch tests-with-torch test-stores stores soak mutants test-foundry test-package lint bench venv foundry-env bench-env mutants-env minio clean
 
 PYTHON ?= >=3.10,<3.13
 FOUNDRY_PYTHON ?= 3.11
@@ -75,6 +75,12 @@ test-stores: venv stores ## the S3 tests against MinIO, versitygw, moto and stor
 test-foundry: venv foundry-env minio ## the tests against the real llm-foundry
 	$(BIN)/python -m pytest tests/foundry
 
+test-package: venv ## the wheel and the sdist, built, installed and used where there is no checkout
+	rm -rf dist && $(UV) build --quiet --out-dir dist
+	$(UV) venv --quiet --clear --python '$(PYTHON)' .venv-package
+	$(UV) pip install --quiet --python .venv-package dist/*.whl
+	UV="$$(command -v $(UV))" $(BIN)/python -m pytest tests/package
+
 lint: venv ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -98,7 +104,7 @@ stores: minio .venv-stores/.ready $(OWN_UV) ## the other stores of `make test-st
 	@$(call go_install,versitygw,$(VERSITYGW),1.25)
 
 clean: ## remove the environments and the demo
-	rm -rf .venv .venv-stores .venv-foundry .venv-bench .venv-mutants .mutants .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-stores .venv-package .venv-foundry .venv-bench .venv-mutants .mutants .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.ready: pyproject.toml | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(PYTHON)' .venv
