@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ class Counted:
     """The requests of one piece of work, once it is done."""
 
     requests: Sequence[Request] = field(default_factory=list)
+    seconds: float = 0
 
     @property
     def total(self) -> int:
@@ -47,9 +49,9 @@ class Counted:
 @contextmanager
 def counted(proxy: Proxy) -> Iterator[Counted]:
     """Counts what goes through the proxy inside of the block, by whatever process."""
-    found, before = Counted(), len(proxy.requests)
+    found, before, began = Counted(), len(proxy.requests), time.monotonic()
     yield found
-    found.requests = proxy.requests[before:]
+    found.requests, found.seconds = proxy.requests[before:], time.monotonic() - began
 
 
 def _operation(request: Request) -> str:

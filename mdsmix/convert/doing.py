@@ -5,17 +5,15 @@ Results are kept in the order of the plan, whoever did a unit and whenever it en
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
 from mdsmix.convert.dropping import find_dropped
 from mdsmix.convert.job import Job
-from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.quarantine import bad_name, publish_quarantine
 from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.convert.stored import stored_at
+from mdsmix.convert.stored import list_stored, stored_at
 from mdsmix.convert.unit import UnitResult, UnitTask, open_tokenizer_backend, recorded
 from mdsmix.convert.verdict import FirstUnits
 from mdsmix.convert.work import Work
@@ -97,8 +95,7 @@ def _are_explained(job: Job, cache: SourceHashCache, units: Iterable[Unit]) -> b
     killed one goes on. Then a unit that the cache does not know has no record there, and need not be hashed beforehand."""
     explained = {job.key(digest) for digest in cache.digests(units)}
     stored = stored_at(job)
-    names = stored.kept if stored else (name for name, _ in (job.folder / FOLDER).list())
-    return all(name in explained for name in names if re.fullmatch("[0-9a-f]{32}", name))
+    return all(key in explained for key in (stored or list_stored(job)).records)
 
 
 def _limited(work: Work, limit: int) -> Iterator[UnitResult]:

@@ -150,7 +150,7 @@ def _limited(work: Work) -> Iterator[Hashed]:
 
 def _there(job: Job, keys: Sequence[str], lost: list[str]) -> Iterator[Fingerprints]:
     """The fingerprints of these keys; one that is not there or damaged is named in `lost`."""
-    for key, found in zip(keys, all_hashes(job.folder, keys), strict=True):
+    for key, found in zip(keys, all_hashes(job, keys), strict=True):
         if found is None:
             lost.append(key)
         else:

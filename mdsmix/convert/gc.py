@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from mdsmix.convert.damage import SHARD
-from mdsmix.convert.ledger import FOLDER, UnitRecord, read_record
+from mdsmix.convert.ledger import FOLDER, UnitRecord, parse_record, read_record
 from mdsmix.convert.needless import KeptFolder, needless
 from mdsmix.convert.old_versions import Version, find_versions, versions_to_delete
+from mdsmix.convert.packs import FINGERPRINTS, NAME, Pack, read_packs, rewrite
 from mdsmix.convert.parts import NOTE
 from mdsmix.convert.quarantine import QUARANTINE
 from mdsmix.errors import RecipeError, Unreachable
@@ -38,6 +40,8 @@ _BAD_NAME = rf"({_HASH})-[0-9a-f]{{8}}"
 _KINDS = {
     "unit record": rf"{re.escape(FOLDER)}/({_HASH})",
     "fingerprints": rf"{re.escape(FOLDER)}/({_HASH})\.hashes",
+    "packed records": rf"{re.escape(FOLDER)}/{NAME.pattern}",
+    "packed fingerprints": rf"{re.escape(FOLDER)}/{FINGERPRINTS.pattern}",
     "bad records": rf"{re.escape(FOLDER)}/{_BAD_NAME}\.bad",
     "note of a part": rf"{re.escape(FOLDER)}/({NOTE.pattern})",
     "old index": rf"{re.escape(FOLDER)}/({_HASH})\.index",
@@ -46,7 +50,8 @@ _KINDS = {
     **BESIDE,
     "shard": SHARD.pattern,
 }
-_WITH_SHARDS = ("shard", "version", "unfinished version")
+_LAST = ("shard", "version", "unfinished version", "packed fingerprints")
+"What unit records name, and packs of them."
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -68,6 +73,55 @@ class _File:
     name: str
     key: str
     stat: Stat
+
+    @property
+    def base(self) -> str:
+        return self.name.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class _Packs:
+    """Packs of unit records, and which records of each stay: of a young one all, of an old one those of the stream that is published."""
+
+    packs: Mapping[str, Pack]
+    keys: Mapping[str, Collection[str]]
+
+    @staticmethod
+    def of(
+        folder: Location, old: Sequence[_File], young: Sequence[_File], current: Collection[str]
+    ) -> _Packs:
+        packs = read_packs(folder, [file.base for file in (*old, *young)]).packs
+        names = {file.base for file in old}
+        keys = {
+            name: {key for key in pack.records if name not in names or key in current}
+            for name, pack in packs.items()
+        }
+        return _Packs(packs, keys)
+
+    def records(self) -> Iterator[UnitRecord]:
+        for name, keys in self.keys.items():
+            found = (parse_record(self.packs[name].records[key], key) for key in keys)
+            yield from (record for record in found if record)
+
+    def left(self, bases: Collection[str]) -> dict[str, Pack]:
+        """What stays of each. `bases`: the keys of fingerprints that a record names."""
+        return {name: pack.only(self.keys[name], bases) for name, pack in self.packs.items()}
+
+    def shrunk(
+        self, folder: Location, files: Iterable[_File], left: Mapping[str, Pack], now: float
+    ) -> Iterator[Garbage]:
+        """Records that are packed with others that stay: the pack is written again without them."""
+        for file in files:
+            stays, pack = left[file.base], self.packs[file.base]
+            gone = [len(line) for key, line in pack.records.items() if key not in stays.records]
+            if stays != pack:
+                yield Garbage(
+                    kind="packed records",
+                    name=f"{file.name}: {len(gone):,} of {len(pack.records):,}",
+                    bytes=sum(gone),
+                    age=now - file.stat.modified,
+                    discard=partial(rewrite, folder, file.base, stays, lambda at: at.delete()),
+                )
 
 
 def seconds_of(text: str) -> float:
@@ -107,16 +161,25 @@ def find_garbage(
         for file in found:
             may_go = file.key not in current and now - file.stat.modified >= older_than
             (gone if may_go else kept)[kind].append(file)
-    records = _records(folder, kept["unit record"])
+    packs = _Packs.of(folder, gone["packed records"], kept["packed records"], current)
+    records = [*_records(folder, kept["unit record"]), *packs.records()]
     named = _named(folder, kept, records)
     gone["shard"] = [file for file in gone["shard"] if file.name not in named]
-    bases = {record.base for record in records}
+    bases = {key for record in records for key in (record.key, record.base)}
     gone["fingerprints"] = [file for file in gone["fingerprints"] if file.key not in bases]
+    left = packs.left(bases)
+    shrunk = [file for file in gone["packed records"] if left.get(file.base)]
+    gone["packed records"] = [file for file in gone["packed records"] if file not in shrunk]
+    in_use = {name for pack in left.values() for name in pack.fingerprints}
+    gone["packed fingerprints"] = [
+        file for file in gone["packed fingerprints"] if file.base not in in_use
+    ]
     files = [_of_file(folder, kind, file, now) for kind in _KINDS for file in gone[kind]]
     unfinished = [left for left in _unfinished(folder, now) if left.age >= older_than]
     kept_folders = needless(folder.parent.parent, older_than)
     return [
         *files,
+        *packs.shrunk(folder, shrunk, left, now),
         *(_of_version(version, now) for version in old),
         *unfinished,
         *(_of_folder(found, now) for found in kept_folders),
@@ -174,7 +237,7 @@ def delete_garbage(
         gone = []
         # Shards last, those of versions too: a unit record whose shards are gone would be believed.
         for is_last in (False, True):
-            chosen = [g for g in garbage if (g.kind in _WITH_SHARDS) is is_last]
+            chosen = [g for g in garbage if (g.kind in _LAST) is is_last]
             list(pool.map(lambda item: _discard(item, held), chosen))
             gone += chosen
             if chosen and not is_last:

@@ -2,24 +2,29 @@
 
 They are named by the key that the unit has where nothing is dropped from it, since what is dropped is only known once the
 fingerprints of the whole stream are. A unit without such a file, as older versions made them, stays as it is: its records are not
-looked at for duplicates, which is said, and `duplicates: drop` reads them again.
+looked at for duplicates, which is said, and `duplicates: drop` reads them again. Those of many units lie in packs (packs.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER, UnitRecord
+from mdsmix.convert.packs import Place
 from mdsmix.convert.repeats import Fingerprints, count_repeats
 from mdsmix.convert.stored import stored_at
+from mdsmix.errors import Unreachable
 from mdsmix.shards.manifest import Records
 from mdsmix.storage import Location, together
 
 AT_ONCE = 16
-"Files that are asked for together: half a MB each for records of 3 KB."
+"Files that are asked for together: half a MB each for records of 3 KB, at most 2 MiB of a pack."
+WHOLE = -1
+"The bytes of a place that is a file."
 
 
 def hashes_name(key: str) -> str:
@@ -30,7 +35,7 @@ def are_kept(job: Job, key: str) -> bool:
     """Whether the fingerprints lay at the target when the work on it began."""
     stored = stored_at(job)
     if stored:
-        return hashes_name(key) in stored.kept
+        return hashes_name(key) in stored.kept or key in stored.packed.fingerprints
     return _at(job.folder, key).stat() is not None
 
 
@@ -41,16 +46,15 @@ def keep_hashes(folder: Location, key: str, content: bytes) -> None:
     _at(folder, key).write(ZstdCompressor(level=1, write_checksum=True).compress(content))
 
 
-def read_hashes(folder: Location, key: str) -> Fingerprints | None:
-    """uint64 [n, 2]; None where there is no such file, or a damaged one."""
+def parse_hashes(stored: bytes | None) -> Fingerprints | None:
+    """uint64 [n, 2]; None where there are none, or damaged ones."""
     from zstandard import ZstdDecompressor, ZstdError
 
-    found = _at(folder, key).fetch()
-    if found is None:
+    if stored is None:
         return None
     frame = ZstdDecompressor().decompressobj()
     try:
-        content = frame.decompress(found[1])
+        content = frame.decompress(stored)
     except ZstdError:
         return None
     if not frame.eof or len(content) % 16:
@@ -58,18 +62,64 @@ def read_hashes(folder: Location, key: str) -> Fingerprints | None:
     return np.frombuffer(content, "<u8").reshape(-1, 2)
 
 
-def all_hashes(folder: Location, keys: Sequence[str]) -> Iterator[Fingerprints | None]:
-    """Those of all keys, in their order; only a few files are held."""
-    for begin in range(0, len(keys), AT_ONCE):
-        yield from together(lambda key: read_hashes(folder, key), keys[begin : begin + AT_ONCE])
+def stored_hashes(
+    folder: Location, keys: Iterable[str], packed: Mapping[str, Place]
+) -> Iterator[bytes | None]:
+    """Those of all keys as they are stored, in their order; only a few files are held. `packed`: where those of keys lie that have
+    no file of their own."""
+    stretches = list(_stretches(keys, packed))
+    for begin in range(0, len(stretches), AT_ONCE):
+        for found in together(partial(_read, folder), stretches[begin : begin + AT_ONCE]):
+            yield from found
 
 
-def duplicates_among(job: Job, units: Sequence[UnitRecord]) -> Records:
+def _stretches(keys: Iterable[str], packed: Mapping[str, Place]) -> Iterator[list[Place]]:
+    """Places that follow each other in a file, so that one request brings them all."""
+    stretch: list[Place] = []
+    for key in keys:
+        place = packed.get(key) or Place(hashes_name(key), 0, WHOLE)
+        if stretch and not place.follows(stretch[-1]):
+            yield stretch
+            stretch = []
+        stretch.append(place)
+    if stretch:
+        yield stretch
+
+
+def _read(folder: Location, places: Sequence[Place]) -> list[bytes | None]:
+    at, start, last = folder / FOLDER / places[0].file, places[0].start, places[-1]
+    if last.bytes == WHOLE:
+        found = at.fetch()
+        return [found[1] if found else None]
+    try:
+        content = at.read(start, last.start + last.bytes - start)
+    except Unreachable:
+        if at.stat():
+            raise
+        return [None] * len(places)
+    return [content[place.start - start :][: place.bytes] for place in places]
+
+
+def all_hashes(
+    job: Job, keys: Sequence[str], note: Callable[[str, bytes], None] | None = None
+) -> Iterator[Fingerprints | None]:
+    """The fingerprints of all keys, in their order. `note` is told of each as it is stored."""
+    listed = stored_at(job)
+    packed = listed.packed.fingerprints if listed else {}
+    for key, content in zip(keys, stored_hashes(job.folder, keys, packed), strict=True):
+        if note and content:
+            note(key, content)
+        yield parse_hashes(content)
+
+
+def duplicates_among(
+    job: Job, units: Sequence[UnitRecord], note: Callable[[str, bytes], None] | None = None
+) -> Records:
     """How many records of these units, in the order of the plan, an earlier one equals, and how many were not looked at."""
-    unhashed, found = list[int](), all_hashes(job.folder, [unit.base or unit.key for unit in units])
+    unhashed, keys = list[int](), [unit.base or unit.key for unit in units]
 
     def looked_at() -> Iterator[Fingerprints]:
-        for unit, hashes in zip(units, found, strict=True):
+        for unit, hashes in zip(units, all_hashes(job, keys, note), strict=True):
             if hashes is None:
                 unhashed.append(unit.records.read)
             else:

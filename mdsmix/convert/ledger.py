@@ -1,4 +1,5 @@
-"""The unit records: one small object per finished work unit, in `.mdsmix/` beneath the stream it belongs to.
+"""The unit records: one small object per finished work unit, in `.mdsmix/` beneath the stream it belongs to. Once there are many
+they are packed (packs.py).
 
 A record that is there means that the unit's shards are there too, since it is written after them. So a run that was
 killed loses only the units that were being worked on, and whoever has the target can go on, on any machine.
@@ -7,6 +8,7 @@ killed loses only the units that were being worked on, and whoever has the targe
 from __future__ import annotations
 
 import base64
+import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -23,6 +25,8 @@ from mdsmix.shards.manifest import Records, Totals
 from mdsmix.storage import Location
 
 FOLDER = ".mdsmix"
+RECORD = re.compile("[0-9a-f]{32}")
+"The name of a unit record."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +70,11 @@ def read_record(folder: Location, key: str) -> UnitRecord | None:
     if found is None:
         return None
     content, _, digest = found[1].rpartition(b"\n")
-    if digest != _digest(content):
-        return None
+    return parse_record(content, key) if digest == _digest(content) else None
+
+
+def parse_record(content: bytes, key: str) -> UnitRecord | None:
+    """The record of this unit from its JSON; None where it is none."""
     with suppress(typed.Misfit):
         record = typed.load(UnitRecord, content)
         return record if record.key == key else None

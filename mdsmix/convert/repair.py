@@ -15,8 +15,8 @@ from itertools import accumulate, pairwise
 from mdsmix.convert.damage import stored_hash
 from mdsmix.convert.guard import published_manifest, why_rebuilt
 from mdsmix.convert.job import Job, on_day
-from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.outcome import Watcher
+from mdsmix.convert.packs import drop_records
 from mdsmix.convert.planning import Options, planned_jobs
 from mdsmix.convert.run import convert
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
@@ -176,8 +176,7 @@ def _drop(
     ends = accumulate((part.shards for part in manifest.parts), initial=0)
     spans = zip(manifest.parts, pairwise(ends), strict=True)
     parts = [part for part, (a, b) in spans if bad.intersection(names[a:b])]
-    for part in parts:
-        (split / FOLDER / part.key).delete()
+    drop_records(split, {part.key for part in parts})
     shards = tuple(name for name in names if name in bad)
     for name in shards:
         (folder / name).delete()

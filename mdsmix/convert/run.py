@@ -7,11 +7,12 @@ so that each is published as soon as it can be, and what goes wrong in one leave
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 from mdsmix import sources
+from mdsmix.convert.compaction import Compaction
 from mdsmix.convert.damage import delete_damaged
 from mdsmix.convert.doing import do_units, publish_bad
 from mdsmix.convert.guard import published_manifest, why_rebuilt, why_whole
@@ -186,11 +187,13 @@ def _convert_stream(
             said = delete_damaged(job, held, watcher.say)
         watcher.begin(job.name, _bytes_to_read(job, files))
         work = Work(job=job, units=units, cache=cache, engine=run.engine, watcher=watcher)
-        with listing(job):
+        with listing(job) as stored:
             job, results, notes = do_units(work)
-        if time.monotonic() - run.began > LOOK_AGAIN_SECONDS:
-            _publish_beside([job])
-        manifest, index = _publish(job, units, results, standing, held)
+            if time.monotonic() - run.began > LOOK_AGAIN_SECONDS:
+                _publish_beside([job])
+            compaction = Compaction(job, stored, [r for result in results for r in result.records])
+            manifest, index = _publish(job, units, results, standing, held, compaction.note)
+            compaction.finish(held)
         if options.is_finish:
             forget(job, held)
         if not job.limit:
@@ -206,12 +209,17 @@ def _bytes_to_read(job: Job, files: list[sources.SourceFile]) -> int:
 
 
 def _publish(
-    job: Job, units: list[Unit], results: list[UnitResult], standing: Standing, held: Lease
+    job: Job,
+    units: list[Unit],
+    results: list[UnitResult],
+    standing: Standing,
+    held: Lease,
+    note: Callable[[str, bytes], None],
 ) -> tuple[Manifest, Index]:
     """Bad records first, then the index; bad records of units that are gone are deleted last."""
     quarantined = publish_bad(job, units, results)
     records = [record for result in results for record in result.records]
-    noticed = None if job.drops else duplicates_among(job, records)
+    noticed = None if job.drops else duplicates_among(job, records, note)
     if standing.quarantined and not (standing.manifest or standing.damage):
         delete_stale_files(job.folder, quarantined, held)  # of a run that was refused
     manifest, index = publish(job, records, _source_files(units, results), held, noticed)

@@ -1,4 +1,5 @@
-"""What lay at a target when the work on it began: two listings, instead of a request for every shard and every unit record.
+"""What lay at a target when the work on it began: two listings and the packs of unit records, instead of a request for every shard
+and every unit record.
 
 A listed file stays, because `gc` and `repair` delete only under the lease, which this run holds. Files that the run itself
 writes are not listed, so a shard that two units share is written twice, with the same bytes. Forked workers share the
@@ -9,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mdsmix.convert.job import Job
-from mdsmix.convert.ledger import FOLDER
+from mdsmix.convert.ledger import FOLDER, RECORD
+from mdsmix.convert.packs import Packed, read_packs
 from mdsmix.shards.index import StoredFile
 from mdsmix.storage import Location, together
 
@@ -22,10 +24,18 @@ class Stored:
     """Names of unit records, and names and sizes of shards: a file of another size is not the shard."""
 
     kept: frozenset[str] = frozenset()
-    "Unit records and their bad records."
+    "Files of units: their records, fingerprints and bad records."
+    packed: Packed = field(default_factory=Packed)
+    "Records and fingerprints that are no files of their own."
     shards: frozenset[tuple[str, int]] = frozenset()
     "In the target."
     versions: frozenset[tuple[str, int]] = frozenset()
+
+    @property
+    def records(self) -> Iterator[str]:
+        """The keys of all unit records."""
+        yield from self.packed.records
+        yield from filter(RECORD.fullmatch, self.kept)
 
     def has(self, file: StoredFile) -> bool:
         shard = file.basename, file.bytes
@@ -41,19 +51,21 @@ def stored_at(job: Job) -> Stored | None:
 
 
 @contextmanager
-def listing(job: Job) -> Iterator[None]:
+def listing(job: Job) -> Iterator[Stored]:
     """Inside of the block `stored_at` answers. Nothing is listed of a target that was just seen to be empty."""
-    _listed[job.target] = Stored() if job.is_new else _list(job)
+    _listed[job.target] = Stored() if job.is_new else list_stored(job)
     try:
-        yield
+        yield _listed[job.target]
     finally:
         del _listed[job.target]
 
 
-def _list(job: Job) -> Stored:
+def list_stored(job: Job) -> Stored:
     target, *versions = job.shard_folders
     kept, shards, *others = together(_sizes, [target / FOLDER, target, *versions])
-    return Stored(frozenset(name for name, _ in kept), shards, frozenset().union(*others))
+    names = frozenset(name for name, _ in kept)
+    packed = read_packs(target, names, alone=names)
+    return Stored(names, packed, shards, frozenset().union(*others))
 
 
 def _sizes(folder: Location) -> frozenset[tuple[str, int]]:

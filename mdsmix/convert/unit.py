@@ -21,6 +21,7 @@ from mdsmix.convert.images import cut_by_images, folders_of, keep_stamps, whole_
 from mdsmix.convert.job import Job
 from mdsmix.convert.keys import Dropped, lines_key, window_key
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
+from mdsmix.convert.packs import packed_record
 from mdsmix.convert.processor_folder import fetch_processor
 from mdsmix.convert.quarantine import (
     PackedRecords,
@@ -31,7 +32,7 @@ from mdsmix.convert.quarantine import (
     kept_name,
 )
 from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.convert.stored import stored_at
+from mdsmix.convert.stored import Stored, stored_at
 from mdsmix.convert.tokenizer_folder import at_hand
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.base import Encoded
@@ -55,7 +56,7 @@ from mdsmix.sources import (
     read,
     shown_unit,
 )
-from mdsmix.storage import CHANGED
+from mdsmix.storage import CHANGED, Location
 
 if TYPE_CHECKING:
     from mdsmix.images.pictures import Pictures
@@ -154,9 +155,7 @@ class UnitTask:
 def find_record(job: Job, window: Window, dropped: bytes = b"") -> UnitRecord | None:
     """The record of a finished window, None where the window is to be done (again): it never was, or its shards are gone."""
     stored, key = stored_at(job), window_key(job, window, dropped)
-    if stored and key not in stored.kept:
-        return None
-    record = read_record(job.folder, key)
+    record = _record(job.folder, key, stored)
     if record is None or not job.trusts(record.backend):
         return None
     if record.records.bad and not _is_kept(job, bad_name(key, window)):
@@ -164,6 +163,12 @@ def find_record(job: Job, window: Window, dropped: bytes = b"") -> UnitRecord | 
     files = [shard.stored for shard in record.shards]
     files += [side.stored for side in record.side_files]
     return record if all(_is_there(job, file) for file in files) else None
+
+
+def _record(folder: Location, key: str, stored: Stored | None) -> UnitRecord | None:
+    if stored and key not in stored.kept:
+        return stored.packed.record(key)
+    return read_record(folder, key) or packed_record(folder, key)
 
 
 def recorded(job: Job, content: Content, dropped: Dropped) -> UnitResult | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, TypeAlias
 
@@ -137,6 +137,11 @@ class Location(ABC):
     @abstractmethod
     def delete(self) -> None:
         """Remove the file, or the folder where it is empty; a missing one is fine."""
+
+    def delete_all(self, names: Sequence[str]) -> None:
+        """Remove these files directly inside; missing ones are fine."""
+        for name in names:
+            (self / name).delete()
 
     @abstractmethod
     def list(self, recursive: bool = False) -> Iterator[tuple[str, Stat]]:

@@ -115,6 +115,21 @@ def test_a_list_goes_on_over_pages(root: Location, monkeypatch: pytest.MonkeyPat
     assert [name for name, _ in root.list()] == list("01234")
 
 
+@pytest.mark.parametrize("fault", ["", "501 NotImplemented"])
+def test_many_objects_go_in_one_request_or_one_by_one(
+    root: Location, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(s3, "_DELETED_AT_ONCE", 3)
+    for name in "abcde":
+        (root / name).write(b"1")
+    proxy.rules = [Rule(fault, "POST", times=99)] if fault else []
+    with counted(proxy) as found:
+        root.delete_all("abd")
+        root.delete_all(())
+    assert found.by_operation == ({"POST": 1, "DELETE": 3} if fault else {"POST": 1})
+    assert [name for name, _ in root.list()] == ["c", "e"]
+
+
 def test_a_large_object_is_one_request_and_is_copied_inside_the_store(
     root: Location, tmp_path: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

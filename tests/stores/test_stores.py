@@ -83,6 +83,8 @@ def test_objects_of_any_name_are_written_listed_read_and_deleted(root: Location)
         assert place.fetch() is None
         with pytest.raises(Unreachable, match="there is no such object"):
             place.read()
+        place.write(b"again")
+    folder.delete_all([*ODD, "not there"])
     assert list(folder.list()) == []
 
 

@@ -1,0 +1,245 @@
+"""What is packed is found again as it was, whatever the moment at which a run ends; and no published byte tells of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.convert import compaction, gc
+from mdsmix.convert.ledger import FOLDER, RECORD
+from mdsmix.convert.packs import FINGERPRINTS, NAME, drop_records, packed_record, read_packs
+from mdsmix.shards.verify import verify
+from mdsmix.storage import locate
+from mdsmix.storage.local import LocalPath
+from tests.converting import (
+    documents,
+    files,
+    manifest_of,
+    run_recipe,
+    windows,
+    write_jsonl,
+    write_recipe,
+)
+
+TEXTS = [{"text": f"Document {n:02} is about the number {n:02}. " * 3} for n in range(21)]
+LATER = [*TEXTS, {"text": "One more, which two others equal."}]
+PACKS = re.compile(f"{NAME.pattern}|{FINGERPRINTS.pattern}")
+DELETED = re.compile(rf"{PACKS.pattern}|{RECORD.pattern}(\.hashes)?")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Seven units; two of them are packed together, and their fingerprints in files of a few."""
+    windows(monkeypatch, 400)
+    pack(monkeypatch, 3)
+    write_jsonl(tmp_path / "a.jsonl", TEXTS)
+    return write_recipe(
+        tmp_path, tokenizer_folder, streams={"web": documents(tmp_path / "a.jsonl")}
+    )
+
+
+def pack(patch: pytest.MonkeyPatch, fewest: int) -> None:
+    patch.setattr(compaction, "FEWEST", fewest)
+    patch.setattr(compaction, "A_PACK", 2)
+    patch.setattr(compaction, "PIECE_BYTES", 150)
+
+
+def split(recipe: Path) -> Path:
+    return recipe.parent / "out/web/train"
+
+
+def ledger(recipe: Path) -> list[str]:
+    return os.listdir(split(recipe) / FOLDER)
+
+
+def published(recipe: Path) -> dict[str, bytes]:
+    return {
+        name: held for name, held in files(split(recipe)).items() if not name.startswith(FOLDER)
+    }
+
+
+def unpacked(recipe: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> dict[str, bytes]:
+    """What is published of the same source where nothing is packed."""
+    with monkeypatch.context() as patch:
+        pack(patch, 1000)
+        run_recipe(recipe, f"local={recipe.parent / 'alone'}", *overrides)
+    found = files(recipe.parent / "alone/web/train")
+    return {name: held for name, held in found.items() if not name.startswith(FOLDER)}
+
+
+def forget(monkeypatch: pytest.MonkeyPatch, recipe: Path, name: str) -> None:
+    """What this machine remembers of the sources: the next run is on another."""
+    monkeypatch.setenv("MDSMIX_CACHE", str(recipe.parent / name))
+
+
+@pytest.mark.parametrize(
+    "override", ["publish=replace", "publish=versioned", "streams.web.duplicates=drop"]
+)
+def test_units_are_packed_when_they_are_published_and_known_again(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, override: str
+) -> None:
+    ((units, reused),) = [(o.units, o.reused) for o in run_recipe(recipe, override)]
+    assert (units, reused) == (7, 0)
+    assert not list(filter(RECORD.fullmatch, ledger(recipe)))
+    assert not [name for name in ledger(recipe) if name.endswith(".hashes")]
+    assert len(list(filter(NAME.fullmatch, ledger(recipe)))) == 4
+    assert len(list(filter(FINGERPRINTS.fullmatch, ledger(recipe)))) > 1
+    assert run_recipe(recipe, override)[0].state == "up to date"
+
+    write_jsonl(recipe.parent / "a.jsonl", [*LATER, LATER[-1], TEXTS[0]])
+    for machine in ("", "another"):
+        if machine:
+            forget(monkeypatch, recipe, machine)
+        outcome = run_recipe(recipe, override)[0]
+        assert outcome.reused == (outcome.units if machine else 6)
+    assert manifest_of(split(recipe)).records.duplicates == (0 if "drop" in override else 2)
+    assert unpacked(recipe, monkeypatch, override).items() <= published(recipe).items()
+
+
+def test_few_units_are_not_packed_and_as_many_as_it_takes_are(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(monkeypatch, 8)
+    run_recipe(recipe)
+    assert not list(filter(NAME.fullmatch, ledger(recipe)))
+    pack(monkeypatch, 7)
+    write_jsonl(recipe.parent / "a.jsonl", LATER)
+    assert run_recipe(recipe)[0].reused == 6
+    # One unit was edited: its old record stays alone, as any that no stream names.
+    assert len(list(filter(RECORD.fullmatch, ledger(recipe)))) == 1
+    assert len(read_packs(locate(split(recipe)), ledger(recipe)).records) == 7
+
+
+def test_wherever_the_compaction_ends_nothing_is_lost_and_nothing_done_again(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second publication packs what the first left, and takes from a pack a unit that was done again since."""
+    folder = locate(split(recipe))
+    write_jsonl(recipe.parent / "a.jsonl", TEXTS[:12])
+    run_recipe(recipe)
+    again = next(iter(read_packs(folder, ledger(recipe)).records))
+    shards = packed_record(folder, again).shards
+    (folder / shards[0].stored.basename).delete()
+    write_jsonl(recipe.parent / "a.jsonl", LATER)
+    old = published(recipe)["index.json"]
+    before = shutil.copytree(recipe.parent / "out", recipe.parent / "before")
+
+    whole, number = unpacked(recipe, monkeypatch), 0
+    while True:
+        shutil.rmtree(recipe.parent / "out")
+        shutil.copytree(before, recipe.parent / "out")
+        with monkeypatch.context() as patch:
+            ended = killed_at(patch, number)
+            try:
+                run_recipe(recipe)
+            except KeyboardInterrupt:
+                assert ended()
+        assert published(recipe)["index.json"] in (old, whole["index.json"])
+        again = run_recipe(recipe)[0]
+        assert not again.done, "what was done before the end is not done again"
+        assert whole.items() <= published(recipe).items()
+        write_jsonl(recipe.parent / "a.jsonl", [*LATER, {"text": "And the last one."}])
+        ((units, reused),) = [(o.units, o.reused) for o in run_recipe(recipe)]
+        assert (units, reused) in ((8, 7), (7, 6)), number
+        assert manifest_of(split(recipe)).records.unhashed == 0
+        assert verify(folder, quick=False, begin=print, on_progress=print).faults == ()
+        write_jsonl(recipe.parent / "a.jsonl", LATER)
+        if not ended():
+            break
+        number += 1
+    assert number > 8
+
+
+def killed_at(patch: pytest.MonkeyPatch, number: int) -> Callable[[], bool]:
+    """The compaction ends before its write or deletion of this number; tells whether there was one."""
+    counts = {"left": number}
+
+    def counting(change: Callable[..., Any], names: re.Pattern[str]) -> Callable[..., Any]:
+        def one(self: LocalPath, *args: Any) -> Any:
+            if self.parent.name == FOLDER and names.fullmatch(self.name):
+                counts["left"] -= 1
+                if counts["left"] < 0:
+                    raise KeyboardInterrupt
+            return change(self, *args)
+
+        return one
+
+    patch.setattr(LocalPath, "write", counting(LocalPath.write, PACKS))
+    patch.setattr(LocalPath, "delete", counting(LocalPath.delete, DELETED))
+    return lambda: counts["left"] < 0
+
+
+def test_a_damaged_pack_counts_as_none(recipe: Path) -> None:
+    run_recipe(recipe)
+    (name, *_) = filter(NAME.fullmatch, ledger(recipe))
+    at = split(recipe) / FOLDER / name
+    at.write_bytes(at.read_bytes()[:-1] + b"!")
+    (split(recipe) / "index.json").unlink()
+    whole = run_recipe(recipe)[0]
+    assert whole.done in (1, 2)
+    assert manifest_of(split(recipe)).records.unhashed == 0
+
+
+def test_one_that_knows_of_no_listing_finds_a_packed_unit_and_one_that_was_dropped_is_none(
+    recipe: Path,
+) -> None:
+    run_recipe(recipe)
+    folder = locate(split(recipe))
+    keys = [part.key for part in manifest_of(split(recipe)).parts][:7]
+    found = [packed_record(folder, key) for key in keys]
+    assert [record.key for record in found if record] == keys
+    drop_records(folder, {keys[2]})
+    left = read_packs(folder, ledger(recipe))
+    assert left.records.keys() == {*keys} - {keys[2]}
+    assert len(left.fingerprints) == 7, "they may be those of another unit too"
+    assert packed_record(folder, keys[2]) is None
+    assert packed_record(folder, keys[3]) == found[3]
+
+
+def test_what_is_packed_goes_when_nothing_names_it(recipe: Path) -> None:
+    run_recipe(recipe)
+    old = {part.key for part in manifest_of(split(recipe)).parts}
+    write_jsonl(recipe.parent / "a.jsonl", [{"text": TEXTS[0]["text"].upper()}, *TEXTS[1:]])
+    run_recipe(recipe)
+    current, folder = {part.key for part in manifest_of(split(recipe)).parts}, locate(split(recipe))
+    age(split(recipe), 6)
+    assert gc.find_garbage(folder, gc.KEEP_SECONDS) == []
+    age(split(recipe), 8)
+    found = gc.find_garbage(folder, gc.KEEP_SECONDS)
+    assert {item.kind for item in found} == {"packed records", "shard", "old index"}
+    (shrunk,) = (item for item in found if item.kind == "packed records")
+    assert shrunk.name.endswith(".units.zst: 1 of 2")
+    before = read_packs(folder, ledger(recipe))
+    gc.delete_garbage(folder, gc.KEEP_SECONDS, print)
+    left = read_packs(folder, ledger(recipe))
+    assert before.records.keys() - left.records.keys() == old - current - {last(old, before)}
+    assert gc.find_garbage(folder, 0) == []
+    assert run_recipe(recipe)[0].state == "up to date"
+
+    for name, _ in list((folder / FOLDER).list()):  # nothing is published: all of it may go
+        if RECORD.fullmatch(name):
+            (folder / FOLDER / name).delete()
+    for name in ("mdsmix.manifest", "index.json"):
+        (folder / name).delete()
+    age(split(recipe), 8)
+    gc.delete_garbage(folder, gc.KEEP_SECONDS, print)
+    assert not [n for n in ledger(recipe) if PACKS.fullmatch(n)]
+
+
+def last(keys: set[str], packed: Any) -> str:
+    """The part of what was left over, which has no record."""
+    (key,) = (key for key in keys if key not in packed.records)
+    return key
+
+
+def age(folder: Path, days: float) -> None:
+    then = time.time() - days * 86_400
+    for name in files(folder):
+        os.utime(folder / name, (then, then))
