@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from mdsmix.encode import processor
+from mdsmix.encode.look_at_processor import Seeing
+
+if TYPE_CHECKING:  # LLM-Foundry's environment has none
+    import pytest
 
 FAMILIES = ("qwen", "llava_next", "idefics")
 TOKENS = (
@@ -47,6 +53,16 @@ def processor_of(family: str, tokenizer: Path, template: str = "") -> Any:
         size={"longest_edge": 112}, max_image_size={"longest_edge": 56}
     )
     return t.Idefics3Processor(image_processor=pixels, image_seq_len=4, **given)
+
+
+def look_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What conversion asks of a process of its own, which takes 15 s to start, is asked of this one."""
+    monkeypatch.setattr(processor, "_ask", lambda name: Seeing(name).card())
+    monkeypatch.setattr(
+        processor.Counter,
+        "_asked",
+        lambda self, sizes: Seeing(str(processor.snapshot_of(self.digest))).counts(sizes),
+    )
 
 
 def tiny_model(vocabulary: int, seeing: Any) -> Any:

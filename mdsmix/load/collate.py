@@ -78,9 +78,14 @@ class Collate:
             batch[key] = torch.from_numpy(self._padded(said, width, 0))
         batch = self._trimmed(batch)
         if vision.with_dummy and not pixels:
-            piece, pixels = vision.dummy()
-            batch = self._with_dummy(batch, piece)
+            return self.with_dummy_image(batch)
         return batch | pixels
+
+    def with_dummy_image(self, batch: Batch) -> Batch:
+        """The batch with an image that nobody looks at."""
+        assert self.vision is not None, "of a loader with a processor"
+        piece, pixels = self.vision.dummy()
+        return self._with_dummy(batch, piece) | pixels
 
     def _with_dummy(self, batch: Batch, piece: Mapping[str, Tokens]) -> Batch:
         """The batch with the tokens of an image in the padding of its shortest row, where nothing attends to them and none is trained;

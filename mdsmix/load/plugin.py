@@ -13,6 +13,7 @@ from typing import Any
 from mdsmix.errors import RecipeError
 from mdsmix.load.config import settings_of
 from mdsmix.load.loader import open_loader
+from mdsmix.load.microbatches import prepare, rows_of
 from mdsmix.load.training_rows import TokenIds
 from mdsmix.training.keys import OWN
 from mdsmix.training.sections import LoaderSection
@@ -36,7 +37,11 @@ def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) 
     loader = open_loader(settings_of(own), device_batch_size, _ids(tokenizer))
     # By name: LLM-Foundry is no dependency of mdsmix.
     registry = import_module("llmfoundry").registry
-    return registry.data_specs.get("data_spec")(dl=loader, dataset_cfg=dict(own.dataset))
+    spec = registry.data_specs.get("data_spec")(dl=loader, dataset_cfg=dict(own.dataset))
+    if loader.collate_fn.vision:
+        spec.split_batch = prepare(loader.collate_fn)
+        spec.get_num_samples_in_batch = rows_of
+    return spec
 
 
 def _ids(tokenizer: Any) -> TokenIds:

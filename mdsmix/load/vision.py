@@ -7,17 +7,21 @@ makes of each placeholder take its place. Nothing of a family of models is known
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+from torch.nn.functional import pad
 
 from mdsmix.encode.look_at_processor import Seeing
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.training_rows import IGNORED, Pictures, Row, RowRules, cut_to
 
 Pixels = dict[str, Any]
+ROWS = "pixel_rows"
+"Key of a batch that will be cut: tensor of pixels -> how many of its entries each row has."
 DUMMY = (56, 56)
 "Height and width of the image of a batch without one."
 _open: dict[str, Seeing] = {}
@@ -45,7 +49,10 @@ class Vision:
     name: str
     with_dummy: bool = False
     "A batch without an image gets a masked one, so that no rank leaves out what the others wait for."
+    is_split: bool = False
+    "Batches are cut into microbatches: each row is put through the processor by itself, and ROWS says what of the pixels is whose."
     _planned: dict[tuple[int, int], int] = field(default_factory=dict)
+    _is_compared: bool = False
 
     @property
     def seeing(self) -> Seeing:
@@ -57,7 +64,10 @@ class Vision:
         if not shown:
             return found, {}
         images = [[_decoded(p, i) for i in range(len(p.images))] for _, p in shown]
-        made, pixels = self._seen(images, shown[0][1].where)
+        see = self._seen_by_row if self.is_split else self._seen
+        made, pixels = see(images, shown[0][1].where)
+        if self.is_split:
+            pixels[ROWS] = _of_all(pixels[ROWS], [n for n, _ in shown], len(rows))
         for (number, pictures), of, pieces in zip(shown, images, made, strict=True):
             self._compare(pictures.where, of, pieces)
             found[number] = _expanded(rows[number], pictures, pieces, rules)
@@ -79,6 +89,22 @@ class Vision:
                 f"{where}: the processor {self.name} refuses a batch with its images ({why}); convert the stream for this processor."
             ) from error
 
+    def _seen_by_row(self, images: Sequence[Sequence[Any]], where: str) -> Any:
+        """The same as `_seen`, and under ROWS how many entries of each tensor are of each row. MixRefused where rows by themselves
+        become other pixels than together, which is looked at once a process."""
+        each = [self._seen([of], where) for of in images]
+        made, apart = [rows[0] for rows, _ in each], [pixels for _, pixels in each]
+        joint = _joint(apart)
+        if not self._is_compared and len(images) > 1:
+            if not _same(joint, self._seen(images, where)[1]):
+                raise MixRefused(
+                    f"{where}: the processor {self.name} makes other pixels of a batch than of its rows, so that its batches cannot be cut "
+                    "into microbatches: read the stream by mdsmix.load in a training loop of your own."
+                )
+            self._is_compared = True
+        joint[ROWS] = {key: [len(pixels[key]) for pixels in apart] for key in joint}
+        return made, joint
+
     def _compare(self, where: str, images: Sequence[Any], pieces: Sequence[dict[str, Any]]) -> None:
         """MixRefused where an image became other than what its size was planned for."""
         if not self.seeing.has_function:
@@ -92,6 +118,38 @@ class Vision:
                     f"{where}: an image of {size[1]} x {size[0]} became {len(piece['input_ids'])} tokens, and the processor's own count "
                     f"is {self._planned[size]}; name the processor that the stream was converted for."
                 )
+
+
+def _joint(apart: Sequence[Pixels]) -> Pixels:
+    """Pixels of rows -> of their batch."""
+    keys = [key for key, value in apart[0].items() if isinstance(value, torch.Tensor)]
+    return {key: _stacked([pixels[key] for pixels in apart]) for key in keys}
+
+
+def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """End to end, each filled with zeros to the largest in its other dimensions, as processors fill a batch."""
+    sizes = torch.tensor([tensor.shape[1:] for tensor in tensors])
+    missing = sizes.amax(0) - sizes
+    # torch names the last dimension first, each by what stands before and behind.
+    each = zip(tensors, missing.tolist(), strict=True)
+    return torch.cat(
+        [pad(tensor, [n for more in of[::-1] for n in (0, more)]) for tensor, of in each]
+    )
+
+
+def _same(one: Pixels, other: Pixels) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def _of_all(
+    counts: Mapping[str, Sequence[int]], shown: Sequence[int], rows: int
+) -> dict[str, list[int]]:
+    """Counts of the rows with images -> of all rows of the batch."""
+    found = {key: [0] * rows for key in counts}
+    for key, of in counts.items():
+        for number, count in zip(shown, of, strict=True):
+            found[key][number] = count
+    return found
 
 
 def _decoded(pictures: Pictures, number: int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from mdsmix.encode.look_at_processor import Seeing
 from mdsmix.encode.processor import Counter, open_processor
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
+from mdsmix.load.microbatches import prepare, rows_of
 from mdsmix.load.vision import opened
 from mdsmix.mix.render import render
 from mdsmix.storage import locate
 from tests.converting import manifest_of, mdsmix, run_recipe, write_jsonl, write_recipe
 from tests.pictures import drawing, record, seeing_tokenizer, stream, write_drawings
-from tests.processors import FAMILIES, IMAGE_TOKEN, TOKENS, processor_of, tiny_model
+from tests.processors import FAMILIES, IMAGE_TOKEN, TOKENS, look_here, processor_of, tiny_model
 from tests.with_torch.test_load_ranks import started
 
 LENGTH = 160
@@ -33,13 +35,7 @@ asked = processor._ask, Counter._asked
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What conversion asks of a process of its own, which takes 15 s to start: one test does."""
-    monkeypatch.setattr(processor, "_ask", lambda name: opened(name).card())
-    monkeypatch.setattr(
-        Counter,
-        "_asked",
-        lambda self, sizes: opened(str(processor.snapshot_of(self.digest))).counts(sizes),
-    )
+    look_here(monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -110,7 +106,9 @@ def test_a_batch_is_what_the_processor_makes_of_texts_and_images(
             wanted["input_ids"][n][mask],
         )
     for key in wanted.keys() - {"input_ids", "attention_mask", "token_type_ids"}:
-        assert torch.equal(batch[key], wanted[key]), key
+        is_of_tokens = wanted[key].shape == wanted["input_ids"].shape
+        shown = batch[key][[0, 2], : wanted[key].shape[1]] if is_of_tokens else batch[key]
+        assert torch.equal(shown, wanted[key]), key
     assert batch.keys() & {"token_type_ids"} == set()
     assert (batch["labels"][batch["input_ids"] == seeing.token_id] == -100).all()
     trained = batch["labels"] != -100
@@ -258,6 +256,57 @@ def test_records_that_do_not_fit_with_their_images_are_filtered_and_the_loader_c
         MixRefused, match=r"Stream see, shard .*, row 1: its images end at token .* of at most 64"
     ):
         list(build_loader(rendered(recipe), 3))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_microbatches_hold_the_pixels_of_their_own_rows(
+    tmp_path: Path, processors: dict[str, tuple[Path, Path]], family: str
+) -> None:
+    """Each is what the loader makes of those rows alone, but for zeros up to the largest image of the whole batch."""
+    small = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 3, (70, 40))]
+    large = [f"big/{path.name}" for path in write_drawings(tmp_path / "big", 1, (60, 120))]
+    records = [record(small[0]), record(), record(small[1], small[2]), record(*large)]
+    recipe = written(tmp_path, processors[family], records, dataset={"dummy_image": True})
+    run_recipe(recipe)
+    loader = build_loader(rendered(recipe), 4)
+    rows, alone = (
+        list(loader.dataset),
+        replace(loader.collate_fn, vision=replace(loader.collate_fn.vision)),
+    )
+    split = prepare(loader.collate_fn)
+    batch = loader.collate_fn(rows)
+    for size in (1, 2, 3, 4):
+        parts = split(batch, size)
+        assert [rows_of(part) for part in parts] == [
+            len(rows[n : n + size]) for n in range(0, 4, size)
+        ]
+        for number, part in enumerate(parts):
+            wanted = alone(rows[number * size : (number + 1) * size])
+            assert part.keys() == wanted.keys()
+            for key, tensor in wanted.items():
+                own = tuple(map(slice, tensor.shape))
+                assert torch.equal(part[key][own], tensor), (size, number, key)
+                assert part[key].abs().sum() == tensor.abs().sum()
+    with pytest.raises(RecipeError, match="a whole number of rows"):
+        split(batch, 0.5)
+
+
+def test_pixels_that_depend_on_the_whole_batch_are_never_cut(
+    tmp_path: Path, processors: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 2, (70, 40))]
+    recipe = written(tmp_path, processors["qwen"], [record(name) for name in names])
+    run_recipe(recipe)
+    loader, see = build_loader(rendered(recipe), 2), Seeing.see
+
+    def scaled(self: Seeing, images: Any, token: str | None = None) -> Any:
+        rows, pixels = see(self, images, token)
+        return rows, pixels | {"pixel_values": pixels["pixel_values"] * len(images)}
+
+    monkeypatch.setattr(Seeing, "see", scaled)
+    prepare(loader.collate_fn)
+    with pytest.raises(MixRefused, match="other pixels of a batch than of its rows"):
+        loader.collate_fn(list(loader.dataset))
 
 
 def test_an_image_is_turned_as_its_exif_asks(
