@@ -6,6 +6,7 @@ import builtins
 import io
 import struct
 import zlib
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from PIL import Image
 
 from mdsmix.errors import RecipeError
 from mdsmix.images import check
-from mdsmix.images.check import Rules, look, require_pillow
+from mdsmix.images.check import Rules, decode, look, opened, require_pillow
+from tests.jpegs import differing, judged, kinds
 from tests.pictures import drawing
 
 FULL, HEADER = Rules(), Rules(decode="header")
@@ -142,6 +144,36 @@ def test_a_large_jpeg_is_decoded_smaller_and_a_large_png_alone(
     assert look(bytes(png), FULL).reason == ""
     png[len(png) // 2] ^= 0xFF
     assert look(bytes(png), FULL).reason == "image_damaged"
+
+
+def test_a_jpeg_is_decoded_into_a_sixty_fourth_of_its_pixels() -> None:
+    """So it takes half of the time, and 3 bytes where it took 256."""
+    data = saved(noise(), "JPEG")
+    with opened(data) as image:
+        decode(image, data)
+        assert (image.size, image.mode) == ((8, 6), "L")
+
+
+@pytest.mark.parametrize("name", sorted(kinds()))
+def test_every_kind_of_jpeg_is_good(name: str) -> None:
+    """Arithmetic coding, CMYK, several scans, restart marks, MPO, what follows the end, of one pixel or more."""
+    ours, whole = judged(kinds()[name])
+    assert ours == whole
+    assert ours.reason == ""
+
+
+def test_a_damaged_jpeg_is_judged_as_a_decode_into_all_pixels_judges_it() -> None:
+    found = Counter[str]()
+    assert list(differing(1500, 1, found)) == []
+    assert min(found[what] for what in ("good", "image_damaged", "image_truncated")) > 100
+
+
+def test_who_says_no_to_a_jpeg_is_a_decode_into_all_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "_is_whole", lambda _: False)
+    data = saved(noise(), "JPEG")
+    assert look(data, FULL).reason == ""
+    assert look(data[: len(data) // 2] + b"\xff\xd9", FULL).reason == ""
+    assert look(data[:-2], FULL).reason == "image_truncated"
 
 
 def test_without_pillow_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
