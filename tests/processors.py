@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.encode import processor
-from mdsmix.encode.look_at_processor import Seeing
+from mdsmix.load.vision import opened
 
 if TYPE_CHECKING:  # LLM-Foundry's environment has none
     import pytest
@@ -57,11 +57,11 @@ def processor_of(family: str, tokenizer: Path, template: str = "") -> Any:
 
 def look_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """What conversion asks of a process of its own, which takes 15 s to start, is asked of this one."""
-    monkeypatch.setattr(processor, "_ask", lambda name: Seeing(name).card())
+    monkeypatch.setattr(processor, "_ask", lambda name: opened(name).card())
     monkeypatch.setattr(
         processor.Counter,
         "_asked",
-        lambda self, sizes: Seeing(str(processor.snapshot_of(self.digest))).counts(sizes),
+        lambda self, sizes: opened(str(processor.snapshot_of(self.digest))).counts(sizes),
     )
 
 
