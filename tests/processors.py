@@ -61,7 +61,7 @@ def look_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         processor.Counter,
         "_asked",
-        lambda self, sizes: opened(str(processor.snapshot_of(self.digest))).counts(sizes),
+        lambda self, sizes: opened(str(processor.snapshot_of(self.digest))).counts_or_why(sizes),
     )
 
 

@@ -1,7 +1,7 @@
 """A processor of transformers, asked which tokens an image becomes. Imports transformers and torch: a process of its own, and loaders.
 
 As `python -m mdsmix.encode.look_at_processor take` it reads a name and prints a card; with `count` it reads lines of sizes and answers
-each with a line of counts.
+each with a line of counts, or of why there is none.
 """
 
 from __future__ import annotations
@@ -84,6 +84,15 @@ class Seeing:
     def counts(self, sizes: Sequence[Sequence[int]]) -> list[int]:
         """Tokens of an image of each height and width."""
         return self._told(sizes) if self.has_function else [self.learned(s) for s in sizes]
+
+    def counts_or_why(self, sizes: Sequence[Sequence[int]]) -> list[int | str]:
+        """The same, with what the processor says of a size that it refuses: Qwen2.5-VL one of 200 times as wide as high."""
+        try:
+            return list(self.counts(sizes))
+        except Exception as error:
+            if len(sizes) == 1:
+                return [" ".join(f"{type(self.processor).__name__} refuses it: {error}".split())]
+            return [self.counts_or_why([size])[0] for size in sizes]
 
     def _told(self, sizes: Sequence[Sequence[int]]) -> list[int]:
         found = self.processor._get_num_multimodal_tokens(image_sizes=[list(s) for s in sizes])
@@ -181,7 +190,7 @@ def _answer(asked: str, state: dict[str, Seeing]) -> Any:
         if isinstance(given, str):
             state["open"] = Seeing(given)
             return given
-        return state["open"].counts(given)
+        return state["open"].counts_or_why(given)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
 

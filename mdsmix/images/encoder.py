@@ -10,7 +10,7 @@ import numpy as np
 from mdsmix.encode.base import Encoded, Rejected
 from mdsmix.encode.finetuning import Chat
 from mdsmix.encode.processor import Counter
-from mdsmix.images.pictures import Image, Pictures
+from mdsmix.images.pictures import Failed, Image, Pictures, judged
 from mdsmix.record import Conversation
 from mdsmix.storage import Location
 
@@ -29,10 +29,10 @@ class Pictured:
     ) -> Encoded:
         """Column `turns`, and `images` of each row, which `ImageRows` lays out."""
         read = self.pictures.read(conversations, folders)
+        if self.counter:
+            read = _counted(self.counter, conversations, read)
         rejected = [each for each in read if isinstance(each, Rejected)]
         good = [i for i, each in enumerate(read) if not isinstance(each, Rejected)]
-        if self.counter:
-            _count(self.counter, [image for at in good for image in _of(read[at])])
         spans = [[image.tokens for image in _of(read[i])] for i in good] if self.counter else None
         encoded = self.chat.encode([conversations[i] for i in good], spans)
         out = {each.position for each in encoded.rejected}
@@ -48,11 +48,24 @@ class Pictured:
         return replace(encoded, rejected=rejected, images=images)
 
 
-def _count(counter: Counter, images: Sequence[Image]) -> None:
-    """Says of each image what the processor makes of it."""
-    found = counter.of((image.height, image.width) for image in images)
-    for image in images:
-        image.tokens = found[image.height, image.width]
+def _counted(
+    counter: Counter, conversations: Sequence[Conversation], read: Sequence[list[Image] | Rejected]
+) -> list[list[Image] | Rejected]:
+    """Says of each image what the processor makes of it; a conversation with one that it refuses is bad."""
+    found = counter.of((image.height, image.width) for each in read for image in _of(each))
+    return [
+        each
+        if isinstance(each, Rejected)
+        else judged(at, said, [_told(image, found[image.height, image.width]) for image in each])
+        for at, (said, each) in enumerate(zip(conversations, read, strict=True))
+    ]
+
+
+def _told(image: Image, by: int | str) -> Image | Failed:
+    if isinstance(by, str):
+        return Failed("image_refused", by, image.digest)
+    image.tokens = by
+    return image
 
 
 def _of(each: list[Image] | Rejected) -> Sequence[Image]:

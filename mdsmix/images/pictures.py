@@ -161,7 +161,7 @@ class Pictures:
             images = [found[each] for each in wanted[position]]
             for image in images:
                 self.seen.add(image)
-            results.append(_judged(position, conversation, images))
+            results.append(judged(position, conversation, images))
         return results
 
     def _wanted(
@@ -209,10 +209,10 @@ class Pictures:
             yield from ((at, read, self._look(read, at)) for at, read in reads)
             return
 
-        def judged(each: tuple[At, Read]) -> tuple[At, Read, Image | Failed]:
+        def look_at(each: tuple[At, Read]) -> tuple[At, Read, Image | Failed]:
             return *each, self._look(each[1], each[0])
 
-        yield from ahead(DECODERS, lambda: 2 * DECODERS, judged, reads)
+        yield from ahead(DECODERS, lambda: 2 * DECODERS, look_at, reads)
 
     def _look(self, read: Read, at: At | None) -> Image | Failed:
         if read.reason:
@@ -258,9 +258,10 @@ def _find(path: str, base: Location | None) -> At:
         raise _Unplaced(path, bad.why) from None
 
 
-def _judged(
+def judged(
     position: int, conversation: Conversation, images: Sequence[Image | Failed]
 ) -> list[Image] | Rejected:
+    """The images of a conversation, or why the first bad one, or all together, make it bad."""
     good = [image for image in images if isinstance(image, Image)]
     if len(good) == len(images):
         size = sum(image.size for image in good)

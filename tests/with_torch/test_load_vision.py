@@ -23,7 +23,7 @@ from mdsmix.load.microbatches import prepare, rows_of
 from mdsmix.load.vision import opened
 from mdsmix.mix.render import render
 from mdsmix.storage import locate
-from tests.converting import manifest_of, mdsmix, run_recipe, write_jsonl, write_recipe
+from tests.converting import manifest_of, mdsmix, quarantined, run_recipe, write_jsonl, write_recipe
 from tests.pictures import drawing, record, seeing_tokenizer, stream, write_drawings
 from tests.processors import FAMILIES, IMAGE_TOKEN, TOKENS, look_here, processor_of, tiny_model
 from tests.with_torch.test_load_ranks import started
@@ -205,6 +205,22 @@ def test_a_batch_without_an_image_gets_a_masked_one(
     assert with_image == pytest.approx(float(model(**alone).loss), abs=1e-5)
 
 
+def test_an_image_that_the_processor_refuses_costs_its_record_alone(
+    tmp_path: Path, processors: dict[str, tuple[Path, Path]]
+) -> None:
+    (tmp_path / "img").mkdir()
+    (tmp_path / "img/good.png").write_bytes(drawing("PNG"))
+    (tmp_path / "img/wide.png").write_bytes(drawing("PNG", (3000, 10)))
+    records = [record("img/good.png"), record("img/good.png", "img/wide.png"), record()]
+    recipe = written(tmp_path, processors["qwen"], records)
+    run_recipe(recipe)
+    manifest = manifest_of(tmp_path / "out/see/train")
+    assert (manifest.records.written, manifest.records.quarantined) == (2, {"image_refused": 1})
+    (bad,) = quarantined(tmp_path / "out/see/train")
+    assert bad["detail"]["image"] == "img/wide.png"
+    assert "Qwen2_5_VLProcessor refuses it: absolute aspect ratio" in bad["detail"]["why"]
+
+
 def test_no_token_of_an_image_is_trained_or_counted_as_trained_wherever_it_stands(
     tmp_path: Path, processors: dict[str, tuple[Path, Path]]
 ) -> None:
@@ -362,6 +378,7 @@ def test_another_process_counts_and_what_it_says_is_kept(
     counter = Counter(card.hash)
     told = dict(zip(SIZES, opened(folder).counts(SIZES), strict=True))
     assert counter.of(SIZES) == told
+    assert "absolute aspect ratio" in str(counter.of([(10, 3000)]))
     counter._process.kill()
     with pytest.raises(MdsmixError, match="has ended"):
         counter.of([(1000, 1000)])
