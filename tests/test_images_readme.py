@@ -13,7 +13,7 @@ FOLDER = Path(mdsmix.images.__file__).parent
 def test_the_readme_explains_every_reason_code() -> None:
     source = "\n".join(path.read_text("utf-8") for path in FOLDER.glob("*.py"))
     given = (
-        r"""(?:Bad\(|reason=|Rejected\(position, )"(\w+)"|"(image_\w+)" if|else "(image_\w+)\""""
+        r"""(?:Bad\(|Failed\(|reason=|Rejected\(position, )"(\w+)"|"(image_\w+)" if|else "(image_\w+)\""""
     )
     found = {code for match in re.findall(given, source) for code in match if code}
     section = (FOLDER / "README.md").read_text("utf-8").split("## Reason codes")[1]

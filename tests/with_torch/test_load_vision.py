@@ -221,6 +221,21 @@ def test_an_image_that_the_processor_refuses_costs_its_record_alone(
     assert "Qwen2_5_VLProcessor refuses it: absolute aspect ratio" in bad["detail"]["why"]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_narrow_image_is_counted_as_it_is_made_or_refused(
+    family: str, processors: dict[str, tuple[Path, Path]]
+) -> None:
+    """What the functions of LLaVA-NeXT and Idefics3 say of images 1 or 3 high is not what they then do."""
+    seeing = opened(str(processors[family][1]))
+    sizes = [(1, 1), (3, 7), (4, 799), (10, 3000), (40, 30)]
+    for size, told in zip(sizes, seeing.counts_or_why(sizes), strict=True):
+        if isinstance(told, int):
+            assert told == seeing.learned(size) == seeing.counts([size])[0]
+        else:
+            assert "refuses it: " in told
+            assert min(size) < 28
+
+
 def test_no_token_of_an_image_is_trained_or_counted_as_trained_wherever_it_stands(
     tmp_path: Path, processors: dict[str, tuple[Path, Path]]
 ) -> None:
