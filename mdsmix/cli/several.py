@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from mdsmix.cli.options import echo_json
 from mdsmix.errors import MdsmixError, RecipeError, all_of
-
-if TYPE_CHECKING:
-    from mdsmix.recipe import Recipe, StreamSpec
 
 Streams = Annotated[
     list[str],
@@ -67,19 +64,10 @@ def _streams(targets: Sequence[str], only_made: bool) -> tuple[list[str], bool]:
 
 def _of_recipe(path: str, overrides: Sequence[str], only_made: bool) -> list[str]:
     from mdsmix.kinds import open_recipe
+    from mdsmix.report.page.places import place_of
 
     recipe = open_recipe(path, overrides)
     specs = recipe.sourced if only_made else recipe.streams.values()
     if not specs:
         raise RecipeError(f"{path} makes no stream: none of its streams has a source.")
-    return [_place(recipe, spec) for spec in specs]
-
-
-def _place(recipe: Recipe, spec: StreamSpec) -> str:
-    """A stream that others made may lie flat, without a folder for its split."""
-    from mdsmix.shards.published import current
-    from mdsmix.storage import locate
-
-    at = recipe.published(spec)
-    is_flat = spec.source is None and not current(locate(at) / spec.split)
-    return at if is_flat else f"{at}/{spec.split}"
+    return [place_of(recipe, spec) for spec in specs]

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -123,19 +123,21 @@ def find_decoder(name: str | None, hash: str | None) -> Decoder | None:
     for card in (cache_folder() / "tokenizers").glob("*/card.json"):
         said = json.loads(card.read_bytes())
         if said["hash"] == hash:
-            return _decoder(str(card.with_name("tokenizer.json")), said["special_ids"])
+            return _decoder(str(card.with_name("tokenizer.json")), frozenset(said["special_ids"]))
     return None
 
 
 def decoder_of(tokenizer: Tokenizer) -> Decoder:
     """Of a tokenizer that was opened."""
-    return _decoder(tokenizer.path, tokenizer.special_ids)
+    return _decoder(tokenizer.path, frozenset(tokenizer.special_ids))
 
 
-def _decoder(path: str, control: Sequence[int]) -> Decoder:
+@lru_cache(maxsize=2)
+def _decoder(path: str, control: frozenset[int]) -> Decoder:
+    """Read once for many streams: a large tokenizer takes half a second. The file is of the cache, named by what is in it."""
     from tokenizers import Tokenizer as Model
 
-    return Decoder(Model.from_file(path), frozenset(control))
+    return Decoder(Model.from_file(path), control)
 
 
 def cache_folder() -> Path:

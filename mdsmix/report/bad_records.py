@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from mdsmix.convert.quarantine import QUARANTINE, read_quarantine
@@ -45,14 +46,17 @@ class BadRecords:
         return sum(reason.count for reason in self.reasons)
 
 
-def find_bad_records(stream: str, each: int, only: Sequence[str] = ()) -> BadRecords:
-    """Counts the bad records of a stream and keeps the first `each` of every reason, or of the reasons in `only`.
+def find_bad_records(
+    stream: str, each: int, only: Sequence[str] = (), most: int | None = None
+) -> BadRecords:
+    """Counts the bad records of a stream, `most` of them where that is given, and keeps the first `each` of every reason, or of the
+    reasons in `only`.
 
     Raises:
         Unreachable: nothing is published or quarantined there, or a file of the quarantine is damaged.
     """
     folder, found = _folder(locate(stream)), dict[str, Reason]()
-    for record in read_quarantine(folder):
+    for record in islice(read_quarantine(folder), most):
         reason = found.setdefault(code := str(record.get("reason")), Reason(code))
         reason.count += 1
         if reason.count <= each:

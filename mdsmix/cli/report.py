@@ -1,0 +1,64 @@
+"""`mdsmix report`: a mix as one page to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from mdsmix.cli.options import echo
+
+
+def report(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE | TRAIN.yaml | STREAM...",
+            help="A recipe (key=value overrides may follow), a training YAML, or folders and s3:// URLs of published streams.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="FILE", help="Write the page here.")
+    ] = Path("report.html"),
+    samples: Annotated[
+        int, typer.Option("-n", "--samples", min=0, metavar="N", help="Samples of each stream.")
+    ] = 12,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Which samples, as inspect --random has them.")
+    ] = 0,
+    nodes: Annotated[int, typer.Option(metavar="N", help="Nodes of the run.")] = 1,
+    gpus: Annotated[int, typer.Option(metavar="N", help="Devices of a node.")] = 8,
+    batch: Annotated[
+        Optional[int],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
+        typer.Option(
+            metavar="N",
+            help="Rows of a step, of all devices together.",
+            show_default="global_train_batch_size of the YAML, else 8 a device",
+        ),
+    ] = None,
+    preview: Annotated[
+        bool,
+        typer.Option(help="The first global batches too: imports streaming, some seconds."),
+    ] = True,
+) -> None:
+    """Write one self-contained HTML page: the mix, its check, lengths, records, plan, first batches, and samples to browse.
+
+    It opens from anywhere and reaches no network. What could not be looked at is said on it, and by the exit code.
+    """
+    from mdsmix.errors import all_of
+    from mdsmix.report.page.gather import Asked, gather
+    from mdsmix.report.page.show import page_html
+    from mdsmix.report.page.write import require_writable, write_page
+    from mdsmix.table import size_of
+
+    require_writable(out)
+    asked = Asked(
+        samples=samples, seed=seed, nodes=nodes, gpus=gpus, batch=batch, has_preview=preview
+    )
+    page = gather(targets, asked, lambda sentence: echo(sentence, err=True))
+    size = write_page(out, page_html(page))
+    echo(f"wrote {out}, {size_of(size)}")
+    if page.failed:
+        raise all_of(page.failed)

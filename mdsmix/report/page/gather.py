@@ -1,0 +1,239 @@
+"""Everything that a page shows, by the functions that the commands show it by: no figure is worked out here.
+
+A part that cannot be had leaves the others as they are. What could not be looked at is a failure, which the command's exit code
+tells; what does not apply, as a plan of streams without a length, is a note on the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mdsmix.encode.tokenizer import Decoder, find_decoder
+from mdsmix.errors import Damaged, MdsmixError, MixRefused, RecipeError, Unreachable
+from mdsmix.mix.check import findings, is_refused, looked, verdict
+from mdsmix.mix.findings import Finding
+from mdsmix.mix.plan.figures import Plan
+from mdsmix.mix.plan.make import Asked as AskedOfPlan
+from mdsmix.mix.plan.make import Seen, make_plan, problems, see
+from mdsmix.mix.streams import Mix
+from mdsmix.mix.view import view
+from mdsmix.mix.weights import Share, shares_of
+from mdsmix.report.bad_records import BadRecords, find_bad_records
+from mdsmix.report.choice import Choice
+from mdsmix.report.inspection import Inspection, look
+from mdsmix.report.page.places import Place, places_of
+from mdsmix.report.took import Took, find_took
+from mdsmix.shards.published import working_folder
+from mdsmix.storage import locate
+from mdsmix.training.keys import whole
+from mdsmix.words import plural
+
+if TYPE_CHECKING:
+    from mdsmix.preview.run import Preview
+
+ROWS = 8
+"Of a device and step, where nothing says how many: a plan needs some."
+EXAMPLES = 3
+"Bad records shown of each reason."
+MOST_BAD = 200_000
+"Records of a quarantine that are read for them: some seconds."
+LOOKED_AT = 1000
+"Records of a stream that is not converted, as `mdsmix plan` looks at them."
+READ = 64 << 20
+"Bytes of shards that a preview reads."
+STEPS, WINDOWS = 3, 12
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command line says."""
+
+    samples: int = 12
+    seed: int = 0
+    nodes: int = 1
+    gpus: int = 8
+    batch: int | None = None
+    has_preview: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneStream:
+    """A stream as it was found, or why it was not."""
+
+    place: Place
+    found: Inspection | None = None
+    bad: BadRecords | None = None
+    took: Took | None = None
+    problem: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Gathered:
+    """All of it. `notes`: name of a part -> why it is not there."""
+
+    targets: Sequence[str]
+    asked: Asked
+    origin: str
+    streams: Sequence[OneStream] = ()
+    mix: Mix | None = None
+    epoch: Sequence[Share] = ()
+    findings: Sequence[Finding] = ()
+    verdict: str = ""
+    looked: str = ""
+    is_refused: bool = False
+    plan: Plan | None = None
+    batch: int = 0
+    is_batch_guessed: bool = False
+    preview: Preview | None = None
+    decoder: Decoder | None = None
+    "Of the run's tokenizer."
+    notes: dict[str, str] = field(default_factory=dict)
+    failed: list[MdsmixError] = field(default_factory=list)
+
+
+def gather(targets: Sequence[str], asked: Asked, say: Callable[[str], None]) -> Gathered:
+    """`say` hears of what takes its time. RecipeError where the recipe, the YAML or the command line is wrong, and what failed
+    where there is nothing to show."""
+    page = Gathered(targets=targets, asked=asked, origin=", ".join(targets))
+    places = places_of(targets)
+    page.mix = _try(page, "findings", lambda: view(targets, may_estimate=True))
+    if page.mix:
+        page.origin = page.mix.recipe or page.mix.yaml.origin
+        places = [Place(name=s.name, url=str(s.folder), loader=loader.label) for loader in page.mix.loaders for s in loader.streams]  # fmt: skip
+    page.streams = list(_streams(page, places))
+    _check(page)
+    _plan(page)
+    _preview(page, say)
+    if page.failed and page.plan is None and not any(s.found or s.bad for s in page.streams):
+        raise page.failed[0]
+    return page
+
+
+def _try(page: Gathered, part: str, do: Callable[[], T]) -> T | None:
+    """What it gives; else the part's note says why there is none."""
+    try:
+        return do()
+    except (Unreachable, MixRefused, Damaged) as error:
+        page.failed.append(error)
+        page.notes[part] = str(error)
+    return None
+
+
+def _streams(page: Gathered, places: Sequence[Place]) -> Iterator[OneStream]:
+    """Each place once, though several loaders may read it."""
+    for place in {place.url: place for place in reversed(places)}.values().__reversed__():
+        yield _stream(page, place)
+
+
+def _stream(page: Gathered, place: Place) -> OneStream:
+    asked, problem, found = page.asked, "", None
+    try:
+        found = look(place.url, Choice(count=asked.samples, seed=asked.seed), None)
+    except (Unreachable, Damaged) as error:
+        problem = str(error)
+        # What its samples hold is not known, and yet what it is.
+        with suppress(Unreachable, Damaged):
+            found = look(place.url, Choice(count=0), None)
+        if problem not in page.notes.values():
+            page.failed.append(error)
+    manifest = found.manifest if found else None
+    took = (
+        find_took(str(working_folder(locate(found.where))), manifest.index_hash)
+        if found and manifest
+        else None
+    )
+    return OneStream(place=place, found=found, bad=_bad(page, place, found), took=took, problem=problem)  # fmt: skip
+
+
+def _bad(page: Gathered, place: Place, found: Inspection | None) -> BadRecords | None:
+    """The bad records, also of a conversion that published nothing since there were too many; none are looked for where the
+    manifest counts none."""
+    manifest = found.manifest if found else None
+    if found and not (manifest and manifest.records.bad):
+        return None
+    try:
+        return find_bad_records(place.url, EXAMPLES, most=MOST_BAD)
+    except (Unreachable, Damaged) as error:
+        if found:
+            page.failed.append(error)
+            page.notes[f"quarantine of {place.name}"] = str(error)
+    return None
+
+
+def _check(page: Gathered) -> None:
+    mix = page.mix
+    if mix is None:
+        return
+    found = _try(page, "findings", lambda: findings(mix))
+    if found is not None:
+        page.findings, page.is_refused = found, is_refused(found)
+        page.verdict, page.looked = verdict(mix, found), looked(mix)
+    try:
+        page.epoch = shares_of(mix.train, page.asked.batch or mix.yaml.batch_size)
+    except MdsmixError as error:
+        page.notes["epoch"] = str(error)
+
+
+def _plan(page: Gathered) -> None:
+    """By the same steps as `mdsmix plan`, whose options `Asked` has. What it refuses is no failure: the check says it."""
+    asked = page.asked
+    try:
+        seen = _seen(page)
+        given = asked.batch if asked.batch is not None else seen.mix.yaml.batch_size
+        page.is_batch_guessed = given is None
+        page.batch = ROWS * max(1, asked.nodes * asked.gpus) if given is None else given
+        if errors := problems(seen):
+            page.notes["plan"] = (
+                f"the mix has {plural(len(errors), 'error')}, so no run comes of it and nothing was planned"
+            )
+            return
+        of = AskedOfPlan(nodes=asked.nodes, gpus=asked.gpus, batch=page.batch)
+        page.plan = make_plan(seen, of)
+    except (RecipeError, MixRefused, Unreachable, Damaged) as error:
+        page.notes["plan"] = str(error)
+
+
+def _seen(page: Gathered) -> Seen:
+    if page.mix:
+        return Seen(mix=replace(page.mix, evals=()), looks={})
+    return see(page.targets, LOOKED_AT)
+
+
+def _preview(page: Gathered, say: Callable[[str], None]) -> None:
+    mix = page.mix
+    if mix is None or mix.is_bare or page.is_refused or page.plan is None:
+        page.notes["preview"] = "the first batches need published streams that may be mixed, and the loader's section of a recipe or a training YAML"  # fmt: skip
+        return
+    if not page.asked.has_preview:
+        page.notes["preview"] = "left out by --no-preview"
+        return
+    if mix.tokenizer:
+        page.decoder = find_decoder(None, mix.tokenizer.hash)
+    say("the first batches: streaming and torch are imported, some seconds")
+    try:
+        page.preview = _previewed(mix, page)
+    except (RecipeError, MixRefused, Unreachable, Damaged) as error:
+        page.notes["preview"] = str(error)
+    except ImportError as error:
+        page.notes["preview"] = f"the first batches are Streaming's own, and it cannot be imported here ({error})"  # fmt: skip
+
+
+def _previewed(mix: Mix, page: Gathered) -> Preview:
+    from mdsmix.preview.asked import Asked as AskedOfPreview
+    from mdsmix.preview.asked import Cluster
+    from mdsmix.preview.run import preview
+
+    given: Any = mix.train.section.get("num_workers")
+    cluster = Cluster(
+        nodes=page.asked.nodes,
+        gpus=page.asked.gpus,
+        workers=whole(given) or 0,
+        batch=page.batch,
+        replication=whole(mix.train.dataset.get("replication")) or 1,
+    )
+    asked = AskedOfPreview(cluster=cluster, steps=STEPS, windows=WINDOWS, samples=2, read=READ)
+    return preview(mix, asked)

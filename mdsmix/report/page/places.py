@@ -1,0 +1,59 @@
+"""Where the streams lie that a recipe, a training YAML or a list of folders names, whether or not anything is published there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mdsmix.kinds import open_recipe
+from mdsmix.mix.sections import is_train
+from mdsmix.mix.view import is_recipe
+from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.recipe.read import parted
+from mdsmix.shards.index import BASENAME
+from mdsmix.shards.published import current
+from mdsmix.storage import locate
+from mdsmix.training.read import parse, read_text
+
+TRAINED = "train_loader"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A stream by its name, and what reads it."""
+
+    name: str
+    url: str
+    loader: str = TRAINED
+
+
+def places_of(targets: Sequence[str]) -> list[Place]:
+    """Each stream that is asked about; RecipeError where the recipe or the YAML is wrong."""
+    named, overrides = parted(targets)
+    if len(named) == 1 and os.path.isfile(named[0]) and os.path.basename(named[0]) != BASENAME:
+        if is_recipe(named[0]):
+            return list(_of_recipe(open_recipe(named[0], overrides)))
+        return list(_of_yaml(named[0]))
+    return [Place(name=url, url=url) for url in named]
+
+
+def _of_recipe(recipe: Recipe) -> Iterator[Place]:
+    for spec in recipe.streams.values():
+        loader = TRAINED if is_train(spec) else f"eval_loader {spec.name}"
+        yield Place(name=spec.name, url=place_of(recipe, spec), loader=loader)
+
+
+def _of_yaml(path: str) -> Iterator[Place]:
+    yaml = parse(read_text(path), path)
+    for section in (yaml.train, *yaml.evals):
+        for stream in section.stream_sections:
+            below = "/".join(filter(None, (stream.place, stream.settings.get("split"))))
+            yield Place(name=stream.name, url=below, loader=section.label)
+
+
+def place_of(recipe: Recipe, spec: StreamSpec) -> str:
+    """Of a stream of a recipe. One that others made may lie flat, without a folder for its split."""
+    at = recipe.published(spec)
+    is_flat = spec.source is None and not current(locate(at) / spec.split)
+    return at if is_flat else f"{at}/{spec.split}"

@@ -1,0 +1,103 @@
+"""The samples of a page: those that `mdsmix inspect --random` shows, cut so that the page stays small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markupsafe import escape
+
+from mdsmix.report.choice import Chosen
+from mdsmix.report.inspection import Inspection
+from mdsmix.report.page.gather import OneStream
+from mdsmix.report.page.spans import Run, Shown, by_document, shown
+from mdsmix.report.page.thumbnails import Thumbnail, thumbnail
+from mdsmix.words import listed, plural
+
+PAGE_BYTES = 1_200_000
+"Of all samples of a page, which so stays below 2 MB: browsers open it at once, and people send it."
+STREAM_BYTES = 300_000
+SPAN_BYTES = 26
+"What a token takes besides its text."
+MOST_TOKENS, LEAST_TOKENS = 640, 64
+MOST_IMAGES = 12
+MOST_NAMES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneSample:
+    """A sample of the browser."""
+
+    stream: str
+    css: str
+    number: int
+    name: str
+    "Of its record, or records; empty where the source names none."
+    shown: Shown
+    images: Sequence[Thumbnail]
+    more_images: int
+
+    @property
+    def documents(self) -> list[tuple[int | None, list[Run]]]:
+        return list(by_document(self.shown.runs))
+
+    @property
+    def said(self) -> str:
+        """What it comes to, in a line."""
+        if self.shown.columns is not None:
+            return "holds no tokens: the loader reads it"
+        gap = sum(run.gap for run in self.shown.runs)
+        left = f", {gap:,} of them not shown" if gap else ""
+        tokens = f"{plural(self.shown.tokens, 'token')}{left}, {self.shown.trained:,} trained"
+        return f"{tokens}, {plural(len(self.images) + self.more_images, 'image')}" * bool(self.images) or tokens  # fmt: skip
+
+    @property
+    def size(self) -> int:
+        """Bytes of the page that it takes, about."""
+        texts = [span for run in self.shown.runs for span in run.spans]
+        own = sum(SPAN_BYTES + 6 * (len(s.ids) - 1) + len(escape(s.text).encode()) for s in texts)
+        columns = sum(len(escape(text).encode()) for text in (self.shown.columns or {}).values())
+        return 400 + own + columns + sum(len(image.data) + 200 for image in self.images)
+
+
+def samples_of(
+    streams: Sequence[OneStream], colours: Sequence[str]
+) -> tuple[list[OneSample], list[str]]:
+    """The samples of all streams in turn, and sentences on those that were left out since the page would be too large."""
+    budget = min(STREAM_BYTES, PAGE_BYTES // max(1, len(streams)))
+    found, notes = list[OneSample](), list[str]()
+    for stream, css in zip(streams, colours, strict=True):
+        if stream.found is None:
+            continue
+        kept = list(_within(budget, stream.place.name, css, stream.found))
+        found += kept
+        if left := len(stream.found.samples) - len(kept):
+            notes.append(
+                f"{stream.place.name}: {plural(left, 'sample')} more would make the page too large: mdsmix inspect shows them"
+            )
+    return found, notes
+
+
+def _within(budget: int, name: str, css: str, found: Inspection) -> Iterator[OneSample]:
+    most = max(LEAST_TOKENS, min(MOST_TOKENS, budget // SPAN_BYTES // 2))
+    for count, chosen in enumerate(found.samples):
+        sample = _sample(name, css, found, chosen, most)
+        budget -= sample.size
+        if budget < 0 and count:
+            return
+        yield sample
+
+
+def _sample(name: str, css: str, found: Inspection, chosen: Chosen, most: int) -> OneSample:
+    pictures = list(chosen.pictures)
+    named = found.ids.get(chosen.number)
+    names = named if isinstance(named, list) else [] if named is None else [named]
+    return OneSample(
+        stream=name,
+        css=css,
+        number=chosen.number,
+        name=listed(list(map(str, names)), MOST_NAMES),
+        shown=shown(chosen.sample, found.decoder, most),
+        images=list(map(thumbnail, pictures[:MOST_IMAGES])),
+        more_images=max(0, len(pictures) - MOST_IMAGES),
+    )

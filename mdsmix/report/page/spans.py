@@ -1,0 +1,154 @@
+"""A sample, token by token: the text of each, and what a person must not be spared.
+
+Most tokens are whole characters. Some hold a part of one, so the tokens that make it up together are one span, which says so; bytes
+that never become a character are shown as bytes. What is decoded token by token is, joined, what the whole decodes to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from typing import Any
+
+from mdsmix.encode.tokenizer import Decoder
+from mdsmix.report.samples import Sample, Segment
+from mdsmix.words import printable
+
+BROKEN = "\ufffd"
+"What a decoder writes for bytes that are no character."
+MOST_PARTS = 8
+"Tokens that make up one character: UTF-8 has 4 bytes, and a token holds one at least; some are whole behind others."
+MOST_TEXT = 4000
+"Characters of a column that is no tokens."
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One token, or those that make up a character together."""
+
+    text: str
+    ids: tuple[int, ...]
+    form: str
+    """`text`; `line`: ends a line; `control`: a special token, by its id; `split`: several tokens, one character; `bytes`: a part of a
+    character whose rest is not there; `id`: no tokenizer is known here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring spans that are all trained, or all not; or a gap where tokens are left out."""
+
+    spans: Sequence[Span]
+    is_trained: bool
+    document: int | None = None
+    gap: int = 0
+    "Tokens that are left out here; then there are no spans."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A sample for a page."""
+
+    runs: Sequence[Run] = ()
+    tokens: int = 0
+    trained: int = 0
+    columns: Mapping[str, str] | None = None
+    "Of a sample that holds no tokens: name -> text, cut."
+
+
+def shown(sample: Sample, decoder: Decoder | None, most: int) -> Shown:
+    """The sample, of a long one the first and last tokens, `most` in all."""
+    if isinstance(sample, Mapping):
+        return Shown(columns={name: _cut(value) for name, value in sample.items()})
+    count = sum(len(part.ids) for part in sample)
+    trained = sum(len(part.ids) for part in sample if part.is_trained)
+    return Shown(runs=list(_runs(sample, decoder, count, most)), tokens=count, trained=trained)
+
+
+def _cut(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    more = len(text) - MOST_TEXT
+    return printable(text[:MOST_TEXT], "\n\t") + (f" ... ({more:,} characters more)" * (more > 0))
+
+
+def _runs(
+    sample: Sequence[Segment], decoder: Decoder | None, count: int, most: int
+) -> Iterator[Run]:
+    half, at, before = most // 2, 0, None
+    for part in sample:
+        ids, start = part.ids, at
+        at += len(ids)
+        head = ids if count <= most else ids[: max(0, half - start)]
+        tail = [] if count <= most else ids[max(len(head), count - half - start) :]
+        if head:
+            yield Run(list(spans(head, before, decoder)), part.is_trained, part.document)
+        if count > most and start <= half < at:
+            yield Run((), False, gap=count - 2 * half)
+        if tail:
+            first = ids[len(ids) - len(tail) - 1] if len(tail) < len(ids) else before
+            yield Run(list(spans(tail, first, decoder)), part.is_trained, part.document)
+        before = ids[-1] if ids else before
+
+
+def spans(ids: Sequence[int], before: int | None, decoder: Decoder | None) -> Iterator[Span]:
+    """The spans of these tokens; `before`: the id in front of them."""
+    if decoder is None:
+        yield from (Span(str(token), (token,), "id") for token in ids)
+        return
+    at = 0
+    while at < len(ids):
+        span = _span(ids, at, before, decoder)
+        yield span
+        at += len(span.ids)
+        before = span.ids[-1]
+
+
+def _span(ids: Sequence[int], at: int, before: int | None, decoder: Decoder) -> Span:
+    token = ids[at]
+    text = decoder.text([token], before)
+    if token in decoder.control:
+        return Span(printable(text), (token,), "control")
+    if BROKEN not in text:
+        return Span(printable(text, "\n\t"), (token,), "line" if text.endswith("\n") else "text")
+    for stop in range(at + 1, min(at + MOST_PARTS, len(ids)) + 1):
+        part = list(ids[at:stop])
+        whole = decoder.text(part, before)
+        if any(each in decoder.control for each in part):
+            break
+        if BROKEN not in whole or _bytes(decoder, part).decode("utf-8", "ignore") == whole:
+            return Span(printable(whole, "\n\t"), tuple(part), "split" if len(part) > 1 else "text")
+    return Span(_named(_bytes(decoder, [token])) or BROKEN, (token,), "bytes")
+
+
+def _named(raw: bytes) -> str:
+    """Bytes of which some are no character, each of those by its number."""
+    return printable(raw.decode("utf-8", "backslashreplace"), "\n\t")
+
+
+def _bytes(decoder: Decoder, ids: Sequence[int]) -> bytes:
+    """What the vocabulary holds for these tokens; none where it does not spell bytes."""
+    found = bytearray()
+    for token in ids:
+        piece = decoder.model.id_to_token(token) or ""
+        if len(piece) == 6 and piece.startswith("<0x"):  # byte fallback
+            found.append(int(piece[3:5], 16))
+        elif all(c in _alphabet() for c in piece):
+            found += bytes(_alphabet()[c] for c in piece)
+        else:
+            return b""
+    return bytes(found)
+
+
+@cache
+def _alphabet() -> Mapping[str, int]:
+    """Character -> byte, as byte-level tokenizers write their vocabulary (GPT-2's)."""
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in own]
+    return {chr(b): b for b in own} | {chr(256 + n): b for n, b in enumerate(others)}
+
+
+def by_document(runs: Sequence[Run]) -> Iterator[tuple[int | None, list[Run]]]:
+    """The runs of each document of a packed row; of any other row all of them, under None."""
+    for document, some in groupby(runs, lambda run: run.document):
+        yield document, list(some)

@@ -1,0 +1,156 @@
+"""Drawings as SVG, made here: bars, ribbons, histograms. Lengths are percents, so that a page may be as wide as it likes and text
+keeps its size.
+
+Colours are classes of the style sheet (`s0` to `s9` for streams), which has them for light and dark. No drawing says a thing by
+colour alone: each part has a title, and the numbers stand beside it as text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from mdsmix.table import size_of
+from mdsmix.words import plural
+
+COLOURS = 10
+THINNEST = 1.2
+"Percent of the width that a bar of a histogram has at least."
+MOST_TICKS = 8
+MOST_SHARDS = 96
+"Bars of shard sizes; more shards share a bar, which is as high as the largest of them."
+
+
+def colour(number: int) -> str:
+    """Class of the stream with this number."""
+    return f"s{number % COLOURS}"
+
+
+def _svg(name: str, label: str, height: int, inner: Iterable[Markup]) -> Markup:
+    body = Markup("").join(inner)
+    return Markup('<svg class="{}" role="img" aria-label="{}" width="100%" height="{}">{}</svg>').format(name, label, height, body)  # fmt: skip
+
+
+def _rect(css: str, x: float, width: float, title: str = "", y: float = 0, height: float = 100) -> Markup:  # fmt: skip
+    told = Markup("<title>{}</title>").format(title) if title else Markup("")
+    return Markup('<rect class="{}" x="{}%" y="{}%" width="{}%" height="{}%">{}</rect>').format(
+        css, _n(x), _n(y), _n(width), _n(height), told
+    )
+
+
+def _n(number: float) -> str:
+    return f"{number:.3f}".rstrip("0").rstrip(".")
+
+
+def ribbon(label: str, parts: Sequence[tuple[str, float, str]], height: int = 26) -> Markup:
+    """(class, share, title) side by side, 0 to 1 together."""
+    drawn, at = list[Markup](), 0.0
+    for css, share, title in parts:
+        drawn.append(_rect(css, 100 * at, 100 * share, title))
+        at += share
+    return _svg("ribbon", label, height, [_rect("track", 0, 100), *drawn])
+
+
+def bar(label: str, share: float, css: str, asked: float | None = None) -> Markup:
+    """A share of the whole width, and a mark at what was asked for."""
+    drawn = [_rect("track", 0, 100), _rect(css, 0, 100 * min(1.0, share))]
+    if asked is not None:
+        at = 100 * min(1.0, asked)
+        drawn.append(Markup('<line class="asked" x1="{0}%" x2="{0}%" y1="0" y2="100%"/>').format(_n(at)))  # fmt: skip
+    return _svg("bar", label, 12, drawn)
+
+
+def histogram(
+    label: str, counts: Mapping[int, int], longest: int, limit: int | None, is_cut: bool, css: str
+) -> Markup:
+    """Samples by powers of two of their length; a line at `limit` tokens, and what may lie beyond it hatched."""
+    if not counts:
+        return Markup("")
+    low, high = min(counts), max(counts) + 1
+    if limit:
+        low = min(low, math.floor(math.log2(limit)))
+        high = max(high, math.ceil(math.log2(limit)))
+    low -= 1 if longest == 1 << low else 0
+
+    def at(tokens: float) -> float:
+        return 100 * (math.log2(max(1.0, tokens)) - low) / (high - low)
+
+    most, plot = max(counts.values()), list[Markup]()
+    total = sum(counts.values())
+    for power, count in counts.items():
+        first, last = 1 << power, min((2 << power) - 1, longest)
+        left, right = at(first), at(min(last + 1, 2 << power))
+        if last == first and limit and last <= limit:  # a spike at the limit is within it
+            left, right = at(first) - THINNEST, at(first)
+        height = 100 * max(count / most, 0.012) if count else 0
+        said = f"{first:,} to {last:,} tokens: {plural(count, 'sample')} ({count / total:.1%})"
+        width = max(right - left, THINNEST)
+        plot.append(_rect(css, left, width, said, 100 - height, height))
+        if is_cut and limit and at(limit) < left + width:
+            from_ = max(left, at(limit))
+            plot.append(_rect("hatch", from_, left + width - from_, "", 100 - height, height))
+    if limit:
+        plot.append(Markup('<line class="limit" x1="{0}%" x2="{0}%" y1="0" y2="100%"/>').format(_n(at(limit))))  # fmt: skip
+    inner = Markup('<svg y="16" width="100%" height="104">{}</svg>').format(Markup("").join(plot))
+    axis = Markup('<line class="axis" x1="0" x2="100%" y1="120" y2="120"/>')
+    return _svg("histogram", label, 142, [inner, axis, *_ticks(low, high), *_limit(limit, at)])
+
+
+def _ticks(low: int, high: int) -> Iterable[Markup]:
+    step = max(1, math.ceil((high - low) / MOST_TICKS))
+    for power in range(low, high + 1, step):
+        place = 100 * (power - low) / (high - low)
+        anchor = "start" if place < 4 else "end" if place > 96 else "middle"
+        yield Markup('<text class="tick" x="{}%" y="136" text-anchor="{}">{}</text>').format(
+            _n(place), anchor, _short(1 << power)
+        )
+
+
+def _limit(limit: int | None, at: Callable[[float], float]) -> Iterable[Markup]:
+    if limit:
+        place = at(limit)
+        anchor, shift = ("end", -5) if place > 50 else ("start", 5)
+        yield Markup('<text class="limit" x="{}%" dx="{}" y="11" text-anchor="{}">max_seq_len {:,}</text>').format(_n(place), shift, anchor, limit)  # fmt: skip
+
+
+def _short(tokens: int) -> str:
+    """1,024 as 1K, as lengths of powers of two are spoken of."""
+    for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
+        if tokens >= size:
+            return f"{tokens // size}{unit}"
+    return str(tokens)
+
+
+def shard_sizes(label: str, sizes: Sequence[int], css: str) -> Markup:
+    """A bar a shard, in their order."""
+    most = max(sizes, default=0)
+    groups = np.array_split(np.array(sizes, np.int64), min(MOST_SHARDS, len(sizes)) or 1)
+    wide, first, drawn = 100 / max(len(groups), 12), 0, list[Markup]()
+    for number, group in enumerate(groups):
+        top = int(group.max(initial=0))
+        last = first + len(group) - 1
+        which = f"shard {first:,}" if last == first else f"shards {first:,} to {last:,}, at most"
+        height = 100 * top / most if most else 0
+        drawn.append(_rect(css, wide * number + wide * 0.08, wide * 0.84, f"{which}: {size_of(top)}", 100 - height, height))  # fmt: skip
+        first += len(group)
+    return _svg("shards", label, 48, drawn)
+
+
+def windows(label: str, shares: Sequence[Sequence[float]], titles: Sequence[Sequence[str]]) -> Markup:  # fmt: skip
+    """A column a window of steps, its streams from the bottom up."""
+    wide, drawn = 100 / max(1, len(shares)), list[Markup]()
+    for number, column in enumerate(shares):
+        top = 100.0
+        for stream, share in enumerate(column):
+            top -= 100 * share
+            title = titles[number][stream]
+            drawn.append(_rect(colour(stream), wide * number, wide, title, top, 100 * share))
+    return _svg("windows", label, 150, drawn)
+
+
+def swatch(css: str) -> Markup:
+    """What a legend shows of a colour."""
+    return Markup('<svg class="swatch" aria-hidden="true" width="12" height="12"><rect class="{}" width="12" height="12" rx="3"/></svg>').format(escape(css))  # fmt: skip

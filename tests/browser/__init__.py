@@ -1,0 +1,1 @@
+"""The report in a real headless Chromium: `make test-browser`."""

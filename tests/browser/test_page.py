@@ -1,0 +1,155 @@
+"""The report as a person has it: opened, searched, paged through, by mouse, by keyboard, on a phone, in the dark, and by whoever listens to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.conftest import WIDTHS, Open
+
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+
+def samples(pages: Path) -> list[str]:
+    """The text of each sample of the mix, as `inspect` has it, in the page's order."""
+    streams = json.loads((pages / "mix.json").read_text("utf-8"))["streams"]
+    return ["".join(p["text"] for p in s["sample"]) for stream in streams for s in stream["shown"]]
+
+
+def current(page: Page) -> str:
+    """The one sample that is shown."""
+    (found,) = [e for e in page.locator(".sample").all() if e.is_visible()]
+    return found.inner_text()
+
+
+def test_a_search_finds_the_samples_that_hold_it(opened: Open, pages: Path) -> None:
+    page, texts = opened("mix.html"), samples(pages)
+    expect(page.locator("#where")).to_have_text(f"1 of {len(texts)}")
+    holding = [text for text in texts if "needle" in text]
+    assert 0 < len(holding) < len(texts)
+    page.get_by_label("Search").fill("NEEDLE")
+    expect(page.locator("#where")).to_have_text(f"1 of {len(holding)}")
+    assert "needle" in current(page)
+    assert page.evaluate("CSS.highlights.get('found').size") >= 1
+    found = page.evaluate("[...CSS.highlights.get('found')][0].toString()")
+    assert found == "needle", "what is marked spans tokens"
+    page.get_by_label("Search").fill("nothing holds this")
+    expect(page.locator("#where")).to_have_text("0 of 0")
+    expect(page.locator("#none")).to_be_visible()
+    assert not any(sample.is_visible() for sample in page.locator(".sample").all())
+
+
+def test_samples_are_paged_through_by_button_key_and_stream(opened: Open, pages: Path) -> None:
+    page, where = opened("mix.html"), "#where"
+    count = len(samples(pages))
+    first = current(page)
+    page.get_by_role("button", name="Next sample").click()
+    expect(page.locator(where)).to_have_text(f"2 of {count}")
+    assert current(page) != first
+    page.get_by_role("button", name="Previous sample").click()
+    page.get_by_role("button", name="Previous sample").click()
+    expect(page.locator(where)).to_have_text(f"{count} of {count}")
+    page.locator("h1").click()
+    page.keyboard.press("n")
+    expect(page.locator(where)).to_have_text(f"1 of {count}")
+    page.keyboard.press("p")
+    expect(page.locator(where)).to_have_text(f"{count} of {count}")
+    page.keyboard.press("/")
+    page.keyboard.type("n")
+    expect(page.get_by_label("Search")).to_have_value("n")
+    page.get_by_label("Search").fill("")
+    page.locator("#of").select_option("faq")
+    expect(page.locator(where)).to_have_text("1 of 8")
+    assert "faq" in current(page)
+
+
+def test_a_token_tells_its_ids_and_whether_it_is_trained(opened: Open) -> None:
+    page = opened("mix.html")
+    page.locator("#of").select_option("faq")
+    sample = page.locator(".sample:not([hidden])")
+    split = sample.locator("u.p").first
+    ids = str(split.get_attribute("data-i")).split()
+    assert len(ids) > 1
+    split.hover()
+    assert str(split.get_attribute("title")).endswith(f"one character of {len(ids)} tokens, ids {', '.join(ids)}, trained")  # fmt: skip
+    sample.locator("i").first.click()
+    expect(page.locator("#token")).to_be_visible()
+    expect(page.locator("#token")).to_contain_text("not trained")
+    page.get_by_label("ids", exact=True).check()
+    number = split.evaluate("e => getComputedStyle(e, '::after').content")
+    assert number == f'"{" ".join(ids)}"'
+    lined = sample.locator("mark").first.evaluate("e => getComputedStyle(e).textDecorationLine")
+    assert lined == "underline", "never colour alone"
+
+
+def test_what_samples_hold_is_text(opened: Open, pages: Path) -> None:
+    page, texts = opened("mix.html"), samples(pages)
+    kept = page.locator(".sample").evaluate_all("all => all.map(e => [...e.querySelectorAll('[data-i]')].map(t => t.textContent).join(''))")  # fmt: skip
+    expected = ["".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text) for text in texts]  # fmt: skip
+    assert kept == expected
+    assert any("</script><script>alert(1)</script>" in text for text in kept)
+    assert page.locator("script").count() == 1
+    assert page.locator("[onclick], [onerror], [onload]").count() == 0
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_whole_at_any_width_in_both_schemes(
+    opened: Open, axe: str, tmp_path: Path, width: str, scheme: str
+) -> None:
+    """Nothing is cut off at the side, and axe-core finds nothing, with all that folds open; then a picture of it."""
+    for name in ("mix.html", "images.html"):
+        page = opened(name, width, scheme)
+        page.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.evaluate(axe)
+        found = page.evaluate("rules => axe.run({runOnly: {type: 'tag', values: rules}})", RULES)
+        assert [(v["id"], v["nodes"][0]["html"]) for v in found["violations"]] == []
+        assert len(found["passes"]) > 20, "nothing was looked at"
+        picture = page.screenshot(path=tmp_path / f"{name}-{width}-{scheme}.png")
+        assert len(picture) > 10_000, "an empty page"
+
+
+def test_the_button_turns_light_to_dark(opened: Open) -> None:
+    page = opened("mix.html", scheme="light")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.get_by_role("button", name="Dark").click()
+    assert page.evaluate(ground) != light
+    page.get_by_role("button", name="Light").click()
+    assert page.evaluate(ground) == light
+
+
+def test_parts_are_there_and_reached_by_keyboard(opened: Open) -> None:
+    page = opened("mix.html")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the mix")).to_be_focused()
+    for link in page.get_by_role("navigation").get_by_role("link").all():
+        part = page.locator(str(link.get_attribute("href")))
+        assert len(part.inner_text()) > 60
+    assert "step 0 of epoch 0" in page.locator("#batches").inner_text()
+    assert page.locator("#batches svg.windows rect").count() >= 3
+
+
+def test_images_are_shown(opened: Open) -> None:
+    page = opened("images.html")
+    widths = page.locator("img").evaluate_all("all => Promise.all(all.map(e => e.decode().then(() => e.naturalWidth)))")  # fmt: skip
+    assert widths == [144, 144, 144]
+
+
+def test_without_its_script_all_samples_are_there(opened: Open, pages: Path) -> None:
+    page = opened("mix.html", java_script_enabled=False)
+    visible = [sample for sample in page.locator(".sample").all() if sample.is_visible()]
+    assert len(visible) == len(samples(pages))
+    assert not page.locator(".tools").is_visible()
+
+
+def test_its_policy_lets_nothing_out(browser: Browser, pages: Path) -> None:
+    page = browser.new_page()
+    page.goto((pages / "images.html").as_uri())
+    refused = page.evaluate("new Promise(done => { document.addEventListener('securitypolicyviolation', e => done(e.violatedDirective)); document.body.insertAdjacentHTML('beforeend', '<img src=\"http://127.0.0.1:9/x.png\">'); })")  # fmt: skip
+    assert refused == "img-src"
+    page.close()

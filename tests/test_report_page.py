@@ -1,0 +1,334 @@
+"""`mdsmix report`: the page says what the commands say, holds what samples hold as text, and reaches nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdsmix.encode.tokenizer import decoder_of, open_tokenizer
+from mdsmix.kinds.base import Piece
+from mdsmix.recipe import TokenizerSpec
+from mdsmix.report.page.spans import shown, spans
+from mdsmix.report.page.thumbnails import thumbnail
+from mdsmix.report.pictures import Picture
+from mdsmix.report.samples import segments
+from tests import converting
+from tests.converting import Answer, chats, documents, mdsmix, pairs, write_jsonl, write_recipe
+from tests.pages import Page
+from tests.pictures import drawing, record, seeing_tokenizer, stream, write_drawings
+from tests.published import CONCAT, TOKEN_ROW, publish
+
+HOSTILE = (
+    "</script><script>alert(1)</script>",
+    '<img src=x onerror="alert(1)">"\'><svg/onload=alert(1)>',
+    "nul \x00 escape \x1b]0;owned\x07 turn \u202e back",
+    "שלום עולם مرحبا بالعالم",
+    "e\u0301\u0323 q\u0307 👩‍👩‍👧‍👦 𝔘𝔫𝔦 한국어",
+    "{{ 7 * 7 }} {% raw %} &amp; &lt;b&gt; <!-- -->",
+)
+NUMBERS = ("--batch", 8, "--gpus", 2)
+
+
+def report(*arguments: object, out: Path, code: int = 0) -> tuple[Page, Answer]:
+    """The page that the command writes, without what Streaming says."""
+    answer = mdsmix("report", *arguments, "--no-preview", "-o", out)
+    assert answer.code == code, answer.err
+    return Page(out.read_text("utf-8")), answer
+
+
+def told(*arguments: object) -> Any:
+    return json.loads(mdsmix(*arguments, "--json").out)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    """Hostile documents, pairs of which some are bad, chats of which some are too long, drawn by shares."""
+    home = tmp_path_factory.mktemp("page")
+    texts = [{"text": f"{HOSTILE[n % len(HOSTILE)]} number {n}"} for n in range(60)]
+    write_jsonl(home / "docs.jsonl", [*texts, {"text": 7}, {"other": "<b onclick=alert(1)>"}])
+    asked = [{"prompt": f"What is {n}?", "response": f"{n} </mark> it is."} for n in range(60)]
+    write_jsonl(home / "faq.jsonl", asked)
+    talk = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "It, " * 60}]
+    short = [{"role": "user", "content": "Say."}, {"role": "assistant", "content": "It."}]
+    write_jsonl(home / "chat.jsonl", [{"messages": talk if n % 9 == 0 else short} for n in range(60)])  # fmt: skip
+    streams = {
+        "docs": documents("docs.jsonl", layout="document"),
+        "faq": pairs("faq.jsonl"),
+        "chat": chats("chat.jsonl"),
+    }
+    path = write_recipe(
+        home,
+        tokenizer_folder,
+        max_seq_len=64,
+        special_tokens_in_text="allow",
+        streams=streams,
+        mix={"docs": {"share": 0.5}, "faq": {"share": 0.3}, "chat": {"share": 0.2}},
+        budget="400000 tokens",
+        max_repeat=1000,
+    )
+    assert mdsmix("convert", path).code == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def page(recipe: Path) -> Page:
+    return report(recipe, *NUMBERS, "-n", 5, out=recipe.parent / "report.html")[0]
+
+
+def test_figures_are_those_of_the_plan(recipe: Path, page: Page) -> None:
+    plan = told("plan", recipe, *NUMBERS)
+    assert len(page.figures) >= 15
+    for name, (value, text) in page.figures.items():
+        found: Any = plan
+        for key in name.split("."):
+            found = found[int(key) if key.isdigit() else key]
+        assert (float(value) if value else None) == found["value"], name
+        assert text.startswith("~") == (found["basis"] == "estimated"), name
+    assert {"step.epoch_tokens", "step.padding", "streams.2.epoch_trained"} <= page.figures.keys()
+
+
+def test_findings_and_shares_are_those_of_the_check(recipe: Path, page: Page) -> None:
+    check = told("check", recipe)
+    assert check["findings"], "a test without a finding shows none"
+    for finding in check["findings"]:
+        assert finding["id"] in page.text
+        assert finding["message"].replace("`", "") in page.text
+    for row in check["shares"]["rows"]:
+        assert f"{row['asked']:.2%}" in page.text
+        assert f"{row['reached']:.2%}" in page.text
+
+
+def test_samples_are_those_of_inspect_token_by_token(recipe: Path, page: Page) -> None:
+    found = told("inspect", recipe, "--random", "--seed", 0, "-n", 5)["streams"]
+    expected = [(s["stream"].split("/")[-2], each) for s in found for each in s["shown"]]
+    assert [s.stream for s in page.samples] == [name for name, _ in expected]
+    for sample, (_, each) in zip(page.samples, expected, strict=True):
+        assert f"sample {each['number']:,}" in sample.heading
+        parts = each["sample"]
+        assert sample.ids == [token for part in parts for token in part["ids"]]
+        assert sample.trained == [t for part in parts if part["trained"] for t in part["ids"]]
+        control = [part["ids"][at] for part in parts for at in part["control"]]
+        assert [ids[0] for ids, _, css, _ in sample.tokens if css == "c"] == control
+
+
+def test_what_samples_and_records_hold_stays_text(page: Page) -> None:
+    assert page.scripts == 1, "the page's own"
+    assert (page.handlers, page.fetched) == ([], [])
+    assert "default-src 'none'" in page.policy
+    text = "".join(sample.text for sample in page.samples)
+    assert "</mark> it is." in text
+    assert not {"\x00", "\x1b", "\u202e", "\x07"} & set(page.text)
+    assert "<b onclick=alert(1)>" in page.text, "of a bad record"
+
+
+def test_every_record_has_its_fate_and_bad_ones_their_place(recipe: Path, page: Page) -> None:
+    for found in told("inspect", recipe)["streams"]:
+        records = found["manifest"]["records"]
+        counts = records["read"], records["written"], sum(records["filtered"].values()), sum(records["quarantined"].values())  # fmt: skip
+        assert "{:,} read = {:,} written + {:,} filtered + {:,} quarantined".format(*counts) in page.text  # fmt: skip
+    docs = told("quarantine", recipe)["streams"][0]
+    for code, reason in docs["reasons"].items():
+        assert f"{code} {reason['count']} record" in " ".join(page.text.split())
+        assert f"line {reason['records'][0]['line']}" in page.text
+
+
+def test_lengths_that_are_cut_are_told(recipe: Path, page: Page) -> None:
+    (chat,) = [s for s in told("inspect", recipe)["streams"] if "/chat/" in s["stream"]]
+    totals = chat["manifest"]["totals"]
+    assert totals["cut_rows"] == 7
+    assert f"7 samples are longer than max_seq_len: {totals['cut_tokens']:,} tokens" in " ".join(page.text.split())  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def decoder(tokenizer_folder: Path) -> Any:
+    return decoder_of(open_tokenizer(TokenizerSpec(name=str(tokenizer_folder))))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.text(max_size=40))
+def test_spans_are_the_text_and_all_its_tokens(decoder: Any, text: str) -> None:
+    ids = decoder.model.encode(text, add_special_tokens=False).ids
+    found = list(spans(ids, None, decoder))
+    assert [token for span in found for token in span.ids] == ids
+    if not any(token in decoder.control for token in ids):
+        assert all(span.form != "bytes" for span in found), "every character of a text is whole"
+        kept = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+        assert "".join(span.text for span in found) == kept
+
+
+def test_a_character_of_several_tokens_is_one_span_and_a_part_of_one_is_its_bytes(decoder: Any) -> None:  # fmt: skip
+    ids = decoder.model.encode("a𝔘b", add_special_tokens=False).ids
+    forms = [(span.text, span.form, len(span.ids)) for span in spans(ids, None, decoder)]
+    assert forms[0][:2] == ("a", "text")
+    assert forms[1] == ("𝔘", "split", len(ids) - 2)
+    assert len(ids) > 3, "the tokenizer knows the character, so nothing is tried"
+    (cut,) = list(spans(ids[1:2], ids[0], decoder))
+    assert cut.form == "bytes"
+    assert bytes.fromhex(cut.text.replace("\\x", "")) in "𝔘".encode()
+    genuine = decoder.model.encode("\ufffd", add_special_tokens=False).ids
+    assert "".join(s.text for s in spans(genuine, None, decoder)) == "\ufffd"
+    assert all(s.form != "bytes" for s in spans(genuine, None, decoder))
+
+
+def test_of_a_long_sample_beginning_and_end_are_shown(decoder: Any) -> None:
+    ids = decoder.model.encode("word " * 400, add_special_tokens=False).ids
+    pieces: list[Piece] = [(ids[:10], False), (ids[10:-5], True), (ids[-5:], False)]
+    found = shown(segments(pieces), decoder, 100)
+    kept = [token for run in found.runs for span in run.spans for token in span.ids]
+    assert kept == [*ids[:50], *ids[-50:]]
+    assert [run.gap for run in found.runs if run.gap] == [len(ids) - 100]
+    assert (found.tokens, found.trained) == (len(ids), len(ids) - 15)
+    assert [run.is_trained for run in found.runs] == [False, True, False, True, False]
+
+
+def test_a_page_of_ten_streams_of_long_samples_is_small(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    one = [{"text": "<&> word " * 120_000}, *({"text": "<&>é " * 900} for _ in range(6))]
+    write_jsonl(tmp_path / "a.jsonl", one)
+    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=2048, streams={"a": documents("a.jsonl", layout="document")})  # fmt: skip
+    assert mdsmix("convert", recipe).code == 0
+    urls = [tmp_path / f"s{n}" for n in range(10)]
+    for url in urls:
+        shutil.copytree(tmp_path / "out/a/train", url)
+    found, answer = report(*urls, out=tmp_path / "r.html")
+    assert (tmp_path / "r.html").stat().st_size < 2_000_000
+    shown_of = {s.stream for s in found.samples}
+    assert len(shown_of) == 10
+    assert "would make the page too large" in found.text
+    assert "10 streams may be mixed" in found.text
+    assert found.figures["step.samples"][0], "streams alone are planned too, by 8 rows a device"
+    assert "8 rows a device are taken" in found.text
+    assert "wrote" in answer.out
+
+
+def test_images_are_thumbnails_and_damaged_ones_a_sentence(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    write_drawings(tmp_path, 3, size=(600, 400))
+    write_jsonl(tmp_path / "a.jsonl", [record("0.jpg", "1.png"), record("2.webp"), record()])
+    seeing = seeing_tokenizer(tokenizer_folder, tmp_path / "tokenizer")
+    recipe = write_recipe(tmp_path, seeing, max_seq_len=400, streams={"see": stream("a.jsonl")})
+    assert mdsmix("convert", recipe).code == 0
+    page, _ = report(recipe, out=tmp_path / "r.html")
+    images = sorted(len(sample.images) for sample in page.samples)
+    assert images == [0, 1, 2]
+    assert all(url.startswith("data:image/webp;base64,") for s in page.samples for url in s.images)
+    assert "600 x 400 JPEG" in page.text
+    data = drawing("JPEG", (600, 400))
+    for damaged in (data[: len(data) // 2], b"<svg onload=alert(1)>", b""):
+        made = thumbnail(Picture(400, 600, damaged, 0, 9))
+        assert not made.data
+        assert made.problem.startswith("not shown: ")
+
+
+def test_packed_rows_show_their_documents(tmp_path: Path, tokenizer_folder: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"prompt": f"{n}?", "response": f"{n}."} for n in range(30)])
+    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams={"a": pairs("a.jsonl", pack=True)})  # fmt: skip
+    assert mdsmix("convert", recipe).code == 0
+    page, _ = report(recipe, "-n", 1, out=tmp_path / "r.html")
+    (parts,) = [s["sample"] for s in told("inspect", recipe, "--random", "--seed", 0, "-n", 1)["streams"][0]["shown"]]  # fmt: skip
+    assert page.samples[0].ids == [token for part in parts for token in part["ids"]]
+    assert page.text.count("document ") >= 2
+
+
+def test_an_encoder_decoder_has_a_page_too(tmp_path: Path, tokenizer_folder: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"prompt": "Which?", "response": "This."}] * 20)
+    recipe = write_recipe(tmp_path, tokenizer_folder, decoder_only_format=False, streams={"a": pairs("a.jsonl")})  # fmt: skip
+    assert mdsmix("convert", recipe).code == 0
+    page, _ = report(recipe, "-n", 2, out=tmp_path / "r.html")
+    assert len(page.samples) == 2
+    assert page.samples[0].trained
+
+
+def test_streams_without_samples_manifest_or_tokenizer_are_shown_as_far_as_known(
+    tmp_path: Path,
+) -> None:
+    publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5)
+    publish(tmp_path / "bare", CONCAT, [TOKEN_ROW] * 5, card=None)
+    publish(tmp_path / "none", CONCAT, [])
+    urls = [tmp_path / name for name in ("web", "bare", "none")]
+    page, _ = report(*urls, "-n", 2, out=tmp_path / "r.html")
+    assert page.samples[0].ids == TOKEN_ROW["tokens"]
+    assert page.samples[0].text == "".join(map(str, TOKEN_ROW["tokens"])), "ids, undecoded"
+    assert "No manifest counts its lengths." in page.text
+
+
+def test_what_is_missing_or_damaged_is_said_and_the_rest_is_there(tmp_path: Path) -> None:
+    publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5)
+    publish(tmp_path / "hurt", CONCAT, [TOKEN_ROW] * 5)
+    for shard in (tmp_path / "hurt").rglob("*.mds"):
+        shard.write_bytes(bytes(len(shard.read_bytes())))
+    page, answer = report(tmp_path / "web", tmp_path / "hurt", out=tmp_path / "r.html", code=4)
+    assert "is damaged" in answer.err
+    assert [s.stream for s in page.samples] != []
+    assert "is damaged" in page.text
+    page, answer = report(tmp_path / "web", tmp_path / "gone", out=tmp_path / "r.html", code=4)
+    assert "gone holds no published stream" in page.text
+    assert answer.err.count("\n") == 1
+
+
+def test_a_recipe_of_which_nothing_is_converted_is_planned(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"text": f"Number {n} of them."} for n in range(50)])
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"a": documents("a.jsonl", layout="document")})  # fmt: skip
+    page, answer = report(recipe, *NUMBERS, out=tmp_path / "r.html", code=4)
+    plan = told("plan", recipe, *NUMBERS)
+    assert float(page.figures["step.epoch_tokens"][0]) == plan["step"]["epoch_tokens"]["value"]
+    assert "not converted yet" in page.text
+    assert "run `mdsmix convert` on this recipe first" in answer.err
+
+
+def test_nothing_to_show_is_one_sentence_and_no_page(tmp_path: Path) -> None:
+    out = tmp_path / "r.html"
+    for arguments, code in (
+        ((tmp_path / "gone",), 4),
+        ((tmp_path / "a.yaml", "x=1"), 2),
+        ((), 2),
+    ):
+        answer = mdsmix("report", *arguments, "-o", out)
+        assert (answer.code, out.exists()) == (code, False), answer.err
+
+
+def test_a_page_that_cannot_be_written_is_told_before_streams_are_read(tmp_path: Path) -> None:
+    publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5)
+    for out, code in ((tmp_path, 2), (tmp_path / "no/r.html", 4), (Path("/proc/r.html"), 4)):
+        answer = mdsmix("report", tmp_path / "web", "--no-preview", "-o", out)
+        assert answer.code == code
+        assert answer.err.startswith("error: ")
+        assert str(out) in answer.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["web"]
+
+
+def test_a_conversion_on_a_terminal_names_the_report_and_leaves_its_seconds(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(converting.io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    write_jsonl(tmp_path / "a.jsonl", [{"text": f"Number {n} of them."} for n in range(50)])
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"a": documents("a.jsonl")})
+    with monkeypatch.context() as patch:
+        patch.setattr(converting.io, "StringIO", Terminal)
+        answer = mdsmix("convert", recipe, "max_bad=50%")
+    assert answer.out.splitlines()[-1] == f"look at it: mdsmix report {recipe} max_bad=50% -o report.html"  # fmt: skip
+    page, _ = report(recipe, out=tmp_path / "r.html")
+    assert "Converted in " in page.text
+    assert "tokens a second" in page.text
+    assert "mdsmix report" not in mdsmix("convert", recipe).out, "of what is no terminal"
+    page, _ = report(recipe, out=tmp_path / "r.html")
+    assert "Converted in " in page.text, "a run that did nothing took nothing"
+    write_jsonl(tmp_path / "a.jsonl", [{"text": f"Other {n} of them."} for n in range(50)])
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "cache"))
+    assert mdsmix("convert", recipe).code == 0
+    shutil.rmtree(tmp_path / "cache/took")
+    page, _ = report(recipe, out=tmp_path / "r.html")
+    assert "is not known on this machine" in page.text
