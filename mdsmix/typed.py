@@ -24,28 +24,40 @@ class Misfit(Exception):
     """A value that does not fit; the message is one sentence that names the key."""
 
 
-@functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
 def read(cls: type[T], values: Any, where: str = "") -> T:
     """The dataclass `cls` from `values`; Misfit names an unknown key (and the nearest), a missing one, a wrong type."""
     if not isinstance(values, Mapping):
         raise Misfit(f"{where or 'the top level'} must hold keys and values, not {brief(values)}.")
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for key in values:
-        if key not in fields:
-            known = [n for n, f in fields.items() if "set by" not in f.metadata]
-            also = [n for n, f in fields.items() if key in f.metadata.get("also called", ())]
-            meant = f"did you mean {also[0]}?" if also else hint(str(key), known)
-            raise Misfit(f"{_at(where, key)} is not a known key; {meant}")
-    hints = _hints(typing.cast(Any, cls))
-    for name, field in fields.items():
-        absent = values.get(name) is None and not _allows_none(hints[name])
-        if _is_required(field) and (absent or name not in values):
+    hints, needed = _known(typing.cast(Any, cls))
+    if not hints.keys() >= values.keys():
+        raise Misfit(_unknown(cls, values, where))
+    for name in needed:
+        if name not in values or (values[name] is None and not _allows_none(hints[name])):
             raise Misfit(f"{_at(where, name)} is missing.")
-    return cls(**{k: _value(v, hints[k], _at(where, k)) for k, v in values.items()})
+    # Text and numbers, most of what there is, are looked at here: an index has a hundred thousand shards.
+    return cls(
+        **{
+            k: v if type(v) is hints[k] else _value(v, hints[k], _at(where, k))
+            for k, v in values.items()
+        }
+    )
+
+
+@functools.cache
+def _known(cls: Any) -> tuple[dict[str, Any], list[str]]:
+    """The annotations of a dataclass's fields, and the names of those that must be given."""
+    fields, hints = dataclasses.fields(cls), typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in fields}, [f.name for f in fields if _is_required(f)]
+
+
+def _unknown(cls: Any, values: Mapping[Any, Any], where: str) -> str:
+    """The sentence for the first key that the dataclass has not."""
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    key = next(key for key in values if key not in fields)
+    known = [n for n, f in fields.items() if "set by" not in f.metadata]
+    also = [n for n, f in fields.items() if key in f.metadata.get("also called", ())]
+    meant = f"did you mean {also[0]}?" if also else hint(str(key), known)
+    return f"{_at(where, key)} is not a known key; {meant}"
 
 
 def load(cls: type[T], content: bytes) -> T:
@@ -77,7 +89,7 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 def _value(value: Any, hint: Any, where: str) -> Any:
     """The value as the annotation wants it: sections become dataclasses, everything else stays."""
-    if type(value) is hint:  # text and numbers: most of an index of many shards
+    if type(value) is hint or _is_plain(value, hint):
         return value
     options, sections = _options(hint)
     if hint in sections:
@@ -87,6 +99,26 @@ def _value(value: Any, hint: Any, where: str) -> Any:
     if not any(_fits(value, option) for option in options):
         raise Misfit(f"{where} is {brief(value)}; it must be {spelled(hint)}.")
     return _inside(value, options, where)
+
+
+def _is_plain(value: Any, hint: Any) -> bool:
+    """Whether the value is a list or a mapping of just the text or numbers that the annotation wants, or None where it may be."""
+    outer, inner = _container(hint)
+    if type(value) is not outer:
+        return False
+    return inner is None or all(
+        type(v) is inner for v in (value.values() if outer is dict else value)
+    )
+
+
+@functools.cache
+def _container(hint: Any) -> tuple[Any, Any]:
+    """(list or dict, class of its elements); (NoneType, None) where nothing is needed; (None, None) for what else there is."""
+    args = typing.get_args(hint)
+    outer = typing.get_origin(hint)
+    if outer in (list, dict) and isinstance(args[-1], type) and args[0] in (args[-1], str):
+        return outer, args[-1]
+    return (type(None), None) if type(None) in args else (None, None)
 
 
 @functools.cache

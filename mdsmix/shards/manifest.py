@@ -239,10 +239,13 @@ class Totals:
         return self.tokens - self.cut_tokens + in_place_of_images
 
     def __add__(self, other: Totals) -> Totals:
-        mine, its = asdict(self), asdict(other)
-        sums = {k: mine[k] + its[k] for k in mine if isinstance(mine[k], int)}
-        tops = {k: max(mine[k], its[k]) for k in ("largest_id", "longest")}
-        return Totals(**sums | tops | {"lengths": _added(self.lengths, other.lengths)})
+        of_both = {k: (getattr(self, k), getattr(other, k)) for k in _COUNTS}
+        sums = {k: mine + its for k, (mine, its) in of_both.items()}
+        tops = {k: max(of_both[k]) for k in ("largest_id", "longest")}
+        return Totals(**sums | tops, lengths=_added(self.lengths, other.lengths))
+
+
+_COUNTS = [f.name for f in fields(Totals) if f.name != "lengths"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,4 +403,6 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, Any]:
+    if not (one and other):  # as a rule: a stream of many units adds up twelve of these for each
+        return dict(sorted((one or other).items()))
     return {k: one.get(k, 0) + other.get(k, 0) for k in sorted({*one, *other})}
