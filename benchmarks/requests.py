@@ -23,13 +23,14 @@ from typing import Any
 import boto3
 import pytest
 
+from benchmarks.finished import finish_units
 from mdsmix.mix.check import findings
 from mdsmix.mix.view import view
+from mdsmix.storage import locate
 from tests.converting import documents, run_recipe, windows, write_jsonl, write_recipe
 from tests.corpus import train_tokenizer
 from tests.counting import Counted, counted
 from tests.faults import Proxy, failing
-from tests.here import as_engine
 from tests.minio import own_minio
 
 
@@ -115,14 +116,15 @@ def one_more_version(bench: Bench, n: int) -> Counted:
 
 
 def one_new_file(bench: Bench, n: int) -> Counted:
-    """On a machine that has seen none of it. The units before it are done in this process: a fork for each takes 100 ms."""
+    """Beside units that are finished, published and known on this machine, a file of one unit more."""
+    (like,) = run_recipe(bench.recipe({"like": bench.units(1)["web"]}))
     streams = bench.units(n)
-    with as_engine():
-        run_recipe(bench.recipe(streams))
+    finish_units(bench.recipe(streams), locate(like.target))
     new = bench._file("new", [n])
-    streams["web"]["source"]["path"] = [streams["web"]["source"]["path"], str(new)]
+    path = streams["web"]["source"]["path"]
+    recipe = bench.recipe({"web": documents([path, str(new)], layout="document")})
     with counted(bench.proxy) as found:
-        (outcome,) = run_recipe(bench.recipe(streams))
+        (outcome,) = run_recipe(recipe)
     assert (outcome.units, outcome.reused) == (n + 1, n)
     return found
 

@@ -1,0 +1,82 @@
+"""A published stream of many work units without converting them: what a conversion would have left, by the functions that write it.
+
+The record of each unit is that of one that was converted, under the key of its own lines and with a shard of its own name. So what
+grows with the number of units can be measured without the hours that their conversion takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import xxhash
+
+from mdsmix import sources
+from mdsmix.convert.compaction import Compaction
+from mdsmix.convert.job import Job
+from mdsmix.convert.keys import window_key
+from mdsmix.convert.ledger import UnitRecord, read_record
+from mdsmix.convert.planning import Options, plan, planned_jobs
+from mdsmix.convert.publish import publish
+from mdsmix.convert.source_hashes import SourceHashCache
+from mdsmix.convert.stored import Stored
+from mdsmix.convert.tokenizer_folder import publish_tokenizer
+from mdsmix.kinds import open_recipe
+from mdsmix.shards.beside import SourceEntry
+from mdsmix.shards.lease import lease
+from mdsmix.shards.manifest import read_manifest
+from mdsmix.sources import Content, Unit
+from mdsmix.storage import Location, together
+
+SHARD = b"no sample: this stands for a shard"
+
+
+def finish_units(recipe: Path, like: Location) -> None:
+    """Publishes the one stream of `recipe`. `like`: a published stream of one unit, whose record says what one is."""
+    ((job, files, _),) = planned_jobs(open_recipe(recipe), Options())
+    units, job = plan(job, files), replace(job, is_new=True)
+    contents = [sources.content_of(unit) for unit in units]
+    records = list(_records(job, contents, _record(like)))
+    publish_tokenizer(job)
+    names = {shard.stored.basename for record in records for shard in record.shards}
+    together(lambda name: (job.folder / name).write(SHARD), names)
+    with lease(job.folder, print) as held:
+        packing = Compaction(job, Stored(), records)
+        for record in records:
+            packing.note(record.key, _hashes(record.key))
+        publish(job, records, list(_entries(units, contents)), held)
+        packing.finish(held)
+    SourceHashCache.of(job.target).save(units, contents)
+
+
+def _record(folder: Location) -> UnitRecord:
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    record = read_record(folder, manifest.parts[0].key)
+    assert record is not None
+    return record
+
+
+def _records(job: Job, contents: Sequence[Content], one: UnitRecord) -> Iterator[UnitRecord]:
+    for window in (window for content in contents for window in content.windows):
+        key = window_key(job, window)
+        stored = replace(one.shards[0].raw_data, basename=f"{key}.mds", bytes=len(SHARD))
+        yield replace(one, key=key, shards=[replace(one.shards[0], raw_data=stored)])
+
+
+def _hashes(key: str) -> bytes:
+    """Fingerprints of one record, as `keep_hashes` stores them."""
+    from zstandard import ZstdCompressor
+
+    return ZstdCompressor(level=1, write_checksum=True).compress(xxhash.xxh3_128_digest(key))
+
+
+def _entries(units: Sequence[Unit], contents: Sequence[Content]) -> Iterator[SourceEntry]:
+    found: dict[str, list[str]] = {}
+    sizes = {file.name: file.stat.size for unit in units for file in unit.files}
+    for unit, content in zip(units, contents, strict=True):
+        for file, digest in zip(unit.files, content.files, strict=True):
+            found.setdefault(file.name, []).append(digest)
+    for name, digests in found.items():
+        yield SourceEntry(path=name, size=sizes[name], hash=sources.file_hash(digests))
