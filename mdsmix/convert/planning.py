@@ -16,9 +16,11 @@ from mdsmix.convert.guard import refuse_quarantine, refuse_replacing
 from mdsmix.convert.images import confirmed
 from mdsmix.convert.job import Job, make_job
 from mdsmix.convert.keys import window_keys
+from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.publish import is_published
 from mdsmix.convert.quarantine import bad_name, stale_files
 from mdsmix.convert.source_hashes import SourceHashCache
+from mdsmix.convert.source_notes import learn_objects
 from mdsmix.convert.standing import Standing, standing_of
 from mdsmix.encode.processor import open_processor
 from mdsmix.encode.tokenizer import open_tokenizer
@@ -119,11 +121,16 @@ def plan(job: Job, files: list[sources.SourceFile]) -> list[Unit]:
     )
 
 
-def source_hashes(job: Job, options: Options) -> SourceHashCache:
-    """The source-hash cache of the stream; empty where its sources are to be read again."""
+def source_hashes(
+    job: Job, options: Options, units: Sequence[Unit], standing: Standing
+) -> SourceHashCache:
+    """What is known of the sources, here and beside the stream; nothing where they are to be read again."""
     if options.verify_source:
         return SourceHashCache.at(job.target)
-    return confirmed(job, SourceHashCache.of(job.target))
+    cache = SourceHashCache.of(job.target)
+    if FOLDER in standing.folders:
+        learn_objects(job, units, cache)
+    return confirmed(job, cache)
 
 
 def is_up_to_date(

@@ -42,7 +42,8 @@ def _preview_stream(
         return
     old = published_manifest(job, standing, options.reencode)
     job = on_day(job, old.encoding.date_string if old else None)
-    units, cache = plan(job, files), source_hashes(job, options)
+    units = plan(job, files)
+    cache = source_hashes(job, options, units, standing)
     if options.is_finish:
         yield f"{job.name}: {learn(job, cache)}"
     known = {unit: cache.content(unit) for unit in units}

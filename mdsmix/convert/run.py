@@ -32,6 +32,7 @@ from mdsmix.convert.planning import (
 from mdsmix.convert.processor_folder import publish_processor
 from mdsmix.convert.publish import publish
 from mdsmix.convert.quarantine import delete_stale_files
+from mdsmix.convert.source_notes import note_objects
 from mdsmix.convert.standing import Standing, standing_of
 from mdsmix.convert.stored import listing
 from mdsmix.convert.tokenizer_folder import publish_tokenizer
@@ -149,8 +150,8 @@ def _part_work(job: Job, files: list[sources.SourceFile], standing: Standing, ru
     job, old = _as_published(job, standing, run.options)
     job = replace(job, is_new=True) if standing.is_empty else with_versions(job, old)
     run.engine.refresh()
-    cache = source_hashes(job, run.options)
     units = plan(job, files)
+    cache = source_hashes(job, run.options, units, standing)
     return Work(job=job, units=units, cache=cache, engine=run.engine, watcher=run.watcher)
 
 
@@ -166,7 +167,8 @@ def _convert_stream(
     job: Job, files: list[sources.SourceFile], standing: Standing, run: _Run
 ) -> Outcome:
     began, options, watcher = time.monotonic(), run.options, run.watcher
-    units, cache = plan(job, files), source_hashes(job, options)
+    units = plan(job, files)
+    cache = source_hashes(job, options, units, standing)
     job, old = _as_published(job, standing, options)
     if options.is_finish:
         watcher.say(f"{job.name}: {learn(job, cache)}")
@@ -198,6 +200,7 @@ def _convert_stream(
             forget(job, held)
         if not job.limit:
             cache.save(units, contents := [result.content for result in results])
+            note_objects(job, units, contents)
             forget_stamps(job, contents)
     notes = (*filter(None, [said]), *notes, *run.engine.warnings())
     return _outcome(job, manifest, index, results, began, notes, run.engine.peak)

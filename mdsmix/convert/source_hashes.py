@@ -49,10 +49,10 @@ class SourceHashCache:
 
     def learn_lines(self, content: bytes) -> None:
         """Takes in what a cache, of this machine or of another, has written."""
-        for line in content.splitlines():
+        for entry in content.splitlines():
             # What was being written when the machine went down is half a line.
             with suppress(ValueError, KeyError, TypeError, AttributeError):
-                self._learn(orjson.loads(line))
+                self._learn(orjson.loads(entry))
 
     def _learn(self, entry: Mapping[str, Any]) -> None:
         windows = tuple(Window(**window) for window in entry["windows"])
@@ -104,18 +104,18 @@ class SourceHashCache:
 
     def note(self, unit: Unit, content: Content) -> None:
         """A unit is done."""
-        self._append(_line(fingerprint(unit), content.windows, content.files))
+        self._append(line(fingerprint(unit), content.windows, content.files))
 
     def note_window(self, unit: Unit, window: Window) -> None:
         """A window of it is stored."""
-        self._append(_line(fingerprint(unit), [window], None))
+        self._append(line(fingerprint(unit), [window], None))
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, entry: bytes) -> None:
         """A line at once: workers and their run write to the same file."""
         with suppress(OSError):  # all that is lost is a reading
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab", buffering=0) as file:
-                file.write(line)
+                file.write(entry)
 
     def save(self, units: list[Unit], contents: list[Content]) -> None:
         """Remembers these units and forgets all others."""
@@ -125,12 +125,13 @@ class SourceHashCache:
     def lines(self, units: Sequence[Unit], contents: Sequence[Content]) -> bytes:
         """What these units hold, as `learn_lines` takes it in."""
         return b"".join(
-            _line(fingerprint(unit), content.windows, content.files)
+            line(fingerprint(unit), content.windows, content.files)
             for unit, content in zip(units, contents, strict=True)
         )
 
 
-def _line(unit: str, windows: Collection[Window], files: Collection[str] | None) -> bytes:
+def line(unit: str, windows: Collection[Window], files: Collection[str] | None) -> bytes:
+    """What a unit holds, or some windows of one that is not done, as `learn_lines` takes it in."""
     entry = {"unit": unit, "windows": [_said(w) for w in windows], "files": files}
     return orjson.dumps(entry) + b"\n"
 

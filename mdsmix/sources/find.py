@@ -14,7 +14,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.sources.folders import inside
 from mdsmix.sources.registry import FORMATS, format_of
 from mdsmix.sources.units import BY_NAME, ReadAs, SourceFile
-from mdsmix.storage import Location, fixed_prefix, has_pattern, locate
+from mdsmix.storage import Location, fixed_prefix, has_pattern, locate, together
 
 
 def find(
@@ -22,8 +22,8 @@ def find(
 ) -> list[SourceFile]:
     """The files of the paths, globs and s3:// URLs, relative ones below `base`, each file once."""
     found: dict[str, SourceFile] = {}
-    for path in paths:
-        for file in _find_one(path, base, read_as):
+    for files in together(lambda path: _find_one(path, base, read_as), paths):
+        for file in files:
             found.setdefault(file.location.url, file)
     return list(found.values())
 

@@ -177,21 +177,20 @@ class S3Path(Location):
             wanted["ContinuationToken"] = page["NextContinuationToken"]
 
     def expand(self) -> Found:
-        itself = self.stat()
-        if itself is not None:
-            return [(self, itself)]
         if not has_pattern(self.key):
-            return []
+            itself = self.stat()
+            return [(self, itself)] if itself else []
         root = S3Path(self.bucket, fixed_prefix(self.key))
         patterns = self.key[len(root.key) :].strip("/").split("/")
         deep = len(patterns) > 1 or patterns == ["**"]
         beginning = re.split(r"[*?[]", patterns[0])[0]
-        listed = [
-            (root / name, found)
-            for name, found in root._listed(deep, beginning)
-            if path_matches(name.split("/"), patterns)
+        listed = [*root._listed(deep, beginning)]
+        # An object whose own name looks like a pattern begins as what the pattern finds.
+        own = self.key[len(root._prefix) :]
+        chosen = [each for each in listed if each[0] == own] or [
+            each for each in listed if path_matches(each[0].split("/"), patterns)
         ]
-        return [item for place, found in listed if (item := _stamped(place, found))]
+        return [item for name, found in chosen if (item := _stamped(root / name, found))]
 
 
 def _put(place: dict[str, str], parts: Sequence[Bytes], client: Any) -> None:
@@ -216,24 +215,38 @@ _seen: set[tuple[str, str]] = set()
 
 
 def _stat(client: Any, place: dict[str, str]) -> Stat | None:
+    """By a HEAD, once a request inside the bucket was answered; before that, and where it is refused, by a GET of one byte: a HEAD
+    has no words that tell a missing object from a missing bucket or a wrong key."""
     from botocore.exceptions import ClientError
 
-    bucket = client.meta.endpoint_url, place["Bucket"]
+    if (client.meta.endpoint_url, place["Bucket"]) not in _seen:
+        return _stat_by_get(client, place)
     try:
         head = client.head_object(**place)
     except ClientError as error:
         if error_code(error) not in ("400", "403", "404"):
             raise
-        if error_code(error) == "404" and bucket in _seen:
-            return None
-        # A HEAD has no body that tells a missing object from a missing bucket or a wrong key.
-        answer = _found(place, client)
-        if answer is None:
-            return None
-        answer["Body"].close()
-        return _as_stat(answer, answer["ContentLength"])
-    _seen.add(bucket)
+        return None if error_code(error) == "404" else _stat_by_get(client, place)
     return _as_stat(head, head["ContentLength"])
+
+
+def _stat_by_get(client: Any, place: dict[str, str]) -> Stat | None:
+    from botocore.exceptions import ClientError
+
+    try:
+        answer = _found({**place, "Range": "bytes=0-0"}, client)
+    except ClientError as error:
+        if error_code(error) not in ("InvalidRange", "416"):
+            raise
+        head = client.head_object(**place)  # it has no byte
+        return _as_stat(head, head["ContentLength"])
+    if answer is None:
+        return None
+    with answer["Body"] as body:
+        if answer["ContentLength"] == 1:  # else the store heeds no Range
+            body.read()
+    whole = answer.get("ContentRange", f"/{answer['ContentLength']}")
+    return _as_stat(answer, int(whole.rpartition("/")[2]))
 
 
 def _found(place: dict[str, str], client: Any) -> dict[str, Any] | None:

@@ -71,13 +71,21 @@ def test_what_is_fetched_is_whole_or_asked_for_again(
     assert proxy.met(fault)
 
 
-def test_not_there_costs_one_request_where_the_bucket_has_answered(
-    root: Location, proxy: Proxy
-) -> None:
+def test_not_there_costs_one_request(root: Location, proxy: Proxy) -> None:
+    (root / "empty").write()
+    (root / "a").write(b"abc")
+    known = [(root / name).stat() for name in ("a", "empty")]
+    for name, stat, asked in zip(("a", "empty"), known, (1, 2), strict=True):
+        s3._seen.clear()
+        with counted(proxy) as found:
+            assert (root / name).stat() == stat
+        assert found.total == asked
     s3._seen.clear()
     with counted(proxy) as first:
         assert (root / "none").stat() is None
-    assert first.by_operation == {"HEAD": 1, "GET": 1}  # is it the object or the bucket?
+    assert first.by_operation == {"GET": 1}, (
+        "whose words tell a missing object from a missing bucket"
+    )
     with counted(proxy) as then:
         assert (root / "none").stat() is None
     assert then.by_operation == {"HEAD": 1}
@@ -256,6 +264,19 @@ def test_a_listing_without_etags_has_sizes_and_sources_have_stamps_all_the_same(
     assert [(name, stat.size) for name, stat in root.list()] == [("a.jsonl", 21), ("b.jsonl", 21)]
     assert (root / "*.jsonl").expand() == wanted
     assert all(stat.stamp for _, stat in wanted)
+
+
+def test_a_pattern_is_one_listing_and_an_object_of_such_a_name_is_meant_itself(
+    root: Location, proxy: Proxy
+) -> None:
+    for name in ("a1.jsonl", "a[1].jsonl", "b/c.jsonl"):
+        (root / name).write(b"1")
+    with counted(proxy) as found:
+        patterns = ["a*.jsonl", "a[1].jsonl", "b/*.jsonl", "*/*", "none*"]
+        sizes = [len((root / pattern).expand()) for pattern in patterns]
+    assert sizes == [2, 1, 1, 1, 0]
+    assert (root / "a[1].jsonl").expand()[0][0] == root / "a[1].jsonl"
+    assert found.by_operation == {"GET list": 5}
 
 
 def test_a_source_that_goes_after_it_was_listed_is_not_found(root: Location, proxy: Proxy) -> None:
