@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-images test tests-without-torch tests-with-torch test-stores stores soak mutants test-foundry test-package test-browser browser lint bench venv foundry-env bench-env mutants-env minio clean
+.PHONY: help demo demo-images test tests-without-torch tests-with-torch test-docs test-stores stores soak mutants test-foundry test-package test-browser browser lint bench venv foundry-env bench-env mutants-env minio clean
 
 PYTHON ?= >=3.10,<3.13
 FOUNDRY_PYTHON ?= 3.11
@@ -84,6 +84,9 @@ test-stores: venv stores ## the S3 tests against MinIO, versitygw, moto and stor
 
 test-foundry: venv foundry-env minio ## the tests against the real llm-foundry
 	$(BIN)/python -m pytest tests/foundry
+
+test-docs: venv ## every command block of README and docs/, its output compared: a minute
+	$(BIN)/python -m pytest tests/docs
 
 test-package: venv ## the wheel and the sdist, built, installed and used where there is no checkout
 	rm -rf dist && $(UV) build --quiet --out-dir dist

@@ -1,4 +1,4 @@
-"""The pages that people read say what is there: links lead somewhere, keys and options are all named, the first recipe converts."""
+"""The pages that people read say what is there: links lead somewhere, keys and options are all named. What they show is run by tests/docs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import typer.main
 
 from mdsmix.cli.main import app
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, TokenizerSpec
-from tests.converting import manifest_of, mdsmix
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("docs", "mdsmix", "tests", "benchmarks")
@@ -47,23 +46,3 @@ def test_every_option_is_named(command: str) -> None:
     options = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
     long = [name for option in options for name in option.opts if name.startswith("--")]
     assert [name for name in long if name not in page] == []
-
-
-def test_the_first_screen_of_the_readme_is_what_happens(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each command of the first screen with its output, up to what converts."""
-    text = (ROOT / "README.md").read_text("utf-8").split("```console\n$ ")[1]
-    _, source, *shown = re.split(r"\A.*?\n|\n\$ .*\n", text)
-    monkeypatch.chdir(tmp_path)
-    Path("mine.jsonl").write_text(source + "\n")
-    Path("tokenizer").symlink_to(tokenizer_folder)
-    made = mdsmix("init", "mine.jsonl", "--tokenizer", "./tokenizer", "-o", "recipe.yaml")
-    assert made.out.splitlines() == shown[0].splitlines()
-    assert (
-        Path("recipe.yaml").read_text("utf-8").splitlines()
-        == shown[1].split("\n$ ")[0].splitlines()
-    )
-    assert mdsmix("convert", "recipe.yaml").code == 0
-    assert manifest_of(tmp_path / "mix/mine/train").totals.samples == 1
-    assert mdsmix("check", "recipe.yaml").code == 0

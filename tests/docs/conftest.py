@@ -1,0 +1,67 @@
+"""Pages may load and preview, so torch is wanted; all of them share one process, one corpus and its streams."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.encode import processor
+from mdsmix.encode.processor import Counter
+from tests.docs.homes import Homes
+from tests.docs.page import Counts
+from tests.docs.shell import command_folder
+from tests.with_torch.conftest import _own_numbers  # noqa: F401
+
+os.environ.setdefault("PYTEST_XDIST_WORKER", "gw60")  # other tests with torch may run beside these
+COUNTS = Counts()
+
+
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Homes:
+    return Homes(tmp_path_factory.mktemp("pages"))
+
+
+@pytest.fixture
+def reader(
+    homes: Homes,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Counts:
+    """Somebody with mdsmix and python at the prompt, in a window of 80 columns."""
+    commands = command_folder(tmp_path_factory.getbasetemp() / "commands")
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    monkeypatch.setattr(processor, "_ask", lambda name: _opened(name).card())
+    monkeypatch.setattr(Counter, "_asked", _counted_here)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(Path.cwd())
+    return COUNTS
+
+
+def _opened(name: str) -> Any:
+    """In this process: in one of its own it takes 10 s."""
+    from mdsmix.load.vision import opened
+
+    return opened(name)
+
+
+def _counted_here(counter: Counter, sizes: Any) -> Any:
+    return _opened(str(processor.snapshot_of(counter.digest))).counts(sizes)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not COUNTS.pages:
+        return
+    terminalreporter.section("docs")
+    print = terminalreporter.write_line
+    print(
+        f"{COUNTS.pages} pages: {COUNTS.commands} commands run, in {COUNTS.blocks - len(COUNTS.not_run)} of {COUNTS.blocks} blocks; not run: {len(COUNTS.not_run)}"
+    )
+    for each in sorted(COUNTS.not_run):
+        print(f"  {each}")
+    if COUNTS.not_compared:
+        print(
+            "What the demo's commands print was NOT compared: this Python's library is another one than that of the pages."
+        )

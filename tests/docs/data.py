@@ -1,0 +1,308 @@
+"""What readers of a page have in their folder, or what has happened to it, where the page says so: `<!-- data: NAME -->`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import yaml
+
+from tests.converting import documents, mdsmix, pairs
+from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
+from tests.tool_styles import QWEN_2_5
+
+SIGHTS = """tokenizer: ./tokenizer
+max_seq_len: 2048
+local: ./mix
+max_bad: 60%
+streams:
+  vqa:
+    kind: finetuning
+    source: {path: vqa.jsonl, shape: llava}
+    images: {root: pictures}
+"""
+CALLS = """tokenizer: ./tokenizer
+max_seq_len: 2048
+local: ./mix
+target_responses: all
+streams:
+  calls: {{kind: finetuning, source: {{path: calls.jsonl, {}}}}}
+"""
+LONG = """tokenizer: ./tokenizer
+max_seq_len: 100
+local: ./long
+target_responses: all
+streams:
+  long: {kind: finetuning, source: {path: long.jsonl, messages: messages}}
+"""
+
+
+def damaged() -> None:
+    """Some bytes in the middle of the shard of docs are others."""
+    (shard,) = Path("demo/mix/docs/train").glob("*.mds")
+    content = bytearray(shard.read_bytes())
+    content[1000:1004] = bytes(255 - byte for byte in content[1000:1004])
+    shard.write_bytes(content)
+
+
+def edited_nine_days_ago() -> None:
+    source = Path("demo/corpus/docs.jsonl")
+    source.write_bytes(
+        source.read_bytes() + b'{"text": "one more line, which nobody had read before"}\n'
+    )
+    assert not mdsmix("convert", "yamls/demo.yaml").code
+    then = time.time() - 9 * 86400
+    for path in Path("demo/mix/docs").rglob("*"):
+        os.utime(path, (then, then))
+
+
+def two_alike() -> None:
+    """A recipe of two streams of pairs, for `mdsmix mix`."""
+    streams = {
+        "docs": documents("demo/corpus/docs.jsonl", layout="document", min_tokens=8),
+        "faq": pairs("demo/corpus/faq.jsonl"),
+    }
+    mix = {"docs": {"repeat": 0.5}, "faq": {"repeat": 2}}
+    tree = {
+        "tokenizer": "demo/tokenizer",
+        "max_seq_len": 256,
+        "local": "mix",
+        "streams": streams,
+        "mix": mix,
+    }
+    Path("mix.yaml").write_text(json.dumps(tree))
+    assert not mdsmix("convert", "mix.yaml").code
+
+
+def four_bad_lines() -> None:
+    _write(
+        "docs.jsonl",
+        [
+            {"text": "one"},
+            {"text": 1},
+            {"text": "two"},
+            {"text": 2},
+            {"txt": "three"},
+            {"txt": "four"},
+        ],
+    )
+    tree = {
+        "tokenizer": "tokenizer",
+        "max_seq_len": 16,
+        "max_bad": "100%",
+        "local": "mix",
+        "streams": {"docs": documents("docs.jsonl", layout="document")},
+    }
+    Path("recipe.yaml").write_text(json.dumps(tree))
+    assert not mdsmix("convert", "recipe.yaml").code
+
+
+def sights() -> None:
+    """The six records of docs/images.md with their pictures, and a tokenizer that knows an image."""
+    plain = Path("tokenizer").rename("plain")
+    seeing_tokenizer(plain, Path("tokenizer"))
+    write_drawings(Path("pictures"), 3, (90, 70))
+    (Path("pictures") / "4.jpg").write_bytes(drawing(size=(90, 70), seed=4)[:-200])
+    _write(
+        "vqa.jsonl",
+        [
+            record("0.jpg", question="Which shape is this?", answer="A square."),
+            record("1.png", "2.webp", question="Which is larger?", answer="Both are the same."),
+            record("3.jpg"),
+            record("4.jpg"),
+            record("http://example.org/5.jpg"),
+            record(question="And without a picture?", answer="That is a record too."),
+        ],
+    )
+    Path("recipe.yaml").write_text(SIGHTS)
+
+
+def seeing_model() -> dict[str, Any]:
+    """The folder of a model that sees: its tokenizer and its processor; and records for it."""
+    from mdsmix.load.vision import opened
+    from tests.processors import TOKENS, processor_of, tiny_model
+
+    model = seeing_tokenizer(Path("plain"), Path("model"), tokens=TOKENS)
+    processor_of("qwen", model).save_pretrained(model)
+    write_drawings(Path(), 7, (90, 70))
+    pictures = [
+        ["0.jpg"],
+        ["1.png", "2.webp"],
+        ["3.jpg"],
+        ["4.png"],
+        ["5.webp"],
+        ["6.jpg"],
+        ["0.jpg"],
+        [],
+        [],
+        [],
+    ]
+    _write("a.jsonl", [record(*images) for images in pictures])
+    seeing = opened(str(model))
+    return {"model": tiny_model(len(seeing.tokenizer), seeing)}
+
+
+def chats() -> None:
+    """600 conversations with an id each."""
+    records = map(orjson.loads, _corpus_lines("chat"))
+    _write("chats.jsonl", ({"id": f"c{n}"} | each for n, each in enumerate(records)))
+
+
+def small_llama() -> dict[str, Any]:
+    """A model of transformers that has learned nothing."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_attention_heads": 1,
+        "num_hidden_layers": 1,
+    }
+    return {"model": LlamaForCausalLM(LlamaConfig(vocab_size=2048, num_key_value_heads=1, **shape))}
+
+
+def calls() -> None:
+    """A conversation that calls a tool, and a template in the manner of Qwen 2.5; the recipe names a shape that does not read it."""
+    _template("tokenizer", QWEN_2_5)
+    weather = {"type": "object", "properties": {"city": {"type": "string"}}}
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Oslo"}'},
+    }
+    messages = [
+        {"role": "user", "content": "Rain in Oslo?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": '{"rain": true}'},
+        {"role": "assistant", "content": "It will snow.", "weight": 0},
+        {"role": "user", "content": "Sure?"},
+        {"role": "assistant", "content": "No. It rains."},
+    ]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": weather}}]
+    _write("calls.jsonl", [{"messages": messages, "tools": tools}])
+    Path("recipe.yaml").write_text(CALLS.format("messages: messages"))
+
+
+def shape_openai() -> None:
+    Path("recipe.yaml").write_text(CALLS.format("shape: openai"))
+
+
+def long_chats() -> None:
+    """Two conversations of more tokens than fit."""
+    turns = [
+        ("user", "What?"),
+        ("assistant", "A house. " * 14),
+        ("user", "What else? " * 16),
+        ("assistant", "A tree."),
+    ]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    _write(
+        "long.jsonl",
+        [
+            {"messages": messages},
+            {"messages": [{"role": "user", "content": "Which?"}, *messages[1:]]},
+        ],
+    )
+    Path("long.yaml").write_text(LONG)
+
+
+def few() -> None:
+    """demo/train.yaml of 32 samples an epoch, for those who read all of it."""
+    recipe = yaml.safe_load(Path("yamls/demo.yaml").read_text())
+    recipe["mix"] = {name: {"choose": 8} for name in ("web", "docs", "faq", "chat")}
+    Path("yamls/few.yaml").write_text(yaml.safe_dump(recipe))
+    assert not mdsmix("render-yaml", "yamls/few.yaml", "-o", "demo/train.yaml").code
+
+
+def table_and_chats() -> None:
+    """web.parquet and chats.csv with some bad rows, and a parquet file that is none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts = [orjson.loads(line)["text"] for line in _corpus_lines("docs")[:300]] + [None, None]
+    urls = [f"https://example.org/{n}" for n in range(len(texts))]
+    pq.write_table(
+        pa.table({"text": texts, "url": urls, "meta": [{"n": n} for n in range(len(texts))]}),
+        "web.parquet",
+    )
+    rows = [
+        f'{n},"[{{""role"": ""user"", ""content"": ""What is {n}?""}}, {{""role"": ""assistant"", ""content"": ""{n}.""}}]"'
+        for n in range(60)
+    ]
+    Path("chats.csv").write_text(
+        "\n".join(["id,messages", *rows, "60,one,two", '61,"not json"']) + "\n"
+    )
+    Path("copied.parquet").write_bytes(Path("web.parquet").read_bytes()[:-100])
+
+
+def slimpajama() -> None:
+    """Small files that are named as the sources of FlagEmbedding's mixture."""
+    lines = _corpus_lines("docs")
+    names = ("commoncrawl", "c4", "github", "book", "arxiv", "stackexchange", "notebook")
+    for n, name in enumerate(names):
+        path = Path(f"slimpajama/{name}.jsonl")
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"\n".join(lines[n * 200 : n * 200 + 200]) + b"\n")
+
+
+def published_anew() -> dict[str, Any]:
+    """A YAML with its lock and the state of a run in mid-epoch; then web is another one."""
+    from mdsmix.load import build_loader
+
+    for command in (
+        ["convert", "yamls/demo.yaml"],
+        ["render-yaml", "yamls/demo.yaml", "-o", "train.yaml"],
+    ):
+        assert not mdsmix(*command).code
+    loader = build_loader("train.yaml", batch_size=8)
+    next(iter(loader))
+    state = loader.state_dict()
+    source = Path("demo/corpus/docs.jsonl")
+    source.write_bytes(
+        source.read_bytes() + source.read_bytes().splitlines(keepends=True)[7][:-3] + b'."}\n'
+    )
+    assert not mdsmix("convert", "yamls/demo.yaml").code
+    return {"state": state, "build_loader": build_loader}
+
+
+def _corpus_lines(name: str) -> list[bytes]:
+    return (Path("../../../corpus/demo/corpus") / f"{name}.jsonl").read_bytes().splitlines()
+
+
+def _template(folder: str, template: str) -> None:
+    path = Path(folder) / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+
+
+def _write(name: str, records: Iterable[Any]) -> None:
+    """As Python's own json writes lines."""
+    Path(name).write_text("".join(json.dumps(each) + "\n" for each in records), "utf-8")
+
+
+MAKERS: dict[str, Callable[[], dict[str, Any] | None]] = {
+    each.__name__: each
+    for each in (
+        damaged,
+        edited_nine_days_ago,
+        two_alike,
+        four_bad_lines,
+        sights,
+        seeing_model,
+        chats,
+        small_llama,
+        calls,
+        shape_openai,
+        long_chats,
+        few,
+        table_and_chats,
+        slimpajama,
+        published_anew,
+    )
+}

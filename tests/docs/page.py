@@ -1,0 +1,155 @@
+"""A page from its first block to its last, as its reader does it; what does not happen as the page says is told."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.docs import data
+from tests.docs.blocks import Block, blocks, shown
+from tests.docs.compare import difference, part_of
+from tests.docs.homes import Homes
+from tests.docs.shell import ROOT, Printed, do
+
+FAILED = re.compile(r"^(error|problem|fault)\b", re.MULTILINE)
+"What a page shows of a command that ends with another exit code than 0."
+READ = re.compile(r"(?:cat|head -\d+) ([\w./-]+)(?: +#.*)?")
+OTHERS = {
+    "docker": "wants a container engine",
+    "llmfoundry": "LLM-Foundry has an environment of its own: tests/foundry",
+    "pip": "installs",
+    "ray": "wants a cluster of Ray",
+    "sbatch": "wants a cluster of Slurm",
+}
+"Programs that are not here, and why."
+CODE = {"python"}
+DATA = {"yaml", "json"}
+
+
+@dataclass
+class Counts:
+    """Of all pages."""
+
+    pages: int = 0
+    blocks: int = 0
+    commands: int = 0
+    not_run: list[str] = field(default_factory=list)
+    not_compared: bool = False
+
+
+@dataclass
+class Page:
+    """What is wrong with it is in `wrong`, a sentence each."""
+
+    path: Path
+    homes: Homes
+    counts: Counts
+    wrong: list[str] = field(default_factory=list)
+    printed: str = ""
+    names: dict[str, Any] = field(default_factory=dict)
+    of_demo: bool = False
+
+    def read(self) -> None:
+        self.counts.pages += 1
+        begun = False
+        for block in blocks(self.path):
+            if not begun and block.language != "home":
+                self._home("own")
+            begun = True
+            for sentence in self._do(block):
+                self.wrong.append(f"{self.path.name}, line {block.line}: {sentence}")
+
+    def _do(self, block: Block) -> Iterator[str]:
+        if block.language == "home":
+            self._home(block.said)
+        elif block.language == "data":
+            self.names |= data.MAKERS[block.said]() or {}
+        elif block.language == "run":
+            yield from self._run(block.said, "", is_compared=False)
+        else:
+            self.counts.blocks += 1
+            yield from self._fenced(block)
+
+    def _fenced(self, block: Block) -> Iterator[str]:
+        if block.mark == "not run":
+            place = f"{self.path.name}, line {block.line}"
+            self.counts.not_run.append(f"{place}: {block.said}")
+        elif block.mark == "file":
+            _write(block)
+        elif block.mark == "printed":
+            if self._is_comparable and (said := part_of(block.text, self.printed)):
+                yield f"no command before it printed this:\n{said}"
+        elif block.language == "console":
+            for command, below in shown(block.text):
+                yield from self._run(command, below, is_compared=not block.mark)
+        elif block.language in CODE:
+            yield from self._python(block.text)
+        elif block.language in DATA:
+            yaml.safe_load(block.text)
+        else:
+            yield f"what is this block of {block.language or 'no language'}? Say it in a mark: tests/docs/blocks.py"
+
+    def _run(self, command: str, below: str, is_compared: bool) -> Iterator[str]:
+        if (read := READ.fullmatch(command)) and not Path(read[1]).exists():
+            _create(Path(read[1]), below)
+            return
+        if why := OTHERS.get(command.split()[0]):
+            self.counts.not_run.append(f"{self.path.name}: $ {command.split('  #')[0]}: {why}")
+            return
+        if command.startswith("make "):
+            command = f"make -C {ROOT} --dry-run {command[5:]}"
+        self.counts.commands += 1
+        done = do(command)
+        printed = done.text.replace(str(self.homes.place), "")
+        self.printed += printed
+        yield from _ends(command, below, done, is_compared)
+        if is_compared and self._is_comparable and below and (said := difference(below, printed)):
+            yield f"$ {command}\n{said}\nall of it:\n{printed}"
+
+    def _python(self, code: str) -> Iterator[str]:
+        self.counts.commands += 1
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(said):
+                exec(compile(code, str(self.path), "exec"), self.names)
+            self.printed += said.getvalue()
+        except Exception as error:
+            yield f"{type(error).__name__}: {error}, of\n{code}"
+
+    def _home(self, kind: str) -> None:
+        self.homes.make(kind)
+        self.of_demo = kind != "own"
+        self.printed = ""
+
+    @property
+    def _is_comparable(self) -> bool:
+        return not self.of_demo or self.homes.are_as_written
+
+
+def _ends(command: str, below: str, done: Printed, is_compared: bool) -> Iterator[str]:
+    """A command that fails must show it, and one that shows it must fail."""
+    fails = bool(FAILED.search(below))
+    if (is_compared and bool(done.code) != fails) or (done.code and not below):
+        yield f"$ {command}\nended with {done.code}, and printed\n{done.text}"
+
+
+def _create(path: Path, text: str) -> None:
+    """A file that is shown before anything made it is one of the reader's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n", "utf-8")
+
+
+def _write(block: Block) -> None:
+    name, _, base = block.said.partition(", over ")
+    text = block.text
+    if base:
+        tree = yaml.safe_load(Path(base).read_text("utf-8")) | yaml.safe_load(text)
+        text = yaml.safe_dump(tree, sort_keys=False)
+    _create(Path(name), text.rstrip("\n"))
