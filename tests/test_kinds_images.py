@@ -303,3 +303,40 @@ def test_what_a_conversation_without_images_says_is_what_it_said_before_there_we
     said = canonical(Conversation(messages, None, None, ["a.jpg", drawing()]))
     assert b'"a.jpg"' in said
     assert xxhash.xxh3_128_hexdigest(drawing()).encode() in said
+
+
+def test_images_are_mixed_byte_for_byte_and_counted(tmp_path: Path, seeing: Path) -> None:
+    """No run reads a mix yet, so it wants no processor; compression is for tokens."""
+    paths = write_drawings(tmp_path / "img")
+    names = [f"img/{path.name}" for path in paths]
+    here = write_jsonl(tmp_path / "a.jsonl", [record(names[0]), record(*names[1:])])
+    there = write_jsonl(tmp_path / "b.jsonl", [record(names[1], question="Where?"), record()])
+    text = write_jsonl(tmp_path / "c.jsonl", [record()])
+    streams = {
+        "a": stream(here),
+        "b": stream(there, images={"decode": "header", "max_images": 9}),
+        "c": stream(text, shape="sharegpt", split="other"),
+    }
+    settings = {"max_seq_len": 400, "compression": "zstd", "mix": {"a": {"repeat": 2}}}
+    recipe = write_recipe(tmp_path, seeing, streams=streams, **settings)
+    run_recipe(recipe)
+    mixed = mdsmix("mix", recipe, "--out", tmp_path / "mixed")
+    assert mixed.code == 0, mixed.err
+    wanted = samples(tmp_path / "out/a/train") * 2 + samples(tmp_path / "out/b/train")
+    assert sorted(map(repr, samples(tmp_path / "mixed/train"))) == sorted(map(repr, wanted))
+    manifest = manifest_of(tmp_path / "mixed/train")
+    assert manifest.encoding.compression is None
+    assert manifest.encoding.images.keys() == {"token", "id"}
+    files = [path.stat().st_size for path in paths]
+    assert manifest.totals.images == 7
+    assert manifest.totals.image_bytes == 2 * sum(files) + files[1]
+    other = mdsmix("mix", recipe, "streams.c.split=train", "--out", tmp_path / "none")
+    assert other.code == 4
+    run_recipe(recipe, "streams.c.split=train")
+    other = mdsmix("mix", recipe, "streams.c.split=train", "--out", tmp_path / "none")
+    assert other.code == 3
+    assert "convert c with images: {}, which holds conversations of text alone" in other.err
+    token = "streams.b.images.token=<|vision_start|>"
+    run_recipe(recipe, token)
+    other = mdsmix("mix", recipe, token, "--out", tmp_path / "none")
+    assert "the image tokens <|image_pad|> and <|vision_start|>, and a mix can" in other.err

@@ -257,7 +257,7 @@ def test_no_token_of_an_image_is_trained_or_counted_as_trained_wherever_it_stand
     assert shown.count("⟧⟨<|image_pad|>⟩⟦") == 3
     drawn = mdsmix("mix", recipe, "--out", tmp_path / "drawn")
     assert drawn.code == 0, drawn.err
-    assert manifest_of(tmp_path / "drawn/train").totals.loss_tokens == manifest.totals.loss_tokens
+    assert manifest_of(tmp_path / "drawn/train").totals == manifest.totals
 
 
 def test_records_that_do_not_fit_with_their_images_are_filtered_and_the_loader_cuts_none(

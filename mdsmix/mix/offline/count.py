@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
+from mdsmix.encode.processor import Counter
 from mdsmix.kinds import kind_of
+from mdsmix.shards.cells import Cells, bytes_at, cells
+from mdsmix.shards.index import Shard
 from mdsmix.shards.manifest import Manifest, Totals, histogram
 from mdsmix.shards.tokens import Tokens
+from mdsmix.shards.whole import Samples
 
 
 def count(tokens: Tokens, copies: NDArray[np.int64], manifest: Manifest | None) -> Totals:
@@ -39,3 +44,29 @@ def _losses(tokens: Tokens, manifest: Manifest) -> tuple[NDArray[np.int64], NDAr
     kind, encoding = kind_of(manifest.encoding), manifest.encoding
     losses = kind.losses(tokens, encoding, manifest.tokenizer.eos_id)
     return losses, kind.cut(tokens, encoding)
+
+
+def count_images(
+    shard: Shard, samples: Samples, copies: NDArray[np.int64], manifest: Manifest | None
+) -> Totals:
+    """The images of the samples, each taken `copies` times, and what the processor of the conversion, if there was one, makes of them."""
+    found = {part.column.name: part for part in cells(shard, samples)}
+    counts = bytes_at(samples, found["images"].starts + 4, 4).view("<u4")[:, 0].astype(np.int64)
+    framing = 8 + 4 * counts
+    return Totals(
+        images=int(counts @ copies),
+        image_bytes=int((found["images"].sizes - framing) @ copies),
+        image_tokens=_image_tokens(samples, found["sizes"], copies, manifest),
+    )
+
+
+def _image_tokens(
+    samples: Samples, sizes: Cells, copies: NDArray[np.int64], manifest: Manifest | None
+) -> int:
+    digest = manifest.encoding.images.get("processor") if manifest else None
+    if not digest:
+        return 0
+    spans = zip(sizes.starts.tolist(), sizes.stops.tolist(), copies.tolist(), strict=True)
+    drawn = [(orjson.loads(samples.data[start:stop]), n) for start, stop, n in spans if n]
+    tokens = Counter(digest).of((h, w) for of, _ in drawn for h, w in of)
+    return sum(n * int(tokens[h, w]) for of, n in drawn for h, w in of)

@@ -6,7 +6,7 @@ tell later checks both. What only says how samples came about is left out where 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +41,7 @@ def merged(streams: Sequence[Stream]) -> tuple[Encoding, TokenizerCard] | None:
     _refuse_disagreement([(s.name, own.encoding) for s, own in targeted], DECISIVE)
     _refuse_disagreement([(s.name, own.encoding) for s, own in found], DECISIVE[:1])
     encodings = [own.encoding for _, own in found]
+    _refuse_other_images([(stream.name, own.encoding.images) for stream, own in found])
     leading = _leading([own for _, own in targeted or found])
     disputed: dict[str, Any] = {k: None for k in BY_THE_WAY if not _agree(encodings, k)}
     rules = sorted({encoding.special_tokens_in_text for encoding in encodings})
@@ -51,10 +52,30 @@ def merged(streams: Sequence[Stream]) -> tuple[Encoding, TokenizerCard] | None:
         compact=any(own.encoding.compact for _, own in targeted),
         max_seq_len=max(encoding.max_seq_len for encoding in encodings),
         special_tokens_in_text=" + ".join(rules),
+        images=_agreed([encoding.images for encoding in encodings]),
         duplicates="keep",  # a sample may be drawn any number of times
         fields={k: v for e in encodings for k, v in e.fields.items()},
     )
     return encoding, leading.tokenizer
+
+
+def _agreed(images: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings of images that all streams have."""
+    first, *others = images
+    return {k: v for k, v in first.items() if all(k in each and each[k] == v for each in others)}
+
+
+def _refuse_other_images(named: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """MixRefused where the streams' rows are for other models: what stands for an image, and the processor that says which fit."""
+    (first, one), *others = named
+    for name, images in others:
+        for key, what in (("token", "image token"), ("processor", "processor")):
+            if one.get(key) != images.get(key):
+                said = (f"{str(each.get(key, 'none'))[:20]}" for each in (one, images))
+                raise MixRefused(
+                    f"{first} and {name} were converted for the {what}s {' and '.join(said)}, and a mix can state only one; convert both for "
+                    "the same."
+                )
 
 
 def _leading(manifests: Sequence[Manifest]) -> Manifest:

@@ -26,13 +26,14 @@ from mdsmix.mix.weights import draws_of
 from mdsmix.recipe import Recipe
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, TokenizerCard
 from mdsmix.shards.mds import Layout
+from mdsmix.shards.turns import has_images
 
 BUCKET_BYTES = 120 << 20
 "120 MiB of samples are shuffled in memory at a time, and become two shards. The bytes of a mix follow from it."
 BUCKET_ROWS = 1 << 20
 "And at most about a million samples, 40 bytes of bookkeeping each."
 PAIR = ("input_ids", "labels")
-OF_THE_RUN = ("checks.batches", "checks.config", "rules.keys", "rules.values")
+OF_THE_RUN = ("checks.batches", "checks.config", "checks.images", "rules.keys", "rules.values")
 "The files of checks that judge how a run reads streams. A mix is no run yet, so they do not refuse it."
 
 
@@ -129,7 +130,7 @@ def make_plan(mix: Mix, compression: str | None, seed: int) -> Plan:
     layout = _shared_layout(streams, compression)
     encoding, tokenizer = merged(streams) or (None, None)
     if encoding:
-        encoding = dataclasses.replace(encoding, compression=compression)
+        encoding = dataclasses.replace(encoding, compression=layout.compression)
     return Plan(
         sources=tuple(sources),
         seed=seed,
@@ -148,7 +149,7 @@ def _shared_layout(streams: Sequence[Stream], compression: str | None) -> Layout
                 f"{first.name} holds {_spelled(first)}, and {other.name} holds {_spelled(other)}: one stream has one "
                 f"set of columns; {_way(first, other)}, or mix them while training (`mdsmix render-yaml`)."
             )
-    layout = Layout.of(first.columns, compression)
+    layout = Layout.of(first.columns, None if has_images(first.columns) else compression)
     for stream in streams:
         for shard in stream.shards:
             if shard.column_sizes != layout.settings["column_sizes"]:
@@ -162,6 +163,11 @@ def _shared_layout(streams: Sequence[Stream], compression: str | None) -> Layout
 def _way(first: Stream, other: Stream) -> str:
     """How two streams come to hold the same columns, if they can."""
     turns = [stream.name for stream in (first, other) if "turns" in stream.columns]
+    blind = [stream.name for stream in (first, other) if not has_images(stream.columns)]
+    if len(blind) == 1:
+        return (
+            f"convert {blind[0]} with images: {{}}, which holds conversations of text alone as well"
+        )
     if len(turns) == 1:
         return (
             f"convert {turns[0]} with columns: compact, the columns of pairs (they hold what target_prompts: none and "

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from mdsmix.errors import Unreachable
 from mdsmix.mix.offline.buckets import Buckets
-from mdsmix.mix.offline.count import count
+from mdsmix.mix.offline.count import count, count_images
 from mdsmix.mix.offline.draw import Draw, seed_of
 from mdsmix.mix.offline.plan import Source
 from mdsmix.mix.streams import Stream
 from mdsmix.shards.index import Shard
 from mdsmix.shards.manifest import Mixed, Totals
 from mdsmix.shards.tokens import tokens_of
+from mdsmix.shards.turns import has_images
 from mdsmix.shards.whole import Samples, read_whole
 
 Told = Callable[[int, int], None]
@@ -68,7 +69,12 @@ def take(source: Source, seed: int, buckets: Buckets, on_progress: Told) -> Take
 def _counted(stream: Stream, shard: Shard, samples: Samples, copies: Copies) -> Totals | None:
     try:
         tokens = tokens_of(shard, samples)
-        return count(tokens, copies, stream.trusted_manifest) if tokens else None
+        if tokens is None:
+            return None
+        found = count(tokens, copies, stream.trusted_manifest)
+        if has_images(shard.columns):
+            found += count_images(shard, samples, copies, stream.trusted_manifest)
+        return found
     except (ValueError, LookupError, TypeError) as error:
         raise Unreachable(
             f"the shard {stream.folder / shard.stored.basename} is damaged: {str(error).rstrip('.')}; publish that "
