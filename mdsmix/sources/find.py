@@ -34,10 +34,10 @@ def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[
     of_folder = [] if matches or has_pattern(path) else inside(place)
     if not matches and not of_folder:
         raise _nothing(path, place, _root(path, base))
-    files = []
+    files, folder = list[SourceFile](), name_of(place, base)
     for number, (location, stat) in enumerate(matches or of_folder):
         name = name_of(location, base)
-        order = f"{name_of(place, base)}/{number:09}" if of_folder else ""
+        order = f"{folder}/{number:09}" if of_folder else ""
         file = SourceFile(location=location, stat=stat, name=name, read_as=read_as, order=order)
         _check(file)
         files.append(file)

@@ -26,6 +26,7 @@ from mdsmix.sources.units import SourceFile, Span
 class Mds(Format):
     """The `index.json` of a stream. Its ordinals are samples, from 0."""
 
+    looks_for_weight = True
     size_factor = 2  # 1 would say that the file is what is read
 
     def weight(self, file: SourceFile) -> int:

@@ -16,7 +16,9 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from mdsmix.sources.registry import format_of
 from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit, place
@@ -50,10 +52,11 @@ def plan(
         blobs=tuple(blobs),
         window_bytes=window_bytes,
     )
-    weights = together(_weight, files)
-    small = [f for f, weight in zip(files, weights, strict=True) if weight < window_bytes]
-    large = [f for f, weight in zip(files, weights, strict=True) if weight >= window_bytes]
-    units = [new(run) for run in _runs(small, window_bytes)]
+    weights = _weights(files)
+    is_small = weights < window_bytes
+    small = [file for file, fits in zip(files, is_small, strict=True) if fits]
+    large = [file for file, fits in zip(files, is_small, strict=True) if not fits]
+    units = [new(run) for run in _runs(small, weights[is_small], window_bytes)]
     for file, splits in zip(
         large, together(partial(_splits, window_bytes, tuple(fields)), large), strict=True
     ):
@@ -69,7 +72,7 @@ def _splits(
 
 def size_of(files: Iterable[SourceFile]) -> int:
     """About how many uncompressed bytes these files hold."""
-    return sum(map(_weight, files))
+    return int(_weights(list(files)).sum())
 
 
 def most_records(unit: Unit) -> float:
@@ -140,15 +143,30 @@ def _unit(
     )
 
 
+def _weights(files: list[SourceFile]) -> NDArray[np.int64]:
+    """The uncompressed bytes that each file is planned as. Only formats that must look into a file are asked many at a time: of a
+    million others that takes a gigabyte."""
+    kinds = [format_of(file) for file in files]
+    looked = [file for file, kind in zip(files, kinds, strict=True) if kind.looks_for_weight]
+    found = dict(zip(map(id, looked), together(_weight, looked), strict=True))
+    said = (
+        found[id(file)] if kind.looks_for_weight else kind.weight(file)
+        for file, kind in zip(files, kinds, strict=True)
+    )
+    return np.fromiter(said, np.int64, len(files))
+
+
 def _weight(file: SourceFile) -> int:
-    """The uncompressed bytes that a file is planned as."""
     return format_of(file).weight(file)
 
 
-def _runs(files: list[SourceFile], window_bytes: int) -> Iterator[list[SourceFile]]:
+def _runs(
+    files: list[SourceFile], weights: NDArray[np.int64], window_bytes: int
+) -> Iterator[list[SourceFile]]:
     """Consecutive files of at most a window in all, in order."""
-    before = list(accumulate(map(_weight, files), initial=0))
-    priorities = [_priority(file.name) for file in files]
+    before = np.concatenate([[0], np.cumsum(weights)])
+    last_names = (xxhash.xxh3_64_intdigest(file.name.rpartition("/")[2]) for file in files)
+    priorities = np.fromiter(last_names, np.uint64, len(files))
     waiting = [(0, len(files))] if files else []
     while waiting:
         begin, end = waiting.pop()
@@ -156,7 +174,9 @@ def _runs(files: list[SourceFile], window_bytes: int) -> Iterator[list[SourceFil
             yield files[begin:end]
             continue
         # Not at the first file, which would leave nothing before it.
-        cut = max(range(begin + 1, end), key=priorities.__getitem__)
+        among = priorities[begin + 1 : end]
+        highest = begin + 1 + np.flatnonzero(among == among.max())
+        cut = int(max(highest, key=lambda number: _priority(files[number].name)))
         waiting += [(cut, end), (begin, cut)]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -32,6 +33,11 @@ _answered: set[str] = set()
 "Endpoints that have; a forked worker knows them from its parent."
 _given_up: set[str] = set()
 "Endpoints at which a request was given up. What is asked there afterwards, to clean up, waits only _FIRST_SECONDS."
+
+_making = threading.RLock()
+os.register_at_fork(
+    before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release
+)
 
 
 class Patience:
@@ -108,7 +114,8 @@ def _client_for(url: str) -> Any:
     # A client is made anew where a variable that shapes it has changed.
     settings = sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "S3_")))
     try:
-        return _client(os.getpid(), tuple(settings))
+        with _making:  # else each of 16 threads makes one: 0.3 s of a processor
+            return _client(os.getpid(), tuple(settings))
     except (BotoCoreError, ValueError) as error:
         raise refusal(url, error) from None
 
