@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mdsmix.convert.ledger import FOLDER, UnitRecord, pack_tokens, read_record, write_record
-from mdsmix.shards.manifest import Records, Totals
+from mdsmix.shards.counts import Records, Totals
 from mdsmix.storage import Location, locate
 
 RECORD = UnitRecord(

@@ -18,7 +18,7 @@ from mdsmix.convert.verdict import FirstUnits, refuse_too_many_bad
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.recipe import load_recipe
-from mdsmix.shards.manifest import Records, Totals
+from mdsmix.shards.counts import Records, Totals
 from mdsmix.sources import Content, Unit, find, plan
 from tests.converting import (
     Answer,

@@ -11,7 +11,7 @@ from mdsmix.encode.targets import VERDICTS
 from mdsmix.kinds.fingerprints import DUPLICATE
 from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
 from mdsmix.shapes.where import LEFT_OUT
-from mdsmix.shards.manifest import NOT_SAMPLED
+from mdsmix.shards.counts import NOT_SAMPLED
 
 FOLDER = Path(mdsmix.encode.__file__).parent
 SHAPES = Path(mdsmix.shapes.__file__).parent

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from mdsmix.kinds.holdout import is_held_out
 from mdsmix.kinds.sampling import Sample
 from mdsmix.record import Conversation, Document, Pair
-from mdsmix.shards.manifest import NOT_SAMPLED, Encoding
+from mdsmix.shards.counts import NOT_SAMPLED
+from mdsmix.shards.manifest import Encoding
 from tests.converting import (
     chats,
     documents,

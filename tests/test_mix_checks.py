@@ -23,7 +23,8 @@ from mdsmix.mix.model import moved
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.view import mix_of, view_streams
 from mdsmix.mix.weights import epoch_table, shares_of
-from mdsmix.shards.manifest import Records, TokenizerCard
+from mdsmix.shards.counts import Records
+from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.storage import locate
 from tests.published import (
     CARD,

@@ -19,7 +19,7 @@ from mdsmix.kinds import open_recipe
 from mdsmix.mix.plan.figures import UNKNOWN, Figure, Plan, total
 from mdsmix.mix.plan.look import PLACES, Looked, _Place, _sum, look_at
 from mdsmix.mix.plan.make import Asked, make_plan, problems, see
-from mdsmix.shards.manifest import Totals
+from mdsmix.shards.counts import Totals
 from tests.converting import (
     documents,
     manifest_of,

@@ -23,7 +23,7 @@ from mdsmix.mix import spread
 from mdsmix.mix.offline.plan import make_plan, view_training
 from mdsmix.mix.render import render
 from mdsmix.mix.view import view, view_recipe
-from mdsmix.shards.manifest import histogram
+from mdsmix.shards.counts import histogram
 from tests.converting import mdsmix
 from tests.published import (
     CARD,

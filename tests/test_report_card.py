@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mdsmix.report.card import card_rows
 from mdsmix.shards.beside import SourceEntry
+from mdsmix.shards.counts import Records
 from mdsmix.shards.index import read_index
-from mdsmix.shards.manifest import Records
 from mdsmix.storage import locate
 from tests.converting import manifest_of
 from tests.published import CONCAT, TOKEN_ROW, publish

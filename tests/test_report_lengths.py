@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.report.lengths import BAR, bars
-from mdsmix.shards.manifest import histogram
+from mdsmix.shards.counts import histogram
 
 LINE = re.compile(r" *([\d,]+)(?:-([\d,]+))?  ([█▏▎▍▌▋▊▉ ]{24}) ([\d,]+) \([\d.]+%\)")
 

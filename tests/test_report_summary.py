@@ -9,8 +9,9 @@ import pytest
 
 from mdsmix.convert.outcome import Outcome
 from mdsmix.report.summary import COLUMNS, print_summary
+from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import make_index
-from mdsmix.shards.manifest import Manifest, Part, Records, Totals
+from mdsmix.shards.manifest import Manifest, Part
 from tests.published import CONCAT, TOKEN_ROW, make_manifest
 
 

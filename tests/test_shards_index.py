@@ -13,16 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
+from mdsmix.shards.counts import Records, Totals, histogram
 from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index
-from mdsmix.shards.manifest import (
-    Encoding,
-    Manifest,
-    Records,
-    TokenizerCard,
-    Totals,
-    histogram,
-    parse_manifest,
-)
+from mdsmix.shards.manifest import Encoding, Manifest, TokenizerCard, parse_manifest
 from mdsmix.shards.mds import Layout
 from mdsmix.shards.published import find_published
 from mdsmix.storage import locate

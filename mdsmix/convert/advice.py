@@ -17,7 +17,7 @@ from mdsmix.shapes import SHAPES, Fields, Shape
 from mdsmix.shapes.fields import value_at
 from mdsmix.shapes.pictures import PLACEHOLDER
 from mdsmix.shapes.sharegpt import TAGS
-from mdsmix.shards.manifest import Records
+from mdsmix.shards.counts import Records
 from mdsmix.typed import brief
 from mdsmix.words import plural, printable
 

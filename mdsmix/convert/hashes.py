@@ -18,7 +18,7 @@ from mdsmix.convert.packs import Place
 from mdsmix.convert.repeats import Fingerprints, count_repeats
 from mdsmix.convert.stored import stored_at
 from mdsmix.errors import Unreachable
-from mdsmix.shards.manifest import Records
+from mdsmix.shards.counts import Records
 from mdsmix.storage import Location, together
 
 AT_ONCE = 16

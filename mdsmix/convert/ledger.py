@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from mdsmix import typed
 from mdsmix.shards.beside import SideFile
+from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Shard
-from mdsmix.shards.manifest import Records, Totals
 from mdsmix.storage import Location
 
 FOLDER = ".mdsmix"

@@ -24,8 +24,8 @@ from mdsmix.convert.stored import listing
 from mdsmix.convert.unit import UnitResult
 from mdsmix.convert.work import Work
 from mdsmix.errors import RecipeError
+from mdsmix.shards.counts import Records
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.manifest import Records
 from mdsmix.storage import Location, together
 from mdsmix.words import listed, plural
 

@@ -16,10 +16,11 @@ from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.kinds.assemble import JoinedRows
 from mdsmix.kinds.holdout import NOT_HELD_OUT
 from mdsmix.shards.beside import LISTED, SourceEntry, store_sources
+from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.ids import named_anew
 from mdsmix.shards.index import Index, make_index
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Part, Records, Totals
+from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Part
 from mdsmix.shards.shardfiles import distinct, store_shards
 
 

@@ -42,9 +42,9 @@ from mdsmix.errors import Unreachable
 from mdsmix.kinds.fingerprints import Fingerprints
 from mdsmix.kinds.reading import open_reading
 from mdsmix.kinds.sampling import Sample
+from mdsmix.shards.counts import NOT_SAMPLED, Records
 from mdsmix.shards.ids import RowIds
 from mdsmix.shards.index import Shard, StoredFile
-from mdsmix.shards.manifest import NOT_SAMPLED, Records
 from mdsmix.shards.shardfiles import store_shards
 from mdsmix.sources import (
     BadRecord,

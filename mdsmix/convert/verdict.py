@@ -17,7 +17,7 @@ from mdsmix.convert.advice import advice
 from mdsmix.convert.job import Job
 from mdsmix.convert.unit import UnitResult
 from mdsmix.errors import TooManyBadRecords
-from mdsmix.shards.manifest import Records
+from mdsmix.shards.counts import Records
 from mdsmix.sources import Unit, most_records
 
 FIRST_UNITS = 3

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mdsmix.encode.base import Encoded
 from mdsmix.kinds.packing import best_fit
 from mdsmix.ragged import Ragged
-from mdsmix.shards.manifest import Totals, histogram
+from mdsmix.shards.counts import Totals, histogram
 from mdsmix.shards.mds import Layout, Rows, fixed_rows, lay_out
 from mdsmix.shards.turns import STARTS
 

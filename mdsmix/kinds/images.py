@@ -24,7 +24,8 @@ from mdsmix.kinds.base import Piece
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation
-from mdsmix.shards.manifest import Encoding, Totals
+from mdsmix.shards.counts import Totals
+from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.mds import SHARD_BYTES, Layout, Rows
 from mdsmix.shards.tokens import Tokens
 from mdsmix.words import hint

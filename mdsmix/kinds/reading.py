@@ -20,7 +20,8 @@ from mdsmix.record import Document, RichConversation
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.fields import UNFOUND, derived, lacking, value_at
 from mdsmix.shapes.where import LEFT_OUT, Where, parse_where
-from mdsmix.shards.manifest import NOT_SAMPLED, Encoding
+from mdsmix.shards.counts import NOT_SAMPLED
+from mdsmix.shards.manifest import Encoding
 from mdsmix.storage import Location
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import xxhash
 
 from mdsmix.kinds.fingerprints import fingerprint
 from mdsmix.record import canonical
-from mdsmix.shards.manifest import NOT_SAMPLED
+from mdsmix.shards.counts import NOT_SAMPLED
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mdsmix.shards.manifest import Encoding, Totals
+from mdsmix.shards.counts import Totals
+from mdsmix.shards.manifest import Encoding
 
 Rows = tuple[int, int, int]
 "Rows, and the least and the most that each of them holds."

@@ -15,7 +15,8 @@ from mdsmix.report.sampled import budget_json, said_of_budget, said_of_sample
 from mdsmix.report.table import print_table
 from mdsmix.shapes.pictures import FIELDS, PLACEHOLDER
 from mdsmix.shapes.where import NO_MATCH
-from mdsmix.shards.manifest import NOT_SAMPLED, Encoding, Manifest, Records
+from mdsmix.shards.counts import NOT_SAMPLED, Records
+from mdsmix.shards.manifest import Encoding, Manifest
 from mdsmix.table import Column, Row, Table, as_json
 from mdsmix.words import plural, printable
 

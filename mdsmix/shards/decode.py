@@ -9,8 +9,8 @@ import json
 
 from mdsmix.shards.cells import array_dtype, cells, payload
 from mdsmix.shards.codecs import codec_of
+from mdsmix.shards.counts import Totals, histogram
 from mdsmix.shards.index import Shard
-from mdsmix.shards.manifest import Totals, histogram
 from mdsmix.shards.tokens import token_columns, tokens_of
 from mdsmix.shards.whole import Samples
 

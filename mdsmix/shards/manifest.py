@@ -8,29 +8,23 @@ finished publication from an interrupted one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any, Literal
 
-import numpy as np
 import orjson
 import xxhash
-from numpy.typing import NDArray
 
 from mdsmix import typed
 from mdsmix.errors import Unreachable
 from mdsmix.shards.beside import Beside, SideFile, SourceEntry, SourcePart, read_part
+from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import find_description
 from mdsmix.storage import Location
 
 BASENAME = "mdsmix.manifest"
 FORMAT_VERSION = 2
 "Raised when the meaning of a key, a work unit's window or a shard's bytes change: older streams are then rebuilt."
-BAD_SHARE = 0.01
-"More bad records than this are warned of."
-DUPLICATE_SHARE = 0.01
-NOT_SAMPLED = "not_sampled"
-"Why a record that is not in the sample of its stream is filtered: as though it were not in the source."
 READABLE = (1, FORMAT_VERSION)
 "Versions whose manifests are understood: such streams are mixed, loaded and verified as they are."
 
@@ -127,125 +121,6 @@ def processor_folder(digest: str, tokenizer: TokenizerCard) -> str:
     """The name of the folder of a processor at the root of the mix. Another one, or the same beside another tokenizer, has another."""
     shaping = f"{digest} {tokenizer.hash} {tokenizer.chat_template_hash}"
     return f"processor-{xxhash.xxh128_hexdigest(shaping)[:8]}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Records:
-    """What became of the source's records: read = written + filtered + quarantined."""
-
-    read: int = 0
-    written: int = 0
-    filtered: dict[str, int] = field(default_factory=dict)
-    "Reason code -> records that a rule dropped."
-    quarantined: dict[str, int] = field(default_factory=dict)
-    "Reason code -> bad records, each kept in the stream's quarantine folder."
-    unread: dict[str, int] = field(default_factory=dict)
-    "Field that the recipe does not read -> records in which it is not empty."
-    unseen: dict[str, int] = field(default_factory=dict)
-    "The same of a columnar file, which was not looked into and does not tell: all records."
-    placeholders: dict[str, int] = field(default_factory=dict)
-    "Placeholder of a medium, such as <image> -> finetuning records that hold it as text."
-    ways_out: dict[str, int] = field(default_factory=dict)
-    "Setting of the recipe -> records filtered as no_loss_tokens that it would keep."
-    nulls: dict[str, int] = field(default_factory=dict)
-    "Field of messages or tools -> records with null entries inside, which are rendered."
-    too_long: dict[str, int] = field(default_factory=dict)
-    "Of rows longer than max_seq_len: conversations, and how many of these and of tokens with a loss too_long: cut and first_turns keep."
-    duplicates: int = 0
-    "Records that an earlier one of the stream equals, and that are in it all the same."
-    unhashed: int = 0
-    "Records that were not looked at for duplicates, as those of older units."
-
-    @property
-    def sampled(self) -> int:
-        """Records that the stream asks for: all of the source, or those of its sample. Shares of records are of these."""
-        return self.read - self.filtered.get(NOT_SAMPLED, 0)
-
-    @property
-    def dropped(self) -> int:
-        return sum(self.filtered.values())
-
-    @property
-    def bad(self) -> int:
-        return sum(self.quarantined.values())
-
-    @property
-    def has_many_bad(self) -> bool:
-        """Whether the user is warned of the share of bad records."""
-        return self.bad > BAD_SHARE * self.sampled
-
-    @property
-    def has_many_duplicates(self) -> bool:
-        """Whether the user is told of them."""
-        return self.duplicates > DUPLICATE_SHARE * self.sampled
-
-    @property
-    def adds_up(self) -> bool:
-        return self.read == self.written + self.dropped + self.bad
-
-    def __add__(self, other: Records) -> Records:
-        return Records(
-            read=self.read + other.read,
-            written=self.written + other.written,
-            filtered=_added(self.filtered, other.filtered),
-            quarantined=_added(self.quarantined, other.quarantined),
-            unread=_added(self.unread, other.unread),
-            unseen=_added(self.unseen, other.unseen),
-            placeholders=_added(self.placeholders, other.placeholders),
-            ways_out=_added(self.ways_out, other.ways_out),
-            nulls=_added(self.nulls, other.nulls),
-            too_long=_added(self.too_long, other.too_long),
-            duplicates=self.duplicates + other.duplicates,
-            unhashed=self.unhashed + other.unhashed,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """What the samples hold."""
-
-    samples: int = 0
-    tokens: int = 0
-    loss_tokens: int = 0
-    "Positions that give a loss, after the shift by one."
-    lost_tokens: int = 0
-    "Tokens that no sample holds: the last part of a concat stream, less than one row."
-    largest_id: int = -1
-    longest: int = 0
-    "Tokens of the longest sample."
-    lengths: dict[str, int] = field(default_factory=dict)
-    "Samples by length: key `2^k` counts those of 2^k to 2^(k+1) - 1 tokens."
-    specials: int = 0
-    "Records whose text held the string of a special token."
-    compared: int = 0
-    "Texts encoded by the reference tokenizer too, and found equal."
-    cut_rows: int = 0
-    "Samples of which the loader cuts something off, since they are longer than max_seq_len."
-    cut_tokens: int = 0
-    "Tokens of them that it cuts off: nothing is trained on those."
-    images: int = 0
-    image_bytes: int = 0
-    "Of these images, as they are stored."
-    image_tokens: int = 0
-    "What the recipe's processor makes of them; 0 without one. `tokens` counts one for each image."
-    documents: int = 0
-    "Of packed rows: the documents, pairs or conversations in them."
-
-    @property
-    def seen_tokens(self) -> int:
-        """Tokens that the model sees when it takes every sample once: of an image what the processor makes of it, where one is
-        planned for."""
-        in_place_of_images = self.image_tokens - self.images if self.image_tokens else 0
-        return self.tokens - self.cut_tokens + in_place_of_images
-
-    def __add__(self, other: Totals) -> Totals:
-        of_both = {k: (getattr(self, k), getattr(other, k)) for k in _COUNTS}
-        sums = {k: mine + its for k, (mine, its) in of_both.items()}
-        tops = {k: max(of_both[k]) for k in ("largest_id", "longest")}
-        return Totals(**sums | tops, lengths=_added(self.lengths, other.lengths))
-
-
-_COUNTS = [f.name for f in fields(Totals) if f.name != "lengths"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,13 +233,6 @@ LATER = {
 "Section -> keys that were added to the format: they are written where they are not empty, so that no manifest changed."
 
 
-def histogram(lengths: NDArray[np.int64]) -> dict[str, int]:
-    """Samples by powers of two of their length: {"2^k": samples of 2^k to 2^(k+1) - 1 tokens}."""
-    powers = np.frexp(np.maximum(lengths, 1).astype(np.float64))[1] - 1
-    counts = np.bincount(powers)
-    return {f"2^{power}": int(count) for power, count in enumerate(counts) if count}
-
-
 def parse_manifest(content: bytes, where: str) -> Manifest:
     """A manifest from its bytes; Unreachable where it is damaged or of a newer format."""
     try:
@@ -400,9 +268,3 @@ def read_manifest(folder: Location) -> Manifest | None:
 
 def _default(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
-
-
-def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, Any]:
-    if not (one and other):  # as a rule: a stream of many units adds up twelve of these for each
-        return dict(sorted((one or other).items()))
-    return {k: one.get(k, 0) + other.get(k, 0) for k in sorted({*one, *other})}

@@ -17,6 +17,7 @@ from itertools import accumulate, pairwise
 from mdsmix.errors import Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
+from mdsmix.shards.counts import Totals
 from mdsmix.shards.decode import decode
 from mdsmix.shards.index import (
     Index,
@@ -26,7 +27,7 @@ from mdsmix.shards.index import (
     parse_index,
     read_description,
 )
-from mdsmix.shards.manifest import Manifest, Totals, parse_manifest
+from mdsmix.shards.manifest import Manifest, parse_manifest
 from mdsmix.shards.sample import DECOMPRESSED
 from mdsmix.shards.whole import check_stored, samples_of
 from mdsmix.storage import Location

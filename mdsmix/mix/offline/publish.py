@@ -12,9 +12,10 @@ from mdsmix.mix.offline.buckets import Buckets
 from mdsmix.mix.offline.existing import RECORD, MixRecord
 from mdsmix.mix.offline.plan import Plan
 from mdsmix.mix.offline.take import Taken
+from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, make_index
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Part, Records, Totals
+from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Part
 from mdsmix.shards.publication import publish_in_place
 from mdsmix.shards.shardfiles import copy_missing, distinct, store_shards
 from mdsmix.shards.writing import write_if_new

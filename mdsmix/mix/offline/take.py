@@ -19,8 +19,9 @@ from mdsmix.mix.offline.count import count, count_images
 from mdsmix.mix.offline.draw import Draw, seed_of
 from mdsmix.mix.offline.plan import Source
 from mdsmix.mix.streams import Stream
+from mdsmix.shards.counts import Totals
 from mdsmix.shards.index import Shard
-from mdsmix.shards.manifest import Mixed, Totals
+from mdsmix.shards.manifest import Mixed
 from mdsmix.shards.tokens import tokens_of
 from mdsmix.shards.turns import has_images
 from mdsmix.shards.whole import Samples, read_whole

@@ -25,15 +25,9 @@ from mdsmix.kinds import kind_of, kind_of_stream
 from mdsmix.kinds.reading import open_reading
 from mdsmix.kinds.registry import fields_parsed, fields_read, make_encoding
 from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
-from mdsmix.shards.manifest import (
-    FORMAT_VERSION,
-    Encoding,
-    Manifest,
-    Records,
-    TokenizerCard,
-    Totals,
-)
+from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard
 from mdsmix.shards.mds import SHARD_BYTES, SHARD_ROWS, Layout
 from mdsmix.shards.shardfiles import compressed
 from mdsmix.sources import RecordBatch, SourceFile, Unit
