@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import shutil
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from mdsmix.encode.tokenizer import decoder_of, open_tokenizer
 from mdsmix.kinds.base import Piece
@@ -22,7 +25,7 @@ from tests import converting
 from tests.converting import Answer, chats, documents, mdsmix, pairs, write_jsonl, write_recipe
 from tests.pages import Page
 from tests.pictures import drawing, record, seeing_tokenizer, stream, write_drawings
-from tests.published import CONCAT, TOKEN_ROW, publish
+from tests.published import CONCAT, PAIR, PAIR_ROW, TOKEN_ROW, publish
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -221,7 +224,13 @@ def test_images_are_thumbnails_and_damaged_ones_a_sentence(
     assert images == [0, 1, 2]
     assert all(url.startswith("data:image/webp;base64,") for s in page.samples for url in s.images)
     assert "600 x 400 JPEG" in page.text
-    data = drawing("JPEG", (600, 400))
+    data = drawing("JPEG", (600, 400), seed=3)
+    small = thumbnail(Picture(400, 600, data, 0, 9))
+    with Image.open(io.BytesIO(base64.b64decode(small.data.partition(",")[2]))) as image:
+        assert (small.width, small.height) == image.size == (144, 96)
+        pixel: Any = image.convert("RGB").getpixel((130, 90))
+    asked = (3 * 37 % 256, 3 * 91 % 256, 128)
+    assert max(abs(a - b) for a, b in zip(pixel, asked, strict=True)) < 12, "its own colours"
     for damaged in (data[: len(data) // 2], b"<svg onload=alert(1)>", b""):
         made = thumbnail(Picture(400, 600, damaged, 0, 9))
         assert not made.data
@@ -284,6 +293,26 @@ def test_a_recipe_of_which_nothing_is_converted_is_planned(
     assert float(page.figures["step.epoch_tokens"][0]) == plan["step"]["epoch_tokens"]["value"]
     assert "not converted yet" in page.text
     assert "run `mdsmix convert` on this recipe first" in answer.err
+
+
+def test_machines_are_those_given_or_as_many_as_the_batch_allows(tmp_path: Path) -> None:
+    publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 30, card={})
+    page, _ = report(tmp_path / "web", "--batch", 4, out=tmp_path / "r.html")
+    assert "1 node of 4 devices, 4 rows a step" in page.text
+    answer = mdsmix("report", tmp_path / "web", "--batch", 7, "--gpus", 2, "-o", tmp_path / "no")
+    assert (answer.code, "cannot be divided among 2 devices" in answer.err) == (2, True)
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_mix_that_may_not_be_mixed_says_why_and_has_no_plan(tmp_path: Path) -> None:
+    publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5, card={})
+    publish(tmp_path / "pair", PAIR, [PAIR_ROW] * 5, card={})
+    page, _ = report(tmp_path / "web", tmp_path / "pair", "-n", 1, out=tmp_path / "r.html")
+    assert page.text.count("2 streams may not be mixed") == 1
+    assert "so no run comes of it and nothing was planned" in page.text
+    errors = [f for f in told("check", tmp_path / "web", tmp_path / "pair")["findings"] if f["severity"] == "error"]  # fmt: skip
+    assert errors
+    assert all(f["fix"].replace("`", "") in page.text for f in errors)
 
 
 def test_nothing_to_show_is_one_sentence_and_no_page(tmp_path: Path) -> None:

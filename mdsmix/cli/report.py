@@ -29,7 +29,14 @@ def report(
         int, typer.Option(min=0, metavar="N", help="Which samples, as inspect --random has them.")
     ] = 0,
     nodes: Annotated[int, typer.Option(metavar="N", help="Nodes of the run.")] = 1,
-    gpus: Annotated[int, typer.Option(metavar="N", help="Devices of a node.")] = 8,
+    gpus: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            metavar="N",
+            help="Devices of a node.",
+            show_default="8, fewer where the batch is divided among fewer",
+        ),
+    ] = None,
     batch: Annotated[
         Optional[int],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
         typer.Option(

@@ -6,8 +6,7 @@ tells; what does not apply, as a plan of streams without a length, is a note on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,13 +26,15 @@ from mdsmix.report.inspection import Inspection, look
 from mdsmix.report.page.places import Place, places_of
 from mdsmix.report.took import Took, find_took
 from mdsmix.shards.published import working_folder
-from mdsmix.storage import locate
+from mdsmix.storage import locate, together
 from mdsmix.training.keys import whole
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
     from mdsmix.preview.run import Preview
 
+GPUS = (8, 4, 2, 1)
+"Of a node, where nothing says how many: the first among which the batch can be divided."
 ROWS = 8
 "Of a device and step, where nothing says how many: a plan needs some."
 EXAMPLES = 3
@@ -55,7 +56,8 @@ class Asked:
     samples: int = 12
     seed: int = 0
     nodes: int = 1
-    gpus: int = 8
+    gpus: int | None = None
+    "Devices of a node; None: as many as the batch is divided among."
     batch: int | None = None
     has_preview: bool = True
 
@@ -67,8 +69,11 @@ class OneStream:
     place: Place
     found: Inspection | None = None
     bad: BadRecords | None = None
+    bad_problem: str = ""
+    "Why they are not known."
     took: Took | None = None
     problem: str = ""
+    failed: tuple[MdsmixError, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,6 +92,7 @@ class Gathered:
     is_refused: bool = False
     plan: Plan | None = None
     batch: int = 0
+    gpus: int = 0
     is_batch_guessed: bool = False
     preview: Preview | None = None
     decoder: Decoder | None = None
@@ -103,8 +109,15 @@ def gather(targets: Sequence[str], asked: Asked, say: Callable[[str], None]) -> 
     page.mix = _try(page, "findings", lambda: view(targets, may_estimate=True))
     if page.mix:
         page.origin = page.mix.recipe or page.mix.yaml.origin
-        places = [Place(name=s.name, url=str(s.folder), loader=loader.label) for loader in page.mix.loaders for s in loader.streams]  # fmt: skip
-    page.streams = list(_streams(page, places))
+        places = [
+            Place(name=s.name, url=str(s.folder), loader=loader.label)
+            for loader in page.mix.loaders
+            for s in loader.streams
+        ]
+    once = {place.url: place for place in reversed(places)}.values()  # several loaders may read one
+    page.streams = together(lambda place: _stream(asked, place), list(once)[::-1])
+    told = set(page.notes.values())
+    page.failed += [e for s in page.streams for e in s.failed if str(e) not in told]
     _check(page)
     _plan(page)
     _preview(page, say)
@@ -123,45 +136,44 @@ def _try(page: Gathered, part: str, do: Callable[[], T]) -> T | None:
     return None
 
 
-def _streams(page: Gathered, places: Sequence[Place]) -> Iterator[OneStream]:
-    """Each place once, though several loaders may read it."""
-    for place in {place.url: place for place in reversed(places)}.values().__reversed__():
-        yield _stream(page, place)
-
-
-def _stream(page: Gathered, place: Place) -> OneStream:
-    asked, problem, found = page.asked, "", None
+def _stream(asked: Asked, place: Place) -> OneStream:
+    """A stream of which no sample can be read is still known by its index."""
+    failed, found = list[MdsmixError](), None
+    for choice in (Choice(count=asked.samples, seed=asked.seed), Choice(count=0)):
+        try:
+            found = look(place.url, choice, None)
+            break
+        except (Unreachable, Damaged) as error:
+            failed.append(error)
+    problem, bad_problem, bad = str(failed[0]) if failed else "", "", None
     try:
-        found = look(place.url, Choice(count=asked.samples, seed=asked.seed), None)
+        bad = _bad(place, found)
     except (Unreachable, Damaged) as error:
-        problem = str(error)
-        # What its samples hold is not known, and yet what it is.
-        with suppress(Unreachable, Damaged):
-            found = look(place.url, Choice(count=0), None)
-        if problem not in page.notes.values():
-            page.failed.append(error)
-    manifest = found.manifest if found else None
-    took = (
-        find_took(str(working_folder(locate(found.where))), manifest.index_hash)
-        if found and manifest
-        else None
+        bad_problem = str(error) if found else ""  # where nothing is published, that is said
+        failed += [error] if found else []
+    return OneStream(
+        place=place,
+        found=found,
+        bad=bad,
+        bad_problem=bad_problem,
+        took=_took(found),
+        problem=problem,
+        failed=tuple({str(error): error for error in failed}.values()),
     )
-    return OneStream(place=place, found=found, bad=_bad(page, place, found), took=took, problem=problem)  # fmt: skip
 
 
-def _bad(page: Gathered, place: Place, found: Inspection | None) -> BadRecords | None:
+def _bad(place: Place, found: Inspection | None) -> BadRecords | None:
     """The bad records, also of a conversion that published nothing since there were too many; none are looked for where the
     manifest counts none."""
-    manifest = found.manifest if found else None
-    if found and not (manifest and manifest.records.bad):
+    if found and not (found.manifest and found.manifest.records.bad):
         return None
-    try:
-        return find_bad_records(place.url, EXAMPLES, most=MOST_BAD)
-    except (Unreachable, Damaged) as error:
-        if found:
-            page.failed.append(error)
-            page.notes[f"quarantine of {place.name}"] = str(error)
-    return None
+    return find_bad_records(place.url, EXAMPLES, most=MOST_BAD)
+
+
+def _took(found: Inspection | None) -> Took | None:
+    if found is None or found.manifest is None:
+        return None
+    return find_took(str(working_folder(locate(found.where))), found.manifest.index_hash)
 
 
 def _check(page: Gathered) -> None:
@@ -179,22 +191,34 @@ def _check(page: Gathered) -> None:
 
 
 def _plan(page: Gathered) -> None:
-    """By the same steps as `mdsmix plan`, whose options `Asked` has. What it refuses is no failure: the check says it."""
+    """By the same steps as `mdsmix plan`. What the check says too is no failure; RecipeError of what was given for the plan alone."""
     asked = page.asked
     try:
         seen = _seen(page)
-        given = asked.batch if asked.batch is not None else seen.mix.yaml.batch_size
-        page.is_batch_guessed = given is None
-        page.batch = ROWS * max(1, asked.nodes * asked.gpus) if given is None else given
+        _machines(page, seen.mix.yaml.batch_size)
         if errors := problems(seen):
             page.notes["plan"] = (
                 f"the mix has {plural(len(errors), 'error')}, so no run comes of it and nothing was planned"
             )
             return
-        of = AskedOfPlan(nodes=asked.nodes, gpus=asked.gpus, batch=page.batch)
-        page.plan = make_plan(seen, of)
+        page.plan = make_plan(
+            seen, AskedOfPlan(nodes=asked.nodes, gpus=page.gpus, batch=page.batch)
+        )
     except (RecipeError, MixRefused, Unreachable, Damaged) as error:
+        is_asked = asked.nodes != 1 or asked.gpus is not None or asked.batch is not None
+        if is_asked and isinstance(error, RecipeError):
+            raise
         page.notes["plan"] = str(error)
+
+
+def _machines(page: Gathered, found: int | None) -> None:
+    """The devices and the batch that are planned for, where nobody gave them. `found`: the YAML's batch."""
+    asked = page.asked
+    given = asked.batch if asked.batch is not None else found
+    page.is_batch_guessed = given is None
+    page.batch = ROWS * max(1, asked.nodes * (asked.gpus or GPUS[0])) if given is None else given
+    fitting = (n for n in GPUS if page.batch % (max(1, asked.nodes) * n) == 0)
+    page.gpus = next(fitting, 1) if asked.gpus is None else asked.gpus
 
 
 def _seen(page: Gathered) -> Seen:
@@ -206,7 +230,9 @@ def _seen(page: Gathered) -> Seen:
 def _preview(page: Gathered, say: Callable[[str], None]) -> None:
     mix = page.mix
     if mix is None or mix.is_bare or page.is_refused or page.plan is None:
-        page.notes["preview"] = "the first batches need published streams that may be mixed, and the loader's section of a recipe or a training YAML"  # fmt: skip
+        page.notes["preview"] = (
+            "the first batches need published streams that may be mixed, and the loader's section of a recipe or a training YAML"
+        )
         return
     if not page.asked.has_preview:
         page.notes["preview"] = "left out by --no-preview"
@@ -219,7 +245,9 @@ def _preview(page: Gathered, say: Callable[[str], None]) -> None:
     except (RecipeError, MixRefused, Unreachable, Damaged) as error:
         page.notes["preview"] = str(error)
     except ImportError as error:
-        page.notes["preview"] = f"the first batches are Streaming's own, and it cannot be imported here ({error})"  # fmt: skip
+        page.notes["preview"] = (
+            f"the first batches are Streaming's own, and it cannot be imported here ({error})"
+        )
 
 
 def _previewed(mix: Mix, page: Gathered) -> Preview:
@@ -230,7 +258,7 @@ def _previewed(mix: Mix, page: Gathered) -> Preview:
     given: Any = mix.train.section.get("num_workers")
     cluster = Cluster(
         nodes=page.asked.nodes,
-        gpus=page.asked.gpus,
+        gpus=page.gpus,
         workers=whole(given) or 0,
         batch=page.batch,
         replication=whole(mix.train.dataset.get("replication")) or 1,

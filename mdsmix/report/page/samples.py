@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from markupsafe import escape
 
@@ -16,7 +17,6 @@ from mdsmix.words import listed, plural
 
 PAGE_BYTES = 1_200_000
 "Of all samples of a page, which so stays below 2 MB: browsers open it at once, and people send it."
-STREAM_BYTES = 300_000
 SPAN_BYTES = 26
 "What a token takes besides its text."
 MOST_TOKENS, LEAST_TOKENS = 640, 64
@@ -49,7 +49,10 @@ class OneSample:
         gap = sum(run.gap for run in self.shown.runs)
         left = f", {gap:,} of them not shown" if gap else ""
         tokens = f"{plural(self.shown.tokens, 'token')}{left}, {self.shown.trained:,} trained"
-        return f"{tokens}, {plural(len(self.images) + self.more_images, 'image')}" * bool(self.images) or tokens  # fmt: skip
+        return (
+            f"{tokens}, {plural(len(self.images) + self.more_images, 'image')}" * bool(self.images)
+            or tokens
+        )
 
     @property
     def size(self) -> int:
@@ -64,28 +67,36 @@ def samples_of(
     streams: Sequence[OneStream], colours: Sequence[str]
 ) -> tuple[list[OneSample], list[str]]:
     """The samples of all streams in turn, and sentences on those that were left out since the page would be too large."""
-    budget = min(STREAM_BYTES, PAGE_BYTES // max(1, len(streams)))
-    found, notes = list[OneSample](), list[str]()
-    for stream, css in zip(streams, colours, strict=True):
-        if stream.found is None:
-            continue
-        kept = list(_within(budget, stream.place.name, css, stream.found))
-        found += kept
-        if left := len(stream.found.samples) - len(kept):
-            notes.append(
-                f"{stream.place.name}: {plural(left, 'sample')} more would make the page too large: mdsmix inspect shows them"
-            )
-    return found, notes
+    most = max(
+        LEAST_TOKENS, min(MOST_TOKENS, PAGE_BYTES // max(1, len(streams)) // SPAN_BYTES // 2)
+    )
+    made = [
+        [
+            _sample(stream.place.name, css, stream.found, chosen, most)
+            for chosen in stream.found.samples
+        ]
+        for stream, css in zip(streams, colours, strict=True)
+        if stream.found
+    ]
+    kept = _within(PAGE_BYTES, made)
+    notes = [
+        f"{every[0].stream}: {plural(len(every) - len(some), 'sample')} more would make the page too large: mdsmix inspect shows them"
+        for every, some in zip(made, kept, strict=True)
+        if len(some) < len(every)
+    ]
+    return [sample for some in kept for sample in some], notes
 
 
-def _within(budget: int, name: str, css: str, found: Inspection) -> Iterator[OneSample]:
-    most = max(LEAST_TOKENS, min(MOST_TOKENS, budget // SPAN_BYTES // 2))
-    for count, chosen in enumerate(found.samples):
-        sample = _sample(name, css, found, chosen, most)
-        budget -= sample.size
-        if budget < 0 and count:
-            return
-        yield sample
+def _within(budget: int, made: Sequence[list[OneSample]]) -> list[list[OneSample]]:
+    """The first samples of each stream: what a stream does not take of its part, larger ones have. One of each is always kept."""
+    kept = dict[int, list[OneSample]]()
+    by_size = sorted(range(len(made)), key=lambda n: sum(sample.size for sample in made[n]))
+    for left, number in zip(range(len(made), 0, -1), by_size, strict=True):
+        ends = accumulate(sample.size for sample in made[number])
+        fitting = sum(end <= budget // left for end in ends)
+        kept[number] = made[number][: max(1, fitting)]
+        budget -= sum(sample.size for sample in kept[number])
+    return [kept[number] for number in range(len(made))]
 
 
 def _sample(name: str, css: str, found: Inspection, chosen: Chosen, most: int) -> OneSample:

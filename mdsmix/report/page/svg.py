@@ -31,10 +31,14 @@ def colour(number: int) -> str:
 
 def _svg(name: str, label: str, height: int, inner: Iterable[Markup]) -> Markup:
     body = Markup("").join(inner)
-    return Markup('<svg class="{}" role="img" aria-label="{}" width="100%" height="{}">{}</svg>').format(name, label, height, body)  # fmt: skip
+    return Markup(
+        '<svg class="{}" role="img" aria-label="{}" width="100%" height="{}">{}</svg>'
+    ).format(name, label, height, body)
 
 
-def _rect(css: str, x: float, width: float, title: str = "", y: float = 0, height: float = 100) -> Markup:  # fmt: skip
+def _rect(
+    css: str, x: float, width: float, title: str = "", y: float = 0, height: float = 100
+) -> Markup:
     told = Markup("<title>{}</title>").format(title) if title else Markup("")
     return Markup('<rect class="{}" x="{}%" y="{}%" width="{}%" height="{}%">{}</rect>').format(
         css, _n(x), _n(y), _n(width), _n(height), told
@@ -59,7 +63,9 @@ def bar(label: str, share: float, css: str, asked: float | None = None) -> Marku
     drawn = [_rect("track", 0, 100), _rect(css, 0, 100 * min(1.0, share))]
     if asked is not None:
         at = 100 * min(1.0, asked)
-        drawn.append(Markup('<line class="asked" x1="{0}%" x2="{0}%" y1="0" y2="100%"/>').format(_n(at)))  # fmt: skip
+        drawn.append(
+            Markup('<line class="asked" x1="{0}%" x2="{0}%" y1="0" y2="100%"/>').format(_n(at))
+        )
     return _svg("bar", label, 12, drawn)
 
 
@@ -93,7 +99,11 @@ def histogram(
             from_ = max(left, at(limit))
             plot.append(_rect("hatch", from_, left + width - from_, "", 100 - height, height))
     if limit:
-        plot.append(Markup('<line class="limit" x1="{0}%" x2="{0}%" y1="0" y2="100%"/>').format(_n(at(limit))))  # fmt: skip
+        plot.append(
+            Markup('<line class="limit" x1="{0}%" x2="{0}%" y1="0" y2="100%"/>').format(
+                _n(at(limit))
+            )
+        )
     inner = Markup('<svg y="16" width="100%" height="104">{}</svg>').format(Markup("").join(plot))
     axis = Markup('<line class="axis" x1="0" x2="100%" y1="120" y2="120"/>')
     return _svg("histogram", label, 142, [inner, axis, *_ticks(low, high), *_limit(limit, at)])
@@ -113,7 +123,9 @@ def _limit(limit: int | None, at: Callable[[float], float]) -> Iterable[Markup]:
     if limit:
         place = at(limit)
         anchor, shift = ("end", -5) if place > 50 else ("start", 5)
-        yield Markup('<text class="limit" x="{}%" dx="{}" y="11" text-anchor="{}">max_seq_len {:,}</text>').format(_n(place), shift, anchor, limit)  # fmt: skip
+        yield Markup(
+            '<text class="limit" x="{}%" dx="{}" y="11" text-anchor="{}">max_seq_len {:,}</text>'
+        ).format(_n(place), shift, anchor, limit)
 
 
 def _short(tokens: int) -> str:
@@ -134,12 +146,23 @@ def shard_sizes(label: str, sizes: Sequence[int], css: str) -> Markup:
         last = first + len(group) - 1
         which = f"shard {first:,}" if last == first else f"shards {first:,} to {last:,}, at most"
         height = 100 * top / most if most else 0
-        drawn.append(_rect(css, wide * number + wide * 0.08, wide * 0.84, f"{which}: {size_of(top)}", 100 - height, height))  # fmt: skip
+        drawn.append(
+            _rect(
+                css,
+                wide * number + wide * 0.08,
+                wide * 0.84,
+                f"{which}: {size_of(top)}",
+                100 - height,
+                height,
+            )
+        )
         first += len(group)
     return _svg("shards", label, 48, drawn)
 
 
-def windows(label: str, shares: Sequence[Sequence[float]], titles: Sequence[Sequence[str]]) -> Markup:  # fmt: skip
+def windows(
+    label: str, shares: Sequence[Sequence[float]], titles: Sequence[Sequence[str]]
+) -> Markup:
     """A column a window of steps, its streams from the bottom up."""
     wide, drawn = 100 / max(1, len(shares)), list[Markup]()
     for number, column in enumerate(shares):
@@ -153,4 +176,6 @@ def windows(label: str, shares: Sequence[Sequence[float]], titles: Sequence[Sequ
 
 def swatch(css: str) -> Markup:
     """What a legend shows of a colour."""
-    return Markup('<svg class="swatch" aria-hidden="true" width="12" height="12"><rect class="{}" width="12" height="12" rx="3"/></svg>').format(escape(css))  # fmt: skip
+    return Markup(
+        '<svg class="swatch" aria-hidden="true" width="12" height="12"><rect class="{}" width="12" height="12" rx="3"/></svg>'
+    ).format(escape(css))

@@ -14,9 +14,13 @@ def require_writable(path: Path) -> None:
     if path.is_dir():
         raise RecipeError(f"-o {path} is a folder: name the file, for example {path}/report.html.")
     if not path.parent.is_dir():
-        raise Unreachable(f"cannot write {path}: there is no folder {path.parent}; make it, or name another file by -o.")  # fmt: skip
+        raise Unreachable(
+            f"cannot write {path}: there is no folder {path.parent}; make it, or name another file by -o."
+        )
     if not os.access(path.parent, os.W_OK):
-        raise Unreachable(f"cannot write {path}: its folder may not be written in; name another file by -o.")  # fmt: skip
+        raise Unreachable(
+            f"cannot write {path}: its folder may not be written in; name another file by -o."
+        )
 
 
 def write_page(path: Path, text: str) -> int:
@@ -28,5 +32,7 @@ def write_page(path: Path, text: str) -> int:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
-        raise Unreachable(f"cannot write {path} ({error.strerror}): name another file by -o, or make room.") from None  # fmt: skip
+        raise Unreachable(
+            f"cannot write {path} ({error.strerror}): name another file by -o, or make room."
+        ) from None
     return len(content)

@@ -1,0 +1,76 @@
+"""A stream as the page shows it: lengths, the fate of its records, bad ones, shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mdsmix.report.bad_records import BadRecords, Reason, bad_record_lines
+from mdsmix.report.lengths import by_power
+from mdsmix.report.page import svg
+from mdsmix.report.page.gather import MOST_BAD, OneStream
+from mdsmix.report.page.places import TRAINED
+from mdsmix.shards.manifest import Manifest
+from mdsmix.words import plural
+
+
+def drawn(stream: OneStream, css: str) -> dict[str, Any]:
+    """A stream's drawings and figures."""
+    found = stream.found
+    manifest = found.manifest if found else None
+    if found and manifest and manifest.index_hash != found.index.hash:
+        manifest = None  # it speaks of another publication
+    sizes = [shard.stored.bytes for shard in found.index.shards] if found else []
+    name = stream.place.name
+    return {
+        "one": stream,
+        "name": name,
+        "css": css,
+        "loader": "" if stream.place.loader == TRAINED else stream.place.loader,
+        "index": found.index if found else None,
+        "manifest": manifest,
+        "lengths": _lengths(name, manifest, css) if manifest else None,
+        "fate": _fate(name, manifest, css) if manifest and not manifest.mixed else None,
+        "sizes": svg.shard_sizes(f"{name}: sizes of {plural(len(sizes), 'shard')}", sizes, css),
+        "smallest": min(sizes, default=0),
+        "largest": max(sizes, default=0),
+        "bad": _bad(stream.bad) if stream.bad else [],
+        "bad_is_cut": bool(stream.bad and stream.bad.count >= MOST_BAD),
+    }
+
+
+def _bad(found: BadRecords) -> list[tuple[Reason, list[tuple[str, list[str]]]]]:
+    """Each reason, with the places of its first records and what they hold."""
+    return [(reason, list(map(_bad_record, reason.records))) for reason in found.reasons]
+
+
+def _bad_record(record: dict[str, Any]) -> tuple[str, list[str]]:
+    place, *lines = [line for _, line in bad_record_lines(record)]
+    return place, lines
+
+
+def _lengths(name: str, manifest: Manifest, css: str) -> dict[str, Any]:
+    totals, limit = manifest.totals, manifest.encoding.max_seq_len
+    counts = by_power(totals.lengths)
+    rows = [(f"{1 << k:,}", f"{min((2 << k) - 1, totals.longest):,}", n) for k, n in counts.items()]
+    label = f"{name}: {plural(totals.samples, 'sample')} by length, the longest {totals.longest:,} tokens"
+    return {
+        "drawing": svg.histogram(label, counts, totals.longest, limit, bool(totals.cut_rows), css),
+        "rows": rows,
+    }
+
+
+def _fate(name: str, manifest: Manifest, css: str) -> dict[str, Any]:
+    """What became of the records."""
+    records = manifest.records
+    of = max(1, records.read)
+    parts = [("written", css, records.written)]
+    parts += [(f"filtered: {reason}", "filtered", n) for reason, n in records.filtered.items()]
+    parts += [(f"quarantined: {reason}", "bad", n) for reason, n in records.quarantined.items()]
+    said = [f"{what}: {count:,} ({count / of:.1%})" for what, _, count in parts]
+    label = f"{name}: {plural(records.read, 'record')} read: {', '.join(said)}"
+    drawn = [(css, n / of, text) for (_, css, n), text in zip(parts, said, strict=True)]
+    return {
+        "drawing": svg.ribbon(label, drawn, 18),
+        "parts": [(what, css, n, n / of) for what, css, n in parts],
+        "records": records,
+    }
