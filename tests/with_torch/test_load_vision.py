@@ -247,8 +247,11 @@ def test_no_token_of_an_image_is_trained_or_counted_as_trained_wherever_it_stand
     ]
     policies = {"target_prompts": "all", "target_responses": "all"}
     recipe = written(tmp_path, processors["qwen"], records, **policies)
+    asked = ("plan", recipe, "--nodes", 1, "--gpus", 1, "--batch", 3, "--tokens", "1k", "--json")
+    planned = json.loads(mdsmix(*asked).out)["streams"][0]["epoch_tokens"]
     (batch,) = batches(recipe)
     manifest = manifest_of(tmp_path / "out/see/train")
+    assert planned["value"] == manifest.totals.seen_tokens
     ids = batch["input_ids"]
     trained = batch["labels"] != -100
     assert not (trained & (ids == manifest.encoding.images["id"])).any()

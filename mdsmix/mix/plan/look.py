@@ -267,6 +267,8 @@ def _looked(
         "cut": [place.totals.cut_tokens for place in places],
         "cut_rows": [place.totals.cut_rows for place in places],
         "bytes": [place.raw for place in places],
+        "images": [place.totals.images for place in places],
+        "image_tokens": [place.totals.image_tokens for place in places],
     }
     found = {what: _sum(places, of, size, is_all) for what, of in values.items()}
     seen = sum((place.totals for place in places), Totals())
@@ -280,6 +282,8 @@ def _looked(
         lengths={} if is_full else seen.lengths,
         cut_rows=round(found["cut_rows"][0]),
         cut_tokens=round(found["cut"][0]),
+        images=round(found["images"][0]),
+        image_tokens=round(found["image_tokens"][0]),
     )
     look = Look(
         records=sum(place.records for place in places),
