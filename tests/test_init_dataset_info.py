@@ -57,7 +57,7 @@ INFO: dict[str, Any] = {
 LEFT: dict[str, tuple[dict[str, Any], str]] = {
     "dpo": ({"file_name": "x.json", "ranking": True}, "ranking: it holds chosen and rejected answers"),
     "kto": ({"file_name": "x.json", "columns": {"messages": "m", "kto_tag": "label"}}, "kto_tag: it holds judged answers"),
-    "mllm": ({"file_name": "x.json", "columns": {"messages": "m", "images": "images"}}, "images: media are not read"),
+    "mllm": ({"file_name": "x.json", "columns": {"messages": "m", "videos": "videos"}}, "videos: of media images alone are read"),
     "hub": ({"hf_hub_url": "org/name"}, "it lies elsewhere (hf_hub_url org/name): fetch it, and name it as file_name, or write a stream of hf://datasets/org/name/..."),
     "gone": ({"file_name": "gone.json"}, "gone.json is no file"),
     "odd": ({"file_name": "x.json", "formatting": "csv"}, "formatting is 'csv'"),

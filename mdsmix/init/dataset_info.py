@@ -17,8 +17,11 @@ import orjson
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.init.finding import find_data
 from mdsmix.init.grouping import Draft, named_apart, paths_of
-from mdsmix.init.looking import head_of
+from mdsmix.init.looking import Head, head_of
+from mdsmix.init.recognise import read_by
+from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, find_shape
+from mdsmix.shapes.pictures import FIELDS, with_images
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.storage import locate
 from mdsmix.words import hint, printable
@@ -44,7 +47,7 @@ OPENAI_TAGS = {
     "system_tag": "system",
 }
 HUBS = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url")
-MEDIA = ("images", "videos", "audios")
+MEDIA = ("videos", "audios")
 
 
 class NotSaid(Exception):
@@ -106,7 +109,10 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
     found = find_data(list(_files(entry, folder)), base)
     if not found.files:
         raise NotSaid(f"{'; '.join(found.sentences)}.")
-    shape, fields, options = _shape(formatting, columns, tags)
+    given = {column: each for column, each in columns.items() if column != "images"}
+    shape, fields, options = _shape(formatting, given, tags)
+    head = head_of(found.files[0])
+    images = _images(columns.get("images"), shape)
     told = find_shape(None, fields)
     return Draft(
         name=re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip("._-") or "data",
@@ -116,9 +122,32 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
         fields=fields,
         shape=None if told and told.name == shape else shape,
         options=options,
-        records=head_of(found.files[0]).records,
+        records=head.records,
+        images=images,
+        pictures=_pictures(shape, fields, options, images, head),
         notes=list(_notes(name, entry)),
     )
+
+
+def _images(name: Any, shape: str) -> tuple[str, ...] | None:
+    """The field of images, none where it is a usual one; None: the entry has no images."""
+    if not name:
+        return None
+    if SHAPES[shape].gives is not Conversation:
+        raise NotSaid("images: it is text alone, and where its images stand is not said.")
+    return () if name in FIELDS else (str(name),)
+
+
+def _pictures(
+    shape: str,
+    fields: Mapping[str, str],
+    options: Mapping[str, Any],
+    images: tuple[str, ...] | None,
+    head: Head,
+) -> tuple[str | bytes, ...]:
+    if images is None:
+        return ()
+    return read_by(with_images(SHAPES[shape], images), fields, options, head).pictures
 
 
 def _refuse(entry: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
@@ -133,7 +162,7 @@ def _refuse(entry: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
         )
     for medium in MEDIA:
         if columns.get(medium):
-            raise NotSaid(f"{medium}: media are not read.")
+            raise NotSaid(f"{medium}: of media images alone are read.")
     if "file_name" not in entry and "cloud_file_name" not in entry:
         where = next((f"{key} {entry[key]}" for key in HUBS if key in entry), "no file_name")
         repo = entry.get("hf_hub_url")

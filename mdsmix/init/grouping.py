@@ -46,6 +46,10 @@ class Draft:
     "What is known of it, a line each."
     share: str = ""
     "Of the mix, as the recipe writes it."
+    images: Sequence[str] | None = None
+    "The fields that hold images, none where they are the usual ones; None: its records have no images."
+    pictures: Sequence[str | bytes] = ()
+    "The images of the first records."
     settings: Mapping[str, Any] = field(default_factory=dict)
     "Other keys of the stream -> value, and why."
 
@@ -125,16 +129,19 @@ def _joined(
 def _draft(files: list[SourceFile], head: Head, guess: Guess, known: Sequence[SourceFile]) -> Draft:
     from mdsmix.shapes import find_shape
 
+    told = find_shape(None, guess.fields)
     return Draft(
         name=_name(files),
         kind=guess.kind,
         files=files,
         paths=paths_of(files, known),
         fields=guess.fields,
-        shape=None if find_shape(None, guess.fields) is guess.shape else guess.shape.name,
+        shape=guess.shape.name if told is None or told.name != guess.shape.name else None,
         options=guess.options,
         split=_split(files[0].name),
         records=head.records,
+        images=guess.images,
+        pictures=guess.pictures,
     )
 
 

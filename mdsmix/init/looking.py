@@ -7,11 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from mdsmix.shapes.pictures import FIELDS
 from mdsmix.sources import SourceFile, plan, read
 
 RECORDS = 50
 "Records of a file that are looked at: enough to see fields that not every record has."
 MOST_BYTES = 1 << 40
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +45,22 @@ def head_of(file: SourceFile) -> Head:
 def sizes(files: Iterable[SourceFile]) -> int:
     """Their stored bytes."""
     return sum(file.stat.size for file in files)
+
+
+def fields_of_images(head: Head) -> tuple[str, ...]:
+    """The fields at the top of the records that hold images; none where these are the usual ones, or there are none."""
+    objects = [record for record in head.records if isinstance(record, dict)]
+    held = [name for name in head.fields if any(_is_image(record.get(name)) for record in objects)]
+    return () if set(held) & set(FIELDS) else tuple(held)
+
+
+def _is_image(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(_is_image(each) for each in value if not isinstance(each, list))
+    if isinstance(value, dict):
+        return value.keys() == {"bytes", "path"} and any(value.values())
+    if isinstance(value, bytes):
+        return value.startswith(MAGIC)
+    return isinstance(value, str) and (
+        value.lower().endswith(SUFFIXES) or value[:11].lower() == "data:image/"
+    )

@@ -9,16 +9,18 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
-from mdsmix.init.looking import Head
+from mdsmix.init.looking import Head, fields_of_images
 from mdsmix.kinds import KINDS
 from mdsmix.recipe import SourceSpec
+from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.fields import derived, parse
+from mdsmix.shapes.pictures import FIELDS, PLACEHOLDER, with_images
 from mdsmix.sources.registry import format_of
 
 ENOUGH = 0.5
@@ -44,6 +46,10 @@ class Guess:
     "Its keys for which the records have no field."
     left: tuple[str, ...] = ()
     "Fields of the records that it does not read."
+    images: tuple[str, ...] | None = None
+    "The fields that hold images, none where they are the usual ones; None: it reads none."
+    pictures: tuple[str | bytes, ...] = ()
+    "The images of the records that it reads."
 
     @property
     def is_right(self) -> bool:
@@ -56,13 +62,45 @@ class Guess:
 
     def same(self) -> tuple[Any, ...]:
         """What files of one stream have in common."""
-        return self.shape.name, repr(sorted(self.fields.items())), repr(self.options)
+        return self.shape.name, repr(sorted(self.fields.items())), repr(self.options), self.images
 
 
 def guesses(head: Head) -> list[Guess]:
     """What the records may be, the best first: that reads most of them, and of those that read as many, most of their fields."""
     found = [guess for shape in SHAPES.values() for guess in _guesses(shape, head)]
+    found += _seeing(head)
     return sorted(found, key=_rank, reverse=True)
+
+
+def _seeing(head: Head) -> Iterator[Guess]:
+    """What records with images may be: conversations that say where each image stands, or questions with one image each."""
+    names = fields_of_images(head)
+    for plain in SHAPES.values():
+        if plain.gives is not Conversation:
+            continue
+        shape = with_images(plain, names)
+        for guess in (*_guesses(shape, head), *_as_pairs(shape, head), *_by_own_names(shape, head)):
+            if guess.pictures:
+                left = tuple(n for n in guess.left if n not in (names or FIELDS))
+                yield replace(guess, images=names, left=left)
+
+
+def _as_pairs(shape: Shape, head: Head) -> Iterator[Guess]:
+    """Questions and answers as instruction and output, with a place for the image before a question that names none."""
+    pair = _fields(SHAPES["prompt_response"], head)
+    if "instruction" not in shape.fields or not pair.keys() >= {"prompt", "response"}:
+        return
+    for asked in (pair["prompt"], f"{PLACEHOLDER}\n{{{pair['prompt']}}}"):
+        fields = {"instruction": asked, "output": pair["response"]}
+        yield read_by(shape, fields, {}, head)
+
+
+def _by_own_names(shape: Shape, head: Head) -> Iterator[Guess]:
+    """A shape whose keys are all its fields' names: Qwen-VL's `input` and `output`."""
+    if shape.has_images == "inside":
+        fields = {key: key for key in (*shape.fields, *shape.optional)}
+        guess = _tried(shape, fields, {}, head.records, head)
+        yield replace(guess, fields={})
 
 
 def nearest(tried: Sequence[Guess]) -> list[Guess]:
@@ -84,7 +122,17 @@ def _rank(guess: Guess) -> tuple[Any, ...]:
     share = min(guess.read / guess.of, SERVES) if guess.of else 0.0
     own = sum(name == key for key, name in guess.fields.items())
     has_lists = bool(guess.shape.structured)
-    return share, -len(guess.missing), -len(guess.left), has_lists, -len(guess.options), own
+    sees = guess.is_right and guess.images is not None
+    lacks = -len(guess.missing), -len(guess.left)
+    return (
+        sees,
+        share,
+        *lacks,
+        has_lists,
+        -len(guess.options),
+        own,
+        sees and bool(guess.shape.has_images),
+    )
 
 
 def _guesses(shape: Shape, head: Head) -> Iterator[Guess]:
@@ -100,6 +148,13 @@ def _guesses(shape: Shape, head: Head) -> Iterator[Guess]:
         yield _tried(shape, fields, options, records, head)
 
 
+def read_by(
+    shape: Shape, fields: Mapping[str, str], options: Mapping[str, Any], head: Head
+) -> Guess:
+    """How a shape that is known reads the records."""
+    return _tried(shape, fields, options, list(_prepared(shape, fields, head)), head)
+
+
 def _tried(
     shape: Shape,
     fields: Mapping[str, str],
@@ -110,10 +165,12 @@ def _tried(
     answers = [shape.read(record, fields, **options) for record in records]
     reasons = Counter(answer for answer in answers if isinstance(answer, str)) + head.bad
     read = frozenset[str]().union(*(parse(name).roots for name in fields.values()))
+    seen = (getattr(answer, "images", ()) for answer in answers)
     return Guess(
         shape=shape,
         fields=fields,
         options=options,
+        pictures=tuple(image for images in seen for image in images),
         read=sum(not isinstance(answer, str) for answer in answers),
         of=len(records) + head.bad.total(),
         reasons=dict(reasons.most_common()),

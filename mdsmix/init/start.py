@@ -15,6 +15,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.init.dataset_info import read_dataset_info
 from mdsmix.init.finding import find_data
 from mdsmix.init.grouping import Draft, Sorted, sort_out
+from mdsmix.init.images import settled
 from mdsmix.init.looking import Head, sizes
 from mdsmix.init.mixture import match
 from mdsmix.init.recognise import Guess, names_of, nearest
@@ -87,6 +88,10 @@ def begin(asked: Asked) -> Begun:
         raise _nothing(unknown or left_out)
     tokenizer = open_tokenizer(TokenizerSpec(name=asked.tokenizer))
     top = _top(asked, tokenizer)
+    drafts, said = _seeing(drafts, tokenizer, asked.folder)
+    left_out += said
+    if not drafts:
+        raise _nothing(left_out)
     drafts = [_fitted(draft, top, tokenizer, drafts) for draft in drafts]
     tried, trials = _tried(top, drafts, tokenizer, asked.folder)
     drafts = [draft for draft in tried if trials[draft.name].written]
@@ -121,6 +126,19 @@ def _drafts(asked: Asked) -> tuple[list[Draft], list[str], Sorted]:
     data = find_data(asked.files, asked.folder, but=[own])
     found = sort_out(data.files)
     return found.drafts, data.sentences, found
+
+
+def _seeing(
+    drafts: Sequence[Draft], tokenizer: Tokenizer, folder: Path
+) -> tuple[list[Draft], list[str]]:
+    """The streams with what their images want, and sentences; a stream that the tokenizer has no image token for is left out."""
+    found, said = list[Draft](), list[str]()
+    for draft in drafts:
+        done, sentences = settled(draft, tokenizer, folder)
+        said += sentences
+        if draft.images is None or "images" in done.settings:
+            found.append(done)
+    return found, said
 
 
 def _top(asked: Asked, tokenizer: Tokenizer) -> Top:

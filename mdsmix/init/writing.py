@@ -13,6 +13,8 @@ HEAD = "# By mdsmix init, from what it saw. Every key is explained in docs/recip
 LATER = """# mix: {{{first}: {{repeat: 2}}}}    # how often a stream is drawn an epoch; once where nothing is said
 # target_responses: all    # trains every answer of a conversation; without it the last one alone, as LLM-Foundry does
 """
+SEEING = """# processor: ./model    # the model's folder or hub name: how many tokens images become, so that what does not fit is left out
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ def text_of(top: Top, drafts: Sequence[Draft]) -> str:
         *(line for draft in drafts for line in _stream(draft)),
     ]
     later = "" if drafts[0].share else LATER.format(first=drafts[0].name)
+    if any(draft.images is not None for draft in drafts):
+        later += SEEING
     return "\n".join(lines) + "\n" + later
 
 
@@ -105,7 +109,13 @@ def scalar(value: Any) -> str:
     """A value on one line of YAML; `${` is a value of OmegaConf's unless it is escaped."""
     import yaml
 
+    is_long = isinstance(value, str) and "\n" in value
     text = yaml.safe_dump(
-        value, default_flow_style=True, width=1 << 30, allow_unicode=True, sort_keys=False
+        value,
+        default_flow_style=True,
+        default_style='"' if is_long else None,
+        width=1 << 30,
+        allow_unicode=True,
+        sort_keys=False,
     )
     return text.removesuffix("...\n").strip().replace("${", "\\${")

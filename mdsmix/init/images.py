@@ -1,0 +1,109 @@
+"""The images of a stream's first records: the fields that hold them, what stands for one in the tokens, and whether they are where the
+records say. Beside the records first; where few are there, the folders around are tried.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.errors import MdsmixError
+from mdsmix.images.check import Bad
+from mdsmix.images.files import find, is_http
+from mdsmix.init.grouping import Draft
+from mdsmix.kinds.images import token_of
+from mdsmix.recipe import ImagesSpec
+from mdsmix.storage import Location
+from mdsmix.words import plural, printable
+
+TOKENS = ("<|image_pad|>", "<image>", "<|image|>", "<image_soft_token>", "[IMG]")
+"What models call it, where a tokenizer does not declare it as its image_token."
+MOST_ROOTS = 64
+"Folders that are tried."
+FIRST = 5
+"Images that are looked for in each of them."
+
+
+def settled(draft: Draft, tokenizer: Tokenizer, folder: Path) -> tuple[Draft, list[str]]:
+    """The stream with the keys that its images want, and sentences on what is not as it should be. `folder`: of the recipe."""
+    if draft.images is None:
+        return draft, []
+    keys: dict[str, Any] = {}
+    if draft.images:
+        keys["field"] = draft.images[0] if len(draft.images) == 1 else list(draft.images)
+    why = []
+    if not token_of(ImagesSpec(), tokenizer):
+        keys["token"] = next((t for t in TOKENS if t in tokenizer.special_tokens), None)
+        if keys["token"] is None:
+            said = f"{draft.name} is left out: its records have images, and the tokenizer knows no token for one: name that of a model that sees"
+            return draft, [said]
+        why.append("the tokenizer declares no image_token")
+    paths = [each for each in draft.pictures if isinstance(each, str) and not is_http(each)]
+    beside = draft.files[0].location.parent
+    base = _root(paths, beside)
+    if base.url != beside.url:
+        keys["root"] = base.url if base.is_s3 else os.path.relpath(base.url, folder)
+        why.append("where the paths were found")
+    lost = [path for path in paths if not _is_there(path, base)]
+    notes = [*draft.notes, _note(draft, paths, lost)]
+    settings = {
+        "images": (keys, "; ".join(why) or "paths begin beside the records"),
+        **draft.settings,
+    }
+    return replace(draft, settings=settings, notes=notes), list(_lost(draft, paths, lost))
+
+
+def _note(draft: Draft, paths: Sequence[str], lost: Sequence[str]) -> str:
+    """What was found of the images of the records that were looked at."""
+    remote = sum(isinstance(each, str) and is_http(each) for each in draft.pictures)
+    inside = len(draft.pictures) - len(paths) - remote
+    said = [f"{len(paths) - len(lost):,} found, {len(lost):,} not found"] if paths else []
+    said += [f"{inside:,} in the records themselves"] if inside else []
+    said += [f"{remote:,} at http(s) URLs, which images.http: fetch fetches"] if remote else []
+    return f"images of these records: {'; '.join(said)}"
+
+
+def _lost(draft: Draft, paths: Sequence[str], lost: Sequence[str]) -> Iterator[str]:
+    if len(lost) * 10 > len(paths):
+        yield (
+            f"WARNING: {draft.name}: of {plural(len(paths), 'image')} looked for {len(lost):,} "
+            f"{'is' if len(lost) == 1 else 'are'} not there, such as {printable(lost[0][:200])}: write images.root, the folder that their "
+            "paths begin at"
+        )
+
+
+def _root(paths: Sequence[str], beside: Location) -> Location:
+    """Where most of the first paths are; `beside` the records where nowhere is better."""
+    first = list(dict.fromkeys(paths))[:FIRST]
+    tried = {root.url: root for root in islice(_roots(beside), MOST_ROOTS)} if first else {}
+    best, most = beside, sum(_is_there(path, beside) for path in first)
+    for root in tried.values():
+        if most * 2 > len(first):
+            break
+        if (count := sum(_is_there(path, root) for path in first)) > most:
+            best, most = root, count
+    return best
+
+
+def _roots(beside: Location) -> Iterator[Location]:
+    """The folders beside the records' file, the one above it, and those in that."""
+    for home in (beside, beside.parent):
+        if home is not beside:
+            yield home
+        try:
+            yield from (home / name for name in home.folders())
+        except MdsmixError:
+            return
+
+
+def _is_there(path: str, base: Location) -> bool:
+    try:
+        place = find(path, base).place
+        return place is not None and place.stat() is not None
+    except (Bad, MdsmixError):
+        return False
