@@ -57,7 +57,7 @@ def listing(job: Job) -> Iterator[Stored]:
     try:
         yield _listed[job.target]
     finally:
-        del _listed[job.target]
+        _listed.pop(job.target, None)  # gone where another run of this process was at it
 
 
 def list_stored(job: Job) -> Stored:
