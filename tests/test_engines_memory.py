@@ -55,6 +55,22 @@ def test_too_little_for_one_worker_is_refused(text: str) -> None:
         bytes_of(text)
 
 
+def test_a_process_that_is_no_worker_has_its_room_before_it_is_there_and_counts_when_it_is() -> (
+    None
+):
+    budget = MemoryBudget(3 * GIB, aside=GIB)
+    alone = MemoryBudget(3 * GIB)
+    assert alone.share(1) - budget.share(1) == GIB
+    assert (alone.allowed_workers(3), budget.allowed_workers(3)) == (3, 1), "before any has worked"
+    for each in (alone, budget):
+        each.on_finished_unit([])
+    assert alone.allowed_workers(64) - budget.allowed_workers(64) in (3, 4), "of 320 MiB each"
+    seeing = MemoryBudget(3 * GIB, beside=lambda: [os.getpid()])  # any that is there
+    seeing.on_finished_unit([])
+    assert seeing.peak > 1.9 * memory.held(os.getpid())
+    assert 0 < seeing.aside < seeing.peak
+
+
 def test_a_system_that_tells_nothing_is_told_of(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,8 @@ from mdsmix.convert.unit import UnitResult
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.convert.work import Work
 from mdsmix.encode.backends import known_unequal
+from mdsmix.encode.counting import BYTES, processes, shared
+from mdsmix.encode.processor import Counter
 from mdsmix.engines.base import Engine
 from mdsmix.engines.limits import cpu_count, default_cap
 from mdsmix.engines.local import LocalEngine, PoolSettings
@@ -84,6 +86,7 @@ def convert(
     _publish_beside([job for job, _, _ in planned])
     failed: list[MdsmixError] = []
     with ExitStack() as ends:
+        ends.enter_context(shared())
         if engine is None:
             engine = ends.enter_context(closing(_local_engine(planned, options, watcher)))
         run = _Run(began=time.monotonic(), options=options, engine=engine, watcher=watcher)
@@ -121,6 +124,8 @@ def _local_engine(planned: Sequence[Planned], options: Options, watcher: Watcher
         PoolSettings(
             workers=options.workers or cpu_count() + with_store,
             memory=options.memory or default_cap(),
+            aside=BYTES if any(_starts_counting(job) for job, _, _ in planned) else 0,
+            beside=processes,
             set_aside=options.quarantine_crashes,
         )
     )
@@ -134,7 +139,7 @@ def convert_part(
     _publish_beside([job for job, _, _ in planned])
     watcher.expect({job.name: _bytes_to_read(job, files) // part.of for job, files, _ in planned})
     failed: list[MdsmixError] = []
-    with closing(_local_engine(planned, options, watcher)) as engine:
+    with shared(), closing(_local_engine(planned, options, watcher)) as engine:
         run = _Run(began=time.monotonic(), options=options, engine=engine, watcher=watcher)
         for job, files, standing in planned:
             try:
@@ -144,6 +149,11 @@ def convert_part(
                 failed.append(error)
     if failed:
         raise all_of(failed)
+
+
+def _starts_counting(job: Job) -> bool:
+    """Whether the tokens of images are to be counted, and this machine knows no count of its processor yet."""
+    return bool(job.processor) and Counter(job.encoding.images["processor"]).is_new
 
 
 def _part_work(job: Job, files: list[sources.SourceFile], standing: Standing, run: _Run) -> Work:

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from mdsmix.encode.counting import serve
+
 PROBES = ((56, 56), (100, 333), (700, 250))
 "Heights and widths at which a processor's function is compared with what it makes of an image."
 NARROW = 28
@@ -200,32 +202,19 @@ def _plain(image_processor: Any) -> dict[str, Any]:
     return {k: v for k, v in found.items() if v is not None and not COSMETIC.fullmatch(k)}
 
 
-def _answer(asked: str, state: dict[str, Seeing]) -> Any:
-    """A name opens a processor, sizes are counted by it."""
-    given = json.loads(asked)
-    try:
-        if isinstance(given, str):
-            state["open"] = Seeing(given)
-            return given
-        return state["open"].counts_or_why(given)
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
-
-
 def main() -> None:
-    if sys.argv[1:] == ["take"]:
-        try:
-            with redirect_stdout(sys.stderr):
-                answer = Seeing(json.load(sys.stdin)).card()
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer))
-        return
-    state = dict[str, Seeing]()
-    for line in sys.stdin:
+    try:
         with redirect_stdout(sys.stderr):
-            answer = _answer(line, state)
-        print(json.dumps(answer), flush=True)
+            given = json.loads(sys.stdin.readline())
+            name, *beside = given if isinstance(given, list) else [given]
+            seeing = Seeing(name)
+            answer = {} if beside else seeing.card()
+    except Exception as error:
+        answer, beside = {"error": f"{type(error).__name__}: {error}"}, []
+    if beside:
+        serve(seeing, *beside)
+    else:
+        print(json.dumps(answer))
 
 
 if __name__ == "__main__":

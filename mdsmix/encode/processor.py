@@ -20,6 +20,7 @@ import orjson
 import xxhash
 
 from mdsmix import typed
+from mdsmix.encode.counting import ask
 from mdsmix.encode.tokenizer import cache_folder, files_of, is_lost, keep_in_cache, version
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.recipe import TokenizerSpec
@@ -105,7 +106,7 @@ def _ask(name: str) -> dict[str, Any]:
             "recipe's folder), or give the name of a hub's repository."
         )
     done = subprocess.run(
-        [sys.executable, "-m", "mdsmix.encode.look_at_processor", "take"],
+        [sys.executable, "-m", "mdsmix.encode.look_at_processor"],
         input=json.dumps(name),
         capture_output=True,
         text=True,
@@ -127,16 +128,15 @@ def _read_answer(name: str, code: int, out: str, err: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Counter:
-    """How many tokens an image becomes, by its size. What is not known is asked of a process that is started once and ends with
-    this one: 15 s and 600 MB, so sizes that any run has seen are kept on this machine."""
+    """How many tokens an image becomes, by its size. What is not known is asked of a process that a run shares, and kept: sizes that
+    any run has seen are known on this machine."""
 
     digest: str
     "Of the processor."
-    _known: dict[Size, int | str] = field(default_factory=dict)
-    _process: Any = None
+    _known: dict[Size, int] = field(default_factory=dict)
 
-    def of(self, sizes: Iterable[Size]) -> dict[Size, int | str]:
-        """Tokens of each size, or why the processor refuses an image of it."""
+    def of(self, sizes: Iterable[Size]) -> dict[Size, int]:
+        """Tokens of each size."""
         wanted = set(sizes)
         if not wanted <= self._known.keys():
             self._known |= self._kept()
@@ -144,6 +144,11 @@ class Counter:
             self._known |= zip(missing, self._asked(missing), strict=True)
             self._keep()
         return {size: self._known[size] for size in wanted}
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no count is known yet, so that the process is sure to be started."""
+        return not self._kept()
 
     @property
     def _path(self) -> Path:
@@ -155,35 +160,14 @@ class Counter:
         return {}
 
     def _keep(self) -> None:
-        known = self._kept() | {size: n for size, n in self._known.items() if isinstance(n, int)}
+        known = self._kept() | self._known
         with suppress(Unreachable):  # all that is lost is a question
             keep_in_cache(self._path, orjson.dumps([[*size, n] for size, n in known.items()]))
 
-    def _asked(self, sizes: list[Size]) -> list[int | str]:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "mdsmix.encode.look_at_processor", "count"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-            self._tell(str(snapshot_of(self.digest)))
-        answer = self._tell(sizes)
+    def _asked(self, sizes: list[Size]) -> list[int]:
+        answer = ask(self.digest, snapshot_of(self.digest), sizes)
         if not isinstance(answer, list):
             raise MdsmixError(
-                f"the processor cannot tell how many tokens an image becomes ({answer['error']}): name another, or leave processor out."
+                f"the processor cannot tell how many tokens an image becomes ({answer}); the sizes are {sizes[:4]}: leave such images out."
             )
         return answer
-
-    def _tell(self, said: Any) -> Any:
-        process = self._process
-        try:
-            process.stdin.write(json.dumps(said) + "\n")
-            process.stdin.flush()
-            return json.loads(process.stdout.readline())
-        except (OSError, ValueError):
-            raise Unreachable(
-                "the process that counts the tokens of images has ended, most likely for want of memory: run again with fewer workers; "
-                "the counts that it gave are kept."
-            ) from None

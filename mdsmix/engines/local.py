@@ -8,7 +8,7 @@ its task is tried again by another. Results come in the order in which tasks end
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
@@ -30,6 +30,10 @@ class PoolSettings:
     workers: int
     memory: int
     "Bytes that this process and its workers may hold together."
+    aside: int = 0
+    "Bytes of it that are kept free for a process that is no worker."
+    beside: Callable[[], Sequence[int]] = tuple
+    "Ids of such processes."
     set_aside: bool = False
     "Records that workers die of or hang at are set aside; else the first one ends the run."
 
@@ -39,7 +43,7 @@ class LocalEngine:
 
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
-        self.budget = MemoryBudget(settings.memory)
+        self.budget = MemoryBudget(settings.memory, aside=settings.aside, beside=settings.beside)
         self.idle: list[Worker] = []
         "Workers that wait for the tasks of the next run."
 

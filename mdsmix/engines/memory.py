@@ -12,7 +12,7 @@ import ctypes
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -63,6 +63,10 @@ class MemoryBudget:
     cap: int
     peak: int = 0
     "The most that all processes held together (PSS: memory that several share counts once)."
+    aside: int = 0
+    "What is kept free for a process that is no worker."
+    beside: Callable[[], Sequence[int]] = tuple
+    "Ids of processes that are no workers and count too."
     _worst: int = WORKER_BYTES
     "The most that one worker has taken."
     _is_known: bool = False
@@ -84,7 +88,9 @@ class MemoryBudget:
 
     def _look(self, pids: Sequence[int]) -> None:
         began = time.monotonic()
-        self._held = sum(map(held, [os.getpid(), *pids]))
+        others = sum(map(held, self.beside()))
+        self.aside = max(self.aside, others)
+        self._held = others + sum(map(held, [os.getpid(), *pids]))
         self.peak = max(self.peak, self._held)
         inherited = own(os.getpid())
         self._worst = max([self._worst, *(most_own(pid) - inherited for pid in pids)])
@@ -93,16 +99,17 @@ class MemoryBudget:
 
     def allowed_workers(self, workers: int) -> int:
         """How many of so many workers may be at work now, at least one."""
-        if not self._is_known and self.cap < workers * AMPLE_BYTES:
+        if not self._is_known and self.cap - self.aside < workers * AMPLE_BYTES:
             return 1
         most = int(self.cap * HEADROOM)
         if self._held > most:
             return 1
-        return max(1, min(workers, (most - resident(os.getpid())) // self._worst))
+        return max(1, min(workers, (most - self.aside - resident(os.getpid())) // self._worst))
 
     def share(self, workers: int) -> int:
         """What each of so many workers may hold."""
-        return int(self.cap * HEADROOM) // workers
+        given = int(self.cap * HEADROOM)
+        return max(given // 2, given - self.aside) // workers
 
 
 def is_told() -> bool:

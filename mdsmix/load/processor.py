@@ -14,7 +14,7 @@ def named_vision(settings: LoaderSettings) -> Vision | None:
     """By the processor that the section names; None where it names none. RecipeError where it cannot be used so."""
     if not (name := settings.row_key("processor")):
         return None
-    _refuse_packing(settings)
+    refuse_packing(settings)
     places = [stream.place for stream in settings.section.stream_sections if stream.place]
     return _vision(settings, processor_at_hand(str(name), places))
 
@@ -30,7 +30,7 @@ def published_vision(settings: LoaderSettings) -> Vision | None:
             f"{settings.section.label}: its streams of images were converted for {len(planned)} processors "
             f"({', '.join(sorted(digest[:8] for digest in planned))}), so rows of some would not fit: convert them for one."
         )
-    _refuse_packing(settings)
+    refuse_packing(settings)
     for home in found:
         if folder := fetched_processor(home):
             vision = _vision(settings, str(folder))
@@ -62,7 +62,8 @@ def _refuse_other(home: Location, folder: str, planned: str) -> None:
         )
 
 
-def _refuse_packing(settings: LoaderSettings) -> None:
+def refuse_packing(settings: LoaderSettings) -> None:
+    """RecipeError where rows of images cannot be read so."""
     own = settings.row_key
     if own("packing_ratio", 1) != 1 or not own("decoder_only_format", True):
         raise RecipeError(

@@ -63,14 +63,14 @@ class Vision:
         found, shown = list(rows), [(n, p) for n, row in enumerate(rows) if (p := row.pictures)]
         if not shown:
             return found, {}
-        images = [[_decoded(p, i) for i in range(len(p.images))] for _, p in shown]
+        images = [[decoded(p, i) for i in range(len(p.images))] for _, p in shown]
         see = self._seen_by_row if self.is_split else self._seen
         made, pixels = see(images, shown[0][1].where)
         if self.is_split:
             pixels[ROWS] = _of_all(pixels[ROWS], [n for n, _ in shown], len(rows))
         for (number, pictures), of, pieces in zip(shown, images, made, strict=True):
             self._compare(pictures.where, of, pieces)
-            found[number] = _expanded(rows[number], pictures, pieces, rules)
+            found[number] = expanded(rows[number], pictures, pieces, rules)
         return found, pixels
 
     def dummy(self) -> tuple[dict[str, Any], Pixels]:
@@ -152,7 +152,7 @@ def _of_all(
     return found
 
 
-def _decoded(pictures: Pictures, number: int) -> Any:
+def decoded(pictures: Pictures, number: int) -> Any:
     """An image as it is seen; MixRefused where it does not decode, or has another size than was stored."""
     from PIL import ImageOps
 
@@ -169,9 +169,10 @@ def _decoded(pictures: Pictures, number: int) -> Any:
     return image
 
 
-def _expanded(
+def expanded(
     row: Row, pictures: Pictures, pieces: Sequence[dict[str, Any]], rules: RowRules
 ) -> Row:
+    """The row with what stands for each image in place of its token; MixRefused where one would be cut."""
     ids, labels = ([*_parts(each, pictures.spots)] for each in (row.input_ids, row.labels))
     end = sum(map(len, ids[:-1])) + sum(len(piece["input_ids"]) for piece in pieces)
     if end > rules.max_seq_len:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +18,15 @@ import torch
 from PIL import Image
 
 from mdsmix.convert.gc import find_garbage
-from mdsmix.encode import processor
+from mdsmix.encode import counting, processor
 from mdsmix.encode.look_at_processor import Seeing
 from mdsmix.encode.processor import Counter, open_processor
+from mdsmix.engines.memory import held
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
 from mdsmix.load.microbatches import prepare, rows_of
-from mdsmix.load.vision import opened
+from mdsmix.load.training_rows import Pictures
+from mdsmix.load.vision import decoded, opened
 from mdsmix.mix.render import render
 from mdsmix.storage import locate
 from tests.converting import manifest_of, mdsmix, quarantined, run_recipe, write_jsonl, write_recipe
@@ -120,15 +126,34 @@ def test_a_batch_is_what_the_processor_makes_of_texts_and_images(
     assert totals.seen_tokens == int(batch["attention_mask"].sum()) - 3
 
 
-def test_a_preview_says_that_it_makes_no_batches_of_images(
+def test_a_preview_has_the_lengths_of_the_loaders_rows_and_shows_one_token_an_image(
     tmp_path: Path, processors: dict[str, tuple[Path, Path]]
 ) -> None:
-    (path,) = write_drawings(tmp_path / "img", 1, (70, 40))
-    recipe = written(tmp_path, processors["qwen"], [record(f"img/{path.name}"), record()])
-    run_recipe(recipe)
-    answer = mdsmix("preview", rendered(recipe), "--batch", "2")
-    assert answer.code == 2
-    assert "see holds images" in answer.err
+    names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 3, (70, 40))]
+    records = [record(names[0]), record(), record(names[1], names[2])]
+    recipe = written(tmp_path, processors["idefics"], records)
+    (batch,) = batches(recipe)
+    answer = mdsmix("preview", rendered(recipe), "--batch", "3", "--steps", "1", "--json")
+    assert answer.code == 0, answer.err
+    told = json.loads(answer.out)
+    (step,) = told["steps"]
+    assert step["streams"][0]["tokens"] == batch["attention_mask"].sum()
+    assert step["padding"] == pytest.approx(1 - batch["attention_mask"].float().mean())
+    trained = (batch["labels"][:, 1:] != -100).sum()
+    assert step["streams"][0]["trained"] == trained
+    count = opened(str(processors["idefics"][1])).counts([(40, 70)])[0]
+    images = [shown.get("images", []) for shown in step["shown"]]
+    assert images == [[{"height": 40, "width": 70, "tokens": count}] * n for n in (1, 0, 2)]
+    text = "".join(part["text"] for part in step["shown"][2]["sample"])
+    assert text.count("<image>") == 2
+    short = Path(unnamed(recipe))
+    short.write_text(short.read_text().replace(f"max_seq_len: {LENGTH}", "max_seq_len: 30"))
+    answer = mdsmix("preview", short, "--batch", "3")
+    assert answer.code == 3
+    assert re.search(r"Step 0 .*, row 0: its images end at token \d+ of at most 30", answer.err)
+    for home in (tmp_path / "out").glob("processor-*"):
+        shutil.rmtree(home)
+    assert "name the processor" in mdsmix("preview", short, "--batch", "3").err
 
 
 def _bare(text: str, images: list[Any], seeing: Seeing, token: str) -> str:
@@ -247,11 +272,8 @@ def test_no_token_of_an_image_is_trained_or_counted_as_trained_wherever_it_stand
     ]
     policies = {"target_prompts": "all", "target_responses": "all"}
     recipe = written(tmp_path, processors["qwen"], records, **policies)
-    asked = ("plan", recipe, "--nodes", 1, "--gpus", 1, "--batch", 3, "--tokens", "1k", "--json")
-    planned = json.loads(mdsmix(*asked).out)["streams"][0]["epoch_tokens"]
     (batch,) = batches(recipe)
     manifest = manifest_of(tmp_path / "out/see/train")
-    assert planned["value"] == manifest.totals.seen_tokens
     ids = batch["input_ids"]
     trained = batch["labels"] != -100
     assert not (trained & (ids == manifest.encoding.images["id"])).any()
@@ -354,6 +376,19 @@ def test_an_image_is_turned_as_its_exif_asks(
     assert batch["image_grid_thw"].tolist() == [[1, 8, 4]]
 
 
+def test_an_image_that_is_not_what_was_stored_ends_training_with_its_place() -> None:
+    def pictures(content: bytes, size: list[int]) -> Pictures:
+        return Pictures([Image.open(BytesIO(content))], [size], np.zeros(1, np.int64), "row 3")
+
+    content = drawing("JPEG", (400, 300))
+    with pytest.raises(MixRefused, match=r"row 3: image 0 has 300 x 400 .*\[300, 401\] are stored"):
+        decoded(pictures(content, [300, 401]), 0)
+    with pytest.raises(
+        MixRefused, match=r"row 3: image 0 does not decode \(image file is truncated"
+    ):
+        decoded(pictures(content[: len(content) // 2], [300, 400]), 0)
+
+
 def test_what_differs_from_what_was_planned_is_an_error(
     tmp_path: Path, processors: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,7 +418,7 @@ def test_what_functions_tell_is_what_is_learned(
     assert seeing.token == IMAGE_TOKEN[family]
 
 
-def test_another_process_counts_and_what_it_says_is_kept(
+def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
     processors: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path))
@@ -393,15 +428,22 @@ def test_another_process_counts_and_what_it_says_is_kept(
     folder = str(processors["qwen"][1])
     card = open_processor(folder)
     assert (card.counts_by, card.class_name) == ("function", "Qwen2_5_VLProcessor")
-    counter = Counter(card.hash)
+    assert Counter(card.hash).is_new
     told = dict(zip(SIZES, opened(folder).counts(SIZES), strict=True))
-    assert counter.of(SIZES) == told
-    assert "absolute aspect ratio" in str(counter.of([(10, 3000)]))
-    counter._process.kill()
-    with pytest.raises(MdsmixError, match="has ended"):
-        counter.of([(1000, 1000)])
-    monkeypatch.setattr(Counter, "_asked", lambda self, sizes: pytest.fail("they are kept"))
-    assert Counter(card.hash).of(SIZES) == told
+    with counting.shared():
+        with ThreadPoolExecutor(3) as workers:
+            each = list(workers.map(lambda size: Counter(card.hash).of([size]), SIZES))
+        assert each == [{size: told[size]} for size in SIZES]
+        (pid,) = counting.processes()
+        assert 100 << 20 < held(pid) < counting.BYTES * 1.2
+        assert Counter(card.hash).of(SIZES) == told
+        assert not Counter(card.hash).is_new
+    assert os.waitpid(pid, 0) == (pid, 0), "it ends with the run"
+    assert counting.processes() == []
+    monkeypatch.setattr(counting.sys, "executable", "false")
+    assert Counter(card.hash).of(SIZES) == told, "they are kept"
+    with counting.shared(), pytest.raises(Unreachable, match="has ended, most likely for want of"):
+        Counter(card.hash).of([(1000, 1000)])
 
 
 def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:

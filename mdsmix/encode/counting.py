@@ -1,0 +1,155 @@
+"""The process that counts the tokens of images: one for a run, whichever of its workers asks.
+
+It imports torch and transformers, 10 s and 730 MB, so it is started when the first image of an unknown size comes. The folder of a run
+holds its socket; it ends when that folder, or whoever made it, is gone. A worker that is alone (on another machine) has a folder of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from mdsmix.errors import Unreachable
+
+BYTES = 730 << 20
+"What it holds: 730 MB with transformers 4.57 and torch 2.15, however many sizes it is asked for."
+SHARED, RUN = "MDSMIX_COUNTING", "MDSMIX_COUNTING_FOR"
+"Environment variables that workers inherit: the folder of their run, and the id of the process that made it."
+TRIES = 2
+
+
+@contextmanager
+def shared() -> Iterator[None]:
+    """Whoever is started within asks the same process."""
+    if _home():
+        yield
+        return
+    with TemporaryDirectory(prefix="mdsmix-") as home:
+        os.environ |= {SHARED: home, RUN: str(os.getpid())}
+        try:
+            yield
+        finally:
+            os.environ.pop(SHARED, None)
+            os.environ.pop(RUN, None)
+
+
+def _home() -> str | None:
+    """The folder of the run that is at work here, or whose worker this is."""
+    home = os.environ.get(SHARED)
+    return home if home and os.path.isdir(home) else None
+
+
+def processes() -> list[int]:
+    """Ids of those of this run."""
+    home = _home()
+    return [int(file.read_text() or 0) for file in Path(home).glob("*.pid")] if home else []
+
+
+def ask(digest: str, folder: Path, sizes: Sequence[Sequence[int]]) -> Any:
+    """Its counts of heights and widths, or {"error": why}. `folder`: from which the processor of that hash is opened. Unreachable where
+    it cannot be started, or ends twice over this question."""
+    at = Path(_home() or _own_home().name) / f"{digest[:16]}.socket"
+    for _ in range(TRIES):
+        with suppress(OSError, ValueError):
+            return _told(at, sizes)
+        _start(at, folder)
+    with suppress(OSError, ValueError):
+        return _told(at, sizes)
+    raise Unreachable(
+        "the process that counts the tokens of images has ended, most likely for want of memory: run again with fewer workers; "
+        "the counts that it gave are kept."
+    )
+
+
+def _told(at: Path, sizes: Sequence[Sequence[int]]) -> Any:
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(str(at))
+        with asking.makefile("rw") as lines:
+            lines.write(json.dumps(sizes) + "\n")
+            lines.flush()
+            return json.loads(lines.readline())
+
+
+def _start(at: Path, folder: Path) -> None:
+    """Starts it, unless another worker has done so meanwhile; returns when it listens."""
+    with at.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when this process dies
+        if _listens(at):
+            return
+        at.unlink(missing_ok=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mdsmix.encode.look_at_processor"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        at.with_suffix(".pid").write_text(str(process.pid))
+        assert process.stdin
+        assert process.stdout
+        with suppress(OSError), process.stdin, process.stdout:
+            process.stdin.write(
+                json.dumps([str(folder), str(at), int(os.environ[RUN]) if _home() else os.getpid()])
+                + "\n"
+            )
+            process.stdin.flush()
+            if why := process.stdout.readline().strip().removeprefix("ready"):
+                raise Unreachable(
+                    f"the process that counts the tokens of images could not be started: {why}"
+                )
+
+
+def _listens(at: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as asking, suppress(OSError):
+        asking.connect(str(at))
+        return True
+    return False
+
+
+@cache
+def _own_home() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="mdsmix-")
+
+
+def serve(seeing: Any, at: str, run: int) -> None:
+    """Answers one question after the other until the socket, or the process `run`, is gone."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(at)
+        listening.listen(64)
+        listening.settimeout(1)
+        print("ready", flush=True)
+        while os.path.exists(at) and _lives(run):
+            with suppress(OSError, ValueError):  # nobody asked, or who did is dead
+                _answer(seeing, listening.accept()[0])
+    if not _lives(run):
+        shutil.rmtree(Path(at).parent, ignore_errors=True)
+
+
+def _answer(seeing: Any, asked: socket.socket) -> None:
+    with asked, asked.makefile("rw") as lines:
+        asked.settimeout(60)
+        if not (line := lines.readline()):
+            return  # somebody looked whether it listens
+        try:
+            answer: Any = seeing.counts(json.loads(line))
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        lines.write(json.dumps(answer) + "\n")
+
+
+def _lives(pid: int) -> bool:
+    with suppress(OSError):
+        os.kill(pid, 0)
+        return True
+    return False
