@@ -14,6 +14,7 @@ from mdsmix.errors import MixRefused
 from mdsmix.load.collate import Collate
 from mdsmix.load.pack import Packer
 from mdsmix.load.training_rows import IGNORED, Row, row_of
+from mdsmix.preview.images import Images
 from mdsmix.preview.layout import Place
 from mdsmix.preview.reading import Sample
 from mdsmix.shards.turns import turns_of
@@ -25,6 +26,10 @@ class Placed(Row):
     place: Place
     cut: int
     "Tokens of the sample that the loader cuts off."
+    stored: Row
+    "With one token an image."
+    images: Sequence[tuple[int, int, int]]
+    "Height, width and tokens of each."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +67,18 @@ class Made:
         return 1 - self.tokens / self.slots if self.slots else 0.0
 
 
-def placed(place: Place, sample: Sample, collate: Collate) -> Placed:
+def placed(place: Place, sample: Sample, collate: Collate, images: Images | None = None) -> Placed:
     """The sample's row; MixRefused where the loader raises when it comes to it."""
-    row = Placed(*row_of(sample, collate.rules))
-    row.place = place
+    stored = row_of(sample, collate.rules)
+    row = Placed(*(images.grown(stored, collate.rules) if images else stored))
+    counts = images.counts(stored) if images else []
+    row.place, row.stored = place, stored
+    sizes = stored.pictures.sizes if stored.pictures else []
+    row.images = [(h, w, n) for (h, w), n in zip(sizes, counts, strict=True)]
     turns = turns_of(sample, collate.rules.token_encoding_type)
     sides = [row.input_ids.size] if collate.rules.decoder_only_format else [_size(row)]
-    row.cut = max(0, sum(part.size for turn in turns for part in turn) - sum(sides))
+    whole = sum(part.size for turn in turns for part in turn) + sum(counts) - len(counts)
+    row.cut = max(0, whole - sum(sides))
     return row
 
 
@@ -177,15 +187,19 @@ def rows_of(
     samples: Mapping[Place, Sample],
     collate: Collate,
     told: Callable[[Place], str],
+    images: Images | None = None,
 ) -> Iterator[Placed]:
     """The rows of those samples that were read; MixRefused names the step and the sample with which the run would end."""
     for place in places:
         if (sample := samples.get(place)) is None:
             continue
         try:
-            yield placed(place, sample, collate)
+            yield placed(place, sample, collate, images)
         except MixRefused as refusal:
-            raise MixRefused(f"{told(place)}: {refusal}") from None
+            why = str(refusal).removeprefix(
+                ": "
+            )  # of a row with images, which the loader names itself
+            raise MixRefused(f"{told(place)}: {why}") from None
 
 
 def first_of_each(rows: Sequence[Placed], most: int) -> list[Placed]:

@@ -18,6 +18,7 @@ from mdsmix.mix.streams import Loader, Stream
 from mdsmix.preview.reading import Reader
 from mdsmix.shards.index import Shard
 from mdsmix.shards.manifest import Encoding
+from mdsmix.shards.turns import has_images
 
 Floats = NDArray[np.float64]
 
@@ -71,7 +72,12 @@ def lengths_of(number: int, stream: Stream, loader: Loader, reader: Reader) -> L
 
 
 def _is_worth(stream: Stream) -> bool:
-    return all(shard.samples for shard in stream.shards) and stream.index.samples <= 1 << 26
+    """Where there are images the bytes are theirs, and say little of tokens."""
+    return (
+        not has_images(stream.columns)
+        and all(shard.samples for shard in stream.shards)
+        and stream.index.samples <= 1 << 26
+    )
 
 
 def _sizes(number: int, stream: Stream, reader: Reader) -> Iterator[NDArray[np.int64]]:

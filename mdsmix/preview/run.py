@@ -12,16 +12,17 @@ from mdsmix.load.collate import Collate
 from mdsmix.load.config import LoaderSettings, read_settings
 from mdsmix.load.loader import PROFILED, collate_of, rules_of
 from mdsmix.load.pack import best_ratio, ratios
+from mdsmix.load.processor import refuse_packing
 from mdsmix.load.training_rows import RowRules, TokenIds
 from mdsmix.mix.streams import Mix
 from mdsmix.preview.asked import Asked, State
 from mdsmix.preview.batches import Made, Placed, Worker, first_of_each, joined, rows_of
+from mdsmix.preview.images import Images, images_of
 from mdsmix.preview.layout import NOBODY, Ids, Layout, Place
 from mdsmix.preview.lengths import Floats, Lengths, lengths_of
 from mdsmix.preview.reading import Reader, require_shards
 from mdsmix.preview.shares import Windows, count, windows_of
-from mdsmix.shards.turns import has_images, layout_of
-from mdsmix.words import does
+from mdsmix.shards.turns import layout_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,24 +107,33 @@ def preview(mix: Mix, asked: Asked) -> Preview:
     """RecipeError where Streaming refuses the epoch, Unreachable where a stream cannot be read, MixRefused where a row does not
     fit the loader."""
     require_shards(mix.train.streams)
-    _refuse_images(mix)
-    settings = _settings(mix, asked)
+    settings, images = _settings(mix, asked), images_of(mix)
     rules = rules_of(settings, _ids_of(mix))
+    if images:
+        refuse_packing(settings)
+        rules = replace(rules, image=images.token)
     reader = Reader(mix.train.streams, asked.read)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rows that are cut are counted
-        return _preview(mix, asked, settings, rules, reader)
+        return _preview(mix, asked, settings, rules, reader, images)
 
 
 def _preview(
-    mix: Mix, asked: Asked, settings: LoaderSettings, rules: RowRules, reader: Reader
+    mix: Mix,
+    asked: Asked,
+    settings: LoaderSettings,
+    rules: RowRules,
+    reader: Reader,
+    images: Images | None,
 ) -> Preview:
     ratio = _ratio(settings, rules, mix, asked, reader)
     layout = _layout(settings, mix, asked, int(asked.cluster.rows * ratio))
     state = _state(asked, layout)
     layout.enter(state)
     epochs = _epochs(layout, state, asked.steps)
-    steps = list(_steps(epochs, layout, _Workers(settings, rules, asked, ratio), reader, asked))
+    steps = list(
+        _steps(epochs, layout, _Workers(settings, rules, asked, ratio, images), reader, asked)
+    )
     lengths = [lengths_of(n, s, mix.train, reader) for n, s in enumerate(mix.train.streams)]
     counts = count(layout, epochs[0].ids, lengths)
     return Preview(
@@ -142,15 +152,6 @@ def _preview(
         planned=[float(n) for n in layout.planned / layout.planned.sum()],
         read=reader.read,
     )
-
-
-def _refuse_images(mix: Mix) -> None:
-    names = [stream.name for stream in mix.train.streams if has_images(stream.columns)]
-    if names:
-        raise RecipeError(
-            f"{', '.join(names)} {does(names, 'holds', 'hold')} images, and how many tokens each becomes its processor says when a batch is "
-            "made, which preview does not do: mdsmix plan counts them, and mdsmix.load makes the batches."
-        )
 
 
 def _settings(mix: Mix, asked: Asked) -> LoaderSettings:
@@ -256,7 +257,15 @@ def _unit(layout: Layout) -> int:
 class _Workers:
     """The collators of all workers of all devices, made when their first batch comes."""
 
-    def __init__(self, settings: LoaderSettings, rules: RowRules, asked: Asked, ratio: float):
+    def __init__(
+        self,
+        settings: LoaderSettings,
+        rules: RowRules,
+        asked: Asked,
+        ratio: float,
+        images: Images | None = None,
+    ):
+        self.images = images
         loader, self.many = settings.loader, max(1, asked.cluster.workers)
         self.rules, self.settings = rules, settings
         self.bins = asked.cluster.rows if ratio > 1 else None
@@ -321,7 +330,7 @@ def _step(
     for rank in ranks:
         worker = workers.at(rank.rank, rank.worker)
         told = _teller(reader, f"{where} of epoch {epoch.epoch}, rank {rank.rank}")
-        rows = list(rows_of(rank.places, samples, worker.collate, told))
+        rows = list(rows_of(rank.places, samples, worker.collate, told, workers.images))
         is_whole = len(rows) == len(rank.places)
         bins = worker.bins(rows) if is_whole or not worker.packer else None
         mades.append(None if bins is None else worker.made(bins))

@@ -217,19 +217,23 @@ def _print_sample(
     from rich.text import Text
 
     title = f"rank {rank}: {_where(preview, row.place)}"
+    if row.images:
+        each = ", ".join(f"{w:,} x {h:,}: {plural(n, 'token')}" for h, w, n in row.images)
+        title += f", {plural(len(row.images), 'image')} ({each})"
     console.rule(printable(title), align="left")
     runs = [(text, STYLES[form]) for text, form in sample_runs(row, decoder)]
     console.print(Text.assemble(*runs), soft_wrap=True)
 
 
 def row_segments(row: Placed) -> list[Segment]:
-    """The row as it is trained: an encoder-decoder's target stands behind its context."""
-    if row.input_ids.size == row.labels.size:
-        flags = (row.labels != IGNORED).tolist()
+    """The row as it is trained, with one token an image: an encoder-decoder's target stands behind its context."""
+    shown = row.stored
+    if shown.input_ids.size == shown.labels.size:
+        flags = (shown.labels != IGNORED).tolist()
         return segments(
-            [([token], flag) for token, flag in zip(row.input_ids.tolist(), flags, strict=True)]
+            [([token], flag) for token, flag in zip(shown.input_ids.tolist(), flags, strict=True)]
         )
-    return segments([(row.input_ids.tolist(), False), (row.labels.tolist(), True)])
+    return segments([(shown.input_ids.tolist(), False), (shown.labels.tolist(), True)])
 
 
 def sample_runs(row: Placed, decoder: Decoder | None) -> Iterator[Run]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mdsmix.encode.tokenizer import Decoder
+from mdsmix.preview.batches import Placed
 from mdsmix.preview.run import Preview, Step
 from mdsmix.preview.verdict import verdict
 from mdsmix.report.preview import epoch_table, row_segments, shard_of, step_table, windows_table
@@ -85,8 +86,13 @@ def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> dict[st
                 "stream": preview.streams[shown.row.place.stream],
                 "shard": shard_of(preview, shown.row.place),
                 "row": shown.row.place.position,
+                **({"images": _images(shown.row)} if shown.row.images else {}),
                 "sample": sample_json(row_segments(shown.row), decoder),
             }
             for shown in step.shown
         ],
     }
+
+
+def _images(row: Placed) -> list[dict[str, int]]:
+    return [dict(zip(("height", "width", "tokens"), each, strict=True)) for each in row.images]

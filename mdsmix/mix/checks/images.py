@@ -38,7 +38,7 @@ def _seeing(loader: Loader) -> list[Stream]:
     return [stream for stream in loader.streams if has_images(stream.columns)]
 
 
-def _planned(stream: Stream) -> str | None:
+def planned_for(stream: Stream) -> str | None:
     """The hash of the processor by whose counts its rows fit."""
     manifest = stream.trusted_manifest
     return manifest.encoding.images.get("processor") if manifest else None
@@ -53,21 +53,23 @@ def _planned(stream: Stream) -> str | None:
 def images_processor(mix: Mix, loader: Loader) -> Iterator[Hit]:
     seeing = _seeing(loader) if loader.is_own else []
     name = loader.dataset.get("processor")
-    planned = [stream for stream in seeing if _planned(stream)]
+    planned = [stream for stream in seeing if planned_for(stream)]
     if seeing and not name:
         yield from _unnamed(mix, seeing, planned)
     elif (
-        planned and PROCESSOR_FOLDER.fullmatch(os.path.basename(str(name))) and not _hash(mix, name)
+        planned
+        and PROCESSOR_FOLDER.fullmatch(os.path.basename(str(name)))
+        and not processor_hash(mix, name)
     ):
         yield Hit(
             f"the processor {name} of {{loader}} is not here, and not beside {listed(planned)}, from where the loader would fetch it.",
             f"{mix.makers(planned, 'convert')}, which publishes it there.",
             names(planned),
         )
-    found = _hash(mix, name) if planned and name else None
-    if wrong := [s for s in planned if found and _planned(s) != found]:
+    found = processor_hash(mix, name) if planned and name else None
+    if wrong := [s for s in planned if found and planned_for(s) != found]:
         yield Hit(
-            f"{listed(wrong)} {does(wrong, 'was', 'were')} converted for another processor ({str(_planned(wrong[0]))[:8]}) than that of "
+            f"{listed(wrong)} {does(wrong, 'was', 'were')} converted for another processor ({str(planned_for(wrong[0]))[:8]}) than that of "
             f"{{loader}}, {name} ({str(found)[:8]}).",
             f"{mix.makers(wrong, 'convert')}; or name the processor of the conversion.",
             names(wrong),
@@ -85,7 +87,7 @@ def images_processor(mix: Mix, loader: Loader) -> Iterator[Hit]:
 def _unnamed(mix: Mix, seeing: list[Stream], planned: list[Stream]) -> Iterator[Hit]:
     """The loader then takes the processor that lies beside the streams, if they were converted for one."""
     lacking = [stream for stream in planned if not _is_beside(stream)]
-    if len({_planned(stream) for stream in planned}) == 1 and not lacking:
+    if len({planned_for(stream) for stream in planned}) == 1 and not lacking:
         return
     why = "and {loader} names no processor"
     if planned:
@@ -104,10 +106,10 @@ def _is_beside(stream: Stream) -> bool:
     home = stream.folder.parent.parent / str(manifest.processor_folder)
     found = (home / CARD).fetch()
     card = read_processor_card(home, found[1]) if found else None
-    return bool(card and card.processor.hash == _planned(stream))
+    return bool(card and card.processor.hash == planned_for(stream))
 
 
-def _hash(mix: Mix, name: Any) -> str | None:
+def processor_hash(mix: Mix, name: Any) -> str | None:
     """Of the processor; None where it cannot be looked at here."""
     try:
         folder = processor_at_hand(str(name), mix.yaml.places)
@@ -126,7 +128,7 @@ def _hash(mix: Mix, name: Any) -> str | None:
 def images_unplanned(mix: Mix, loader: Loader) -> Iterator[Hit]:
     name = loader.dataset.get("processor")
     seeing = _seeing(loader) if loader.is_own else []
-    blind = [stream for stream in seeing if not _planned(stream)]
+    blind = [stream for stream in seeing if not planned_for(stream)]
     if not name and len(blind) == len(seeing):
         return  # images-processor says so
     if blind:
@@ -135,7 +137,7 @@ def images_unplanned(mix: Mix, loader: Loader) -> Iterator[Hit]:
             f"{mix.makers(blind, 'convert', f' processor={name}' if name else '')}.",
             names(blind),
         )
-    elif name and seeing and _hash(mix, name) is None:
+    elif name and seeing and processor_hash(mix, name) is None:
         yield Hit(
             f"the processor {name} of {{loader}} cannot be looked at here.",
             "check where it can be loaded, for example on the machine that converts.",
