@@ -43,15 +43,14 @@ def measure(
     """Runs the command, its output in `log`; RuntimeError with the log's end where it fails."""
     _adopt_orphans()
     os.sync()
-    beside = set(_children(os.getpid()))
-    sampler = _Sampler(beside) if memory else None
+    sampler = _Sampler() if memory else None
     busy, own, tree = _busy(), time.process_time(), _children_cpu()
     began = time.perf_counter()
     with log.open("wb") as out:
         process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
         code = process.wait()
         wall = time.perf_counter() - began
-        _reap(beside)
+        _reap()
     others = _busy() - busy - (time.process_time() - own) - (_children_cpu() - tree)
     peak = sampler.stop() if sampler else 0
     if code:
@@ -62,10 +61,10 @@ def measure(
 
 
 class _Sampler:
-    """The largest sum of PSS over this process's descendants, but for those who ran `beside` before."""
+    """The largest sum of PSS over this process's descendants."""
 
-    def __init__(self, beside: set[int]) -> None:
-        self._peak, self._beside = 0, beside
+    def __init__(self) -> None:
+        self._peak = 0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -77,23 +76,18 @@ class _Sampler:
 
     def _watch(self) -> None:
         while not self._done.wait(PERIOD):
-            ours = (child for child in _children(os.getpid()) if child not in self._beside)
-            tree = (pid for child in ours for pid in (child, *descendants(child)))
-            self._peak = max(self._peak, sum(map(_pss, tree)))
+            self._peak = max(self._peak, sum(map(_pss, descendants(os.getpid()))))
 
 
 def descendants(pid: int) -> Iterator[int]:
-    for child in _children(pid):
-        yield child
-        yield from descendants(child)
-
-
-def _children(pid: int) -> Iterator[int]:
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            yield from map(int, children.read_text().split())
+            found = [int(child) for child in children.read_text().split()]
         except OSError:  # the process ended just now
             continue
+        for child in found:
+            yield child
+            yield from descendants(child)
 
 
 def _pss(pid: int) -> int:
@@ -110,10 +104,13 @@ def _adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _reap(beside: set[int]) -> None:
-    """Waits for what the command left behind: servers of multiprocessing end by themselves. A store that runs `beside` does not."""
-    while left := set(_children(os.getpid())) - beside:
-        os.waitpid(left.pop(), 0)
+def _reap() -> None:
+    """Waits for what the command left behind: servers of multiprocessing end by themselves."""
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
 
 
 def _children_cpu() -> float:

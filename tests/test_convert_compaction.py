@@ -213,7 +213,13 @@ def test_what_is_packed_goes_when_nothing_names_it(recipe: Path) -> None:
     assert gc.find_garbage(folder, gc.KEEP_SECONDS) == []
     age(split(recipe), 8)
     found = gc.find_garbage(folder, gc.KEEP_SECONDS)
-    assert {item.kind for item in found} == {"packed records", "shard", "old index"}
+    assert {item.kind for item in found} == {
+        "packed records",
+        "shard",
+        "old index",
+        "mark",
+        "side file",
+    }
     (shrunk,) = (item for item in found if item.kind == "packed records")
     assert shrunk.name.endswith(".units.zst: 1 of 2")
     before = read_packs(folder, ledger(recipe))

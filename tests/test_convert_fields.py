@@ -212,5 +212,5 @@ def test_rows_of_several_documents_have_no_name(tmp_path: Path, tokenizer_folder
     stream = documents(write_jsonl(tmp_path / "a.jsonl", [{"id": 1, "text": "words " * 50}]))
     stream["source"]["id"] = "id"
     run_recipe(write_recipe(tmp_path, tokenizer_folder, streams={"web": stream}))
-    assert not list((tmp_path / "out/web/train").glob("*.side"))
+    assert not list((tmp_path / "out/web/train").glob("*.ids.side"))
     assert named(tmp_path / "out/web", 0) is None

@@ -101,12 +101,14 @@ def test_what_an_edit_left_behind_goes_after_seven_days(
     assert garbage(republished) == []
     age(republished, 7.1)
     before, found = files(republished), garbage(republished)
-    # Two units and the last part have other shards; their records, the bad ones of one, and the index before.
+    # Two units and the last part have other shards; their records and marks, the bad ones of one, the stream's mark and index before.
     assert kinds(found) == {
         "shard": 3,
         "unit record": 2,
         "fingerprints": 2,
+        "mark": 2,
         "bad records": 1,
+        "side file": 1,
         "old index": 1,
     }
     assert files(republished) == before, "finding deletes nothing"
@@ -127,9 +129,17 @@ def test_shards_of_an_index_that_was_just_replaced_stay(republished: Path) -> No
     (old,) = [name for name in files(republished) if name.endswith(".index")]
     age(republished, 1, [old])
     age(republished, 1, [name for name in files(republished) if name.startswith(".mdsmix/")])
-    assert garbage(republished) == []
+    assert kinds(garbage(republished)) == {"side file": 1}, (
+        "the stream's mark, which no reader opens"
+    )
     age(republished, 100, [n for n in files(republished) if n != old])
-    assert kinds(garbage(republished)) == {"unit record": 2, "fingerprints": 2, "bad records": 1}
+    assert kinds(garbage(republished)) == {
+        "unit record": 2,
+        "fingerprints": 2,
+        "mark": 2,
+        "bad records": 1,
+        "side file": 1,
+    }
     delete(republished)
     age(republished, 8, [old])
     assert kinds(garbage(republished)) == {"shard": 3, "old index": 1}
@@ -284,7 +294,7 @@ def test_the_command(republished: Path) -> None:
     before = files(republished)
     answer = mdsmix("gc", republished.parent)
     *lines, last = answer.out.splitlines()
-    assert (answer.code, answer.err, len(lines)) == (0, "", 9)
+    assert (answer.code, answer.err, len(lines)) == (0, "", 12)
     assert last.endswith("bytes: nothing is deleted without --delete")
     assert all("8.0 days" in line for line in lines)
     assert files(republished) == before
@@ -292,6 +302,6 @@ def test_the_command(republished: Path) -> None:
     assert answer.out.splitlines()[:-1] == lines
     assert answer.out.endswith("bytes: deleted\n")
     assert "running jobs and caches" in answer.err
-    assert len(files(republished)) == len(before) - 9
+    assert len(files(republished)) == len(before) - 12
     assert mdsmix("gc", republished / "nowhere").code == 4
     assert mdsmix("gc", republished, "--older-than", "soon").code == 2

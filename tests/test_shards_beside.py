@@ -229,7 +229,8 @@ def beside_a_shard(folder: Location, content: bytes) -> SideFile:
 def test_a_side_file_of_a_shard_is_no_garbage_and_its_damage_is_found(split: Path) -> None:
     folder = locate(split)
     named, other = beside_a_shard(folder, b"marks"), beside_a_shard(folder, b"old marks")
-    manifest = replace(manifest_of(split), side_files=[named])
+    ours = manifest_of(split).side_files
+    manifest = replace(manifest_of(split), side_files=[*ours, named])
     (folder / "mdsmix.manifest").write(manifest.to_bytes())
     assert manifest_of(split) == manifest
     garbage = {item.name for item in find_garbage(folder, 0) if item.kind == "side file"}

@@ -58,6 +58,14 @@ def check(
             show_default="half of the epoch",
         ),
     ] = None,
+    evaluations: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--eval",
+            metavar="STREAM",
+            help="Say what share of this evaluation stands in the mix, beside those of the YAML; may be repeated.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say whether streams may be mixed, from indexes, manifests and first samples. Exit code 3: they may not."""
@@ -65,7 +73,9 @@ def check(
     from mdsmix.mix.check import as_json as report
     from mdsmix.mix.check import findings, in_order, is_refused, looked, verdict, with_bytes_read
     from mdsmix.mix.lock import hold
-    from mdsmix.mix.view import view
+    from mdsmix.mix.overlap import findings as shared
+    from mdsmix.mix.overlap import look, overlap_json, said
+    from mdsmix.mix.view import view, view_streams
     from mdsmix.report.progress import watching
     from mdsmix.report.shares import print_shares
 
@@ -76,16 +86,18 @@ def check(
     held = hold(mix, targets, accept_changed) if lock else None
     if not held and (accept_changed or at is not None):
         raise RecipeError("--accept-changed and --at say what becomes of a lock: add --lock.")
-    found = in_order([*findings(mix), *(held.findings if held else ())])
+    overlap = look(mix, view_streams(evaluations).train.streams if evaluations else ())
+    found = in_order([*findings(mix), *(held.findings if held else ()), *shared(overlap)])
     told = repeated(held, at) if held and accept_changed else ()
     if as_json:
         locked = {"lock": {"streams": held.streams, "repeats": list(told)}} if held else {}
-        echo_json(report(mix, found) | locked)
+        echo_json(report(mix, found) | {"overlap": overlap_json(overlap)} | locked)
     else:
         print_findings(found)
         if mix.shares:
             print_shares(mix.shares)
-        echo(verdict(mix, found), looked(mix), *(held.lines if held else ()), *told)
+        held_lines = held.lines if held else ()
+        echo(verdict(mix, found), looked(mix), *said(overlap), *held_lines, *told)
     if is_refused(found):
         raise typer.Exit(REFUSED)
 

@@ -18,6 +18,7 @@ from mdsmix.cli.doctor import doctor
 from mdsmix.cli.gc import gc
 from mdsmix.cli.init import init
 from mdsmix.cli.inspect import inspect
+from mdsmix.cli.leaks import leaks
 from mdsmix.cli.mix import mix
 from mdsmix.cli.plan import plan
 from mdsmix.cli.preview import preview
@@ -43,6 +44,7 @@ for command in (
     doctor,
     convert,
     check,
+    leaks,
     plan,
     render_yaml,
     preview,

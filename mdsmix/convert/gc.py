@@ -42,6 +42,7 @@ _KINDS = {
     "fingerprints": rf"{re.escape(FOLDER)}/({_HASH})\.hashes",
     "packed records": rf"{re.escape(FOLDER)}/{NAME.pattern}",
     "packed fingerprints": rf"{re.escape(FOLDER)}/{FINGERPRINTS.pattern}",
+    "mark": rf"{re.escape(FOLDER)}/({_HASH})\.grams",
     "bad records": rf"{re.escape(FOLDER)}/{_BAD_NAME}\.bad",
     "note of a part": rf"{re.escape(FOLDER)}/({NOTE.pattern})",
     "old index": rf"{re.escape(FOLDER)}/({_HASH})\.index",

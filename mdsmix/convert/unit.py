@@ -21,6 +21,7 @@ from mdsmix.convert.images import cut_by_images, folders_of, keep_stamps, whole_
 from mdsmix.convert.job import Job
 from mdsmix.convert.keys import Dropped, lines_key, window_key
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
+from mdsmix.convert.marks import keep_mark
 from mdsmix.convert.packs import packed_record
 from mdsmix.convert.processor_folder import fetch_processor
 from mdsmix.convert.quarantine import (
@@ -39,9 +40,11 @@ from mdsmix.encode.base import Encoded
 from mdsmix.engines.attempts import CRASHED, Attempt, pieces, place, skipped
 from mdsmix.engines.base import Reporter
 from mdsmix.errors import Unreachable
+from mdsmix.kinds.assemble import joined_rows
 from mdsmix.kinds.fingerprints import Fingerprints
 from mdsmix.kinds.reading import open_reading
 from mdsmix.kinds.sampling import Sample
+from mdsmix.overlap.marks import Marking
 from mdsmix.shards.counts import NOT_SAMPLED, Records
 from mdsmix.shards.ids import RowIds
 from mdsmix.shards.index import Shard, StoredFile
@@ -228,6 +231,7 @@ def _convert(
         _Tally(job.kind.splits_records(job.encoding), encoder.sample, job.kind.has_images),
     )
     pace, first, ids, shards = _Pace(attempt, reporter, pictures), 0, RowIds(), list[Shard]()
+    marking = Marking()
     for batch in batches:
         without = skipped(batch, attempt)
         for piece in pace.pieces(batch, without):
@@ -237,6 +241,8 @@ def _convert(
             for full in rows.add(encoded):
                 shards += store_shards(job.folder, job.layout, full, _held(job))
             ids.add(encoded.ids)
+            if not job.joins_units:
+                marking.add_encoded(encoded)
             tally.add(batch, piece, encoded)
             reporter.on_progress(batch.size * len(piece) // len(batch.records), encoded.tokens)
         tally.end(batch, without)
@@ -250,6 +256,9 @@ def _convert(
     window = digests.window(number)  # all of it has been read now
     base, key = lines_key(job, window), window_key(job, window, dropped)
     shards += store_shards(job.folder, job.layout, rest, _held(job))
+    if job.joins_units:
+        marking.add(joined_rows(rest, job.encoding.max_seq_len, job.tokenizer.dtype))
+    mark = marking.finish(key)
     record = UnitRecord(
         key=key,
         base=base if base != key else "",
@@ -261,12 +270,15 @@ def _convert(
         records=replace(tally.records, **noticed.counts),
         size=tally.size,
         lines=tally.lines,
+        marked=mark.count if mark else None,
         leftover=pack_tokens(leftover),
     )
     if tally.bad:
         keep(job.folder, bad_name(record.key, window), tally.bad)
     if not job.drops and not are_kept(job, base):  # where some are dropped, they were there first
         keep_hashes(job.folder, base, seen.finish(first))
+    if mark:
+        keep_mark(job.folder, mark)
     write_record(job.folder, record)
     if pictures and not job.limit:
         keep_stamps(job, window, pictures.seen.stamps)

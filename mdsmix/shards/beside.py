@@ -77,7 +77,7 @@ class SideFile(Beside):
 
     kind: str
     shard: str
-    "Basename of the shard's stored file."
+    "Basename of the shard's stored file; empty for a side file of the whole stream."
 
 
 def is_beside(name: str) -> bool:

@@ -1,0 +1,114 @@
+"""`mdsmix leaks`: which samples of an evaluation stand in the training streams?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from mdsmix.cli.options import AsJson, echo, echo_json
+
+if TYPE_CHECKING:
+    from mdsmix.encode.tokenizer import Decoder
+    from mdsmix.leaks.audit import Audit
+    from mdsmix.mix.streams import Stream
+
+
+def leaks(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE | TRAIN.yaml | STREAM...",
+            help="What is trained: a recipe (key=value overrides may follow), a training YAML, or folders and s3:// URLs of published streams.",
+            show_default=False,
+        ),
+    ],
+    evaluations: Annotated[
+        Optional[list[str]],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
+        typer.Option(
+            "--eval",
+            metavar="STREAM",
+            help="A published stream of evaluation samples, of the same tokenizer; may be repeated.",
+            show_default="the evaluations of the recipe or YAML",
+        ),
+    ] = None,
+    samples: Annotated[
+        int,
+        typer.Option(
+            "-n", "--samples", min=0, metavar="N", help="Findings whose passages are shown."
+        ),
+    ] = 3,
+    common: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Leave grams out that stand in more than N samples of a stream; 0 leaves none out.",
+        ),
+    ] = 10,
+    tokenizer: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="NAME",
+            help="Decode with this tokenizer.",
+            show_default="the one that made the streams, if known here",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look for every run of 13 tokens of evaluation samples in all that is trained, and show both passages.
+
+    Exit code 0, whatever is found: it is a finding and refuses nothing.
+    """
+    from mdsmix.encode.tokenizer import find_decoder
+    from mdsmix.leaks.audit import audit
+    from mdsmix.report.leaks import leaks_json
+    from mdsmix.report.progress import watching
+
+    streams, evals = _streams(targets, evaluations or [])
+    with watching() as watcher:
+        found = audit(streams, evals, common, watcher.begin, watcher.on_progress)
+    manifest = evals[0].trusted_manifest
+    decoder = find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None)
+    if as_json:
+        echo_json(leaks_json(found, decoder, samples))
+    else:
+        _print(found, decoder, samples)
+
+
+def _streams(targets: list[str], evaluations: list[str]) -> tuple[list[Stream], list[Stream]]:
+    """What is trained, and what is evaluated on; each folder once."""
+    from mdsmix.errors import RecipeError
+    from mdsmix.mix.view import view, view_streams
+
+    mix = view(targets)
+    named = view_streams(evaluations).train.streams if evaluations else ()
+    given = named or [stream for loader in mix.evals for stream in loader.streams]
+    if not given:
+        raise RecipeError(
+            f"{mix.yaml.origin} has no evaluation, so there is nothing to look for: name published streams by --eval; a file of "
+            "questions becomes one by `mdsmix convert`, under the tokenizer of the mix."
+        )
+    return _once(mix.train.streams), _once(given)
+
+
+def _once(streams: object) -> list[Stream]:
+    return list({stream.folder.url: stream for stream in streams}.values())  # type: ignore[attr-defined]
+
+
+def _print(found: Audit, decoder: Decoder | None, samples: int) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from mdsmix.report.leaks import passages, summary, table
+    from mdsmix.report.samples import STYLES
+    from mdsmix.report.table import print_table
+
+    console = Console(highlight=False)
+    if found.leaks:
+        print_table(table(found), console)
+    for leak in found.leaks[:samples]:
+        for headline, runs in passages(found, leak, decoder):
+            console.rule(Text(headline), align="left")
+            console.print(Text.assemble(*((t, STYLES[form]) for t, form in runs)), soft_wrap=True)
+    echo(*summary(found))

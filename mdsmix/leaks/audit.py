@@ -1,0 +1,276 @@
+"""Evaluations against training streams: which samples of the first stand in the second, how much of them, and where.
+
+A finding, never a deletion. What is found is there, token by token; what is not found may still be: text that was worded anew, translated,
+or cut into tokens by another tokenizer has other grams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdsmix.errors import RecipeError
+from mdsmix.leaks.items import LENGTH, Items, Place
+from mdsmix.leaks.scan import Scanned, scan
+from mdsmix.mix.streams import Stream
+from mdsmix.overlap.stored import rows_of
+from mdsmix.ragged import Ragged
+from mdsmix.shards.ids import Name, id_of
+from mdsmix.shards.sample import read_sample
+from mdsmix.shards.tokens import token_columns, tokens_of
+from mdsmix.shards.turns import PACKED, layout_of, turns_of
+from mdsmix.shards.whole import read_whole
+
+COMMON = 10
+"Samples of a stream, or of the evaluations, beyond which a gram that stands in them is left out."
+MOST_TOKENS = 1 << 24
+"Of an evaluation: 17 million take 2.5 GB with all their grams."
+MOST_PLACES = 3
+"Training samples that are named for each evaluation sample, those first that hold most of its grams."
+CONTEXT = 24
+"Tokens that a passage shows before and behind what both share."
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """A training sample that holds grams of an evaluation's sample."""
+
+    stream: int
+    sample: int
+    grams: int
+    "Of the evaluation sample's, in this one."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leak:
+    """A sample of an evaluation of which something was found."""
+
+    item: int
+    found: int
+    "Of its grams, in any of the streams."
+    of: int
+    "Its grams, those excepted that stand in too many samples of the evaluations."
+    places: tuple[Where, ...]
+
+    @property
+    def share(self) -> float:
+        return self.found / self.of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """All that was found."""
+
+    evaluations: Sequence[Stream]
+    streams: Sequence[Stream]
+    items: Items
+    scanned: Sequence[Scanned]
+    leaks: Sequence[Leak]
+    "Those with the largest share first."
+    hidden: int
+    "Samples of which at least half the grams were left out as common in a stream, and found in none."
+
+    @property
+    def shorts(self) -> int:
+        """Samples that are too short for a gram."""
+        return self.items.too_short
+
+    @property
+    def unknown(self) -> int:
+        """Samples whose grams all stand in too many samples of the evaluations."""
+        return int((self.items.grams == 0).sum()) - self.shorts
+
+
+def audit(
+    streams: Sequence[Stream],
+    evaluations: Sequence[Stream],
+    common: int,
+    begin: Callable[[str, int], None],
+    on_progress: Callable[[int, int], None],
+) -> Audit:
+    """Reads the evaluations, then all of each stream. RecipeError where ids cannot be compared, Unreachable where a shard cannot be read."""
+    _refuse_others(streams, evaluations)
+    items = load(evaluations, common)
+    scanned = []
+    for stream in streams:
+        begin(stream.name, stream.index.bytes)
+        scanned.append(scan(stream.folder, stream.index, items, common, on_progress))
+    return Audit(
+        evaluations=evaluations,
+        streams=streams,
+        items=items,
+        scanned=scanned,
+        leaks=leaks_of(items, scanned),
+        hidden=_hidden(items, scanned),
+    )
+
+
+def _refuse_others(streams: Sequence[Stream], evaluations: Sequence[Stream]) -> None:
+    """Ids of two tokenizers mean different texts."""
+    every = [*streams, *evaluations]
+    by = {s.trusted_manifest.tokenizer.hash: s for s in every if s.trusted_manifest}
+    if len(by) > 1:
+        one, other = list(by.values())[:2]
+        names = [s.trusted_manifest.tokenizer.name for s in (one, other) if s.trusted_manifest]
+        raise RecipeError(
+            f"{one.name} holds ids of the tokenizer {names[0]} and {other.name} of {names[1]}, which mean different texts, so nothing "
+            f"that both share could be found: convert {other.name} with the tokenizer of {one.name}."
+        )
+
+
+def load(evaluations: Sequence[Stream], common: int) -> Items:
+    """All samples of the evaluations; of packed rows each document."""
+    parts, places = [Ragged(np.empty(0, np.int64), np.zeros(1, np.int64))], list[Place]()
+    for number, stream in enumerate(evaluations):
+        _refuse_large(stream)
+        first = 0
+        for shard in stream.shards:
+            if not token_columns(shard):
+                raise RecipeError(
+                    f"the evaluation {stream.name} holds no token ids of a stated dtype (columns {', '.join(sorted(shard.columns))}), so "
+                    "nothing of it can be looked for; convert it with `mdsmix convert`."
+                )
+            if tokens := tokens_of(shard, read_whole(stream.folder, shard)):
+                rows = rows_of(shard, tokens)
+                parts.append(Ragged(rows.values.astype(np.int64), rows.offsets))
+                counts = np.diff(tokens.turns).tolist()
+                is_packed = layout_of(shard.columns) == PACKED
+                places += [
+                    Place(number, first + sample, document if is_packed else None)
+                    for sample, count in enumerate(counts)
+                    for document in range(count if is_packed else 1)
+                ]
+            first += shard.samples
+    return Items(Ragged.concat(parts), places, common)
+
+
+def _refuse_large(stream: Stream) -> None:
+    tokens = stream.trusted_manifest.totals.tokens if stream.trusted_manifest else 0
+    if tokens > MOST_TOKENS:
+        raise RecipeError(
+            f"the evaluation {stream.name} has {tokens:,} tokens, and its grams must fit in memory: name at most {MOST_TOKENS:,}, or a "
+            "sample of it (`sample:` in its recipe)."
+        )
+
+
+def leaks_of(items: Items, scanned: Sequence[Scanned]) -> list[Leak]:
+    """What was found of each item, the largest share first."""
+    is_found = np.zeros(len(items.hashes), bool)
+    for each in scanned:
+        is_found[each.grams] = True
+    gram, item = items.pairs
+    found = np.bincount(item[is_found[gram]], minlength=len(items.rows))
+    places = _places(items, scanned)
+    leaks = [
+        Leak(item=i, found=int(found[i]), of=int(items.grams[i]), places=tuple(places[i]))
+        for i in np.flatnonzero(found).tolist()
+    ]
+    return sorted(leaks, key=lambda leak: (-leak.share, -leak.found, leak.item))
+
+
+def _hidden(items: Items, scanned: Sequence[Scanned]) -> int:
+    is_left_out = np.zeros(len(items.hashes), bool)
+    for each in scanned:
+        is_left_out |= each.is_common
+    for each in scanned:
+        is_left_out[each.grams] = False
+    gram, item = items.pairs
+    left_out = np.bincount(item[is_left_out[gram]], minlength=len(items.rows))
+    return int(((2 * left_out >= items.grams) & (left_out > 0)).sum())
+
+
+def _places(items: Items, scanned: Sequence[Scanned]) -> dict[int, list[Where]]:
+    """Of each item the samples with most of its grams."""
+    every = dict[int, list[Where]]()
+    starts = np.searchsorted(items.pairs[0], np.arange(len(items.hashes) + 1))
+    for number, each in enumerate(scanned):
+        times = np.diff(starts)[each.grams]
+        begins = np.repeat(starts[each.grams] - (np.cumsum(times) - times), times)
+        item = items.pairs[1][begins + np.arange(times.sum())]
+        both, counts = np.unique(
+            np.stack([item, np.repeat(each.found_in, times)]), axis=1, return_counts=True
+        )
+        for i, sample, grams in zip(*both.tolist(), counts.tolist(), strict=True):
+            every.setdefault(i, []).append(Where(stream=number, sample=sample, grams=grams))
+    for found in every.values():
+        found.sort(key=lambda where: (-where.grams, where.stream, where.sample))
+        del found[MOST_PLACES:]
+    return every
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """The longest run of tokens that an item and a training sample share, and what stands around it in each."""
+
+    shared: Ids
+    item: tuple[Ids, Ids]
+    "Before and behind it."
+    training: tuple[Ids, Ids]
+
+
+def passage(found: Audit, leak: Leak, where: Where) -> Passage:
+    """Both passages of one finding; the training sample is read again."""
+    items = found.items
+    mine, its = items.rows[leak.item], _ids(found.streams[where.stream], where.sample)
+    begin, there, length = longest_shared(mine, its)
+    return Passage(
+        shared=mine[begin : begin + length],
+        item=_around(mine, begin, length),
+        training=_around(its, there, length),
+    )
+
+
+def longest_shared(mine: Ids, its: Ids) -> tuple[int, int, int]:
+    """Where the longest run of at least a gram begins that both hold, in each, and its length; 0 where there is none."""
+    at = dict[tuple[int, ...], int]()
+    for i in range(len(its) - LENGTH, -1, -1):
+        at[tuple(its[i : i + LENGTH].tolist())] = i
+    best = (0, 0, 0)
+    i = 0
+    while i + LENGTH <= len(mine):
+        there = at.get(tuple(mine[i : i + LENGTH].tolist()))
+        if there is None:
+            i += 1
+            continue
+        length = LENGTH
+        while (
+            i + length < len(mine)
+            and there + length < len(its)
+            and mine[i + length] == its[there + length]
+        ):
+            length += 1
+        best = max(best, (i, there, length), key=lambda run: run[2])
+        i += length - LENGTH + 1
+    return best
+
+
+def _around(ids: Ids, begin: int, length: int) -> tuple[Ids, Ids]:
+    end = begin + length
+    return ids[max(0, begin - CONTEXT) : begin], ids[end : end + CONTEXT]
+
+
+def _ids(stream: Stream, sample: int) -> Ids:
+    """All tokens of a stored sample, prompts and responses in their order."""
+    ends = list(accumulate(shard.samples for shard in stream.shards))
+    place = int(np.searchsorted(ends, sample, "right"))
+    shard = stream.shards[place]
+    turns = turns_of(read_sample(stream.folder, shard, sample - (ends[place] - shard.samples)))
+    return np.concatenate([side for turn in turns for side in turn])
+
+
+def shard_of(stream: Stream, sample: int) -> str:
+    """The name of the shard that holds a sample."""
+    ends = list(accumulate(shard.samples for shard in stream.shards))
+    return stream.shards[int(np.searchsorted(ends, sample, "right"))].stored.basename
+
+
+def name_of(stream: Stream, sample: int) -> Name | list[Name]:
+    """The name of the record that a sample is of, where that is kept."""
+    sides = stream.trusted_manifest.side_files if stream.trusted_manifest else []
+    return id_of(stream.folder, stream.index, sides, sample)

@@ -1,0 +1,171 @@
+"""The samples of evaluations (items), their 13-grams, and how a training stream's positions are held against them.
+
+All items are held: their ids, and 16 bytes for each of their grams. A position of a training stream is looked up three times, each time
+only where the time before said yes: in a table of flags by 32 bits that are worked out for a block at once, in another by the gram's
+64-bit hash, and in the sorted hashes. What is left is compared token by token, so nothing is found that is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdsmix.overlap.grams import Hashes, hashes
+from mdsmix.ragged import Ragged
+
+LENGTH = 13
+"Tokens of a gram: the length that GPT-3 and most audits after it took, in words."
+SPARE = 32
+"Flags of a table for each gram: a position that is none of them passes one in 32 times."
+LEAST_BITS, MOST_BITS = 16, 26
+"Of a table: 64 KiB stay in the first cache, 64 MiB are what two million grams want."
+BLOCK = 1 << 15
+Int = NDArray[np.int64]
+_FACTOR = 0x9E3779B1
+_POWERS = tuple(np.uint32(pow(_FACTOR, n, 1 << 32)) for n in range(LENGTH))
+_MIX = np.uint32(0x85EBCA6B)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an item stands."""
+
+    stream: int
+    "Which of the evaluations."
+    sample: int
+    document: int | None = None
+    "Of a packed row, the document in it."
+
+
+@dataclass(frozen=True)
+class Items:
+    """All items, one row each, and their different grams."""
+
+    rows: Ragged
+    places: Sequence[Place]
+    common: int
+    "A gram that stands in more items than this is left out; 0: none is."
+
+    @cached_property
+    def _all(self) -> tuple[Hashes, Int, Int]:
+        """Hash, place in the rows' values, and item of every gram, by hash and item; each gram of an item once."""
+        counts = np.maximum(self.rows.lengths - LENGTH + 1, 0)
+        item = np.repeat(np.arange(len(self.rows)), counts)
+        within = np.arange(len(item)) - np.repeat(np.cumsum(counts) - counts, counts)
+        at = self.rows.offsets[:-1][item] + within
+        found = hashes(self.rows.values, at, LENGTH)
+        order = np.lexsort((item, found))
+        found, at, item = found[order], at[order], item[order]
+        is_new = np.ones(len(found), bool)
+        is_new[1:] = (found[1:] != found[:-1]) | (item[1:] != item[:-1])
+        return found[is_new], at[is_new], item[is_new]
+
+    @cached_property
+    def _starts(self) -> tuple[Int, Int]:
+        """Where each different gram begins in `_all`, and in how many items it stands."""
+        found = self._all[0]
+        starts = np.flatnonzero(np.concatenate([[True], found[1:] != found[:-1]])[: len(found)])
+        return starts, np.diff(np.append(starts, len(found)))
+
+    @cached_property
+    def is_usable(self) -> NDArray[np.bool_]:
+        """Of each different gram: it does not stand in too many items."""
+        times = self._starts[1]
+        return np.asarray(times <= self.common) if self.common else np.ones(len(times), bool)
+
+    @property
+    def left_out(self) -> int:
+        return int((~self.is_usable).sum())
+
+    @cached_property
+    def hashes(self) -> Hashes:
+        """Of the grams that are looked for: ascending, each once."""
+        return self._all[0][self._starts[0]][self.is_usable]
+
+    @cached_property
+    def at(self) -> Int:
+        """Where in the rows' values each of them stands, once."""
+        return self._all[1][self._starts[0]][self.is_usable]
+
+    @cached_property
+    def pairs(self) -> tuple[Int, Int]:
+        """(gram, item): every gram that is looked for, by its number, with every item that it stands in."""
+        times = self._starts[1]
+        number = np.cumsum(self.is_usable) - 1
+        gram = np.repeat(np.where(self.is_usable, number, -1), times)
+        return gram[gram >= 0], self._all[2][gram >= 0]
+
+    @cached_property
+    def grams(self) -> Int:
+        """int64 [items]: the different grams of each that are looked for."""
+        return np.bincount(self.pairs[1], minlength=len(self.rows))
+
+    @property
+    def too_short(self) -> int:
+        """Items of fewer tokens than a gram."""
+        return int((self.rows.lengths < LENGTH).sum())
+
+    @cached_property
+    def _bits(self) -> int:
+        wanted = (max(len(self.hashes), 1) * SPARE - 1).bit_length()
+        return min(max(wanted, LEAST_BITS), MOST_BITS)
+
+    @cached_property
+    def tables(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Flags by the 32 bits of a gram, and by its 64-bit hash."""
+        first, second = np.zeros((2, 1 << self._bits), bool)
+        for start in range(0, len(self.at), BLOCK):
+            at = self.at[start : start + BLOCK]
+            ids = self.rows.values[at[:, None] + np.arange(LENGTH)]
+            first[_rolled(np.ascontiguousarray(ids).reshape(-1))[::LENGTH] >> self._shift] = True
+        second[self.hashes >> np.uint64(64 - self._bits)] = True
+        return first, second
+
+    @property
+    def _shift(self) -> np.uint32:
+        return np.uint32(32 - self._bits)
+
+    def find(self, rows: Ragged) -> tuple[Int, Int]:
+        """(gram, row): the grams of items that stand in the rows, by their numbers, each once a row."""
+        at = self._candidates(rows.values)
+        row = np.searchsorted(rows.offsets, at, "right") - 1
+        inside = at + LENGTH <= rows.offsets[row + 1]
+        at, row = at[inside], row[inside]
+        found = hashes(rows.values, at, LENGTH)
+        near = self.tables[1][found >> np.uint64(64 - self._bits)]
+        at, row, found = at[near], row[near], found[near]
+        gram = np.minimum(np.searchsorted(self.hashes, found), len(self.hashes) - 1)
+        same = self.hashes[gram] == found
+        at, row, gram = at[same], row[same], gram[same]
+        offsets = np.arange(LENGTH)
+        mine, its = rows.values[at[:, None] + offsets], self.rows.values[self.at[gram][:, None] + offsets]  # fmt: skip
+        same = (mine == its).all(axis=1)
+        each = np.unique(row[same] * len(self.hashes) + gram[same])
+        return each % max(len(self.hashes), 1), each // max(len(self.hashes), 1)
+
+    def _candidates(self, ids: NDArray[Any]) -> Int:
+        """Where a gram may begin that the first table knows."""
+        flags, found = self.tables[0], [np.empty(0, np.int64)]
+        for start in range(0, len(ids) - LENGTH + 1, BLOCK):
+            rolled = _rolled(ids[start : start + BLOCK + LENGTH - 1])
+            np.right_shift(rolled, self._shift, out=rolled)
+            found.append(np.flatnonzero(flags[rolled]) + start)
+        return np.concatenate(found)
+
+
+def _rolled(ids: NDArray[Any]) -> NDArray[np.uint32]:
+    """uint32 [n - 12]: a hash of the gram at each position, from those of halves: 1, 2, 4, 8, then 12 and 13 tokens."""
+    one = ids.astype(np.uint32)
+    two = one[:-1] * _POWERS[1] + one[1:]
+    four = two[:-2] * _POWERS[2] + two[2:]
+    eight = four[:-4] * _POWERS[4] + four[4:]
+    twelve = eight[:-4] * _POWERS[4] + four[8:]
+    whole = twelve[:-1] * _POWERS[1] + one[12:]
+    whole ^= whole >> np.uint32(15)
+    whole *= _MIX
+    return np.asarray(whole)

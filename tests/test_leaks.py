@@ -1,0 +1,163 @@
+"""`mdsmix leaks` against plain Python sets of tuples, and by the command line."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdsmix.leaks import items as items_module
+from mdsmix.leaks.audit import leaks_of, longest_shared
+from mdsmix.leaks.items import LENGTH, Items, Place
+from mdsmix.leaks.scan import scan
+from mdsmix.ragged import Ragged
+from mdsmix.shards.index import read_index
+from mdsmix.storage import locate
+from tests.converting import chats, documents, mdsmix, run_recipe, write_jsonl, write_recipe
+
+Rows = list[list[int]]
+ROWS = st.lists(st.lists(st.integers(0, 1), max_size=40), max_size=8)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(items_module, "BLOCK", 16)
+    monkeypatch.setattr(items_module, "LEAST_BITS", 4)
+
+
+def grams(row: list[int]) -> set[tuple[int, ...]]:
+    return {tuple(row[i : i + LENGTH]) for i in range(len(row) - LENGTH + 1)}
+
+
+def made(rows: Rows, common: int = 0, dtype: str = "int64") -> Items:
+    return Items(Ragged.of(rows, dtype), [Place(0, i) for i in range(len(rows))], common)
+
+
+def gram_of(items: Items, number: int) -> tuple[int, ...]:
+    at = items.at[number]
+    return tuple(items.rows.values[at : at + LENGTH].tolist())
+
+
+@settings(max_examples=40)
+@given(ROWS, ROWS, st.sampled_from([0, 1, 2]))
+def test_found_is_just_what_sets_of_tuples_share(evals: Rows, training: Rows, common: int) -> None:
+    items = made(evals, common)
+    times = Counter(gram for row in evals for gram in grams(row))
+    usable = {gram for gram, n in times.items() if not common or n <= common}
+    assert {gram_of(items, i) for i in range(len(items.hashes))} == usable
+    assert len(items.hashes) == len(usable)
+    assert items.left_out == len(times) - len(usable)
+    assert items.grams.tolist() == [len(grams(row) & usable) for row in evals]
+    found = items.find(Ragged.of(training, "uint16"))
+    pairs = [(gram_of(items, g), r) for g, r in zip(*(a.tolist() for a in found), strict=True)]
+    assert len(pairs) == len(set(pairs))
+    assert set(pairs) == {(g, r) for r, row in enumerate(training) for g in grams(row) & usable}
+
+
+@settings(max_examples=30)
+@given(ROWS, ROWS)
+def test_the_longest_run_is_in_both_and_no_longer_one_is(evals: Rows, training: Rows) -> None:
+    for mine in evals:
+        for its in training:
+            begin, there, length = longest_shared(np.array(mine, int), np.array(its, int))
+            assert mine[begin : begin + length] == its[there : there + length]
+            assert bool(length) == bool(grams(mine) & grams(its))
+
+
+def text(number: int, words: int = 40) -> str:
+    draw = np.random.default_rng(number)
+    return " ".join(f"w{n}" for n in draw.integers(0, 1000, words).tolist())
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
+    """50 documents of which numbers 3 and 7 are questions too, and a licence that stands in 12 documents and in a question."""
+    licence = text(999)
+    web = [{"text": text(i) + (licence if i >= 38 else "")} for i in range(50)]
+    questions = [{"id": f"q{i}", "text": text(i)} for i in (3, 7, 100, 101)]
+    questions += [{"id": "short", "text": "w1"}, {"id": "licence", "text": licence}]
+    quiz = documents(write_jsonl(tmp_path / "quiz.jsonl", questions), split="eval", layout="document")  # fmt: skip
+    quiz["source"]["id"] = "id"
+    streams = {"web": documents(write_jsonl(tmp_path / "web.jsonl", web), layout="document"), "quiz": quiz}  # fmt: skip
+    path = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=2048)
+    run_recipe(path)
+    return path
+
+
+def test_the_command_shows_samples_that_are_trained_and_says_what_it_left_out(recipe: Path) -> None:
+    answer = mdsmix("leaks", recipe, "--json")
+    assert answer.code == 0, answer.err
+    tree = json.loads(answer.out)
+    found = [(leak["sample"], leak["share"] > 0.9, leak["places"][0]["sample"]) for leak in tree["leaks"]]  # fmt: skip
+    assert sorted(found) == [(0, True, 3), (1, True, 7)]
+    assert [tree[k] for k in ("samples", "too_short", "unknown", "hidden")] == [6, 1, 0, 1]
+    assert tree["streams"][0]["left_out"] > 20
+    first = tree["leaks"][0]
+    assert first["id"] == f"q{first['places'][0]['sample']}"
+    shared = first["passage"]["shared"].removesuffix("<|endoftext|>").strip()
+    assert shared == text(first["places"][0]["sample"])
+    said = mdsmix("leaks", recipe, "-n", 1).out
+    assert "6 samples of quiz" in said
+    assert "1 sample has fewer than 13 tokens" in said
+    assert "left out as common (--common): 0 that stand in more than 10 samples of the evaluations" in said  # fmt: skip
+    assert said.count("⟦") == 2
+    assert "of 1 sample at least half the grams were left out as common" in said
+    assert "a lower bound, of one tokenizer" in said
+
+
+def test_with_nothing_left_out_the_licence_is_found_too(recipe: Path, tmp_path: Path) -> None:
+    quiz = tmp_path / "out/quiz/eval"
+    answer = mdsmix("leaks", tmp_path / "out/web", "--eval", quiz, "--common", 0, "--json")
+    shares = {leak["sample"]: leak["share"] for leak in json.loads(answer.out)["leaks"]}
+    assert shares.keys() == {0, 1, 5}
+
+
+def test_what_is_held_does_not_grow_with_how_often_a_gram_is_found(recipe: Path, tmp_path: Path) -> None:  # fmt: skip
+    folder = locate(tmp_path / "out/web/train")
+    index = read_index(folder)
+    rows = [[*range(20)]]
+    assert len(scan(folder, index, made(rows), 0, lambda *_: None).grams) == 0
+    nothing = leaks_of(made([]), [scan(folder, index, made([]), 10, lambda *_: None)])
+    assert nothing == []
+
+
+def test_packed_rows_and_conversations_are_searched_document_by_document(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    talk = [{"messages": [{"role": "user", "content": text(i)}, {"role": "assistant", "content": text(50 + i)}]} for i in range(6)]  # fmt: skip
+    web = [{"text": text(50 + i)} for i in range(6)]
+    for pack in (False, True):
+        folder = tmp_path / str(pack)
+        streams = {
+            "web": documents(write_jsonl(folder / "web.jsonl", web), layout="document", pack=pack),
+            "talk": chats(write_jsonl(folder / "talk.jsonl", talk), split="eval", pack=pack),
+        }
+        run_recipe(write_recipe(folder, tokenizer_folder, streams=streams, max_seq_len=4096))
+        answer = mdsmix("leaks", folder / "out/web", "--eval", folder / "out/talk/eval", "--json")
+        leaks = json.loads(answer.out)["leaks"]
+        assert len(leaks) == 6
+        assert all(0.2 < leak["share"] < 0.9 for leak in leaks)
+        documents_said = {leak["document"] for leak in leaks}
+        assert documents_said == (set(range(6)) if pack else {None})
+
+
+@pytest.mark.parametrize("what", ["no evaluation", "another tokenizer"])
+def test_what_cannot_be_compared_is_refused(
+    what: str, recipe: Path, tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    if what == "no evaluation":
+        answer = mdsmix("leaks", tmp_path / "out/web")
+        assert "name published streams by --eval" in answer.err
+    else:
+        path = tmp_path / "out/quiz/eval/mdsmix.manifest"
+        tree = json.loads(path.read_bytes())
+        tree["tokenizer"]["hash"] = "0" * 32
+        path.write_text(json.dumps(tree))
+        answer = mdsmix("leaks", tmp_path / "out/web", "--eval", tmp_path / "out/quiz/eval")
+        assert "which mean different texts" in answer.err
+    assert answer.code == 2

@@ -1,0 +1,136 @@
+"""Marks against plain Python sets of tuples."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdsmix.encode.base import Encoded
+from mdsmix.overlap import grams, marks
+from mdsmix.overlap.grams import GRAM, hashes, kept
+from mdsmix.overlap.marks import Mark, Marking, halvings_for, parse
+from mdsmix.ragged import Ragged
+
+Rows = list[list[int]]
+ROWS = st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=12)
+
+
+@pytest.fixture(autouse=True)
+def keep_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few rows have kept grams, and blocks have ends."""
+    monkeypatch.setattr(grams, "_KEPT", np.uint16(1 << 14))
+    monkeypatch.setattr(grams, "BLOCK", 16)
+    monkeypatch.setattr(grams, "FLAGS", 32)
+
+
+def all_grams(rows: Rows) -> list[tuple[int, ...]]:
+    return [tuple(row[i : i + GRAM]) for row in rows for i in range(len(row) - GRAM + 1)]
+
+
+def is_kept(gram: tuple[int, ...]) -> bool:
+    """The sum that the README states, one gram at a time."""
+    total = sum(40503 * a + b for a, b in zip(gram[0::2], gram[1::2], strict=True))
+    return total % (1 << 16) < 1 << 14
+
+
+def hash_of(gram: tuple[int, ...]) -> int:
+    return int(hashes(np.array(gram), np.array([0]), GRAM)[0])
+
+
+@settings(max_examples=30)
+@given(ROWS, st.sampled_from(["uint16", "uint32", "int64"]))
+def test_kept_grams_are_those_of_rows_whatever_holds_their_ids(rows: Rows, dtype: str) -> None:
+    found = kept(Ragged.of(rows, dtype))
+    expected = [(hash_of(g), r) for r, row in enumerate(rows) for g in all_grams([row]) if is_kept(g)]  # fmt: skip
+    assert list(zip(found.hashes.tolist(), found.rows.tolist(), strict=True)) == expected
+
+
+def test_ids_beyond_16_bits_are_told_apart() -> None:
+    low, high = np.arange(GRAM), np.arange(GRAM) + (1 << 16)
+    assert hashes(low, np.array([0]), GRAM) != hashes(high, np.array([0]), GRAM)
+
+
+@settings(max_examples=30)
+@given(ROWS, ROWS)
+def test_two_columns_are_rows_of_the_same_samples(first: Rows, second: Rows) -> None:
+    n, two = min(len(first), len(second)), Marking()
+    two.add(Ragged.of(first[:n], "uint16"), Ragged.of(second[:n], "uint16"))
+    mark = two.finish("k")
+    assert mark
+    expected = {hash_of(g) for g in all_grams([*first[:n], *second[:n]]) if is_kept(g)}
+    times = Counter(h for row in zip(first, second, strict=False) for h in {hash_of(g) for g in all_grams(list(row))})  # fmt: skip
+    assert set(mark.hashes.tolist()) == {h for h in expected if times[h] <= marks.COMMON}
+    assert (mark.samples, mark.grams) == (n, len(all_grams([*first[:n], *second[:n]])))
+
+
+def same(one: marks.UnitMark | None, other: marks.UnitMark | None) -> bool:
+    assert one
+    assert other
+    said = [[getattr(mark, name) for name in marks.SAID] for mark in (one, other)]
+    return said[0] == said[1] and np.array_equal(one.hashes, other.hashes)
+
+
+def test_grams_in_many_samples_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grams, "_KEPT", np.uint16(0xFFFF))
+    template, marking = list(range(100, 112)), Marking()
+    rows = [[*template, *range(200 + 20 * i, 220 + 20 * i)] for i in range(11)]
+    marking.add(Ragged.of(rows, "uint16"))
+    mark = marking.finish("k")
+    assert mark
+    counts = Counter(hash_of(gram) for gram in all_grams(rows))
+    assert mark.left_out == sum(n > marks.COMMON for n in counts.values()) == 5
+    assert mark.hashes.tolist() == sorted(h for h, n in counts.items() if n <= marks.COMMON)
+    assert (mark.samples, mark.grams, mark.count) == (11, 11 * 25, len(mark.hashes))
+
+
+def test_a_gram_that_one_sample_repeats_is_not_common() -> None:
+    marking = Marking()
+    marking.add(Ragged.of([[3] * 100], "uint16"))
+    mark = marking.finish("k")
+    assert mark
+    assert (mark.left_out, mark.count) == (0, int(is_kept((3,) * GRAM)))
+
+
+def test_samples_of_unknown_columns_have_no_mark() -> None:
+    marking = Marking()
+    column = {"turns": Ragged.of([b"[]"], np.uint8)}
+    marking.add_encoded(Encoded(columns=column, tokens=0, loss_tokens=0, lengths=np.zeros(1), largest_id=-1))  # fmt: skip
+    assert marking.finish("k") is None
+
+
+def a_mark(seed: int, count: int = 1000) -> marks.UnitMark:
+    values = np.unique(np.random.default_rng(seed).integers(0, 1 << 63, count, np.uint64) * np.uint64(2))  # fmt: skip
+    return marks.UnitMark(key=f"k{seed}", samples=3, grams=9, left_out=1, count=len(values), hashes=values)  # fmt: skip
+
+
+def test_a_mark_is_read_as_it_was_written_and_damage_is_none() -> None:
+    mark = Mark((a_mark(1), a_mark(2, 0)), 3)
+    content = mark.to_bytes()
+    read = parse(content)
+    assert read
+    assert read.halvings == 3
+    assert all(same(a, b) for a, b in zip(read.units, mark.units, strict=True))
+    flipped = bytearray(content)
+    flipped[-1] ^= 1
+    for bad in (b"", b"[]\n", content[:-8], content[:-1], bytes(flipped), content + bytes(8), content.replace(b'"gram":8', b'"gram":9')):  # fmt: skip
+        assert parse(bad) is None
+
+
+def test_a_long_streams_mark_keeps_the_hashes_below_a_bound() -> None:
+    unit, small = a_mark(1), a_mark(2, 10)
+    mark = Mark((unit.below(2), small.below(2)), 2)
+    both = [*unit.hashes.tolist(), *small.hashes.tolist()]
+    assert mark.merged.hashes.tolist() == sorted(h for h in both if h < 1 << 62)
+    assert mark.merged.below(3).tolist() == sorted(h for h in both if h < 1 << 61)
+    assert mark.units[0].count == 1000
+
+
+@pytest.mark.parametrize("count", [0, 1, 1 << 22, (1 << 22) + 1, 1 << 24, (1 << 24) + 1, 1 << 34])
+def test_the_bound_is_halved_until_the_file_is_small(count: int) -> None:
+    halvings = halvings_for(count)
+    assert count >> halvings <= marks.MOST
+    assert not halvings or count / 2 ** (halvings - 1) > marks.MOST
