@@ -25,7 +25,7 @@ from mdsmix.encode.backends import Unequal
 from mdsmix.encode.base import Encoded
 from mdsmix.encode.tokenizer import cache_folder, keep_in_cache
 from mdsmix.errors import Unreachable
-from mdsmix.kinds.reading import Reading, open_reading
+from mdsmix.kinds.reading import open_reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,23 +62,25 @@ def look_at(job: Job, files: Sequence[sources.SourceFile]) -> Look | None:
 def _seen(job: Job, units: Sequence[sources.Unit]) -> dict[str, Any]:
     """What is kept of a look: it holds as long as these splits do, however many others there are."""
     try:
-        return _looked(units, _reading(job))
+        return _looked(job, units)
     except Unequal:
-        return _looked(units, _reading(job.with_backend("reference")))
+        return _looked(job.with_backend("reference"), units)
 
 
-def _reading(job: Job) -> Reading:
-    return open_reading(job.encoding, job.tokenizer, open_tokenizer_backend(job))
-
-
-def _looked(units: Sequence[sources.Unit], reading: Reading) -> dict[str, Any]:
+def _looked(job: Job, units: Sequence[sources.Unit]) -> dict[str, Any]:
+    backend, counts_images = open_tokenizer_backend(job), "processor" in job.encoding.images
+    # Images are read where a processor says what they become: each is one token else.
+    root = job.images_root if counts_images else None
+    reading = open_reading(job.encoding, job.tokenizer, backend, root=root)
     tokens, weights, each = list[int](), list[float](), list[NDArray[Any]]()
     for glimpse in sources.glimpses(units):
-        encoded = reading.encode(glimpse.records)
+        folders = [glimpse.folder] * len(glimpse.records) if counts_images and not root else []
+        encoded = reading.encode(glimpse.records, folders=folders)
         cut = 0 if encoded.cut is None else int(encoded.cut.sum())
-        tokens.append(encoded.tokens - cut)
+        grown = _grown(encoded)
+        tokens.append(encoded.tokens - cut + int(grown.sum()))
         weights.append(glimpse.weight)
-        each.append(_of_records(encoded))
+        each.append(_of_records(encoded, grown))
     total, weight = sum(tokens), sum(weights)
     if not total:
         return {"each": 0.0, "error": 0.0, "mean": 1.0, "spread": 0.0, "places": len(tokens)}
@@ -92,9 +94,15 @@ def _looked(units: Sequence[sources.Unit], reading: Reading) -> dict[str, Any]:
     }
 
 
-def _of_records(encoded: Encoded) -> NDArray[Any]:
+def _grown(encoded: Encoded) -> NDArray[np.int64]:
+    """int64 [n]: how many tokens more than are stored the images of each sample become."""
+    found = [sum(max(0, image.tokens - 1) for image in of) for of in encoded.images]
+    return np.array(found or [0] * len(encoded.lengths), np.int64)
+
+
+def _of_records(encoded: Encoded, grown: NDArray[np.int64]) -> NDArray[Any]:
     """Tokens of each record that becomes samples, cut off or not."""
-    lengths, rows = np.asarray(encoded.lengths), encoded.rows_of
+    lengths, rows = np.asarray(encoded.lengths) + grown, encoded.rows_of
     if rows is None:
         return lengths
     return np.bincount(np.repeat(np.arange(len(rows)), rows), lengths, len(rows))

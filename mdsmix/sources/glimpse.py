@@ -19,7 +19,7 @@ from mdsmix.sources.base import Block
 from mdsmix.sources.plan import plan, size_of
 from mdsmix.sources.registry import format_of
 from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Span, Unit
-from mdsmix.storage import together
+from mdsmix.storage import Location, together
 
 MOST = 32
 "Splits that are looked at."
@@ -38,6 +38,8 @@ class Glimpse:
     "Those that are none are not among them, and their bytes are counted."
     weight: float
     "What they are of what `size_of` says of the files."
+    folder: Location
+    "Of their file."
 
 
 def chosen(files: Iterable[SourceFile], **read: Any) -> list[Unit]:
@@ -90,6 +92,7 @@ def _glimpse(unit: Unit) -> Glimpse | None:
     return Glimpse(
         records=[record for block in first for record in block.decode().records],
         weight=kind.weight(found) * part * sum(block.size for block in first) / size,
+        folder=found.location.parent,
     )
 
 

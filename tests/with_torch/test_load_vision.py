@@ -261,6 +261,21 @@ def test_a_narrow_image_is_counted_as_it_is_made_or_refused(
             assert min(size) < 28
 
 
+@pytest.mark.parametrize("images", [{}, {"root": "."}])
+def test_a_budget_counts_images_as_they_become_tokens(
+    tmp_path: Path, processors: dict[str, tuple[Path, Path]], images: dict[str, str]
+) -> None:
+    write_drawings(tmp_path / "img", 1, size=(112, 112))
+    records = [record("img/0.jpg", question=f"{n}?") for n in range(40)]
+    streams = {"see": stream(tmp_path / "a.jsonl", images=images, sample="budget")}
+    more = {"budget": "100 tokens", "mix": {"see": {"share": "100%"}}}
+    recipe = written(tmp_path, processors["qwen"], records, streams=streams, **more)
+    (outcome,) = run_recipe(recipe)
+    whole = 40 / outcome.manifest.totals.samples * outcome.manifest.totals.seen_tokens
+    assert outcome.wanted is not None
+    assert outcome.wanted.look.tokens == pytest.approx(whole, rel=0.05)
+
+
 def test_no_token_of_an_image_is_trained_or_counted_as_trained_wherever_it_stands(
     tmp_path: Path, processors: dict[str, tuple[Path, Path]]
 ) -> None:
