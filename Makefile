@@ -1,11 +1,11 @@
 # Two commands on a fresh machine with python3 (3.10-3.12), pip and make: `make demo` and `make test`.
-# Everything lands in .venv, .venv-foundry, .venv-browser, .venv-bench, .venv-mutants, .venv-package, dist, .mutants, .bench, .uv and demo/; only the MinIO binary goes to the Go bin folder.
+# Everything lands in .venv, .venv-foundry, .venv-browser, .venv-bench, .venv-docs, .site, .venv-mutants, .venv-package, dist, .mutants, .bench, .uv and demo/; only the MinIO binary goes to the Go bin folder.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-images test tests-without-torch tests-with-torch test-docs test-stores stores soak mutants test-foundry test-package test-browser browser lint bench venv foundry-env bench-env mutants-env minio clean
+.PHONY: help demo demo-images test tests-without-torch tests-with-torch test-docs docs docs-env test-stores stores soak mutants test-foundry test-package test-browser browser lint bench venv foundry-env bench-env mutants-env minio clean
 
 PYTHON ?= >=3.10,<3.13
 FOUNDRY_PYTHON ?= 3.11
@@ -88,6 +88,9 @@ test-foundry: venv foundry-env minio ## the tests against the real llm-foundry
 test-docs: venv ## every command block of README and docs/, its output compared: a minute
 	$(BIN)/python -m pytest tests/docs
 
+docs: docs-env ## the pages as a site, in .site/html; a link that leads nowhere ends it
+	.venv-docs/bin/python docs/site/build.py
+
 test-package: venv ## the wheel and the sdist, built, installed and used where there is no checkout
 	rm -rf dist && $(UV) build --quiet --out-dir dist
 	$(UV) venv --quiet --clear --python '$(PYTHON)' .venv-package
@@ -111,6 +114,8 @@ foundry-env: .venv-foundry/.ready ## llm-foundry 0.22 and mdsmix in .venv-foundr
 
 bench-env: .venv-bench/.ready ## what mdsmix is measured against and with, in .venv-bench
 
+docs-env: .venv-docs/.ready ## what makes the site, in .venv-docs
+
 mutants-env: .venv-mutants/.ready ## what plants faults, and the tests' own tools, in .venv-mutants
 
 browser: .venv-browser/.ready ## Playwright, axe-core and a Chromium: this machine's, Debian's, or Playwright's own
@@ -122,7 +127,7 @@ stores: minio .venv-stores/.ready $(OWN_UV) ## the other stores of `make test-st
 	@$(call go_install,versitygw,$(VERSITYGW),1.25)
 
 clean: ## remove the environments and the demo
-	rm -rf .venv .venv-stores .venv-package .venv-browser .venv-foundry .venv-bench .venv-mutants .mutants .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-stores .venv-package .venv-browser .venv-foundry .venv-bench .venv-docs .site .venv-mutants .mutants .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.ready: pyproject.toml | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(PYTHON)' .venv
@@ -151,6 +156,11 @@ clean: ## remove the environments and the demo
 	mkdir -p .venv-browser/npm
 	$(NPM) install --silent --no-audit --no-fund --no-save --prefix .venv-browser/npm 'axe-core@$(AXE)'
 	$(CHROMIUM_IS_THERE) || $(CHROMIUM_OF_DEBIAN) || .venv-browser/bin/playwright install --with-deps --only-shell chromium
+	touch $@
+
+.venv-docs/.ready: Makefile | $(OWN_UV)
+	$(UV) venv --allow-existing --python '$(PYTHON)' .venv-docs
+	$(UV) pip install --python .venv-docs 'zensical==0.0.73'
 	touch $@
 
 .venv-mutants/.ready: pyproject.toml | $(OWN_UV)

@@ -13,6 +13,7 @@ import orjson
 import yaml
 
 from tests.converting import documents, mdsmix, pairs
+from tests.docs.shell import ROOT
 from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
 from tests.tool_styles import QWEN_2_5
 
@@ -272,6 +273,92 @@ def published_anew() -> dict[str, Any]:
     return {"state": state, "build_loader": build_loader}
 
 
+def articles_and_chats() -> None:
+    """articles.jsonl with a broken line, and chats.jsonl."""
+    texts = _corpus_lines("docs")
+    Path("articles.jsonl").write_bytes(
+        b"\n".join([*texts[:120], texts[120][:40], *texts[121:]]) + b"\n"
+    )
+    Path("chats.jsonl").write_bytes(b"\n".join(_corpus_lines("chat")) + b"\n")
+
+
+def broken_lines() -> None:
+    """1,000 records about 20 images; one in fifty is broken, in one of ten ways, as the benchmark's million lines are."""
+    tokenizer = Path("tokenizer").rename("plain")
+    seeing_tokenizer(tokenizer, Path("tokenizer"))
+    paths = [path.name for path in write_drawings(Path("pictures"), 20)]
+    lines = [
+        json.dumps(
+            record(paths[n % 20], question=f"Which is number {n}?", answer=f"Drawing {n}.")
+        ).encode()
+        for n in range(1000)
+    ]
+    value = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A drawing."}]
+    broken = [
+        lines[0][:50],
+        b'{"image": "0.jpg", "conversations": "\xff\xfe"}',
+        json.dumps({"image": "0.jpg"}).encode(),
+        json.dumps({"image": "0.jpg", "conversations": "text"}).encode(),
+        json.dumps({"image": "0.jpg", "conversations": []}).encode(),
+        json.dumps(
+            {
+                "image": "0.jpg",
+                "conversations": [{"from": "cat", "value": "<image>\nWhat?"}, value[1]],
+            }
+        ).encode(),
+        json.dumps(
+            {"image": "0.jpg", "conversations": [value[0], {"from": "gpt", "value": ""}]}
+        ).encode(),
+        json.dumps(
+            {"image": "0.jpg", "conversations": [value[0], {"from": "gpt", "value": 7}]}
+        ).encode(),
+        json.dumps({"image": ["0.jpg", "1.png"], "conversations": value}).encode(),
+        json.dumps({"image": "missing.jpg", "conversations": value}).encode(),
+    ]
+    for number in range(0, 1000, 50):
+        lines[number] = broken[number // 50 % 10]
+    Path("talks.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+
+
+def foundry_tiny() -> None:
+    """A training YAML of LLM-Foundry whose model is small."""
+    Path("foundry.yaml").write_text((ROOT / "tests/foundry/tiny.yaml").read_text())
+
+
+def texts() -> None:
+    """data/a.jsonl and data/b.jsonl, 100 documents each."""
+    Path("data").mkdir()
+    lines = _corpus_lines("docs")
+    for n, name in enumerate("ab"):
+        Path(f"data/{name}.jsonl").write_bytes(b"\n".join(lines[100 * n : 100 * n + 100]) + b"\n")
+
+
+def others_chats() -> None:
+    """Conversations as the files of LLaMA-Factory and axolotl hold them, and a dataset_info.json."""
+    Path("data").mkdir()
+    said = [
+        ("How many shards?", "Three."),
+        ("And samples?", "Twelve."),
+        ("Which loader?", "The finetuning loader."),
+    ]
+    _write("data/alpaca.jsonl", [{"instruction": q, "input": "", "output": a} for q, a in said])
+    _write(
+        "data/sharegpt.jsonl",
+        [
+            {"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]}
+            for q, a in said
+        ],
+    )
+    _write("data/wiki.jsonl", [{"text": a * 20} for _, a in said])
+    info = {
+        "alpaca": {"file_name": "alpaca.jsonl"},
+        "sharegpt": {"file_name": "sharegpt.jsonl", "formatting": "sharegpt"},
+        "wiki": {"file_name": "wiki.jsonl", "columns": {"prompt": "text"}},
+        "ranked": {"file_name": "ranked.jsonl", "ranking": True},
+    }
+    Path("data/dataset_info.json").write_text(json.dumps(info))
+
+
 def _corpus_lines(name: str) -> list[bytes]:
     return (Path("../../../corpus/demo/corpus") / f"{name}.jsonl").read_bytes().splitlines()
 
@@ -289,20 +376,7 @@ def _write(name: str, records: Iterable[Any]) -> None:
 MAKERS: dict[str, Callable[[], dict[str, Any] | None]] = {
     each.__name__: each
     for each in (
-        damaged,
-        edited_nine_days_ago,
-        two_alike,
-        four_bad_lines,
-        sights,
-        seeing_model,
-        chats,
-        small_llama,
-        calls,
-        shape_openai,
-        long_chats,
-        few,
-        table_and_chats,
-        slimpajama,
-        published_anew,
+        articles_and_chats, broken_lines, calls, chats, damaged, edited_nine_days_ago, few, foundry_tiny, four_bad_lines, long_chats,
+        others_chats, published_anew, seeing_model, shape_openai, sights, slimpajama, small_llama, table_and_chats, texts, two_alike,
     )
-}
+}  # fmt: skip

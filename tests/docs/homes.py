@@ -32,7 +32,7 @@ class Homes:
         return self.place / PLACE
 
     def make(self, kind: str) -> None:
-        """The home anew, and this process in it: `own` holds nothing but a tokenizer, `corpus` the demo's files and recipes, `demo` its streams and YAML too."""
+        """The home anew, and this process in it: `own` holds a tokenizer and the starters, `corpus` the demo's files and recipes, `demo` its streams and YAML too."""
         assert kind in MAKERS, f"no home is called {kind}; there are {', '.join(MAKERS)}"
         kept = self.place / kind
         os.chdir(self.place)
@@ -66,6 +66,7 @@ class Homes:
         tokenizer = self.place / "corpus/demo/tokenizer"
         shutil.rmtree(self.home)
         shutil.copytree(tokenizer, self.home / "tokenizer")
+        shutil.copytree(ROOT / "yamls", self.home / "yamls")
 
     @functools.cached_property
     def are_as_written(self) -> bool:
