@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 
 from mdsmix import sources
@@ -86,7 +86,7 @@ def convert(
     _publish_beside([job for job, _, _ in planned])
     failed: list[MdsmixError] = []
     with ExitStack() as ends:
-        ends.enter_context(shared())
+        ends.enter_context(_counting(planned))
         if engine is None:
             engine = ends.enter_context(closing(_local_engine(planned, options, watcher)))
         run = _Run(began=time.monotonic(), options=options, engine=engine, watcher=watcher)
@@ -139,7 +139,7 @@ def convert_part(
     _publish_beside([job for job, _, _ in planned])
     watcher.expect({job.name: _bytes_to_read(job, files) // part.of for job, files, _ in planned})
     failed: list[MdsmixError] = []
-    with shared(), closing(_local_engine(planned, options, watcher)) as engine:
+    with _counting(planned), closing(_local_engine(planned, options, watcher)) as engine:
         run = _Run(began=time.monotonic(), options=options, engine=engine, watcher=watcher)
         for job, files, standing in planned:
             try:
@@ -149,6 +149,11 @@ def convert_part(
                 failed.append(error)
     if failed:
         raise all_of(failed)
+
+
+def _counting(planned: Sequence[Planned]) -> AbstractContextManager[None]:
+    """The workers of streams of images ask one process how many tokens these become."""
+    return shared() if any(job.processor for job, _, _ in planned) else nullcontext()
 
 
 def _starts_counting(job: Job) -> bool:

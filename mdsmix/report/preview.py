@@ -217,10 +217,10 @@ def _print_sample(
     from rich.text import Text
 
     title = f"rank {rank}: {_where(preview, row.place)}"
+    console.rule(printable(title), align="left")
     if row.images:
         each = ", ".join(f"{w:,} x {h:,}: {plural(n, 'token')}" for h, w, n in row.images)
-        title += f", {plural(len(row.images), 'image')} ({each})"
-    console.rule(printable(title), align="left")
+        _say(console, f"{plural(len(row.images), 'image')} ({each})")
     runs = [(text, STYLES[form]) for text, form in sample_runs(row, decoder)]
     console.print(Text.assemble(*runs), soft_wrap=True)
 
