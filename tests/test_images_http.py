@@ -12,7 +12,9 @@ import pytest
 
 from mdsmix.images import http
 from mdsmix.images.check import Bad
+from mdsmix.images.files import find
 from mdsmix.images.http import Patience, fetch
+from mdsmix.storage import locate
 from tests.pictures import drawing
 
 DRAWING = drawing()
@@ -146,3 +148,25 @@ def test_a_port_where_nobody_listens_is_a_bad_image() -> None:
     with pytest.raises(Bad) as bad:
         fetch("http://127.0.0.1:9/x.jpg", short())
     assert bad.value.reason == "image_not_fetched"
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://127.0.0.1:9/x", "Failed to establish a new connection: "),
+        ("/circle", "too many redirects"),
+        ("/cut-9", "Connection broken: IncompleteRead"),
+    ],
+)
+def test_why_nothing_came_is_said_without_pools_and_retries(
+    server: str, url: str, why: str
+) -> None:
+    with pytest.raises(Bad) as bad:
+        fetch(url if "//" in url else server + url, short())
+    assert bad.value.why.startswith(why)
+
+
+def test_a_name_that_no_store_takes_is_a_bad_path() -> None:
+    with pytest.raises(Bad, match="more than 1,024 bytes"):
+        find("x" * 1025, locate("s3://bucket"))
+    assert find("x" * 1000, locate("s3://bucket")).place is not None

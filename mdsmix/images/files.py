@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +26,8 @@ from mdsmix.storage import Location, Stat, locate
 
 MOST_BYTES = 256 << 20
 "Of one file."
+MOST_KEY_BYTES = 1024
+"Of an object's name, in S3."
 IN_FLIGHT = 16
 AHEAD_BYTES = 32 << 20
 "Of images that are read and not looked at yet."
@@ -75,7 +78,19 @@ def find(path: str, base: Location) -> At:
             place = locate(os.path.join(base.url, path))
     except (RecipeError, UnicodeEncodeError, ValueError) as error:
         raise Bad("bad_image_path", str(error)) from None
+    if place.is_s3:
+        _refuse_no_object(place.url)
     return At(place.url, place)
+
+
+def _refuse_no_object(url: str) -> None:
+    """Bad for a name that every store refuses: asked for, it would end the run as a store that fails."""
+    bucket, _, key = url[len("s3://") :].partition("/")
+    if not re.fullmatch(r"[\w.-]{3,255}", bucket, re.ASCII):
+        raise Bad("bad_image_path", f"{bucket!r} is no name of a bucket")
+    if not key or len(key.encode()) > MOST_KEY_BYTES:
+        why = f"has more than {MOST_KEY_BYTES:,} bytes" if key else "is empty"
+        raise Bad("bad_image_path", f"the name of the object {why}")
 
 
 @dataclass(slots=True)

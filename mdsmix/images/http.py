@@ -6,6 +6,7 @@ no later run asks again unless it is told to read the sources again.
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, field
 from functools import cache
@@ -102,7 +103,9 @@ def _body(answer: Any, patience: Patience) -> bytes:
 
 
 def _said(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    """What went wrong, without the pools and tries around it, and the URL, which the record says."""
+    said = str(getattr(error, "reason", None) or (error.args[0] if error.args else error))
+    return " ".join(re.sub(r"^\w*(Connection|Pool)\w*\(.*?\): ", "", said).split())[:200]
 
 
 @cache
