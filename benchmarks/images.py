@@ -17,13 +17,18 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -228,25 +233,72 @@ def bucket(into: Path, count: int) -> Iterator[str]:
     import boto3
 
     from mdsmix.storage import locate, together
-    from tests.minio import running_minio
+    from tests.minio import own_minio
 
     paths = photographs(into / "small", count, side=96, quality=80)
-    with running_minio(into / "minio") as settings:
-        os.environ.update(settings)
-        boto3.client("s3", endpoint_url=settings["S3_ENDPOINT_URL"]).create_bucket(Bucket="small")
+    os.environ["MINIO_PROMETHEUS_AUTH_TYPE"] = "public"
+    with own_minio(into / "minio") as server:
+        os.environ.update(server.settings)
+        endpoint = server.settings["S3_ENDPOINT_URL"]
+        store = boto3.client("s3", endpoint_url=endpoint)
+        with suppress(store.exceptions.BucketAlreadyOwnedByYou):
+            store.create_bucket(Bucket="small")
         root = locate("s3://small/pictures")
-        together(lambda path: (root / path.name).write(path.read_bytes()), paths)
-        (into / "bucket.jsonl").write_bytes(b"".join(line(n, paths[n].name) for n in range(count)))
-        at = recipe(into, "bucket", paths[0].parent)
-        tree = json.loads(at.read_text())
-        tree["streams"]["see"]["images"]["root"] = root.url
-        at.write_text(json.dumps(tree))
+        there = {name for name, _ in root.list()}
+        together(
+            lambda path: (root / path.name).write(path.read_bytes()),
+            [path for path in paths if path.name not in there],
+        )
+        yield from _in_flight(into, paths[: min(count, 2000)], root.url, endpoint)
+        at = _bucket_recipe(into, "bucket", paths, root.url)
         yield HEAD
+        before = _asked(endpoint)
         run = convert(into, at, memory=True)
         yield row("mdsmix, 96 x 96, from MinIO", run, manifest(at)["totals"]["image_bytes"], count)
+        yield f"the store was asked: {dict((middle := _asked(endpoint)) - before)}"
         env = os.environ | {"MDSMIX_CACHE": str(into / "cache")}
         again = measure([MDSMIX, "convert", at], env, into / "log", memory=True)
         yield row("the second run, nothing to do", again, 0, count)
+        yield f"the store was asked: {dict(_asked(endpoint) - middle)}"
+
+
+def _bucket_recipe(into: Path, name: str, paths: list[Path], root: str) -> Path:
+    _lines(into, name, paths)
+    at = recipe(into, name, paths[0].parent)
+    tree = json.loads(at.read_text())
+    tree["streams"]["see"]["images"]["root"] = root
+    at.write_text(json.dumps(tree))
+    return at
+
+
+def _in_flight(into: Path, paths: list[Path], root: str, endpoint: str) -> Iterator[str]:
+    """How many images are asked for at one moment of a store that takes 20 ms for each."""
+    from tests.faults import Rule, failing
+
+    with failing(endpoint) as proxy:
+        proxy.rules = [Rule("", "GET", times=10**9, then=partial(time.sleep, 0.02))]
+        os.environ["S3_ENDPOINT_URL"] = proxy.endpoint
+        run = convert(into, _bucket_recipe(into, "in-flight", paths, root))
+        os.environ["S3_ENDPOINT_URL"] = endpoint
+        reads = [each for each in proxy.requests if each.operation == "GET"]
+    moments = sorted([(each.began, 1) for each in reads] + [(each.ended, -1) for each in reads])
+    most = max(accumulate(change for _, change in moments))
+    waited = sum(each.ended - each.began for each in reads) / 1e9
+    span = (moments[-1][0] - moments[0][0]) / 1e9
+    yield (
+        f"{len(paths):,} images of a store that takes 20 ms: {len(proxy.requests):,} requests, {len(reads):,} of them reads, "
+        f"{most} at one moment, {waited / span:.1f} on average over {span:.1f} s ({run.wall:.1f} s in all)"
+    )
+
+
+def _asked(endpoint: str) -> Counter[str]:
+    """Requests by what they ask for, as MinIO itself counts them; it brings its figures up to date every 10 s."""
+    time.sleep(12)
+    with urllib.request.urlopen(f"{endpoint}/minio/v2/metrics/cluster", timeout=10) as answer:
+        found = re.findall(
+            r'minio_s3_requests_total\{api="(\w+)"[^}]*\} ([\d.e+]+)', answer.read().decode()
+        )
+    return Counter({api: int(float(count)) for api, count in found})
 
 
 BREAKS: dict[str, Callable[[bytes, random.Random], bytes]] = {

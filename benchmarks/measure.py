@@ -43,14 +43,15 @@ def measure(
     """Runs the command, its output in `log`; RuntimeError with the log's end where it fails."""
     _adopt_orphans()
     os.sync()
-    sampler = _Sampler() if memory else None
+    beside = set(_children(os.getpid()))
+    sampler = _Sampler(beside) if memory else None
     busy, own, tree = _busy(), time.process_time(), _children_cpu()
     began = time.perf_counter()
     with log.open("wb") as out:
         process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
         code = process.wait()
         wall = time.perf_counter() - began
-        _reap()
+        _reap(beside)
     others = _busy() - busy - (time.process_time() - own) - (_children_cpu() - tree)
     peak = sampler.stop() if sampler else 0
     if code:
@@ -61,10 +62,10 @@ def measure(
 
 
 class _Sampler:
-    """The largest sum of PSS over this process's descendants."""
+    """The largest sum of PSS over this process's descendants, but for those who ran `beside` before."""
 
-    def __init__(self) -> None:
-        self._peak = 0
+    def __init__(self, beside: set[int]) -> None:
+        self._peak, self._beside = 0, beside
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -76,18 +77,23 @@ class _Sampler:
 
     def _watch(self) -> None:
         while not self._done.wait(PERIOD):
-            self._peak = max(self._peak, sum(map(_pss, descendants(os.getpid()))))
+            ours = (child for child in _children(os.getpid()) if child not in self._beside)
+            tree = (pid for child in ours for pid in (child, *descendants(child)))
+            self._peak = max(self._peak, sum(map(_pss, tree)))
 
 
 def descendants(pid: int) -> Iterator[int]:
+    for child in _children(pid):
+        yield child
+        yield from descendants(child)
+
+
+def _children(pid: int) -> Iterator[int]:
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            found = [int(child) for child in children.read_text().split()]
+            yield from map(int, children.read_text().split())
         except OSError:  # the process ended just now
             continue
-        for child in found:
-            yield child
-            yield from descendants(child)
 
 
 def _pss(pid: int) -> int:
@@ -104,13 +110,10 @@ def _adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _reap() -> None:
-    """Waits for what the command left behind: servers of multiprocessing end by themselves."""
-    while True:
-        try:
-            os.wait()
-        except ChildProcessError:
-            return
+def _reap(beside: set[int]) -> None:
+    """Waits for what the command left behind: servers of multiprocessing end by themselves. A store that runs `beside` does not."""
+    while left := set(_children(os.getpid())) - beside:
+        os.waitpid(left.pop(), 0)
 
 
 def _children_cpu() -> float:

@@ -1,7 +1,8 @@
 """Writing on a condition (If-None-Match and If-Match of PUT), and finding out whether a store keeps it.
 
 AWS has kept conditions since 2024, and MinIO and others do. Some stores ignore them and answer 200 to all (Garage, s3rver),
-and some look first and write then, so that two at one moment both succeed (S3Mock, s3s-fs). So a store that is not AWS
+and some look first and write then, so that two at one moment both succeed (S3Mock, s3s-fs). Ceph compares an ETag of If-Match
+with its quotes, which its own have not, so that nothing could be replaced: there it is sent without. So a store that is not AWS
 is tried before its word is taken. Where it fails, the look is made here, right before the write: what is left is the
 moment between the two. The rule for those stores is in the README beside this file.
 """
@@ -26,6 +27,8 @@ _NOT_SO = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", "No
 
 _kept: dict[tuple[str, str], bool] = {}
 "Endpoint and bucket -> what a trial showed; a forked worker knows it from its parent."
+_unquoted: set[tuple[str, str]] = set()
+"Those that take an ETag in If-Match without its quotes alone."
 _trying = threading.Lock()
 
 
@@ -33,9 +36,11 @@ def put_if(client: Any, place: dict[str, str], content: bytes, stamp: str | None
     """Puts `content` where an object has this ETag, or where (None) there is none; None where that is not so."""
     from botocore.exceptions import ClientError
 
-    if _kept.get(_store(client, place)) is False:
+    store = _store(client, place)
+    if _kept.get(store) is False:
         return _look_and_put(client, place, content, stamp)
-    condition = {"IfNoneMatch": "*"} if stamp is None else {"IfMatch": f'"{stamp}"'}
+    quoted = stamp if store in _unquoted else f'"{stamp}"'
+    condition = {"IfNoneMatch": "*"} if stamp is None else {"IfMatch": str(quoted)}
     try:
         return _put(client, place, content, **condition)
     except ClientError as error:
@@ -43,7 +48,7 @@ def put_if(client: Any, place: dict[str, str], content: bytes, stamp: str | None
             return None
         if error_code(error) != "NotImplemented":
             raise
-    _kept[_store(client, place)] = False
+    _kept[store] = False
     return _look_and_put(client, place, content, stamp)
 
 
@@ -55,24 +60,35 @@ def are_kept(url: str, place: dict[str, str]) -> bool:
     with _trying:
         if store not in _kept:
             trial = {**place, "Key": f"{place['Key']}-trial-{secrets.token_hex(8)}"}
-            kept = _is_kept_in_a_trial(url, trial)
+            kept = _is_kept_in_a_trial(url, trial, store)
             _kept[store] = kept and _kept.get(store, True)
     return _kept[store]
 
 
-def _is_kept_in_a_trial(url: str, trial: dict[str, str]) -> bool:
-    """Several create at once, then several replace what one of them made; of each, one at most may succeed."""
+def _is_kept_in_a_trial(url: str, trial: dict[str, str], store: tuple[str, str]) -> bool:
+    """Several create at once, then several replace what one of them made. Of each one may succeed, or none where its answer was
+    lost: then the object is another one."""
 
-    def put(stamp: str | None, content: bytes) -> Stat | None:
-        return ask(url, partial(put_if, place=trial, content=content, stamp=stamp))
+    def puts(stamp: str | None) -> list[Stat]:
+        def put(content: bytes) -> Stat | None:
+            return ask(url, partial(put_if, place=trial, content=content, stamp=stamp))
+
+        return _at_once(put, b"%d, where there was " + str(stamp).encode())
+
+    def is_refused(stamp: str | None) -> bool:
+        return ask(url, partial(_stamp, place=trial)) == stamp
 
     try:
-        created = _at_once(partial(put, None), b"created by %d")
+        created = puts(None)
         if len(created) != 1:
-            return (
-                not created
-            )  # an answer that was lost: nobody heard of success, so nobody heard of it twice
-        return len(_at_once(partial(put, created[0].stamp), b"replaced by %d")) <= 1
+            return not created and not is_refused(None)
+        stamp = created[0].stamp
+        replaced = puts(stamp)
+        if not replaced and is_refused(stamp):
+            _unquoted.add(store)
+            replaced = puts(stamp)
+            return len(replaced) == 1 or not (replaced or is_refused(stamp))
+        return len(replaced) <= 1
     finally:
         ask(url, lambda client: client.delete_object(**trial))
 

@@ -324,6 +324,37 @@ def test_a_store_that_keeps_conditions_is_believed_after_7_requests(
     assert (root / "a").create(b"one") is None, "another one writes it at this moment"
 
 
+def test_a_store_that_takes_etags_without_their_quotes_alone_is_given_them_so(
+    root: Location, proxy: Proxy
+) -> None:
+    """As Ceph, which refused every replacement; found out by one look and three writes more."""
+    is_quoted = Rule(
+        "412", "PUT", times=10**9, when=lambda r: r.headers.get("if-match", "").startswith('"')
+    )
+    proxy.rules = [is_quoted]
+    assert (root / "x").keeps_conditions()
+    assert len(proxy.requests) == 11
+    first = (root / "a").create(b"one")
+    assert first is not None
+    second = (root / "a").replace(first.stamp, b"two")
+    assert second == (root / "a").stat()
+    assert (root / "a").replace(first.stamp, b"three") is None
+    assert (root / "a").read() == b"two"
+
+
+@pytest.mark.parametrize("condition", ["if-match", "if-none-match"])
+def test_a_store_that_refuses_conditions_that_hold_keeps_none(
+    condition: str, root: Location, proxy: Proxy
+) -> None:
+    proxy.rules = [Rule("412", "PUT", times=10**9, when=lambda r: condition in r.headers)]
+    assert not (root / "x").keeps_conditions()
+    assert list(root.list(recursive=True)) == []
+    first = (root / "a").create(b"one")
+    assert first is not None
+    assert (root / "a").replace(first.stamp, b"two") is not None
+    assert (root / "a").replace(first.stamp, b"three") is None
+
+
 def test_sources_in_a_bucket_read_as_on_a_disk(root: Location, corpus_folder: Path) -> None:
     for name in ("web.jsonl.zst", "docs.jsonl", "chat.jsonl"):
         (locate(corpus_folder) / name).copy_to(root / "data" / name)
