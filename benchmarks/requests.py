@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import orjson
 import pytest
 
 from benchmarks.finished import finish_units
@@ -129,6 +130,22 @@ def one_new_file(bench: Bench, n: int) -> Counted:
     return found
 
 
+def fresh_machine(bench: Bench, n: int) -> Counted:
+    """What was converted elsewhere is up to date: sources that lie in the bucket too, a unit each."""
+    for number in range(n):
+        record = {"text": f"Document {number:08} of many. " * 8}
+        at = locate(f"s3://{bench.bucket}/raw/{number:06}.jsonl")
+        at.write(orjson.dumps(record) + b"\n")
+    recipe = bench.recipe({"web": documents(f"s3://{bench.bucket}/raw/*.jsonl")})
+    run_recipe(recipe)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MDSMIX_CACHE", str(bench.folder / "another machine"))
+        with counted(bench.proxy) as found:
+            (outcome,) = run_recipe(recipe)
+    assert not outcome.done
+    return found
+
+
 @dataclass(frozen=True)
 class Case:
     """A command, how often it is multiplied, and what it may cost."""
@@ -152,6 +169,7 @@ CASES = [
     Case("{} known units and one new", one_more, 1000, 3069, 2070),
     Case("{} known units and one new, versioned", one_more_version, 1000, 5089, 3090),
     Case("{} finished units and one new file", one_new_file, 10_000, 20_069, 100, seconds=15),
+    Case("a machine that never saw the {} objects of a source", fresh_machine, 200, 225, 10),
 ]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,10 @@ def line(unit: str, windows: Collection[Window], files: Collection[str] | None) 
 
 
 def _said(window: Window) -> dict[str, Any]:
-    return {key: value for key, value in asdict(window).items() if value != ""}
+    return {key: value for key in _WINDOW if (value := getattr(window, key)) != ""}
+
+
+_WINDOW = [f.name for f in fields(Window)]
 
 
 def fingerprint(unit: Unit) -> str:
