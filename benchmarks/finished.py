@@ -40,6 +40,7 @@ def finish_units(recipe: Path, like: Location) -> None:
     records = list(_records(job, contents, _record(like)))
     publish_tokenizer(job)
     names = {shard.stored.basename for record in records for shard in record.shards}
+    names |= {side.name for record in records for side in record.side_files}
     together(lambda name: (job.folder / name).write(SHARD), names)
     with lease(job.folder, print) as held:
         packing = Compaction(job, Stored(), records)
@@ -62,7 +63,15 @@ def _records(job: Job, contents: Sequence[Content], one: UnitRecord) -> Iterator
     for window in (window for content in contents for window in content.windows):
         key = window_key(job, window)
         stored = replace(one.shards[0].raw_data, basename=f"{key}.mds", bytes=len(SHARD))
-        yield replace(one, key=key, shards=[replace(one.shards[0], raw_data=stored)])
+        shard = replace(one.shards[0], raw_data=stored)
+        # As of a version that kept no marks: those of a stream are read from one file, whatever the number of units.
+        sides = [
+            replace(
+                side, name=f"{key}.{side.kind}.side", hash=key, bytes=len(SHARD), shard=f"{key}.mds"
+            )
+            for side in one.side_files
+        ]
+        yield replace(one, key=key, shards=[shard], side_files=sides, marked=None)
 
 
 def _hashes(key: str) -> bytes:
