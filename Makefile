@@ -155,7 +155,7 @@ clean: ## remove the environments and the demo
 	$(UV) pip install --python .venv-browser 'playwright==$(PLAYWRIGHT)' 'pytest>=8.2'
 	mkdir -p .venv-browser/npm
 	$(NPM) install --silent --no-audit --no-fund --no-save --prefix .venv-browser/npm 'axe-core@$(AXE)'
-	$(CHROMIUM_IS_THERE) || $(CHROMIUM_OF_DEBIAN) || .venv-browser/bin/playwright install --with-deps --only-shell chromium
+	$(CHROMIUM_IS_THERE) || $(CHROMIUM_OF_DEBIAN) || .venv-browser/bin/playwright install --only-shell chromium
 	touch $@
 
 .venv-docs/.ready: Makefile | $(OWN_UV)
