@@ -40,6 +40,22 @@ def test_every_key_of_a_recipe_is_explained(section: type, prefix: str) -> None:
     assert [k for k in keys if k not in left and not named & {f"{prefix}{k}", k}] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_that_is_named_is_one(page: Path) -> None:
+    """In sentences and tables too: `mdsmix plan --nodes 2` is a command with such an option."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for words in re.findall(r"`mdsmix ([a-z][^`\n]*)`", page.read_text("utf-8")):
+        name, *others = words.split()
+        assert name in commands, words
+        has = {
+            o for option in commands[name].params for o in (*option.opts, *option.secondary_opts)
+        }
+        options = [
+            word.strip("[]().,:").split("=")[0] for word in others if word.startswith(("-", "[-"))
+        ]
+        assert [o for o in options if o not in {*has, "--help", "-", "--"}] == [], words
+
+
 @pytest.mark.parametrize("command", sorted(typer.main.get_command(app).commands))  # type: ignore[attr-defined]
 def test_every_option_is_named(command: str) -> None:
     page = (ROOT / "docs/commands.md").read_text("utf-8")

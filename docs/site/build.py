@@ -9,6 +9,7 @@ other files (tests, recipes) are copied as they are.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -54,10 +55,20 @@ def stage(tree: Path) -> None:
         shutil.copyfile(path, target)
 
 
+def navigation() -> str:
+    """The configuration, whose last section gets the pages that nobody has given a place yet."""
+    text = (ROOT / "docs/site/mkdocs.yml").read_text("utf-8")
+    paths = [page.relative_to(ROOT).as_posix() for page in pages()]
+    left = [path for path in paths if f": {path}\n" not in text]
+    titles = {path: (ROOT / path).read_text("utf-8").splitlines()[0].lstrip("# ") for path in left}
+    more = "".join(f"      - {json.dumps(titles[path])}: {path}\n" for path in left)
+    return text + (f"  - More:\n{more}" if more else "")
+
+
 def main() -> None:
     stage(SITE / "pages")
     config = SITE / "mkdocs.yml"
-    shutil.copyfile(ROOT / "docs/site/mkdocs.yml", config)
+    config.write_text(navigation(), "utf-8")
     command = [
         Path(sys.executable).with_name("zensical"),
         "build",
