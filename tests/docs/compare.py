@@ -18,8 +18,8 @@ OTHER_EACH_TIME = re.compile(
     r"|(?<=load )[\d.]+"
     r"|[\d.]+(?= GB are free| kB$)"
 )
-PASSED_OVER = ("looking at the ", "peak memory: ")
-"Lines: what the first command with a tokenizer or a processor says, and what processes took."
+PASSED_OVER = ("looking at the ", "the first batches: ", "peak memory: ")
+"Lines: what is said while something is waited for, and what processes took."
 OF_TIMES = {"seconds", "tokens/s", "samples/s", "first batch, s", "wait a step, ms", "longest, ms"}
 "Columns of tables."
 
