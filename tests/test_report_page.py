@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from PIL import Image
 from mdsmix.encode.tokenizer import decoder_of, open_tokenizer
 from mdsmix.kinds.base import Piece
 from mdsmix.recipe import TokenizerSpec
+from mdsmix.report.page import svg, thumbnails
 from mdsmix.report.page.spans import shown, spans
 from mdsmix.report.page.thumbnails import thumbnail
 from mdsmix.report.pictures import Picture
@@ -148,6 +151,18 @@ def test_lengths_that_are_cut_are_told(recipe: Path, page: Page) -> None:
     assert f"7 samples are longer than max_seq_len: {totals['cut_tokens']:,} tokens" in " ".join(page.text.split())  # fmt: skip
 
 
+def test_what_lies_beyond_max_seq_len_is_hatched_from_there_on() -> None:
+    drawing = svg.histogram("lengths", {4: 10, 5: 5}, 60, 48, True, "s3")
+    rects = re.findall(r'<rect class="(\w+)" x="([\d.]+)%" y="([\d.]+)%" width="([\d.]+)%" height="([\d.]+)%"', drawing)  # fmt: skip
+    drawn = {(css, n): [float(v) for v in values] for n, (css, *values) in enumerate(rects)}
+    at, end = (100 * (math.log2(tokens) - 4) / 2 for tokens in (48, 61))
+    assert drawn["s3", 0] == pytest.approx([0, 0, 50, 100], abs=0.01)
+    assert drawn["s3", 1] == pytest.approx([50, 50, end - 50, 50], abs=0.01)
+    assert drawn["hatch", 2] == pytest.approx([at, 50, end - at, 50], abs=0.01)
+    assert "max_seq_len 48" in drawing
+    assert "hatch" not in svg.histogram("lengths", {4: 10, 5: 5}, 48, 48, False, "s3")
+
+
 @pytest.fixture(scope="module")
 def decoder(tokenizer_folder: Path) -> Any:
     return decoder_of(open_tokenizer(TokenizerSpec(name=str(tokenizer_folder))))
@@ -212,7 +227,7 @@ def test_a_page_of_ten_streams_of_long_samples_is_small(
 
 
 def test_images_are_thumbnails_and_damaged_ones_a_sentence(
-    tmp_path: Path, tokenizer_folder: Path
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_drawings(tmp_path, 3, size=(600, 400))
     write_jsonl(tmp_path / "a.jsonl", [record("0.jpg", "1.png"), record("2.webp"), record()])
@@ -235,6 +250,8 @@ def test_images_are_thumbnails_and_damaged_ones_a_sentence(
         made = thumbnail(Picture(400, 600, damaged, 0, 9))
         assert not made.data
         assert made.problem.startswith("not shown: ")
+    monkeypatch.setattr(thumbnails, "MOST_PIXELS", 600 * 400 - 1)
+    assert "image_too_large" in thumbnail(Picture(400, 600, data, 0, 9)).problem
 
 
 def test_packed_rows_show_their_documents(tmp_path: Path, tokenizer_folder: Path) -> None:
