@@ -151,6 +151,11 @@ def test_a_stream_without_a_mark_keeps_its_bytes_and_is_compared_all_the_same(
     answer = mdsmix("check", old, "--eval", new)
     assert "overlap not looked at: " in answer.out
     assert "`mdsmix check --deep` reads them" in answer.out
+    write_jsonl(tmp_path / "web.jsonl", [{"text": text(i)} for i in range(13)])
+    run_recipe(recipe, only=("whole",))
+    index = read_index(locate(old))
+    assert parse(mark_of(old)), "of the unit that is new"
+    assert stored.read_mark(locate(old), index, manifest_of(old)) is None, "not of all"
 
 
 def test_a_check_says_what_is_shared_and_refuses_nothing(

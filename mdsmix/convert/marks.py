@@ -13,6 +13,7 @@ import xxhash
 
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER, UnitRecord
+from mdsmix.convert.stored import stored_at
 from mdsmix.overlap.marks import KIND, Mark, UnitMark, halvings_for, parse
 from mdsmix.shards.beside import SideFile
 from mdsmix.shards.manifest import Manifest
@@ -39,7 +40,8 @@ def store_mark(
     content = Mark((*marks, last.below(halvings)) if last else tuple(marks), halvings).to_bytes()
     digest = xxhash.xxh128_hexdigest(content)
     name = f"{digest}.{KIND}.side"
-    write_once(job.folder / name, [memoryview(content)])
+    stored = stored_at(job)
+    write_once(job.folder / name, [memoryview(content)], stored.shards if stored else None)
     return [SideFile(name=name, bytes=len(content), hash=digest, kind=KIND, shard="")]
 
 
