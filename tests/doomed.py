@@ -56,6 +56,22 @@ class Run:
         if self._process.is_alive():
             os.killpg(self._process.pid, signal.SIGKILL)
 
+    def terminated(self, group: bool) -> tuple[int, str]:
+        """Tells the main process, or all of its group, that the machine goes away; the exit code and what was said."""
+        (os.killpg if group else os.kill)(self._process.pid, signal.SIGTERM)
+        self._process.join(SECONDS)
+        return self._process.exitcode, self._said.read_text()
+
+    def left(self) -> list[int]:
+        """Processes of its group that still run."""
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._has(pid)]
+
+    def _has(self, pid: int) -> bool:
+        try:
+            return os.getpgid(pid) == self._process.pid
+        except ProcessLookupError:
+            return False
+
     def was_killed(self) -> bool:
         """Waits for the end. A run that was not killed has done its work."""
         self._process.join(SECONDS)

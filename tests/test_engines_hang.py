@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def test_who_waits_for_room_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
     pulse = hang.Pulse()
     for _ in range(8):
         time.sleep(SILENT / 4)
-        assert pulse.look(os.getppid(), None, waits=True) is None
+        assert pulse.look(lambda: hang.sign_of(os.getppid()), None, waits=True) is None
     assert pulse.silent <= SILENT / 2
 
 
@@ -156,14 +157,13 @@ def test_a_run_that_stood_still_itself_blames_nobody(monkeypatch: pytest.MonkeyP
     """Ctrl-Z, and hours later `fg`: what passed between two looks was not waited."""
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(hang, "_process", lambda pid: ("S", 7))
     pulse = hang.Pulse()
     for step in (1, 7200, 0.06):
         clock[0] += step
-        assert pulse.look(1, 10, False) is None
+        assert pulse.look(lambda: ("S", 7), 10, False) is None
     for _ in range(20):
         clock[0] += 0.06
-        why = pulse.look(1, 10, False)
+        why = pulse.look(lambda: ("S", 7), 10, False)
     assert why is not None
 
 
@@ -173,7 +173,7 @@ def test_where_the_system_tells_nothing_only_records_are_watched(
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     pulse = hang.Pulse()
-    gone = 2**22 + 1
+    gone = partial(hang.sign_of, 2**22 + 1)
     for _ in range(100):
         clock[0] += 0.1
         assert pulse.look(gone, None, False) is None

@@ -111,6 +111,14 @@ def convert(
             rich_help_panel="How",
         ),
     ] = False,
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Who does the work: local, ray, or ray://HOST:PORT.",
+            rich_help_panel="How",
+        ),
+    ] = "local",
     workers: Workers = None,
     memory: Memory = None,
     quarantine_crashes: QuarantineCrashes = False,
@@ -133,6 +141,11 @@ def convert(
             "--part does a part of the work units and publishes nothing, so --finish, --dry-run, --verify-target and --limit "
             "do not go with it: leave them to the run that finishes."
         )
+    if part and engine != "local":
+        raise RecipeError(
+            "--part is one job of an array, which does its units on its own machine: leave --engine out, or leave --part out, since a "
+            "cluster shares the units out by itself."
+        )
     if dry_run and verify_target:
         raise RecipeError(
             "--dry-run does not look into shards, so it cannot say what --verify-target would do: mdsmix verify RECIPE says "
@@ -152,6 +165,7 @@ def convert(
         verify_source=verify_source,
         verify_target=verify_target,
         is_finish=finish,
+        engine=engine,
     )
     if part:
         _convert_part(loaded, options, part, quiet, as_json)

@@ -52,6 +52,8 @@ class Options:
     "Shards that are there are read and hashed before they are reused; damaged ones are made anew."
     is_finish: bool = False
     "Parts of the work were done by other jobs: what their notes at the target say is taken in."
+    engine: str = "local"
+    "Who does the units: `local`, `ray` or `ray://ADDRESS`."
     again: bool = False
     "Go through the units of a published stream too: a repair has deleted some of their shards."
 

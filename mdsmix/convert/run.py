@@ -19,6 +19,7 @@ from mdsmix.convert.guard import published_manifest, why_rebuilt, why_whole
 from mdsmix.convert.hashes import duplicates_among
 from mdsmix.convert.images import forget_stamps
 from mdsmix.convert.job import Job, on_day, with_versions
+from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.parts import Part, PartOutcome, do_part, forget, learn
 from mdsmix.convert.planning import (
@@ -46,6 +47,7 @@ from mdsmix.engines.base import Engine
 from mdsmix.engines.limits import cpu_count, default_cap
 from mdsmix.engines.local import LocalEngine, PoolSettings
 from mdsmix.engines.memory import is_told
+from mdsmix.engines.ray_cluster import address_of
 from mdsmix.errors import MdsmixError, all_of
 from mdsmix.recipe import Recipe
 from mdsmix.shards.beside import SourceEntry
@@ -82,13 +84,14 @@ def convert(
     other: its error is raised when all have had their turn. `engine`: who does the units;
     None: processes of this machine, as many as the options say. One that is given is left open.
     """
+    address_of(options.engine)  # refused before sources are looked for
     planned, is_fresh = planned_jobs(recipe, options, watcher.say), True
     _publish_beside([job for job, _, _ in planned])
     failed: list[MdsmixError] = []
     with ExitStack() as ends:
         ends.enter_context(_counting(planned))
         if engine is None:
-            engine = ends.enter_context(closing(_local_engine(planned, options, watcher)))
+            engine = ends.enter_context(closing(_engine(recipe, planned, options, watcher)))
         run = _Run(began=time.monotonic(), options=options, engine=engine, watcher=watcher)
         watcher.expect({job.name: _bytes_to_read(job, files) for job, files, _ in planned})
         for job, files, standing in planned:
@@ -111,6 +114,36 @@ def _publish_beside(jobs: Sequence[Job]) -> None:
     publish_tokenizer(jobs[0])
     if seeing := next((job for job in jobs if job.processor), None):
         publish_processor(seeing)
+
+
+def _engine(
+    recipe: Recipe, planned: Sequence[Planned], options: Options, watcher: Watcher
+) -> Engine:
+    address = address_of(options.engine)
+    if address is None:
+        return _local_engine(planned, options, watcher)
+    from mdsmix.engines.ray_engine import RayEngine, RaySettings
+
+    return RayEngine(
+        RaySettings(
+            address=address,
+            workers=options.workers,
+            memory=options.memory,
+            set_aside=options.quarantine_crashes,
+            local=() if recipe.shared else _local_places(planned),
+            meeting=planned[0][0].folder / FOLDER,
+        )
+    )
+
+
+def _local_places(planned: Sequence[Planned]) -> list[str]:
+    """Folders that tasks read and write, those of this machine."""
+    found = {job.root.url: job.root.is_s3 for job, _, _ in planned}
+    for job, files, _ in planned:
+        found |= {file.location.parent.url: file.location.is_s3 for file in files}
+        if root := job.images_root:
+            found[root.url] = root.is_s3
+    return [url for url, is_s3 in found.items() if not is_s3]
 
 
 def _local_engine(planned: Sequence[Planned], options: Options, watcher: Watcher) -> LocalEngine:

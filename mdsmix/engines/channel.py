@@ -17,7 +17,7 @@ from typing import Any
 from mdsmix.engines.attempts import Attempt, Place
 from mdsmix.engines.base import Task
 from mdsmix.engines.limits import cpu_count
-from mdsmix.engines.memory import LIFE_BYTES, give_back, resident
+from mdsmix.engines.memory import LIFE_BYTES, give_back, holds_more, resident
 from mdsmix.storage.waiting import say_by
 
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
@@ -48,11 +48,7 @@ class WorkerChannel:
             self._receive()
 
     def is_tight(self) -> bool:
-        """Returns freed memory to the system first, so that only memory in use counts."""
-        if resident(os.getpid()) <= self._share:
-            return False
-        give_back()
-        return resident(os.getpid()) > self._share
+        return holds_more(self._share)
 
     def next_task(self) -> tuple[Task[Any], Attempt] | None:
         """Waits for a task; None where there will be none."""
@@ -112,7 +108,7 @@ def _do_tasks(channel: WorkerChannel) -> None:
             try:
                 message: tuple[str, Any] = ("done", task.do(attempt, channel))
             except Exception as error:
-                message = ("failed", _sendable(error))
+                message = ("failed", sendable(error))
             if resident(os.getpid()) - at_first > LIFE_BYTES // 4:
                 give_back()  # so that the parent sees what the worker keeps, not what the task has freed
             channel.end_task(message)
@@ -127,7 +123,7 @@ def _stop(*_: Any) -> None:
     raise _Stopped
 
 
-def _sendable(error: Exception) -> Exception:
+def sendable(error: Exception) -> Exception:
     """The error itself where it can be pickled and unpickled, else one with the same words."""
     try:
         pickle.loads(pickle.dumps(error))

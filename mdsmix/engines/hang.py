@@ -12,6 +12,7 @@ slept). Processor time is read from /proc; where there is none, only the second 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,7 @@ SLOWEST = 100_000
 Chinese, on a busy machine; a record of 256 MB comes to 4 minutes, and 48 are waited."""
 LOOK_SECONDS = 1.0
 "Seconds between two looks. Whatever time has passed, a look counts for twice that at most."
+Sign = Callable[[], tuple[str, int]]
 _STATES = {
     "T": "it was stopped by a signal",
     "t": "it was stopped by a debugger",
@@ -43,14 +45,15 @@ class Pulse:
         """It has sent a message."""
         self.silent = self.unheard = 0.0
 
-    def look(self, pid: int, size: int | None, waits: bool) -> str | None:
-        """Why the worker is hung, None where it is not; `size`: bytes of the records that it is over."""
+    def look(self, sign: Sign, size: int | None, waits: bool) -> str | None:
+        """Why the worker is hung, None where it is not. `sign`: gives its state and the processor time that it has used, in ticks;
+        `size`: bytes of the records that it is over."""
         now = time.monotonic()
         passed = now - self._looked
         if passed < LOOK_SECONDS:
             return None
         self._looked, passed = now, min(passed, 2 * LOOK_SECONDS)
-        state, used = _process(pid)
+        state, used = sign()
         if waits:
             self.beat()
         self.unheard += passed
@@ -67,7 +70,7 @@ class Pulse:
         return None
 
 
-def _process(pid: int) -> tuple[str, int]:
+def sign_of(pid: int) -> tuple[str, int]:
     """The state of a process, and the processor time of all its threads in ticks; a blank where it cannot be told."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -28,6 +28,10 @@ class TaskQueue:
     def name(self, number: int) -> str:
         return self._tasks[number].name
 
+    def give_back(self, number: int, attempt: Attempt) -> None:
+        """The worker of this task was lost through no fault of it: the next try is the same."""
+        self._waiting.append((number, attempt))
+
     def put_back(self, number: int, attempt: Attempt, place: Place | None, end: End) -> None:
         """The worker of this task died over the records at `place`; MdsmixError where another try is no use."""
         again = after_death(attempt, place, end, self._set_aside, self.name(number))

@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 from mdsmix.engines.attempts import Attempt, Place
 from mdsmix.engines.base import Task
 from mdsmix.engines.channel import STOP_SIGNALS, work
-from mdsmix.engines.hang import Pulse
+from mdsmix.engines.hang import Pulse, sign_of
 from mdsmix.engines.memory import LIFE_BYTES, MemoryBudget, resident
 
 GRACE_SECONDS = 5
@@ -79,7 +80,8 @@ class Worker:
 
     def hangs(self) -> str | None:
         """Why it is taken for hung, None where it is not."""
-        return self.pulse.look(self.pid, self.place.size if self.place else None, self.waits)
+        size = self.place.size if self.place else None
+        return self.pulse.look(partial(sign_of, self.pid), size, self.waits)
 
     def dismiss(self) -> None:
         """Lets it end by itself and does not wait: freeing much memory takes it 30 ms."""

@@ -221,6 +221,8 @@ class Recipe:
     "In place, or as versions beside one another, which never change."
     remote: str | None = None
     local: str | None = None
+    shared: bool = False
+    "Whether local paths are the same folders on every node of a cluster, as a mount is."
     mix: Mapping[str, WeightSpec] = field(default_factory=dict)
     budget: str | int | float | None = None
     "What an epoch holds: 2B tokens, 500M loss_tokens, 1M samples or 2 passes of STREAM."

@@ -1,0 +1,245 @@
+"""A connection with a Ray cluster: one that runs, or one of this machine that lives as long as the connection.
+
+Ray is imported here and in its two neighbours alone, and only where it was asked for. The driver must run on a node of the cluster, as
+`ray job submit` has it: Ray Client, whose URLs begin with ray:// too, hands results through a proxy that loses them with the connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from mdsmix.engines.limits import LEAST_BYTES, cpu_count
+from mdsmix.engines.memory import AMPLE_BYTES, HEADROOM
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.words import listed
+
+STORE_BYTES = 80 << 20
+"Of a cluster of our own for objects, the least that Ray takes: tasks and results are a few KB."
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+}
+"For a cluster of our own: it tells nobody that it runs."
+CONNECT_SECONDS = 5
+LONGEST_FOLDER = 40
+"Characters that leave room in a Unix socket's name of 107 for what Ray adds."
+
+
+def address_of(engine: str) -> str | None:
+    """Of `ray://ADDRESS` what follows; "" of `ray`; None of `local`. RecipeError of anything else, and where Ray is not installed."""
+    if engine == "local":
+        return None
+    name, sign, address = engine.partition("://")
+    if name != "ray" or (sign and not address):
+        raise RecipeError(
+            f"--engine {engine} is none: `local` is the processes of this machine, `ray` a Ray cluster of this machine's own, or the one "
+            "that RAY_ADDRESS names, and ray://ADDRESS the one at that address, such as ray://10.0.0.5:6379 or ray://auto."
+        )
+    if find_spec("ray") is None:
+        raise RecipeError(
+            f"--engine {engine} wants Ray, which is not installed in this environment: pip install 'mdsmix[ray]', on every node."
+        )
+    return address or os.environ.get("RAY_ADDRESS", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """The nodes of a cluster that are alive, as it told last."""
+
+    here: str
+    "The id of the driver's."
+    cpus: dict[str, float]
+    "Of those that have some, by their ids."
+    memory: dict[str, int]
+    "Bytes that tasks may ask for, of the same."
+    names: dict[str, str]
+    "Host names, of all that there ever were."
+
+    @property
+    def slots(self) -> int:
+        return int(sum(self.cpus.values()))
+
+    @property
+    def others(self) -> list[str]:
+        """Names of those where tasks run, and the driver does not."""
+        return sorted(self.names[node] for node in self.cpus if node != self.here)
+
+    def share(self, cap: int | None) -> int:
+        """Bytes that a task may hold: of every node, what it or `cap` allows over its processors."""
+        memory = {node: min(has, cap or has) for node, has in self.memory.items()}
+        shares = [int(memory[node] * HEADROOM / cpus) for node, cpus in self.cpus.items()]
+        least = min(shares, default=AMPLE_BYTES)
+        return max(LEAST_BYTES, least if cap else min(AMPLE_BYTES, least))
+
+
+def nodes() -> Nodes:
+    """Asks the cluster, which takes a millisecond."""
+    import ray
+
+    found = ray.nodes()
+    working = [node for node in found if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    return Nodes(
+        here=str(ray.get_runtime_context().get_node_id()),
+        cpus={node["NodeID"]: node["Resources"]["CPU"] for node in working},
+        memory={node["NodeID"]: int(node["Resources"].get("memory", 0)) for node in working},
+        names={node["NodeID"]: node["NodeManagerHostname"] for node in found},
+    )
+
+
+def refuse_unshared(found: Nodes, local: Sequence[str]) -> None:
+    """RecipeError where tasks would look for folders of this machine on others."""
+    if found.others and local:
+        raise RecipeError(
+            f"the cluster has nodes beside this one ({listed(found.others)}), and {listed(local)} {'is a path' if len(local) == 1 else 'are paths'} "
+            "of this machine: publish to and read from s3://, or, where every node mounts the same folders under the same names, "
+            "say shared: true in the recipe."
+        )
+
+
+@contextmanager
+def connected(address: str, workers: int | None) -> Iterator[None]:
+    """Inside of the block this process is a driver. One that is already stays one. `address`: blank for a cluster of its own, which
+    is stopped at the end, and whose folder is deleted."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    with _folder() if not address else nullcontext() as folder:
+        try:
+            with _terminable(before):
+                _start(folder, workers) if folder else _join(address)
+            yield
+        finally:
+            ray.shutdown()
+            _keep(before)
+
+
+@contextmanager
+def _terminable(before: Any) -> Iterator[None]:
+    """Ray takes SIGTERM for itself while it starts, and exits with 15: that is undone, and done as it was to be."""
+    try:
+        yield
+    except SystemExit:
+        _keep(before)
+        signal.raise_signal(signal.SIGTERM)
+        raise
+    finally:
+        _keep(before)
+
+
+@contextmanager
+def terminable_later() -> Iterator[None]:
+    """SIGTERM that comes inside of the block is heeded at its end, since Ray makes exit code 1 of whatever a handler raises
+    while it waits."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = list[int]()
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if came:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _keep(handler: Any) -> None:
+    """Puts back who is called at SIGTERM."""
+    with suppress(ValueError):  # not in the main thread, where Ray takes none
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _join(address: str) -> None:
+    import ray
+
+    if "://" in address:
+        raise RecipeError(
+            f"RAY_ADDRESS is {address}, an address of Ray Client, which loses a run with its connection: start mdsmix on a node of the "
+            "cluster, by `ray job submit`, or name the cluster's own address, such as ray://10.0.0.5:6379."
+        )
+    _refuse_deaf(address)
+    try:
+        ray.init(address=address, **_SILENT)
+    except (ConnectionError, RuntimeError, ValueError, AssertionError, TimeoutError) as error:
+        raise Unreachable(_NOT_JOINED.format(address=address, why=_first_line(error))) from None
+
+
+_NOT_JOINED = (
+    "no Ray cluster can be joined at {address} ({why}): this machine must be a node of it, with the same version of Ray and the same "
+    "minor version of Python; `ray job submit` starts mdsmix on one."
+)
+
+
+def _refuse_deaf(address: str) -> None:
+    """Unreachable where nobody listens at the address: Ray asks there for ever."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except ValueError:
+        raise RecipeError(
+            f"{address} is no address of a Ray cluster: write the head's host and port, such as ray://10.0.0.5:6379, or ray://auto."
+        ) from None
+    except OSError as error:
+        why = error.strerror or "nobody answers"
+        raise Unreachable(_NOT_JOINED.format(address=address, why=why)) from None
+
+
+def _start(folder: str, workers: int | None) -> None:
+    import ray
+
+    quiet = {name: value for name, value in QUIET.items() if name not in os.environ}
+    os.environ.update(quiet)
+    try:
+        ray.init(
+            address="local",
+            num_cpus=workers or cpu_count(),
+            num_gpus=0,
+            object_store_memory=STORE_BYTES,
+            include_dashboard=False,
+            _temp_dir=folder,
+            **_SILENT,
+        )
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+        raise Unreachable(
+            f"Ray could not be started on this machine ({_first_line(error)}): see that memory and the disk of {folder} have room, or "
+            "leave --engine out, which takes processes of this machine."
+        ) from None
+    finally:
+        for name in quiet:
+            del os.environ[name]
+
+
+_SILENT: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """For the sockets and logs of a cluster of our own, deleted with it."""
+    parent = tempfile.gettempdir()
+    folder = tempfile.mkdtemp(
+        prefix="mdsmix-ray-", dir=parent if len(parent) <= LONGEST_FOLDER else "/tmp"
+    )
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")[:200]

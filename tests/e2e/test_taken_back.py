@@ -1,0 +1,50 @@
+"""A machine that goes away says SIGTERM and waits: the run ends in order, and another machine goes on with what it has stored."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.converting import documents, lying_at, run_recipe, windows, write_jsonl, write_recipe
+from tests.doomed import Run
+
+WINDOW = 4_000
+GRACE = 30
+"Seconds that clouds give."
+
+
+@pytest.mark.parametrize(("place", "group"), [("disk", True), ("store", False)])
+def test_a_run_that_is_terminated_ends_in_order_and_another_machine_goes_on(
+    place: str,
+    group: bool,
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A scheduler tells all processes of a job, a container's only the first."""
+    windows(monkeypatch, WINDOW)
+    texts = [{"text": f"Document {n} is about the number {n}. " * 9} for n in range(600)]
+    web = write_jsonl(tmp_path / "a.jsonl", texts)
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"web": documents(web)}, local=None)
+    target = f"remote=s3://{bucket}/out" if place == "store" else f"local={tmp_path / 'out'}"
+    run = Run([str(recipe), target, "--workers", "2"], WINDOW, tmp_path / "writes.log", None)
+    while (tmp_path / "writes.log").read_text().count("worker record") < 12:
+        time.sleep(0.005)
+    began = time.monotonic()
+    code, said = run.terminated(group)
+    assert (code, time.monotonic() - began < GRACE) == (143, True), said
+    assert said.splitlines()[-1].startswith("interrupted: nothing was half published")
+    assert run.left() == []
+    left = lying_at(target.partition("=")[2])
+    assert not [name for name in left if name.endswith((".tmp", "lease", "index.json"))]
+
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "another machine"))
+    (outcome,) = run_recipe(recipe, target)
+    records = [name for name in left if re.search(r"/\.mdsmix/[0-9a-f]{32}$", name)]
+    assert 3 <= len(records) == outcome.reused < outcome.units, sorted(left)
+    run_recipe(recipe, f"local={tmp_path / 'one'}")
+    assert lying_at(target.partition("=")[2]) == lying_at(tmp_path / "one")

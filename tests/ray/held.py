@@ -1,0 +1,178 @@
+"""Tasks that tell in a folder when they begin, and some that stop at their first records until they are let go."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from mdsmix.engines.attempts import Attempt, Place
+from mdsmix.engines.base import OnProgress, Reporter, Say
+from mdsmix.engines.ray_engine import RayEngine
+from mdsmix.engines.ray_worker import node_id
+from mdsmix.storage.local import LocalPath
+
+SECONDS = 60.0
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """What it returns once that is true."""
+    deadline = time.monotonic() + SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "nothing came of it"
+        time.sleep(0.02)
+    return found
+
+
+@dataclass(frozen=True)
+class Began:
+    """A try that has records in work."""
+
+    unit: int
+    deaths: int
+    node: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where tries tell what they do."""
+
+    path: Path
+
+    def began(self) -> list[Began]:
+        found = [path.name.split("_") for path in self.path.glob("began_*")]
+        return [
+            Began(int(unit), int(deaths), node, int(pid)) for _, unit, deaths, node, pid in found
+        ]
+
+    def ended(self, pid: int) -> bool:
+        return (self.path / f"ended_{pid}").exists()
+
+    def let_go(self) -> None:
+        (self.path / "go").touch()
+
+    def writes(self) -> list[list[str]]:
+        """Of each write its process, its name and the hash of its bytes, in the order of time."""
+        log = self.path / "writes"
+        return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+
+
+@dataclass(frozen=True)
+class Held:
+    """A task whose first try, where it is one of the `holding`, waits with its first records in work."""
+
+    task: Any
+    unit: int
+    folder: Folder
+    holding: bool
+    fault: Callable[[Attempt, Place], None] | None
+
+    @property
+    def name(self) -> str:
+        return str(self.task.name)
+
+    def do(self, attempt: Attempt, reporter: Reporter) -> Any:
+        path, me = self.folder.path, os.getpid()
+        with tells_writes(path / "writes"):
+            (path / f"began_{self.unit}_{attempt.deaths}_{node_id()}_{me}").touch()
+            if self.holding and is_first(path / f"held_{self.unit}"):
+                attempt = replace(attempt, halvings=3)  # other pieces than whoever does it again
+                reporter = Waiting(reporter, path / "go")  # type: ignore[assignment]
+            if self.fault:
+                reporter = Faulty(reporter, attempt, self.fault)  # type: ignore[assignment]
+            result = self.task.do(attempt, reporter)
+        (path / f"ended_{me}").touch()
+        return result
+
+
+class Passing:
+    """A reporter before another one."""
+
+    def __init__(self, reporter: Any) -> None:
+        self._reporter = reporter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reporter, name)
+
+
+class Waiting(Passing):
+    def __init__(self, reporter: Any, go: Path) -> None:
+        super().__init__(reporter)
+        self._go = go
+
+    def on_records(self, place: Place | None) -> None:
+        self._reporter.on_records(place)
+        until(self._go.exists)
+
+
+class Faulty(Passing):
+    def __init__(
+        self, reporter: Any, attempt: Attempt, fault: Callable[[Attempt, Place], None]
+    ) -> None:
+        super().__init__(reporter)
+        self._attempt, self._fault = attempt, fault
+
+    def on_records(self, place: Place | None) -> None:
+        self._reporter.on_records(place)
+        if place:
+            self._fault(self._attempt, place)
+
+
+def is_first(marker: Path) -> bool:
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+class tells_writes:  # noqa: N801
+    """Inside of the block each file that is written is told in a log."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def __enter__(self) -> None:
+        self._write = write = LocalPath.write
+
+        def telling(at: LocalPath, *parts: Any) -> None:
+            with self._log.open("a") as log:
+                log.write(
+                    f"{os.getpid()} {at.name} {xxhash.xxh128_hexdigest(b''.join(map(bytes, parts)))}\n"
+                )
+            write(at, *parts)
+
+        LocalPath.write = telling  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        LocalPath.write = self._write  # type: ignore[method-assign]
+
+
+class HoldingEngine(RayEngine):
+    """A Ray engine whose tasks tell, and of which the first so many wait."""
+
+    def __init__(
+        self,
+        settings: Any,
+        path: Path,
+        held: int = 0,
+        fault: Callable[[Attempt, Place], None] | None = None,
+    ) -> None:
+        super().__init__(settings)
+        path.mkdir(exist_ok=True)
+        self.folder, self._held, self._fault = Folder(path), held, fault
+
+    def run(
+        self, tasks: Sequence[Any], on_progress: OnProgress, say: Say
+    ) -> Generator[Any, None, None]:
+        told = [
+            Held(task, n, self.folder, n < self._held, None if n else self._fault)
+            for n, task in enumerate(tasks)
+        ]
+        return super().run(told, on_progress, say)

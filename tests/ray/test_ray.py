@@ -1,0 +1,341 @@
+"""On a cluster that loses nodes, workers and its driver: the bytes of one process, and what is told of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.convert.planning import Options
+from mdsmix.convert.run import convert
+from mdsmix.engines import ray_engine
+from mdsmix.engines.attempts import Attempt, Place
+from mdsmix.engines.ray_engine import RayEngine, RaySettings
+from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
+from mdsmix.kinds import open_recipe
+from mdsmix.storage.local import LocalPath
+from tests import converting
+from tests.converting import documents, files, lying_at, mdsmix, pairs, write_jsonl, write_recipe
+from tests.processes import UNITS
+from tests.ray.conftest import Cluster
+from tests.ray.held import Began, HoldingEngine, until
+from tests.tasks import call, in_work, silent
+
+WINDOW = 4_000
+UNITS_OF_WEB = 8
+RECORD = re.compile(r"[0-9a-f]{32}")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two streams; `web` leaves tokens over in each unit and holds bad records."""
+    converting.windows(monkeypatch, WINDOW)
+    texts = [{"text": f"Document {n} says so. " * (n % 7)} for n in range(400)]
+    web = write_jsonl(tmp_path / "a.jsonl", [*texts, {"text": 5}, {"no": "text"}])
+    asked = [{"prompt": f"What is {n % 90}?", "response": f"It is {n % 90}."} for n in range(300)]
+    faq = write_jsonl(tmp_path / "c.jsonl", asked)
+    streams = {"web": documents(web), "faq": pairs(faq, duplicates="drop")}
+    return write_recipe(tmp_path, tokenizer_folder, streams=streams, shared=True)
+
+
+@pytest.fixture
+def expected(recipe: Path, tmp_path: Path) -> dict[str, bytes]:
+    """What one process makes of `web`."""
+    converting.run_recipe(recipe, f"local={tmp_path / 'one'}", only=["web"])
+    return published(tmp_path / "one")
+
+
+def published(root: Path) -> dict[str, bytes]:
+    """All that lies there but the lease and what a killed process leaves of a write."""
+    return {
+        name: content
+        for name, content in files(root).items()
+        if not name.endswith((".tmp", "/lease"))
+    }
+
+
+def settings(**more: Any) -> RaySettings:
+    return RaySettings(address="", **more)
+
+
+def converted(recipe: Path, engine: RayEngine, *overrides: str) -> converting.Told:
+    """`web` by this engine; returns what was told."""
+    watcher = converting.Told()
+    with closing(engine):
+        list(convert(open_recipe(recipe, overrides), Options(only=["web"]), watcher, engine))
+    return watcher
+
+
+def meanwhile(act: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    return thread
+
+
+def assert_records_are_equal(writes: list[list[str]]) -> None:
+    """Whoever wrote a unit's record or a shard, and however often, wrote the same."""
+    by_name: dict[str, set[str]] = {}
+    for _, name, digest in writes:
+        by_name.setdefault(name, set()).add(digest)
+    assert sum(1 for name in by_name if RECORD.fullmatch(name)) >= UNITS_OF_WEB
+    assert {name: found for name, found in by_name.items() if len(found) > 1} == {}
+
+
+def test_the_bytes_are_those_of_one_process(
+    cluster: Cluster, recipe: Path, tmp_path: Path, bucket: str
+) -> None:
+    """Into a folder that all nodes share, and into a bucket, whose endpoint the nodes learn from the driver."""
+    answer = mdsmix("convert", recipe, f"remote=s3://{bucket}", "--engine", cluster.engine)
+    assert answer.code == 0, answer.err
+    assert re.search(r"web +402 +342 +58 +2 ", answer.out), answer.out
+    assert "peak memory: " in answer.out
+    watcher = converting.Told()
+    with closing(RayEngine(settings())) as engine:
+        list(convert(open_recipe(recipe), Options(), watcher, engine))
+    converting.run_recipe(recipe, f"local={tmp_path / 'one'}")
+    assert files(tmp_path / "out") == files(tmp_path / "one") == lying_at(f"s3://{bucket}")
+    sizes = [(tmp_path / name).stat().st_size for name in ("a.jsonl", "c.jsonl")]
+    assert watcher.sizes == sizes[0] + 2 * sizes[1], "what drops duplicates is read twice"
+    again = mdsmix("convert", recipe, "--engine", cluster.engine)
+    assert "web: up to date" in again.out
+
+
+@pytest.fixture
+def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is there once the driver has heard of the first unit."""
+    file, hear = tmp_path / "heard", ray_engine.Errand.hear
+
+    def hearing(errand: ray_engine.Errand) -> None:
+        hear(errand)
+        if any(run.news for run in errand.running.values() if run.number == 0):
+            file.touch()
+
+    monkeypatch.setattr(ray_engine.Errand, "hear", hearing)
+    return file
+
+
+def test_a_late_worker_of_a_lost_node_changes_nothing(
+    cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes], heard: Path
+) -> None:
+    """A raylet is killed, and its worker stops over its first records until the unit was done again and all is published. Then it
+    goes on, in other pieces, to its end."""
+    engine = HoldingEngine(settings(), tmp_path / "told", held=1)
+    late: list[Began] = []
+
+    def kill() -> None:
+        late.extend(until(lambda: [began for began in engine.folder.began() if began.unit == 0]))
+        until(heard.exists)
+        os.kill(cluster.raylet(late[0].node), signal.SIGKILL)
+
+    killer = meanwhile(kill)
+    watcher = converted(recipe, engine)
+    killer.join()
+    (zombie,) = late
+    try:
+        (said,) = [said for said in watcher.said if "was lost" in said]
+        assert "the work unit of " in said
+        before = published(tmp_path / "out")
+        assert before == expected
+        assert not engine.folder.ended(zombie.pid), "it is to be late"
+        writes = len(engine.folder.writes())
+        os.kill(zombie.pid, 0)
+        engine.folder.let_go()
+        until(lambda: engine.folder.ended(zombie.pid))
+        its = [name for pid, name, _ in engine.folder.writes()[writes:] if int(pid) == zombie.pid]
+        assert any(RECORD.fullmatch(name) for name in its), "it wrote the record of its unit"
+        assert published(tmp_path / "out") == expected
+        assert_records_are_equal(engine.folder.writes())
+        assert mdsmix("verify", tmp_path / "out/web/train").code == 0
+        assert "web: up to date" in mdsmix("convert", recipe, "--only", "web").out
+    finally:
+        cluster.replace(zombie.node)
+
+
+def test_a_node_that_stands_still_is_done_without(
+    cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    """SIGSTOP of a raylet: its worker may end what it has, and what waits at that node goes elsewhere."""
+    engine = HoldingEngine(settings(), tmp_path / "told", held=1)
+    stopped: list[Began] = []
+
+    def stop() -> None:
+        stopped.extend(until(lambda: [began for began in engine.folder.began() if began.unit == 0]))
+        os.kill(cluster.raylet(stopped[0].node), signal.SIGSTOP)
+        engine.folder.let_go()
+
+    stopper = meanwhile(stop)
+    try:
+        converted(recipe, engine)
+        assert published(tmp_path / "out") == expected
+        assert_records_are_equal(engine.folder.writes())
+    finally:
+        stopper.join()
+        cluster.replace(stopped[0].node)
+
+
+def die_once(attempt: Attempt, place: Place) -> None:
+    if not attempt.deaths:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_unit_whose_worker_died_is_done_with_half_the_records(
+    cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    engine = HoldingEngine(settings(), tmp_path / "told", fault=die_once)
+    watcher = converted(recipe, engine)
+    assert sorted(began.deaths for began in engine.folder.began() if began.unit == 0) == [0, 1]
+    assert watcher.said == []
+    assert published(tmp_path / "out") == expected
+    assert_records_are_equal(engine.folder.writes())
+
+
+def die_of_the_second(attempt: Attempt, reporter: Any) -> None:
+    for piece in in_work(2, attempt, reporter):
+        if 1 in piece:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(attempt: Attempt, reporter: Any) -> None:
+    raise TooManyBadRecords("a sentence of ours")
+
+
+def wait_and_tidy(folder: Path, attempt: Attempt, reporter: Any) -> None:
+    """Half a file, and what is left of it once the worker is told to stop."""
+    half = folder / f"half-{os.getpid()}"
+    half.touch()
+    try:
+        until(lambda: False)
+    except BaseException:
+        half.unlink()
+        raise
+
+
+def test_a_record_that_kills_is_named_and_an_error_of_ours_ends_the_run(cluster: Cluster) -> None:
+    with closing(RayEngine(settings())) as engine:
+        with pytest.raises(
+            MdsmixError, match=r"worker processes die .* of the record at byte 1 of a "
+        ):
+            list(engine.run([call(die_of_the_second)], silent, print))
+        with pytest.raises(TooManyBadRecords, match=r"^a sentence of ours$"):
+            list(engine.run([call(fail)], silent, print))
+
+
+def test_whoever_closes_a_run_leaves_nobody_at_work_and_nothing_half_written(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_engine, "GRACE_SECONDS", 30)  # on a busy machine
+    with closing(RayEngine(settings())) as engine:
+        run = engine.run(
+            [call(give_up_at, tmp_path), *[call(wait_and_tidy, tmp_path)] * 4], silent, print
+        )
+        next(run)
+        assert len(list(tmp_path.glob("half-*"))) == 1
+        run.close()
+        assert list(tmp_path.glob("half-*")) == []
+
+
+def give_up_at(folder: Path, attempt: Attempt, reporter: Any) -> None:
+    until(lambda: list(folder.glob("half-*")))
+
+
+def test_folders_of_this_machine_are_refused_before_a_task_begins(
+    cluster: Cluster, recipe: Path, tmp_path: Path
+) -> None:
+    answer = mdsmix("convert", recipe, "shared=false", "--engine", cluster.engine)
+    assert answer.code == 2
+    assert f"{tmp_path}/out and" in answer.err or f"{tmp_path}/out, " in answer.err
+    assert "shared: true" in answer.err
+    assert not list(tmp_path.glob("out/*/*/*.mds"))
+
+
+def test_a_node_that_sees_another_folder_writes_nothing(
+    cluster: Cluster, recipe: Path, tmp_path: Path
+) -> None:
+    """The file that the driver leaves where all write is another one there: here it is taken away."""
+    engine = RayEngine(settings(meeting=LocalPath(str(tmp_path / "elsewhere"))))
+    with closing(engine):
+        engine._connect()
+        (meeting,) = (tmp_path / "elsewhere").iterdir()
+        meeting.unlink()
+        with pytest.raises(Unreachable, match="does not see what this run has written"):
+            list(convert(open_recipe(recipe), Options(only=["web"]), converting.Told(), engine))
+    assert not list(tmp_path.glob("out/*/*/*.mds"))
+
+
+def test_a_node_with_another_mdsmix_is_refused(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_engine, "__version__", "0.0.7")
+    with closing(RayEngine(settings())) as engine:
+        refused = pytest.raises(
+            Unreachable, match=r"has mdsmix .*, and this run is of mdsmix 0\.0\.7: install"
+        )
+        with refused:
+            list(engine.run([call(fail)], silent, print))
+
+
+def command(recipe: Path, *arguments: str) -> subprocess.Popen[str]:
+    """`mdsmix convert` as a process of its own, with small work units."""
+    program = f"{UNITS.format(WINDOW)}; from mdsmix.cli.main import run; run()"
+    words = [sys.executable, "-c", program, "convert", str(recipe), "--only", "web", *arguments]
+    return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def records(root: Path) -> list[Path]:
+    return [path for path in root.glob("web/train/.mdsmix/*") if RECORD.fullmatch(path.name)]
+
+
+def test_a_driver_that_was_killed_goes_on_where_it_was(
+    cluster: Cluster, recipe: Path, tmp_path: Path
+) -> None:
+    many = [{"text": f"Document {n} says so. " * 9} for n in range(900)]
+    write_jsonl(tmp_path / "a.jsonl", many)
+    driver = command(recipe, "--engine", cluster.engine)
+    until(lambda: records(tmp_path / "out") or driver.poll())
+    driver.kill()
+    driver.communicate()
+    assert not (tmp_path / "out/web/train/index.json").exists(), "it was to be killed in the middle"
+    (outcome,) = converting.run_recipe(recipe, only=["web"], engine=cluster.engine)
+    assert outcome.reused > 0
+    converting.run_recipe(recipe, f"local={tmp_path / 'one'}", only=["web"])
+    assert published(tmp_path / "out") == published(tmp_path / "one")
+
+
+def test_a_cluster_of_its_own_ends_with_the_run_that_is_terminated(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_jsonl(
+        tmp_path / "a.jsonl", [{"text": f"Document {n} says so. " * 9} for n in range(3000)]
+    )
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        driver = command(recipe, "--engine", "ray", "--workers", "1", "shared=false")
+        until(lambda: records(tmp_path / "out") or driver.poll())
+        assert list(Path(folder).glob("mdsmix-ray-*"))
+        driver.send_signal(signal.SIGTERM)
+        _, said = driver.communicate(timeout=60)
+        assert driver.returncode == 143, said
+        assert said.splitlines()[-1].startswith("interrupted: nothing was half published")
+        assert not list(Path(folder).iterdir())
+        assert not list((tmp_path / "out").rglob("*.tmp"))
+        assert not list((tmp_path / "out").rglob("lease"))
+        until(lambda: not processes_with(folder))
+
+
+def processes_with(word: str) -> list[str]:
+    """Of all that run, the command lines that hold this word."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [line for line in found if word in line]

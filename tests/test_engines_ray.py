@@ -1,0 +1,210 @@
+"""What of Ray's engine is decided without Ray; tests/ray has a real cluster."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.engines import ray_cluster, ray_worker
+from mdsmix.engines.attempts import Attempt, Place
+from mdsmix.engines.memory import AMPLE_BYTES, HEADROOM
+from mdsmix.engines.ray_cluster import Nodes, address_of, refuse_unshared
+from mdsmix.engines.ray_worker import Board, News, RayReporter, Sent
+from mdsmix.engines.tasks import TaskQueue
+from mdsmix.errors import Denied, RecipeError, Unreachable
+from mdsmix.storage import locate
+from tests.converting import documents, mdsmix, write_jsonl, write_recipe
+from tests.tasks import call
+
+GIB = 1 << 30
+PLACE = Place(file="a", ordinal=3, shown="byte 3", length=9, records=1)
+
+
+@pytest.fixture
+def has_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "find_spec", lambda name: object())
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.mark.usefixtures("has_ray")
+def test_where_the_cluster_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [address_of(said) for said in ("local", "ray", "ray://auto", "ray://h:6379")] == [None, "", "auto", "h:6379"]  # fmt: skip
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.5:6379")
+    assert [address_of(said) for said in ("local", "ray", "ray://auto")] == [None, "10.0.0.5:6379", "auto"]  # fmt: skip
+
+
+@pytest.mark.usefixtures("has_ray")
+@pytest.mark.parametrize("said", ["", "Ray", "ray://", "ray:10.0.0.5", "slurm", "dask://h:1"])
+def test_another_engine_is_refused(said: str) -> None:
+    with pytest.raises(RecipeError, match=f"^--engine {said} is none: `local` is "):
+        address_of(said)
+
+
+def test_without_ray_a_sentence_names_the_extra(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
+    web = write_jsonl(tmp_path / "a.jsonl", [{"text": "A document. " * 9}])
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"web": documents(web)})
+    answer = mdsmix("convert", recipe, "--engine", "ray")
+    assert (answer.code, answer.out) == (2, "")
+    assert "pip install 'mdsmix[ray]'" in answer.err
+    assert not (tmp_path / "out").exists()
+    part = mdsmix("convert", recipe, "--engine", "ray", "--part", "1/2")
+    assert (part.code, "leave --engine out" in part.err) == (2, True)
+
+
+@pytest.mark.parametrize("address", ["nonsense", "h:port"])
+def test_an_address_of_no_cluster_is_told(address: str) -> None:
+    with pytest.raises(RecipeError, match="is no address of a Ray cluster"):
+        ray_cluster._refuse_deaf(address)
+
+
+def test_an_address_at_which_nobody_listens_is_told_at_once() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(Unreachable, match=rf"no Ray cluster can be joined at {address} \(Connection refused\)"):  # fmt: skip
+            ray_cluster._refuse_deaf(address)
+    ray_cluster._refuse_deaf("auto")
+
+
+def found(*cpus_and_memory: tuple[float, int]) -> Nodes:
+    """Nodes n0, n1, ...; the driver's is n0."""
+    names = [f"n{n}" for n in range(len(cpus_and_memory))]
+    each = list(zip(names, cpus_and_memory, strict=True))
+    return Nodes(
+        here="n0",
+        cpus={name: cpus for name, (cpus, _) in each if cpus},
+        memory={name: memory for name, (cpus, memory) in each if cpus},
+        names={name: f"host-{name}" for name in names},
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cap", "share"),
+    [
+        (found((4, 64 * GIB)), None, AMPLE_BYTES),
+        (found((4, 64 * GIB)), 16 * GIB, int(4 * GIB * HEADROOM)),
+        (found((4, 64 * GIB), (8, 4 * GIB)), None, int(GIB / 2 * HEADROOM)),
+        (found((4, 2 * GIB)), 64 * GIB, int(GIB / 2 * HEADROOM)),
+        (found((64, 2 * GIB)), None, 256 << 20),
+        (found((0, GIB)), None, AMPLE_BYTES),
+    ],
+)
+def test_a_task_asks_for_what_every_node_can_give_to_each_processor(
+    nodes: Nodes, cap: int | None, share: int
+) -> None:
+    assert nodes.share(cap) == share
+
+
+def test_paths_of_one_machine_are_refused_where_there_are_more() -> None:
+    refuse_unshared(found((2, GIB)), ["/data"])
+    refuse_unshared(found((0, GIB), (2, GIB)), [])
+    with pytest.raises(RecipeError, match=r"\(host-n1\), and /data is a path of this machine.*shared: true"):  # fmt: skip
+        refuse_unshared(found((0, GIB), (2, GIB)), ["/data"])
+
+
+def test_a_task_whose_node_was_lost_is_tried_as_before() -> None:
+    queue = TaskQueue([call(print, n) for n in range(3)], set_aside=False)
+    number, attempt, _ = queue.take()
+    queue.give_back(number, attempt)
+    assert queue.take()[:2] == (0, Attempt())
+
+
+def news(execution: str = "a", **more: Any) -> News:
+    return News(execution=execution, node="n", **more)
+
+
+def test_a_board_adds_up_what_nobody_has_read() -> None:
+    board = Board()
+    for told in (
+        news(size=3, said=("a",)),
+        news("b", tokens=1),
+        news(size=4, tokens=2, place=PLACE, said=("b",)),
+    ):
+        board.tell(told)
+    whole = news(size=7, tokens=2, place=PLACE, said=("a", "b"))
+    assert board.take() == [whole, news("b", tokens=1)]
+    assert board.take() == []
+
+
+@pytest.mark.parametrize("sure", [False, True])
+def test_after_a_death_each_piece_is_told_before_it_is_touched(sure: bool) -> None:
+    told: list[tuple[Place | None, int, bool]] = []
+    reporter = RayReporter(lambda n, s: told.append((n.place, n.size, s)), news(), 1 << 50, sure)
+    reporter.on_progress(2, 1)
+    reporter.on_progress(3, 1)
+    reporter.on_records(PLACE)
+    assert told == ([(PLACE, 5, True)] if sure else [])
+    assert reporter.news().size == (0 if sure else 5)
+    assert not reporter.is_tight()
+    assert RayReporter(print, news(), 1, sure).is_tight()
+
+
+def test_a_thread_tells_where_a_task_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_worker, "BEAT_SECONDS", 0.01)
+    told, third = [], threading.Event()
+
+    def tell(news: News, sure: bool) -> None:
+        told.append(news)
+        if len(told) > 2:
+            third.set()
+
+    reporter = RayReporter(tell, news(), 1 << 50, sure=False)
+    with reporter.beating():
+        reporter.on_progress(5, 1)
+        assert third.wait(10)
+    assert sum(each.size for each in told) == 5
+    assert all(each.held > 0 for each in told)
+    assert "board" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_worker_refuses_to_write_where_the_driver_did_not(tmp_path: Path) -> None:
+    meeting = locate(str(tmp_path / "a"))
+    for content in (None, b"another run"):
+        if content:
+            meeting.write(content)
+        with pytest.raises(Unreachable, match=f"does not see what this run has written to {tmp_path}"):  # fmt: skip
+            ray_worker._refuse_elsewhere(meeting, "this run")
+    meeting.write(b"this run")
+    ray_worker._refuse_elsewhere(meeting, "this run")
+
+
+def test_what_could_not_be_reached_is_told_with_its_node() -> None:
+    host = socket.gethostname()
+    for kind in (Unreachable, Denied):
+        placed = ray_worker._placed(kind("a is gone"))
+        assert (type(placed), str(placed)) == (kind, f"on the node {host}: a is gone")
+    other = RecipeError("a")
+    assert ray_worker._placed(other) is other
+
+
+def test_a_node_keeps_its_own_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://own")
+    monkeypatch.setenv("AWS_REGION", "")  # so that it is taken back
+    monkeypatch.delenv("AWS_REGION")
+    monkeypatch.setenv("RAYON_NUM_THREADS", "1")
+    monkeypatch.setattr(ray_worker, "node_id", lambda: "n")
+    monkeypatch.setattr(ray_worker, "_telling", lambda board: lambda news, sure: None)
+    settings = {"S3_ENDPOINT_URL": "http://driver", "AWS_REGION": "moon"}
+    sent = Sent(memory=GIB, settings=settings, meeting=None, of="", many=True)
+    packed = pickle.dumps((call(where), Attempt()))
+    said, value, _ = ray_worker.do(packed, "a", sent, None)
+    assert (said, value) == ("done", ("http://own", "moon"))
+    said, error, _ = ray_worker.do(pickle.dumps((call(gone), Attempt())), "a", sent, None)
+    assert (said, str(error)) == ("failed", f"on the node {socket.gethostname()}: gone")
+
+
+def where(attempt: Attempt, reporter: Any) -> tuple[str, str]:
+    return os.environ["S3_ENDPOINT_URL"], os.environ["AWS_REGION"]
+
+
+def gone(attempt: Attempt, reporter: Any) -> None:
+    raise Unreachable("gone")
