@@ -187,7 +187,8 @@ def main() -> None:
             found = case.run(bench, n)
             goal = case.goal if n == case.n else None
             failed |= bool(goal and (found.total > goal or found.seconds > case.seconds))
-            took = f"in {found.seconds:.1f} s, goal {case.seconds}, " * (case.seconds < inf)
+            took = f"in {found.seconds:.1f} s ({found.processor:.1f} of the processor), goal {case.seconds}, "
+            took *= case.seconds < inf
             print(
                 f"{case.what.format(n)}: {found}; {case.before} before, goal {goal}, {took}"
                 f"{time.monotonic() - began:.0f} s with what came before",

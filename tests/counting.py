@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ class Counted:
 
     requests: Sequence[Request] = field(default_factory=list)
     seconds: float = 0
+    processor: float = 0
+    "Seconds of this process and of workers that have ended."
 
     @property
     def total(self) -> int:
@@ -49,9 +52,15 @@ class Counted:
 @contextmanager
 def counted(proxy: Proxy) -> Iterator[Counted]:
     """Counts what goes through the proxy inside of the block, by whatever process."""
-    found, before, began = Counted(), len(proxy.requests), time.monotonic()
+    found, before, began, used = Counted(), len(proxy.requests), time.monotonic(), _processor()
     yield found
+    found.processor = _processor() - used
     found.requests, found.seconds = proxy.requests[before:], time.monotonic() - began
+
+
+def _processor() -> float:
+    both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(used.ru_utime + used.ru_stime for used in both)
 
 
 def _operation(request: Request) -> str:
