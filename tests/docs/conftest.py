@@ -63,5 +63,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         print(f"  {each}")
     if COUNTS.not_compared:
         print(
-            "What the demo's commands print was NOT compared: this Python's library is another one than that of the pages."
+            "What commands print was NOT compared: corpus and tokenizer are of Python's own library, and this one's is not that of the pages."
         )

@@ -54,7 +54,6 @@ class Page:
     wrong: list[str] = field(default_factory=list)
     printed: str = ""
     names: dict[str, Any] = field(default_factory=dict)
-    of_demo: bool = False
 
     def read(self) -> None:
         self.counts.pages += 1
@@ -125,12 +124,11 @@ class Page:
 
     def _home(self, kind: str) -> None:
         self.homes.make(kind)
-        self.of_demo = kind != "own"
         self.printed = ""
 
     @property
     def _is_comparable(self) -> bool:
-        return not self.of_demo or self.homes.are_as_written
+        return self.homes.are_as_written
 
 
 def _ends(command: str, below: str, done: Printed, is_compared: bool) -> Iterator[str]:

@@ -64,10 +64,12 @@ def test_a_console_is_cut_into_commands_and_what_they_print() -> None:
     assert list(shown(text)) == [("cat a", "x"), ("mdsmix convert a.yaml", ""), ("ls", "y\n\nz")]
 
 
-def _page(folder: Path, text: str) -> Page:
+def _page(folder: Path, text: str, is_as_written: bool = True) -> Page:
     path = folder / "page.md"
     path.write_text(text)
-    page = Page(path, Homes(folder), Counts())
+    homes = Homes(folder)
+    homes.__dict__["are_as_written"] = is_as_written
+    page = Page(path, homes, Counts())
     page._home = lambda kind: None  # type: ignore[method-assign]
     page.read()
     return page
@@ -94,6 +96,15 @@ def test_a_page_that_lies_is_told(
     wrong = _page(tmp_path, f"# A page\n\n{text}").wrong[0]
     assert says in wrong
     assert wrong.startswith("page.md, line 3: ") or "page.md, line 4: " in wrong
+
+
+def test_under_another_python_commands_run_and_what_they_print_is_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "```console\n$ mdsmix --version\nmdsmix 9.9\n$ mdsmix check nothing.yaml\n```\n"
+    (wrong,) = _page(tmp_path, text, is_as_written=False).wrong
+    assert "ended with 4" in wrong
 
 
 def test_what_is_not_run_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
