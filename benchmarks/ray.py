@@ -2,7 +2,7 @@
 
     python -m benchmarks.ray [--size MB] [--rounds N] [--work FOLDER]
 
-The cluster is `--engine ray`'s own, started and stopped within the run; its bytes are held against the local engine's. Wants the
+CPU seconds are looked up in /proc while the processes live, since Ray lets nobody wait for its workers. The cluster is `--engine ray`'s own, started and stopped within the run; its bytes are held against the local engine's. Wants the
 extra `ray`.
 """
 
@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
+import time
 from filecmp import dircmp
 from pathlib import Path
 from statistics import median
 
 from benchmarks import corpus
 from benchmarks.contenders import Place
-from benchmarks.measure import Run, measure
+from benchmarks.measure import PERIOD, descendants
 from benchmarks.rounds import environment
+from mdsmix.engines.hang import sign_of
 
 MB = 1_000_000
 ENGINES = {"local": ("--workers", "2"), "ray": ("--engine", "ray", "--workers", "2")}
@@ -34,19 +38,19 @@ def main() -> None:
     arguments = parser.parse_args()
     work: Path = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    runs: dict[str, list[Run]] = {engine: [] for engine in ENGINES}
+    runs: dict[str, list[tuple[float, float]]] = {engine: [] for engine in ENGINES}
     for _ in range(arguments.rounds):
         for engine in ENGINES:
             runs[engine].append(_converted(work, arguments.size * MB, engine))
         if different := _different(dircmp(work / "ray-local", work / "ray-ray")):
             sys.exit(f"the bytes differ: {different}")
     for engine, of in runs.items():
-        wall, cpu = median(run.wall for run in of), median(run.cpu for run in of)
-        print(f"{engine}: {cpu:.1f} CPU seconds, {wall:.1f} s; others took {max(run.others for run in of):.0%}")  # fmt: skip
+        cpu, wall = map(median, zip(*of, strict=True))
+        print(f"{engine}: {cpu:.1f} CPU seconds, {wall:.1f} s")
 
 
-def _converted(work: Path, size: int, engine: str) -> Run:
-    """A conversion from nothing."""
+def _converted(work: Path, size: int, engine: str) -> tuple[float, float]:
+    """CPU seconds and seconds of a conversion from nothing."""
     shutil.rmtree(work / f"ray-{engine}", ignore_errors=True)
     source = corpus.source(work, "documents", size)
     stream = {"kind": "pretraining", "source": {"path": f"{source}/*.jsonl", "text": "text"}}
@@ -55,7 +59,16 @@ def _converted(work: Path, size: int, engine: str) -> Run:
     recipe.write_text(json.dumps(tree | {"local": f"ray-{engine}", "streams": {"web": stream}}))
     place = Place(work=work, foundry=work, others=work)
     command = [place.mdsmix, "convert", recipe, *ENGINES[engine]]
-    return measure(command, environment(place), work / f"ray-{engine}.log")
+    log, began, used = work / f"ray-{engine}.log", time.perf_counter(), dict[int, int]()
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, env=environment(place), stdout=out, stderr=out)
+        while process.poll() is None:
+            for pid in (process.pid, *descendants(process.pid)):
+                used[pid] = max(used.get(pid, 0), sign_of(pid)[1])
+            time.sleep(PERIOD)
+    if process.returncode:
+        sys.exit(log.read_text("utf-8", "replace")[-2000:])
+    return sum(used.values()) / os.sysconf("SC_CLK_TCK"), time.perf_counter() - began
 
 
 def _different(compared: dircmp[str]) -> list[str]:
