@@ -98,7 +98,7 @@ test-package: venv ## the wheel and the sdist, built, installed and used where t
 	rm -rf dist && $(UV) build --quiet --out-dir dist
 	$(UV) venv --quiet --clear --python '$(PYTHON)' .venv-package
 	$(UV) pip install --quiet --python .venv-package dist/*.whl
-	UV="$$(command -v $(UV))" $(BIN)/python -m pytest tests/package
+	UV="$$(realpath "$$(command -v $(UV))")" $(BIN)/python -m pytest tests/package
 
 test-browser: venv browser ## the report in a real headless Chromium: 20 seconds
 	MDSMIX_PYTHON='$(CURDIR)/$(BIN)/python' .venv-browser/bin/python -m pytest -c tests/browser/pytest.ini tests/browser
