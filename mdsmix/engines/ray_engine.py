@@ -123,17 +123,20 @@ class RayEngine:
     ) -> Generator[tuple[int, R], None, None]:
         if not tasks:
             return
-        self._connect()
+        with terminable_later():
+            self._connect()
         errand = Errand(self, tasks, on_progress, say)
         try:
             while errand.queue or errand.running:
-                errand.send()
-                for execution in errand.ended():
-                    yield from errand.heed(execution)
-                errand.hear()
-                errand.look()
+                with terminable_later():
+                    errand.send()
+                    found = [each for run in errand.ended() for each in errand.heed(run)]
+                    errand.hear()
+                    errand.look()
+                yield from found
         finally:
-            errand.end()
+            with terminable_later():
+                errand.end()
 
     def refresh(self) -> None:
         """Workers of a cluster share nothing of this process."""
@@ -142,7 +145,8 @@ class RayEngine:
         return ()
 
     def close(self) -> None:
-        self._ends.close()
+        with terminable_later():
+            self._ends.close()
 
     def look(self) -> Nodes:
         """The nodes as they are, or were a moment ago."""
@@ -234,8 +238,7 @@ class Errand:
         by_ref = {execution.ref: execution for execution in self.running.values()}
         if not by_ref:
             return []
-        with terminable_later():
-            ready, _ = ray.wait(list(by_ref), num_returns=1, timeout=PERIOD)
+        ready, _ = ray.wait(list(by_ref), num_returns=1, timeout=PERIOD)
         return [by_ref[ref] for ref in ready]
 
     def heed(self, execution: Execution) -> Iterator[tuple[int, Any]]:
@@ -243,8 +246,7 @@ class Errand:
         import ray
 
         try:
-            with terminable_later():
-                said, value, news = ray.get(execution.ref)
+            said, value, news = ray.get(execution.ref)
         except ray.exceptions.RayTaskError as error:
             raise MdsmixError(
                 f"a task could not be begun on the cluster: {_last_line(error)}"
@@ -267,7 +269,7 @@ class Errand:
         import ray
 
         told: list[News] = []
-        with terminable_later(), suppress(ray.exceptions.RayError):
+        with suppress(ray.exceptions.RayError):
             told = ray.get(self._engine.board.take.remote(), timeout=BOARD_SECONDS)
         for news in told:
             if execution := self.running.get(news.execution):
@@ -318,8 +320,7 @@ class Errand:
                 with suppress(ray.exceptions.RayError, ValueError):
                     ray.cancel(ref, force=force, recursive=False)
             if left:
-                with terminable_later():
-                    _, left = ray.wait(left, num_returns=len(left), timeout=seconds)
+                _, left = ray.wait(left, num_returns=len(left), timeout=seconds)
 
     def _drop(self, execution: Execution) -> None:
         name = next(name for name, other in self.running.items() if other is execution)
