@@ -103,7 +103,9 @@ def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPat
     return path
 
 
-def test_the_command_shows_samples_that_are_trained_and_says_what_it_left_out(recipe: Path) -> None:
+def test_the_command_shows_samples_that_are_trained_and_says_what_it_left_out(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer = mdsmix("leaks", recipe, "--json")
     assert answer.code == 0, answer.err
     tree = json.loads(answer.out)
@@ -120,6 +122,9 @@ def test_the_command_shows_samples_that_are_trained_and_says_what_it_left_out(re
     assert "1 sample has fewer than 13 tokens" in said
     assert "left out as common (--common): 0 that stand in more than 10 samples of the evaluations" in said  # fmt: skip
     assert said.count("⟦") == 2
+    assert "listed" not in said, "all of them are"
+    monkeypatch.setattr("mdsmix.report.leaks.ROWS", 2)
+    assert "the first 2 of 3 samples are listed, --json has all" in mdsmix("leaks", recipe).out
     assert "of 1 sample at least half the grams were left out as common" in said
     assert "a lower bound, of one tokenizer" in said
 

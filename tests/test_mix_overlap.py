@@ -166,6 +166,9 @@ def test_a_check_says_what_is_shared_and_refuses_nothing(
     assert answer.out.count("note overlap-streams") == 1, "of two that are alike, one"
     assert "100.0% (± " in answer.out
     assert "overlap-evaluation" not in answer.out
+    page = tmp_path / "report.html"
+    assert mdsmix("report", recipe, "--no-preview", "-o", page).code == 0
+    assert page.read_text("utf-8").count("<code>overlap-streams</code>") == 1
     told = mdsmix("check", tmp_path / "out/whole", "--eval", tmp_path / "out/packed")
     assert "warning overlap-evaluation [packed, whole]: about 100.0%" in told.out
     assert f"mdsmix leaks {tmp_path}/out/whole/train --eval {tmp_path}/out/packed/train" in told.out

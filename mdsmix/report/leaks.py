@@ -45,6 +45,8 @@ def _row(found: Audit, leak: Leak) -> tuple[Any, ...]:
 
 def summary(found: Audit) -> Iterator[str]:
     """What was looked at, what was found, and what was left out."""
+    if len(found.leaks) > ROWS:
+        yield f"the first {ROWS:,} of {plural(len(found.leaks), 'sample')} are listed, --json has all"
     items, half = found.items, sum(leak.share >= 0.5 for leak in found.leaks)
     tokens = sum(each.tokens for each in found.scanned)
     yield (

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mdsmix.encode.tokenizer import Decoder, find_decoder
 from mdsmix.errors import Damaged, MdsmixError, MixRefused, RecipeError, Unreachable
-from mdsmix.mix.check import findings, is_refused, looked, verdict
+from mdsmix.mix.check import findings, in_order, is_refused, looked, verdict
 from mdsmix.mix.findings import Finding
+from mdsmix.mix.overlap import Overlap, said
+from mdsmix.mix.overlap import findings as overlaps
+from mdsmix.mix.overlap import look as look_at_overlap
 from mdsmix.mix.plan.figures import Plan
 from mdsmix.mix.plan.make import Asked as AskedOfPlan
 from mdsmix.mix.plan.make import Seen, make_plan, problems, see
@@ -88,7 +91,8 @@ class Gathered:
     epoch: Sequence[Share] = ()
     findings: Sequence[Finding] = ()
     verdict: str = ""
-    looked: str = ""
+    looked: Sequence[str] = ()
+    "What the check looked at, and what it could not."
     is_refused: bool = False
     plan: Plan | None = None
     batch: int = 0
@@ -182,8 +186,10 @@ def _check(page: Gathered) -> None:
         return
     found = _try(page, "findings", lambda: findings(mix))
     if found is not None:
+        overlap = _try(page, "overlap", lambda: look_at_overlap(mix)) or Overlap()
+        found = in_order([*found, *overlaps(overlap)])
         page.findings, page.is_refused = found, is_refused(found)
-        page.verdict, page.looked = verdict(mix, found), looked(mix)
+        page.verdict, page.looked = verdict(mix, found), (looked(mix), *said(overlap))
     try:
         page.epoch = shares_of(mix.train, page.asked.batch or mix.yaml.batch_size)
     except MdsmixError as error:
