@@ -187,6 +187,22 @@ def test_a_damaged_pack_counts_as_none(recipe: Path) -> None:
     assert manifest_of(split(recipe)).records.unhashed == 0
 
 
+def test_damaged_packs_are_written_anew_and_their_units_done_again_once(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new packs have the names of the damaged ones, and their sizes too."""
+    run_recipe(recipe)
+    for name in filter(PACKS.fullmatch, ledger(recipe)):
+        at = split(recipe) / FOLDER / name
+        content = at.read_bytes()
+        at.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    for machine, reused in (("another", 0), ("a third", 7)):
+        forget(monkeypatch, recipe, machine)
+        (split(recipe) / "index.json").unlink()
+        assert run_recipe(recipe)[0].reused == reused
+        assert manifest_of(split(recipe)).records.unhashed == 0
+
+
 def test_one_that_knows_of_no_listing_finds_a_packed_unit_and_one_that_was_dropped_is_none(
     recipe: Path,
 ) -> None:

@@ -57,3 +57,19 @@ def test_files_of_a_disk_objects_without_a_stamp_and_images_are_not_noted(job: A
     note_objects(job, units, [CONTENT, CONTENT, seen])
     assert (job.folder / FOLDER / NOTE).stat() is not None
     assert known(job, unit()) == [CONTENT]
+
+
+def test_a_damaged_note_says_nothing_or_what_it_said(job: Any) -> None:
+    """A bit that turned in its head may make it say that it holds terabytes: nobody makes room for them."""
+    units = [unit(f"s3://b/{number}.jsonl") for number in range(9)]
+    note_objects(job, units, [CONTENT] * 9)
+    note = job.folder / FOLDER / NOTE
+    whole = note.read()
+    for bit in range(8 * 7):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        note.write(bytes(damaged))
+        assert known(job, units[0])[0] in (None, CONTENT)
+    for length in (0, 5, len(whole) - 1):
+        note.write(whole[:length])
+        assert known(job, units[0]) == [None]

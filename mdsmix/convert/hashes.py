@@ -14,7 +14,7 @@ import numpy as np
 
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER, UnitRecord
-from mdsmix.convert.packs import Place
+from mdsmix.convert.packs import Place, decompressed
 from mdsmix.convert.repeats import Fingerprints, count_repeats
 from mdsmix.convert.stored import stored_at
 from mdsmix.errors import Unreachable
@@ -48,16 +48,8 @@ def keep_hashes(folder: Location, key: str, content: bytes) -> None:
 
 def parse_hashes(stored: bytes | None) -> Fingerprints | None:
     """uint64 [n, 2]; None where there are none, or damaged ones."""
-    from zstandard import ZstdDecompressor, ZstdError
-
-    if stored is None:
-        return None
-    frame = ZstdDecompressor().decompressobj()
-    try:
-        content = frame.decompress(stored)
-    except ZstdError:
-        return None
-    if not frame.eof or len(content) % 16:
+    content = decompressed(stored)
+    if content is None or len(content) % 16:
         return None
     return np.frombuffer(content, "<u8").reshape(-1, 2)
 

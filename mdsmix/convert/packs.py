@@ -18,7 +18,7 @@ import orjson
 import xxhash
 
 from mdsmix.convert.ledger import FOLDER, UnitRecord, parse_record
-from mdsmix.shards.writing import write_once
+from mdsmix.shards.writing import write_if_new
 from mdsmix.storage import Location, together
 
 NAME = re.compile(r"([0-9a-f]{32})\.units\.zst")
@@ -136,11 +136,25 @@ def packed_record(folder: Location, key: str) -> UnitRecord | None:
     return None
 
 
+def decompressed(stored: bytes | None) -> bytes | None:
+    """What a frame with a checksum holds; None where there is none, or a damaged one, whatever size it claims to hold."""
+    from zstandard import ZstdDecompressor, ZstdError
+
+    if stored is None:
+        return None
+    frame = ZstdDecompressor().decompressobj()
+    try:
+        content = frame.decompress(stored)
+    except ZstdError:
+        return None
+    return content if frame.eof else None
+
+
 def write_pack(folder: Location, pack: Pack) -> str:
-    """Writes it where it is not there yet; returns its name."""
+    """Writes it where it is not there yet, or damaged, since the files of its units are deleted then; returns its name."""
     content = pack.to_bytes()
     name = f"{xxhash.xxh128_hexdigest(content)}.units.zst"
-    write_once(folder / FOLDER / name, [memoryview(content)])
+    write_if_new(folder / FOLDER / name, content)
     return name
 
 
@@ -148,11 +162,9 @@ def write_fingerprints(
     folder: Location, contents: Sequence[tuple[str, bytes]]
 ) -> tuple[str, Sizes]:
     """Writes the fingerprints of these keys into one file; returns its name and what it holds."""
-    hasher = xxhash.xxh128()
-    for _, content in contents:
-        hasher.update(content)
-    name = f"{hasher.hexdigest()}.fingerprints"
-    write_once(folder / FOLDER / name, [memoryview(content) for _, content in contents])
+    joined = b"".join(content for _, content in contents)
+    name = f"{xxhash.xxh128_hexdigest(joined)}.fingerprints"
+    write_if_new(folder / FOLDER / name, joined)
     return name, [(key, len(content)) for key, content in contents]
 
 

@@ -17,6 +17,7 @@ import xxhash
 
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER
+from mdsmix.convert.packs import decompressed
 from mdsmix.convert.source_hashes import SourceHashCache, fingerprint, line
 from mdsmix.errors import Unreachable
 from mdsmix.sources import Content, Unit
@@ -61,9 +62,5 @@ def _identity(unit: Unit) -> str:
 
 def _read(folder: Location) -> bytes:
     """No lines where there is no note, or a damaged one."""
-    from zstandard import ZstdDecompressor, ZstdError
-
     found = (folder / FOLDER / NOTE).fetch()
-    with suppress(ZstdError):
-        return ZstdDecompressor().decompress(found[1]) if found else b""
-    return b""
+    return decompressed(found[1] if found else None) or b""

@@ -214,8 +214,8 @@ def _duplicates(records: Records) -> Iterator[str]:
         )
     if records.unhashed:
         yield (
-            f"{records.unhashed:,} of {records.read:,} records were not looked at for duplicates: their work units were converted "
-            "before mdsmix did so; duplicates: drop reads them for it"
+            f"{records.unhashed:,} of {records.read:,} records were not looked at for duplicates: the fingerprints of their work "
+            "units are missing (mdsmix made none then) or damaged; duplicates: drop reads them for it"
         )
 
 
