@@ -102,6 +102,8 @@ def test_json_is_for_machines(streams: Path) -> None:
 def test_what_is_not_there_is_exit_code_4_and_not_a_verdict(streams: Path) -> None:
     with pytest.raises(Unreachable, match="holds no published stream"):
         _raised(run("check", streams / "nothing"))
+    with pytest.raises(Unreachable, match=r"there is no file .*no\.yaml: name a recipe"):
+        _raised(run("check", streams / "no.yaml"))
 
 
 def test_overrides_need_a_recipe(streams: Path) -> None:

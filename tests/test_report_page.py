@@ -124,6 +124,8 @@ def test_samples_are_those_of_inspect_token_by_token(recipe: Path, page: Page) -
         assert sample.trained == [t for part in parts if part["trained"] for t in part["ids"]]
         control = [part["ids"][at] for part in parts for at in part["control"]]
         assert [ids[0] for ids, _, css, _ in sample.tokens if css == "c"] == control
+    cut = sum(len(sample.ids) > 64 for sample in page.samples)
+    assert page.text.count("longer than max_seq_len (64): the loader cuts it") == cut > 0
 
 
 def test_what_samples_and_records_hold_stays_text(page: Page) -> None:
@@ -331,6 +333,9 @@ def test_a_recipe_of_which_nothing_is_converted_is_planned(
     plan = told("plan", recipe, *NUMBERS)
     assert float(page.figures["step.epoch_tokens"][0]) == plan["step"]["epoch_tokens"]["value"]
     assert "not converted yet" in page.text
+    assert "run mdsmix convert on this recipe first" in page.text, (
+        "in code's letters, not in backticks"
+    )
     assert "run `mdsmix convert` on this recipe first" in answer.err
 
 

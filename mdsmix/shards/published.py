@@ -92,6 +92,10 @@ def find_published(at: Location) -> Location:
     if len(chosen) == 1 and (found := current(chosen[0])):
         return found
     if not splits:
+        if at.name.endswith((".yaml", ".yml")) and not at.stat():
+            raise Unreachable(
+                f"there is no file {at}: name a recipe or a training YAML that exists."
+            )
         raise Unreachable(
             f"{at} holds no published stream: neither it nor a folder in it has an {BASENAME}; correct the "
             "path, or publish it (again) with the tool that makes it."

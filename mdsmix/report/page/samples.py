@@ -34,6 +34,8 @@ class OneSample:
     name: str
     "Of its record, or records; empty where the source names none."
     shown: Shown
+    limit: int | None
+    "max_seq_len, where the loader cuts what is longer and nothing but tokens is in a row."
     images: Sequence[Thumbnail]
     more_images: int
 
@@ -49,6 +51,8 @@ class OneSample:
         gap = sum(run.gap for run in self.shown.runs)
         left = f", {gap:,} of them not shown" if gap else ""
         tokens = f"{plural(self.shown.tokens, 'token')}{left}, {self.shown.trained:,} trained"
+        if self.limit and self.shown.tokens > self.limit:
+            tokens += f"; longer than max_seq_len ({self.limit:,}): the loader cuts it"
         return (
             f"{tokens}, {plural(len(self.images) + self.more_images, 'image')}" * bool(self.images)
             or tokens
@@ -109,6 +113,13 @@ def _sample(name: str, css: str, found: Inspection, chosen: Chosen, most: int) -
         number=chosen.number,
         name=listed(list(map(str, names)), MOST_NAMES),
         shown=shown(chosen.sample, found.decoder, most),
+        limit=None if pictures else _limit(found),
         images=list(map(thumbnail, pictures[:MOST_IMAGES])),
         more_images=max(0, len(pictures) - MOST_IMAGES),
     )
+
+
+def _limit(found: Inspection) -> int | None:
+    """None of encoder-decoder rows, whose two sides are cut each for itself."""
+    encoding = found.manifest.encoding if found.manifest else None
+    return encoding.max_seq_len if encoding and encoding.decoder_only_format else None
