@@ -8,8 +8,10 @@ words such as part or train, in any case: `commoncrawl.jsonl`, `CommonCrawl/chun
 from __future__ import annotations
 
 import glob
+import json
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -125,12 +127,30 @@ def _tree(path: str) -> dict[str, Any]:
         tree = orjson.loads(content[1])
     except orjson.JSONDecodeError as error:
         raise RecipeError(f"{path} is no JSON ({error}); a mixture file is {WANTED}.") from None
+    _refuse_twice(path, content[1])
     if not isinstance(tree, dict) or "mixture" not in tree:
         held = listed(list(tree), MOST_SHOWN) if isinstance(tree, dict) else _json(tree)
         raise RecipeError(
             f"{path} has no key mixture (it holds {held or 'nothing'}); a mixture file is {WANTED}."
         )
     return tree
+
+
+def _refuse_twice(path: str, content: bytes) -> None:
+    """RecipeError for a key that stands twice in an object, of which orjson takes the last without a word."""
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        if twice := next(
+            (key for key, n in Counter(key for key, _ in pairs).items() if n > 1), None
+        ):
+            raise RecipeError(
+                f"{path} names {twice} twice, and which of the two is meant it does not say: take one of them out."
+            )
+
+    try:
+        json.loads(content, object_pairs_hook=look)
+    except RecursionError:
+        raise RecipeError(f"{path} is nested too deeply; a mixture file is {WANTED}.") from None
 
 
 def _numbers(path: str, tree: Mapping[str, Any], key: str) -> dict[str, float]:
