@@ -6,6 +6,8 @@ Hypothesis draws streams of very unequal sizes and means; what must hold is chec
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mdsmix.errors import MixRefused
 from mdsmix.mix.apportion import (
     Measured,
     of_budget,
@@ -22,6 +25,8 @@ from mdsmix.mix.apportion import (
     rounded,
     shares,
 )
+from mdsmix.mix.unfit import Wanted, refuse_counts, refuse_few, refuse_many
+from mdsmix.recipe.budget import Budget, Unit, read_budget
 
 PARTS = st.fractions(min_value=0, max_value=10**6, max_denominator=10**4)
 SHARES = st.fractions(min_value=Fraction(1, 1000), max_value=5, max_denominator=1000)
@@ -146,3 +151,50 @@ def test_what_written_shares_leave_goes_by_size_to_the_others() -> None:
     }
     with pytest.raises(ValueError, match="sum to 0"):
         shares({s.name: Fraction(0) for s in found}, found)
+
+
+def refused(found: list[Measured], asked: dict[str, Fraction], budget: Budget, repeat: int) -> str:
+    """What is said of the budget; nothing where it fits."""
+    ideal = (
+        of_passes(asked, found, budget.amount, budget.stream)
+        if budget.stream
+        else of_budget(asked, found, budget.amount)
+    )
+    wanted = Wanted(
+        unit=budget.unit or "tokens",
+        budget=budget,
+        max_repeat=Fraction(repeat),
+        is_absolute=False,
+        streams=found,
+        shares=list(asked.values()),
+        ideal=ideal,
+    )
+    try:
+        refuse_few(wanted)
+        refuse_many(wanted)
+        chosen = rounded(ideal)
+        refuse_counts(wanted, chosen, reached(chosen, found))
+    except MixRefused as refusal:
+        return str(refusal)
+    return ""
+
+
+@settings(max_examples=30, deadline=None)
+@given(streams(), st.data(), st.sampled_from(["tokens", "samples", None]), st.integers(1, 4))
+def test_a_budget_that_a_refusal_names_is_not_refused(
+    found: list[Measured], data: st.DataObject, unit: Unit | None, repeat: int
+) -> None:
+    per = {"tokens": [s.counted for s in found], "samples": [Fraction(1)] * len(found)}
+    found = [
+        replace(s, counted=per[unit or "tokens"][i], budgeted=per[unit or "tokens"][i])
+        for i, s in enumerate(found)
+    ]
+    asked = asked_of(found, data)
+    amount = data.draw(st.fractions(Fraction(1, 1000), 1000, max_denominator=1000))
+    budget = Budget(amount=amount, unit=unit, stream=None if unit else found[0].name)
+    why = refused(found, asked, budget, repeat)
+    if advice := re.search(r"set budget: ([\d.,]+ .+?)[.,]?( or ask .*)?$", why):
+        named = read_budget(advice[1])
+        assert refused(found, asked, named, repeat) == ""
+    elif "raise max_repeat: " in why:
+        assert "no budget gives every stream its share" in why

@@ -206,17 +206,26 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
         {"budget": "4 tokens"},
         "budget is 4 tokens, less than one sample (a sample holds about 4 or more): nothing would be drawn",
     ),
-    ((), {"budget": "0.1 samples"}, "budget is 0.1 samples, less than one sample: nothing"),
+    (
+        (),
+        {"budget": "0.1 samples"},
+        "budget is 0.1 samples, less than one sample: nothing would be drawn; set budget: 2 samples.",
+    ),
+    (
+        (),
+        {"budget": "1 samples"},
+        "so that it would never be drawn: give it a larger share, or set budget: 2 samples.",
+    ),
     (
         (),
         {"budget": "100 tokens"},
-        "comes to 49.23%, more than 0.1 percentage points away: an epoch has too few samples; give it a budget of some 16,000 tokens, or",
+        "comes to 49.23%, more than 0.1 percentage points away: an epoch has too few samples; set budget: 16,000 tokens, or",
     ),
     (
         (),
         {"mix": {"web": {"share": 1}, "chat": {"share": "0.001%"}}, "budget": "30k tokens"},
         "the share of chat, 0.001%, rounds to 0 of its samples of about 4 tokens, so that it would never be drawn: give it a larger "
-        "share, or an epoch a budget of 450,005 tokens.",
+        "share, or raise max_repeat: 4, within which no budget gives every stream its share.",
     ),
     (
         (),

@@ -54,6 +54,7 @@ def apportion(recipe: Recipe, loader: Loader, may_estimate: bool = False) -> App
         unit=unit,
         budget=budget,
         max_repeat=Fraction(str(recipe.max_repeat)),
+        is_absolute=recipe.absolute,
         streams=streams,
         shares=[asked[s.name] for s in streams],
         ideal=_ideal(recipe, asked, streams, budget),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from mdsmix.errors import MixRefused
-from mdsmix.mix.apportion import Measured
+from mdsmix.mix.apportion import Measured, reached, rounded
 from mdsmix.recipe.budget import Budget, Unit
 from mdsmix.words import does, listed
 
@@ -16,8 +16,8 @@ NEAR = Fraction(1, 1000)
 "A tenth of a percentage point: how far from the share that was asked for whole samples may be."
 
 
-MOST = 10**15
-"No epoch holds more: a larger budget is no way out."
+STEP = Fraction(21, 20)
+"From one budget that is tried to the next."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class Wanted:
     "What the shares are of."
     budget: Budget | None
     max_repeat: Fraction
+    is_absolute: bool
     streams: Sequence[Measured]
     shares: Sequence[Fraction]
     ideal: Sequence[Fraction]
@@ -53,8 +54,8 @@ def refuse_few(wanted: Wanted) -> None:
     drawn = [s.budgeted for s, n in zip(wanted.streams, wanted.ideal, strict=True) if n]
     holds = f" (a sample holds about {float(min(drawn)):,.0f} or more)"
     raise MixRefused(
-        f"budget is {budget}, less than one sample{holds if 'tokens' in (budget.unit or '') else ''}: nothing would be drawn; give a larger "
-        "one."
+        f"budget is {budget}, less than one sample{holds if 'tokens' in (budget.unit or '') else ''}: nothing would be drawn; "
+        f"{_way_out(wanted)}."
     )
 
 
@@ -77,9 +78,8 @@ def refuse_many(wanted: Wanted) -> None:
 
 def _floored(amount: Fraction, budget: Budget) -> str:
     """Rounded down, so that it fits: to whole tokens or samples, to thousandths of a pass."""
-    step = 1 if budget.unit else 1000
-    unit = budget.unit or f"passes of {budget.stream}"
-    return f"{math.floor(amount * step) / step:,.{0 if budget.unit else 3}f} {unit}"
+    step = _parts(budget)
+    return _said(Fraction(math.floor(amount * step), step), budget)
 
 
 def refuse_counts(wanted: Wanted, chosen: Sequence[int], got: Sequence[Fraction]) -> None:
@@ -88,7 +88,7 @@ def refuse_counts(wanted: Wanted, chosen: Sequence[int], got: Sequence[Fraction]
         if share and not n:
             raise MixRefused(
                 f"the share of {stream.name}, {percent(share)}, rounds to 0 of its samples{wanted.of_about(stream)}, so that it would "
-                f"never be drawn: give it a larger share{_or_budget(stream.counted / share, wanted.unit)}."
+                f"never be drawn: give it a larger share, or {_way_out(wanted)}."
             )
     far = [abs(one - other) for one, other in zip(got, wanted.shares, strict=True)]
     worst = max(range(len(far)), key=far.__getitem__)
@@ -98,18 +98,57 @@ def refuse_counts(wanted: Wanted, chosen: Sequence[int], got: Sequence[Fraction]
 
 def _far(wanted: Wanted, chosen: Sequence[int], got: Sequence[Fraction], at: int) -> str:
     stream = wanted.streams[at]
-    drawn = [s.counted for s, n in zip(wanted.streams, chosen, strict=True) if n]
     come = ", ".join(f"{s.name} {percent(g)}" for s, g in zip(wanted.streams, got, strict=True))
     return (
         f"the share of {stream.name} is to be {percent(wanted.shares[at])}, and the nearest whole number of samples, "
         f"{chosen[at]:,}{wanted.of_about(stream)}, comes to {percent(got[at])}, more than 0.1 percentage points away: an epoch has "
-        f"too few samples; give it a budget of some {math.ceil(max(drawn) * len(drawn) / NEAR):,} {wanted.unit}, or ask for what these "
-        f"samples come to ({come})."
+        f"too few samples; {_way_out(wanted)}, or ask for what these samples come to ({come})."
     )
 
 
-def _or_budget(amount: Fraction, unit: Unit) -> str:
-    return f", or an epoch a budget of {math.ceil(amount):,} {unit}" if amount < MOST else ""
+def _way_out(wanted: Wanted) -> str:
+    """A budget that is not refused when it is given; where max_repeat leaves none, that."""
+    budget = wanted.budget or Budget(amount=wanted.whole, unit=wanted.unit)
+    if fitting := next(_fitting(wanted, budget), None):
+        return f"set budget: {_said(fitting, budget)}"
+    return f"raise max_repeat: {float(wanted.max_repeat):g}, within which no budget gives every stream its share"
+
+
+def _fitting(wanted: Wanted, budget: Budget) -> Iterator[Fraction]:
+    """Budgets that fit. First the one of which every stream draws a sample at least, then one at which no rounding matters, so
+    that streams which grow change nothing; where streams are too small for these, others between."""
+    drawn = [(n, s) for n, s in zip(wanted.ideal, wanted.streams, strict=True) if n]
+    least = max(1 / n for n, _ in drawn)
+    sure = max(s.counted for _, s in drawn) * len(drawn) / NEAR / wanted.whole
+    most = min(wanted.max_repeat * s.samples / n for n, s in drawn)
+    between, times = list[Fraction](), least
+    while times < min(sure, most):
+        between.append(times)
+        times *= STEP
+    step = _parts(budget)
+    for times in (least, sure, *between, most):
+        amount = Fraction(math.ceil(times * budget.amount * step), step)
+        if _fits(wanted, amount / budget.amount, most):
+            yield amount
+
+
+def _fits(wanted: Wanted, times: Fraction, most: Fraction) -> bool:
+    if times > most:
+        return False
+    chosen = rounded([n * times for n in wanted.ideal], wanted.is_absolute)
+    got = reached(chosen, wanted.streams, wanted.whole * times if wanted.is_absolute else None)
+    each = zip(wanted.shares, chosen, got, strict=True)
+    return all(bool(n) == bool(share) and abs(came - share) <= NEAR for share, n, came in each)
+
+
+def _parts(budget: Budget) -> int:
+    """Into how many a unit of the budget is divided at most."""
+    return 1 if budget.unit else 1000
+
+
+def _said(amount: Fraction, budget: Budget) -> str:
+    unit = budget.unit or f"passes of {budget.stream}"
+    return f"{float(amount):,.3f} {unit}" if budget.stream else f"{math.floor(amount):,} {unit}"
 
 
 def percent(share: Fraction) -> str:
