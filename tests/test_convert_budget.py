@@ -321,6 +321,38 @@ def test_a_source_without_a_token_is_said(tmp_path: Path, tokenizer_folder: Path
     assert "stream c4: not one token came of the records that were looked at" in answer.err
 
 
+def test_a_share_of_less_than_a_sample_is_refused_before_anything_is_published(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """Rows of joined documents, and pairs: what is named is enough."""
+    write_jsonl(
+        tmp_path / "data/qa.jsonl", [{"prompt": f"a b {n}", "response": "c d"} for n in range(900)]
+    )
+    streams = {"c4": documents("data/c4.jsonl"), "qa": pairs("data/qa.jsonl")}
+    mix = {"c4": {"share": "90%"}, "qa": {"share": "10%"}}
+    recipe = recipe_of(tmp_path, tokenizer_folder, streams=streams, mix=mix)
+    for budget, told in (("5", "gives c4 5 tokens, qa 1 token, less"), ("30", "gives qa 3 tokens")):
+        answer = mdsmix("convert", recipe, "--budget", budget)
+        assert answer.code == 2
+        assert told in answer.err
+        assert not (tmp_path / "out").exists()
+    enough = answer.err.partition("a budget of ")[2].partition(" tokens")[0]
+    assert mdsmix("convert", recipe, "--budget", enough).code == 0
+
+
+def test_where_one_comes_out_empty_all_the_same_the_published_ones_are_named(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    streams = {"c4": documents("data/c4.jsonl"), "wiki": documents("data/wiki.jsonl", holdout=1e-6)}
+    mix = {"c4": {"share": "50%"}, "wiki": {"share": "50%"}}
+    recipe = recipe_of(tmp_path, tokenizer_folder, streams=streams, mix=mix)
+    answer = mdsmix("convert", recipe, "--budget", "2k", "--quiet")
+    assert answer.code == 5
+    train = [str(tmp_path / f"out/{name}/train") for name in mix]
+    assert "stream wiki: not one sample came of its source" in answer.err
+    assert f"of what the budget wants these are published: {', '.join(train)}\n" in answer.err
+
+
 def test_the_expected_mean_is_held_against_what_is_found(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:

@@ -16,11 +16,12 @@ from mdsmix.convert.job import Job
 from mdsmix.convert.looking import Look, look_at
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, StreamSpec, share_of
+from mdsmix.recipe.budget import read_budget
 from mdsmix.recipe.mix_rules import budget_of
 from mdsmix.recipe.sampling import BY_BUDGET, tokens_wanted
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import SourceFile
-from mdsmix.words import percent, plural
+from mdsmix.words import listed, percent, plural
 
 STEPS = (10, 12, 15, 18, 22, 27, 33, 39, 47, 56, 68, 82, 100)
 MARGIN = 0.1
@@ -29,6 +30,8 @@ DEVIATIONS = 2
 "Of the look, and of the lengths of the records that happen to be in the sample, by which the margin is larger."
 
 
+FEW = 3
+"Samples that the budget is to give which a refusal names: of one, chance takes none too often."
 FAR = 0.05
 "A mean that differs by more from what was expected is told."
 
@@ -45,6 +48,8 @@ class Wanted:
     "By how much more than `tokens` the sample is to hold: 0.1 for a tenth."
     share: Fraction
     "Of the records that is taken; 1: all of them."
+    least: Fraction
+    "The smallest budget of which this stream's share is a sample: a row of joined documents, or a mean record."
 
     @property
     def said(self) -> str:
@@ -80,24 +85,40 @@ def sampled(recipe: Recipe, stream: StreamSpec, job: Job, files: Sequence[Source
             f"stream {stream.name}: not one token came of the records that were looked at, so nothing tells how much of the source its "
             "share of the budget is: look at some with --limit 100, or write sample: 5%."
         )
-    wanted = _wanted(recipe, stream, look)
+    wanted = _wanted(recipe, stream, look, job)
     share = None if wanted.share == 1 else str(wanted.share)
     job = replace(job, encoding=replace(job.encoding, sample=share))
     return job if stream.held_out_of else replace(job, wanted=wanted)
 
 
-def _wanted(recipe: Recipe, stream: StreamSpec, look: Look) -> Wanted:
-    tokens = tokens_wanted(recipe, stream)
+def refuse_empty(jobs: Sequence[Job]) -> None:
+    """RecipeError where a stream's share of the budget is less than a sample of it, so that most likely nothing would come out: a run
+    would publish the others first."""
+    wanted = {job.name: job.wanted for job in jobs if job.wanted and job.wanted.share < 1}
+    few = {name: of for name, of in wanted.items() if of.least > read_budget(of.budget).amount}
+    if few:
+        told = listed([f"{name} {plural(of.tokens, 'token')}" for name, of in few.items()])
+        raise RecipeError(
+            f"budget is {next(iter(few.values())).budget}, which gives {told}, less than one sample, and Streaming refuses an empty stream: "
+            f"a budget of {math.ceil(FEW * max(of.least for of in few.values())):,} tokens is enough; nothing is published."
+        )
+
+
+def _wanted(recipe: Recipe, stream: StreamSpec, look: Look, job: Job) -> Wanted:
+    tokens, budget = tokens_wanted(recipe, stream), budget_of(recipe)
+    assert budget is not None, "else nothing is wanted of it"
     trained = 1 - (0.0 if stream.holdout is None else float(share_of(stream.holdout)))
     part = float(tokens) / (look.tokens * trained)
     taken = max(1.0, look.records * trained * part)
+    sample = job.encoding.max_seq_len if job.joins_units else look.tokens / look.records
     margin = MARGIN + DEVIATIONS * (look.error + math.sqrt((1 + look.spread**2) / taken))
     return Wanted(
         tokens=math.ceil(tokens),
-        budget=str(budget_of(recipe)),
+        budget=str(budget),
         look=look,
         margin=margin,
         share=min(Fraction(1), step_above(part * (1 + margin))),
+        least=Fraction(sample) * budget.amount / tokens,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mdsmix import sources
-from mdsmix.convert.budget import sampled
+from mdsmix.convert.budget import refuse_empty, sampled
 from mdsmix.convert.dropping import known_dropped
 from mdsmix.convert.guard import refuse_quarantine, refuse_replacing
 from mdsmix.convert.images import confirmed
@@ -84,6 +84,7 @@ def planned_jobs(
         (sampled(recipe, stream, job, files), files)
         for (stream, _), (job, files) in zip(streams, jobs, strict=True)
     ]
+    refuse_empty([job for job, _ in jobs])
     standings = together(standing_of, [job for job, _ in jobs])
     refuse_replacing(jobs, standings, options.reencode)
     return [(*planned, standing) for planned, standing in zip(jobs, standings, strict=True)]

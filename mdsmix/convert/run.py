@@ -87,7 +87,7 @@ def convert(
     address_of(options.engine)  # refused before sources are looked for
     planned, is_fresh = planned_jobs(recipe, options, watcher.say), True
     _publish_beside([job for job, _, _ in planned])
-    failed: list[MdsmixError] = []
+    failed, done = list[MdsmixError](), list[str]()
     with ExitStack() as ends:
         ends.enter_context(_counting(planned))
         if engine is None:
@@ -104,8 +104,11 @@ def convert(
                 is_fresh = False
                 continue
             is_fresh = is_fresh and not outcome.units  # else time has gone by
+            done.append(job.target)
             yield outcome
     if failed:
+        if done and any(job.wanted for job, _, _ in planned):
+            watcher.say(f"of what the budget wants these are published: {', '.join(done)}")
         raise all_of(failed)
 
 
