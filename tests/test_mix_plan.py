@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -413,6 +414,29 @@ def test_of_a_sample_its_share_is_planned(
     assert part.manifest.totals.tokens == pytest.approx(whole.manifest.totals.tokens / 100, rel=0.1)
     assert part.index.bytes == pytest.approx(whole.index.bytes / 100, rel=0.2)
     assert (whole.look.is_all, part.look.is_all) == (True, False)
+
+
+def test_of_a_budget_what_a_conversion_takes_is_planned(
+    corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", corpus)
+    mix = {"a": {"share": "60%"}, "b": {"share": "40%"}}
+    streams = {name: documents(source, sample="budget") for name in mix}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, mix=mix, budget="30k tokens")
+    looked = {name: _look(recipe, 300, name) for name in mix}
+    all_of_it = ["budget=9B tokens"]
+    whole = look_at(
+        opened := open_recipe(recipe, all_of_it),
+        opened.streams["a"],
+        open_tokenizer(opened.tokenizer),
+        300,
+    )
+    assert whole.manifest.encoding.sample is None
+    for outcome in run_recipe(recipe):
+        planned = looked[outcome.stream].manifest
+        assert Fraction(planned.encoding.sample or 1) < Fraction(1, 2)
+        assert planned.totals.tokens == pytest.approx(outcome.manifest.totals.tokens, rel=0.4)
+        assert planned.totals.tokens >= outcome.wanted.tokens  # type: ignore[union-attr]
 
 
 def test_a_look_at_every_record_counts(

@@ -1,9 +1,5 @@
-"""How much of its source a stream takes for its share of a budget: a look tells about how many tokens there are, a step that is
-large enough is taken, so that what a record says decides and not how exact the look was.
-
-Steps are those of resistors, twelve a decade: 1%, 1.2%, 1.5%, ... 8.2%, 10%. A source that grows a little takes the same step as
-before, so nothing of it is done again, and a larger budget takes the same or a larger one, which only adds records.
-"""
+"""How much of its source a stream takes for its share of a budget: a look tells about how many tokens there are
+(`mdsmix.recipe.taking` says what that comes to)."""
 
 from __future__ import annotations
 
@@ -19,16 +15,10 @@ from mdsmix.recipe import Recipe, StreamSpec, share_of
 from mdsmix.recipe.budget import read_budget
 from mdsmix.recipe.mix_rules import budget_of
 from mdsmix.recipe.sampling import BY_BUDGET, tokens_wanted
+from mdsmix.recipe.taking import step_above, taken
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import SourceFile
 from mdsmix.words import listed, percent, plural
-
-STEPS = (10, 12, 15, 18, 22, 27, 33, 39, 47, 56, 68, 82, 100)
-MARGIN = 0.1
-"More than the look says, at least: what is looked at are the beginnings of splits, and a few of them."
-DEVIATIONS = 2
-"Of the look, and of the lengths of the records that happen to be in the sample, by which the margin is larger."
-
 
 FEW = 3
 "Samples that the budget is to give which a refusal names: of one, chance takes none too often."
@@ -54,12 +44,12 @@ class Wanted:
     @property
     def said(self) -> str:
         """What is taken and why, all of it estimated but the share."""
-        taken = "all records are taken"
+        said = "all records are taken"
         if self.share < 1:
-            taken = f"{percent(self.share)} of the records are taken, with a margin of {self.margin:.0%}"
+            said = f"{percent(self.share)} of the records are taken, with a margin of {self.margin:.0%}"
         return (
             f"its share of {self.budget} is {self.tokens:,}; estimated from {plural(self.look.places, 'place')} of its source, all of "
-            f"it holds about {self.look.tokens:,.0f}, so {taken}"
+            f"it holds about {self.look.tokens:,.0f}, so {said}"
         )
 
     def missing(self, manifest: Manifest) -> int:
@@ -109,15 +99,14 @@ def _wanted(recipe: Recipe, stream: StreamSpec, look: Look, job: Job) -> Wanted:
     assert budget is not None, "else nothing is wanted of it"
     trained = 1 - (0.0 if stream.holdout is None else float(share_of(stream.holdout)))
     part = float(tokens) / (look.tokens * trained)
-    taken = max(1.0, look.records * trained * part)
     sample = job.encoding.max_seq_len if job.joins_units else look.tokens / look.records
-    margin = MARGIN + DEVIATIONS * (look.error + math.sqrt((1 + look.spread**2) / taken))
+    share, margin = taken(part, look.records * trained, look.error, look.spread)
     return Wanted(
         tokens=math.ceil(tokens),
         budget=str(budget),
         look=look,
         margin=margin,
-        share=min(Fraction(1), step_above(part * (1 + margin))),
+        share=share,
         least=Fraction(sample) * budget.amount / tokens,
     )
 
@@ -130,10 +119,3 @@ def said_of_mean(mean: float, expected: float | None) -> str | None:
         f"{mean / expected - 1:+.1%} of the expected_mean_tokens of {expected:,g}: another tokenizer, other records, or others "
         "among them"
     )
-
-
-def step_above(share: float) -> Fraction:
-    """The smallest step that is not below a share above 0."""
-    decade = math.floor(math.log10(share)) - 1
-    steps = (step * Fraction(10) ** place for place in (decade - 1, decade) for step in STEPS)
-    return next(step for step in steps if step >= Fraction(share))

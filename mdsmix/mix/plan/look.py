@@ -25,6 +25,8 @@ from mdsmix.kinds import kind_of, kind_of_stream
 from mdsmix.kinds.reading import open_reading
 from mdsmix.kinds.registry import fields_parsed, fields_read, make_encoding
 from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.recipe.sampling import BY_BUDGET, tokens_wanted
+from mdsmix.recipe.taking import taken
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard
@@ -40,6 +42,8 @@ TRIED = 4
 "Units of which some records tell how long one is."
 LEAST_BYTES = 1 << 10
 "No place is a smaller part of a source."
+SPREAD = 1.0
+"The standard deviation of a record's tokens by their mean, as documents and chats have it: of a large sample it hardly matters."
 OFFSET_BYTES = 4
 "Of each sample, in the table of a shard."
 
@@ -113,7 +117,22 @@ def look_at(recipe: Recipe, spec: StreamSpec, tokenizer: Tokenizer, limit: int) 
             f"{sum(p.records for p in places)} records of {spec.name} were looked at, and none becomes a sample "
             f"({_reasons(places)}): `mdsmix convert --only {spec.name} --limit 100` shows them."
         )
-    return _looked(encoding, tokenizer, files, units, places)
+    looked = _looked(encoding, tokenizer, files, units, places)
+    if spec.sample != BY_BUDGET:
+        return looked
+    share = _share(recipe, spec, looked, places)
+    return _looked(replace(encoding, sample=share), tokenizer, files, units, places)
+
+
+def _share(
+    recipe: Recipe, spec: StreamSpec, all_of_it: Looked, places: Sequence[_Place]
+) -> str | None:
+    """What a conversion would take of the source for the stream's share of the budget; None: all of it."""
+    totals, error = all_of_it.manifest.totals, all_of_it.look.errors["tokens"] or 0.0
+    each = sum(place.records for place in places) / sum(place.tokens for place in places)
+    part = float(tokens_wanted(recipe, spec)) / max(1, totals.seen_tokens)
+    share, _ = taken(part, each * totals.tokens, error, SPREAD)
+    return None if share == 1 else str(share)
 
 
 def _encoding(recipe: Recipe, spec: StreamSpec, tokenizer: Tokenizer) -> Encoding:
