@@ -183,7 +183,7 @@ def test_a_check_says_what_is_shared_and_refuses_nothing(
     other.write_bytes(content)
     monkeypatch.setattr(estimate, "FEW", 100_000)
     answer = mdsmix("check", tmp_path / "out/whole", "--eval", tmp_path / "out/packed")
-    assert "overlap: too few 8-grams to tell of packed" in answer.out
+    assert "overlap: too little text for an estimate of packed, which" in answer.out
     assert "overlap-evaluation" not in answer.out
 
 

@@ -106,7 +106,7 @@ def test_findings_and_shares_are_those_of_the_check(recipe: Path, page: Page) ->
         assert finding["id"] in page.text
         assert finding["message"].replace("`", "") in page.text
     for line in mdsmix("check", recipe).out.splitlines()[-2:]:
-        assert line.startswith(("not looked at: ", "overlap: too few 8-grams"))
+        assert line.startswith(("not looked at: ", "overlap: too little text"))
         assert line.replace("`", "") in page.text
     for row in check["shares"]["rows"]:
         assert f"{row['asked']:.2%}" in page.text

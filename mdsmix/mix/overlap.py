@@ -159,7 +159,7 @@ def said(overlap: Overlap) -> list[str]:
         lines[-1] += "; `mdsmix check --deep` reads them"
     if few:
         lines.append(
-            f"overlap: too few 8-grams to tell of {', '.join(few)}; `mdsmix leaks` looks at all of them"
+            f"overlap: too little text for an estimate of {', '.join(few)}, which takes about 25,000 tokens; `mdsmix leaks` with --eval looks at all of it"
         )
     return lines
 
