@@ -134,6 +134,23 @@ def test_what_is_no_part_is_told(text: str) -> None:
         parse(text)
 
 
+def test_a_damaged_note_is_none(
+    recipe: Path, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A digit that turned in the hash of a source file is a hash too, and would be published."""
+    mdsmix("convert", recipe, "--only", "web", "--part", "1/1")
+    (note,) = (path for path in tmp_path.glob("mix/web/*/.mdsmix/*") if NOTE.fullmatch(path.name))
+    said = note.read_bytes()
+    place = said.index(b'"files":["') + len(b'"files":["')
+    turned = b"b" if said[place : place + 1] == b"a" else b"a"
+    note.write_bytes(said[:place] + turned + said[place + 1 :])
+    on_another_machine(tmp_path, monkeypatch)
+    answer = mdsmix("convert", recipe, "--only", "web", "--finish")
+    assert "web: no part has finished" in answer.err
+    found = published(tmp_path / "mix/web")
+    assert found == {n[4:]: held for n, held in expected.items() if n.startswith("web/")}
+
+
 @pytest.mark.parametrize("option", ["--finish", "--dry-run", "--verify-target", "--limit=5"])
 def test_options_of_the_run_that_finishes(recipe: Path, option: str) -> None:
     answer = mdsmix("convert", recipe, "--part", "1/2", option)

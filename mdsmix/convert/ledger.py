@@ -62,8 +62,7 @@ def pack_tokens(tokens: NDArray[Any]) -> str:
 
 
 def write_record(folder: Location, record: UnitRecord) -> None:
-    content = orjson.dumps(asdict(record))
-    (folder / FOLDER / record.key).write(content, b"\n" + _digest(content))
+    write_sealed(folder / FOLDER / record.key, orjson.dumps(asdict(record)))
 
 
 def read_record(folder: Location, key: str) -> UnitRecord | None:
@@ -71,8 +70,8 @@ def read_record(folder: Location, key: str) -> UnitRecord | None:
     found = (folder / FOLDER / key).fetch()
     if found is None:
         return None
-    content, _, digest = found[1].rpartition(b"\n")
-    return parse_record(content, key) if digest == _digest(content) else None
+    content = unsealed(found[1])
+    return None if content is None else parse_record(content, key)
 
 
 def parse_record(content: bytes, key: str) -> UnitRecord | None:
@@ -83,6 +82,16 @@ def parse_record(content: bytes, key: str) -> UnitRecord | None:
     return None
 
 
+def write_sealed(at: Location, content: bytes) -> None:
+    """With its checksum below, for what is published without looking again at what it tells of."""
+    at.write(content, b"\n" + _digest(content))
+
+
+def unsealed(stored: bytes) -> bytes | None:
+    """What stands above its checksum; None where that is another's, or there is none."""
+    content, _, digest = stored.rpartition(b"\n")
+    return content if digest == _digest(content) else None
+
+
 def _digest(content: bytes) -> bytes:
-    """The checksum below a record, which is published without reading its shards again."""
     return xxhash.xxh128_hexdigest(content).encode()

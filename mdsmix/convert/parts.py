@@ -18,7 +18,7 @@ from fractions import Fraction
 from mdsmix.convert.doing import do_units
 from mdsmix.convert.dropping import find_dropped
 from mdsmix.convert.job import Job
-from mdsmix.convert.ledger import FOLDER
+from mdsmix.convert.ledger import FOLDER, unsealed, write_sealed
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import listing
 from mdsmix.convert.unit import UnitResult
@@ -92,7 +92,7 @@ def do_part(work: Work, part: Part, size: int) -> PartOutcome:
     with listing(work.job):
         job, results, notes = do_units(mine)
     content = work.cache.lines(mine.units, [result.content for result in results])
-    (job.folder / FOLDER / part.note).write(content)
+    write_sealed(job.folder / FOLDER / part.note, content)
     return _outcome(work, part, results, notes, began)
 
 
@@ -129,12 +129,15 @@ def _outcome(
 
 
 def learn(job: Job, cache: SourceHashCache) -> str:
-    """Takes in what the notes of all parts at the target say; returns which parts have left one, and which have not."""
+    """Takes in what the notes of all parts at the target say; returns which parts have left one, and which have not or a
+    damaged one."""
     found = _notes(job.folder)
     notes = [job.folder / FOLDER / part.note for part in found]
-    for content in together(lambda note: note.read(), notes):
+    contents = zip(found, together(lambda note: unsealed(note.read()), notes), strict=True)
+    whole = {part: content for part, content in contents if content is not None}
+    for content in whole.values():
         cache.learn_lines(content)
-    return _said(found)
+    return _said(list(whole))
 
 
 def forget(job: Job, held: Lease) -> None:
