@@ -163,6 +163,8 @@ def test_packed_rows_and_conversations_are_searched_document_by_document(
         assert all(0.2 < leak["share"] < 0.9 for leak in leaks)
         documents_said = {leak["document"] for leak in leaks}
         assert documents_said == (set(range(6)) if pack else {None})
+        listed = mdsmix("leaks", folder / "out/web", "--eval", folder / "out/talk/eval", "-n", 0)
+        assert ("document " in listed.out) == pack, "else its rows were all of sample 0"
 
 
 @pytest.mark.parametrize("what", ["no evaluation", "another tokenizer"])

@@ -23,24 +23,27 @@ BOUND = (
 
 
 def table(found: Audit) -> Table:
-    """The evaluation samples with the largest shares."""
+    """The evaluation samples with the largest shares; of packed rows each document."""
+    leaks = found.leaks[:ROWS]
+    is_packed = any(found.items.places[leak.item].document is not None for leak in leaks)
     return Table(
         columns=[
             Column("evaluation", "text"),
             Column("sample"),
+            *[Column("document")] * is_packed,
             Column("found", "share"),
             Column("grams"),
             Column("most in", "text"),
         ],
-        rows=[_row(found, leak) for leak in found.leaks[:ROWS]],
+        rows=[_row(found, leak, is_packed) for leak in leaks],
     )
 
 
-def _row(found: Audit, leak: Leak) -> tuple[Any, ...]:
+def _row(found: Audit, leak: Leak, is_packed: bool) -> tuple[Any, ...]:
     at, first = found.items.places[leak.item], leak.places[0]
     most = f"{found.streams[first.stream].name} sample {first.sample:,} ({first.grams:,})"
     evaluation = found.evaluations[at.stream].name
-    return evaluation, at.sample, leak.share, leak.of, most
+    return evaluation, at.sample, *[at.document] * is_packed, leak.share, leak.of, most
 
 
 def summary(found: Audit) -> Iterator[str]:
