@@ -125,6 +125,24 @@ def test_an_image_that_went_is_a_bad_record_and_good_again_when_it_is_back(
     assert back.units == back.reused
 
 
+def test_a_dry_run_says_whether_records_or_their_images_are_others(
+    tmp_path: Path, seeing: Path
+) -> None:
+    write_drawings(tmp_path / "img")
+    recipe = recipe_of(tmp_path, seeing, [record("img/0.jpg"), record("img/1.jpg")])
+    run_recipe(recipe)
+    (tmp_path / "img/1.jpg").write_bytes((tmp_path / "img/0.jpg").read_bytes())
+    images = "as they were, with images that are new, edited or gone: a.jsonl"
+    first = mdsmix("convert", recipe, "--dry-run").out
+    assert images in first
+    assert "new or edited: " not in first
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write(json.dumps(record("img/2.jpg")) + "\n")
+    second = mdsmix("convert", recipe, "--dry-run").out
+    assert "new or edited: a.jsonl" in second
+    assert images not in second
+
+
 def bad_images(folder: Path) -> dict[str, str]:
     """Path of a bad image -> its reason."""
     folder.mkdir()
@@ -163,6 +181,12 @@ def test_every_bad_image_is_kept_under_its_reason_and_costs_its_record_alone(
         found[reason] = found.get(reason, 0) + 2
     assert manifest_of(out).records.quarantined == found
     assert manifest_of(out).records.written == 2
+    details = {each["reason"]: each["detail"] for each in quarantined(out)}
+    assert details["image_count"] == {"placeholders": 1, "images": 2}
+    assert details["bad_image"]["image_number"] == 0
+    assert details["bad_image"]["why"] == "it is 3, no path, URL, bytes or base64"
+    whys = {each["detail"].get("image"): each["detail"].get("why") for each in quarantined(out)}
+    assert (whys["img"], whys["img/gone.jpg"]) == ("it is a folder", "there is no such file")
     said = [(each["detail"]["image"], each["reason"]) for each in quarantined(out)[: 2 * len(bad)]]
     assert said == [*bad.items(), *bad.items()]
 

@@ -123,18 +123,33 @@ def _of_units(
     """Why these units are to be done, where no setting is the reason."""
     published = {part.key for part in old.parts}
     lost = {unit for unit, keys in todo.items() if published.issuperset(keys)}
-    for why, units in (("new or edited", todo.keys() - lost), ("not whole at the target", lost)):
+    new = todo.keys() - lost
+    seen = {unit for unit in new if _is_of_images(unit, contents[unit], was)}
+    reasons = {
+        "new or edited": new - seen,
+        "as they were, with images that are new, edited or gone": seen,
+        "not whole at the target": lost,
+    }
+    for why, units in reasons.items():
         names = sorted({name for unit in units for name in _changed(unit, contents[unit], was)})
         if names:
             yield f"{why}: {listed(names, 5)}"
 
 
+def _is_of_images(unit: Unit, content: Content, was: Mapping[str, str]) -> bool:
+    """Whether the records are those that were published, so that only their images can be others."""
+    return any(window.images for window in content.windows) and not _edited(unit, content, was)
+
+
 def _changed(unit: Unit, content: Content, was: Mapping[str, str]) -> list[str]:
     """The unit's files that are other than they were; all of them where none is. Small files share a unit."""
+    return _edited(unit, content, was) or [file.name for file in unit.files]
+
+
+def _edited(unit: Unit, content: Content, was: Mapping[str, str]) -> list[str]:
     names = [file.name for file in unit.files]
     hashes = [sources.file_hash([digest]) for digest in content.files]
-    edited = [name for name, hash in zip(names, hashes, strict=True) if was.get(name) != hash]
-    return edited or names
+    return [name for name, hash in zip(names, hashes, strict=True) if was.get(name) != hash]
 
 
 def _changes(job: Job, old: Manifest) -> Iterator[str]:

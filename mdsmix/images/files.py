@@ -139,7 +139,9 @@ class Files:
             why = str(error).partition(": ")[2]  # without the path, which is another elsewhere
             return Read(reason="image_unreadable", why=why)
         if found is None:
-            return Read(reason="image_not_found", why="there is no such file")
+            is_folder = not at.place.is_s3 and os.path.isdir(at.url)
+            why = "it is a folder" if is_folder else "there is no such file"
+            return Read(reason="image_not_found", why=why)
         stat, data = found
         if stat.size > MOST_BYTES:
             why = f"the file has {stat.size} bytes, and {MOST_BYTES} are the most that are read"

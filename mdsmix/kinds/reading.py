@@ -18,6 +18,7 @@ from mdsmix.kinds.registry import fields_read, kind_of, shape_of
 from mdsmix.kinds.sampling import Sample
 from mdsmix.record import Document, RichConversation
 from mdsmix.shapes import Fields, Shape
+from mdsmix.shapes.base import explained
 from mdsmix.shapes.fields import UNFOUND, derived, lacking, value_at
 from mdsmix.shapes.where import LEFT_OUT, Where, parse_where
 from mdsmix.shards.counts import NOT_SAMPLED
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 FILTERED = frozenset((*LEFT_OUT, NOT_SAMPLED))
 "Reasons in place of a record that is good, or was not looked at."
+EXPLAINED = frozenset(("image_count", "bad_image"))
+"Reasons of a shape that knows more than the code says."
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,10 @@ class Reading:
             detail["id"] = name
         if bad.reason in UNFOUND:
             detail |= lacking(self.fields.values(), record)
+        if bad.reason in EXPLAINED:
+            derive = derived(self.fields.values())
+            read = derive(record) if derive else record
+            detail |= explained(self.shape.read, read, self.fields, self.options)
         return {**detail, **(bad.detail or {})} or None
 
     def _left_out(self, found: list[Any]) -> Iterator[Rejected]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, Literal
 
 from mdsmix.record import is_encodable
@@ -13,12 +14,17 @@ Fields = Mapping[str, str]
 
 
 class Fault(Exception):
-    """Why a record cannot be read: its one argument is the reason code."""
+    """Why a record cannot be read: the reason code, and what explains it, which is kept beside the bad record."""
+
+    def __init__(self, reason: str, **detail: str | int) -> None:
+        super().__init__(reason)
+        self.detail = detail
 
 
 def refusing(read: Callable[..., Any]) -> Callable[..., Any]:
     """A shape's function that raises Fault as one that gives the reason code; for records that are no objects too."""
 
+    @wraps(read)
     def refuse(record: Any, fields: Fields, **options: Any) -> Any:
         if not isinstance(record, dict):
             return not_an_object(record)
@@ -28,6 +34,17 @@ def refusing(read: Callable[..., Any]) -> Callable[..., Any]:
             return fault.args[0]
 
     return refuse
+
+
+def explained(
+    read: Callable[..., Any], record: Any, fields: Fields, options: Mapping[str, Any]
+) -> Mapping[str, str | int]:
+    """What explains the Fault of a record that `refusing` gave the reason code of: it is read once more."""
+    try:
+        getattr(read, "__wrapped__", read)(record, fields, **options)
+    except Fault as fault:
+        return fault.detail
+    return {}
 
 
 ABSENT: Any = object()

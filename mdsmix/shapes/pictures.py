@@ -20,6 +20,7 @@ from urllib.parse import unquote_to_bytes
 from mdsmix.record import Conversation, Message, PicturedConversation, RichConversation
 from mdsmix.shapes.base import Fault, Fields, Shape, refusing
 from mdsmix.shapes.fields import Unfound, parse
+from mdsmix.typed import brief
 
 Image = str | bytes
 PLACEHOLDER = "<image>"
@@ -65,7 +66,9 @@ def _read(
         for name in lists:
             record[name] = [_flat(message, mark, rest, given) for message in record[name]]
         if next(rest, None) is not None:
-            raise Fault("image_count")
+            raise Fault(
+                "image_count", placeholders=len(given), images=len(given) + 1 + len([*rest])
+            )
     conversation = read(record, fields, **options)
     return conversation if isinstance(conversation, str) else placed(conversation, given, mark)
 
@@ -76,7 +79,7 @@ def placed(conversation: Conversation, images: Sequence[Image], mark: str) -> Co
     messages = [_parted(message, mark) for message in conversation.messages]
     count = sum(len(m["content"]) // 2 for m in messages if isinstance(m.get("content"), list))
     if count != len(images):
-        raise Fault("image_count")
+        raise Fault("image_count", placeholders=count, images=len(images))
     if not images:
         return conversation
     kind = RichConversation if isinstance(conversation, RichConversation) else PicturedConversation
@@ -88,8 +91,12 @@ def images_of(value: Any) -> Iterator[Image]:
     """The images that a field holds: one, or a list of them; Fault where something in it is none."""
     if value is None:
         return
-    for each in value if isinstance(value, list) else [value]:
-        yield image_of(each)
+    for number, each in enumerate(value if isinstance(value, list) else [value]):
+        try:
+            yield image_of(each)
+        except Fault as fault:
+            fault.detail["image_number"] = number
+            raise
 
 
 def image_of(value: Any) -> Image:
@@ -99,7 +106,7 @@ def image_of(value: Any) -> Image:
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str) or not value:
-        raise Fault("bad_image")
+        raise Fault("bad_image", why=f"it is {brief(value)}, no path, URL, bytes or base64")
     return _from_data(value) if value[:5].lower() == "data:" else value
 
 
@@ -111,14 +118,14 @@ def _from_struct(value: Mapping[str, Any]) -> Image:
         return _decoded(value.get("data") or value.get("base64"))
     inner = next((value[key] for key in ("url", "path", "image") if value.get(key)), None)
     if isinstance(inner, Mapping):
-        raise Fault("bad_image")
+        raise Fault("bad_image", why="it is an object in an object")
     return image_of(inner)
 
 
 def _from_data(uri: str) -> bytes:
     found = _DATA.match(uri)
     if not found:
-        raise Fault("bad_image")
+        raise Fault("bad_image", why="it is a data: URI without a comma")
     content = uri[found.end() :]
     return _decoded(content) if found[1] else unquote_to_bytes(content)
 
@@ -128,7 +135,7 @@ def _decoded(text: Any) -> bytes:
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (AttributeError, binascii.Error, ValueError):
-        raise Fault("bad_image") from None
+        raise Fault("bad_image", why="its base64 cannot be decoded") from None
 
 
 def _held(record: Any, names: Sequence[str]) -> Iterator[Any]:
@@ -195,7 +202,7 @@ def _as_text(part: Any, mark: str, rest: Iterator[Image], found: list[Image]) ->
     if given is None:
         given = next(rest, None)
         if given is None:
-            raise Fault("image_count")
+            raise Fault("image_count", placeholders=len(found) + 1, images=len(found))
     elif "base64" in part and given is part["base64"]:
         given = _decoded(given)
     found.append(image_of(given))

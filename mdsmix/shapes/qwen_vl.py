@@ -68,7 +68,7 @@ def _with_images(conversation: Conversation) -> Conversation:
         found += [image_of(path.strip()) for path in _TAGGED.findall(message["content"])]
         content = _TAGGED.sub(lambda _: mark, message["content"])
         if "<img>" in content or "</img>" in content:
-            raise Fault("bad_image")
+            raise Fault("bad_image", why="a tag <img> or </img> is without its other half")
         messages.append(message | {"content": content})
     return placed(conversation._replace(messages=messages), found, mark)
 
