@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,15 @@ def test_what_is_not_there_is_exit_code_4_and_not_a_verdict(streams: Path) -> No
         _raised(run("check", streams / "nothing"))
     with pytest.raises(Unreachable, match=r"there is no file .*no\.yaml: name a recipe"):
         _raised(run("check", streams / "no.yaml"))
+
+
+def test_two_streams_of_one_name_are_told_apart_and_one_is_named_once(streams: Path) -> None:
+    one = next(p for p in sorted(streams.iterdir()) if p.is_dir())
+    other = streams / "elsewhere" / one.name
+    shutil.copytree(one, other)
+    assert "2 streams may be mixed" in run("check", one, other).stdout
+    with pytest.raises(RecipeError, match="is named twice"):
+        _raised(run("check", one, one))
 
 
 def test_overrides_need_a_recipe(streams: Path) -> None:

@@ -112,9 +112,10 @@ def view_streams(urls: Sequence[str]) -> Mix:
     else `finetuning`."""
     streams: dict[str, Stream] = {}
     for url, stream in zip(urls, together(_at, urls), strict=True):
-        if stream.name in streams:
+        if stream.folder.url in {other.folder.url for other in streams.values()}:
             raise RecipeError(f"{url} is named twice; name every stream once.")
-        streams[stream.name] = stream
+        name = url if stream.name in streams else stream.name  # of two that are called alike
+        streams[name] = dataclasses.replace(stream, name=name)
     manifests = [s.trusted_manifest for s in streams.values()]
     dataset = {
         "streams": {n: dict(s.settings) for n, s in streams.items()},
