@@ -15,6 +15,7 @@ from pathlib import Path
 
 import botocore.loaders
 import botocore.session
+import hypothesis
 import pytest
 import typer.main
 
@@ -28,6 +29,9 @@ from tests.corpus import train_tokenizer, write_corpus
 from tests.faults import Proxy, failing
 from tests.minio import running_minio
 
+# No test is timed: on a busy machine an example of 12 ms takes 250, and hypothesis' own deadline is 200.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 # Read by huggingface_hub when it is imported, so it is set before any test module is.
 os.environ["HF_HUB_OFFLINE"] = "1"
 # transformers would import torch, and a process of 1.3 GB takes 0.3 s to fork, which every conversion of a test does.

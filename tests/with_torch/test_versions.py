@@ -15,6 +15,7 @@ from mdsmix.shards.published import current, versions
 from mdsmix.storage import Location, locate
 from tests.converting import (
     documents,
+    manifest_of,
     mdsmix,
     run_recipe,
     token_rows,
@@ -159,7 +160,7 @@ def test_two_versions_side_by_side_and_what_is_unchanged_is_copied_inside_the_st
     uploaded = {s.key.rpartition("/")[2] for s in requests if s.what == "PutObject"}
     assert {name for name in uploaded if name.endswith(".mds")} == new
     copied = {s.key.rpartition("/")[2] for s in requests if s.what == "CopyObject"}
-    assert copied == names(second)
+    assert copied == {*names(second), *(side.name for side in manifest_of(second).side_files)}
     assert not {"UploadPart", "CreateMultipartUpload"} & {s.what for s in requests}
     downloaded = {s.key.rpartition("/")[2] for s in requests if s.what == "GetObject"}
     assert not downloaded & names(first)
