@@ -18,8 +18,9 @@ from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.plan.figures import UNKNOWN, Figure, Plan, total
-from mdsmix.mix.plan.look import PLACES, Looked, _Place, _sum, look_at
+from mdsmix.mix.plan.look import Looked, _sum, look_at
 from mdsmix.mix.plan.make import Asked, make_plan, problems, see
+from mdsmix.mix.plan.places import PLACES, Place
 from mdsmix.shards.counts import Totals
 from tests.converting import (
     documents,
@@ -356,8 +357,8 @@ def test_a_look_at_some_records_all_over_the_source_comes_near_what_converting_c
 
 
 def test_places_count_by_the_bytes_that_they_stand_for() -> None:
-    def place(weight: float, covered: float) -> _Place:
-        return _Place(
+    def place(weight: float, covered: float) -> Place:
+        return Place(
             weight=weight,
             covered=covered,
             totals=Totals(),

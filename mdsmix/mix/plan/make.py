@@ -7,7 +7,7 @@ exact is held against Streaming's own partitions (tests/with_torch/test_mix_plan
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mdsmix.encode.tokenizer import open_tokenizer
@@ -29,6 +29,7 @@ from mdsmix.mix.plan.figures import (
 )
 from mdsmix.mix.plan.look import Look, look_at
 from mdsmix.mix.plan.machines import Machines, machines
+from mdsmix.mix.plan.notes import notes_of
 from mdsmix.mix.plan.settings import settings_for, unheld
 from mdsmix.mix.plan.steps import padding_of, step_plan
 from mdsmix.mix.sections import is_train
@@ -41,7 +42,7 @@ from mdsmix.shards.published import Published, read_published
 from mdsmix.storage import locate, together
 from mdsmix.training.keys import BYTE_UNITS, in_units
 from mdsmix.training.read import read_text
-from mdsmix.words import does, listed, plural
+from mdsmix.words import listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,7 @@ def make_plan(seen: Seen, asked: Asked) -> Plan:
         run=run,
         node=node,
         settings=settings,
-        notes=tuple(_notes(facts, step, run, on, came, drawn, epochs, unheld(settings))),
+        notes=tuple(notes_of(facts, step, run, on, came, drawn, epochs, unheld(settings))),
     )
 
 
@@ -254,77 +255,3 @@ def _unseen(share: float, epochs: Figure, is_fixed: bool) -> Figure:
     if is_fixed:
         return Figure(1 - share if whole else 1 - share * rest, "exact" if whole else "estimated")
     return Figure((1 - share) ** whole * (1 - share * rest), "estimated")
-
-
-def _notes(
-    facts: Sequence[Facts],
-    step: StepPlan,
-    run: RunPlan,
-    on: Machines,
-    came: Sequence[int],
-    drawn: Sequence[int],
-    epochs: int,
-    others: Iterable[str],
-) -> list[str]:
-    found = [_looked(each.name, look, each) for each in facts if (look := each.look)]
-    for each, n in zip(facts, came, strict=True):
-        if cut := each.cut_of(n).known:
-            share = cut / max(1.0, cut + each.tokens_of(n).known)
-            found.append(
-                f"{each.name}: the loader cuts off {cut:,.0f} tokens an epoch at max_seq_len, {share:.1%} of all"
-            )
-        if each.tokens.value is None:
-            found.append(
-                f"{each.name}: the loader itself tokenizes it, so its tokens are not known"
-            )
-        elif each.trained.value is None:
-            found.append(
-                f"{each.name}: what is trained of it is not known: no manifest counts it for this loader's max_seq_len and targets"
-            )
-        elif each.tokens.basis == "estimated" and not each.look and each.cut.value is None:
-            found.append(
-                f"{each.name}: no manifest counts its tokens; the first samples of its first shard stand for all"
-            )
-    if on.packing > 1 and step.padding.value == 0 and step.tokens.basis == "estimated":
-        over = step.drawn.known / max(1.0, step.samples.known) * step.epoch_tokens.known
-        if over > step.positions.known:
-            found.append(
-                f"packing_ratio {on.packing:g} draws {over:,.0f} tokens for {step.positions.known:,.0f} positions: what does not fit waits "
-                "for later steps, and is dropped at the end of the epoch; take a smaller ratio"
-            )
-    if sum(came) < sum(drawn):
-        found.append(
-            f"the batching method drops {sum(drawn) - sum(came):,} of {sum(drawn):,} samples an epoch"
-        )
-    if step.dropped.known:
-        found.append(
-            f"{step.dropped.known:,.0f} samples of an epoch fill no last batch and are dropped (drop_last)"
-        )
-    if 1 < epochs < run.epochs.known - 1:
-        found.append(
-            f"which shards a node reads was drawn for {plural(epochs, 'epoch')}; later ones add some of streams that are drawn in part"
-        )
-    if otherwise := ", ".join(others):
-        found.append(f"set otherwise in the config: {otherwise}")
-    return found
-
-
-def _looked(name: str, look: Look, facts: Facts) -> str:
-    """How far a stream that is not published is known."""
-    seen = f"{look.records:,} records at {plural(look.places, 'place')}"
-    told = ", ".join((_with_bar(facts.tokens, "tokens"), _with_bar(facts.samples, "samples")))
-    said = f"{name} is not converted yet: {'every record of it' if look.is_all else seen} looked at, {told}"
-    if not look.is_all:
-        sure = "one standard error" if look.places > 1 else "how far off, one place does not tell"
-        said += f" ({sure})"
-    if look.packed and not look.is_all:
-        said += f"; how far {plural(look.packed, 'compressed file')} {does(range(look.packed), 'expands', 'expand')} is taken from the beginning"
-    if left := sum(look.left_out.values()):
-        reasons = ", ".join(f"{n} {reason}" for reason, n in look.left_out.items())
-        said += f"; {left:,} of these records become no sample ({reasons})"
-    return said
-
-
-def _with_bar(figure: Figure, word: str) -> str:
-    bar = f" ± {figure.error:,.0f}" if figure.error else ""
-    return f"{figure.known:,.0f}{bar} {word}"
