@@ -6,6 +6,7 @@ import os
 import pickle
 import socket
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,32 @@ def test_an_address_at_which_nobody_listens_is_told_at_once() -> None:
         with pytest.raises(Unreachable, match=rf"no Ray cluster can be joined at {address} \(Connection refused\)"):  # fmt: skip
             ray_cluster._refuse_deaf(address)
     ray_cluster._refuse_deaf("auto")
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_ray"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", False),
+        (b"", False),
+        (b"\0\0\x18\4" + b"\0" * 29, True),
+    ],
+)
+def test_who_listens_and_speaks_no_grpc_is_told(answer: bytes, is_ray: bool) -> None:
+    """The port of Ray's dashboard is one that is easily taken for the cluster's."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def speak() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(100)
+                peer.sendall(answer)
+
+        speaker = threading.Thread(target=speak)
+        speaker.start()
+        refused = pytest.raises(Unreachable, match="not Ray's port, 6379 as a rule")
+        with nullcontext() if is_ray else refused:
+            ray_cluster._refuse_deaf(f"127.0.0.1:{server.getsockname()[1]}")
+        speaker.join()
 
 
 def found(*cpus_and_memory: tuple[float, int]) -> Nodes:

@@ -32,6 +32,8 @@ QUIET = {
 }
 "For a cluster of our own: it tells nobody that it runs."
 CONNECT_SECONDS = 5
+ANSWER_SECONDS = 20
+"Of a head that is busy."
 LONGEST_FOLDER = 40
 "Characters that leave room in a Unix socket's name of 107 for what Ray adds."
 
@@ -185,12 +187,13 @@ _NOT_JOINED = (
 
 
 def _refuse_deaf(address: str) -> None:
-    """Unreachable where nobody listens at the address: Ray asks there for ever."""
+    """Unreachable where nobody listens at the address, or one that speaks no gRPC: Ray asks there for ever."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as peer:
+            is_ray = _speaks_grpc(peer)
     except ValueError:
         raise RecipeError(
             f"{address} is no address of a Ray cluster: write the head's host and port, such as ray://10.0.0.5:6379, or ray://auto."
@@ -198,6 +201,18 @@ def _refuse_deaf(address: str) -> None:
     except OSError as error:
         why = error.strerror or "nobody answers"
         raise Unreachable(_NOT_JOINED.format(address=address, why=why)) from None
+    if not is_ray:
+        why = "who listens there speaks no gRPC, so it is not Ray's port, 6379 as a rule"
+        raise Unreachable(_NOT_JOINED.format(address=address, why=why))
+
+
+def _speaks_grpc(peer: socket.socket) -> bool:
+    """Whether the first words of HTTP/2 are answered by a frame of settings, whose type is 4. Nobody is asked behind TLS."""
+    if os.environ.get("RAY_USE_TLS", "0") != "0":
+        return True
+    peer.settimeout(ANSWER_SECONDS)
+    peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+    return peer.recv(4, socket.MSG_WAITALL)[3:] == b"\4"
 
 
 def _start(folder: str, workers: int | None) -> None:
