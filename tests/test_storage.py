@@ -13,7 +13,7 @@ import pytest
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.storage import locate
-from mdsmix.storage.local import _explained
+from mdsmix.storage.disk_errors import explained
 from mdsmix.storage.location import path_matches
 
 
@@ -163,7 +163,7 @@ def test_what_cannot_be_opened_is_refused_by_its_url(url: str) -> None:
 
 
 def test_a_full_disk_is_a_sentence() -> None:
-    with pytest.raises(Unreachable, match="the disk is full"), _explained("write", "x"):
+    with pytest.raises(Unreachable, match="the disk is full"), explained("write", "x"):
         Path("/dev/full").write_bytes(b"x" * 100_000)
 
 

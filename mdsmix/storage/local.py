@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mdsmix.errors import Unreachable
+from mdsmix.storage.disk_errors import explained
 from mdsmix.storage.location import (
     CHANGED,
     Bytes,
@@ -32,39 +33,14 @@ from mdsmix.storage.location import (
     Unfinished,
     fixed_prefix,
     has_pattern,
-    name_matches,
 )
-
-_REASONS = {
-    errno.ENOENT: "there is no such file or folder; check the path",
-    errno.EACCES: "permission denied; give this user the right, or use another folder",
-    errno.EPERM: "permission denied; give this user the right, or use another folder",
-    errno.EROFS: "the file system is read-only; use a folder that can be written",
-    errno.ENOSPC: "the disk is full; free some space and run the same command again",
-    errno.EFBIG: "a file may not be this large here (ulimit -f, or the file system); raise the limit or use another folder",
-    errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
-    errno.EISDIR: "it is a folder, and a file is needed; name a file in it",
-    errno.ENOTDIR: "a part of the path is a file, not a folder; check the path",
-    errno.EEXIST: "a part of the path is a file, not a folder; check the path",
-    errno.ENAMETOOLONG: "the name is too long for this file system; shorten it",
-    errno.EIO: "the disk failed; check its health, then run the same command again",
-}
-
+from mdsmix.storage.walking import entries_of, matching, stat_of, walked
 
 _CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP)
 "What some network file systems say to the fsync of a folder."
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 "What os.link says on a file system without hard links."
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp$")
-
-
-@contextmanager
-def _explained(action: str, path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = _REASONS.get(error.errno or 0, error.strerror or type(error).__name__)
-        raise Unreachable(f"cannot {action} {path}: {reason}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,32 +69,32 @@ class LocalPath(Location):
         return LocalPath(os.path.normpath(os.path.join(self.path, name)))
 
     def stat(self) -> Stat | None:
-        with _explained("look at", self.path):
+        with explained("look at", self.path):
             try:
                 found = os.stat(self.path)
             except (FileNotFoundError, NotADirectoryError):
                 return None
             _refuse_endless(found, self.path)
-            return None if stat.S_ISDIR(found.st_mode) else _stat(found)
+            return None if stat.S_ISDIR(found.st_mode) else stat_of(found)
 
     def read(self, start: int = 0, length: int | None = None) -> bytes:
-        with self.open(start) as file, _explained("read", self.path):
+        with self.open(start) as file, explained("read", self.path):
             return file.read(-1 if length is None else length)
 
     def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
         gone = suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError)
-        with _explained("read", self.path), gone:
+        with explained("read", self.path), gone:
             _refuse_endless(os.stat(self.path), self.path)
             with Path(self.path).open("rb") as file:
-                found = _stat(os.fstat(file.fileno()))
+                found = stat_of(os.fstat(file.fileno()))
                 return found, b"" if found.size > most else file.read()
         return None
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
-        with _explained("read", self.path):
+        with explained("read", self.path):
             _refuse_endless(os.stat(self.path), self.path)
             file = Path(self.path).open("rb", buffering=1 << 20)  # noqa: SIM115 - the caller closes it
-            if stamp and _stat(os.fstat(file.fileno())).stamp != stamp:
+            if stamp and stat_of(os.fstat(file.fileno())).stamp != stamp:
                 file.close()
                 raise Unreachable(CHANGED.format(url=self.path))
             file.seek(start)
@@ -128,11 +104,11 @@ class LocalPath(Location):
         return self.open(stamp=found.stamp)
 
     def write(self, *parts: Bytes) -> None:
-        with _explained("write", self.path), self._replacing() as temporary:
+        with explained("write", self.path), self._replacing() as temporary:
             _make(temporary, *parts)
 
     def create(self, content: bytes) -> Stat | None:
-        with _explained("write", self.path):
+        with explained("write", self.path):
             self._make_folder()
             try:
                 return self._link_new(content)
@@ -158,7 +134,7 @@ class LocalPath(Location):
         return made
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
-        with _explained("write", self.path), suppress(FileNotFoundError):  # noqa: SIM117
+        with explained("write", self.path), suppress(FileNotFoundError):  # noqa: SIM117
             with Path(self.path).open("r+b") as file:
                 # Who holds the lock of the file that the name still means may put another in its place.
                 with suppress(OSError):  # a file system without locks: look and write, at once
@@ -177,7 +153,7 @@ class LocalPath(Location):
             other.write(self.read())
             return
         both = f"{self.path} to {other.path}"
-        with _explained("copy", both), other._replacing() as temporary:
+        with explained("copy", both), other._replacing() as temporary:
             shutil.copyfile(self.path, temporary)
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
@@ -212,7 +188,7 @@ class LocalPath(Location):
             folder.parent.flush()
 
     def flush(self) -> None:
-        with _explained("write", self.path):
+        with explained("write", self.path):
             folder = os.open(self.path, os.O_RDONLY)
             try:
                 os.fsync(folder)
@@ -226,7 +202,7 @@ class LocalPath(Location):
         return Path(f"{self.path}.{secrets.token_hex(8)}.tmp")  # as _TEMPORARY finds it
 
     def delete(self) -> None:
-        with _explained("delete", self.path), suppress(FileNotFoundError, NotADirectoryError):
+        with explained("delete", self.path), suppress(FileNotFoundError, NotADirectoryError):
             try:
                 os.unlink(self.path)
             except IsADirectoryError:
@@ -234,12 +210,12 @@ class LocalPath(Location):
                     os.rmdir(self.path)
 
     def list(self, recursive: bool = False) -> Iterator[tuple[str, Stat]]:
-        with _explained("list", self.path):
-            yield from sorted(_walk(self.path, "", recursive), key=lambda item: item[0])
+        with explained("list", self.path):
+            yield from sorted(walked(self.path, "", recursive), key=lambda item: item[0])
 
     def folders(self) -> Iterator[str]:
-        with _explained("list", self.path):
-            found = [e.name for e in _entries(self.path) if e.is_dir(follow_symlinks=False)]
+        with explained("list", self.path):
+            found = [e.name for e in entries_of(self.path) if e.is_dir(follow_symlinks=False)]
             yield from sorted(found)
 
     def unfinished(self) -> Iterator[Unfinished]:
@@ -255,8 +231,8 @@ class LocalPath(Location):
             return []
         root = fixed_prefix(self.path)
         patterns = self.path[len(root) + 1 :].split("/")
-        with _explained("list", root or "/"):
-            paths = sorted(set(_matching(root or "/", patterns)))
+        with explained("list", root or "/"):
+            paths = sorted(set(matching(root or "/", patterns)))
         places = [LocalPath(path) for path in paths]
         return [(place, found) for place in places if (found := place._source()) is not None]
 
@@ -269,10 +245,6 @@ class LocalPath(Location):
                 "that back, or take the link away"
             )
         return found
-
-
-def _stat(found: os.stat_result) -> Stat:
-    return Stat(found.st_size, f"{found.st_mtime_ns}-{found.st_ino}", found.st_mtime)
 
 
 def _refuse_endless(found: os.stat_result, path: str) -> None:
@@ -309,51 +281,9 @@ def _make(path: Path, *parts: Bytes) -> Stat:
         for part in parts:
             _write_all(file, memoryview(part).cast("B"))
         os.fsync(file.fileno())
-        return _stat(os.fstat(file.fileno()))
+        return stat_of(os.fstat(file.fileno()))
 
 
 def _write_all(file: io.FileIO, part: memoryview) -> None:
     while part:
         part = part[file.write(part) :]
-
-
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as found:
-            return list(found)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
-
-
-def _walk(folder: str, prefix: str, recursive: bool) -> Iterator[tuple[str, Stat]]:
-    for entry in _entries(folder):
-        if not _is_folder(entry):
-            with suppress(
-                OSError
-            ):  # deleted since it was listed, or a link to nowhere or to itself
-                yield prefix + entry.name, _stat(entry.stat())
-        elif recursive and not entry.is_symlink():  # a link to a parent would never end
-            yield from _walk(entry.path, f"{prefix}{entry.name}/", recursive)
-
-
-def _matching(folder: str, patterns: list[str]) -> Iterator[str]:
-    """The files below `folder` whose path matches; `**` does not follow links to folders."""
-    head, *rest = patterns
-    if head == "**":
-        yield from _matching(folder, rest or ["*"])
-    for entry in _entries(folder):
-        if head == "**":
-            if not entry.name.startswith(".") and _is_folder(entry) and not entry.is_symlink():
-                yield from _matching(entry.path, patterns)
-        elif name_matches(entry.name, head):
-            if _is_folder(entry) and rest:
-                yield from _matching(entry.path, rest)
-            elif not _is_folder(entry) and not rest:
-                yield entry.path
