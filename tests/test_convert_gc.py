@@ -205,6 +205,7 @@ def test_only_names_that_mdsmix_gives_are_looked_at(published: Path) -> None:
         f"{value}.mds",
         f"{value}-3.mds.zstd",
         f".mdsmix/{value}",
+        f".mdsmix/run-{value[:16]}",
         f"quarantine/{value}-{value[:8]}.jsonl.zst",
     )
     left = (f"index.json.{value[:16]}.tmp", f".mdsmix/{value}.{value[16:]}.tmp")

@@ -235,3 +235,21 @@ def where(attempt: Attempt, reporter: Any) -> tuple[str, str]:
 
 def gone(attempt: Attempt, reporter: Any) -> None:
     raise Unreachable("gone")
+
+
+def test_a_worker_tells_where_it_is_before_it_looks_for_the_meeting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A mount that does not answer is a silence that the driver hears only of a worker that it has heard of."""
+    told = threading.Event()
+    monkeypatch.setattr(ray_worker, "node_id", lambda: "n")
+    monkeypatch.setattr(ray_worker, "_telling", lambda board: lambda news, sure: told.set())
+    monkeypatch.setattr(ray_worker, "_refuse_elsewhere", lambda meeting, of: assert_set(told))
+    monkeypatch.setenv("RAYON_NUM_THREADS", "1")
+    sent = Sent(memory=GIB, settings={}, meeting=locate(str(tmp_path)), of="a", many=False)
+    said, error, _ = ray_worker.do(pickle.dumps((call(gone), Attempt())), "a", sent, None)
+    assert (said, str(error)) == ("failed", "gone")
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(5)

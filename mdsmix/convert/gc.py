@@ -23,6 +23,7 @@ from mdsmix.convert.old_versions import Version, find_versions, versions_to_dele
 from mdsmix.convert.packs import FINGERPRINTS, NAME, Pack, read_packs, rewrite
 from mdsmix.convert.parts import NOTE
 from mdsmix.convert.quarantine import QUARANTINE
+from mdsmix.engines.ray_worker import MEETING
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards.beside import NAMES as BESIDE
@@ -45,6 +46,7 @@ _KINDS = {
     "mark": rf"{re.escape(FOLDER)}/({_HASH})\.grams",
     "bad records": rf"{re.escape(FOLDER)}/{_BAD_NAME}\.bad",
     "note of a part": rf"{re.escape(FOLDER)}/({NOTE.pattern})",
+    "note of a cluster's run": rf"{re.escape(FOLDER)}/({MEETING.pattern})",
     "old index": rf"{re.escape(FOLDER)}/({_HASH})\.index",
     "version mark": rf"{re.escape(FOLDER)}/([0-9a-f]{{8}})\.replaced",
     "quarantine": rf"{QUARANTINE}/{_BAD_NAME}\.jsonl\.zst",

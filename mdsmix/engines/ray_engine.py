@@ -183,7 +183,7 @@ class RayEngine:
         """Leaves a file where all write, by which a worker knows that it writes there too."""
         run, meeting = secrets.token_hex(8), None
         if self.settings.meeting:
-            meeting = self.settings.meeting / f".mdsmix-run.{run}.tmp"
+            meeting = self.settings.meeting / f"run-{run}"
             meeting.write(run.encode())
             self._ends.callback(_forget, meeting)
         settings = {name: os.environ[name] for name in PLACES if os.environ.get(name)}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,8 @@ BEAT_SECONDS = 1.0
 "Between two messages of a worker: 1,000 workers send as many a second, a tenth of what an actor takes."
 ANSWER_SECONDS = 10.0
 "A board that has not answered by then is not waited for."
+MEETING = re.compile(r"run-[0-9a-f]{16}")
+"Names of the files that drivers leave where tasks write; the driver deletes its own, `mdsmix gc` that of a driver that was killed."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,9 +163,9 @@ def do(packed: bytes, execution: str, sent: Sent, board: Any) -> tuple[str, Any,
     news = News(execution=execution, node=node_id())
     reporter = RayReporter(_telling(board), news, sent.memory, bool(attempt.deaths))
     try:
-        if sent.meeting:
-            _refuse_elsewhere(sent.meeting, sent.of)
         with reporter.beating(), said_by(reporter.say):
+            if sent.meeting:  # a mount that does not answer is found by its silence
+                _refuse_elsewhere(sent.meeting, sent.of)
             return "done", task.do(attempt, reporter), reporter.news()
     except Exception as error:
         return "failed", sendable(_placed(error) if sent.many else error), reporter.news()

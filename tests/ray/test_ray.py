@@ -60,7 +60,7 @@ def published(root: Path) -> dict[str, bytes]:
     return {
         name: content
         for name, content in files(root).items()
-        if not name.endswith((".tmp", "/lease"))
+        if not name.endswith((".tmp", "/lease")) and "/.mdsmix/run-" not in name
     }
 
 
@@ -329,6 +329,7 @@ def test_a_cluster_of_its_own_ends_with_the_run_that_is_terminated(
         assert not list(Path(folder).iterdir())
         assert not list((tmp_path / "out").rglob("*.tmp"))
         assert not list((tmp_path / "out").rglob("lease"))
+        assert not list((tmp_path / "out").rglob("run-*"))
         until(lambda: not processes_with(folder))
 
 
