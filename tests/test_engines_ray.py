@@ -171,6 +171,7 @@ def test_after_a_death_each_piece_is_told_before_it_is_touched(sure: bool) -> No
     reporter.on_records(PLACE)
     assert told == ([(PLACE, 5, True)] if sure else [])
     assert reporter.news().size == (0 if sure else 5)
+    assert (reporter.whole().size, reporter.whole().tokens) == (5, 2)
     assert not reporter.is_tight()
     assert RayReporter(print, news(), 1, sure).is_tight()
 

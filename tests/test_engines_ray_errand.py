@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mdsmix.engines import ray_engine
-from mdsmix.engines.attempts import MOST_DEATHS, Attempt, Place
+from mdsmix.engines.attempts import ALONE, MOST_DEATHS, Attempt, Place
 from mdsmix.engines.ray_cluster import Nodes
 from mdsmix.engines.ray_engine import Errand, RayEngine, RaySettings
-from mdsmix.engines.ray_worker import News
+from mdsmix.engines.ray_worker import MEETING, News
 from mdsmix.errors import MdsmixError, Unreachable
+from mdsmix.storage import locate
 from tests.tasks import call
 
 MIB = 1 << 20
@@ -48,6 +52,19 @@ class FakeRay:
         self.answers: dict[Any, Any] = {}
         self.told: list[News] = []
         self.cancelled: list[tuple[str, bool]] = []
+        self.killed: list[Any] = []
+        self.asked: dict[str, Any] = {}
+        self.sent: list[tuple[Any, ...]] = []
+
+    def remote(self, **asked: Any) -> Any:
+        """A function's own options, and those of each task, are `asked` for; what goes with a task is `sent`."""
+        self.asked |= asked
+        handle = SimpleNamespace(remote=lambda *sent: self.sent.append(sent))
+        handle.options = lambda **more: self.asked.update(more) or handle
+        return lambda function: handle
+
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor)
 
     def get(self, ref: Any, timeout: float | None = None) -> Any:
         if ref == "board":
@@ -127,7 +144,9 @@ def driver(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def test_an_answer_is_yielded_with_what_was_not_told_yet(driver: Driver) -> None:
     driver.hear(driver.news(size=3, said=("a",)))
-    assert driver.ends(("done", "it", driver.news(size=4, said=("a",)))) == [(0, "it")]
+    late = driver.news(size=2)
+    assert driver.ends(("done", "it", driver.news(size=7, said=("a",)))) == [(0, "it")]
+    driver.hear(late)
     assert driver.sizes == [3, 4]
     assert driver.said == ["on the node host-m: a"]
     assert not driver.errand.running
@@ -227,7 +246,7 @@ def test_a_try_that_hangs_is_given_up_by_force_and_one_that_waits_is_not(
     assert [run.ref for run in driver.errand.running.values()] == ["a1"]
     assert "a worker on host-m hung (no sign of life) over the work unit" in driver.said[0]
     driver.errand.send()
-    assert driver.attempts[2].deaths == 1
+    assert (driver.attempts[2].deaths, driver.attempts[2].halvings) == (1, ALONE)
 
 
 def test_a_worker_lives_while_its_main_thread_uses_time_or_its_records_change(
@@ -249,3 +268,34 @@ def test_a_worker_lives_while_its_main_thread_uses_time_or_its_records_change(
 
     assert lives(700, used=lambda n: n, place=lambda n: None)
     assert not lives(310, used=lambda n: 1, place=lambda n: None)
+
+
+def test_what_is_asked_of_ray_for_a_task_and_what_goes_with_it(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray itself tries nothing again, the memory that is asked for is what the task may hold, and the run's note is there as long
+    as the run is."""
+    for name in ray_engine.PLACES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://here")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    found = Nodes(here="n", cpus={"n": 2.0}, memory={"n": 1024 * MIB}, names={"n": "host-n"})
+    monkeypatch.setattr(ray_engine, "nodes", lambda: found)
+    monkeypatch.setattr(ray_engine, "connected", lambda address, workers: nullcontext())
+    monkeypatch.setattr(ray_engine, "_board", lambda here: f"board at {here}")
+    engine = RayEngine(RaySettings(meeting=locate(str(tmp_path))))
+    engine._connect()
+    engine.losses, engine.share = 1, 300 * MIB
+    engine.send(call(print), Attempt(), "name")
+    assert (ray.asked["max_retries"], ray.asked["num_cpus"]) == (0, 1)
+    assert ray.asked["memory"] == 300 * MIB + 1
+    (_, packed, name, packed_sent, board) = ray.sent[0]
+    sent = pickle.loads(packed_sent)
+    assert (sent.memory, sent.many, dict(sent.settings)) == (300 * MIB, False, {"S3_ENDPOINT_URL": "http://here"})  # fmt: skip
+    assert (name, board, b"secret" in packed + packed_sent) == ("name", "board at n", False)
+    (note,) = tmp_path.iterdir()
+    assert MEETING.fullmatch(note.name)
+    assert note.read_text() == sent.of
+    engine.close()
+    assert ray.killed == ["board at n"]
+    assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -31,6 +32,8 @@ QUIET = {
     "RAY_enable_metrics_collection": "0",
 }
 "For a cluster of our own: it tells nobody that it runs."
+TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
+"Where none is set, Ray writes a token for a cluster of our own into the home folder, for good, and does not start where it cannot."
 CONNECT_SECONDS = 5
 ANSWER_SECONDS = 20
 "Of a head that is busy."
@@ -218,7 +221,10 @@ def _speaks_grpc(peer: socket.socket) -> bool:
 def _start(folder: str, workers: int | None) -> None:
     import ray
 
-    quiet = {name: value for name, value in QUIET.items() if name not in os.environ}
+    given = (
+        QUIET if any(map(os.environ.get, TOKENS)) else QUIET | {TOKENS[0]: secrets.token_hex(32)}
+    )
+    quiet = {name: value for name, value in given.items() if name not in os.environ}
     os.environ.update(quiet)
     try:
         ray.init(

@@ -82,12 +82,20 @@ class Execution:
     news: News | None = None
     "None: it has not begun, as far as is known."
     pulse: Pulse = field(default_factory=Pulse)
+    size: int = 0
+    tokens: int = 0
+    "What is known to be done."
+
+    def rest(self, whole: News) -> News:
+        """What of all that the try did was not heard yet."""
+        return replace(whole, size=whole.size - self.size, tokens=whole.tokens - self.tokens)
 
     def hear(self, news: News) -> None:
         is_first = self.news is None
         if self.news is None or news.size or news.place != self.news.place:
             self.pulse.beat()
         self.news = news
+        self.size, self.tokens = self.size + news.size, self.tokens + news.tokens
         if is_first:
             self.pulse = Pulse()
 
@@ -259,7 +267,7 @@ class Errand:
         self._drop(execution)
         if said == "refused":
             raise Unreachable(value)
-        self._pass_on(news)
+        self._pass_on(execution.rest(news))
         if said == "failed":
             raise value
         yield execution.number, value

@@ -101,6 +101,7 @@ class RayReporter:
     ) -> None:
         """`sure`: whether each piece of records is told, and heard, before it is touched."""
         self._tell, self._news, self._sure = tell, news, sure
+        self._whole: News | None = None
         self._lock = threading.Lock()
         self.memory = memory
 
@@ -132,7 +133,14 @@ class RayReporter:
         """What was not told yet."""
         with self._lock:
             found, self._news = self._news, replace(self._news, size=0, tokens=0, said=())
-        return replace(found, used=_used(), held=own(os.getpid()))
+            found = replace(found, used=_used(), held=own(os.getpid()))
+            self._whole = found.after(self._whole)
+        return found
+
+    def whole(self) -> News:
+        """All of the try, told or not: the board may learn the last of it after the driver has the answer."""
+        last = self.news()
+        return self._whole or last
 
     @contextmanager
     def beating(self) -> Iterator[None]:
@@ -153,7 +161,7 @@ class RayReporter:
 
 
 def do(packed: bytes, execution: str, sent: Sent, board: Any) -> tuple[str, Any, Any]:
-    """("done", result, what was not told yet) or ("failed", an exception, the same)."""
+    """("done", result, all that the try has told or would have) or ("failed", an exception, the same)."""
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # it has one processor of its node
     for name, value in sent.settings.items():
         os.environ.setdefault(name, value)
@@ -166,9 +174,9 @@ def do(packed: bytes, execution: str, sent: Sent, board: Any) -> tuple[str, Any,
         with reporter.beating(), said_by(reporter.say):
             if sent.meeting:  # a mount that does not answer is found by its silence
                 _refuse_elsewhere(sent.meeting, sent.of)
-            return "done", task.do(attempt, reporter), reporter.news()
+            return "done", task.do(attempt, reporter), reporter.whole()
     except Exception as error:
-        return "failed", sendable(_placed(error) if sent.many else error), reporter.news()
+        return "failed", sendable(_placed(error) if sent.many else error), reporter.whole()
 
 
 def _used() -> int:
