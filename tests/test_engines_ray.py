@@ -245,12 +245,34 @@ def test_a_worker_tells_where_it_is_before_it_looks_for_the_meeting(
     told = threading.Event()
     monkeypatch.setattr(ray_worker, "node_id", lambda: "n")
     monkeypatch.setattr(ray_worker, "_telling", lambda board: lambda news, sure: told.set())
-    monkeypatch.setattr(ray_worker, "_refuse_elsewhere", lambda meeting, of: assert_set(told))
+    monkeypatch.setattr(ray_worker, "_refuse_elsewhere", lambda meeting, of: elsewhere(told))
     monkeypatch.setenv("RAYON_NUM_THREADS", "1")
     sent = Sent(memory=GIB, settings={}, meeting=locate(str(tmp_path)), of="a", many=False)
     said, error, _ = ray_worker.do(pickle.dumps((call(gone), Attempt())), "a", sent, None)
-    assert (said, str(error)) == ("failed", "gone")
+    assert (said, str(error)) == ("failed", "elsewhere")
 
 
-def assert_set(event: threading.Event) -> None:
-    assert event.wait(5)
+def elsewhere(told: threading.Event) -> None:
+    assert told.wait(5)
+    raise Unreachable("elsewhere")
+
+
+@pytest.mark.parametrize("deaths", [0, 1])
+def test_a_try_after_a_death_is_told_piece_by_piece(
+    monkeypatch: pytest.MonkeyPatch, deaths: int
+) -> None:
+    told = list[Place | None]()
+    monkeypatch.setattr(ray_worker, "node_id", lambda: "n")
+    monkeypatch.setattr(
+        ray_worker,
+        "_telling",
+        lambda board: lambda news, sure: told.append(news.place) if sure else None,
+    )
+    monkeypatch.setenv("RAYON_NUM_THREADS", "1")
+    sent = Sent(memory=GIB, settings={}, meeting=None, of="", many=False)
+    ray_worker.do(pickle.dumps((call(touch), Attempt(deaths=deaths))), "a", sent, None)
+    assert told == [PLACE] * deaths
+
+
+def touch(attempt: Attempt, reporter: Any) -> None:
+    reporter.on_records(PLACE)

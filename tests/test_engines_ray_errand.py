@@ -75,6 +75,13 @@ class FakeRay:
             raise answer
         return answer
 
+    def wait(
+        self, refs: list[str], num_returns: int, timeout: float
+    ) -> tuple[list[str], list[str]]:
+        """Only those that are cancelled by force end."""
+        left = [ref for ref in refs if (ref, True) not in self.cancelled]
+        return [ref for ref in refs if ref not in left], left
+
     def cancel(self, ref: str, force: bool = False, recursive: bool = True) -> None:
         self.cancelled.append((ref, force))
 
@@ -247,6 +254,22 @@ def test_a_try_that_hangs_is_given_up_by_force_and_one_that_waits_is_not(
     assert "a worker on host-m hung (no sign of life) over the work unit" in driver.said[0]
     driver.errand.send()
     assert (driver.attempts[2].deaths, driver.attempts[2].halvings) == (1, ALONE)
+
+
+def test_no_more_is_on_its_way_than_asked_for_and_who_does_not_end_is_ended_by_force(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(ray, monkeypatch, tasks=9)
+    assert len(driver.errand.running) == 9
+    for most, settings in ((4, RaySettings()), (2, RaySettings(workers=2))):
+        driver.engine.settings = settings
+        errand = Errand(driver.engine, [call(print)] * 9, lambda *_: None, print)
+        errand.send()
+        assert len(errand.running) == most
+        refs = [run.ref for run in errand.running.values()]
+        ray.cancelled.clear()
+        errand.end()
+        assert ray.cancelled == [*((ref, False) for ref in refs), *((ref, True) for ref in refs)]
 
 
 def test_a_worker_lives_while_its_main_thread_uses_time_or_its_records_change(
