@@ -239,7 +239,7 @@ def test_whoever_closes_a_run_leaves_nobody_at_work_and_nothing_half_written(
             [call(give_up_at, tmp_path), *[call(wait_and_tidy, tmp_path)] * 4], silent, print
         )
         next(run)
-        assert len(list(tmp_path.glob("half-*"))) == 1
+        assert list(tmp_path.glob("half-*"))
         run.close()
         assert list(tmp_path.glob("half-*")) == []
 
@@ -298,7 +298,7 @@ def records(root: Path) -> list[Path]:
 def test_a_driver_that_was_killed_goes_on_where_it_was(
     cluster: Cluster, recipe: Path, tmp_path: Path
 ) -> None:
-    many = [{"text": f"Document {n} says so. " * 9} for n in range(900)]
+    many = [{"text": f"Document {n} says so. " * 9} for n in range(450)]
     write_jsonl(tmp_path / "a.jsonl", many)
     driver = command(recipe, "--engine", cluster.engine)
     until(lambda: records(tmp_path / "out") or driver.poll())
