@@ -40,6 +40,8 @@ NODES_SECONDS = 2.0
 "Between two looks at the cluster's nodes."
 AHEAD = 2
 "Tasks that are sent for each processor of the cluster: one in work, one that waits beside it."
+TIMES_ASKED = 4
+"How often a worker is asked to stop before it is ended: a cancellation that meets it while it begins may be lost."
 LIFE_TASKS = 16
 "A worker ends after so many tasks, since its memory of words grows; a new one takes some seconds."
 PLACES = (
@@ -323,7 +325,8 @@ class Errand:
         import ray
 
         left = [execution.ref for execution in self.running.values()]
-        for force, seconds in ((False, GRACE_SECONDS), (True, 1)):
+        asked = [(False, GRACE_SECONDS / TIMES_ASKED)] * TIMES_ASKED
+        for force, seconds in (*asked, (True, 1)):
             for ref in left:
                 with suppress(ray.exceptions.RayError, ValueError):
                     ray.cancel(ref, force=force, recursive=False)

@@ -212,11 +212,11 @@ def fail(attempt: Attempt, reporter: Any) -> None:
 def wait_and_tidy(folder: Path, attempt: Attempt, reporter: Any) -> None:
     """Half a file, and what is left of it once the worker is told to stop."""
     half = folder / f"half-{os.getpid()}"
-    half.touch()
     try:
+        half.touch()
         until(lambda: False)
     except BaseException:
-        half.unlink()
+        half.unlink(missing_ok=True)
         raise
 
 
