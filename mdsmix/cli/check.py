@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from mdsmix.cli.options import AsJson, Estimated, echo, echo_json
+from mdsmix.cli.options import AsJson, Estimated, Mixes, echo, echo_json
 from mdsmix.words import printable
 
 if TYPE_CHECKING:
@@ -19,14 +19,7 @@ REFUSED = 3
 
 
 def check(
-    targets: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RECIPE | TRAIN.yaml | STREAM...",
-            help="A recipe (key=value overrides may follow), a training YAML, or folders and s3:// URLs of published streams.",
-            show_default=False,
-        ),
-    ],
+    targets: Mixes,
     deep: Annotated[
         bool,
         typer.Option(

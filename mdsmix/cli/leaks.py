@@ -79,21 +79,18 @@ def leaks(
 def _streams(targets: list[str], evaluations: list[str]) -> tuple[list[Stream], list[Stream]]:
     """What is trained, and what is evaluated on; each folder once."""
     from mdsmix.errors import RecipeError
+    from mdsmix.mix.streams import distinct
     from mdsmix.mix.view import view, view_streams
 
     mix = view(targets)
     named = view_streams(evaluations).train.streams if evaluations else ()
-    given = named or [stream for loader in mix.evals for stream in loader.streams]
+    given = named or mix.evaluations
     if not given:
         raise RecipeError(
             f"{mix.yaml.origin} has no evaluation, so there is nothing to look for: name published streams by --eval; a file of "
             "questions becomes one by `mdsmix convert`, under the tokenizer of the mix."
         )
-    return _once(mix.train.streams), _once(given)
-
-
-def _once(streams: object) -> list[Stream]:
-    return list({stream.folder.url: stream for stream in streams}.values())  # type: ignore[attr-defined]
+    return distinct(mix.train.streams), distinct(given)
 
 
 def _print(found: Audit, decoder: Decoder | None, samples: int) -> None:

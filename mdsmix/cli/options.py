@@ -21,6 +21,14 @@ Stream = Annotated[
         metavar="STREAM", help="A published stream: a folder or s3:// URL.", show_default=False
     ),
 ]
+Mixes = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RECIPE | TRAIN.yaml | STREAM...",
+        help="A recipe (key=value overrides may follow), a training YAML, or folders and s3:// URLs of published streams.",
+        show_default=False,
+    ),
+]
 Overrides = Annotated[
     Optional[list[str]],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
     typer.Argument(

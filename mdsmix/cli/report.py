@@ -7,18 +7,11 @@ from typing import Annotated, Optional
 
 import typer
 
-from mdsmix.cli.options import echo
+from mdsmix.cli.options import Mixes, echo
 
 
 def report(
-    targets: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RECIPE | TRAIN.yaml | STREAM...",
-            help="A recipe (key=value overrides may follow), a training YAML, or folders and s3:// URLs of published streams.",
-            show_default=False,
-        ),
-    ],
+    targets: Mixes,
     out: Annotated[
         Path, typer.Option("-o", "--out", metavar="FILE", help="Write the page here.")
     ] = Path("report.html"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from mdsmix.errors import Unreachable
 from mdsmix.mix.findings import Finding
-from mdsmix.mix.streams import Mix, Stream
+from mdsmix.mix.streams import Mix, Stream, distinct
 from mdsmix.overlap.estimate import Estimate, containment
 from mdsmix.overlap.marks import Mark, Merged
 from mdsmix.overlap.stored import read_mark, work_out
@@ -55,9 +55,8 @@ class Overlap:
 
 def look(mix: Mix, evaluations: Sequence[Stream] = ()) -> Overlap:
     """Compares all streams that are trained with each other, and evaluations with those. `evaluations`: beside those of the mix."""
-    trained = _distinct(mix.train.streams)
-    given = [*(stream for loader in mix.evals for stream in loader.streams), *evaluations]
-    both = [*trained, *_distinct(given)]
+    trained = distinct(mix.train.streams)
+    both = [*trained, *distinct([*mix.evaluations, *evaluations])]
     if len(both) < 2:
         return Overlap()
     marks = _marks(both, is_deep=bool(mix.verified))
@@ -68,10 +67,6 @@ def look(mix: Mix, evaluations: Sequence[Stream] = ()) -> Overlap:
         if other in trained and id(one) in merged and id(other) in merged
     )
     return Overlap(pairs=pairs, unseen=tuple((s.name, m) for s, m in marks if isinstance(m, str)))
-
-
-def _distinct(streams: Sequence[Stream]) -> list[Stream]:
-    return list({stream.folder.url: stream for stream in streams}.values())
 
 
 def _pair(one: Stream, other: Stream, is_evaluation: bool, merged: dict[int, Merged]) -> Pair:

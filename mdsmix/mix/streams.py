@@ -6,7 +6,7 @@ written once. A stream's index and manifest are read at once, its stored files a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -138,6 +138,11 @@ class Mix:
     def streams(self) -> tuple[Stream, ...]:
         return tuple(stream for loader in self.loaders for stream in loader.streams)
 
+    @property
+    def evaluations(self) -> tuple[Stream, ...]:
+        """The streams of all evaluations."""
+        return tuple(stream for loader in self.evals for stream in loader.streams)
+
     @cached_property
     def model_tokenizer(self) -> str | None:
         """The tokenizer.json beside the weights that training begins with; None where there are none, or not to be seen here."""
@@ -160,3 +165,8 @@ class Mix:
             whose, them = ", ".join(s.name for s in theirs), does(theirs, "it", "them")
             ways.append(f"have {whose} published again{command} by whoever made {them}")
         return "; ".join(ways)
+
+
+def distinct(streams: Iterable[Stream]) -> list[Stream]:
+    """Each folder once, whatever names it has in a mix."""
+    return list({stream.folder.url: stream for stream in streams}.values())
