@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
@@ -24,6 +25,9 @@ from mdsmix.storage.s3 import S3Path
 from tests.here import processes
 
 SECONDS = 120
+RECORD = re.compile("[0-9a-f]{32}")
+"The last file that a work unit writes: with it the unit is finished."
+ENDINGS = (".mds", ".bad", ".index", ".replaced", "mdsmix.manifest", "index.json", ".jsonl.zst")
 
 
 @dataclass(frozen=True)
@@ -108,8 +112,9 @@ _plan = sources.plan
 
 def kind_of(name: str) -> str:
     """What is written under this name."""
-    known = (".mds", ".bad", ".index", ".replaced", "mdsmix.manifest", "index.json", ".jsonl.zst")
-    return next((suffix for suffix in known if name.endswith(suffix)), "record")
+    if RECORD.fullmatch(name):
+        return "record"
+    return next((ending for ending in ENDINGS if name.endswith(ending)), "other")
 
 
 def _watch(kind: Any, log: Path, end: Write | None) -> None:

@@ -171,9 +171,9 @@ def test_a_change_is_published_and_gc_takes_what_it_left(
 
 
 @pytest.mark.parametrize(
-    # The first unit's fingerprints, its mark and its record are there, the second one's record is not.
+    # The first unit is finished, the second one lacks its record alone.
     "end",
-    [Write("worker", "record", "before", 4), Write("main", "index.json", "before")],
+    [Write("worker", "record", "before", 2), Write("main", "index.json", "before")],
 )
 def test_a_run_that_was_killed_is_completed(
     recipe: Path, split: Location, end: Write, tmp_path: Path
