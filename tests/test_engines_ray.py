@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import socket
+import sys
 import threading
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +17,8 @@ import pytest
 from mdsmix.engines import ray_cluster, ray_worker
 from mdsmix.engines.attempts import Attempt, Place
 from mdsmix.engines.memory import AMPLE_BYTES, HEADROOM
-from mdsmix.engines.ray_cluster import Nodes, address_of, refuse_unshared
+from mdsmix.engines.ray_cluster import address_of
+from mdsmix.engines.ray_nodes import Nodes, refuse_unshared
 from mdsmix.engines.ray_worker import Board, News, RayReporter, Sent
 from mdsmix.engines.tasks import TaskQueue
 from mdsmix.errors import Denied, RecipeError, Unreachable
@@ -100,6 +103,59 @@ def test_who_listens_and_speaks_no_grpc_is_told(answer: bytes, is_ray: bool) -> 
         with nullcontext() if is_ray else refused:
             ray_cluster._refuse_deaf(f"127.0.0.1:{server.getsockname()[1]}")
         speaker.join()
+
+
+class Started:
+    """A Ray that notes the token of each cluster that is started; the third one is not up in time."""
+
+    def __init__(self) -> None:
+        self.tokens = list[str | None]()
+
+    def init(self, **_: Any) -> None:
+        self.tokens.append(os.environ.get("RAY_AUTH_TOKEN"))
+        if len(self.tokens) > 2:
+            raise Exception("The current node timed out during startup.")  # as Ray does
+
+
+def test_clusters_of_one_process_have_one_token_and_one_that_is_late_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray reads a token once in a process: with another one a second cluster never starts."""
+    for name in ray_cluster.TOKENS:
+        monkeypatch.delenv(name, raising=False)
+    ray = Started()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    for _ in range(2):
+        ray_cluster._start("/tmp/a", 1)
+    assert len(set(ray.tokens)) == 1
+    assert ray.tokens[0]
+    with pytest.raises(Unreachable, match=r"could not be started on this machine \(The current node"):  # fmt: skip
+        ray_cluster._start("/tmp/a", 1)
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+def test_a_worker_that_is_asked_to_stop_again_takes_back_what_it_has_written_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ray_worker, "node_id", lambda: "n")
+    monkeypatch.setattr(ray_worker, "_telling", lambda board: lambda news, sure: None)
+    monkeypatch.setenv("RAYON_NUM_THREADS", "1")
+    sent = Sent(memory=GIB, settings={}, meeting=None, of="", many=False)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        ray_worker.do(pickle.dumps((call(stop_twice, tmp_path), Attempt())), "a", sent, None)
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def stop_twice(folder: Path, attempt: Attempt, reporter: Any) -> None:
+    half = folder / "half"
+    try:
+        half.touch()
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.raise_signal(signal.SIGINT)
+        half.unlink()
 
 
 def found(*cpus_and_memory: tuple[float, int]) -> Nodes:

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from mdsmix.engines import ray_engine
+from mdsmix import __version__
+from mdsmix.engines import ray_engine, ray_errand
 from mdsmix.engines.attempts import ALONE, MOST_DEATHS, Attempt, Place
-from mdsmix.engines.ray_cluster import Nodes
-from mdsmix.engines.ray_engine import Errand, RayEngine, RaySettings
-from mdsmix.engines.ray_worker import MEETING, News
+from mdsmix.engines.ray_engine import RayEngine, RaySettings
+from mdsmix.engines.ray_errand import Errand
+from mdsmix.engines.ray_nodes import Nodes
+from mdsmix.engines.ray_worker import MEETING, Board, News, shim
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.storage import locate
 from tests.tasks import call
@@ -269,7 +271,7 @@ def test_no_more_is_on_its_way_than_asked_for_and_who_does_not_end_is_ended_by_f
         refs = [run.ref for run in errand.running.values()]
         ray.cancelled.clear()
         errand.end()
-        asked = [(ref, False) for ref in refs] * ray_engine.TIMES_ASKED
+        asked = [(ref, False) for ref in refs] * ray_errand.TIMES_ASKED
         assert ray.cancelled == [*asked, *((ref, True) for ref in refs)]
 
 
@@ -294,6 +296,46 @@ def test_a_worker_lives_while_its_main_thread_uses_time_or_its_records_change(
     assert not lives(310, used=lambda n: 1, place=lambda n: None)
 
 
+def test_a_worker_that_stands_still_before_it_has_loaded_mdsmix_is_found(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Ray carries to a node by its code tells the board before it imports mdsmix: here the import never ends."""
+    clock = [0.0]
+    monkeypatch.setattr("mdsmix.engines.hang.time.monotonic", lambda: clock[0])
+    board, (name,) = Board(), driver.errand.running
+    handle = SimpleNamespace(begin=SimpleNamespace(remote=board.begin))
+    driver.ray.get_runtime_context = lambda: SimpleNamespace(get_node_id=lambda: "m")  # type: ignore[attr-defined]
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "mdsmix", None)
+        assert shim()(__version__, b"", name, b"", handle)[0] == "refused"
+    driver.hear(*board.take())
+    for _ in range(310):
+        clock[0] += 1
+        driver.errand.look()
+    assert driver.ray.cancelled == [("a0", True)]
+    assert "a worker on host-m hung (no sign of life" in driver.said[0]
+
+
+def test_a_head_that_does_not_answer_is_waited_for_and_then_a_sentence(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray is not asked for its nodes meanwhile, and the count begins anew with each answer."""
+    clock, answers = [1e6], [True]
+    monkeypatch.setattr(ray_engine.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(ray_engine, "head_answers", lambda: answers[0])
+    driver.engine._is_connected = True
+    driver.engine.look()
+    before = driver.engine.nodes
+    monkeypatch.setattr(ray_engine, "nodes", lambda: 1 / 0)
+    answers[0] = False
+    for _ in range(13):
+        clock[0] += 3
+        assert driver.engine.look() is before
+    clock[0] += 3
+    with pytest.raises(Unreachable, match="the head of the Ray cluster has not answered for 42 s; finished units are kept"):  # fmt: skip
+        driver.engine.look()
+
+
 def test_what_is_asked_of_ray_for_a_task_and_what_goes_with_it(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -306,7 +348,7 @@ def test_what_is_asked_of_ray_for_a_task_and_what_goes_with_it(
     found = Nodes(here="n", cpus={"n": 2.0}, memory={"n": 1024 * MIB}, names={"n": "host-n"})
     monkeypatch.setattr(ray_engine, "nodes", lambda: found)
     monkeypatch.setattr(ray_engine, "connected", lambda address, workers: nullcontext())
-    monkeypatch.setattr(ray_engine, "_board", lambda here: f"board at {here}")
+    monkeypatch.setattr(ray_engine, "board_at", lambda here: f"board at {here}")
     engine = RayEngine(RaySettings(meeting=locate(str(tmp_path))))
     engine._connect()
     engine.losses, engine.share = 1, 300 * MIB

@@ -7,7 +7,6 @@ its task is tried again by another. Results come in the order in which tasks end
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -17,10 +16,8 @@ from mdsmix.engines.attempts import ELSEWHERE, End
 from mdsmix.engines.base import OnProgress, R, Say, Task
 from mdsmix.engines.memory import PERIOD, MemoryBudget
 from mdsmix.engines.tasks import TaskQueue
+from mdsmix.engines.telling import said_once
 from mdsmix.engines.worker import Worker, start_worker, stop_all
-
-SAID_AGAIN = 60.0
-"Seconds within which the same sentence of another worker is not repeated."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +93,7 @@ class WorkerPool:
         self.queue = TaskQueue(tasks, engine.settings.set_aside)
         self.workers: list[Worker] = []
         self._dismissed: list[Worker] = []
-        self._said: dict[str, float] = {}
-        "What workers had said, and when: all of them wait for one store."
+        self._say_once = said_once(say)
 
     def fill(self) -> None:
         """Puts as many workers to work as memory allows; those beyond it wait before their next records."""
@@ -115,7 +111,7 @@ class WorkerPool:
             case "progress", size, tokens:
                 self._on_progress(size, tokens)
             case "say", sentence:
-                self._say_once(sentence)
+                self._say_once("", sentence)
             case "records", place:
                 worker.place = place
             case "failed", error:
@@ -126,12 +122,6 @@ class WorkerPool:
                 yield number, result
             case _:
                 self._replace(worker, End(how=worker.end()))
-
-    def _say_once(self, sentence: str) -> None:
-        now = time.monotonic()
-        if now - self._said.get(sentence, -SAID_AGAIN) >= SAID_AGAIN:
-            self._said[sentence] = now
-            self._say(sentence)
 
     def look(self) -> None:
         """Looks at the memory of all, and for workers that hang."""

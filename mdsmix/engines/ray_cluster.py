@@ -6,24 +6,25 @@ Ray is imported here and in its two neighbours alone, and only where it was aske
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import secrets
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from mdsmix.engines.limits import LEAST_BYTES, cpu_count
-from mdsmix.engines.memory import AMPLE_BYTES, HEADROOM
+from mdsmix.engines.limits import cpu_count
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.words import listed
 
 STORE_BYTES = 80 << 20
 "Of a cluster of our own for objects, the least that Ray takes: tasks and results are a few KB."
@@ -37,6 +38,12 @@ TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
 CONNECT_SECONDS = 5
 ANSWER_SECONDS = 20
 "Of a head that is busy."
+HEAD_SECONDS = 2
+"Of a head that is asked between two looks at its nodes, whether it is there."
+SHUTDOWN_SECONDS = 10
+"Ray takes 5 to leave a head that has ended, and for ever one that stands still."
+FOLDER_SECONDS = 5
+"Within which the last of its own processes have ended, which write a log while their folder is deleted."
 LONGEST_FOLDER = 40
 "Characters that leave room in a Unix socket's name of 107 for what Ray adds."
 
@@ -58,60 +65,6 @@ def address_of(engine: str) -> str | None:
     return address or os.environ.get("RAY_ADDRESS", "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nodes:
-    """The nodes of a cluster that are alive, as it told last."""
-
-    here: str
-    "The id of the driver's."
-    cpus: dict[str, float]
-    "Of those that have some, by their ids."
-    memory: dict[str, int]
-    "Bytes that tasks may ask for, of the same."
-    names: dict[str, str]
-    "Host names, of all that there ever were."
-
-    @property
-    def slots(self) -> int:
-        return int(sum(self.cpus.values()))
-
-    @property
-    def others(self) -> list[str]:
-        """Names of those where tasks run, and the driver does not."""
-        return sorted(self.names[node] for node in self.cpus if node != self.here)
-
-    def share(self, cap: int | None) -> int:
-        """Bytes that a task may hold: of every node, what it or `cap` allows over its processors."""
-        memory = {node: min(has, cap or has) for node, has in self.memory.items()}
-        shares = [int(memory[node] * HEADROOM / cpus) for node, cpus in self.cpus.items()]
-        least = min(shares, default=AMPLE_BYTES)
-        return max(LEAST_BYTES, least if cap else min(AMPLE_BYTES, least))
-
-
-def nodes() -> Nodes:
-    """Asks the cluster, which takes a millisecond."""
-    import ray
-
-    found = ray.nodes()
-    working = [node for node in found if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
-    return Nodes(
-        here=str(ray.get_runtime_context().get_node_id()),
-        cpus={node["NodeID"]: node["Resources"]["CPU"] for node in working},
-        memory={node["NodeID"]: int(node["Resources"].get("memory", 0)) for node in working},
-        names={node["NodeID"]: node["NodeManagerHostname"] for node in found},
-    )
-
-
-def refuse_unshared(found: Nodes, local: Sequence[str]) -> None:
-    """RecipeError where tasks would look for folders of this machine on others."""
-    if found.others and local:
-        raise RecipeError(
-            f"the cluster has nodes beside this one ({listed(found.others)}), and {listed(local)} {'is a path' if len(local) == 1 else 'are paths'} "
-            "of this machine: publish to and read from s3://, or, where every node mounts the same folders under the same names, "
-            "say shared: true in the recipe."
-        )
-
-
 @contextmanager
 def connected(address: str, workers: int | None) -> Iterator[None]:
     """Inside of the block this process is a driver. One that is already stays one. `address`: blank for a cluster of its own, which
@@ -128,8 +81,28 @@ def connected(address: str, workers: int | None) -> Iterator[None]:
                 _start(folder, workers) if folder else _join(address)
             yield
         finally:
-            ray.shutdown()
+            _leave(is_own=bool(folder))
             _keep(before)
+
+
+def _leave(is_own: bool) -> None:
+    """Ends the connection; without a head by a thread, since Ray may wait for it for ever."""
+    import ray
+
+    if is_own or head_answers():
+        ray.shutdown()
+        return
+    leaving = threading.Thread(target=ray.shutdown, daemon=True)
+    leaving.start()
+    leaving.join(SHUTDOWN_SECONDS)
+    if leaving.is_alive():
+        atexit.register(_end_without_ray)
+
+
+def _end_without_ray() -> None:
+    """Before Ray's own end, which would wait again, or crash."""
+    sys.stdout.flush()
+    os._exit(Unreachable.exit_code)
 
 
 @contextmanager
@@ -193,10 +166,8 @@ def _refuse_deaf(address: str) -> None:
     """Unreachable where nobody listens at the address, or one that speaks no gRPC: Ray asks there for ever."""
     if address == "auto":
         return
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as peer:
-            is_ray = _speaks_grpc(peer)
+        is_ray = _speaks_grpc(address, ANSWER_SECONDS)
     except ValueError:
         raise RecipeError(
             f"{address} is no address of a Ray cluster: write the head's host and port, such as ray://10.0.0.5:6379, or ray://auto."
@@ -209,21 +180,32 @@ def _refuse_deaf(address: str) -> None:
         raise Unreachable(_NOT_JOINED.format(address=address, why=why))
 
 
-def _speaks_grpc(peer: socket.socket) -> bool:
-    """Whether the first words of HTTP/2 are answered by a frame of settings, whose type is 4. Nobody is asked behind TLS."""
-    if os.environ.get("RAY_USE_TLS", "0") != "0":
-        return True
-    peer.settimeout(ANSWER_SECONDS)
-    peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
-    return peer.recv(4, socket.MSG_WAITALL)[3:] == b"\4"
+def head_answers() -> bool:
+    """Whether the head of the cluster is there. Ray asks one that is not for a minute, and then ends this process."""
+    import ray
+
+    try:
+        return _speaks_grpc(ray.get_runtime_context().gcs_address, HEAD_SECONDS)
+    except OSError:
+        return False
+
+
+def _speaks_grpc(address: str, seconds: float) -> bool:
+    """Whether the first words of HTTP/2 are answered by a frame of settings, whose type is 4. OSError where nobody is there. Nobody is
+    asked behind TLS."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as peer:
+        if os.environ.get("RAY_USE_TLS", "0") != "0":
+            return True
+        peer.settimeout(seconds)
+        peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+        return peer.recv(4, socket.MSG_WAITALL)[3:] == b"\4"
 
 
 def _start(folder: str, workers: int | None) -> None:
     import ray
 
-    given = (
-        QUIET if any(map(os.environ.get, TOKENS)) else QUIET | {TOKENS[0]: secrets.token_hex(32)}
-    )
+    given = QUIET if any(map(os.environ.get, TOKENS)) else QUIET | {TOKENS[0]: _token()}
     quiet = {name: value for name, value in given.items() if name not in os.environ}
     os.environ.update(quiet)
     try:
@@ -236,7 +218,7 @@ def _start(folder: str, workers: int | None) -> None:
             _temp_dir=folder,
             **_SILENT,
         )
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+    except Exception as error:  # of no kind where a node is not up in time
         raise Unreachable(
             f"Ray could not be started on this machine ({_first_line(error)}): see that memory and the disk of {folder} have room, or "
             "leave --engine out, which takes processes of this machine."
@@ -244,6 +226,12 @@ def _start(folder: str, workers: int | None) -> None:
     finally:
         for name in quiet:
             del os.environ[name]
+
+
+@cache
+def _token() -> str:
+    """The same for every cluster of this process: Ray goes on with the first one that it has read."""
+    return secrets.token_hex(32)
 
 
 _SILENT: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
@@ -259,7 +247,10 @@ def _folder() -> Iterator[str]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        deadline = time.monotonic() + FOLDER_SECONDS
+        while os.path.exists(folder) and time.monotonic() < deadline:
+            shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(0.05)
 
 
 def _first_line(error: BaseException) -> str:

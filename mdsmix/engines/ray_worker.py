@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -68,6 +69,10 @@ class Board:
 
     def __init__(self) -> None:
         self._news: dict[str, News] = {}
+
+    def begin(self, execution: str, node: str) -> None:
+        """A try has a worker, which has not loaded mdsmix yet."""
+        self.tell(News(execution=execution, node=node))
 
     def tell(self, news: News) -> None:
         self._news[news.execution] = news.after(self._news.get(news.execution))
@@ -171,12 +176,27 @@ def do(packed: bytes, execution: str, sent: Sent, board: Any) -> tuple[str, Any,
     news = News(execution=execution, node=node_id())
     reporter = RayReporter(_telling(board), news, sent.memory, bool(attempt.deaths))
     try:
-        with reporter.beating(), said_by(reporter.say):
+        with _stopped_once(), reporter.beating(), said_by(reporter.say):
             if sent.meeting:  # a mount that does not answer is found by its silence
                 _refuse_elsewhere(sent.meeting, sent.of)
             return "done", task.do(attempt, reporter), reporter.whole()
     except Exception as error:
         return "failed", sendable(_placed(error) if sent.many else error), reporter.whole()
+
+
+@contextmanager
+def _stopped_once() -> Iterator[None]:
+    """The driver asks more than once to stop: what it asks again does not interrupt whoever takes back what is half written."""
+
+    def stop(*_: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _used() -> int:
@@ -220,3 +240,43 @@ def _placed(error: Exception) -> Exception:
     if type(error) in (Unreachable, Denied):
         return type(error)(f"on the node {gethostname()}: {error}")
     return error
+
+
+def board_at(here: str) -> Any:
+    """The actor that workers tell, on the driver's node, so that it lives as long as the driver may."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    strategy = NodeAffinitySchedulingStrategy(here, soft=False)
+    actor: Any = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=strategy)(Board)
+    return actor.remote()
+
+
+def shim() -> Any:
+    """What Ray carries to a node by its code, since a node may have no mdsmix, or another: it says so, and else does the task."""
+
+    def mdsmix_task(version: str, packed: bytes, name: str, sent: bytes, board: Any) -> Any:
+        import pickle
+        import socket
+        from contextlib import suppress
+
+        import ray
+
+        with suppress(ray.exceptions.RayError):  # before what may stand still
+            board.begin.remote(name, ray.get_runtime_context().get_node_id())
+        try:
+            from mdsmix import __version__ as found
+            from mdsmix.engines import ray_worker
+        except ImportError:
+            found = ""
+        if found != version:
+            has = f"has mdsmix {found}" if found else "has no mdsmix with Ray's engine"
+            return (
+                "refused",
+                f"the node {socket.gethostname()} {has}, and this run is of mdsmix {version}: install the same one on every node, or "
+                f'send it along: ray job submit --runtime-env-json \'{{"pip": ["mdsmix=={version}"]}}\'.',
+                None,
+            )
+        return ray_worker.do(packed, name, pickle.loads(sent), board)
+
+    return mdsmix_task

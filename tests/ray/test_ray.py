@@ -18,7 +18,7 @@ import pytest
 
 from mdsmix.convert.planning import Options
 from mdsmix.convert.run import convert
-from mdsmix.engines import ray_engine
+from mdsmix.engines import ray_engine, ray_errand
 from mdsmix.engines.attempts import Attempt, Place
 from mdsmix.engines.ray_engine import RayEngine, RaySettings
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
@@ -113,14 +113,14 @@ def test_the_bytes_are_those_of_one_process(
 @pytest.fixture
 def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that is there once the driver has heard of the first unit."""
-    file, hear = tmp_path / "heard", ray_engine.Errand.hear
+    file, hear = tmp_path / "heard", ray_errand.Errand.hear
 
-    def hearing(errand: ray_engine.Errand) -> None:
+    def hearing(errand: ray_errand.Errand) -> None:
         hear(errand)
         if any(run.news for run in errand.running.values() if run.number == 0):
             file.touch()
 
-    monkeypatch.setattr(ray_engine.Errand, "hear", hearing)
+    monkeypatch.setattr(ray_errand.Errand, "hear", hearing)
     return file
 
 
@@ -233,7 +233,7 @@ def test_a_record_that_kills_is_named_and_an_error_of_ours_ends_the_run(cluster:
 def test_whoever_closes_a_run_leaves_nobody_at_work_and_nothing_half_written(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_engine, "GRACE_SECONDS", 30)  # on a busy machine
+    monkeypatch.setattr(ray_errand, "GRACE_SECONDS", 30)  # on a busy machine
     with closing(RayEngine(settings())) as engine:
         run = engine.run(
             [call(give_up_at, tmp_path), *[call(wait_and_tidy, tmp_path)] * 4], silent, print
@@ -284,52 +284,38 @@ def test_a_node_with_another_mdsmix_is_refused(
             list(engine.run([call(fail)], silent, print))
 
 
-def command(recipe: Path, *arguments: str) -> subprocess.Popen[str]:
-    """`mdsmix convert` as a process of its own, with small work units."""
-    program = f"{UNITS.format(WINDOW)}; from mdsmix.cli.main import run; run()"
+def ended(recipe: Path, number: int, *arguments: str) -> tuple[int, str]:
+    """`mdsmix convert` as a process of its own that ends by this signal in the middle: its exit code, and what it said."""
+    program = f"{UNITS.format(WINDOW)}; from tests.ray.held import end_after_the_first_answer as end; end({number}); from mdsmix.cli.main import run; run()"
     words = [sys.executable, "-c", program, "convert", str(recipe), "--only", "web", *arguments]
-    return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def records(root: Path) -> list[Path]:
-    return [path for path in root.glob("web/train/.mdsmix/*") if RECORD.fullmatch(path.name)]
+    driver = subprocess.run(words, capture_output=True, text=True)
+    return driver.returncode, driver.stderr
 
 
 def test_a_driver_that_was_killed_goes_on_where_it_was(
-    cluster: Cluster, recipe: Path, tmp_path: Path
+    cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:
-    many = [{"text": f"Document {n} says so. " * 9} for n in range(450)]
-    write_jsonl(tmp_path / "a.jsonl", many)
-    driver = command(recipe, "--engine", cluster.engine)
-    until(lambda: records(tmp_path / "out") or driver.poll())
-    driver.kill()
-    driver.communicate()
-    assert not (tmp_path / "out/web/train/index.json").exists(), "it was to be killed in the middle"
+    assert ended(recipe, signal.SIGKILL, "--engine", cluster.engine)[0] == -signal.SIGKILL
     (outcome,) = converting.run_recipe(recipe, only=["web"], engine=cluster.engine)
     assert outcome.reused > 0
-    converting.run_recipe(recipe, f"local={tmp_path / 'one'}", only=["web"])
-    assert published(tmp_path / "out") == published(tmp_path / "one")
+    assert published(tmp_path / "out") == expected
 
 
 def test_a_cluster_of_its_own_ends_with_the_run_that_is_terminated(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_jsonl(
-        tmp_path / "a.jsonl", [{"text": f"Document {n} says so. " * 9} for n in range(3000)]
-    )
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
         monkeypatch.setenv("TMPDIR", folder)
-        driver = command(recipe, "--engine", "ray", "--workers", "1", "shared=false")
-        until(lambda: records(tmp_path / "out") or driver.poll())
-        assert list(Path(folder).glob("mdsmix-ray-*"))
-        driver.send_signal(signal.SIGTERM)
-        _, said = driver.communicate(timeout=60)
-        assert driver.returncode == 143, said
+        arguments = ("--engine", "ray", "--workers", "1", "shared=false")
+        code, said = ended(recipe, signal.SIGTERM, *arguments)
+        assert code == 143, said
         assert said.splitlines()[-1].startswith("interrupted: nothing was half published")
+        assert [path for path in (tmp_path / "out/web/train/.mdsmix").iterdir() if RECORD.fullmatch(path.name)]  # fmt: skip
         assert not list(Path(folder).iterdir())
         assert not list((tmp_path / "out").rglob("*.tmp"))
         assert not list((tmp_path / "out").rglob("lease"))
         assert not list((tmp_path / "out").rglob("run-*"))
+        assert not list((tmp_path / "out").rglob("index.json"))
         until(lambda: not processes_with(folder))
 
 
