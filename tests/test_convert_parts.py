@@ -151,6 +151,31 @@ def test_a_damaged_note_is_none(
     assert found == {n[4:]: held for n, held in expected.items() if n.startswith("web/")}
 
 
+def test_what_finishes_says_of_which_plan_the_parts_were(recipe: Path, tmp_path: Path) -> None:
+    """Parts beyond the last work unit are not missing; those of another recipe, of other sources, or of an array of another size are
+    told of, since what they did is done again."""
+    mdsmix("convert", recipe, "--only", "chat", "--part", "1/1")
+    (units,) = json.loads(mdsmix("convert", recipe, "--only", "chat", "--part", "7/9", "--json").out)["streams"]  # fmt: skip
+    assert (units["units"], units["units_in_all"]) == (0, 6)
+
+    def said(*overrides: str) -> str:
+        answer = mdsmix("convert", recipe, *overrides, "--only", "chat", "--finish", "--dry-run")
+        return next(line for line in answer.out.splitlines() if "part" in line)
+
+    assert said() == "chat: the one part has finished"
+    other = "the one part has finished; 1 part had another recipe, day or source, and what differs is done again: 1/1"
+    assert said("max_seq_len=8") == f"chat: {other}"
+    for number in (1, 2, 3, 4, 6):
+        mdsmix("convert", recipe, "--only", "chat", "--part", f"{number}/9")
+    assert "parts of different numbers of them have finished" in said()
+    (tmp_path / "mix/chat/train/.mdsmix/part-1-of-1").unlink()
+    assert said().endswith("1 part of 9 have not finished, and their work units are done now: 5/9")
+    mdsmix("convert", recipe, "--only", "chat", "--part", "5/9")
+    assert said() == "chat: all 9 parts have finished"
+    write_jsonl(tmp_path / "b.jsonl", [*TALKS[::-1], TALKS[0]])
+    assert "had another recipe, day or source" in said()
+
+
 @pytest.mark.parametrize("option", ["--finish", "--dry-run", "--verify-target", "--limit=5"])
 def test_options_of_the_run_that_finishes(recipe: Path, option: str) -> None:
     answer = mdsmix("convert", recipe, "--part", "1/2", option)

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+import orjson
+
 from mdsmix.convert.doing import do_units
 from mdsmix.convert.dropping import find_dropped
-from mdsmix.convert.job import Job
+from mdsmix.convert.job import Job, settings_hash
 from mdsmix.convert.ledger import FOLDER, unsealed, write_sealed
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import listing
@@ -26,6 +28,7 @@ from mdsmix.convert.work import Work
 from mdsmix.errors import RecipeError
 from mdsmix.shards.counts import Records
 from mdsmix.shards.lease import Lease
+from mdsmix.sources import Unit
 from mdsmix.storage import Location, together
 from mdsmix.words import listed, plural
 
@@ -92,7 +95,7 @@ def do_part(work: Work, part: Part, size: int) -> PartOutcome:
     with listing(work.job):
         job, results, notes = do_units(mine)
     content = work.cache.lines(mine.units, [result.content for result in results])
-    write_sealed(job.folder / FOLDER / part.note, content)
+    write_sealed(job.folder / FOLDER / part.note, _made_with(job) + content)
     return _outcome(work, part, results, notes, began)
 
 
@@ -128,16 +131,27 @@ def _outcome(
     )
 
 
-def learn(job: Job, cache: SourceHashCache) -> str:
-    """Takes in what the notes of all parts at the target say; returns which parts have left one, and which have not or a
-    damaged one."""
+def _made_with(job: Job) -> bytes:
+    """The first line of a note; what learns its other lines passes over it."""
+    return orjson.dumps({"settings": settings_hash(job)}) + b"\n"
+
+
+def learn(job: Job, cache: SourceHashCache, units: Sequence[Unit]) -> str:
+    """Takes in what the notes of all parts at the target say; returns which parts have left one, which have not or a
+    damaged one, and which had another recipe, or other sources than the `units` of the plan."""
     found = _notes(job.folder)
     notes = [job.folder / FOLDER / part.note for part in found]
     contents = zip(found, together(lambda note: unsealed(note.read()), notes), strict=True)
     whole = {part: content for part, content in contents if content is not None}
     for content in whole.values():
         cache.learn_lines(content)
-    return _said(list(whole))
+    known = [cache.content(unit) is not None for unit in units]
+    stale = [
+        part
+        for part, content in whole.items()
+        if not (content.startswith(_made_with(job)) and all(known[part.number - 1 :: part.of]))
+    ]
+    return "; ".join(filter(None, [_said(whole, len(units)), _said_of_stale(stale)]))
 
 
 def forget(job: Job, held: Lease) -> None:
@@ -155,12 +169,27 @@ def _names(folder: Location) -> Iterator[re.Match[str]]:
     return filter(None, (NOTE.fullmatch(name) for name, _ in (folder / FOLDER).list()))
 
 
-def _said(found: Sequence[Part]) -> str:
+def _said(found: Collection[Part], units: int) -> str:
+    """A part beyond the last unit has nothing to do, and leaves no note."""
     if not found:
         return "no part has finished; all work units are done now, as without --finish"
-    most = max(part.of for part in found)
-    ended = {part.number for part in found if part.of == most}
-    missing = [str(Part(number, most)) for number in range(1, most + 1) if number not in ended]
+    arrays = {part.of for part in found}
+    if len(arrays) > 1:
+        return f"parts of different numbers of them have finished, and what they have not done is done now: {listed(list(map(str, found)), 8)}"
+    (most,) = arrays
+    ended = {part.number for part in found}
+    missing = [
+        str(Part(number, most)) for number in range(1, min(most, units) + 1) if number not in ended
+    ]
     if not missing:
-        return f"all {plural(most, 'part')} have finished"
+        return f"all {most:,} parts have finished" if most > 1 else "the one part has finished"
     return f"{plural(len(missing), 'part')} of {most} have not finished, and their work units are done now: {listed(missing, 8)}"
+
+
+def _said_of_stale(parts: Collection[Part]) -> str:
+    if not parts:
+        return ""
+    return (
+        f"{plural(len(parts), 'part')} had another recipe, day or source, and what differs is done again: "
+        f"{listed(list(map(str, parts)), 8)}"
+    )

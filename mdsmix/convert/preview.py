@@ -45,7 +45,7 @@ def _preview_stream(
     units = plan(job, files)
     cache = source_hashes(job, options, units, standing)
     if options.is_finish:
-        yield f"{job.name}: {learn(job, cache)}"
+        yield f"{job.name}: {learn(job, cache, units)}"
     known = {unit: cache.content(unit) for unit in units}
     contents = {unit: content or whole_content(job, unit) for unit, content in known.items()}
     is_known = bool(old) and None not in known.values()

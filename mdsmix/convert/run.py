@@ -222,7 +222,7 @@ def _convert_stream(
     cache = source_hashes(job, options, units, standing)
     job, old = _as_published(job, standing, options)
     if options.is_finish:
-        watcher.say(f"{job.name}: {learn(job, cache)}")
+        watcher.say(f"{job.name}: {learn(job, cache, units)}")
     again = options.again or options.verify_target
     if old and not again and is_up_to_date(job, old, standing, units, cache):
         refuse_too_many_bad(job, old.records)
