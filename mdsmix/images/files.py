@@ -21,7 +21,8 @@ from typing import NamedTuple, TypeVar
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.images.check import Bad
-from mdsmix.images.http import AT_ONCE, fetch
+from mdsmix.images.connections import AT_ONCE
+from mdsmix.images.http import fetch, is_http
 from mdsmix.storage import Location, Stat, locate
 
 MOST_BYTES = 256 << 20
@@ -54,10 +55,6 @@ class Read(NamedTuple):
     reason: str = ""
     "Why it could not be."
     why: str = ""
-
-
-def is_http(path: str) -> bool:
-    return path[:7].lower() == "http://" or path[:8].lower() == "https://"
 
 
 def find(path: str, base: Location) -> At:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
+from urllib.parse import urljoin
 
 from mdsmix.images.check import Bad
+from mdsmix.images.connections import connections
 
 MOST_BYTES = 64 << 20
 SECONDS = 60.0
@@ -20,8 +21,6 @@ SECONDS = 60.0
 QUIET_SECONDS = 10.0
 "Without a byte."
 TRIES = 3
-AT_ONCE = 8
-"Requests in flight of one worker."
 REDIRECTS = 5
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
 _PIECE = 1 << 16
@@ -59,30 +58,50 @@ class _Failed(Exception):
     """What another try may mend."""
 
 
+def is_http(path: str) -> bool:
+    return path[:7].lower() == "http://" or path[:8].lower() == "https://"
+
+
 def _once(url: str, patience: Patience) -> bytes:
-    from urllib3 import Timeout
     from urllib3.exceptions import HTTPError, LocationParseError
 
+    for _ in range(REDIRECTS + 1):
+        if not is_http(url):
+            raise Bad("image_not_found", f"the server names {url[:200]} instead of it")
+        try:
+            found = _asked(url, patience)
+        except LocationParseError as error:
+            raise Bad("image_not_found", str(error)) from None
+        except HTTPError as error:
+            raise _Failed(_said(error)) from None
+        if isinstance(found, bytes):
+            return found
+        url = urljoin(url, found)
+    raise Bad("image_not_fetched", f"the server sends on more than {REDIRECTS} times")
+
+
+def _asked(url: str, patience: Patience) -> bytes | str:
+    """What the URL gives, or the place to which it sends on. A body that nobody wants is not read: it may have no end."""
+    from urllib3 import Timeout
+
     left = max(0.1, min(patience.quiet, patience.left))
+    answer = connections(url).request(
+        "GET",
+        url,
+        timeout=Timeout(connect=left, read=left),
+        retries=False,
+        redirect=False,
+        preload_content=False,
+    )
+    is_read = False
     try:
-        answer = _pool().request(
-            "GET",
-            url,
-            timeout=Timeout(connect=left, read=left),
-            retries=_redirects(),
-            preload_content=False,
-        )
-    except LocationParseError as error:
-        raise Bad("image_not_found", str(error)) from None
-    except HTTPError as error:
-        raise _Failed(_said(error)) from None
-    try:
-        return _body(answer, patience)
-    except HTTPError as error:
-        raise _Failed(_said(error)) from None
+        if then := answer.get_redirect_location():
+            return str(then)
+        content = _body(answer, patience)
+        is_read = True
+        return content
     finally:
-        answer.drain_conn() if answer.status != 200 else None
-        answer.release_conn()
+        answer.release_conn() if is_read else answer.close()
 
 
 def _body(answer: Any, patience: Patience) -> bytes:
@@ -94,28 +113,17 @@ def _body(answer: Any, patience: Patience) -> bytes:
     while piece := answer.read1(_PIECE):  # what has come; `read` would wait for all of a piece
         content += piece
         if len(content) > MOST_BYTES:
-            answer.close()
             raise Bad("image_file_too_large", f"the server sends more than {MOST_BYTES} bytes")
         if patience.left <= 0:
-            answer.close()
             raise Bad("image_not_fetched", f"it was not there whole after {patience.seconds:g} s")
     return bytes(content)
 
 
 def _said(error: Exception) -> str:
-    """What went wrong, without the pools and tries around it, and the URL, which the record says."""
-    said = str(getattr(error, "reason", None) or (error.args[0] if error.args else error))
-    return " ".join(re.sub(r"^\w*(Connection|Pool)\w*\(.*?\): ", "", said).split())[:200]
-
-
-@cache
-def _pool() -> Any:
-    from urllib3 import PoolManager
-
-    return PoolManager(maxsize=AT_ONCE, headers={"User-Agent": "mdsmix", "Accept": "image/*"})
-
-
-def _redirects() -> Any:
-    from urllib3 import Retry
-
-    return Retry(total=REDIRECTS, connect=0, read=0, redirect=REDIRECTS, status=0, other=0)
+    """What went wrong, without the connection around it, and the URL, which the record says."""
+    first, *more = error.args or ("",)
+    said = re.sub(r"^\w*(Connection|Pool)\w*\(.*?\): ", "", str(error if not more else first))
+    inner = type(more[0]).__name__ if more and isinstance(more[0], Exception) else ""
+    if inner and inner not in said:
+        said = f"{said.rstrip('.')} ({inner})"
+    return " ".join(said.split())[:200]
