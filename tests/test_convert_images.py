@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -189,6 +190,23 @@ def test_every_bad_image_is_kept_under_its_reason_and_costs_its_record_alone(
     assert (whys["img"], whys["img/gone.jpg"]) == ("it is a folder", "there is no such file")
     said = [(each["detail"]["image"], each["reason"]) for each in quarantined(out)[: 2 * len(bad)]]
     assert said == [*bad.items(), *bad.items()]
+
+
+def test_what_lies_outside_of_the_folder_is_refused_where_the_recipe_says_so(
+    tmp_path: Path, seeing: Path
+) -> None:
+    """And of a file that is no image no byte is kept, wherever it lies."""
+    write_drawings(tmp_path / "img", 1)
+    (tmp_path / "secret.txt").write_text("root:x:0")
+    (tmp_path / "img/link.jpg").symlink_to(tmp_path / "secret.txt")
+    paths = ["0.jpg", "link.jpg", "../secret.txt", str(tmp_path / "secret.txt")]
+    out = tmp_path / "out/see/train"
+    for outside, reason in (("allow", "not_an_image"), ("refuse", "bad_image_path")):
+        images = {"root": "img", "outside": outside}
+        run_recipe(recipe_of(tmp_path, seeing, [record(path) for path in paths], images=images))
+        assert manifest_of(out).records.quarantined == {reason: 3}
+        assert not any("root:" in str(each) for each in quarantined(out))
+        assert ("outside" in manifest_of(out).encoding.images) == (outside == "refuse")
 
 
 def test_a_bad_record_is_kept_without_the_image_that_stands_in_it(
@@ -391,8 +409,12 @@ def test_a_table_of_questions_is_given_a_place_for_its_image_by_a_template(
     assert sample["images"] == [drawing()]
 
 
-def test_a_text_only_stream_knows_nothing_of_images(tmp_path: Path, seeing: Path) -> None:
-    """Its keys, and what is written of it, are as they were."""
+def test_a_text_only_stream_knows_nothing_of_images(
+    tmp_path: Path, seeing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keys, and what is written of it, are as they were. Pillow need not be installed, and urllib3 not for it."""
+    for package in ("PIL", "urllib3"):
+        monkeypatch.setitem(sys.modules, package, None)
     talk = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]
     recipe = recipe_of(tmp_path, seeing, [{"conversations": talk}], shape="sharegpt")
     run_recipe(recipe)
@@ -401,3 +423,7 @@ def test_a_text_only_stream_knows_nothing_of_images(tmp_path: Path, seeing: Path
     said = (tmp_path / "out/see/train/mdsmix.manifest").read_text()
     assert "image" not in said
     assert replace(manifest.encoding, images={}) == manifest.encoding
+    streams = {"see": stream(tmp_path / "a.jsonl", "sharegpt"), "seen": stream("b.jsonl")}
+    answer = mdsmix("convert", write_recipe(tmp_path, seeing, streams=streams))
+    assert answer.code == 2
+    assert "pip install 'mdsmix[images]'" in answer.err

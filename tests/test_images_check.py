@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from mdsmix.errors import RecipeError
 from mdsmix.images import check
@@ -110,6 +110,32 @@ def test_what_cannot_be_trained_on_has_its_reason(data: bytes, reason: str) -> N
 def test_what_every_processor_converts_is_good(mode: str) -> None:
     format = "JPEG" if mode in ("CMYK", "L") else "PNG"
     assert look(saved(noise().convert(mode), format), FULL).reason == ""
+
+
+@pytest.mark.parametrize("format", [each for each in FORMATS if each != "TIFF"])
+def test_what_stands_behind_the_end_of_an_image_is_none_of_it(format: str) -> None:
+    for behind in (b"\r\n", bytes(100), b"; and more"):
+        assert look(saved(noise(), format) + behind, FULL).reason == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"root:x:0:0:root:/root:/bin/sh", "it begins as none of JPEG, PNG, WebP, GIF, BMP and"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        (b"\n<!DOCTYPE html><html>404</html>", "a page of HTML"),
+        (b'<?xml version="1.0"?>\n<!-- x -->\n<svg>', "it is SVG, which is not read"),
+        (saved(noise(), "AVIF") if features.check("avif") else b"\0\0\0 ftypavif", "it is AVIF, "),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "it is HEIC, "),
+        (b"\xff\xd8\xff", "it begins as a JPEG does, and its header cannot be read"),
+        (bytes(99), "it holds zeros"),
+    ],
+)
+def test_what_is_no_image_is_told_without_a_byte_of_it(data: bytes, why: str) -> None:
+    found = look(data, FULL)
+    assert found.reason == "not_an_image"
+    assert why in found.why
+    assert not any(word in found.why for word in ("root", "secret", "\\x", "404"))
 
 
 def test_a_phones_jpeg_with_a_second_picture_is_no_animation() -> None:

@@ -13,9 +13,7 @@ import pytest
 
 from mdsmix.images import http
 from mdsmix.images.check import Bad
-from mdsmix.images.files import find
 from mdsmix.images.http import Patience, fetch
-from mdsmix.storage import locate
 from tests.pictures import drawing
 
 DRAWING = drawing()
@@ -200,9 +198,3 @@ def test_a_proxy_of_the_environment_is_asked_but_for_this_machine(
     assert fetch("http://images.invalid/good", short()) == DRAWING
     assert fetch(f"{server}/good", short()) == DRAWING
     assert Server.asked == ["http://images.invalid/good", "/good"]
-
-
-def test_a_name_that_no_store_takes_is_a_bad_path() -> None:
-    with pytest.raises(Bad, match="more than 1,024 bytes"):
-        find("x" * 1025, locate("s3://bucket"))
-    assert find("x" * 1000, locate("s3://bucket")).place is not None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mdsmix.errors import RecipeError
 from mdsmix.images.alone import alone
+from mdsmix.images.others import said
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -96,13 +97,13 @@ def opened(data: bytes) -> Iterator[Image]:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 yield image
         except UnidentifiedImageError:
-            raise Bad("not_an_image", f"it begins with {data[:16]!r}") from None
+            raise Bad("not_an_image", said(data)) from None
         except (Bad, MemoryError):
             raise
         except Exception as error:  # decoders raise nearly anything of damaged bytes
-            said = " ".join(str(error).split()) or type(error).__name__
+            why = " ".join(str(error).split()) or type(error).__name__
             raise Bad(
-                "image_truncated" if "truncated" in said.lower() else "image_damaged", said
+                "image_truncated" if "truncated" in why.lower() else "image_damaged", why
             ) from None
 
 
@@ -175,6 +176,23 @@ def _jpeg_ends(data: bytes) -> bool:
     return False
 
 
+def _gif_ends(data: bytes) -> bool:
+    """Whether its blocks reach to its trailer; what stands behind that is none of its own."""
+    at = 13 + _colours(data[10:11])
+    while data[at : at + 1] in (b"!", b","):
+        is_image = data[at : at + 1] == b","
+        at += 11 + _colours(data[at + 9 : at + 10]) if is_image else 2
+        while length := int.from_bytes(data[at : at + 1], "little"):
+            at += 1 + length
+        at += 1
+    return data[at : at + 1] == b";"
+
+
+def _colours(flags: bytes) -> int:
+    """Bytes of the table of colours that these flags of a GIF announce."""
+    return 3 * 2 ** (flags[0] % 8 + 1) if flags and flags[0] >= 128 else 0
+
+
 def _riff_ends(data: bytes) -> bool:
     return len(data) >= 12 and 8 + int(struct.unpack("<I", data[4:8])[0]) <= len(data)
 
@@ -184,7 +202,7 @@ _ENDS: dict[str, Callable[[bytes], bool]] = {
     "MPO": _jpeg_ends,
     "PNG": lambda data: b"IEND\xaeB`\x82" in data[-65536:] or b"IEND\xaeB`\x82" in data,
     "WEBP": _riff_ends,
-    "GIF": lambda data: data.rstrip(b"\0").endswith(b";"),
+    "GIF": _gif_ends,
     "BMP": lambda data: int.from_bytes(data[2:6], "little") <= len(data),
     "TIFF": lambda data: True,
 }

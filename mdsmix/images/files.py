@@ -8,8 +8,6 @@ are 16 at a time.
 from __future__ import annotations
 
 import os
-import posixpath
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,16 +17,15 @@ from functools import cache
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.errors import Unreachable
 from mdsmix.images.check import Bad
 from mdsmix.images.connections import AT_ONCE
-from mdsmix.images.http import fetch, is_http
-from mdsmix.storage import Location, Stat, locate
+from mdsmix.images.http import fetch
+from mdsmix.images.places import At
+from mdsmix.storage import Stat
 
 MOST_BYTES = 256 << 20
 "Of one file."
-MOST_KEY_BYTES = 1024
-"Of an object's name, in S3."
 IN_FLIGHT = 16
 AHEAD_BYTES = 32 << 20
 "Of images that are read and not looked at yet."
@@ -39,14 +36,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class At(NamedTuple):
-    """Where an image is."""
-
-    url: str
-    place: Location | None
-    "None: at an http URL."
-
-
 class Read(NamedTuple):
     """What was read of an image."""
 
@@ -55,39 +44,6 @@ class Read(NamedTuple):
     reason: str = ""
     "Why it could not be."
     why: str = ""
-
-
-def find(path: str, base: Location) -> At:
-    """The place of a path, relative to `base`; Bad (bad_image_path) where it names none."""
-    if is_http(path):
-        return At(path, None)
-    try:
-        path.encode()
-        if "://" in path:
-            place = locate(path)
-        elif base.is_s3 and not path.startswith("/"):
-            bucket, key = base.url[len("s3://") :].partition("/")[::2]
-            name = posixpath.normpath(f"{key}/{path}").lstrip("/")
-            if name.split("/")[0] == "..":
-                raise Bad("bad_image_path", f"it leads out of the bucket {bucket}")
-            place = locate(f"s3://{bucket}/{name}")
-        else:
-            place = locate(os.path.join(base.url, path))
-    except (RecipeError, UnicodeEncodeError, ValueError) as error:
-        raise Bad("bad_image_path", str(error)) from None
-    if place.is_s3:
-        _refuse_no_object(place.url)
-    return At(place.url, place)
-
-
-def _refuse_no_object(url: str) -> None:
-    """Bad for a name that every store refuses: asked for, it would end the run as a store that fails."""
-    bucket, _, key = url[len("s3://") :].partition("/")
-    if not re.fullmatch(r"[\w.-]{3,255}", bucket, re.ASCII):
-        raise Bad("bad_image_path", f"{bucket!r} is no name of a bucket")
-    if not key or len(key.encode()) > MOST_KEY_BYTES:
-        why = f"has more than {MOST_KEY_BYTES:,} bytes" if key else "is empty"
-        raise Bad("bad_image_path", f"the name of the object {why}")
 
 
 @dataclass(slots=True)

@@ -16,7 +16,8 @@ from mdsmix.encode.base import Detail, Rejected
 from mdsmix.errors import Unreachable
 from mdsmix.images.change import Change
 from mdsmix.images.check import Bad, Looked, Rules, look
-from mdsmix.images.files import At, Files, Read, ahead, find
+from mdsmix.images.files import Files, Read, ahead
+from mdsmix.images.places import At, find
 from mdsmix.record import Conversation
 from mdsmix.storage import CHANGED, Location
 
@@ -117,6 +118,8 @@ class Pictures:
     max_images: int | None = None
     root: Location | None = None
     "Where paths begin; None: at the folder of the record's file."
+    inside: bool = False
+    "Whether an image has to lie below there."
     files: Files = field(default_factory=Files)
     judges: bool = True
     "Whether images are looked at, or only known by their bytes."
@@ -133,6 +136,7 @@ class Pictures:
             change=Change.of(settings),
             max_images=settings.get("max_images"),
             root=root,
+            inside=settings.get("outside") == "refuse",
             files=Files(fetches=settings.get("http") == "fetch"),
         )
 
@@ -177,7 +181,7 @@ class Pictures:
             base = self.root or (folders[position] if count else None)
             try:
                 wanted[position] = [
-                    image if isinstance(image, bytes) else _find(image, base)
+                    image if isinstance(image, bytes) else _find(image, base, self.inside)
                     for image in conversation.images
                 ]
             except _Unplaced as fault:
@@ -250,10 +254,10 @@ class _Unplaced(Exception):
         self.detail = {"image": path[:SHOWN], "why": why[:SHOWN]}
 
 
-def _find(path: str, base: Location | None) -> At:
+def _find(path: str, base: Location | None, inside: bool) -> At:
     assert base is not None, "a path begins somewhere"
     try:
-        return find(path, base)
+        return find(path, base, inside)
     except Bad as bad:
         raise _Unplaced(path, bad.why) from None
 

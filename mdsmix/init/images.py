@@ -14,8 +14,8 @@ from typing import Any
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import MdsmixError
 from mdsmix.images.check import Bad
-from mdsmix.images.files import find
 from mdsmix.images.http import is_http
+from mdsmix.images.places import find
 from mdsmix.init.grouping import Draft
 from mdsmix.kinds.images import token_of
 from mdsmix.recipe import ImagesSpec

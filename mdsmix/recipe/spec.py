@@ -121,6 +121,8 @@ class ImagesSpec:
     reencode: ReencodeSpec | None = None
     http: Literal["refuse", "fetch"] = "refuse"
     "What becomes of a record whose image is at an http(s) URL."
+    outside: Literal["allow", "refuse"] = "allow"
+    "What becomes of a record whose image does not lie below the folder that paths begin at."
 
 
 SEEING = frozenset({"llava", "qwen_vl"})

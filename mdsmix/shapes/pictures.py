@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from mdsmix.record import Conversation, Message, PicturedConversation, RichConversation
 from mdsmix.shapes.base import Fault, Fields, Shape, refusing
@@ -35,6 +35,10 @@ TEXTS = frozenset({"text", "input_text", "output_text"})
 _SOURCES = ("image", "image_url", "path", "url", "base64", "source", "value", "data", "bytes")
 _CONTENTS = ("content", "value")
 _DATA = re.compile(r"data:[^,]*?(;base64)?,", re.IGNORECASE)
+_BARE = re.compile(
+    r"\s*(/9j/|iVBORw0KGg|UklGR|R0lGOD|Qk|SUkqA|TU0AK)[\w+/\s-]{256,}={0,2}\s*", re.ASCII
+)
+"Base64 that begins as a JPEG, PNG, WebP, GIF, BMP or TIFF does, and is longer than a path without a dot."
 Read = Callable[..., Any]
 
 
@@ -100,14 +104,16 @@ def images_of(value: Any) -> Iterator[Image]:
 
 
 def image_of(value: Any) -> Image:
-    """One image: a path or URL, a data: URI, bytes, or Hugging Face's `{"bytes": ..., "path": ...}`; Fault (bad_image)."""
+    """One image: a path or URL, a data: URI, base64 alone, bytes, or Hugging Face's `{"bytes": ..., "path": ...}`; Fault (bad_image)."""
     if isinstance(value, Mapping):
         return _from_struct(value)
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str) or not value:
         raise Fault("bad_image", why=f"it is {brief(value)}, no path, URL, bytes or base64")
-    return _from_data(value) if value[:5].lower() == "data:" else value
+    if value[:5].lower() == "data:":
+        return _from_data(value)
+    return _decoded(value) if _BARE.fullmatch(value) else value
 
 
 def _from_struct(value: Mapping[str, Any]) -> Image:
@@ -117,6 +123,8 @@ def _from_struct(value: Mapping[str, Any]) -> Image:
     if value.get("type") == "base64" or "base64" in value:  # as Anthropic's interface writes it
         return _decoded(value.get("data") or value.get("base64"))
     inner = next((value[key] for key in ("url", "path", "image") if value.get(key)), None)
+    if inner is None:
+        raise Fault("bad_image", why="it is an object without a url, a path or bytes")
     if isinstance(inner, Mapping):
         raise Fault("bad_image", why="it is an object in an object")
     return image_of(inner)
@@ -131,9 +139,11 @@ def _from_data(uri: str) -> bytes:
 
 
 def _decoded(text: Any) -> bytes:
-    """Of base64, which MIME breaks into lines."""
+    """Of base64, as it is found: broken into lines as in MIME, escaped as in a URL, in the alphabet of URLs, without its `=`."""
     try:
-        return base64.b64decode("".join(text.split()), validate=True)
+        said = "".join((unquote(text) if "%" in text else text).split()).rstrip("=")
+        filled = f"{said}{'=' * (-len(said) % 4)}"
+        return base64.b64decode(filled, b"-_" if "-" in said or "_" in said else None, True)
     except (AttributeError, binascii.Error, ValueError):
         raise Fault("bad_image", why="its base64 cannot be decoded") from None
 

@@ -1,0 +1,86 @@
+"""The path of an image, as a record says it -> where the image is.
+
+Records may be those of strangers, and a path may name any file of this machine or object of a store that its user may read, as with
+every tool that trains on such records. `inside` refuses what does not lie below the folder at which paths begin.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from mdsmix.errors import RecipeError
+from mdsmix.images.check import Bad
+from mdsmix.images.http import is_http
+from mdsmix.storage import Location, locate
+
+MOST_KEY_BYTES = 1024
+"Of an object's name, in S3."
+_TOPS = {"s3": (1, "the bucket"), "hf": (3, "the data set")}
+"Scheme -> how many names its store's own name has, and what is called so."
+
+
+class At(NamedTuple):
+    """Where an image is."""
+
+    url: str
+    place: Location | None
+    "None: at an http URL."
+
+
+def find(path: str, base: Location, inside: bool = False) -> At:
+    """The place of a path, relative to `base`; Bad (bad_image_path) where it names none, or one that is not below `base` and has to be."""
+    if is_http(path):
+        return At(path, None)
+    try:
+        path.encode()
+        place = _placed(path, base)
+    except (RecipeError, UnicodeEncodeError, ValueError) as error:
+        raise Bad("bad_image_path", str(error)) from None
+    if place.url.startswith("s3://"):
+        _refuse_no_object(place.url)
+    if inside and not _is_below(place, base):
+        why = "it does not lie below the folder of the images, and images.outside is refuse"
+        raise Bad("bad_image_path", why)
+    return At(place.url, place)
+
+
+def _placed(path: str, base: Location) -> Location:
+    if "\0" in path:  # said without the folder, which is another elsewhere
+        raise Bad("bad_image_path", "no path holds a NUL character")
+    if "://" in path:
+        return locate(path)
+    if not base.is_s3 or path.startswith("/"):
+        return locate(os.path.join(base.url, path))
+    scheme, _, rest = base.url.partition("://")
+    names, called = _TOPS[scheme]
+    parts = rest.split("/")
+    name = posixpath.normpath("/".join([*parts[names:], path]))
+    if name.split("/")[0] == "..":
+        raise Bad("bad_image_path", f"it leads out of {called} {'/'.join(parts[:names])}")
+    return locate("/".join([f"{scheme}:/", *parts[:names], "" if name == "." else name]))
+
+
+def _is_below(place: Location, base: Location) -> bool:
+    if place.is_s3 or base.is_s3:
+        return place.url.startswith(f"{base.url.rstrip('/')}/")
+    top = _real(base.url)
+    return os.path.realpath(place.url).startswith(top if top.endswith("/") else f"{top}/")
+
+
+@lru_cache(maxsize=64)
+def _real(path: str) -> str:
+    return os.path.realpath(path)
+
+
+def _refuse_no_object(url: str) -> None:
+    """Bad for a name that every store refuses: asked for, it would end the run as a store that fails."""
+    bucket, _, key = url[len("s3://") :].partition("/")
+    if not re.fullmatch(r"[\w.-]{3,255}", bucket, re.ASCII):
+        raise Bad("bad_image_path", f"{bucket!r} is no name of a bucket")
+    if not key or len(key.encode()) > MOST_KEY_BYTES:
+        why = f"has more than {MOST_KEY_BYTES:,} bytes" if key else "is empty"
+        raise Bad("bad_image_path", f"the name of the object {why}")

@@ -1,0 +1,70 @@
+"""What a record may hold as an image: a path, bytes, and base64 in all forms in which it is found."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+from urllib.parse import quote, quote_from_bytes
+
+import pytest
+
+from mdsmix.shapes.base import Fault
+from mdsmix.shapes.pictures import image_of
+from tests.pictures import drawing
+
+PNG, JPEG = drawing("PNG", (41, 30)), drawing(size=(42, 33))
+SAID = base64.b64encode(PNG).decode()
+URL = base64.urlsafe_b64encode(PNG).decode()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        PNG,
+        SAID,
+        f"data:image/png;base64,{SAID}",
+        f"DATA:;charset=utf-8;BASE64, {SAID}\n",
+        f"data:image/png;base64,{base64.encodebytes(PNG).decode()}",
+        f"data:image/png;base64,{SAID.rstrip('=')}",
+        f"data:image/png;base64,{URL}",
+        f"data:image/png;base64,{quote(SAID, safe='')}",
+        f"data:image/png,{quote_from_bytes(PNG)}",
+        {"bytes": PNG, "path": "gone.png"},
+        {"bytes": SAID},
+        {"type": "base64", "media_type": "image/png", "data": SAID},
+        {"url": f"data:image/png;base64,{SAID}"},
+    ],
+)
+def test_an_image_that_stands_in_a_record_is_its_bytes(value: Any) -> None:
+    assert SAID != URL
+    assert SAID.endswith("=")
+    assert image_of(value) == PNG
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_base64_alone_is_known_by_how_it_begins(format: str) -> None:
+    content = drawing(format, (300, 200))
+    assert image_of(base64.b64encode(content).decode()) == content
+
+
+@pytest.mark.parametrize("path", ["/9j/a.jpg", "Qk/0001", f"{'a/' * 200}b", f"/9j/{'a' * 300}.jpg"])
+def test_a_path_is_a_path(path: str) -> None:
+    assert image_of(path) == path
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("data:image/png;base64,AAAAA", "its base64 cannot be decoded"),
+        (f"data:image/png;base64,{SAID[:40]}!{SAID[41:]}", "its base64 cannot be decoded"),
+        ("data:image/png;base64", "without a comma"),
+        ({"url": ""}, "an object without a url, a path or bytes"),
+        ({"url": {"url": "x"}}, "an object in an object"),
+        (3, "it is 3, no path"),
+    ],
+)
+def test_what_is_no_image_says_why(value: Any, why: str) -> None:
+    with pytest.raises(Fault) as fault:
+        image_of(value)
+    assert fault.value.args == ("bad_image",)
+    assert why in fault.value.detail["why"]
