@@ -8,6 +8,10 @@ from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
 
+WRITTEN = "\n\t\xa0\u3000\u200c\u200d"
+"""What a text is written with though Python calls it unprintable: breaks; the spaces of French and Chinese; the joiners without which
+Persian and Hindi words fall apart, and families of emoji. None of them steers a terminal or turns the direction."""
+
 
 def plural(count: int, word: str) -> str:
     """`1 sample`, `2,000 samples`."""

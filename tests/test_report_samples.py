@@ -57,3 +57,14 @@ def test_neighbours_are_decoded_together_and_keep_the_space_between_them() -> No
 def test_control_tokens_stand_each_in_brackets() -> None:
     parts = [Segment([9, 9, 1], False), Segment([2, 9], True)]
     assert joined(parts, Decoder(Spelling(), frozenset({9}))) == "⟨9⟩⟨ 9⟩ 1⟦ 2⟨ 9⟩⟧"
+
+
+def test_what_languages_are_written_with_stays_and_what_steers_is_named() -> None:
+    """The joiner inside a Persian word, the spaces of Chinese and French, but no change of direction."""
+
+    class Text:
+        def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+            return "می\u200cخواهم\u3000第一章 oui\xa0! \u202e\x1b[2J\u2028"
+
+    shown = joined([Segment([1], False)], Decoder(Text(), frozenset()))
+    assert shown == "می\u200cخواهم\u3000第一章 oui\xa0! \\u202e\\x1b[2J\\u2028"

@@ -21,7 +21,7 @@ from mdsmix.kinds import Piece, kind_of, stored_pieces
 from mdsmix.kinds.base import document_pieces
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.turns import PACKED, documents_of, layout_of
-from mdsmix.words import plural, printable
+from mdsmix.words import WRITTEN, plural, printable
 
 TRAINED, CONTROL, DOCUMENT = "⟦⟧", "⟨⟩", "⟪⟫"
 "What stands around trained tokens, around each control token, and around what is said of a document of a packed row."
@@ -80,7 +80,7 @@ Run = tuple[str, str]
 def shown(sample: Sample, decoder: Decoder | None) -> list[Run]:
     """The sample for a person, without what steers a terminal: it comes from anyone's data."""
     if isinstance(sample, Mapping):
-        return [(printable(str(sample), "\n\t"), "text")]
+        return [(printable(str(sample), WRITTEN), "text")]
     return list(marked(sample, decoder))
 
 
@@ -110,7 +110,7 @@ def _decoded(ids: list[int], before: int | None, decoder: Decoder) -> Iterator[R
     for is_control, run in groupby(ids, decoder.control.__contains__):
         tokens = list(run)
         for some in [[token] for token in tokens] if is_control else [tokens]:
-            text = printable(decoder.text(some, before), "\n\t").translate(_MARKS)
+            text = printable(decoder.text(some, before), WRITTEN).translate(_MARKS)
             yield (text.join(CONTROL), "control") if is_control else (text, "text")
             before = some[-1]
 

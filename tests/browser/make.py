@@ -12,6 +12,8 @@ from tests.corpus import train_tokenizer
 from tests.pictures import record, seeing_tokenizer, stream, write_drawings
 from tests.test_report_page import HOSTILE
 
+LONG_NAME = "conversations_of_the_help_desk_with_its_customers_v2"
+
 
 def _mix(home: Path, tokenizer: Path) -> Path:
     texts = [f"{HOSTILE[n % len(HOSTILE)]} needle{n}" for n in range(48)]
@@ -22,9 +24,9 @@ def _mix(home: Path, tokenizer: Path) -> Path:
     streams: dict[str, Any] = {
         "docs": documents("docs.jsonl", layout="document"),
         "faq": pairs("faq.jsonl"),
-        "chat": chats("chat.jsonl"),
+        LONG_NAME: chats("chat.jsonl"),
     }
-    shares = {"docs": {"share": 0.5}, "faq": {"share": 0.3}, "chat": {"share": 0.2}}
+    shares = {"docs": {"share": 0.5}, "faq": {"share": 0.3}, LONG_NAME: {"share": 0.2}}
     return write_recipe(home, tokenizer, max_seq_len=64, streams=streams, mix=shares, budget="400000 tokens", max_repeat=1000, special_tokens_in_text="allow")  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import shlex
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from mdsmix.report.page.samples import samples_of
 from mdsmix.report.page.streams import drawn
 from mdsmix.table import Table, size_of
 from mdsmix.table import shown as told
-from mdsmix.words import plural, printable
+from mdsmix.words import WRITTEN, plural, printable
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -76,7 +77,7 @@ def _environment() -> Environment:
 def _printable(value: Any) -> Any:
     """Nothing that steers: no change of direction, no NUL, whoever wrote the text; Markup is ours."""
     if isinstance(value, str) and not isinstance(value, Markup):
-        return printable(value, "\n\t")
+        return printable(value, WRITTEN)
     return value
 
 
@@ -101,6 +102,7 @@ def _context(page: Gathered) -> dict[str, Any]:
         "command": shlex.join(["mdsmix", "report", *page.targets]),
         "svg": svg,
         "colours": colours,
+        "findings": [list(alike) for _, alike in groupby(page.findings, key=lambda f: f.id)],
         "rows": list(mix_rows(page, colours)),
         "ribbons": list(ribbons(page, colours)),
         "shares": _shares(page.mix),

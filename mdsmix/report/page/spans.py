@@ -14,7 +14,7 @@ from typing import Any
 
 from mdsmix.encode.tokenizer import Decoder
 from mdsmix.report.samples import Sample, Segment
-from mdsmix.words import printable
+from mdsmix.words import WRITTEN, printable
 
 BROKEN = "\ufffd"
 "What a decoder writes for bytes that are no character."
@@ -69,7 +69,7 @@ def shown(sample: Sample, decoder: Decoder | None, most: int) -> Shown:
 def _cut(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
     more = len(text) - MOST_TEXT
-    return printable(text[:MOST_TEXT], "\n\t") + (f" ... ({more:,} characters more)" * (more > 0))
+    return printable(text[:MOST_TEXT], WRITTEN) + (f" ... ({more:,} characters more)" * (more > 0))
 
 
 def _runs(
@@ -110,20 +110,25 @@ def _span(ids: Sequence[int], at: int, before: int | None, decoder: Decoder) -> 
     if token in decoder.control:
         return Span(printable(text), (token,), "control")
     if BROKEN not in text:
-        return Span(printable(text, "\n\t"), (token,), "line" if text.endswith("\n") else "text")
+        return Span(_written(text), (token,), "line" if text.endswith("\n") else "text")
     for stop in range(at + 1, min(at + MOST_PARTS, len(ids)) + 1):
         part = list(ids[at:stop])
         whole = decoder.text(part, before)
         if any(each in decoder.control for each in part):
             break
         if BROKEN not in whole or _bytes(decoder, part).decode("utf-8", "ignore") == whole:
-            return Span(printable(whole, "\n\t"), tuple(part), "split" if len(part) > 1 else "text")
+            return Span(_written(whole), tuple(part), "split" if len(part) > 1 else "text")
     return Span(_named(_bytes(decoder, [token])) or BROKEN, (token,), "bytes")
+
+
+def _written(text: str) -> str:
+    """A token's text. One that is a joiner and no more, as between two emoji, is named: nothing would be seen of it."""
+    return printable(text, WRITTEN if text.strip("\u200c\u200d") else "")
 
 
 def _named(raw: bytes) -> str:
     """Bytes of which some are no character, each of those by its number."""
-    return printable(raw.decode("utf-8", "backslashreplace"), "\n\t")
+    return printable(raw.decode("utf-8", "backslashreplace"), WRITTEN)
 
 
 def _bytes(decoder: Decoder, ids: Sequence[int]) -> bytes:
