@@ -12,15 +12,15 @@ import os
 import re
 import typing
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from mdsmix import typed
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import secrets
+from mdsmix.recipe.misplaced import refuse_misplaced
 from mdsmix.recipe.rules import contradictions, with_held_out
-from mdsmix.recipe.spec import Recipe, SourceSpec, StreamSpec
+from mdsmix.recipe.spec import Recipe
 from mdsmix.recipe.yaml_file import read_text, refuse_growth
 
 OVERRIDE = re.compile(r"[\w.\-\[\]]+=")
@@ -95,6 +95,7 @@ def _settled(tree: dict[str, Any], path: Path) -> dict[str, Any]:
     """The tree with what only this file knows: streams know their names, paths are absolute."""
     if "folder" in tree:
         raise typed.Misfit("folder is not a known key; it is where the recipe lies.")
+    refuse_misplaced(tree)
     folder = path.parent
     settled: dict[str, Any] = _rooted(tree, folder) | {"folder": folder}
     if isinstance(tree.get("tokenizer"), dict):
@@ -121,7 +122,6 @@ def _stream(name: Any, section: Any, folder: Path) -> Any:
         raise typed.Misfit(
             f"streams.{name}.held_out_of is not a known key; holdout names the share."
         )
-    _refuse_misplaced(f"streams.{name}", section)
     section = _rooted(section, folder) | {"name": str(name)}
     if section.get("date_string") is not None:
         section["date_string"] = str(section["date_string"])
@@ -132,20 +132,6 @@ def _stream(name: Any, section: Any, folder: Path) -> Any:
         home = Path(glob.escape(str(folder)))  # a [ or * in its own name is no pattern
         section["source"] = source | {"path": [_absolute(p, home) for p in paths]}
     return section
-
-
-def _refuse_misplaced(where: str, section: dict[str, Any]) -> None:
-    """Misfit for keys of a source that stand beside it, and for the stream's that stand in its source."""
-    of_stream, of_source = (
-        {f.name for f in fields(cls) if "set by" not in f.metadata}
-        for cls in (StreamSpec, SourceSpec)
-    )
-    inside = section.get("source")
-    within = inside.keys() if isinstance(inside, dict) else set()
-    for key in sorted(within & of_stream - of_source):
-        raise typed.Misfit(f"{where}.source.{key} is not a known key; write {where}.{key}.")
-    for key in sorted(section.keys() & of_source - of_stream):
-        raise typed.Misfit(f"{where}.{key} is not a known key; write {where}.source.{key}.")
 
 
 def _rooted(section: dict[str, Any], folder: Path) -> dict[str, Any]:
