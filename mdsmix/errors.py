@@ -37,6 +37,10 @@ class Unreachable(MdsmixError):
     exit_code = 4
 
 
+class NotPublished(Unreachable):
+    """There is no stream yet where one is to be."""
+
+
 class Interrupted(MdsmixError):
     """Somebody wanted no more of it; of what keeps nothing that a next run would go on from."""
 

@@ -282,3 +282,12 @@ def test_images_are_shown_with_their_places_and_written_as_they_are(
     (tmp_path / "file").write_text("")
     failed = mdsmix("inspect", see, "--images", str(tmp_path / "file"))
     assert (failed.code, "cannot write" in failed.err) == (4, True)
+
+
+def test_fewer_samples_than_were_asked_for_are_said(tmp_path: Path) -> None:
+    """The first ones lie in the first shard."""
+    publish(tmp_path, CONCAT, [TOKEN_ROW] * 6, shards=2)
+    shown = mdsmix("inspect", tmp_path, "-n", 99).out
+    assert "3 of 6 samples: the first are read from the first mebibyte of the first shard" in shown
+    for enough in (("-n", 3), ("-n", 99, "--random"), ("--sample", 5), ("--longest",)):
+        assert " of 6 samples" not in mdsmix("inspect", tmp_path, *enough).out

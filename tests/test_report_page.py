@@ -335,15 +335,16 @@ def test_a_recipe_of_which_nothing_is_converted_is_planned(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     write_jsonl(tmp_path / "a.jsonl", [{"text": f"Number {n} of them."} for n in range(50)])
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"a": documents("a.jsonl", layout="document")})  # fmt: skip
+    made = {name: documents("a.jsonl", layout="document") for name in "ab"}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=made)
     page, answer = report(recipe, *NUMBERS, out=tmp_path / "r.html", code=4)
     plan = told("plan", recipe, *NUMBERS)
     assert float(page.figures["step.epoch_tokens"][0]) == plan["step"]["epoch_tokens"]["value"]
     assert "not converted yet" in page.text
-    assert "run mdsmix convert on this recipe first" in page.text, (
-        "in code's letters, not in backticks"
-    )
-    assert "run `mdsmix convert` on this recipe first" in answer.err
+    said = f"2 streams are not published (a, b): run `mdsmix convert {recipe}` first"
+    assert answer.err == f"error: {said}\n", "one cause, one sentence"
+    assert said.replace("`", "") in page.text, "in code's letters, not in backticks"
+    assert "Nothing is published yet." in page.text
 
 
 def test_machines_are_those_given_or_as_many_as_the_batch_allows(tmp_path: Path) -> None:

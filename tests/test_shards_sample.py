@@ -97,8 +97,10 @@ def test_a_damaged_shard_is_named(tmp_path: Path, at: int, data: bytes, why: str
 def test_a_shard_that_was_cut_off_is_named(tmp_path: Path) -> None:
     publish(tmp_path, {"c": "json"}, [{"c": [1, 2, 3]}] * 4, compression="zstd:3")
     path = tmp_path / "train" / "shard.00000.mds.zstd"
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(Unreachable, match="is damaged"):
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    said = f"is damaged: it has {len(whole) - 9} bytes and its index says {len(whole)}, so it was cut off; publish"
+    with pytest.raises(Unreachable, match=said):
         head(tmp_path)
 
 

@@ -123,6 +123,20 @@ def _print(found: Inspection, choice: Choice) -> None:
         console.print(Text.assemble(*runs), soft_wrap=True)  # no line break that is not in the text
         for number, picture in enumerate(chosen.pictures):
             echo(f"image {number}: {picture}")
+    if left_out := _left_out(found, choice):
+        echo(left_out)
+
+
+def _left_out(found: Inspection, choice: Choice) -> str:
+    """Why there are fewer samples than were asked for, though the stream holds more."""
+    count = len(found.samples)
+    is_first = choice.seed is None and not choice.places and not choice.longest
+    if not is_first or count >= min(choice.count, found.index.samples):
+        return ""
+    return (
+        f"{count:,} of {plural(found.index.samples, 'sample')}: the first are read from the first mebibyte of the first shard; "
+        "--sample N shows any other, --random some from anywhere"
+    )
 
 
 def _named(name: object) -> str:

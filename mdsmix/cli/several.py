@@ -64,7 +64,7 @@ def _streams(targets: Sequence[str], only_made: bool) -> tuple[list[str], bool]:
 
 def _of_recipe(path: str, overrides: Sequence[str], only_made: bool) -> list[str]:
     from mdsmix.kinds import open_recipe
-    from mdsmix.report.page.places import place_of
+    from mdsmix.mix.view import place_of
 
     recipe = open_recipe(path, overrides)
     specs = recipe.sourced if only_made else recipe.streams.values()

@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mdsmix.errors import MdsmixError, RecipeError, Unreachable
+from mdsmix.errors import MdsmixError, NotPublished, RecipeError, Unreachable
 from mdsmix.kinds import kind_of, open_recipe
 from mdsmix.mix import sections
 from mdsmix.mix.node_tokenizer import home_of
@@ -21,7 +21,13 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.read import parted
 from mdsmix.shards.index import BASENAME, read_index
 from mdsmix.shards.manifest import Encoding, TokenizerCard, read_manifest
-from mdsmix.shards.published import Published, find_published, read_published
+from mdsmix.shards.published import (
+    Published,
+    current,
+    find_published,
+    nothing_published,
+    read_published,
+)
 from mdsmix.shards.turns import PACKED, layout_of
 from mdsmix.storage import Location, locate, together
 from mdsmix.training.keys import OWN
@@ -204,19 +210,28 @@ def _of_section(section: StreamSection) -> Stream:
             if found
             else "correct its remote, local or split"
         )
-        raise Unreachable(f"the stream {name} is not at {folder}: there is no {BASENAME}; {fix}")
+        raise NotPublished(f"the stream {name} is not at {folder}: there is no {BASENAME}; {fix}")
     return _stream(name, found, settings)
 
 
+def place_of(recipe: Recipe, spec: StreamSpec) -> str:
+    """Where a stream of a recipe is read. One that others made may lie flat, without a folder for its split."""
+    at = recipe.published(spec)
+    is_flat = spec.source is None and not current(locate(at) / spec.split)
+    return at if is_flat else f"{at}/{spec.split}"
+
+
 def _of_recipe(recipe: Recipe, spec: StreamSpec, known: Published | None) -> Stream:
-    """A stream of the recipe. One made by others may lie flat, without a folder for its split."""
+    """A stream of the recipe, where `place_of` says; the read that looks whether it is there opens it too."""
     place = locate(recipe.published(spec))
     found = known or read_published(place / spec.split)
     if found is None and spec.source:
-        raise Unreachable(
+        raise NotPublished(
             f"the stream {spec.name} is not published at {place / spec.split}: run `mdsmix convert` on this recipe first"
         )
-    found = found or read_published(place) or _in(place / spec.split)
+    found = found or read_published(place)
+    if found is None:
+        raise nothing_published(place / spec.split)
     root, split = (place, "") if found.folder == place else (found.folder.parent, found.folder.name)
     settings = sections.stream_section(recipe, spec, str(root), split, found.index)
     return _stream(spec.name, found, settings, is_sourced=spec.source is not None)

@@ -35,18 +35,20 @@ def refuse_misplaced(tree: Mapping[str, Any]) -> None:
 
 def _sections(tree: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Each section that holds keys: its place, its stream's name, and what stands there."""
-    streams, mix = tree.get("streams"), tree.get("mix")
-    names = list(streams) if isinstance(streams, Mapping) else []
-    only = str(names[0]) if len(names) == 1 else ""
-    found: list[tuple[str, str, Any]] = [("", only, tree), ("tokenizer.", only, tree.get("tokenizer"))]  # fmt: skip
-    for name in names:
-        section = streams[name]
-        inner = section if isinstance(section, Mapping) else {}
+    streams, mix = _keys(tree.get("streams")), _keys(tree.get("mix"))
+    only = str(*streams) if len(streams) == 1 else ""
+    found = [("", only, tree), ("tokenizer.", only, tree.get("tokenizer"))]
+    for name, section in streams.items():
+        inner = _keys(section)
         found.append(("streams.{}.", str(name), section))
         found += [(f"streams.{{}}.{key}.", str(name), inner.get(key)) for key in ("source", "images")]  # fmt: skip
-    if isinstance(mix, Mapping):
-        found += [("mix.{}.", str(name), weight) for name, weight in mix.items()]
-    yield from ((place, name, values) for place, name, values in found if isinstance(values, Mapping))  # fmt: skip
+    found += [("mix.{}.", str(name), weight) for name, weight in mix.items()]
+    yield from ((place, name, _keys(values)) for place, name, values in found)
+
+
+def _keys(section: Any) -> Mapping[Any, Any]:
+    """The section, or none where something else stands there, which is refused as what it is."""
+    return section if isinstance(section, Mapping) else {}
 
 
 @cache

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mdsmix.errors import Unreachable
+from mdsmix.errors import NotPublished, Unreachable
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.index import BASENAME, Index, find_index
 from mdsmix.shards.manifest import Manifest, read_manifest
@@ -96,13 +96,18 @@ def find_published(at: Location) -> Location:
             raise Unreachable(
                 f"there is no file {at}: name a recipe or a training YAML that exists."
             )
-        raise Unreachable(
-            f"{at} holds no published stream: neither it nor a folder in it has an {BASENAME}; correct the "
-            "path, or publish it (again) with the tool that makes it."
-        )
+        raise nothing_published(at)
     names = ", ".join(split.name for split in splits)
     raise Unreachable(
         f"{at} holds {len(splits)} splits ({names}); name one, for example {splits[0]}."
+    )
+
+
+def nothing_published(at: Location) -> NotPublished:
+    """What is raised where no stream is."""
+    return NotPublished(
+        f"{at} holds no published stream: neither it nor a folder in it has an {BASENAME}; correct the "
+        "path, or publish it (again) with the tool that makes it."
     )
 
 

@@ -116,8 +116,17 @@ def _opened(folder: Location, shard: Shard) -> Iterator[Read | None]:
         raise
     except Exception as error:
         raise Unreachable(
-            f"{file} is damaged: {str(error).rstrip('.')}; publish the stream again."
+            f"{file} is damaged: {_size_problem(file, shard) or str(error).rstrip('.')}; publish the stream again."
         ) from None
+
+
+def _size_problem(file: Location, shard: Shard) -> str:
+    """Why no sense can be made of a file that is longer or shorter than its index says; nothing where it is neither."""
+    stat = file.stat()
+    if stat is None or stat.size == shard.stored.bytes:
+        return ""
+    what = "cut off" if stat.size < shard.stored.bytes else "replaced or added to"
+    return f"it has {stat.size:,} bytes and its index says {shard.stored.bytes:,}, so it was {what}"
 
 
 def decode_sample(shard: Shard, data: bytes) -> dict[str, Any]:

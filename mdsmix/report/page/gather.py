@@ -6,12 +6,20 @@ tells; what does not apply, as a plan of streams without a length, is a note on 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mdsmix.encode.tokenizer import Decoder, find_decoder
-from mdsmix.errors import Damaged, MdsmixError, MixRefused, RecipeError, Unreachable
+from mdsmix.errors import (
+    Damaged,
+    MdsmixError,
+    MixRefused,
+    NotPublished,
+    RecipeError,
+    Unreachable,
+)
 from mdsmix.mix.check import findings, in_order, is_refused, looked, verdict
 from mdsmix.mix.findings import Finding
 from mdsmix.mix.overlap import Overlap, said
@@ -31,7 +39,7 @@ from mdsmix.report.took import Took, find_took
 from mdsmix.shards.published import working_folder
 from mdsmix.storage import locate, together
 from mdsmix.training.keys import whole
-from mdsmix.words import plural
+from mdsmix.words import does, listed, plural
 
 if TYPE_CHECKING:
     from mdsmix.preview.run import Preview
@@ -49,6 +57,8 @@ LOOKED_AT = 1000
 READ = 64 << 20
 "Bytes of shards that a preview reads."
 STEPS, WINDOWS = 3, 12
+NOT_YET = "not published yet"
+"All that is said of such a stream of a recipe in its place: the page says once which these are."
 T = TypeVar("T")
 
 
@@ -120,14 +130,32 @@ def gather(targets: Sequence[str], asked: Asked, say: Callable[[str], None]) -> 
         ]
     once = {place.url: place for place in reversed(places)}.values()  # several loaders may read one
     page.streams = together(lambda place: _stream(asked, place), list(once)[::-1])
-    told = set(page.notes.values())
-    page.failed += [e for s in page.streams for e in s.failed if str(e) not in told]
+    _tell_failed(page)
     _check(page)
     _plan(page)
     _preview(page, say)
     if page.failed and page.plan is None and not any(s.found or s.bad for s in page.streams):
         raise page.failed[0]
     return page
+
+
+def _tell_failed(page: Gathered) -> None:
+    """What failed of each stream. That some are not published is one cause and one sentence, though the mix fails of it too."""
+    told = set(page.notes.values())
+    every = [(s, e) for s in page.streams for e in s.failed if str(e) not in told]
+    absent = [s.place for s, e in every if isinstance(e, NotPublished)]
+    made = [place for place in absent if place.is_made]
+    if absent:
+        page.failed = [e for e in page.failed if not isinstance(e, NotPublished)]
+    if made:
+        page.notes["findings"] = _unpublished(made, page.targets)
+        page.failed.append(NotPublished(page.notes["findings"]))
+    page.failed += [e for s, e in every if not (s.place in made and isinstance(e, NotPublished))]
+
+
+def _unpublished(made: Sequence[Place], targets: Sequence[str]) -> str:
+    names, are = listed([place.name for place in made], 5), does(made, "is", "are")
+    return f"{plural(len(made), 'stream')} {are} not published ({names}): run `mdsmix convert {shlex.join(targets)}` first"
 
 
 def _try(page: Gathered, part: str, do: Callable[[], T]) -> T | None:
@@ -150,6 +178,8 @@ def _stream(asked: Asked, place: Place) -> OneStream:
         except (Unreachable, Damaged) as error:
             failed.append(error)
     problem, bad_problem, bad = str(failed[0]) if failed else "", "", None
+    if failed and isinstance(failed[0], NotPublished) and place.is_made:
+        problem = NOT_YET
     try:
         bad = _bad(place, found)
     except (Unreachable, Damaged) as error:

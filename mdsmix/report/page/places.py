@@ -8,12 +8,10 @@ from dataclasses import dataclass
 
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.sections import is_train
-from mdsmix.mix.view import is_recipe
-from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.mix.view import is_recipe, place_of
+from mdsmix.recipe import Recipe
 from mdsmix.recipe.read import parted
 from mdsmix.shards.index import BASENAME
-from mdsmix.shards.published import current
-from mdsmix.storage import locate
 from mdsmix.training.read import parse, read_text
 
 TRAINED = "train_loader"
@@ -26,6 +24,8 @@ class Place:
     name: str
     url: str
     loader: str = TRAINED
+    is_made: bool = False
+    "By the recipe that was named."
 
 
 def places_of(targets: Sequence[str]) -> list[Place]:
@@ -41,7 +41,8 @@ def places_of(targets: Sequence[str]) -> list[Place]:
 def _of_recipe(recipe: Recipe) -> Iterator[Place]:
     for spec in recipe.streams.values():
         loader = TRAINED if is_train(spec) else f"eval_loader {spec.name}"
-        yield Place(name=spec.name, url=place_of(recipe, spec), loader=loader)
+        url, is_made = place_of(recipe, spec), spec.source is not None
+        yield Place(name=spec.name, url=url, loader=loader, is_made=is_made)
 
 
 def _of_yaml(path: str) -> Iterator[Place]:
@@ -50,10 +51,3 @@ def _of_yaml(path: str) -> Iterator[Place]:
         for stream in section.stream_sections:
             below = "/".join(filter(None, (stream.place, stream.settings.get("split"))))
             yield Place(name=stream.name, url=below, loader=section.label)
-
-
-def place_of(recipe: Recipe, spec: StreamSpec) -> str:
-    """Of a stream of a recipe. One that others made may lie flat, without a folder for its split."""
-    at = recipe.published(spec)
-    is_flat = spec.source is None and not current(locate(at) / spec.split)
-    return at if is_flat else f"{at}/{spec.split}"

@@ -19,9 +19,10 @@ from markupsafe import Markup, escape
 from mdsmix import __version__
 from mdsmix.mix.shares_table import shares_table, title
 from mdsmix.mix.streams import Mix
+from mdsmix.recipe.read import parted
 from mdsmix.report.page import svg
 from mdsmix.report.page.batches import batches_of
-from mdsmix.report.page.gather import MOST_BAD, ROWS, Gathered
+from mdsmix.report.page.gather import MOST_BAD, NOT_YET, ROWS, Gathered
 from mdsmix.report.page.mixture import figure, mix_rows, plan_of, ribbons
 from mdsmix.report.page.samples import samples_of
 from mdsmix.report.page.streams import drawn
@@ -95,6 +96,7 @@ def _context(page: Gathered) -> dict[str, Any]:
     colours = _colours(page)
     css = [colours[s.place.name] for s in page.streams]
     samples, left_out = samples_of(page.streams, css)
+    there = [s for s in page.streams if s.problem != NOT_YET or s.bad]
     return {
         "page": page,
         "version": __version__,
@@ -108,10 +110,10 @@ def _context(page: Gathered) -> dict[str, Any]:
         "shares": _shares(page.mix),
         "samples": samples,
         "left_out": left_out,
-        "streams": [drawn(each, colours[each.place.name]) for each in page.streams],
+        "streams": [drawn(each, colours[each.place.name]) for each in there],
         "plan": plan_of(page.plan),
         "preview": batches_of(page, colours),
-        "lost": [s for s in page.streams if s.problem],
+        "lost": [s for s in there if s.problem],
         "most_bad": MOST_BAD,
         "rows_a_device": ROWS,
     }
@@ -125,8 +127,9 @@ def _colours(page: Gathered) -> dict[str, str]:
 
 
 def _title(page: Gathered) -> str:
-    if len(page.targets) == 1 or (page.mix and page.mix.recipe):
-        name = Path(page.targets[0]).name or page.targets[0]
+    named, _ = parted(page.targets)
+    if len(named) == 1:
+        name = Path(named[0]).name or named[0]
         return name.removesuffix(".yaml").removesuffix(".yml")
     return plural(len(page.streams), "stream")
 
