@@ -1,9 +1,10 @@
 """Runs of n token ids (grams), as 64-bit hashes: all of some rows, or the 1 of 256 that a mark keeps.
 
 Which grams a mark keeps is decided by their ids alone, so the same gram is kept in every stream or in none, and what share of one
-mark is in another estimates what share of one stream's grams is in the other (FracMinHash). The choice is a hash of 16 bits,
-worked out for all positions of a block at once by sums of neighbours' sums: conversion pays for it with every token. Only
-what is kept is hashed by 64 bits.
+mark is in another estimates what share of one stream's grams is in the other (FracMinHash). The choice is a polynomial of the ids in
+16 bits, worked out for all positions of a block at once from halves: conversion pays for it with every token. Sums of ids
+would be cheaper, and are not enough: grams of the same few tokens in another order (numbers, tables, sequences of letters) would be
+kept or left together, and an estimate of them lay 20 of its standard errors off. Only what is kept is hashed by 64 bits.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ BLOCK = 1 << 15
 "Positions that are looked at together: what is worked out of them stays in the second-level cache."
 FLAGS = 1 << 20
 "Positions whose flags are looked through at once."
-_SPREAD = np.uint16(40503)
+BASE = 40503
+"Of the polynomial, odd; from it follows which grams a mark keeps, so marks of another one are not compared."
+_POWERS = tuple(np.uint16(pow(BASE, n, 1 << 16)) for n in (1, 2, 4))
 _KEPT = np.uint16((1 << 16) // RATE)
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (
@@ -70,13 +73,16 @@ def _kept_places(ids: NDArray[Any]) -> NDArray[np.int64]:
 def _flag(
     ids: NDArray[Any], one: NDArray[np.uint16], other: NDArray[np.uint16], out: NDArray[np.bool_]
 ) -> None:
-    """Says of each gram whether it is kept. Two buffers take turns: NumPy copies what an output would overwrite before it is read."""
+    """Says of each gram whether it is kept, by the polynomial of 2, 4, then 8 ids. Two buffers take turns: NumPy copies what an output
+    would overwrite before it is read."""
     block, n = ids.astype(np.uint16, copy=False), len(ids)
-    np.multiply(block, _SPREAD, out=one[:n])
-    np.add(one[: n - 1], block[1:], out=other[: n - 1])
-    np.add(other[: n - 3], other[2 : n - 1], out=one[: n - 3])
-    np.add(one[: n - 7], one[4 : n - 3], out=other[: n - 7])
-    np.less(other[: n - 7], _KEPT, out=out)
+    np.multiply(block[: n - 1], _POWERS[0], out=one[: n - 1])
+    np.add(one[: n - 1], block[1:], out=one[: n - 1])
+    np.multiply(one[: n - 3], _POWERS[1], out=other[: n - 3])
+    np.add(other[: n - 3], one[2 : n - 1], out=other[: n - 3])
+    np.multiply(other[: n - 7], _POWERS[2], out=one[: n - 7])
+    np.add(one[: n - 7], other[4 : n - 3], out=one[: n - 7])
+    np.less(one[: n - 7], _KEPT, out=out)
 
 
 def _where(flags: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mdsmix import typed
 from mdsmix.encode.base import Encoded
-from mdsmix.overlap.grams import GRAM, RATE, Hashes, kept
+from mdsmix.overlap.grams import BASE, GRAM, RATE, Hashes, kept
 from mdsmix.ragged import Ragged
 
 KIND = "grams"
@@ -133,7 +133,7 @@ class Mark:
         """A line of JSON, then the hashes of all units, 8 bytes each."""
         body = b"".join(unit.hashes.astype("<u8").tobytes() for unit in self.units)
         said = [[getattr(unit, name) for name in SAID] + [len(unit.hashes)] for unit in self.units]
-        head = {"gram": GRAM, "rate": RATE, "halvings": self.halvings, "units": said}
+        head = {"gram": GRAM, "rate": RATE, "base": BASE, "halvings": self.halvings, "units": said}
         return orjson.dumps({**head, "xxh3_64": _digest(body)}) + b"\n" + body
 
 
@@ -169,6 +169,7 @@ def halvings_for(count: int) -> int:
 class _Head:
     gram: int
     rate: int
+    base: int
     halvings: int
     units: list[list[Any]]
     xxh3_64: str
@@ -188,7 +189,8 @@ def parse(content: bytes) -> Mark | None:
     except (typed.Misfit, ValueError, TypeError, IndexError):
         return None
     is_whole = head.xxh3_64 == _digest(body) and cuts[-1] == len(hashes)
-    fits = (head.gram, head.rate) == (GRAM, RATE) and 0 <= head.halvings < 64
+    is_ours = (head.gram, head.rate, head.base) == (GRAM, RATE, BASE)
+    fits = is_ours and 0 <= head.halvings < 64
     return Mark(units, head.halvings) if is_whole and fits else None
 
 
