@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.encode.base import Encoded
+from mdsmix.mix.overlap import Pair
 from mdsmix.overlap import grams, marks
+from mdsmix.overlap.estimate import Estimate, containment
 from mdsmix.overlap.grams import GRAM, hashes, kept
-from mdsmix.overlap.marks import Mark, Marking, halvings_for, parse
+from mdsmix.overlap.marks import Mark, Marking, Merged, halvings_for, parse
 from mdsmix.ragged import Ragged
 
 Rows = list[list[int]]
@@ -119,7 +121,7 @@ def test_a_mark_is_read_as_it_was_written_and_damage_is_none() -> None:
     assert all(same(a, b) for a, b in zip(read.units, mark.units, strict=True))
     flipped = bytearray(content)
     flipped[-1] ^= 1
-    for bad in (b"", b"[]\n", content[:-8], content[:-1], bytes(flipped), content + bytes(8), content.replace(b'"gram":8', b'"gram":9'), content.replace(b'"base":40503,', b"")):  # fmt: skip
+    for bad in (b"", b"[]\n", content[:-8], content[:-1], bytes(flipped), content + bytes(8), content.replace(b'"gram":8', b'"gram":9'), content.replace(b'"rate":256', b'"rate":255'), content.replace(b'"base":40503,', b"")):  # fmt: skip
         assert parse(bad) is None
 
 
@@ -137,3 +139,63 @@ def test_the_bound_is_halved_until_the_file_is_small(count: int) -> None:
     halvings = halvings_for(count)
     assert count >> halvings <= marks.MOST
     assert not halvings or count / 2 ** (halvings - 1) > marks.MOST
+
+
+def test_a_hash_is_the_one_that_the_readme_states() -> None:
+    """Published marks hold it: SplitMix64's last steps, in whole numbers of Python."""
+    ids, whole = [7, 0, 65_535, 1 << 20, 5, 5, 3, 2_000_000_000], (1 << 64) - 1
+    value = 1
+    for token in ids:
+        value = value * 0x9E3779B97F4A7C15 + token & whole
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & whole
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & whole
+    assert hash_of(tuple(ids)) == value ^ value >> 32
+
+
+def test_a_gram_is_kept_below_the_bound_and_not_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gram = [3, 1, 4, 1, 5, 9, 2, 6]
+    total = sum(token * 40503 ** (7 - at) for at, token in enumerate(gram)) % (1 << 16)
+    for bound, count in ((total, 0), (total + 1, 1)):
+        monkeypatch.setattr(grams, "_KEPT", np.uint16(bound))
+        assert len(kept(Ragged.of([gram], "uint16")).hashes) == count
+
+
+def test_samples_are_counted_from_batch_to_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,000 samples and more 1 % is the bound, not 10."""
+    monkeypatch.setattr(grams, "_KEPT", np.uint16(0xFFFF))
+    shared = list(range(100, 100 + GRAM))
+    for alone, left_out in ((0, 1), (1088, 1), (1089, 0)):
+        marking = Marking()
+        for _ in range(11):
+            marking.add(Ragged.of([shared], "uint16"))
+        marking.add(Ragged.of([[]] * alone, "uint16"))
+        mark = marking.finish("k")
+        assert mark
+        assert (mark.samples, mark.left_out) == (11 + alone, left_out)
+
+
+def test_what_two_units_hold_counts_once_in_their_stream() -> None:
+    unit = a_mark(1, 200)
+    assert Mark((unit, unit)).merged.hashes.tolist() == unit.hashes.tolist()
+
+
+def test_marks_are_compared_at_the_bound_of_the_one_with_more_halvings() -> None:
+    """Else of a gram that is above it nobody knows whether the other has it."""
+    unit = a_mark(1)
+    whole, half = Merged(unit.hashes, 0), Merged(marks.below(unit.hashes, 1), 1)
+    for one, other in ((whole, half), (half, whole)):
+        found = containment(one, other)
+        assert found.found == found.of == len(half.hashes)
+
+
+def test_a_share_is_told_where_it_is_that_large_by_twice_its_error() -> None:
+    """Of an evaluation a smaller one; of a few grams none."""
+
+    def is_told(found: int, of: int, is_evaluation: bool = False) -> bool:
+        estimate = Estimate(found=found, of=of)
+        pair = Pair(stream="a", within="b", places=("", ""), is_evaluation=is_evaluation, estimate=estimate)  # fmt: skip
+        return pair.is_told
+
+    assert [is_told(n, 1000) for n in (100, 119, 122)] == [False, False, True]
+    assert [is_told(n, 1000, True) for n in (50, 64, 67)] == [False, False, True]
+    assert [is_told(99, 99), is_told(100, 100)] == [False, True]

@@ -20,21 +20,6 @@ from tests.mutants.contexts import KEPT, TestFile, by_room, collect
 from tests.mutants.places import Place, mutants, places
 from tests.mutants.trial import SILENCE, Outcome, Warm, copy_tree
 
-ROOMS = (
-    *(
-        "encode",
-        "kinds",
-        "shapes",
-        "shards",
-        "convert",
-        "engines",
-        "sources",
-        "storage",
-        "mix/weights.py",
-        "mix/offline",
-    ),
-    *("load/training_rows.py", "load/pack.py", "load/collate.py", "load/stream.py"),
-)
 ROOT = Path(__file__).parents[2]
 WITH_TORCH = ("with_torch/", "test_encode_tokenizer")
 "Test files that import torch, or transformers and with it torch."
@@ -89,7 +74,7 @@ def _options() -> argparse.Namespace:
         action="store_true",
         help="the test files of a fault's room first, then others: no map is needed",
     )
-    parser.add_argument("rooms", nargs="*", default=ROOMS, help="files or folders below mdsmix")
+    parser.add_argument("rooms", nargs="*", default=["."], help="files or folders below mdsmix")
     return parser.parse_args()
 
 

@@ -69,24 +69,24 @@ def collect(copy: Path, patterns: Sequence[str]) -> list[TestFile]:
 
 
 ROOM_TESTS = {
-    "encode": ("test_encode_*", "test_kinds_*", "test_convert_history*", "abuse/test_template*"),
-    "kinds": ("test_kinds_*", "test_house_*", "test_encode_*", "test_convert_changes*"),
-    "shapes": ("test_shapes_*", "test_kinds_*", "test_convert_shapes*", "test_convert_advice*"),
-    "shards": (
-        "test_shards_*",
-        "with_torch/test_shards_*",
-        "test_convert_*",
-        "abuse/test_*",
-        "test_cli_inspect*",
-    ),
-    "convert": ("test_convert_*", "test_cli_*", "test_house_*"),
-    "engines": ("test_engines_*", "test_convert_long*", "test_convert_run*"),
-    "sources": ("test_sources_*", "test_convert_*", "test_house_formats*", "abuse/test_*"),
-    "storage": ("test_storage*", "test_convert_put*", "e2e/test_storage_*", "e2e/test_faults*"),
-    "mix": ("test_mix_*", "with_torch/test_mix_*"),
-    "load": ("with_torch/test_load_*",),
+    "encode": ("test_kinds_*", "test_convert_history*", "abuse/test_template*"),
+    "kinds": ("test_house_*", "test_encode_*", "test_convert_changes*", "test_convert_images*"),
+    "shapes": ("test_kinds_*", "test_convert_shapes*", "test_convert_advice*"),
+    "images": ("test_kinds_images*", "test_convert_images*", "with_torch/test_load_vision*"),
+    "shards": ("test_convert_*", "abuse/test_*", "test_cli_inspect*"),
+    "overlap": ("test_mix_overlap*", "test_leaks*"),
+    "training": ("test_mix_*", "with_torch/test_load_*"),
+    "recipe": ("test_mix_shares*", "test_convert_budget*", "test_kinds_*", "abuse/test_recipe*"),
+    "convert": ("test_cli_*", "test_house_*", "test_mix_overlap*"),
+    "engines": ("test_convert_long*", "test_convert_run*"),
+    "sources": ("test_convert_*", "test_house_formats*", "abuse/test_*"),
+    "storage": ("test_convert_put*", "e2e/test_storage_*", "e2e/test_faults*"),
+    "leaks": ("test_mix_overlap*",),
+    "preview": ("with_torch/test_load_vision*",),
+    "report": ("test_cli_*", "test_mix_cli*", "with_torch/test_preview_cli*"),
+    "cli": ("test_mix_cli*", "with_torch/test_preview_cli*"),
 }
-"The test files that most likely notice a fault in a room, as patterns."
+"The test files that most likely notice a fault in a room, beside those that are named for it, as patterns."
 LEFT_OUT = ("tests/foundry", "tests/stores", "tests/abuse/test_long_line.py")
 "Of other environments; and one that fails in a process that has 16 GiB of addresses."
 LINES_A_SECOND = 40
@@ -96,28 +96,31 @@ LINES_A_SECOND = 40
 def by_room(copy: Path) -> list[TestFile]:
     """Every test file, taken to reach all of the rooms that it is for. No run is needed first; what only tests beyond the
     patience would notice counts as unnoticed, so the score is a lower bound."""
-    reached = {room: _places(copy, room) for room in ROOM_TESTS}
+    every = (copy / "mdsmix").iterdir()
+    rooms = {path.stem for path in every if path.is_dir() or path.suffix == ".py"}
+    reached = {room: _places(copy, room) for room in rooms}
     found = []
     for path in sorted((copy / "tests").rglob("test_*.py")):
         name = str(path.relative_to(copy / "tests"))
-        rooms = [room for room, patterns in ROOM_TESTS.items() if _fits(name, patterns)]
-        places = {place: [""] for room in rooms for place in reached[room]}
+        places = {place: [""] for room in rooms if _is_for(name, room) for place in reached[room]}
         seconds = 2 + path.read_text().count("\n") / LINES_A_SECOND
         found.append(TestFile(f"tests/{name}", "", {"": seconds}, places))
     return [test for test in found if not test.path.startswith(LEFT_OUT)]
 
 
 def _places(copy: Path, room: str) -> list[str]:
-    files = (copy / "mdsmix" / room).rglob("*.py")
+    """Of a folder, or of a module that is a room of its own."""
+    at = copy / "mdsmix" / room
     return [
         f"{file.relative_to(copy)}::{name}"
-        for file in files
+        for file in (at.rglob("*.py") if at.is_dir() else [at.with_suffix(".py")])
         for name in ("", *(name for name, _, _ in functions(file.read_text())))
     ]
 
 
-def _fits(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+def _is_for(name: str, room: str) -> bool:
+    named = (f"test_{room}*", f"with_torch/test_{room}*")
+    return any(fnmatch.fnmatch(name, each) for each in (*named, *ROOM_TESTS.get(room, ())))
 
 
 def _known(copy: Path, name: str) -> list[TestFile]:

@@ -1,0 +1,86 @@
+"""Packs without a conversion: what is read of them is what was put into them, file by file and byte by byte."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import permutations
+from pathlib import Path
+
+import orjson
+import pytest
+
+from mdsmix.convert.hashes import hashes_name, stored_hashes
+from mdsmix.convert.ledger import FOLDER, UnitRecord
+from mdsmix.convert.packs import (
+    Pack,
+    Place,
+    drop_records,
+    read_packs,
+    write_fingerprints,
+    write_pack,
+)
+from mdsmix.shards.counts import Records, Totals
+from mdsmix.storage import Location, locate
+
+KEYS = [f"{number:032x}" for number in range(6)]
+
+
+def line(key: str) -> bytes:
+    record = UnitRecord(key=key, backend="b", shards=[], totals=Totals(), records=Records())
+    return orjson.dumps(asdict(record))
+
+
+def content(key: str) -> bytes:
+    """Of another length for each, and of other bytes."""
+    return key[-1].encode() * (3 + int(key[-1]))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Location:
+    """Two packs of three units each, and two files of fingerprints that both begin with as many bytes."""
+    at = locate(str(tmp_path))
+    for keys in (KEYS[:3], KEYS[3:]):
+        name, sizes = write_fingerprints(at, [(key, content(key)) for key in keys])
+        write_pack(at, Pack({key: line(key) for key in keys}, {name: sizes}))
+    return at
+
+
+def names(folder: Location) -> list[str]:
+    return [name for name, _ in (folder / FOLDER).list()]
+
+
+def test_a_unit_with_a_record_of_its_own_is_not_taken_for_a_packed_one(folder: Location) -> None:
+    """It is the newer one, and the next compaction packs it."""
+    found = read_packs(folder, names(folder), alone=[KEYS[1], "no record"])
+    assert sorted(found.records) == [key for key in KEYS if key != KEYS[1]]
+    assert sorted(found.fingerprints) == KEYS
+
+
+def test_fingerprints_whose_file_is_gone_are_not_known(folder: Location) -> None:
+    """Else they would be written never again, and their records not be looked at for duplicates."""
+    packed = read_packs(folder, names(folder)).fingerprints
+    gone = packed[KEYS[0]].file
+    left = read_packs(folder, [name for name in names(folder) if name != gone])
+    assert sorted(left.fingerprints) == KEYS[3:]
+    assert sorted(left.records) == KEYS
+
+
+def test_fingerprints_are_read_in_any_order_as_they_were_written(tmp_path: Path) -> None:
+    """One key has a file of its own, one has none; only what lies side by side is read at once."""
+    at = locate(str(tmp_path))
+    told = {key: key[-1].encode() * 5 for key in KEYS[:5]} | {KEYS[5]: None}
+    packed = dict[str, Place]()
+    for keys in (KEYS[:2], KEYS[2:4]):  # what begins in one file where something of the other ends
+        name, _ = write_fingerprints(at, [(key, told[key] or b"") for key in keys])
+        packed |= {key: Place(name, 5 * number, 5) for number, key in enumerate(keys)}
+    (at / FOLDER / hashes_name(KEYS[4])).write(told[KEYS[4]] or b"")
+    for order in permutations(KEYS, 3):
+        assert list(stored_hashes(at, order, packed)) == [told[key] for key in order]
+
+
+def test_of_a_pack_only_the_records_go_that_are_dropped(folder: Location) -> None:
+    drop_records(folder, [KEYS[0], KEYS[4]])
+    found = read_packs(folder, names(folder))
+    assert sorted(found.records) == [key for key in KEYS if key not in (KEYS[0], KEYS[4])]
+    assert sorted(found.fingerprints) == KEYS
+    assert list(stored_hashes(folder, KEYS, found.fingerprints)) == list(map(content, KEYS))

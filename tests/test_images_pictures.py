@@ -1,0 +1,98 @@
+"""What is held of images, and for how long: bounds of memory, which no published byte shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mdsmix.encode.base import Rejected
+from mdsmix.errors import Unreachable
+from mdsmix.images import pictures
+from mdsmix.images.pictures import Image, Pictures, Seen
+from mdsmix.record import PicturedConversation
+from mdsmix.storage import locate
+from tests.pictures import drawing, write_drawings
+
+
+def talk(*images: str | bytes) -> PicturedConversation:
+    return PicturedConversation([], None, None, list(images))
+
+
+def read(folder: Path, *images: str | bytes) -> list[Image] | Rejected:
+    (found,) = Pictures(root=locate(str(folder))).read([talk(*images)], ())
+    return found
+
+
+def test_what_is_beyond_the_bound_is_not_held_and_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it is the same image."""
+    paths = write_drawings(tmp_path, 6)
+    stored = [path.read_bytes() for path in paths]
+    monkeypatch.setattr(pictures, "KEEP_BYTES", len(stored[0]) + len(stored[1]))
+    found = read(tmp_path, *(path.name for path in paths))
+    assert isinstance(found, list)
+    held = [len(image.data) for image in found if image.data is not None]
+    assert found[0].data == stored[0]
+    assert sum(held) <= pictures.KEEP_BYTES
+    assert [image.content for image in found] == stored
+    again = next(n for n, image in enumerate(found) if image.data is None)
+    paths[again].write_bytes(drawing(seed=77))
+    with pytest.raises(Unreachable, match="was changed"):
+        _ = found[again].content
+
+
+def test_as_many_records_are_taken_at_once_as_their_images_allow() -> None:
+    def taken(*sizes: int) -> int:
+        reader = Pictures()
+        reader.weigh([[Image(1, 1, size, "", b"")] for size in sizes])
+        return reader.most_records
+
+    aim = pictures.AIM_BYTES
+    assert taken() == pictures.FIRST_RECORDS
+    assert taken(aim // 8, aim // 8) == 8
+    assert taken(3 * aim) == 1
+    assert taken(1) == pictures.MOST_RECORDS
+    assert 1 < taken(*[aim // 100] * 20, 4 * aim) < 4, "a sixteenth of the last one"
+
+
+def test_verdicts_are_remembered_up_to_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "_known", {})
+    monkeypatch.setattr(pictures, "MOST_KNOWN", 2)
+    for path in write_drawings(tmp_path, 5):
+        assert isinstance(read(tmp_path, path.name), list)
+        assert len(pictures._known) <= 2
+
+
+def test_a_record_of_more_bytes_than_a_shard_has_offsets_for_is_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(drawing())
+    monkeypatch.setattr(pictures, "MOST_ROW_BYTES", 2 * size)
+    assert isinstance(read(tmp_path, drawing(), drawing()), list)
+    bad = read(tmp_path, drawing(), drawing(), drawing())
+    assert isinstance(bad, Rejected)
+    assert bad.reason == "images_too_large"
+    assert bad.detail == {"bytes": 3 * size, "most": 2 * size}
+
+
+def test_a_window_is_known_by_each_of_its_images_and_their_order(tmp_path: Path) -> None:
+    """By what is bad of them too: an image that is there again is another window."""
+    write_drawings(tmp_path, 2)
+
+    def digest(*talks: PicturedConversation) -> str:
+        reader = Pictures(root=locate(str(tmp_path)), max_images=2)
+        reader.read(talks, ())
+        return reader.seen.digest
+
+    both = ("0.jpg", "1.png")
+    talks = [talk(), talk(*both), talk(*both[::-1]), talk("0.jpg"), talk("0.jpg", "0.jpg")]
+    talks += [talk("0.jpg", "lost.jpg"), talk("0.jpg", b"no image"), talk("0.jpg", *both)]
+    found = [digest(each) for each in talks]
+    assert len(set(found)) == len(talks)
+    assert found[0] == Seen().digest == ""
+    assert digest(talk("0.jpg"), talk("1.png")) == found[1], "whichever record has it"
+    assert digest(talk(*both), talk("0.jpg", *both)) != found[1]
