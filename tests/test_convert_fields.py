@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from mdsmix.convert.job import make_job, settings_hash
+from mdsmix.convert.job import make_job
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.kinds import open_recipe
 from tests.converting import (
@@ -108,7 +108,7 @@ def test_only_what_is_given_is_part_of_a_units_key(tmp_path: Path, tokenizer_fol
         assert {"where", "id"} & job.encoding.stated.keys() == source.keys() - {"text"}
         parsed = {"meta"} if "meta" in str(source) else set()
         assert set(job.fields_parsed) == parsed, "a cell of csv that a path goes into is JSON"
-        return settings_hash(job), set(job.fields_read)
+        return job.settings_hash, set(job.fields_read)
 
     plain, read = key()
     assert read == {"text"}

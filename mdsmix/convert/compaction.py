@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from itertools import islice
 
 import orjson
@@ -90,7 +89,7 @@ class Compaction:
 
     def _packs(self) -> Iterator[Pack]:
         lines, files = iter(self._units.items()), self._files
-        while some := {key: orjson.dumps(asdict(unit)) for key, unit in islice(lines, A_PACK)}:
+        while some := {key: orjson.dumps(unit) for key, unit in islice(lines, A_PACK)}:
             yield Pack(some, files)
             files = {}
 

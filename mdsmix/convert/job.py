@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import orjson
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mdsmix.convert.budget import Wanted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """What is shared by all work units of a stream."""
 
@@ -119,9 +119,19 @@ class Job:
         """Whether it is kept which record a row is of: the source says what names one, and a row is of one."""
         return self.encoding.id is not None and not self.joins_units
 
+    @cached_property
+    def settings_hash(self) -> str:
+        """Of every setting and version that shapes a unit's bytes; mix weights and the backend are not among them, nor is
+        `duplicates`, since what is dropped from a unit is in its own key. Each of thousands of keys asks for it."""
+        of, has_template = self.tokenizer, self.kind.has_template
+        template = [of.chat_template, of.template_variables] if has_template else None
+        encoding = replace(self.encoding, duplicates="keep").stated
+        shaping = [FORMAT_VERSION, encoding, of.hash, template, self.limit]
+        return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
+
     def key(self, content: str) -> str:
         """The key of a work unit: its content and everything that shapes its bytes, hashed to 32 hex digits."""
-        return xxhash.xxh128_hexdigest(f"{settings_hash(self)} {content}")
+        return xxhash.xxh128_hexdigest(f"{self.settings_hash} {content}")
 
     def with_backend(self, backend: str) -> Job:
         return replace(self, backend=backend)
@@ -133,21 +143,6 @@ class Job:
             return True
         is_known_to_differ = made_by == self.unequal or is_unequal(self.tokenizer, made_by)
         return self.backend != "reference" and not is_known_to_differ
-
-
-@functools.lru_cache(maxsize=64)
-def _settings_hash(shaping: bytes) -> str:
-    return xxhash.xxh128_hexdigest(shaping)
-
-
-def settings_hash(job: Job) -> str:
-    """Of every setting and version that shapes a unit's bytes; mix weights and the backend are not among them, nor is
-    `duplicates`, since what is dropped from a unit is in its own key."""
-    tokenizer, has_template = job.tokenizer, job.kind.has_template
-    template = [tokenizer.chat_template, tokenizer.template_variables] if has_template else None
-    encoding = replace(job.encoding, duplicates="keep").stated
-    shaping = [FORMAT_VERSION, encoding, tokenizer.hash, template, job.limit]
-    return _settings_hash(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
 
 
 def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: int | None) -> Job:

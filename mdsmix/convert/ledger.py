@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import re
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ def pack_tokens(tokens: NDArray[Any]) -> str:
 
 
 def write_record(folder: Location, record: UnitRecord) -> None:
-    write_sealed(folder / FOLDER / record.key, orjson.dumps(asdict(record)))
+    write_sealed(folder / FOLDER / record.key, orjson.dumps(record))
 
 
 def read_record(folder: Location, key: str) -> UnitRecord | None:

@@ -18,7 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from mdsmix import sources
-from mdsmix.convert.job import Job, settings_hash
+from mdsmix.convert.job import Job
 from mdsmix.convert.source_hashes import fingerprint
 from mdsmix.convert.unit import open_tokenizer_backend
 from mdsmix.encode.backends import Unequal
@@ -49,7 +49,7 @@ def look_at(job: Job, files: Sequence[sources.SourceFile]) -> Look | None:
     encoding = replace(job.encoding, sample=None, holdout=None, held_out=False, duplicates="keep")
     job = replace(job, encoding=encoding)
     units = sources.chosen(files, fields=job.fields_read, parsed=job.fields_parsed)
-    key = " ".join([settings_hash(job), *map(fingerprint, units)])
+    key = " ".join([job.settings_hash, *map(fingerprint, units)])
     path = cache_folder() / "looks" / f"{xxhash.xxh128_hexdigest(key)}.json"
     with suppress(OSError, ValueError, TypeError, AttributeError):
         return _whole(orjson.loads(path.read_bytes()), files)

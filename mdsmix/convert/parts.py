@@ -19,7 +19,7 @@ import orjson
 
 from mdsmix.convert.doing import do_units
 from mdsmix.convert.dropping import find_dropped
-from mdsmix.convert.job import Job, settings_hash
+from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER, unsealed, write_sealed
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import listing
@@ -133,7 +133,7 @@ def _outcome(
 
 def _made_with(job: Job) -> bytes:
     """The first line of a note; what learns its other lines passes over it."""
-    return orjson.dumps({"settings": settings_hash(job)}) + b"\n"
+    return orjson.dumps({"settings": job.settings_hash}) + b"\n"
 
 
 def learn(job: Job, cache: SourceHashCache, units: Sequence[Unit]) -> str:

@@ -64,6 +64,8 @@ class FirstUnits:
 
     def _is_beyond(self) -> bool:
         bad, read, most = self.records.bad, self.records.sampled, self.job.max_bad
+        if not bad:  # as a rule, and a comparison of fractions is slow
+            return False
         if self.done == FIRST_UNITS and bad > max(NEARLY_ALL, most) * read:
             return True
         return bad > most * (read + self._to_come[self.done])

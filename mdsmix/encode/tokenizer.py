@@ -142,8 +142,9 @@ def _decoder(path: str, control: frozenset[int]) -> Decoder:
 
 def cache_folder() -> Path:
     """Where disposable state lies: MDSMIX_CACHE, else mdsmix in the user's cache folder."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mdsmix"
-    return Path(os.environ.get("MDSMIX_CACHE") or default)
+    if given := os.environ.get("MDSMIX_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mdsmix"
 
 
 def keep_in_cache(path: Path, content: bytes) -> None:

@@ -126,13 +126,16 @@ class Totals:
         return self.tokens - self.cut_tokens + in_place_of_images
 
     def __add__(self, other: Totals) -> Totals:
-        of_both = {k: (getattr(self, k), getattr(other, k)) for k in _COUNTS}
-        sums = {k: mine + its for k, (mine, its) in of_both.items()}
-        tops = {k: max(of_both[k]) for k in ("largest_id", "longest")}
-        return Totals(**sums | tops, lengths=_added(self.lengths, other.lengths))
+        sums = {k: getattr(self, k) + getattr(other, k) for k in _SUMS}
+        return Totals(
+            **sums,
+            largest_id=max(self.largest_id, other.largest_id),
+            longest=max(self.longest, other.longest),
+            lengths=_added(self.lengths, other.lengths),
+        )
 
 
-_COUNTS = [f.name for f in fields(Totals) if f.name != "lengths"]
+_SUMS = {f.name for f in fields(Totals)} - {"largest_id", "longest", "lengths"}
 
 
 def histogram(lengths: NDArray[np.int64]) -> dict[str, int]:
@@ -143,6 +146,6 @@ def histogram(lengths: NDArray[np.int64]) -> dict[str, int]:
 
 
 def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, Any]:
-    if not (one and other):  # as a rule: a stream of many units adds up twelve of these for each
-        return dict(sorted((one or other).items()))
+    if not one and not other:  # as a rule: a stream of many units adds up twelve of these for each
+        return {}
     return {k: one.get(k, 0) + other.get(k, 0) for k in sorted({*one, *other})}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Literal
 
 import orjson
@@ -204,7 +204,8 @@ class Manifest:
             yield from read_part(folder, part)
 
     def to_bytes(self) -> bytes:
-        tree = asdict(self) | {"encoding": self.encoding.stated}
+        tree = _keys(self) | {"encoding": self.encoding.stated}
+        tree |= {"records": _keys(self.records), "totals": _keys(self.totals)}
         if not self.mixed:
             # The keys came later: what was converted keeps the bytes it had.
             del tree["mixed"], tree["seed"]
@@ -213,9 +214,11 @@ class Manifest:
             for key in keys:
                 if not of[key]:
                     del of[key]
-        return orjson.dumps(tree, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+        # By itself orjson would leave the keys of dataclasses unsorted; `asdict` copies all that they hold, ten times as slowly.
+        return orjson.dumps(tree, _keys, orjson.OPT_PASSTHROUGH_DATACLASS | _SORTED)
 
 
+_SORTED = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS
 LATER = {
     "": ("source_parts", "side_files"),
     "records": (
@@ -268,3 +271,7 @@ def read_manifest(folder: Location) -> Manifest | None:
 
 def _default(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _keys(section: Any) -> dict[str, Any]:
+    return {f.name: getattr(section, f.name) for f in fields(section)}
