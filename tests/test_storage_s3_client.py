@@ -6,6 +6,8 @@ import io
 import os
 import socket
 from collections.abc import Callable
+from datetime import datetime, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeou
 from botocore.utils import parse_timestamp
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage import Stat, locate, s3, s3_client, waiting
+from mdsmix.storage import Stat, locate, s3_client, s3_conditions, s3_looks, s3_reader, waiting
 from mdsmix.storage.s3_client import ask
 
 REFUSED = EndpointConnectionError(endpoint_url="http://127.0.0.1:9")
@@ -189,9 +191,9 @@ def test_patience_begins_anew_with_each_part_of_a_body_that_came(
 ) -> None:
     def get(wanted: dict[str, str], client: object) -> tuple[str, Body]:
         start = wanted.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0]
-        return '"etag"', Body(int(start), known)
+        return "etag", Body(int(start), known)
 
-    monkeypatch.setattr(s3, "_get", get)
+    monkeypatch.setattr(s3_reader, "_get", get)
     assert locate("s3://b/x").read() == b"abcde"
     assert known.now - 1000 > 300
 
@@ -200,12 +202,69 @@ def test_fewer_bytes_than_an_object_had_are_another_object(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a store that heeds no If-Match."""
-    monkeypatch.setattr(s3, "_get", lambda wanted, client: ('"new"', io.BytesIO(b"ab")))
+    monkeypatch.setattr(s3_reader, "_get", lambda wanted, client: ("new", io.BytesIO(b"ab")))
     with (
         locate("s3://b/x").open_random(Stat(9, "old", 0)) as file,
         pytest.raises(Unreachable, match="was changed while it was being read"),
     ):
         file.read(5)
+
+
+NOW = datetime(2026, 11, 22, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize("etag", ['"abc"', "abc", 'W/"abc"'])
+def test_an_etag_is_known_with_quotes_without_them_and_as_a_proxy_weakens_it(etag: str) -> None:
+    said = {"ETag": etag, "LastModified": NOW, "Size": 5}
+    assert s3_looks.own_stat(said, 5) == s3_looks.listed_stat(said) == Stat(5, "abc", NOW.timestamp())  # fmt: skip
+
+
+def test_a_store_that_does_not_say_which_version_or_when_is_refused() -> None:
+    """But a listing may be without ETags: then the object itself is asked."""
+    assert s3_looks.listed_stat({"LastModified": NOW, "Size": 5}).stamp == ""
+    with pytest.raises(Unreachable, match="answers without ETag, so an object that was changed"):
+        s3_looks.own_stat({"LastModified": NOW}, 5)
+    for look in (lambda said: s3_looks.own_stat(said, 5), s3_looks.listed_stat):
+        with pytest.raises(Unreachable, match="answers without Last-Modified"):
+            look({"ETag": '"abc"', "Size": 5})
+
+
+class Unknowing:
+    """A client of a store that answers so to a PUT on a condition."""
+
+    def __init__(self, word: str) -> None:
+        self.meta = SimpleNamespace(endpoint_url="http://unknowing")
+        self._word = word
+
+    def put_object(self, **asked: Any) -> dict[str, str]:
+        if {"IfNoneMatch", "IfMatch"} & asked.keys():
+            raise refused(self._word)
+        return {"ETag": '"new"'}
+
+    def head_object(self, **asked: Any) -> dict[str, str]:
+        raise refused("404")
+
+
+def refused(word: str) -> ClientError:
+    return ClientError({"Error": {"Code": word}}, "PutObject")
+
+
+@pytest.mark.parametrize("word", ["NotImplemented", "MethodNotAllowed", "InvalidArgument"])
+def test_a_store_that_does_not_know_conditions_keeps_none_unless_it_has_kept_them_before(
+    word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, place = ("http://unknowing", "b"), {"Bucket": "b", "Key": "x"}
+    known = dict[tuple[str, str], bool]()
+    monkeypatch.setattr(s3_conditions, "_kept", known)
+    found = s3_conditions.put_if(Unknowing(word), place, b"1", None)
+    assert (found and found.stamp, known) == ("new", {store: False})
+    known[store] = True
+    with pytest.raises(ClientError):
+        s3_conditions.put_if(Unknowing(word), place, b"1", None)
+    known.clear()
+    with pytest.raises(ClientError):
+        s3_conditions.put_if(Unknowing("AccessDenied"), place, b"1", None)
+    assert known == {}
 
 
 def test_a_bucket_is_in_the_path_but_at_aws_where_it_has_a_name_in_dns(

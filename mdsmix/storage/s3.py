@@ -26,12 +26,12 @@ from mdsmix.storage.location import (
     has_pattern,
     path_matches,
 )
-from mdsmix.storage.s3_client import Patience, ask
+from mdsmix.storage.s3_client import ask
 from mdsmix.storage.s3_conditions import are_kept, put_if
-from mdsmix.storage.s3_errors import error_code, failures
+from mdsmix.storage.s3_looks import got, listed_stat, own_stat, page_of, stat_of
 from mdsmix.storage.s3_random import RandomReader
+from mdsmix.storage.s3_reader import Reader
 
-_MORE_BYTES = 1 << 20  # a line that is longer than was thought
 _DELETED_AT_ONCE = 1000  # what S3 takes
 _READ_BYTES = 8 << 20  # RawIOBase.readall would take 8 KiB at a time, 7 times slower
 
@@ -66,31 +66,31 @@ class S3Path(Location):
         return {"Bucket": self.bucket, "Key": self.key}
 
     def stat(self) -> Stat | None:
-        return ask(self.url, lambda client: _stat(client, self._object())) if self.key else None
+        return ask(self.url, lambda client: stat_of(client, self._object())) if self.key else None
 
     def read(self, start: int = 0, length: int | None = None) -> bytes:
         if length == 0:
             return b""
-        with _Reader(self, start, None if length is None else start + length) as reader:
+        with Reader(self, start, None if length is None else start + length) as reader:
             return b"".join(iter(lambda: reader.read(_READ_BYTES), b""))
 
     def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
-        answer = ask(self.url, partial(_found, self._object()))
+        answer = ask(self.url, partial(got, self._object()))
         if answer is None:
             return None
-        found = _as_stat(answer, answer["ContentLength"])
-        with _Reader(self, 0, None, (answer.get("ETag"), answer["Body"])) as reader:
+        found = own_stat(answer, answer["ContentLength"])
+        with Reader(self, 0, None, (found.stamp, answer["Body"])) as reader:
             if found.size > most:
                 return found, b""
             return found, b"".join(iter(lambda: reader.read(_READ_BYTES), b""))
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
-        reader = _Reader(self, start, until, etag=f'"{stamp}"' if stamp else None, goes_on=True)
+        reader = Reader(self, start, until, stamp=stamp, goes_on=True)
         return io.BufferedReader(reader, buffer_size=1 << 20)
 
     def open_random(self, found: Stat, ahead: int = 1 << 20) -> BinaryIO:
         def fetch(start: int, end: int) -> bytes:
-            with _Reader(self, start, end, etag=f'"{found.stamp}"') as reader:
+            with Reader(self, start, end, stamp=found.stamp) as reader:
                 data = b"".join(iter(lambda: reader.read(_READ_BYTES), b""))
             if len(data) < end - start:  # a store that heeds no If-Match
                 raise Unreachable(CHANGED.format(url=self.url))
@@ -146,7 +146,7 @@ class S3Path(Location):
             for entry in page.get("Contents", []):
                 name = entry["Key"][len(self._prefix) :]
                 if name and not name.endswith("/"):  # the mark of an empty folder
-                    yield name, _as_stat(entry, entry["Size"])
+                    yield name, listed_stat(entry)
 
     def folders(self) -> Iterator[str]:
         for page in self._pages("/"):
@@ -159,7 +159,7 @@ class S3Path(Location):
             folders |= {entry["Prefix"][start:-1] for entry in page.get("CommonPrefixes", [])}
             for entry in page.get("Contents", []):
                 if name := entry["Key"][start:]:  # else the mark of this folder
-                    files[name] = _as_stat(entry, entry["Size"])
+                    files[name] = listed_stat(entry)
         return files, folders
 
     @property
@@ -170,7 +170,7 @@ class S3Path(Location):
         prefix = self._prefix + beginning
         wanted = {"Bucket": self.bucket, "Prefix": prefix, "Delimiter": delimiter}
         while True:
-            page = ask(self.url, partial(_page, wanted))
+            page = ask(self.url, partial(page_of, wanted))
             yield page
             if not page["IsTruncated"]:
                 return
@@ -202,153 +202,3 @@ def _stamped(place: Location, found: Stat) -> tuple[Location, Stat] | None:
     """With a stamp in any case: where a listing has none, the object itself is asked. None where it went since."""
     known = found if found.stamp else place.stat()
     return (place, known) if known else None
-
-
-def _page(wanted: dict[str, str], client: Any) -> dict[str, Any]:
-    page: dict[str, Any] = client.list_objects_v2(**wanted)
-    _seen.add((client.meta.endpoint_url, wanted["Bucket"]))
-    return page
-
-
-_seen: set[tuple[str, str]] = set()
-"Endpoint and bucket. Once a request inside a bucket was answered the bucket exists, so that a HEAD's bare 404 means the object."
-
-
-def _stat(client: Any, place: dict[str, str]) -> Stat | None:
-    """By a HEAD, once a request inside the bucket was answered; before that, and where it is refused, by a GET of one byte: a HEAD
-    has no words that tell a missing object from a missing bucket or a wrong key."""
-    from botocore.exceptions import ClientError
-
-    if (client.meta.endpoint_url, place["Bucket"]) not in _seen:
-        return _stat_by_get(client, place)
-    try:
-        head = client.head_object(**place)
-    except ClientError as error:
-        if error_code(error) not in ("400", "403", "404"):
-            raise
-        return None if error_code(error) == "404" else _stat_by_get(client, place)
-    return _as_stat(head, head["ContentLength"])
-
-
-def _stat_by_get(client: Any, place: dict[str, str]) -> Stat | None:
-    from botocore.exceptions import ClientError
-
-    try:
-        answer = _found({**place, "Range": "bytes=0-0"}, client)
-    except ClientError as error:
-        if error_code(error) not in ("InvalidRange", "416"):
-            raise
-        head = client.head_object(**place)  # it has no byte
-        return _as_stat(head, head["ContentLength"])
-    if answer is None:
-        return None
-    with answer["Body"] as body:
-        if answer["ContentLength"] == 1:  # else the store heeds no Range
-            body.read()
-    whole = answer.get("ContentRange", f"/{answer['ContentLength']}")
-    return _as_stat(answer, int(whole.rpartition("/")[2]))
-
-
-def _found(place: dict[str, str], client: Any) -> dict[str, Any] | None:
-    """What a GET answers; None where the bucket has no such object."""
-    from botocore.exceptions import ClientError
-
-    try:
-        answer: dict[str, Any] | None = client.get_object(**place)
-    except ClientError as error:
-        if error_code(error) == "404":  # without a word; a write would be told of a missing bucket
-            return None
-        if error_code(error) != "NoSuchKey":
-            raise
-        answer = None
-    _seen.add((client.meta.endpoint_url, place["Bucket"]))
-    return answer
-
-
-def _as_stat(said: dict[str, Any], size: int) -> Stat:
-    """From what a store says of an object, in a listing or for itself. Some list no ETag: then the stamp is empty."""
-    return Stat(size, said.get("ETag", "").strip('"'), said["LastModified"].timestamp())
-
-
-class _Reader(io.RawIOBase):
-    """The bytes [start, end) of one version of an object, taken up again where a body breaks."""
-
-    def __init__(
-        self,
-        place: S3Path,
-        start: int,
-        end: int | None,
-        begun: tuple[str | None, Any] | None = None,
-        etag: str | None = None,
-        goes_on: bool = False,
-    ) -> None:
-        """`begun`: the ETag and the body of a request that was made already; `etag`: of the version that is to be read;
-        `goes_on`: beyond `end` too, by further requests."""
-        self._place, self._position, self._end = place, start, end
-        self._etag, self._goes_on = etag, goes_on and end is not None
-        self._patience: Patience | None = None
-        if begun:
-            self._etag, self._body = begun
-        else:
-            self._body = self._request()
-
-    def _request(self) -> Any:
-        wanted = self._place._object()
-        if self._etag is not None:
-            wanted["IfMatch"] = self._etag
-        if self._position or self._end is not None:
-            last = "" if self._end is None else self._end - 1
-            wanted["Range"] = f"bytes={self._position}-{last}"
-        etag, body = ask(self._place.url, partial(_get, wanted))
-        self._etag = etag or self._etag
-        return body
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        target = memoryview(buffer).cast("B")
-        while True:
-            try:
-                data: bytes = self._body.read(len(target))
-                if data or not target or not self._go_on():
-                    break
-            except failures() as error:
-                self._resume(error)
-        self._patience = None
-        self._position += len(data)
-        target[: len(data)] = data
-        return len(data)
-
-    def _go_on(self) -> bool:
-        """Asks for more where all that was asked for has been read."""
-        if not self._goes_on or self._position != self._end:
-            return False
-        self._body.close()
-        self._end += _MORE_BYTES
-        self._body = self._request()
-        return True
-
-    def _resume(self, error: Exception) -> None:
-        self._body.close()
-        self._patience = self._patience or Patience(self._place.url)
-        self._patience.wait(error)
-        self._body = self._request()
-
-    def close(self) -> None:
-        if not self.closed:
-            self._body.close()
-        super().close()
-
-
-def _get(wanted: dict[str, str], client: Any) -> tuple[str | None, Any]:
-    """The ETag and the body of a GET; nothing where the object ends before the range."""
-    from botocore.exceptions import ClientError
-
-    try:
-        answer = client.get_object(**wanted)
-    except ClientError as error:
-        if error_code(error) != "InvalidRange":
-            raise
-        return None, io.BytesIO()
-    return answer.get("ETag"), answer["Body"]

@@ -20,10 +20,13 @@ from typing import Any
 from mdsmix.storage.location import Stat
 from mdsmix.storage.s3_client import ask
 from mdsmix.storage.s3_errors import error_code
+from mdsmix.storage.s3_looks import own_stamp
 
 AT_ONCE = 3
 "Writers at once, in a trial of each condition. A store that lets both of two writers through in 9 of 20 rounds passes 1 trial in 36."
 _NOT_SO = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404")
+_UNKNOWN = ("NotImplemented", "501", "MethodNotAllowed", "405", "InvalidArgument", "InvalidRequest")
+"What stores say to a header that they do not know. One that has kept conditions before and says so now has changed, and is refused."
 
 _kept: dict[tuple[str, str], bool] = {}
 "Endpoint and bucket -> what a trial showed; a forked worker knows it from its parent."
@@ -46,17 +49,18 @@ def put_if(client: Any, place: dict[str, str], content: bytes, stamp: str | None
     except ClientError as error:
         if error_code(error) in _NOT_SO:
             return None
-        if error_code(error) != "NotImplemented":
+        if error_code(error) not in _UNKNOWN or _kept.get(store):
             raise
-    _kept[store] = False
-    return _look_and_put(client, place, content, stamp)
+    found = _look_and_put(client, place, content, stamp)
+    _kept[store] = False  # what it does not know are the conditions, not the write
+    return found
 
 
 def are_kept(url: str, place: dict[str, str]) -> bool:
     """Whether the store keeps conditions: tried with an object beside `place` that is deleted again, once a run."""
     store = ask(url, lambda client: _store(client, place))
     if ".amazonaws.com" in store[0]:
-        return True
+        return _kept.setdefault(store, True)
     with _trying:
         if store not in _kept:
             trial = {**place, "Key": f"{place['Key']}-trial-{secrets.token_hex(8)}"}
@@ -114,7 +118,7 @@ def _stamp(client: Any, place: dict[str, str]) -> str | None:
     from botocore.exceptions import ClientError
 
     try:
-        return str(client.head_object(**place).get("ETag", "")).strip('"')
+        return own_stamp(client.head_object(**place))
     except ClientError as error:
         if error_code(error) != "404":
             raise
@@ -123,7 +127,7 @@ def _stamp(client: Any, place: dict[str, str]) -> str | None:
 
 def _put(client: Any, place: dict[str, str], content: bytes, **condition: str) -> Stat:
     answer = client.put_object(**place, Body=content, **condition)
-    return Stat(len(content), answer["ETag"].strip('"'), time.time())
+    return Stat(len(content), own_stamp(answer), time.time())
 
 
 def _store(client: Any, place: dict[str, str]) -> tuple[str, str]:
