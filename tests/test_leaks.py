@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mdsmix.leaks import audit
 from mdsmix.leaks import items as items_module
 from mdsmix.leaks.audit import leaks_of, longest_shared
 from mdsmix.leaks.items import LENGTH, Items, Place
-from mdsmix.leaks.scan import scan
+from mdsmix.leaks.scan import Scanned, scan
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import read_index
 from mdsmix.storage import locate
@@ -23,6 +24,8 @@ from tests.converting import (
     documents,
     mdsmix,
     run_recipe,
+    samples,
+    tokens,
     windows,
     write_jsonl,
     write_recipe,
@@ -77,7 +80,58 @@ def test_the_longest_run_is_in_both_and_no_longer_one_is(evals: Rows, training: 
         for its in training:
             begin, there, length = longest_shared(np.array(mine, int), np.array(its, int))
             assert mine[begin : begin + length] == its[there : there + length]
-            assert bool(length) == bool(grams(mine) & grams(its))
+            assert length == longest_of(mine, its)
+
+
+def longest_of(one: list[int], other: list[int]) -> int:
+    """By every pair of places; 0 where it is shorter than a gram."""
+    runs = Counter[tuple[int, int]]()
+    for i, token in enumerate(one):
+        for j in (j for j, its in enumerate(other) if its == token):
+            runs[i, j] = runs[i - 1, j - 1] + 1
+    most = max(runs.values(), default=0)
+    return most if most >= LENGTH else 0
+
+
+@settings(max_examples=30)
+@given(ROWS, ROWS, st.sets(st.integers(0, 20)))
+def test_leaks_are_counted_and_sorted_as_plain_sets_have_it(
+    evals: Rows, training: Rows, common: set[int]
+) -> None:
+    """`common`: numbers of grams that count as common in the stream, and are found nowhere in it."""
+    items = made(evals)
+    is_common = np.isin(np.arange(len(items.hashes)), [*common])
+    gram, row = items.find(Ragged.of(training, "uint16"))
+    gram, row = gram[~is_common[gram]], row[~is_common[gram]]
+    scanned = [Scanned(samples=len(training), tokens=0, is_common=is_common, grams=gram, found_in=row)]  # fmt: skip
+    hidden = {gram_of(items, n) for n in common if n < len(items.hashes)}
+    held = [grams(its) - hidden for its in training]
+    expected = []
+    for n, mine in enumerate(map(grams, evals)):
+        found = sum(any(g in its for its in held) for g in mine)
+        counts = sorted((-len(mine & its), at) for at, its in enumerate(held) if mine & its)
+        if found:
+            expected.append((-found / len(mine), -found, n, [(at, -k) for k, at in counts[:3]]))
+    leaks = leaks_of(items, scanned)
+    assert [(-e.share, -e.found, e.item, [(w.sample, w.grams) for w in e.places]) for e in leaks] == sorted(expected)  # fmt: skip
+    most = [mine for mine in map(grams, evals) if mine and 2 * len(mine & hidden) >= len(mine)]
+    assert audit._hidden(items, scanned) == len(most)
+
+
+def test_a_gram_that_fills_its_row_is_found_and_no_other_of_its_hash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each row is as long as a gram, so that a block ends with it."""
+    one, other = list(range(LENGTH)), list(range(50, 50 + LENGTH))
+    items = made([one, other, one[1:]])
+    assert items.too_short == 1
+    for row in (one, other):
+        assert [len(part) for part in items.find(Ragged.of([row], "uint16"))] == [1, 1]
+    wrong = items.hashes[:1]
+    monkeypatch.setattr(items_module, "hashes", lambda ids, at, length: np.repeat(wrong, len(at)))
+    gram, row = items.find(Ragged.of([one, other], "uint16"))
+    assert gram.tolist() == [0]
+    assert gram_of(items, 0) == tuple((one, other)[int(row[0])])
 
 
 def text(number: int, words: int = 40) -> str:
@@ -143,6 +197,36 @@ def test_what_is_held_does_not_grow_with_how_often_a_gram_is_found(recipe: Path,
     assert len(scan(folder, index, made(rows), 0, lambda *_: None).grams) == 0
     nothing = leaks_of(made([]), [scan(folder, index, made([]), 10, lambda *_: None)])
     assert nothing == []
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_samples_of_many_shards_are_told_by_their_numbers(
+    pack: bool, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of both streams; a document that stands twice in a packed row is in one sample."""
+    windows(monkeypatch, 600)
+    evals = [{"text": text(i)} for i in range(6)]
+    web = [each for each in evals[::-1] for _ in range(1 + pack)]
+    streams = {
+        "web": documents(write_jsonl(tmp_path / "web.jsonl", web), layout="document", pack=pack),
+        "quiz": documents(
+            write_jsonl(tmp_path / "quiz.jsonl", evals), split="eval", layout="document"
+        ),
+    }
+    run_recipe(write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=1024))
+    folders = [tmp_path / "out/web/train", tmp_path / "out/quiz/eval"]
+    rows = [samples(folder) for folder in folders]
+    assert all(len(list(folder.glob("*.mds"))) > 1 for folder in folders)
+    answer = mdsmix("leaks", folders[0], "--eval", folders[1], "--json", "-n", 6)
+    leaks = json.loads(answer.out)["leaks"]
+    assert sorted(leak["sample"] for leak in leaks) == list(range(6))
+    for leak in leaks:
+        ids = tokens(rows[1][leak["sample"]])[:-1]
+        for place in leak["places"]:
+            found = np.asarray(rows[0][place["sample"]]["input_ids" if pack else "tokens"]).tolist()
+            assert str(ids)[1:-1] in str(found)
+            assert place["found"] <= len(ids) - LENGTH + 2
+        assert leak["passage"]["shared"].startswith(text(leak["sample"]))
 
 
 def test_packed_rows_and_conversations_are_searched_document_by_document(

@@ -228,26 +228,13 @@ def passage(found: Audit, leak: Leak, where: Where) -> Passage:
 
 def longest_shared(mine: Ids, its: Ids) -> tuple[int, int, int]:
     """Where the longest run of at least a gram begins that both hold, in each, and its length; 0 where there is none."""
-    at = dict[tuple[int, ...], int]()
-    for i in range(len(its) - LENGTH, -1, -1):
-        at[tuple(its[i : i + LENGTH].tolist())] = i
-    best = (0, 0, 0)
-    i = 0
-    while i + LENGTH <= len(mine):
-        there = at.get(tuple(mine[i : i + LENGTH].tolist()))
-        if there is None:
-            i += 1
-            continue
-        length = LENGTH
-        while (
-            i + length < len(mine)
-            and there + length < len(its)
-            and mine[i + length] == its[there + length]
-        ):
-            length += 1
-        best = max(best, (i, there, length), key=lambda run: run[2])
-        i += length - LENGTH + 1
-    return best
+    best, runs = (0, 0, 0), np.zeros(len(its) + 1, np.int64)
+    for end, token in enumerate(mine.tolist(), 1):  # how long a run ends with it, at each place
+        runs[1:] = np.where(its == token, runs[:-1] + 1, 0)
+        there = int(runs.argmax())
+        if (length := int(runs[there])) > best[2]:
+            best = end - length, there - length, length
+    return best if best[2] >= LENGTH else (0, 0, 0)
 
 
 def _around(ids: Ids, begin: int, length: int) -> tuple[Ids, Ids]:
