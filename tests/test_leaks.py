@@ -251,6 +251,20 @@ def test_packed_rows_and_conversations_are_searched_document_by_document(
         assert ("document " in listed.out) == pack, "else its rows were all of sample 0"
 
 
+def test_an_evaluation_that_is_trained_and_ids_of_no_stated_tokenizer_are_told(
+    recipe: Path, tmp_path: Path
+) -> None:
+    web, quiz = tmp_path / "out/web", tmp_path / "out/quiz"
+    alike = mdsmix("leaks", web, quiz / "eval", "--eval", quiz / "eval", "-n", 0)
+    assert "found where they stand: quiz/eval\n" in alike.out
+    assert "no manifest" not in alike.out
+    (quiz / "eval/mdsmix.manifest").unlink()
+    answer = mdsmix("leaks", web, "--eval", quiz / "eval", "-n", 0)
+    assert "no manifest says which tokenizer made the ids of " in answer.out
+    tree = json.loads(mdsmix("leaks", web, "--eval", quiz / "eval", "--json").out)
+    assert (tree["both"], tree["unnamed"]) == ([], [tree["evaluations"][0]["name"]])
+
+
 @pytest.mark.parametrize("what", ["no evaluation", "another tokenizer"])
 def test_what_cannot_be_compared_is_refused(
     what: str, recipe: Path, tmp_path: Path, tokenizer_folder: Path

@@ -77,6 +77,18 @@ class Audit:
     "Samples of which at least half the grams were left out as common in a stream, and found in none."
 
     @property
+    def both(self) -> list[str]:
+        """Evaluations that are trained themselves."""
+        trained = {str(stream.folder) for stream in self.streams}
+        return [each.name for each in self.evaluations if str(each.folder) in trained]
+
+    @property
+    def unnamed(self) -> list[str]:
+        """Streams of which no manifest says whose ids they hold."""
+        every = [*self.evaluations, *self.streams]
+        return list(dict.fromkeys(each.name for each in every if not each.trusted_manifest))
+
+    @property
     def shorts(self) -> int:
         """Samples that are too short for a gram."""
         return self.items.too_short

@@ -23,6 +23,7 @@ OFFHAND_BYTES = 1 << 27
 "128 MiB of shards without marks are read by each check: 0.3 s, of turns in JSON 3 s."
 BETWEEN, OF_EVALUATION = 0.1, 0.05
 "Shares that are told, where they are that large by twice their error."
+UNREAD = "no mark of all of it, and {:,} bytes to read; `mdsmix check --deep` reads them"
 WHY = "It is a lower bound, of one tokenizer: what is worded anew is not seen. And any two texts of a kind share phrases."
 
 
@@ -93,7 +94,7 @@ def _marks(streams: Sequence[Stream], is_deep: bool) -> list[tuple[Stream, Mark 
             left -= size
             found.append((stream, _worked_out(stream)))
         elif mark is None:
-            found.append((stream, f"no mark of all of it, and {size:,} bytes to read"))
+            found.append((stream, UNREAD.format(size)))
         else:
             found.append((stream, mark))
     return found
@@ -150,8 +151,6 @@ def said(overlap: Overlap) -> list[str]:
     """What was not looked at, and what could not be told."""
     few = dict.fromkeys(pair.stream for pair in overlap.pairs if pair.estimate.is_few)
     lines = [f"overlap not looked at: {name}: {why}" for name, why in overlap.unseen]
-    if overlap.unseen and any("bytes to read" in why for _, why in overlap.unseen):
-        lines[-1] += "; `mdsmix check --deep` reads them"
     if few:
         lines.append(
             f"overlap: too little text for an estimate of {', '.join(few)}, which takes about 25,000 tokens; `mdsmix leaks` with --eval looks at all of it"

@@ -63,6 +63,10 @@ def summary(found: Audit) -> Iterator[str]:
     ]
     if items.common and (items.left_out or any(each.common for each in found.scanned)):
         yield f"left out as common (--common): {', '.join(left)}"
+    if found.both:
+        yield f"evaluated on and trained too, so its samples are found where they stand: {', '.join(found.both)}"
+    if found.unnamed:
+        yield f"no manifest says which tokenizer made the ids of {', '.join(found.unnamed)}: of two tokenizers they mean different texts, and what both share would not be found"
     if found.shorts:
         yield f"{plural(found.shorts, 'sample')} {does(range(found.shorts), 'has', 'have')} fewer than {LENGTH} tokens, so no gram: nothing is known of {does(range(found.shorts), 'it', 'them')}"
     if found.unknown:
@@ -124,6 +128,8 @@ def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> dict[str,
         "too_short": found.shorts,
         "unknown": found.unknown,
         "hidden": found.hidden,
+        "both": found.both,
+        "unnamed": found.unnamed,
         "streams": [
             _stream_json(stream)
             | {"samples": each.samples, "tokens": each.tokens, "left_out": each.common}
