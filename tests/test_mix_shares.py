@@ -390,3 +390,27 @@ def test_a_draw_deviates_as_all_subsets_do(values: list[int], data: st.DataObjec
     )
     deviation = float(np.std(values, ddof=1))
     assert spread.of_draw(deviation, drawn, len(values)) == pytest.approx(real, abs=1e-9)
+
+
+@pytest.mark.parametrize("counts", ["no EOS", "cut"])
+def test_what_the_model_sees_of_a_sample_is_what_counts(counts: str, tmp_path: Path) -> None:
+    """4.5 tokens of a chat all the same: with the EOS that the loader adds, without what it cuts off."""
+    publish_three(tmp_path)
+    talk, held = TALK, {"tokens": 20_000, "cut_tokens": 2_000, "cut_rows": 500}
+    if counts == "no EOS":
+        talk = [{"turns": [{"input_ids": [5], "labels": [7] * n}]} for n in (1, 2, 3, 4)]
+        held = {"tokens": 14_000}
+    publish(tmp_path / "chat", TURNS, talk * 1000, card={"totals": totals(1000) | held})
+    path = write(tmp_path, mix=HALVES, budget="36k tokens")
+    assert chosen(path) == {"web": 2250, "chat": 4000}
+    assert [part.adds_eos for part in view([path]).shares.parts] == [False, counts == "no EOS"]  # type: ignore[union-attr]
+
+
+def test_an_absolute_share_deviates_by_its_own_draw_alone(home: Path) -> None:
+    """Rows of one length do not, whatever the others; of two shares of one sum both do."""
+    for is_absolute in (True, False):
+        shares = {"web": {"share": 0.3}, "chat": {"share": 0.1}}
+        path = write(home, mix=shares, absolute=is_absolute, budget="20k tokens")
+        found = view([path]).shares
+        assert found is not None
+        assert [part.deviation > 0 for part in found.parts] == [not is_absolute, True]
