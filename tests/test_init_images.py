@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,13 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         write_jsonl(tmp_path / f"data/{name}.jsonl", records)
     rows = [{"question": "What?", "answer": "It.", "image": {"bytes": drawing(), "path": "gone"}}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data/table.parquet")
+    with tarfile.open(tmp_path / "data/archive.tar", "w") as archive:
+        for name in ("a.json", "a.jpg", "b.json", "b.png"):
+            said = json.dumps({"messages": SAYS}).encode()
+            content = said if name.endswith("json") else drawing(seed=len(name))
+            header = tarfile.TarInfo(name)
+            header.size = len(content)
+            archive.addfile(header, io.BytesIO(content))
     return tmp_path
 
 
@@ -76,12 +85,15 @@ def test_records_with_images_become_streams_that_convert_with_all_of_them(
         "named": 1,
         "table": 1,
         "talk": 0,
+        "archive": 2,
     }
     assert all(each.records.written == each.records.read for each in found.values())
     assert not found["talk"].encoding.images
     text = (data / "recipe.yaml").read_text()
     assert text.count("images: {root: pictures}    # where the paths were found") == 4
     assert "images: {field: picture, root: pictures}" in text
+    assert "images: {field: [jpg, png]}" in text
+    assert "messages: json.messages" in text
     assert "# images of these records: 3 found, 0 not found" in text
     assert "# images of these records: 1 in the records themselves" in text
     assert "# processor: ./model" in text

@@ -192,13 +192,19 @@ def _fields(shape: Shape, head: Head) -> dict[str, str]:
 
 
 def _places(head: Head) -> Iterator[str]:
-    """The fields that each record has, and those of objects in them."""
+    """The fields that each record has, and those of objects in them, which may be JSON in a cell of text."""
+    are_texts = format_of(head.file).cells_are_texts
     for record in head.records:
         if isinstance(record, dict):
             for name, value in record.items():
                 yield name
+                value = parsed(value) if are_texts and _begins_an_object(value) else value
                 if isinstance(value, dict) and "." not in name:
                     yield from (f"{name}.{inner}" for inner in value if "." not in inner)
+
+
+def _begins_an_object(cell: Any) -> bool:
+    return isinstance(cell, str) and cell.lstrip()[:1] == "{"
 
 
 def _best(names: Sequence[str], present: Mapping[str, int]) -> str | None:
@@ -212,14 +218,18 @@ def _best(names: Sequence[str], present: Mapping[str, int]) -> str | None:
 
 
 def _prepared(shape: Shape, fields: Mapping[str, str], head: Head) -> Iterator[Any]:
-    """The records as the shape will be given them: with the values of paths, and lists where cells can only be texts."""
+    """The records as the shape will be given them: with the values of paths, and lists and objects where cells can only be texts."""
     derive = derived(fields.values())
+    entered = frozenset[str]().union(*(parse(name).entered for name in fields.values()))
     structured = [fields[key] for key in shape.structured if key in fields]
     are_texts = format_of(head.file).cells_are_texts
     for record in head.records:
-        if derive and isinstance(record, dict):
+        is_object = isinstance(record, dict)
+        if are_texts and is_object:
+            record = record | {name: parsed(record[name]) for name in entered if name in record}
+        if derive and is_object:
             record = derive(record)
-        if are_texts and isinstance(record, dict):
+        if are_texts and is_object:
             record = record | {name: parsed(record[name]) for name in structured if name in record}
         yield record
 
