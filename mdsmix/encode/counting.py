@@ -57,7 +57,7 @@ def processes() -> list[int]:
 
 
 def ask(digest: str, folder: Path, sizes: Sequence[Sequence[int]]) -> Any:
-    """Its counts of heights and widths, or {"error": why}. `folder`: from which the processor of that hash is opened. Unreachable where
+    """Its counts of heights and widths, each a number or why there is none; {"error": why} for all. `folder`: from which the processor of that hash is opened. Unreachable where
     it cannot be started, or ends twice over this question."""
     at = Path(_home() or _own_home().name) / f"{digest[:16]}.socket"
     for _ in range(TRIES):
@@ -142,7 +142,7 @@ def _answer(seeing: Any, asked: socket.socket) -> None:
         if not (line := lines.readline()):
             return  # somebody looked whether it listens
         try:
-            answer: Any = seeing.counts(json.loads(line))
+            answer: Any = seeing.counts_or_why(json.loads(line))
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         lines.write(json.dumps(answer) + "\n")

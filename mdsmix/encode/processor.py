@@ -133,10 +133,10 @@ class Counter:
 
     digest: str
     "Of the processor."
-    _known: dict[Size, int] = field(default_factory=dict)
+    _known: dict[Size, int | str] = field(default_factory=dict)
 
-    def of(self, sizes: Iterable[Size]) -> dict[Size, int]:
-        """Tokens of each size."""
+    def of(self, sizes: Iterable[Size]) -> dict[Size, int | str]:
+        """Tokens of each size, or why the processor refuses an image of it."""
         wanted = set(sizes)
         if not wanted <= self._known.keys():
             self._known |= self._kept()
@@ -160,14 +160,14 @@ class Counter:
         return {}
 
     def _keep(self) -> None:
-        known = self._kept() | self._known
+        known = self._kept() | {size: n for size, n in self._known.items() if isinstance(n, int)}
         with suppress(Unreachable):  # all that is lost is a question
             keep_in_cache(self._path, orjson.dumps([[*size, n] for size, n in known.items()]))
 
-    def _asked(self, sizes: list[Size]) -> list[int]:
+    def _asked(self, sizes: list[Size]) -> list[int | str]:
         answer = ask(self.digest, snapshot_of(self.digest), sizes)
         if not isinstance(answer, list):
             raise MdsmixError(
-                f"the processor cannot tell how many tokens an image becomes ({answer}); the sizes are {sizes[:4]}: leave such images out."
+                f"the processor cannot tell how many tokens an image becomes ({answer['error']}): name another, or leave processor out."
             )
         return answer

@@ -12,7 +12,7 @@ import numpy as np
 
 from mdsmix.encode.fetched import fetched_processor
 from mdsmix.encode.processor import Counter
-from mdsmix.errors import RecipeError
+from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.training_rows import Row, RowRules
 from mdsmix.load.vision import expanded
 from mdsmix.mix.checks.images import planned_for, processor_hash
@@ -30,10 +30,15 @@ class Images:
     counter: Counter
 
     def counts(self, row: Row) -> list[int]:
-        """Tokens of each image of a row."""
-        sizes = [(h, w) for h, w in row.pictures.sizes] if row.pictures else []
+        """Tokens of each image of a row; MixRefused where the processor refuses one."""
+        if not row.pictures:
+            return []
+        sizes = [(h, w) for h, w in row.pictures.sizes]
         found = self.counter.of(sizes)
-        return [found[size] for size in sizes]
+        for said in found.values():
+            if isinstance(said, str):
+                raise MixRefused(f"{row.pictures.where}: {said}; convert the stream for it.")
+        return [int(found[size]) for size in sizes]
 
     def grown(self, row: Row, rules: RowRules) -> Row:
         """The row with its images' tokens; MixRefused where the loader raises."""

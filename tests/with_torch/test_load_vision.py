@@ -455,6 +455,10 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
         assert 100 << 20 < held(pid) < counting.BYTES * 1.2
         assert Counter(card.hash).of(SIZES) == told
         assert not Counter(card.hash).is_new
+        said = Counter(card.hash).of([(10, 3000), SIZES[0]])
+        assert said[SIZES[0]] == told[SIZES[0]]
+        assert "refuses it: absolute aspect ratio" in str(said[10, 3000]), "the others are told"
+        assert (10, 3000) not in Counter(card.hash)._kept()
     assert os.waitpid(pid, 0) == (pid, 0), "it ends with the run"
     assert counting.processes() == []
     monkeypatch.setattr(counting.sys, "executable", "false")
