@@ -45,7 +45,7 @@ def finish_units(recipe: Path, like: Location) -> None:
     with lease(job.folder, print) as held:
         packing = Compaction(job, Stored(), records)
         for record in records:
-            packing.note(record.key, _hashes(record.key))
+            packing.fingerprints.note(record.key, _hashes(record.key))
         publish(job, records, list(_entries(units, contents)), held)
         packing.finish(held)
     SourceHashCache.of(job.target).save(units, contents)

@@ -7,14 +7,27 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mdsmix.convert import compaction, gc
 from mdsmix.convert.ledger import FOLDER, RECORD
-from mdsmix.convert.packs import FINGERPRINTS, NAME, drop_records, packed_record, read_packs
+from mdsmix.convert.marks import mark_name
+from mdsmix.convert.packs import (
+    FINGERPRINTS,
+    MARKS,
+    NAME,
+    drop_records,
+    packed_record,
+    read_packs,
+    read_places,
+    rewrite,
+)
+from mdsmix.overlap import grams, marks
 from mdsmix.shards.verify import verify
 from mdsmix.storage import locate
 from mdsmix.storage.local import LocalPath
@@ -30,7 +43,7 @@ from tests.converting import (
 
 TEXTS = [{"text": f"Document {n:02} is about the number {n:02}. " * 3} for n in range(21)]
 LATER = [*TEXTS, {"text": "One more, which two others equal."}]
-PACKS = re.compile(f"{NAME.pattern}|{FINGERPRINTS.pattern}")
+PACKS = re.compile(f"{NAME.pattern}|{FINGERPRINTS.pattern}|{MARKS.pattern}")
 DELETED = re.compile(rf"{PACKS.pattern}|{RECORD.pattern}(\.hashes)?")
 
 
@@ -88,9 +101,10 @@ def test_units_are_packed_when_they_are_published_and_known_again(
     ((units, reused),) = [(o.units, o.reused) for o in run_recipe(recipe, override)]
     assert (units, reused) == (7, 0)
     assert not list(filter(RECORD.fullmatch, ledger(recipe)))
-    assert not [name for name in ledger(recipe) if name.endswith(".hashes")]
+    assert not [name for name in ledger(recipe) if name.endswith((".hashes", ".grams"))]
     assert len(list(filter(NAME.fullmatch, ledger(recipe)))) == 4
     assert len(list(filter(FINGERPRINTS.fullmatch, ledger(recipe)))) > 1
+    assert len(list(filter(MARKS.fullmatch, ledger(recipe)))) > 1
     assert run_recipe(recipe, override)[0].state == "up to date"
 
     write_jsonl(recipe.parent / "a.jsonl", [*LATER, LATER[-1], TEXTS[0]])
@@ -176,6 +190,46 @@ def killed_at(patch: pytest.MonkeyPatch, number: int) -> Callable[[], bool]:
     return lambda: counts["left"] < 0
 
 
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_shorter_stream_takes_the_marks_of_its_units_from_where_they_lie(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    """The mark that is published keeps too few of them. Of a target that is old they lie alone, though its records are packed."""
+    monkeypatch.setattr(grams, "_KEPT", np.uint16(1 << 15))
+    monkeypatch.setattr(marks, "MOST", 64)
+    monkeypatch.setattr(compaction, "PIECE_BYTES", 1 << 20)
+    run_recipe(recipe)
+    folder = split(recipe)
+    (side,) = folder.glob("*.grams.side")
+    assert marks.parse(side.read_bytes()).halvings > 0
+    if is_old:
+        lie_alone(folder)
+    write_jsonl(recipe.parent / "a.jsonl", TEXTS[:6])
+    monkeypatch.setattr(compaction, "FEWEST", 0)
+    outcome = run_recipe(recipe)[0]
+    assert (outcome.units, outcome.reused) == (2, 1)
+    assert unpacked(recipe, monkeypatch).items() <= published(recipe).items()
+    (side,) = (folder / s.name for s in manifest_of(folder).side_files if s.kind == marks.KIND)
+    assert marks.parse(side.read_bytes()).halvings == 0
+    if is_old:
+        current = [part.key for part in manifest_of(folder).parts][:2]
+        assert read_packs(locate(folder), ledger(recipe)).marks.keys() == {*current}
+        assert len(list(folder.glob(f"{FOLDER}/*.grams"))) == 6, "those of no unit of the stream"
+
+
+def lie_alone(folder: Path) -> None:
+    """The marks, as a version of mdsmix left them that packed none."""
+    at = locate(folder)
+    found = read_packs(at, os.listdir(folder / FOLDER))
+    for key, content in zip(found.marks, read_places(at, found.marks.values()), strict=True):
+        assert content
+        (at / FOLDER / mark_name(key)).write(content)
+    for name, pack in found.packs.items():
+        rewrite(at, name, replace(pack, marks={}), lambda at: at.delete())
+    for name in filter(MARKS.fullmatch, os.listdir(folder / FOLDER)):
+        (folder / FOLDER / name).unlink()
+
+
 def test_a_damaged_pack_counts_as_none(recipe: Path) -> None:
     run_recipe(recipe)
     (name, *_) = filter(NAME.fullmatch, ledger(recipe))
@@ -233,7 +287,6 @@ def test_what_is_packed_goes_when_nothing_names_it(recipe: Path) -> None:
         "packed records",
         "shard",
         "old index",
-        "mark",
         "side file",
     }
     (shrunk,) = (item for item in found if item.kind == "packed records")

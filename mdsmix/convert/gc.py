@@ -20,7 +20,7 @@ from mdsmix.convert.damage import SHARD
 from mdsmix.convert.ledger import FOLDER, UnitRecord, parse_record, read_record
 from mdsmix.convert.needless import KeptFolder, needless
 from mdsmix.convert.old_versions import Version, find_versions, versions_to_delete
-from mdsmix.convert.packs import FINGERPRINTS, NAME, Pack, read_packs, rewrite
+from mdsmix.convert.packs import FINGERPRINTS, MARKS, NAME, Pack, read_packs, rewrite
 from mdsmix.convert.parts import NOTE
 from mdsmix.convert.quarantine import QUARANTINE
 from mdsmix.engines.ray_worker import MEETING
@@ -43,6 +43,7 @@ _KINDS = {
     "fingerprints": rf"{re.escape(FOLDER)}/({_HASH})\.hashes",
     "packed records": rf"{re.escape(FOLDER)}/{NAME.pattern}",
     "packed fingerprints": rf"{re.escape(FOLDER)}/{FINGERPRINTS.pattern}",
+    "packed marks": rf"{re.escape(FOLDER)}/{MARKS.pattern}",
     "mark": rf"{re.escape(FOLDER)}/({_HASH})\.grams",
     "bad records": rf"{re.escape(FOLDER)}/{_BAD_NAME}\.bad",
     "note of a part": rf"{re.escape(FOLDER)}/({NOTE.pattern})",
@@ -53,7 +54,7 @@ _KINDS = {
     **BESIDE,
     "shard": SHARD.pattern,
 }
-_LAST = ("shard", "version", "unfinished version", "packed fingerprints")
+_LAST = ("shard", "version", "unfinished version", "packed fingerprints", "packed marks")
 "What unit records name, and packs of them."
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -173,10 +174,9 @@ def find_garbage(
     left = packs.left(bases)
     shrunk = [file for file in gone["packed records"] if left.get(file.base)]
     gone["packed records"] = [file for file in gone["packed records"] if file not in shrunk]
-    in_use = {name for pack in left.values() for name in pack.fingerprints}
-    gone["packed fingerprints"] = [
-        file for file in gone["packed fingerprints"] if file.base not in in_use
-    ]
+    in_use = {name for pack in left.values() for name in pack.files}
+    for kind in ("packed fingerprints", "packed marks"):
+        gone[kind] = [file for file in gone[kind] if file.base not in in_use]
     files = [_of_file(folder, kind, file, now) for kind in _KINDS for file in gone[kind]]
     unfinished = [left for left in _unfinished(folder, now) if left.age >= older_than]
     kept_folders = needless(folder.parent.parent, older_than)

@@ -8,23 +8,16 @@ looked at for duplicates, which is said, and `duplicates: drop` reads them again
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER, UnitRecord
-from mdsmix.convert.packs import Place, decompressed
+from mdsmix.convert.packs import WHOLE, Place, decompressed, read_places
 from mdsmix.convert.repeats import Fingerprints, count_repeats
 from mdsmix.convert.stored import stored_at
-from mdsmix.errors import Unreachable
 from mdsmix.shards.counts import Records
-from mdsmix.storage import Location, together
-
-AT_ONCE = 16
-"Files that are asked for together: half a MB each for records of 3 KB, at most 2 MiB of a pack."
-WHOLE = -1
-"The bytes of a place that is a file."
+from mdsmix.storage import Location
 
 
 def hashes_name(key: str) -> str:
@@ -59,37 +52,8 @@ def stored_hashes(
 ) -> Iterator[bytes | None]:
     """Those of all keys as they are stored, in their order; only a few files are held. `packed`: where those of keys lie that have
     no file of their own."""
-    stretches = list(_stretches(keys, packed))
-    for begin in range(0, len(stretches), AT_ONCE):
-        for found in together(partial(_read, folder), stretches[begin : begin + AT_ONCE]):
-            yield from found
-
-
-def _stretches(keys: Iterable[str], packed: Mapping[str, Place]) -> Iterator[list[Place]]:
-    """Places that follow each other in a file, so that one request brings them all."""
-    stretch: list[Place] = []
-    for key in keys:
-        place = packed.get(key) or Place(hashes_name(key), 0, WHOLE)
-        if stretch and not place.follows(stretch[-1]):
-            yield stretch
-            stretch = []
-        stretch.append(place)
-    if stretch:
-        yield stretch
-
-
-def _read(folder: Location, places: Sequence[Place]) -> list[bytes | None]:
-    at, start, last = folder / FOLDER / places[0].file, places[0].start, places[-1]
-    if last.bytes == WHOLE:
-        found = at.fetch()
-        return [found[1] if found else None]
-    try:
-        content = at.read(start, last.start + last.bytes - start)
-    except Unreachable:
-        if at.stat():
-            raise
-        return [None] * len(places)
-    return [content[place.start - start :][: place.bytes] for place in places]
+    places = (packed.get(key) or Place(hashes_name(key), 0, WHOLE) for key in keys)
+    return read_places(folder, places)
 
 
 def all_hashes(

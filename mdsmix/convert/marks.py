@@ -2,41 +2,63 @@
 
 The stream's is put together when it is published. Of units that did not change it takes what the published one holds, so an added file
 costs one read, not one a unit. Units that older versions made have none; their samples are in no mark until they are
-converted anew, and the stream's says which units it is of.
+converted anew, and the stream's says which units it is of. Those of many units lie in packs (packs.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import xxhash
 
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER, UnitRecord
+from mdsmix.convert.packs import WHOLE, Place, read_places
 from mdsmix.convert.stored import stored_at
 from mdsmix.overlap.marks import KIND, Mark, UnitMark, halvings_for, parse
 from mdsmix.shards.beside import SideFile
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.writing import write_once
-from mdsmix.storage import Location, together
+from mdsmix.storage import Location
+
+Note = Callable[[str, bytes], None]
 
 
 def keep_mark(folder: Location, mark: UnitMark) -> None:
     """Writes the mark of a unit."""
-    _at(folder, mark.key).write(Mark((mark,)).to_bytes())
+    (folder / FOLDER / mark_name(mark.key)).write(Mark((mark,)).to_bytes())
+
+
+def mark_name(key: str) -> str:
+    return f"{key}.grams"
+
+
+def stored_marks(
+    folder: Location, keys: Iterable[str], packed: Mapping[str, Place]
+) -> Iterator[bytes | None]:
+    """Those of all keys as they are stored, in their order; only a few files are held. `packed`: where those of keys lie that have
+    no file of their own."""
+    places = (packed.get(key) or Place(mark_name(key), 0, WHOLE) for key in keys)
+    return read_places(folder, places)
 
 
 def store_mark(
-    job: Job, units: Sequence[UnitRecord], last: UnitMark | None, published: Manifest | None
+    job: Job,
+    units: Sequence[UnitRecord],
+    last: UnitMark | None,
+    published: Manifest | None,
+    note: Note | None = None,
 ) -> list[SideFile]:
-    """Writes the stream's mark; none where no unit has one. `last`: that of the part that is made of leftovers."""
+    """Writes the stream's mark; none where no unit has one. `last`: that of the part that is made of leftovers; `note` is told of
+    each mark of a unit that is read, as it is stored."""
     marked = [unit for unit in units if unit.marked is not None]
     if not marked:
         return []
     halvings = halvings_for(sum(unit.marked or 0 for unit in marked) + (last.count if last else 0))
-    known = _published(job.folder, published, halvings)
-    found = together(lambda unit: _of_unit(job.folder, unit, known, halvings), marked)
-    marks = [mark for mark in found if mark]
+    found = _published(job.folder, published, halvings)
+    new = dict.fromkeys(unit.key for unit in marked if unit.key not in found)
+    found |= _of_units(job, list(new), halvings, note)
+    marks = [found[unit.key].below(halvings) for unit in marked if unit.key in found]
     content = Mark((*marks, last.below(halvings)) if last else tuple(marks), halvings).to_bytes()
     digest = xxhash.xxh128_hexdigest(content)
     name = f"{digest}.{KIND}.side"
@@ -45,21 +67,21 @@ def store_mark(
     return [SideFile(name=name, bytes=len(content), hash=digest, kind=KIND, shard="")]
 
 
-def _of_unit(
-    folder: Location, unit: UnitRecord, known: Mapping[str, UnitMark], halvings: int
-) -> UnitMark | None:
-    """None where it is gone or damaged."""
-    mark = known.get(unit.key)
-    if mark is None:
-        found = _at(folder, unit.key).fetch()
-        kept = parse(found[1]) if found else None
-        mark = kept.units[0] if kept else None
-    return mark.below(halvings) if mark else None
+def _of_units(
+    job: Job, keys: Sequence[str], halvings: int, note: Note | None
+) -> Iterator[tuple[str, UnitMark]]:
+    """By their keys, the marks of units as far down as they are wanted; not those that are gone or damaged."""
+    stored = stored_at(job)
+    packed = stored.packed.marks if stored else {}
+    for key, content in zip(keys, stored_marks(job.folder, keys, packed), strict=True):
+        mark = parse(content) if content else None
+        if content and mark and mark.units[0].key == key:
+            yield key, mark.units[0].below(halvings)
+            if note:
+                note(key, content)
 
 
-def _published(
-    folder: Location, manifest: Manifest | None, halvings: int
-) -> Mapping[str, UnitMark]:
+def _published(folder: Location, manifest: Manifest | None, halvings: int) -> dict[str, UnitMark]:
     """By their keys, the marks that the published one holds, as far down as they are wanted."""
     sides = manifest.side_files if manifest else []
     for side in sides:
@@ -69,7 +91,3 @@ def _published(
             if mark and mark.halvings <= halvings:
                 return {unit.key: unit for unit in mark.units}
     return {}
-
-
-def _at(folder: Location, key: str) -> Location:
-    return folder / FOLDER / f"{key}.grams"

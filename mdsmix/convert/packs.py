@@ -1,38 +1,44 @@
-"""Packs: the unit records and the fingerprints of many units in a few files, since a file for each unit is a request for each.
+"""Packs: the unit records, fingerprints and marks of many units in a few files, since a file for each unit is a request for each.
 
-A pack of records, `.mdsmix/<hash>.units.zst`, holds the lines of unit records, and of fingerprints in which file and where in it they
-lie: `.mdsmix/<hash>.fingerprints`, what the files of units held, one behind the other. Both are named by the xxh128 of their bytes and
-never change. A unit may have a record of its own too, which is then the newer one. A damaged pack counts as none, as a damaged
+A pack of records, `.mdsmix/<hash>.units.zst`, holds the lines of unit records, and of fingerprints and marks in which file and where in it
+they lie: `.mdsmix/<hash>.fingerprints` and `.mdsmix/<hash>.marks`, what the files of units held, one behind the other. All are named by
+the xxh128 of their bytes and never change. A unit may have a record of its own too, which is then the newer one. A damaged pack counts as none, as a damaged
 record does: its units are converted again.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from itertools import accumulate
 
 import orjson
 import xxhash
 
 from mdsmix.convert.ledger import FOLDER, UnitRecord, parse_record
+from mdsmix.errors import Unreachable
 from mdsmix.shards.writing import write_if_new
 from mdsmix.storage import Location, together
 
 NAME = re.compile(r"([0-9a-f]{32})\.units\.zst")
 FINGERPRINTS = re.compile(r"([0-9a-f]{32})\.fingerprints")
+MARKS = re.compile(r"([0-9a-f]{32})\.marks")
 _KEY = slice(len(b'{"key":"'), len(b'{"key":"') + 32)
 "Where the key stands in the line of a record, whose first field it is."
 
 Sizes = Sequence[tuple[str, int]]
-"Keys of the fingerprints in a file and the bytes of each, in their order."
+"Keys of the fingerprints or marks in a file and the bytes of each, in their order."
+AT_ONCE = 16
+"Files that are asked for together: half a MB each for records of 3 KB, at most 2 MiB of a pack."
+WHOLE = -1
+"The bytes of a place that is a file."
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the fingerprints of a unit lie."""
+    """Where the fingerprints or the mark of a unit lie."""
 
     file: str
     start: int
@@ -51,26 +57,33 @@ class Pack:
     "Key of a unit -> its record as JSON."
     fingerprints: Mapping[str, Sizes] = field(default_factory=dict)
     "File of fingerprints -> what it holds."
+    marks: Mapping[str, Sizes] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.records or self.fingerprints)
+        return bool(self.records or self.files)
+
+    @property
+    def files(self) -> Mapping[str, Sizes]:
+        """Of fingerprints and of marks."""
+        return {**self.fingerprints, **self.marks}
 
     def only(self, keys: Collection[str], bases: Collection[str]) -> Pack:
-        """Of it the records with these keys, and the files that hold fingerprints with one of these keys."""
+        """Of it the records with these keys, and the files that hold fingerprints or a mark with one of those."""
         return Pack(
             {key: line for key, line in self.records.items() if key in keys},
-            {
-                file: sizes
-                for file, sizes in self.fingerprints.items()
-                if any(key in bases for key, _ in sizes)
-            },
+            _with(self.fingerprints, bases),
+            _with(self.marks, bases),
         )
 
     def to_bytes(self) -> bytes:
         from zstandard import ZstdCompressor
 
-        head = orjson.dumps({"fingerprints": self.fingerprints})
+        head = orjson.dumps({"fingerprints": self.fingerprints, "marks": self.marks})
         return ZstdCompressor(level=3).compress(b"\n".join([head, *self.records.values()]))
+
+
+def _with(files: Mapping[str, Sizes], keys: Collection[str]) -> Mapping[str, Sizes]:
+    return {file: of for file, of in files.items() if any(key in keys for key, _ in of)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +94,7 @@ class Packed:
     "By their names."
     records: Mapping[str, bytes] = field(default_factory=dict)
     fingerprints: Mapping[str, Place] = field(default_factory=dict)
+    marks: Mapping[str, Place] = field(default_factory=dict)
 
     def record(self, key: str) -> UnitRecord | None:
         line = self.records.get(key)
@@ -93,16 +107,56 @@ def read_packs(folder: Location, names: Iterable[str], alone: Collection[str] = 
     wanted = sorted(filter(NAME.fullmatch, there))
     found = zip(wanted, together(lambda name: read_pack(folder, name), wanted), strict=True)
     packs = {name: pack for name, pack in found if pack}
-    records, places = dict[str, bytes](), dict[str, Place]()
+    records, fingerprints, marks = dict[str, bytes](), dict[str, Place](), dict[str, Place]()
     for pack in packs.values():
         records |= pack.records
-        for file, sizes in ((f, s) for f, s in pack.fingerprints.items() if f in there):
-            starts = accumulate((size for _, size in sizes), initial=0)
-            for (key, size), start in zip(sizes, starts, strict=False):
-                places[key] = Place(file, start, size)
+        fingerprints |= _places(pack.fingerprints, there)
+        marks |= _places(pack.marks, there)
     for key in records.keys() & set(alone):
         del records[key]
-    return Packed(packs, records, places)
+    return Packed(packs, records, fingerprints, marks)
+
+
+def _places(files: Mapping[str, Sizes], there: Collection[str]) -> Iterator[tuple[str, Place]]:
+    """Of all keys in those of the files that are there."""
+    for file, sizes in ((file, of) for file, of in files.items() if file in there):
+        starts = accumulate((size for _, size in sizes), initial=0)
+        for (key, size), start in zip(sizes, starts, strict=False):
+            yield key, Place(file, start, size)
+
+
+def read_places(folder: Location, places: Iterable[Place]) -> Iterator[bytes | None]:
+    """What lies at each, in their order; None where it is gone. Only a few files are held."""
+    stretches = list(_stretches(places))
+    for begin in range(0, len(stretches), AT_ONCE):
+        for found in together(partial(_read, folder), stretches[begin : begin + AT_ONCE]):
+            yield from found
+
+
+def _stretches(places: Iterable[Place]) -> Iterator[list[Place]]:
+    """Places that follow each other in a file, so that one request brings them all."""
+    stretch: list[Place] = []
+    for place in places:
+        if stretch and not place.follows(stretch[-1]):
+            yield stretch
+            stretch = []
+        stretch.append(place)
+    if stretch:
+        yield stretch
+
+
+def _read(folder: Location, places: Sequence[Place]) -> list[bytes | None]:
+    at, start, last = folder / FOLDER / places[0].file, places[0].start, places[-1]
+    if last.bytes == WHOLE:
+        found = at.fetch()
+        return [found[1] if found else None]
+    try:
+        content = at.read(start, last.start + last.bytes - start)
+    except Unreachable:
+        if at.stat():
+            raise
+        return [None] * len(places)
+    return [content[place.start - start :][: place.bytes] for place in places]
 
 
 def read_pack(folder: Location, name: str) -> Pack | None:
@@ -113,11 +167,12 @@ def read_pack(folder: Location, name: str) -> Pack | None:
     if found is None or not name.startswith(xxhash.xxh128_hexdigest(found[1])):
         return None
     head, *lines = ZstdDecompressor().decompress(found[1]).split(b"\n")
-    files = {
-        file: [(key, size) for key, size in sizes]
-        for file, sizes in orjson.loads(head)["fingerprints"].items()
-    }
-    return Pack({line[_KEY].decode(): line for line in lines}, files)
+    said = orjson.loads(head)
+    fingerprints, marks = (
+        {file: [(key, size) for key, size in of] for file, of in said.get(kind, {}).items()}
+        for kind in ("fingerprints", "marks")
+    )
+    return Pack({line[_KEY].decode(): line for line in lines}, fingerprints, marks)
 
 
 @lru_cache(maxsize=64)
@@ -162,8 +217,19 @@ def write_fingerprints(
     folder: Location, contents: Sequence[tuple[str, bytes]]
 ) -> tuple[str, Sizes]:
     """Writes the fingerprints of these keys into one file; returns its name and what it holds."""
+    return _write_joined(folder, contents, "fingerprints")
+
+
+def write_marks(folder: Location, contents: Sequence[tuple[str, bytes]]) -> tuple[str, Sizes]:
+    """The same of their marks."""
+    return _write_joined(folder, contents, "marks")
+
+
+def _write_joined(
+    folder: Location, contents: Sequence[tuple[str, bytes]], suffix: str
+) -> tuple[str, Sizes]:
     joined = b"".join(content for _, content in contents)
-    name = f"{xxhash.xxh128_hexdigest(joined)}.fingerprints"
+    name = f"{xxhash.xxh128_hexdigest(joined)}.{suffix}"
     write_if_new(folder / FOLDER / name, joined)
     return name, [(key, len(content)) for key, content in contents]
 
@@ -181,4 +247,4 @@ def drop_records(folder: Location, keys: Collection[str]) -> None:
         left = pack.records.keys() - keys
         if len(left) < len(pack.records):
             records = {key: line for key, line in pack.records.items() if key in left}
-            rewrite(folder, name, Pack(records, pack.fingerprints), lambda at: at.delete())
+            rewrite(folder, name, replace(pack, records=records), lambda at: at.delete())

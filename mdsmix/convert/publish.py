@@ -8,7 +8,7 @@ from mdsmix import __version__
 from mdsmix.convert.advice import advice
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
-from mdsmix.convert.marks import store_mark
+from mdsmix.convert.marks import Note, store_mark
 from mdsmix.convert.put import is_put, put, put_shards
 from mdsmix.convert.standing import Standing
 from mdsmix.convert.tokenizer_folder import tokenizer_card
@@ -33,9 +33,11 @@ def publish(
     held: Lease,
     noticed: Records | None = None,
     published: Manifest | None = None,
+    note: Note | None = None,
 ) -> tuple[Manifest, Index]:
     """Makes the units, in the order of the plan, the stream's content. Nothing is written where nothing changed.
-    `noticed`: counts that no unit knows for itself; `published`: the manifest that is replaced."""
+    `noticed`: counts that no unit knows for itself; `published`: the manifest that is replaced; `note` is told of each mark of a
+    unit that is read."""
     last, mark = _join_leftovers(job, units) if job.joins_units else (None, None)
     marked, units = units, [*units, last] if last else units
     records = sum((unit.records for unit in units), noticed or Records())
@@ -45,7 +47,7 @@ def publish(
     side_files = named_anew([side for unit in units for side in unit.side_files], shards)
     index = make_index(shards)
     put_shards(job, index)
-    side_files += store_mark(job, marked, mark, published)
+    side_files += store_mark(job, marked, mark, published, note)
     source_parts = store_sources(job.folder, sources) if len(sources) > LISTED else []
     manifest = Manifest(
         format_version=FORMAT_VERSION,

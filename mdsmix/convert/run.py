@@ -7,7 +7,7 @@ so that each is published as soon as it can be, and what goes wrong in one leave
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 
@@ -245,7 +245,7 @@ def _convert_stream(
             if time.monotonic() - run.began > LOOK_AGAIN_SECONDS:
                 _publish_beside([job])
             compaction = Compaction(job, stored, [r for result in results for r in result.records])
-            manifest, index = _publish(job, units, results, standing, held, compaction.note)
+            manifest, index = _publish(job, units, results, standing, held, compaction)
             compaction.finish(held)
         if options.is_finish:
             forget(job, held)
@@ -268,16 +268,22 @@ def _publish(
     results: list[UnitResult],
     standing: Standing,
     held: Lease,
-    note: Callable[[str, bytes], None],
+    compaction: Compaction,
 ) -> tuple[Manifest, Index]:
     """Bad records first, then the index; bad records of units that are gone are deleted last."""
     quarantined = publish_bad(job, units, results)
     records = [record for result in results for record in result.records]
-    noticed = None if job.drops else duplicates_among(job, records, note)
+    noticed = None if job.drops else duplicates_among(job, records, compaction.fingerprints.note)
     if standing.quarantined and not (standing.manifest or standing.damage):
         delete_stale_files(job.folder, quarantined, held)  # of a run that was refused
     manifest, index = publish(
-        job, records, _source_files(units, results), held, noticed, standing.manifest
+        job,
+        records,
+        _source_files(units, results),
+        held,
+        noticed,
+        standing.manifest,
+        compaction.marks.note,
     )
     if standing.folders:  # else the quarantine holds what this run has put there
         delete_stale_files(job.folder, quarantined, held)
