@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mdsmix.report.bad_records import bad_record_lines
 from tests.converting import documents, mdsmix, write_recipe
 
 LINES = [
@@ -93,3 +94,8 @@ def test_a_terminal_gets_records_folded_between_words(
     assert len(record) > 2
     assert all(len(line) <= 60 for line in record)
     assert " ".join(line.strip() for line in record) == raw
+
+
+def test_a_record_that_is_no_text_is_shown_as_far_as_it_is() -> None:
+    record = {"file": "a.jsonl", "length": 9, "reason": "invalid_utf8", "raw_base64": "eyJhIjogIv8ifQ=="}  # fmt: skip
+    assert list(bad_record_lines(record))[1] == ("    ", '{"a": "\\xff"}')

@@ -15,6 +15,7 @@ from mdsmix.doctor.diagnosis import Diagnosis, ok, problem, warning
 from mdsmix.errors import Denied, MdsmixError
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Location
+from mdsmix.table import size_of
 from mdsmix.words import plural
 
 TRIAL = b"A trial of mdsmix doctor, which deletes it again."
@@ -106,9 +107,7 @@ def room(place: Location, folder: Location, source_bytes: int) -> Iterator[Diagn
     if place.is_s3:
         return
     free = shutil.disk_usage(folder.url).free
-    said = (
-        f"{free / 1e9:,.1f} GB are free for {place}; the sources hold {source_bytes / 1e9:,.3f} GB"
-    )
+    said = f"{size_of(free)} are free for {place}; the sources hold {size_of(source_bytes)}"
     if free < source_bytes:
         fix = "free some, or publish elsewhere: shards of text take about half of its bytes, conversations more than theirs"
         yield warning("disk", said, fix)

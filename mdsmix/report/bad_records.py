@@ -5,6 +5,7 @@ A quarantine may hold a tenth of a large corpus, so it is read as a stream: all 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -91,9 +92,14 @@ def bad_record_lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(indent, line): where the record stands, how it begins, and what else is known of why it is bad."""
     place = [f"{key} {_number(value)}" for key, value in record.items() if key not in _NOT_PLACE]
     yield "  ", ", ".join([printable(record["file"]), *place, f"{record['length']:,} bytes"])
-    yield "    ", _shown(record.get("raw", record.get("raw_base64", "")))
+    yield "    ", _shown(record.get("raw") or _bytes(record.get("raw_base64", "")))
     for what, value in record.get("detail", {}).items():
         yield "    ", f"{what}: {_shown(value)}"
+
+
+def _bytes(encoded: str) -> str:
+    """What is no text, as far as it is: each byte that is none by its number."""
+    return base64.b64decode(encoded).decode("utf-8", "backslashreplace")
 
 
 def _folder(at: Location) -> Location:

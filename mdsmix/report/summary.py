@@ -127,7 +127,9 @@ def _sentences(outcome: Outcome) -> list[str]:
         ("quarantined", manifest.records.quarantined),
     ):
         if reasons:
-            said.append(f"  {what}: {', '.join(f'{n} {reason}' for reason, n in reasons.items())}")
+            said.append(
+                f"  {what}: {', '.join(f'{n:,} {reason}' for reason, n in reasons.items())}"
+            )
     notes = (*_notes(manifest, outcome), *said_of_budget(outcome), *outcome.notes)
     said += [f"  {note}" for note in notes]
     return said

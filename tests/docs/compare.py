@@ -16,7 +16,7 @@ OTHER_EACH_TIME = re.compile(
     r"|(?<=localhost:)\d+"
     r"|[\d,.]+ [GM]iB(?= for \d+ workers| free|$)"
     r"|(?<=load )[\d.]+"
-    r"|[\d.]+(?= GB are free| kB$)"
+    r"|[\d.]+ [MGT]B(?= are free)|[\d.]+(?= kB$)"
 )
 PASSED_OVER = ("looking at the ", "the first batches: ", "peak memory: ")
 "Lines: what is said while something is waited for, and what processes took."
