@@ -75,7 +75,23 @@ Quiet = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="No progress and no summary: warnings and errors alone."),
 ]
+Nodes = Annotated[int, typer.Option(min=1, metavar="N", help="Nodes of the run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
+
+
+def gpus_option(default: bool | str = True) -> Any:
+    """`--gpus`. `default`: what is taken where it is not given, in words; True: the number itself."""
+    return typer.Option(min=1, metavar="N", help="Devices of a node.", show_default=default)
+
+
+def batch_option(default: str = "global_train_batch_size of the YAML") -> Any:
+    """`--batch`."""
+    return typer.Option(
+        min=1,
+        metavar="N",
+        help="Rows of a step, of all devices together.",
+        show_default=default,
+    )
 
 
 def stream_names(ctx: typer.Context, incomplete: str) -> list[str]:

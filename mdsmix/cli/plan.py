@@ -6,7 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from mdsmix.cli.options import AsJson, echo_json
+from mdsmix.cli.options import AsJson, Nodes, batch_option, echo_json, gpus_option
 
 
 def plan(
@@ -18,15 +18,11 @@ def plan(
             show_default=False,
         ),
     ],
-    nodes: Annotated[int, typer.Option(metavar="N", help="Nodes of the run.")] = 1,
-    gpus: Annotated[int, typer.Option(metavar="N", help="Devices of a node.")] = 8,
+    nodes: Nodes = 1,
+    gpus: Annotated[int, gpus_option()] = 8,
     batch: Annotated[
         Optional[int],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
-        typer.Option(
-            metavar="N",
-            help="Rows of a step, of all devices together.",
-            show_default="global_train_batch_size of the YAML",
-        ),
+        batch_option(),
     ] = None,
     tokens: Annotated[
         Optional[str],  # noqa: UP045

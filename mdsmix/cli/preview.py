@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from mdsmix.cli.options import AsJson, echo_json
+from mdsmix.cli.options import AsJson, Nodes, batch_option, echo_json, gpus_option
 from mdsmix.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 Count = Optional[int]  # noqa: UP045
 
 
-def _number(text: str, least: int = 1, default: Any = None, panel: str | None = None) -> Any:
-    return typer.Option(
-        min=least, metavar="N", help=text, show_default=default, rich_help_panel=panel
-    )
+def _number(text: str, least: int, default: Any = None) -> Any:
+    return typer.Option(min=least, metavar="N", help=text, show_default=default)
 
 
 def preview(
@@ -34,15 +32,12 @@ def preview(
         ),
     ],
     steps: Annotated[int, _number("Global batches to show.", 0)] = 3,
-    nodes: Annotated[int, _number("Nodes of the run.")] = 1,
-    gpus: Annotated[int, _number("GPUs of each node.")] = 1,
+    nodes: Nodes = 1,
+    gpus: Annotated[int, gpus_option()] = 1,
     workers: Annotated[
         Count, _number("Workers of each GPU's loader.", 0, "num_workers of the YAML")
     ] = None,
-    batch: Annotated[
-        Count,
-        _number("Rows of all GPUs together a step.", 1, "global_train_batch_size of the YAML"),
-    ] = None,
+    batch: Annotated[Count, batch_option()] = None,
     epoch: Annotated[int, _number("The epoch, the first is 0.", 0)] = 0,
     from_step: Annotated[
         int, _number("Go on in mid-epoch, behind so many steps, as a resumed run does.", 0)

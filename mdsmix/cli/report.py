@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from mdsmix.cli.options import Mixes, echo
+from mdsmix.cli.options import Mixes, Nodes, batch_option, echo, gpus_option
 
 
 def report(
@@ -21,22 +21,14 @@ def report(
     seed: Annotated[
         int, typer.Option(min=0, metavar="N", help="Which samples, as inspect --random has them.")
     ] = 0,
-    nodes: Annotated[int, typer.Option(metavar="N", help="Nodes of the run.")] = 1,
+    nodes: Nodes = 1,
     gpus: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(
-            metavar="N",
-            help="Devices of a node.",
-            show_default="8, fewer where the batch is divided among fewer",
-        ),
+        gpus_option("8, fewer where the batch is divided among fewer"),
     ] = None,
     batch: Annotated[
         Optional[int],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
-        typer.Option(
-            metavar="N",
-            help="Rows of a step, of all devices together.",
-            show_default="global_train_batch_size of the YAML, else 8 a device",
-        ),
+        batch_option("global_train_batch_size of the YAML, else 8 a device"),
     ] = None,
     preview: Annotated[
         bool,

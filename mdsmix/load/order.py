@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
@@ -153,3 +154,17 @@ def _tidy(folder: Path) -> None:
         killed = [p for p in folder.glob("*.tmp") if p.stat().st_mtime < time() - ABANDONED]
         for old in (*by_use[:-KEPT], *killed):
             old.unlink(missing_ok=True)
+
+
+@contextmanager
+def without_asides() -> Iterator[None]:
+    """Where Streaming lays out epochs that do not run here: what it logs and warns of on the way is of ones that do."""
+    its = logging.getLogger("streaming")
+    before = its.level
+    its.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        its.setLevel(before)

@@ -8,9 +8,7 @@ from a shard into another one is not recognised; its shard counts as replaced.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -20,7 +18,7 @@ from streaming import StreamingDataset
 from streaming.base.batching import generate_work
 from streaming.base.world import World
 
-from mdsmix.load.order import set_samples
+from mdsmix.load.order import set_samples, without_asides
 from mdsmix.training.lock import ORDER, LoaderLock, LockedStream
 from mdsmix.words import plural
 
@@ -98,7 +96,7 @@ def repeats(was: LoaderLock, now: LoaderLock, state: Mapping[str, Any]) -> list[
     if any(sum(max(s.drawn, s.samples) for s in lock.streams) > LARGEST for lock in (was, now)):
         return None
     try:
-        with _quiet():
+        with without_asides():
             seen = Epoch(was, state).drawn(epoch, 0)[:behind]
             new = Epoch(now, state)
             planned, rest = new.drawn(epoch, 0), new.drawn(epoch, behind)
@@ -173,14 +171,3 @@ def _ids_now(was: Sequence[LockedStream], now: Sequence[LockedStream]) -> Ids:
             found = begins.get((stream.name, content, samples))
             ids.append(found.pop(0) + np.arange(samples) if found else np.full(samples, first))
     return np.concatenate(ids)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without Streaming's asides, which are on epochs that run."""
-    log = logging.getLogger("streaming")
-    before, log.level = log.level, logging.ERROR
-    try:
-        yield
-    finally:
-        log.setLevel(before)

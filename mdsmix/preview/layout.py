@@ -9,9 +9,7 @@ that is at work on this machine.
 from __future__ import annotations
 
 import inspect
-import logging
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -24,7 +22,7 @@ from streaming.base.util import number_abbrev_to_int
 from streaming.base.world import World
 
 from mdsmix.errors import RecipeError
-from mdsmix.load.order import set_samples
+from mdsmix.load.order import set_samples, without_asides
 from mdsmix.load.stream import reason
 from mdsmix.mix.streams import Stream as Published
 from mdsmix.preview.asked import Cluster, State
@@ -125,19 +123,13 @@ class Layout(StreamingDataset):  # type: ignore[misc]
     @contextmanager
     def _refused(self) -> Iterator[None]:
         """Streaming's own refusals with the names of streams, and none of its asides: what is dropped is counted here."""
-        log = logging.getLogger("streaming")
-        before = log.level
-        log.setLevel(logging.CRITICAL)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with without_asides():
                 yield
         except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError) as error:
             raise RecipeError(
                 f"train_loader: Streaming refuses it on these devices: {self._named(reason(error))}."
             ) from error
-        finally:
-            log.setLevel(before)
 
     def _named(self, sentence: str) -> str:
         def name(found: re.Match[str]) -> str:

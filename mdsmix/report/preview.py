@@ -9,8 +9,8 @@ from typing import Any
 from mdsmix.encode.tokenizer import Decoder
 from mdsmix.load.training_rows import IGNORED
 from mdsmix.preview.batches import Part, Placed
+from mdsmix.preview.figures import Preview, Rank, Step
 from mdsmix.preview.layout import Place
-from mdsmix.preview.run import Preview, Rank, Step
 from mdsmix.preview.verdict import verdict
 from mdsmix.report.samples import STYLES, Run, Segment, marked, segments
 from mdsmix.report.table import print_table

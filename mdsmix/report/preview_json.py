@@ -6,7 +6,7 @@ from typing import Any
 
 from mdsmix.encode.tokenizer import Decoder
 from mdsmix.preview.batches import Placed
-from mdsmix.preview.run import Preview, Step
+from mdsmix.preview.figures import Preview, Step
 from mdsmix.preview.verdict import verdict
 from mdsmix.report.preview import epoch_table, row_segments, shard_of, step_table, windows_table
 from mdsmix.report.samples import sample_json

@@ -20,7 +20,8 @@ from mdsmix.mix.streams import Mix
 from mdsmix.mix.view import mix_of
 from mdsmix.preview.asked import Asked, Cluster
 from mdsmix.preview.batches import Made
-from mdsmix.preview.run import Preview, preview
+from mdsmix.preview.figures import Preview
+from mdsmix.preview.run import preview
 from mdsmix.preview.verdict import verdict
 from tests.published import CARD
 from tests.with_torch.load_streams import IDS, PAIR, config, pair, rows_of, write_stream

@@ -15,7 +15,7 @@ from mdsmix.table import Table
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from mdsmix.preview.run import Preview, Step
+    from mdsmix.preview.figures import Preview, Step
 
 TOKENS_OF_A_ROW = 192
 "Of a row that is shown."

@@ -42,7 +42,7 @@ from mdsmix.training.keys import whole
 from mdsmix.words import does, listed, plural
 
 if TYPE_CHECKING:
-    from mdsmix.preview.run import Preview
+    from mdsmix.preview.figures import Preview
 
 GPUS = (8, 4, 2, 1)
 "Of a node, where nothing says how many: the first among which the batch can be divided."
@@ -252,8 +252,8 @@ def _machines(page: Gathered, found: int | None) -> None:
     asked = page.asked
     given = asked.batch if asked.batch is not None else found
     page.is_batch_guessed = given is None
-    page.batch = ROWS * max(1, asked.nodes * (asked.gpus or GPUS[0])) if given is None else given
-    fitting = (n for n in GPUS if page.batch % (max(1, asked.nodes) * n) == 0)
+    page.batch = ROWS * asked.nodes * (asked.gpus or GPUS[0]) if given is None else given
+    fitting = (n for n in GPUS if page.batch % (asked.nodes * n) == 0)
     page.gpus = next(fitting, 1) if asked.gpus is None else asked.gpus
 
 

@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 
 from mdsmix.mix.view import view
 from mdsmix.preview.asked import Asked, Cluster
-from mdsmix.preview.run import Step, preview
+from mdsmix.preview.figures import Step
+from mdsmix.preview.run import preview
 
 BATCH = 6
 
