@@ -11,6 +11,7 @@ import typer.main
 
 from mdsmix.cli.main import app
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, TokenizerSpec
+from mdsmix.recipe.spec import ImagesSpec
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("docs", "mdsmix", "tests", "benchmarks")
@@ -30,6 +31,7 @@ def test_every_link_inside_leads_to_a_file(page: Path) -> None:
         (TokenizerSpec, "tokenizer."),
         (StreamSpec, "streams.<name>."),
         (SourceSpec, "streams.<name>.source."),
+        (ImagesSpec, "streams.<name>.images."),
     ],
 )
 def test_every_key_of_a_recipe_is_explained(section: type, prefix: str) -> None:
