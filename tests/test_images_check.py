@@ -68,8 +68,16 @@ def test_the_thumbnail_of_a_jpeg_that_was_cut_off_does_not_end_it() -> None:
     assert look(whole + b"a trailer of the camera's", HEADER).reason == ""
 
 
+def test_as_many_pixels_as_are_allowed_are_not_too_many() -> None:
+    data = saved(noise(), "PNG")
+    found = look(data, FULL)
+    most = found.height * found.width
+    assert [look(data, Rules(max_pixels=n)).reason for n in (most, most - 1)] == ["", "image_too_large"]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("orientation", "size"), [(1, (48, 64)), (3, (48, 64)), (6, (64, 48)), (8, (64, 48))]
+    ("orientation", "size"),
+    [*((n, (48, 64)) for n in (1, 2, 3, 4)), *((n, (64, 48)) for n in (5, 6, 7, 8))],
 )
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
 def test_sizes_are_those_after_the_turn_that_exif_asks_for(

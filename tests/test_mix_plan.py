@@ -106,6 +106,15 @@ def test_a_run_that_ends_within_its_first_epoch_fetches_a_part_of_it(tmp_path: P
     assert shuffled.run_bytes.value == pytest.approx((2 / 7 + 1 / 2) * shards + index)
 
 
+def test_a_part_that_is_drawn_anew_reads_other_shards_in_each_epoch(tmp_path: Path) -> None:
+    """30 shards of one row, of which an epoch draws 8."""
+    target = _yaml(tmp_path, max_duration="2ep", stream={"choose": 8})
+    publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 30, shards=30, card={"totals": FULL})
+    node = _plan(target).node
+    assert node.epoch_shards.value == 8
+    assert 8 < (node.run_shards.value or 0) <= 16
+
+
 def test_compressed_shards_are_fetched_packed_and_kept_unpacked(tmp_path: Path) -> None:
     target = _yaml(tmp_path)
     publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 30, card={"totals": FULL}, compression="zstd")
@@ -154,6 +163,7 @@ def test_a_disk_that_holds_a_nodes_shards_needs_no_limit_and_one_that_does_not_g
         ({"shuffle_algo": "py1s"}, "num_canonical_nodes", "128", "64 a node"),
         ({"num_canonical_nodes": 4}, "num_canonical_nodes", "4", "keep it"),
         ({}, "shuffle_block_size", "2000000", "the default"),
+        ({"num_canonical_nodes": 64}, "shuffle_block_size", "262144", "the default"),
         ({"shuffle_block_size": 5}, "shuffle_block_size", "40", "mixes it with few"),
         ({"shuffle_algo": "py1s"}, "shuffle_block_size", None, "nothing reads it"),
         ({"shuffle": False}, "shuffle_block_size", None, "nothing is shuffled"),

@@ -351,6 +351,8 @@ def test_machines_are_those_given_or_as_many_as_the_batch_allows(tmp_path: Path)
     publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 30, card={})
     page, _ = report(tmp_path / "web", "--batch", 4, out=tmp_path / "r.html")
     assert "1 node of 4 devices, 4 rows a step" in page.text
+    page, _ = report(tmp_path / "web", "--nodes", 2, "--batch", 4, out=tmp_path / "r.html")
+    assert "2 nodes of 2 devices, 4 rows a step" in page.text
     answer = mdsmix("report", tmp_path / "web", "--batch", 7, "--gpus", 2, "-o", tmp_path / "no")
     assert (answer.code, "cannot be divided among 2 devices" in answer.err) == (2, True)
     assert not (tmp_path / "no").exists()

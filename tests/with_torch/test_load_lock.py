@@ -20,7 +20,7 @@ from streaming import StreamingDataLoader, StreamingDataset
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import MixLoader, build_loader
 from mdsmix.load.lock import KEY
-from mdsmix.load.resuming import repeats, repeats_after
+from mdsmix.load.resuming import Epoch, repeats, repeats_after
 from mdsmix.shards.index import read_index
 from mdsmix.shards.sample import read_head
 from mdsmix.storage import locate
@@ -395,3 +395,22 @@ def test_shards_of_one_content_are_as_many_as_there_are() -> None:
     assert repeats_after(was, now, None) == [
         "resumed after 12 samples of an epoch of 24 (on one node), nothing comes twice and nothing is left out"
     ]
+
+
+def test_what_was_seen_is_of_the_epoch_that_was_left() -> None:
+    """Each has an order of its own."""
+    settings = {"shuffle": True, "batch": 4}
+    was, now = (
+        LoaderLock(
+            streams=[LockedStream(name="a", drawn=24, shards=f"0123456789ab*12 {other * 12}*12")],
+            settings=settings,
+        )
+        for other in "12"
+    )
+    found = []
+    for epoch in range(5):
+        state = {"epoch": epoch, "sample_in_epoch": 11, "num_canonical_nodes": 1, "shuffle_seed": 3}
+        seen = Epoch(was, state).drawn(epoch, 0)[:11]
+        found.append([r.replaced for r in repeats(was, now, state) or []])
+        assert found[-1] == [int((seen >= 12).sum())]
+    assert len({tuple(each) for each in found}) > 1
