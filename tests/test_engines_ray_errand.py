@@ -189,6 +189,9 @@ def test_a_worker_that_crashed_goes_by_the_rules_of_deaths(driver: Driver) -> No
     assert [attempt.deaths for attempt in driver.attempts] == [0, 1]
     assert driver.attempts[1].halvings > 0
     assert driver.engine.share == 512 * MIB
+    driver.ray.told.append(driver.news("a1"))  # the last that it said, which nobody has read
+    driver.ends(EXCEPTIONS.WorkerCrashedError(), "a1")
+    assert [attempt.died_at for attempt in driver.attempts] == [None, PLACE, PLACE]
 
 
 def test_a_worker_that_crashed_with_its_node_was_lost(

@@ -95,6 +95,16 @@ def test_nodes_fetch_all_shards_between_them_and_each_the_index(tmp_path: Path) 
     assert (alone.node.epoch_shards.value, three.node.epoch_shards.value) == (3, 1)
 
 
+def test_of_unequal_nodes_the_one_that_keeps_most_is_planned_for(tmp_path: Path) -> None:
+    target = _yaml(tmp_path, dataset={"shuffle": False})
+    rows = [{"tokens": [5] * (2 if n < 10 else LENGTH)} for n in range(20)]
+    publish(tmp_path / "web", {"tokens": "ndarray:uint16"}, rows, shards=2)
+    home = tmp_path / "web/train"
+    largest = max((home / name).stat().st_size for name in ("shard.00000.mds", "shard.00001.mds"))
+    node = _plan(target, nodes=2).node
+    assert node.kept_bytes.value == largest + (home / "index.json").stat().st_size
+
+
 def test_a_run_that_ends_within_its_first_epoch_fetches_a_part_of_it(tmp_path: Path) -> None:
     in_order = _yaml(tmp_path, max_duration="2ba", dataset={"shuffle": False})
     index = (tmp_path / "web/train/index.json").stat().st_size
