@@ -79,7 +79,10 @@ def test_fingerprints_are_read_in_any_order_as_they_were_written(tmp_path: Path)
 
 
 def test_of_a_pack_only_the_records_go_that_are_dropped(folder: Location) -> None:
+    """And those that have a file of their own."""
+    (folder / FOLDER / KEYS[4]).write(line(KEYS[4]))
     drop_records(folder, [KEYS[0], KEYS[4]])
+    assert KEYS[4] not in names(folder)
     found = read_packs(folder, names(folder))
     assert sorted(found.records) == [key for key in KEYS if key not in (KEYS[0], KEYS[4])]
     assert sorted(found.fingerprints) == KEYS

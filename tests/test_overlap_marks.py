@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mdsmix.convert.ledger import UnitRecord
+from mdsmix.convert.marks import keep_mark, store_mark
 from mdsmix.encode.base import Encoded
+from mdsmix.mix import overlap
 from mdsmix.mix.overlap import Pair
 from mdsmix.overlap import grams, marks
 from mdsmix.overlap.estimate import Estimate, containment
 from mdsmix.overlap.grams import GRAM, hashes, kept
 from mdsmix.overlap.marks import Mark, Marking, Merged, halvings_for, parse
 from mdsmix.ragged import Ragged
+from mdsmix.shards.counts import Records, Totals
+from mdsmix.storage import locate
 
 Rows = list[list[int]]
 ROWS = st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=12)
@@ -199,3 +207,45 @@ def test_a_share_is_told_where_it_is_that_large_by_twice_its_error() -> None:
     assert [is_told(n, 1000) for n in (100, 119, 122)] == [False, False, True]
     assert [is_told(n, 1000, True) for n in (50, 64, 67)] == [False, False, True]
     assert [is_told(99, 99), is_told(100, 100)] == [False, True]
+
+
+def record_of(mark: marks.UnitMark) -> UnitRecord:
+    return UnitRecord(key=mark.key, backend="", shards=[], totals=Totals(), records=Records(), marked=mark.count)  # fmt: skip
+
+
+def test_a_streams_mark_is_of_all_its_units_below_one_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the leftovers too, and a unit without a kept gram; what is published serves only where it holds enough."""
+    monkeypatch.setattr(marks, "MOST", 256)
+    folder = locate(str(tmp_path))
+    job: Any = SimpleNamespace(folder=folder, is_new=True)
+    units, last = [a_mark(1, 150), a_mark(2, 100), a_mark(3, 0)], a_mark(4, 100)
+    for unit in units:
+        keep_mark(folder, unit)
+
+    def stored(last: marks.UnitMark | None, published: Any) -> tuple[Mark, Any]:
+        sides = store_mark(job, list(map(record_of, units)), last, published)
+        found = parse((folder / sides[0].name).read())
+        assert found
+        return found, SimpleNamespace(side_files=sides)
+
+    halved, less = stored(last, None)
+    whole, more = stored(None, less)
+    for path in tmp_path.glob(".mdsmix/*.grams"):
+        path.unlink()
+    assert stored(last, more)[0].to_bytes() == halved.to_bytes()
+    assert (halved.halvings, whole.halvings) == (1, 0)
+    assert [u.key for u in halved.units] == ["k1", "k2", "k3", "k4"]
+    for found, of, bound in ((halved, [*units, last], 1 << 63), (whole, units, 1 << 64)):
+        kept_of_each = [[h for h in unit.hashes.tolist() if h < bound] for unit in of]
+        assert [unit.hashes.tolist() for unit in found.units] == kept_of_each
+
+
+def test_a_pair_says_how_much_of_the_first_stands_in_the_second() -> None:
+    unit = a_mark(1)
+    small, large = (SimpleNamespace(name=name, folder=name) for name in ("small", "large"))
+    merged = {id(small): Merged(unit.hashes[:400], 0), id(large): Merged(unit.hashes, 0)}
+    found = [overlap._pair(one, other, False, merged) for one, other in ((small, large), (large, small))]  # type: ignore[arg-type]  # fmt: skip
+    assert [pair.estimate.share for pair in found] == [1.0, 0.4]
+    assert [(pair.stream, pair.within) for pair in found] == [("small", "large"), ("large", "small")]  # fmt: skip
