@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / ".site"
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)[^)]*\)")
+STYLE = "docs/site/wide.css"
 FOLDERS = ("docs", "mdsmix", "tests", "benchmarks", "yamls")
 
 
@@ -53,6 +54,7 @@ def stage(tree: Path) -> None:
         target = tree / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+    shutil.copyfile(ROOT / STYLE, tree / STYLE)
 
 
 def navigation() -> str:
