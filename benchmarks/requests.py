@@ -130,7 +130,7 @@ def one_new_file(bench: Bench, n: int) -> Counted:
     return found
 
 
-def fresh_machine(bench: Bench, n: int) -> Counted:
+def fresh_machine(bench: Bench, n: int, **options: Any) -> Counted:
     """What was converted elsewhere is up to date: sources that lie in the bucket too, a unit each."""
     for number in range(n):
         record = {"text": f"Document {number:08} of many. " * 8}
@@ -141,8 +141,21 @@ def fresh_machine(bench: Bench, n: int) -> Counted:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MDSMIX_CACHE", str(bench.folder / "another machine"))
         with counted(bench.proxy) as found:
-            (outcome,) = run_recipe(recipe)
+            (outcome,) = run_recipe(recipe, **options)
     assert not outcome.done
+    return found
+
+
+def verified_source(bench: Bench, n: int) -> Counted:
+    found = fresh_machine(bench, n, verify_source=True)
+    assert found.at(".jsonl")["GET"] == n
+    return found
+
+
+def missing(bench: Bench, n: int) -> Counted:
+    places = [locate(f"s3://{bench.bucket}/none/{number}") for number in range(n)]
+    with counted(bench.proxy) as found:
+        assert not any(place.stat() or place.fetch() for place in places)
     return found
 
 
@@ -164,12 +177,16 @@ CASES = [
     Case("check of {} streams", check, 100, 1000, 310),
     Case("check of {} versioned streams", check_versioned, 4, 68, 17),
     Case("second convert of {} streams", second_convert, 100, 1300, 410),
-    Case("first convert of {} streams", first_convert, 4, 152, 88),
+    # Of each three are for marks: the unit's, written and read, and the stream's.
+    Case("first convert of {} streams", first_convert, 4, 152, 92),
     Case("convert of {} units of a shard", many_shards, 1001, 8074, 6070),
     Case("{} known units and one new", one_more, 1000, 3069, 2075),
     Case("{} known units and one new, versioned", one_more_version, 1000, 5089, 3096),
+    Case("{} finished units and one new file", one_new_file, 500, 1513, 50),
     Case("{} finished units and one new file", one_new_file, 10_000, 20_069, 115, seconds=15),
     Case("a machine that never saw the {} objects of a source", fresh_machine, 200, 225, 10),
+    Case("the same with --verify-source", verified_source, 200, 225, 250),
+    Case("stat and fetch of {} missing objects", missing, 10, 40, 20),
 ]
 
 

@@ -41,7 +41,7 @@ def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
     if job.is_versioned:
         _put_version(job, index, manifest, held)
         return
-    _mark_replaced(job.folder, job.folder)
+    _mark_replaced(job, job.folder)
     publish_in_place(job.folder, index, manifest.to_bytes(), held)
 
 
@@ -50,7 +50,7 @@ def _put_version(job: Job, index: Index, manifest: Manifest, held: Lease) -> Non
     _fill(place, index, manifest, job.folder)
     before = Revision.of(job.folder / manifest_file.BASENAME)
     held.confirm()
-    _mark_replaced(job.folder, place)
+    _mark_replaced(job, place)
     refuse_crossed(swap(before, manifest.to_bytes()), held)
     _tidy(job.folder, index, held)
 
@@ -120,12 +120,14 @@ def _has_manifest(version: Location, index: Index) -> bool:
     return False
 
 
-def _mark_replaced(folder: Location, place: Location) -> None:
-    """Where another version is current, notes for `mdsmix gc` that it is replaced now."""
+def _mark_replaced(job: Job, place: Location) -> None:
+    """Where another version is current, notes for `mdsmix gc` that it is replaced now. Nobody asks for one where nothing was."""
+    if job.is_new:
+        return
     with suppress(Unreachable):  # a damaged manifest names none
-        before = named_version(folder)
+        before = named_version(job.folder)
         if before and before != place and (before / index_file.BASENAME).stat():
-            at = folder / REPLACED.format(hash=before.name[-8:])
+            at = job.folder / REPLACED.format(hash=before.name[-8:])
             at.write(before.name.encode())
 
 
