@@ -8,8 +8,9 @@ from pathlib import Path
 
 import orjson
 import pytest
+import zstandard
 
-from mdsmix.convert.hashes import hashes_name, stored_hashes
+from mdsmix.convert.hashes import hashes_name, parse_hashes, stored_hashes
 from mdsmix.convert.ledger import FOLDER, UnitRecord
 from mdsmix.convert.packs import (
     Pack,
@@ -87,3 +88,12 @@ def test_of_a_pack_only_the_records_go_that_are_dropped(folder: Location) -> Non
     assert sorted(found.records) == [key for key in KEYS if key not in (KEYS[0], KEYS[4])]
     assert sorted(found.fingerprints) == KEYS
     assert list(stored_hashes(folder, KEYS, found.fingerprints)) == list(map(content, KEYS))
+
+
+def test_fingerprints_that_are_not_whole_are_none() -> None:
+    """Their record would stand beside the fingerprint of another."""
+    frame = zstandard.ZstdCompressor(write_checksum=True).compress
+    assert parse_hashes(frame(bytes(24))) is None
+    found = parse_hashes(frame(bytes(32)))
+    assert found is not None
+    assert found.shape == (2, 2)

@@ -80,7 +80,8 @@ class FakeRay:
     def wait(
         self, refs: list[str], num_returns: int, timeout: float
     ) -> tuple[list[str], list[str]]:
-        """Only those that are cancelled by force end."""
+        """Only those that are cancelled by force end. Who ends a run waits for all of them."""
+        assert num_returns == (1 if timeout == ray_errand.PERIOD else len(refs))
         left = [ref for ref in refs if (ref, True) not in self.cancelled]
         return [ref for ref in refs if ref not in left], left
 
@@ -192,6 +193,14 @@ def test_a_worker_that_crashed_goes_by_the_rules_of_deaths(driver: Driver) -> No
     driver.ray.told.append(driver.news("a1"))  # the last that it said, which nobody has read
     driver.ends(EXCEPTIONS.WorkerCrashedError(), "a1")
     assert [attempt.died_at for attempt in driver.attempts] == [None, PLACE, PLACE]
+
+
+def test_the_most_that_was_held_is_told(driver: Driver) -> None:
+    """By all workers and this process together, at one time."""
+    for held in (5 << 40, 1):
+        driver.hear(driver.news(held=held))
+        driver.errand.look()
+        assert 5 << 40 < driver.engine.peak < 6 << 40
 
 
 def test_a_worker_that_crashed_with_its_node_was_lost(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,6 +83,15 @@ def test_a_larger_share_only_adds(one: Fraction, other: Fraction, text: str) -> 
         assert not is_in(record, Fraction(0))
         assert is_in(record, Fraction(1))
     assert Sample(small).has_raw(text.encode()) <= Sample(large).has_raw(text.encode())
+
+
+def test_which_texts_are_in_follows_from_the_second_half_of_their_hash() -> None:
+    """Published streams hold these."""
+    texts = [f"number {n}" for n in range(40)]
+    wanted = [xxhash.xxh3_128_digest(text)[8] < 64 for text in texts]
+    assert 0 < sum(wanted) < 40
+    found = Sample(Fraction(1, 4)).of([None] * 40, list(map(Document, texts)))
+    assert [each is not NOT_SAMPLED for each in found] == wanted
 
 
 def test_no_half_says_anything_of_the_other() -> None:

@@ -118,6 +118,14 @@ def test_leaks_are_counted_and_sorted_as_plain_sets_have_it(
     assert audit._hidden(items, scanned) == len(most)
 
 
+def test_what_is_common_in_one_stream_and_found_in_another_is_not_hidden() -> None:
+    items = made([list(range(LENGTH))])
+    common, found = np.ones(1, bool), np.zeros(1, np.int64)
+    everywhere = Scanned(samples=99, tokens=0, is_common=common, grams=found[:0], found_in=found[:0])  # fmt: skip
+    once = Scanned(samples=1, tokens=0, is_common=~common, grams=found, found_in=found)
+    assert [audit._hidden(items, each) for each in ([everywhere], [everywhere, once], [once])] == [1, 0, 0]  # fmt: skip
+
+
 def test_a_gram_that_fills_its_row_is_found_and_no_other_of_its_hash(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

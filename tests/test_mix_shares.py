@@ -24,7 +24,7 @@ from mdsmix.mix.offline.plan import make_plan, view_training
 from mdsmix.mix.render import render
 from mdsmix.mix.view import view, view_recipe
 from mdsmix.shards.counts import histogram
-from tests.converting import mdsmix
+from tests.converting import manifest_of, mdsmix
 from tests.published import (
     CARD,
     CONCAT,
@@ -414,3 +414,12 @@ def test_an_absolute_share_deviates_by_its_own_draw_alone(home: Path) -> None:
         found = view([path]).shares
         assert found is not None
         assert [part.deviation > 0 for part in found.parts] == [not is_absolute, True]
+
+
+def test_rows_that_are_cut_to_one_length_do_not_deviate(tmp_path: Path) -> None:
+    counts = {"tokens": 28, "cut_tokens": 12, "cut_rows": 1, "longest": 20}
+    lengths = {"lengths": {"2^3": 1, "2^4": 1}}
+    publish(tmp_path / "chat", TURNS, TALK[:2], card={"totals": counts | lengths})
+    manifest = manifest_of(tmp_path / "chat/train")
+    assert manifest.encoding.max_seq_len == LENGTH
+    assert spread.most_of_tokens(manifest.totals, manifest.encoding) == 0
