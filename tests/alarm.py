@@ -10,7 +10,9 @@ from types import FrameType
 
 @contextlib.contextmanager
 def at_most(seconds: int) -> Iterator[None]:
-    """Fails a test that hangs: Streaming does when a worker loses a shard, a reader does on an endless file."""
+    """Fails a test that hangs: Streaming does when a worker loses a shard, a reader does on an endless file. `seconds`: much more than
+    it takes on an idle machine; a busy one has five times as many, since it is no hang that is slow."""
+    seconds *= 5
 
     def stop(signum: int, frame: FrameType | None) -> None:
         raise AssertionError(f"no answer within {seconds} s")

@@ -9,8 +9,10 @@ import functools
 import gc
 import os
 import signal
+import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import botocore.loaders
@@ -47,6 +49,15 @@ def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("MDSMIX_CACHE", str(tmp_path_factory.mktemp("cache")))
         for name in ENDPOINTS:
             patch.delenv(name, raising=False)
+        yield
+
+
+@contextmanager
+def in_folder(temporary: Path) -> Iterator[None]:
+    """What this process and those that it starts leave in the system's temporary folder, they leave in this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(temporary))
+        patch.setattr(tempfile, "tempdir", None)
         yield
 
 
@@ -152,10 +163,16 @@ def bucket(minio: str) -> str:
 
 
 @pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a store nobody waits for more than a second. Named before the proxy is used."""
+    monkeypatch.setattr(s3_client, "_READ_SECONDS", 1)
+
+
+@pytest.fixture
 def proxy(minio: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """Between mdsmix and that MinIO, to make it fail; patience is short, since the faults of tests are."""
-    for name, value in {"_PAUSE_SECONDS": (0.01, 0.1), "_READ_SECONDS": 1}.items():
-        monkeypatch.setattr(s3_client, name, value)
+    """Between mdsmix and that MinIO, to make it fail; pauses are short, since the faults of tests are. An answer that is late on a
+    busy machine is waited for, but by `impatient` tests of a silent one: a request that is sent again would count twice."""
+    monkeypatch.setattr(s3_client, "_PAUSE_SECONDS", (0.01, 0.1))
     with failing(minio) as proxy:
         monkeypatch.setenv("S3_ENDPOINT_URL", proxy.endpoint)
         yield proxy

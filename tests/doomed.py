@@ -32,7 +32,8 @@ ENDINGS = (".mds", ".bad", ".index", ".replaced", "mdsmix.manifest", "index.json
 
 @dataclass(frozen=True)
 class Write:
-    """A moment: before or after so many writes of this kind by the main process or a worker."""
+    """A moment: before or after so many writes of this kind by the main process or a worker. `stall`: no kill, but this write
+    and the later ones are not done; so a run that is to be ended from outside is never done before."""
 
     who: str
     what: str
@@ -50,9 +51,9 @@ class Run:
         self._process = process(target=self._convert, args=(arguments, window, end))
         self._process.start()
 
-    def await_write(self) -> float:
-        """Waits until the first write, and says when it was."""
-        while not self._log.stat().st_size and self._process.is_alive():
+    def await_write(self, write: str = "", count: int = 1) -> float:
+        """Waits until so many writes of this kind, or any, have begun, and says when it was."""
+        while self._log.read_text().count(f"{write}\n") < count and self._process.is_alive():
             time.sleep(0.002)
         return time.monotonic()
 
@@ -136,7 +137,10 @@ def _watched(write: Any, log: Path, end: Write | None, times: Any) -> Any:
         if end and (who, what) == (end.who, end.what):
             with times.get_lock():
                 times.value += 1
-                is_last = times.value == end.count
+                number = times.value
+            if end.side == "stall" and number >= end.count:
+                time.sleep(SECONDS)
+            is_last = number == end.count
         if is_last and end and end.side == "before":
             os.killpg(0, signal.SIGKILL)
         answer = write(self, *given)

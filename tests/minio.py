@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -39,7 +40,7 @@ class Server:
     """A MinIO that a test may stop and start again, on the same port and with the same data."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._port = folder, _free_port()
+        self._folder, self._port = folder, free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -91,10 +92,13 @@ def _go_bin_folders() -> Iterator[str]:
     yield str(Path.home() / "go" / "bin")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port() -> int:
+    """Below those that the system gives to connections: none of these takes it before the server, nor while that is stopped."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _start(folder: Path, port: int, credentials: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -19,9 +19,10 @@ def _script(name: str, *arguments: object) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_a_worker_is_ready_within_half_a_second(tokenizer_folder: Path) -> None:
-    seconds = min(float(_script("worker_start.py", tokenizer_folder)) for _ in range(3))
-    assert 0 < seconds < 0.5
+def test_a_worker_is_ready_before_transformers_would_be_imported(tokenizer_folder: Path) -> None:
+    """That takes 2.5 s; a worker 0.1, and on a busy machine once in three times less than 1.5."""
+    seconds = (float(_script("worker_start.py", tokenizer_folder)) for _ in range(3))
+    assert any(0 < each < 1.5 for each in seconds)
 
 
 def test_the_ceiling_writes_the_rows_that_mdsmix_writes(

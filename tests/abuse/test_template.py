@@ -137,7 +137,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_compiling_it_works_nothing_out(source: str, around: str) -> None:
     began, memory = time.process_time(), _peak()
     open_template(around.replace("SOURCE", source), {"bos_token": "<s>"}, "2026-01-01")
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 10  # worked out: minutes, or memory
     assert _peak() - memory < 64 << 20
 
 

@@ -13,7 +13,7 @@ from mdsmix.encode.processor import Counter
 from tests.docs.homes import Homes
 from tests.docs.page import Counts
 from tests.docs.shell import command_folder
-from tests.with_torch.conftest import _own_numbers  # noqa: F401
+from tests.with_torch.conftest import _own_numbers, _own_temporary  # noqa: F401
 
 os.environ.setdefault("PYTEST_XDIST_WORKER", "gw60")  # other tests with torch may run beside these
 COUNTS = Counts()

@@ -71,7 +71,7 @@ def _by_bash(command: str) -> Printed:
         stderr=subprocess.STDOUT,
         text=True,
         env=os.environ | {"CHECKOUT": str(ROOT)},
-        timeout=60,
+        timeout=300,
         check=False,
     )
     return Printed(found.returncode, found.stdout)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mdsmix.convert import images
-from mdsmix.storage import locate, s3_client
+from mdsmix.storage import locate
 from tests.converting import (
     manifest_of,
     quarantined,
@@ -28,7 +28,6 @@ def test_images_in_a_bucket(
     tokenizer_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(s3_client, "_READ_SECONDS", 30)
     monkeypatch.setattr(images, "FEW", 5)
     root = f"s3://{bucket}/pictures"
     for number in range(12):

@@ -20,7 +20,7 @@ from mdsmix.mix.overlap import look
 from mdsmix.mix.view import view
 from mdsmix.recipe import load_recipe
 from mdsmix.shards.index import read_index
-from mdsmix.storage import locate, s3_client
+from mdsmix.storage import locate
 from tests.converting import (
     chats,
     documents,
@@ -52,10 +52,8 @@ def work(
     tokenizer_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
-    """Writes a recipe of these streams, in that bucket. An answer that is late on a busy machine is waited for: a request that
-    is sent again would be counted twice."""
+    """Writes a recipe of these streams, in that bucket."""
     windows(monkeypatch, LINE)
-    monkeypatch.setattr(s3_client, "_READ_SECONDS", 30)
 
     def recipe(streams: dict[str, Any], **settings: Any) -> Path:
         remote = f"s3://{bucket}/mix"

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.converting import documents, lying_at, run_recipe, windows, write_jsonl, write_recipe
-from tests.doomed import Run
+from tests.doomed import Run, Write
 
 WINDOW = 4_000
 GRACE = 30
 "Seconds that clouds give."
 FINISHED = 3
 "Work units, at least, before the machine goes away."
+LATE = Write("worker", "record", "stall", 30)
+"Of 53 units: however late the machine is told to go away, the run is not done by then."
 
 
 @pytest.mark.parametrize(("place", "group"), [("disk", True), ("store", False)])
@@ -33,11 +35,9 @@ def test_a_run_that_is_terminated_ends_in_order_and_another_machine_goes_on(
     web = write_jsonl(tmp_path / "a.jsonl", texts)
     recipe = write_recipe(tmp_path, tokenizer_folder, streams={"web": documents(web)}, local=None)
     target = f"remote=s3://{bucket}/out" if place == "store" else f"local={tmp_path / 'out'}"
-    run = Run([str(recipe), target, "--workers", "2"], WINDOW, tmp_path / "writes.log", None)
+    run = Run([str(recipe), target, "--workers", "2"], WINDOW, tmp_path / "writes.log", LATE)
     # Two workers have begun to write so many records, so at most two of them are not written yet.
-    while (tmp_path / "writes.log").read_text().count("worker record") < FINISHED + 2:
-        time.sleep(0.005)
-    began = time.monotonic()
+    began = run.await_write("worker record", FINISHED + 2)
     code, said = run.terminated(group)
     assert (code, time.monotonic() - began < GRACE) == (143, True), said
     assert said.splitlines()[-1].startswith("interrupted: nothing was half published")

@@ -32,7 +32,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
-from tests.test_shards_lease import BEAT, ELSEWHERE
+from tests.test_shards_lease import BEAT, ELSEWHERE, LAST_LOOK, Clock, at_look
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
 
@@ -153,19 +153,20 @@ def test_gc_finds_replaced_shards(published: Location, recipe: Path, tmp_path: P
 def test_the_lease_is_refused_while_its_heart_beats_and_taken_over_when_it_stops(
     root: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_module, "BEAT_SECONDS", 4 * BEAT)
+    clock = Clock()
+    monkeypatch.setattr(lease_module, "time", clock)
     at = root / ".mdsmix" / "lease"
-    assert at.keeps_conditions(), "found out before the watch begins"
     at.write(orjson.dumps(asdict(ELSEWHERE)))
     beat = orjson.dumps(asdict(replace(ELSEWHERE, beat=1)))
-    later = threading.Timer(4 * BEAT, at.write, [beat])
-    later.start()
-    with pytest.raises(Unreachable, match=r"by process 12 on another\.host since 2031"):
-        lease(root, lambda _: None).__enter__()
-    later.join()
+    with monkeypatch.context() as patch:
+        at_look(patch, LAST_LOOK, lambda: at.write(beat))
+        with pytest.raises(Unreachable, match=r"by process 12 on another\.host since 2031"):
+            lease(root, lambda _: None).__enter__()
+    assert clock.now == pytest.approx(lease_module.STALE_BEATS * lease_module.BEAT_SECONDS)
+    monkeypatch.setattr(lease_module, "BEAT_SECONDS", BEAT)
     with lease(root, lambda _: None) as held:
         held.confirm()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while orjson.loads(at.read())["beat"] < 3:
             assert time.monotonic() < deadline
             time.sleep(BEAT)
@@ -186,7 +187,7 @@ def test_a_run_that_was_killed_is_gone_on_with_at_once(
     command = [sys.executable, "-c", code, "convert", str(recipe), "--workers", "1"]
     first = subprocess.Popen(command, env=os.environ, start_new_session=True)
     at = locate(f"s3://{bucket}/mix/web/train/.mdsmix/lease")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not at.stat():
         assert time.monotonic() < deadline
         assert first.poll() is None

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import select
-import subprocess
+import signal
 from collections.abc import Iterator
+from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mdsmix.encode.snapshot import WITHOUT
+from tests.conftest import in_folder
+from tests.forked import Standing
 from tests.styles import STYLES, train_style
 
 for name in WITHOUT:  # the real thing needs torch
@@ -26,42 +28,39 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / ".venv-foundry" / "bin" / "python"
 SCRIPTS = Path(__file__).with_name("scripts")
 SECONDS = 400
+IMPORTS = "import llmfoundry.cli.cli, composer.loggers, mdsmix.load"
+SERVE = "import sys; sys.path.insert(0, sys.argv[1]); import serve; serve.main(int(sys.argv[2]))"
 
 
 class Foundry:
     """Calls functions of `scripts/` in one process of Foundry's interpreter: foundry("train.losses", path=...)."""
 
-    def __init__(self, python: Path, folder: Path) -> None:
-        self.log = folder / "log"
-        # One thread: a step of the tiny model is over before a second one has started.
-        own = {"HF_HOME": str(folder / "hf"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [python, SCRIPTS / "serve.py"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=os.environ | own,
-                cwd=folder,
-            )
+    def __init__(self, programs: Standing) -> None:
+        with Listener(("127.0.0.1", 0)) as listener:
+            self.process = programs.start(SERVE, SCRIPTS, listener.address[1])
+            self.calls = listener.accept()
 
     def __call__(self, call: str, **arguments: Any) -> Any:
-        assert self.process.stdin
-        assert self.process.stdout
-        self.process.stdin.write(
-            json.dumps({"call": call, "arguments": arguments}).encode() + b"\n"
-        )
-        self.process.stdin.flush()
-        ready = select.select([self.process.stdout], [], [], SECONDS)[0]
-        line = self.process.stdout.readline() if ready else b""
-        answer = json.loads(line) if line else {"error": self.log.read_text()[-4000:]}
-        if "error" in answer:
-            pytest.fail(f"{call}: {answer['error']}", pytrace=False)
+        self.calls.send(json.dumps({"call": call, "arguments": arguments}))
+        try:
+            answer = json.loads(self.calls.recv()) if self.calls.poll(SECONDS) else {}
+        except EOFError:
+            answer = {}
+        if "value" not in answer:
+            said = answer.get("error") or self.process.said("err")[-4000:]
+            pytest.fail(f"{call}: {said}", pytrace=False)
         return answer["value"]
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Streaming leaves two lock files of each dataset in the system's folder."""
+    with in_folder(tmp_path_factory.mktemp("temporary")):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -74,9 +73,21 @@ def foundry_python() -> Path:
 
 
 @pytest.fixture(scope="session")
-def foundry(foundry_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Foundry]:
-    """That interpreter with LLM-Foundry imported once, for whatever need not be a command of its own."""
-    served = Foundry(foundry_python, tmp_path_factory.mktemp("foundry"))
+def foundry_programs(
+    foundry_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Standing]:
+    """That interpreter with LLM-Foundry imported once, 15 s, for whatever need not be a command of its own."""
+    # One thread: a step of the tiny model is over before a second one has started.
+    home = {"HF_HOME": str(tmp_path_factory.mktemp("hf")), "OMP_NUM_THREADS": "1"}
+    standing = Standing(IMPORTS, home | {"PYTHONPATH": str(ROOT)}, foundry_python)
+    yield standing
+    standing.close()
+
+
+@pytest.fixture(scope="session")
+def foundry(foundry_programs: Standing) -> Iterator[Foundry]:
+    """A process of that interpreter, whose functions are called."""
+    served = Foundry(foundry_programs)
     yield served
     served.end()
 

@@ -1,4 +1,4 @@
-"""500 records of each finetuning shape: real ones, and every way in which one can be odd or broken."""
+"""350 records of each finetuning shape: real ones, and every way in which one can be odd or broken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tests.corpus import chats, questions
 from tests.test_encode_causal import conversations
 
-ROWS = 500
+ROWS = 350
 POLICIES = [
     ("none", "last", True),
     ("none", "all", True),

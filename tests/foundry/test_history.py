@@ -44,7 +44,7 @@ def test_each_answer_trains_as_inference_sees_it(
         if not text.endswith(trained):  # its history stays, so that all of its turns are one row
             assert trained.count("answer ") == text.count("answer ") > 1
     if name == "qwen_3":
-        losses = foundry("train.losses", path=str(rendered(recipe)), steps=12)
+        losses = foundry("train.losses", path=str(rendered(recipe)), steps=6)
         assert losses[-1] < losses[0] - 0.5
 
 

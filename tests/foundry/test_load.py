@@ -29,18 +29,18 @@ def maybe_ended(rng: np.random.Generator, row: list[int]) -> list[int]:
 
 
 def write_streams(folder: Path) -> dict[str, dict[str, str]]:
-    """500 rows of each shape: some too long (never by the whole last response), some ended by EOS."""
+    """300 rows of each shape: some too long (never by the whole last response), some ended by EOS."""
     rng = np.random.default_rng(7)
     variable = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
     first = {"input_ids": "ndarray:uint16:1", "labels": f"ndarray:uint16:{MAX_SEQ_LEN - 1}"}
-    chunks = [rng.integers(0, 400, MAX_SEQ_LEN).astype(np.uint16) for _ in range(500)]
-    pairs = [(numbers(rng, 1, 24), maybe_ended(rng, numbers(rng, 1, 20))) for _ in range(500)]
+    chunks = [rng.integers(0, 400, MAX_SEQ_LEN).astype(np.uint16) for _ in range(300)]
+    pairs = [(numbers(rng, 1, 24), maybe_ended(rng, numbers(rng, 1, 20))) for _ in range(300)]
     chats = [
         [
             {"input_ids": numbers(rng, 1, 6), "labels": maybe_ended(rng, numbers(rng, 1, 5))}
             for _ in range(rng.integers(1, 4))
         ]
-        for _ in range(500)
+        for _ in range(300)
     ]
     write_stream(
         folder / "text",
@@ -59,7 +59,7 @@ def write_streams(folder: Path) -> dict[str, dict[str, str]]:
         ({"input_ids": np.int32(p), "labels": np.int32(r)} for p, r in pairs),
     )
     write_stream(folder / "chats", {"turns": "json"}, ({"turns": c} for c in chats))
-    long = [(np.int32(numbers(rng, 1, 100)), np.int32(numbers(rng, 1, 100))) for _ in range(500)]
+    long = [(np.int32(numbers(rng, 1, 100)), np.int32(numbers(rng, 1, 100))) for _ in range(300)]
     write_stream(folder / "long", variable, ({"input_ids": p, "labels": r} for p, r in long))
     return {
         n: {"local": str(folder / n)} for n in ("text", "bytes", "lm", "pairs", "chats", "long")

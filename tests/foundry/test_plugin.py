@@ -12,7 +12,7 @@ import yaml
 from tests.converting import chats, documents, pairs, write_jsonl
 from tests.foundry.conftest import Foundry
 from tests.foundry.steps import converted, does, fetch_tokenizer, rendered
-from tests.foundry.test_train import losses, trained
+from tests.foundry.test_train import losses, trained_by_the_script
 
 LENGTH = 128
 ORDER = {"shuffle": True, "shuffle_seed": 17}
@@ -92,7 +92,7 @@ def test_llmfoundry_train_reads_the_same_from_minio(
     store = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "cache")}
     minio = mixed(tmp_path, tokenizer_folder, corpus_folder, **store)
     fetch_tokenizer(minio)
-    found = losses(trained(foundry_python, minio, "max_duration=12ba"))
+    found = losses(trained_by_the_script(foundry_python, minio, "max_duration=12ba"))
     assert found == pytest.approx(undisturbed[LOSS], abs=5e-5), "as far as the console shows them"
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 from mdsmix.training import keys
 from tests.converting import documents, mdsmix, write_jsonl
 from tests.converting import write_recipe as write_converted
+from tests.forked import Standing
 from tests.foundry.conftest import Foundry
 from tests.published import LENGTH, SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish
 
@@ -43,7 +42,7 @@ def test_stream_keys_and_algorithms_are_those_of_streaming(real: dict[str, Any])
 
 
 def test_the_real_loader_draws_batches_from_the_rendered_yaml(
-    foundry_python: Path, tokenizer_folder: Path, tmp_path: Path
+    foundry_programs: Standing, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     publish(tmp_path / "web", SPLIT, [SPLIT_ROW] * 30)
     publish(tmp_path / "chat", TURNS, [TURNS_ROW] * 30)
@@ -59,22 +58,17 @@ def test_the_real_loader_draws_batches_from_the_rendered_yaml(
         "train_loader": {"num_workers": 0},
     }
     (tmp_path / "mix.yaml").write_text(json.dumps(recipe))
-    arguments = ["render-yaml", "mix.yaml", "-o", "out.yaml", "--validate"]
-    done = subprocess.run(
-        [foundry_python, "-c", RENDER, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
-    )
+    out = tmp_path / "out.yaml"
+    arguments = ["render-yaml", tmp_path / "mix.yaml", "-o", out, "--validate"]
+    done = foundry_programs.start(RENDER, *arguments).wait()
     assert done.returncode == 0, done.stderr
     drawn = f"train_loader (2, {LENGTH}), (2, {LENGTH}); eval_loader held (1, {LENGTH})"
     assert drawn in done.stderr
-    assert (tmp_path / "out.yaml").exists()
+    assert out.exists()
 
 
 def test_the_real_loader_reads_a_mix_in_a_bucket_with_the_tokenizer_beside_it(
-    foundry_python: Path, tokenizer_folder: Path, tmp_path: Path, minio: str, bucket: str
+    foundry_programs: Standing, tokenizer_folder: Path, tmp_path: Path, minio: str, bucket: str
 ) -> None:
     write_jsonl(tmp_path / "a.jsonl", [{"text": f"one two three {n} " * 9} for n in range(40)])
     recipe = write_converted(
@@ -91,13 +85,7 @@ def test_the_real_loader_reads_a_mix_in_a_bucket_with_the_tokenizer_beside_it(
     entry = {"label": "c4", "name": "text", "dataset": theirs, "num_workers": 0, "drop_last": False}
     config.write_text(f"eval_loader:\n- {json.dumps(entry)}\n")
     arguments = ["render-yaml", recipe, "--into", config, "--keep-evals", "--validate"]
-    done = subprocess.run(
-        [foundry_python, "-c", RENDER, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
-    )
+    done = foundry_programs.start(RENDER, *arguments).wait()
     assert done.returncode == 0, done.stderr
     assert "batches of input_ids: train_loader (2, 16), (2, 16)\n" in done.stderr
     assert "kept unseen: eval_loader c4\n" in done.stderr

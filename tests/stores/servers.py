@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults import IGNORES, RACES, Rule, failing
-from tests.minio import START_SECONDS, _free_port, _go_bin_folders, own_minio
+from tests.minio import START_SECONDS, _go_bin_folders, free_port, own_minio
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {
@@ -86,7 +86,7 @@ def _moto() -> list[str]:
 
 @contextlib.contextmanager
 def _started(command: list[str], folder: Path) -> Iterator[dict[str, str]]:
-    port = _free_port()
+    port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from mdsmix.encode.snapshot import WITHOUT
+from tests.conftest import in_folder
+from tests.forked import Standing
 
 for name in WITHOUT:
     os.environ.pop(name, None)
@@ -28,6 +30,21 @@ def _own_numbers() -> Iterator[None]:
         patch.setattr(prefix, "_each_prefix_int", lambda: count(first))
         patch.setattr(prefix, "_check_and_find", _closing(prefix, prefix._check_and_find))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Streaming leaves two lock files of each dataset in the system's folder."""
+    with in_folder(tmp_path_factory.mktemp("temporary")):
+        yield
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[Standing]:
+    """Python programs that use the loader, in processes of their own."""
+    standing = Standing("import streaming, torch.distributed, mdsmix.load.loader")
+    yield standing
+    standing.close()
 
 
 def _closing(prefix: Any, find: Callable[..., int]) -> Callable[..., int]:

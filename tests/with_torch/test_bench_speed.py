@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from mdsmix.bench import run as running
+from mdsmix.bench import speed
 from mdsmix.bench.settings import Setting
 from mdsmix.bench.speed import TooSmall, timed
 from mdsmix.errors import MdsmixError
@@ -26,11 +27,31 @@ from tests.with_torch.load_streams import config, write_tokens
 ROWS = 4
 
 
+class Clock:
+    """The time that a measurement sees: whoever sleeps moves it on, nothing else does."""
+
+    now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(speed, "time", clock)
+    return clock
+
+
 class Loader:
     """Batches of 4 rows that take `making` seconds each, but the first `ready`, which lie there."""
 
-    def __init__(self, batches: int, making: float, ready: int = 0) -> None:
-        self.batches, self.making, self.ready, self.num_samples_yielded = batches, making, ready, 0
+    def __init__(self, clock: Clock, batches: int, making: float, ready: int = 0) -> None:
+        self.clock, self.batches, self.making, self.ready = clock, batches, making, ready
+        self.num_samples_yielded = 0
 
     def __len__(self) -> int:
         return self.batches
@@ -38,35 +59,36 @@ class Loader:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for number in range(self.batches):
             if number >= self.ready:
-                time.sleep(self.making)
+                self.clock.sleep(self.making)
             self.num_samples_yielded += ROWS
             yield {"attention_mask": torch.ones(ROWS, 3, dtype=torch.int64)}
 
 
-def test_a_step_waits_as_long_as_a_batch_takes_that_nobody_makes_in_advance() -> None:
-    found = timed(Loader(1000, 0.02), Setting(0, None), step=0.001, seconds=0.4, most=None)
-    assert 0.02 <= found.wait < 0.05
-    assert found.longest >= found.wait
-    assert 20 < found.samples / ROWS <= 50
-    assert found.tokens == pytest.approx(3 * found.samples)
-    assert 10 < found.batches < 30
-    assert found.steps >= 5
+def test_a_step_waits_as_long_as_a_batch_takes_that_nobody_makes_in_advance(
+    clock: Clock,
+) -> None:
+    loader = Loader(clock, 1000, 1 / 64)
+    found = timed(loader, Setting(0, None), step=1 / 256, seconds=0.5, most=None)
+    assert (found.first, found.wait, found.longest) == (1 / 64, 1 / 64, 1 / 64)
+    assert (found.samples, found.tokens) == (64 * ROWS, 64 * ROWS * 3)
+    # Half of the time each, and between them what lies ready.
+    assert (found.steps, found.batches) == (13, 1 + 13 + Setting(0, None).ready + 16)
 
 
-def test_batches_that_lay_ready_count_for_nothing() -> None:
+def test_batches_that_lay_ready_count_for_nothing(clock: Clock) -> None:
     """5 of 13 come at once: counted, they would make the loader look twice as fast."""
     setting = Setting(2, 2)
-    loader = Loader(13, 0.02, ready=setting.ready)
+    loader = Loader(clock, 13, 0.02, ready=setting.ready)
     found = timed(loader, setting, step=0.0, seconds=60, most=None)
-    assert found.samples / ROWS <= 50
+    assert found.samples / ROWS == pytest.approx(50)
     assert found.batches <= 13
 
 
 @pytest.mark.parametrize("setting", [Setting(0, None), Setting(2, 4)], ids=str)
-def test_an_epoch_that_only_fills_the_queues_is_too_small(setting: Setting) -> None:
+def test_an_epoch_that_only_fills_the_queues_is_too_small(setting: Setting, clock: Clock) -> None:
     with pytest.raises(TooSmall, match=f"an epoch gives 7 batches, and {setting} needs"):
-        timed(Loader(7, 0.0), setting, 0.0, 1.0, None)
-    assert timed(Loader(setting.ready + 7, 0.0), setting, 0.0, 60, None).steps == 3
+        timed(Loader(clock, 7, 0.01), setting, 0.0, 1.0, None)
+    assert timed(Loader(clock, setting.ready + 7, 0.01), setting, 0.0, 60, None).steps == 3
 
 
 @pytest.fixture
@@ -134,7 +156,7 @@ def test_ctrl_c_ends_the_process_and_frees_its_shared_memory(tmp_path: Path) -> 
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         running._in_a_process("this", partial(_hanging, note, folder))
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 50, "before it ends by itself"
     child, prefix = note.read_text().split()
     assert not Path("/proc", child).exists()
     assert not list(Path("/dev/shm").glob(f"{prefix}_*"))

@@ -9,10 +9,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import os
-import socket
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -33,6 +29,8 @@ from mdsmix.preview.figures import Step
 from mdsmix.preview.run import preview
 from tests.converting import documents, run_recipe, token_rows, write_jsonl, write_recipe
 from tests.corpus import docstrings
+from tests.forked import Standing
+from tests.minio import free_port
 from tests.published import CARD
 from tests.with_torch.load_streams import IDS, PAIR, config, pair, write_stream, write_tokens
 
@@ -221,7 +219,9 @@ def converted(tokenizer: Path, folder: Path) -> Path:
     return folder / "out" / "web"
 
 
-def test_two_processes_share_a_converted_stream(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_two_processes_share_a_converted_stream(
+    tmp_path: Path, tokenizer_folder: Path, programs: Standing
+) -> None:
     stream = converted(tokenizer_folder, tmp_path)
     streams = {"web": {"local": str(stream), "split": "train"}}
     settings = config(streams, "text", shuffle=True, num_canonical_nodes=2, drop_last=True)
@@ -229,7 +229,7 @@ def test_two_processes_share_a_converted_stream(tmp_path: Path, tokenizer_folder
     for name, count in (("faq", 90), ("forum", 60)):
         write_stream(tmp_path / name, PAIR, map(pair, range(count)), shard_bytes=900)
     packing = config(pairs, shuffle=True, packing_ratio=2.6)
-    answer, held = json.loads(together([settings, packing]))
+    answer, held = json.loads(together(programs, RANK, json.dumps([settings, packing])))
     n = len(build_loader(settings, 4, ids=IDS).dataset)
     whole, before, after = answer["whole"], answer["before"], answer["after"]
     assert answer["state"]["sample_in_epoch"] == 3 * 2 * 4
@@ -260,35 +260,16 @@ def previewed(settings: dict[str, Any], steps: int, state: dict[str, Any] | None
     return preview(mix, Asked(cluster=cluster, steps=steps, state=entered or None)).steps
 
 
-def together(settings: list[dict[str, Any]], ranks: int = 2) -> str:
+def together(programs: Standing, program: str, argument: str, ranks: int = 2) -> str:
     """What rank 0 prints, of `ranks` processes on this machine."""
-    return started(RANK, json.dumps(settings), ranks)
-
-
-def started(program: str, argument: str, ranks: int = 2) -> str:
-    """The same of any program."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    processes = [
-        _start(program, argument, common | {"RANK": str(n), "LOCAL_RANK": str(n)})
+    size = str(ranks)
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": size}
+    running = [
+        programs.start(
+            program, argument, RANK=str(n), LOCAL_RANK=str(n), LOCAL_WORLD_SIZE=size, **common
+        )
         for n in range(ranks)
     ]
-    try:
-        answers = [process.communicate(timeout=240) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * ranks, answers
-    return answers[0][0].splitlines()[-1]
-
-
-def _start(program: str, argument: str, environment: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", program, argument],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment, "LOCAL_WORLD_SIZE": environment["WORLD_SIZE"]},
-    )
+    ended = [each.wait() for each in running]
+    assert [each.returncode for each in ended] == [0] * ranks, ended
+    return ended[0].stdout.splitlines()[-1]

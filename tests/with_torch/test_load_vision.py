@@ -30,9 +30,10 @@ from mdsmix.load.vision import decoded, opened
 from mdsmix.mix.render import render
 from mdsmix.storage import locate
 from tests.converting import manifest_of, mdsmix, quarantined, run_recipe, write_jsonl, write_recipe
+from tests.forked import Standing
 from tests.pictures import drawing, record, seeing_tokenizer, stream, write_drawings
 from tests.processors import FAMILIES, IMAGE_TOKEN, TOKENS, look_here, processor_of, tiny_model
-from tests.with_torch.test_load_ranks import started
+from tests.with_torch.test_load_ranks import together
 
 LENGTH = 160
 SIZES = [(30, 40), (200, 120), (57, 333)]
@@ -591,7 +592,7 @@ dist.destroy_process_group()
 
 
 def test_two_processes_share_images_and_resume(
-    tmp_path: Path, processors: dict[str, tuple[Path, Path]]
+    tmp_path: Path, processors: dict[str, tuple[Path, Path]], programs: Standing
 ) -> None:
     names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 12, (70, 40))]
     records = [record(name, answer=f"Drawing {n}.") for n, name in enumerate(names)]
@@ -599,7 +600,7 @@ def test_two_processes_share_images_and_resume(
     shuffled = {"shuffle": True, "dummy_image": True, "num_canonical_nodes": 2}
     recipe = written(tmp_path, processors["qwen"], records, dataset=shuffled)
     run_recipe(recipe)
-    whole, before, after = json.loads(started(RANK, rendered(recipe)))
+    whole, before, after = json.loads(together(programs, RANK, rendered(recipe)))
     for rank in (0, 1):
         assert before[rank] + after[rank] == whole[rank]
     rows = [tuple(row) for rank in whole for batch, _ in rank for row in batch]

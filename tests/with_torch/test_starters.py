@@ -16,6 +16,7 @@ from mdsmix.storage import locate
 from tests import drawings
 from tests.alarm import at_most
 from tests.converting import chats, mdsmix, write_recipe
+from tests.processors import look_here
 
 YAMLS = Path(__file__).parents[2] / "yamls"
 STARTERS = sorted(path.name for path in YAMLS.glob("*.yaml"))
@@ -85,8 +86,14 @@ def _without_workers(rendered: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", STARTERS)
 def test_a_starter_goes_the_whole_way(
-    name: str, tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path, bucket: str
+    name: str,
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    corpus_folder: Path,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    look_here(monkeypatch)
     recipe = _at_home(name, tmp_path, tokenizer_folder, corpus_folder, bucket)
     if name == "mixed.yaml":
         _publish_older(tmp_path, tokenizer_folder, corpus_folder, bucket)

@@ -1,16 +1,15 @@
-"""Runs in Foundry's environment and answers calls until its input ends: all tests share one import of LLM-Foundry, 15 s.
+"""Runs in Foundry's environment and answers calls until there is nobody to ask: all tests share it.
 
-A line in is {"call": "module.function", "arguments": {...}}, a line out {"value": ...} or {"error": traceback}. What the
-libraries print goes to stderr.
+A call is {"call": "module.function", "arguments": {...}}, an answer {"value": ...} or {"error": traceback}, as texts of JSON.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
-import sys
 import traceback
+from contextlib import suppress
+from multiprocessing.connection import Client
 from typing import Any
 
 
@@ -22,13 +21,7 @@ def answer(call: str, arguments: dict[str, Any]) -> dict[str, Any]:
         return {"error": traceback.format_exc()}
 
 
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        answers.write(json.dumps(answer(**json.loads(line))) + "\n")
-        answers.flush()
-
-
-if __name__ == "__main__":
-    main()
+def main(port: int) -> None:
+    with Client(("127.0.0.1", port)) as tests, suppress(EOFError):
+        while True:
+            tests.send(json.dumps(answer(**json.loads(tests.recv()))))
