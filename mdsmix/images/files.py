@@ -28,7 +28,9 @@ MOST_BYTES = 256 << 20
 "Of one file."
 IN_FLIGHT = 16
 AHEAD_BYTES = 32 << 20
-"Of images that are read and not looked at yet."
+"Of images that are read and not looked at yet, while they are no larger than those before."
+FIRST_BYTES = 8 << 20
+"Of an image, before one was read."
 SLOW_SECONDS = 0.001
 "A file that takes longer on average is not in this machine's memory: several are asked for at once."
 
@@ -54,7 +56,8 @@ class Files:
     "Whether http URLs are asked."
     _seconds: float = 0.0
     "Of one file, on average over the last ones."
-    _bytes: float = 0.0
+    _bytes: float = FIRST_BYTES
+    "Of the largest of the last ones, the less the longer ago it was."
 
     def read(self, places: Sequence[At]) -> Iterator[Read]:
         """The images at these places, in order. Unreachable where a store fails; a missing file, or one that a disk refuses, is
@@ -68,7 +71,7 @@ class Files:
         began = time.perf_counter()
         for each in found:
             self._seconds += (time.perf_counter() - began - self._seconds) / 16
-            self._bytes += (len(each.data) - self._bytes) / 16
+            self._bytes = max(len(each.data), self._bytes * 15 / 16)
             yield each
             began = time.perf_counter()
 
@@ -76,7 +79,7 @@ class Files:
         """As many at once as hold few enough bytes."""
         return ahead(
             most,
-            lambda: max(2, min(most, int(AHEAD_BYTES / max(self._bytes, 1)))),
+            lambda: max(1, min(most, int(AHEAD_BYTES / max(self._bytes, 1)))),
             self._one,
             places,
         )

@@ -1,0 +1,62 @@
+"""How many images are read ahead: as many as keep a store busy, and no more bytes than a worker has room for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from mdsmix.images.files import AHEAD_BYTES, IN_FLIGHT, Files
+from mdsmix.images.places import At
+from mdsmix.storage import Stat
+
+
+@dataclass
+class Store:
+    """What is asked for and not handed on yet."""
+
+    held: int = 0
+    most: int = 0
+    lock: Any = field(default_factory=threading.Lock)
+
+    def at(self, size: int) -> At:
+        return At("s3://bucket/x", Asked(self, size))  # type: ignore[arg-type]
+
+
+@dataclass
+class Asked:
+    store: Store
+    size: int
+    is_s3 = True
+
+    def fetch(self, _: int) -> tuple[Stat, bytes]:
+        with self.store.lock:
+            self.store.held += 1
+            self.store.most = max(self.store.most, self.store.held)
+        time.sleep(0.002)
+        return Stat(self.size, ""), bytes(self.size)
+
+
+def most_held(files: Files, sizes: list[int]) -> int:
+    store = Store()
+    for each in files.read([store.at(size) for size in sizes]):
+        with store.lock:
+            store.held -= 1
+        assert not each.reason
+    return store.most
+
+
+@pytest.mark.parametrize("size", [1 << 20, 8 << 20, 40 << 20])
+def test_large_images_are_read_ahead_within_the_bytes_that_a_worker_holds(size: int) -> None:
+    files = Files()
+    assert IN_FLIGHT / 2 <= most_held(files, [1000] * 200) <= IN_FLIGHT
+    most_held(files, [size] * 3)
+    assert most_held(files, [size] * 6) <= max(1, AHEAD_BYTES // size) + 1
+    assert most_held(files, [size, 1000, 1000] * 4) <= max(1, AHEAD_BYTES // size) + 6
+
+
+def test_before_an_image_was_seen_few_are_read() -> None:
+    assert most_held(Files(), [8 << 20] * 12) <= 4 + 1
