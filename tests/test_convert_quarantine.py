@@ -10,7 +10,7 @@ import zstandard
 
 from mdsmix.convert import quarantine, run
 from mdsmix.convert.quarantine import PackedRecords
-from mdsmix.convert.unit import _Tally
+from mdsmix.convert.tally import Tally
 from mdsmix.sources import find, lines, plan, read
 from tests.converting import (
     documents,
@@ -171,7 +171,7 @@ def test_a_source_of_nothing_but_bad_records_is_not_held_as_objects(
     """30,000 lines of two bytes: each took 1,600 bytes when all were described before the first was packed."""
     (tmp_path / "a.jsonl").write_bytes(b"{\n" * 30_000)
     [unit] = plan(find(["a.jsonl"], tmp_path))
-    tally = _Tally(False)
+    tally = Tally(False)
     tracemalloc.start()
     try:
         for batch in read(unit):

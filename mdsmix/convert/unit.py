@@ -7,17 +7,15 @@ that was killed repeats none that was finished.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from heapq import merge
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mdsmix.convert.hashes import are_kept, keep_hashes
-from mdsmix.convert.images import cut_by_images, folders_of, keep_stamps, whole_content
+from mdsmix.convert.images import folders_of, keep_stamps, whole_content
 from mdsmix.convert.job import Job
 from mdsmix.convert.keys import Dropped, lines_key, window_key
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
@@ -25,32 +23,27 @@ from mdsmix.convert.marks import keep_mark
 from mdsmix.convert.packs import packed_record
 from mdsmix.convert.processor_folder import fetch_processor
 from mdsmix.convert.quarantine import (
-    PackedRecords,
     bad_name,
-    described,
     is_kept,
     keep,
     kept_name,
 )
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import Stored, stored_at
+from mdsmix.convert.tally import Pace, Tally
 from mdsmix.convert.tokenizer_folder import at_hand
 from mdsmix.encode.backends import Backend, open_backend
-from mdsmix.encode.base import Encoded
-from mdsmix.engines.attempts import CRASHED, Attempt, pieces, place, skipped
+from mdsmix.engines.attempts import Attempt, skipped
 from mdsmix.engines.base import Reporter
 from mdsmix.errors import Unreachable
-from mdsmix.kinds.assemble import joined_rows
+from mdsmix.kinds.assemble import Assembler, joined_rows
 from mdsmix.kinds.fingerprints import Fingerprints
-from mdsmix.kinds.reading import open_reading
-from mdsmix.kinds.sampling import Sample
+from mdsmix.kinds.reading import Reading, open_reading
 from mdsmix.overlap.marks import Marking
-from mdsmix.shards.counts import NOT_SAMPLED, Records
 from mdsmix.shards.ids import RowIds
 from mdsmix.shards.index import Shard, StoredFile
 from mdsmix.shards.shardfiles import store_shards
 from mdsmix.sources import (
-    BadRecord,
     Content,
     Digests,
     RecordBatch,
@@ -62,15 +55,13 @@ from mdsmix.sources import (
 from mdsmix.storage import CHANGED, Location
 
 if TYPE_CHECKING:
-    from mdsmix.images.pictures import Pictures
+    pass
 
 
 STALE = (
     "{url} holds other records than when it was read before, and has the size and modification time that it had then: run the "
     "same command with --verify-source, which reads it again"
 )
-MOST_SHRUNK = 6
-"Halve a batch of 8 MB at most six times for want of memory: below 128 KB the worker's fixed memory dominates."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,64 +210,38 @@ def _convert(
     dropped: bytes,
 ) -> UnitRecord:
     """Encodes the batches of a window, stores the shards, and then the record that says so."""
-    backend = open_tokenizer_backend(job)
-    seen = Fingerprints(np.unpackbits(np.frombuffer(dropped, np.uint8), bitorder="little") > 0)
-    fetch_processor(job)
-    encoder = open_reading(job.encoding, job.tokenizer, backend, seen, job.images_root)
-    noticed, pictures = encoder.noticed, encoder.pictures
-    beside = folders_of(job, unit)
-    rows = job.kind.open_rows(job.encoding, job.layout, job.tokenizer.dtype)
-    compared, tally = (
-        backend.compared,
-        _Tally(job.kind.splits_records(job.encoding), encoder.sample, job.kind.has_images),
-    )
-    pace, first, ids, shards = _Pace(attempt, reporter, pictures), 0, RowIds(), list[Shard]()
-    marking = Marking()
-    for batch in batches:
-        without = skipped(batch, attempt)
-        for piece in pace.pieces(batch, without):
-            records = batch.records[piece.start : piece.stop]
-            folders = [beside[name] for name in batch.files(piece)] if beside else ()
-            encoded = encoder.encode(records, first + piece.start, folders)
-            for full in rows.add(encoded):
-                shards += store_shards(job.folder, job.layout, full, _held(job))
-            ids.add(encoded.ids)
-            if not job.joins_units:
-                marking.add_encoded(encoded)
-            tally.add(batch, piece, encoded)
-            reporter.on_progress(batch.size * len(piece) // len(batch.records), encoded.tokens)
-        tally.end(batch, without)
-        noticed.look_at_columns(batch.unread, batch.unseen)
-        first += len(batch.records)
-    rest, totals, leftover, documents = rows.finish()
+    made = _begin(job, dropped)
+    _encode(job, folders_of(job, unit), batches, made, attempt, reporter)
+    rest, totals, leftover, documents = made.rows.finish()
     if job.names_rows and documents is not None:
-        ids.pack(documents)
+        made.ids.pack(documents)
+    pictures = made.reading.pictures
     if pictures:
         digests.add_images(number, pictures.seen.digest)
     window = digests.window(number)  # all of it has been read now
     base, key = lines_key(job, window), window_key(job, window, dropped)
-    shards += store_shards(job.folder, job.layout, rest, _held(job))
+    made.shards += store_shards(job.folder, job.layout, rest, _held(job))
     if job.joins_units:
-        marking.add(joined_rows(rest, job.encoding.max_seq_len, job.tokenizer.dtype))
-    mark = marking.finish(key)
+        made.marking.add(joined_rows(rest, job.encoding.max_seq_len, job.tokenizer.dtype))
+    mark = made.marking.finish(key)
     record = UnitRecord(
         key=key,
         base=base if base != key else "",
         fetched=pictures.seen.fetched if pictures else {},
-        backend=backend.label,
-        shards=shards,
-        side_files=ids.store(job.folder, shards) if job.names_rows else [],
-        totals=replace(totals, compared=backend.compared - compared),
-        records=replace(tally.records, **noticed.counts),
-        size=tally.size,
-        lines=tally.lines,
+        backend=made.backend.label,
+        shards=made.shards,
+        side_files=made.ids.store(job.folder, made.shards) if job.names_rows else [],
+        totals=replace(totals, compared=made.backend.compared - made.compared),
+        records=replace(made.tally.records, **made.reading.noticed.counts),
+        size=made.tally.size,
+        lines=made.tally.lines,
         marked=mark.count if mark else None,
         leftover=pack_tokens(leftover),
     )
-    if tally.bad:
-        keep(job.folder, bad_name(record.key, window), tally.bad)
+    if made.tally.bad:
+        keep(job.folder, bad_name(record.key, window), made.tally.bad)
     if not job.drops and not are_kept(job, base):  # where some are dropped, they were there first
-        keep_hashes(job.folder, base, seen.finish(first))
+        keep_hashes(job.folder, base, made.seen.finish(made.read))
     if mark:
         keep_mark(job.folder, mark)
     write_record(job.folder, record)
@@ -285,83 +250,70 @@ def _convert(
     return record
 
 
+@dataclass(slots=True, kw_only=True)
+class _Made:
+    """What a window has come to while its batches are encoded."""
+
+    backend: Backend
+    compared: int
+    "Texts that the backend had compared before this window."
+    seen: Fingerprints
+    reading: Reading
+    rows: Assembler
+    tally: Tally
+    read: int = 0
+    "Records."
+    ids: RowIds = field(default_factory=RowIds)
+    shards: list[Shard] = field(default_factory=list)
+    marking: Marking = field(default_factory=Marking)
+
+
+def _begin(job: Job, dropped: bytes) -> _Made:
+    backend = open_tokenizer_backend(job)
+    seen = Fingerprints(np.unpackbits(np.frombuffer(dropped, np.uint8), bitorder="little") > 0)
+    fetch_processor(job)
+    reading = open_reading(job.encoding, job.tokenizer, backend, seen, job.images_root)
+    return _Made(
+        backend=backend,
+        compared=backend.compared,
+        seen=seen,
+        reading=reading,
+        rows=job.kind.open_rows(job.encoding, job.layout, job.tokenizer.dtype),
+        tally=Tally(job.kind.splits_records(job.encoding), reading.sample, job.kind.has_images),
+    )
+
+
+def _encode(
+    job: Job,
+    beside: Mapping[str, Location],
+    batches: Iterator[RecordBatch],
+    made: _Made,
+    attempt: Attempt,
+    reporter: Reporter,
+) -> None:
+    """Encodes the batches piece by piece and stores each shard that is full. `beside`: the folder of each file, where records name images."""
+    pace = Pace(attempt, reporter, made.reading.pictures)
+    for batch in batches:
+        without = skipped(batch, attempt)
+        for piece in pace.pieces(batch, without):
+            records = batch.records[piece.start : piece.stop]
+            folders = [beside[name] for name in batch.files(piece)] if beside else ()
+            encoded = made.reading.encode(records, made.read + piece.start, folders)
+            for full in made.rows.add(encoded):
+                made.shards += store_shards(job.folder, job.layout, full, _held(job))
+            made.ids.add(encoded.ids)
+            if not job.joins_units:
+                made.marking.add_encoded(encoded)
+            made.tally.add(batch, piece, encoded)
+            reporter.on_progress(batch.size * len(piece) // len(batch.records), encoded.tokens)
+        made.tally.end(batch, without)
+        made.reading.noticed.look_at_columns(batch.unread, batch.unseen)
+        made.read += len(batch.records)
+
+
 def _held(job: Job) -> frozenset[tuple[str, int]] | None:
     stored = stored_at(job)
     return stored.shards if stored else None
-
-
-class _Pace:
-    """How many records are in work at once: a batch, or fewer where memory is tight or workers have died of them."""
-
-    def __init__(self, attempt: Attempt, reporter: Reporter, pictures: Pictures | None) -> None:
-        self._attempt, self._reporter, self._shrunk = attempt, reporter, 0
-        self._pictures = pictures
-
-    def pieces(self, batch: RecordBatch, without: set[int]) -> Iterator[range]:
-        """The positions to work on next. Reports them to the engine, which may make this worker wait."""
-        halvings = self._attempt.halvings + self._shrunk
-        found = pieces(len(batch.records), halvings, without)
-        for piece in cut_by_images(found, self._pictures) if self._pictures else found:
-            self._reporter.wait_for_room()
-            self._reporter.on_records(place(batch, piece))
-            yield piece
-        self._reporter.on_records(None)
-        if self._reporter.is_tight() and self._shrunk < MOST_SHRUNK:
-            self._shrunk += 1
-
-
-class _Tally:
-    """Counts what became of the records, batch by batch. Written records are counted by their rows, so that the counts do not add up where one is lost."""
-
-    def __init__(
-        self, has_many_rows: bool, sample: Sample | None = None, has_images: bool = False
-    ) -> None:
-        self._has_many_rows, self._sample, self._has_images = has_many_rows, sample, has_images
-        "A long document is split, any other record is one row."
-        self.records, self.bad = Records(), PackedRecords()
-        self.size = self.lines = 0
-        self._rejected: list[BadRecord] = []
-        "Of the batch, in its order."
-
-    def add(self, batch: RecordBatch, piece: range, encoded: Encoded) -> None:
-        """Counts what became of the records of a piece."""
-        dropped = Counter(r.reason for r in encoded.rejected if r.filtered)
-        self._rejected += [
-            batch.reject(piece[r.position], r.reason, r.detail)
-            for r in encoded.rejected
-            if not r.filtered
-        ]
-        rows, left = len(encoded.lengths), len(piece) - len(encoded.rejected)
-        written = min(rows, left) if self._has_many_rows else rows
-        self.records += Records(
-            read=len(piece),
-            written=written,
-            filtered=dict(dropped),
-            ways_out=dict(encoded.ways_out),
-            too_long=dict(encoded.too_long),
-        )
-
-    def end(self, batch: RecordBatch, without: Collection[int]) -> None:
-        """Keeps the batch's bad records in their order, counts them by reason, and counts as read those that were in no piece."""
-        late = [*self._rejected, *(batch.reject(position, CRASHED) for position in without)]
-        found = merge(self._of_sample(batch), sorted(late)) if late else self._of_sample(batch)
-        reasons = Counter[str]()
-        for bad in found:
-            reasons[bad.reason] += 1
-            self.bad.add(described(bad, self._has_images))
-        read = reasons.total() - len(self._rejected)
-        self.records += Records(read=read, quarantined=dict(reasons))
-        self.size += batch.size
-        self.lines += batch.count
-        self._rejected = []
-
-    def _of_sample(self, batch: RecordBatch) -> Iterator[BadRecord]:
-        """The items that hold no record; those that are not in the sample are counted."""
-        for bad in batch.bad:
-            if self._sample is None or self._sample.has_raw(bad.origin.raw):
-                yield bad
-            else:
-                self.records += Records(read=1, filtered={NOT_SAMPLED: 1})
 
 
 _backends: dict[tuple[str, str], Backend] = {}
