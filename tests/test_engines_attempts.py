@@ -45,6 +45,9 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def test_pieces_are_all_records_in_order_once(count: int, halvings: int) -> None:
     without = {n for n in (0, 3, 4, 6, 999) if n < count}
     found = list(pieces(count, halvings, without))
+    assert max(map(len, pieces(count, halvings, set())), default=0) == min(
+        count, max(1, count >> halvings)
+    )
     assert [n for piece in found for n in piece] == [n for n in range(count) if n not in without]
     assert all(1 <= len(piece) <= max(1, count >> halvings) for piece in found)
 

@@ -10,11 +10,12 @@ import sys
 import threading
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mdsmix.engines import ray_cluster, ray_worker
+from mdsmix.engines import ray_cluster, ray_nodes, ray_worker
 from mdsmix.engines.attempts import Attempt, Place
 from mdsmix.engines.memory import AMPLE_BYTES, HEADROOM
 from mdsmix.engines.ray_cluster import address_of
@@ -185,6 +186,20 @@ def test_a_task_asks_for_what_every_node_can_give_to_each_processor(
     nodes: Nodes, cap: int | None, share: int
 ) -> None:
     assert nodes.share(cap) == share
+
+
+def test_only_nodes_that_live_and_have_a_processor_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def node(name: str, cpus: float, is_alive: bool = True) -> dict[str, Any]:
+        resources = {"CPU": cpus, "memory": 7.0} if cpus else {}
+        return {"NodeID": name, "Alive": is_alive, "Resources": resources, "NodeManagerHostname": f"host-{name}"}  # fmt: skip
+
+    here = SimpleNamespace(get_node_id=lambda: "a")
+    every = [node("a", 2.0), node("b", 4.0, False), node("c", 0.0), node("d", 0.5)]
+    fake = SimpleNamespace(nodes=lambda: every, get_runtime_context=lambda: here)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    seen = ray_nodes.nodes()
+    assert (seen.here, seen.cpus, seen.memory, seen.slots) == ("a", {"a": 2.0}, {"a": 7}, 2)
+    assert seen.names["b"] == "host-b", "of what is lost a sentence names the host"
 
 
 def test_paths_of_one_machine_are_refused_where_there_are_more() -> None:

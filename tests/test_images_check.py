@@ -68,6 +68,12 @@ def test_the_thumbnail_of_a_jpeg_that_was_cut_off_does_not_end_it() -> None:
     assert look(whole + b"a trailer of the camera's", HEADER).reason == ""
 
 
+@pytest.mark.parametrize("rules", [FULL, HEADER])
+def test_a_webp_that_was_cut_off_is_told_by_its_header(rules: Rules) -> None:
+    data = saved(noise(), "WEBP")
+    assert {look(data[:end], rules).reason for end in (20, 100, len(data) - 1)} == {"image_truncated"}  # fmt: skip
+
+
 def test_as_many_pixels_as_are_allowed_are_not_too_many() -> None:
     data = saved(noise(), "PNG")
     found = look(data, FULL)

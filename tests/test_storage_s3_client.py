@@ -100,11 +100,13 @@ def test_a_wait_is_said_once_and_again_after_the_store_has_answered(
     """Not one that ends within five seconds: a server that restarts is no news."""
     said = list[str]()
     monkeypatch.setattr(waiting, "_told", set())
+    before = waiting._say
     with waiting.said_by(said.append):
         ask("s3://b/x", known.failing_until(4, SLOW_DOWN, 0))
         assert said == []
         for away in (60, 120):
             ask("s3://b/x", known.failing_until(away, SLOW_DOWN, 0))
+    assert waiting._say is before
     assert (
         said
         == [

@@ -1,0 +1,94 @@
+"""Images that are made smaller or written anew, against Pillow's own whole decode; and what is decoded alone on its machine."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from mdsmix.images import change, check
+from mdsmix.images.change import Change
+from mdsmix.images.check import Rules, look, opened
+from tests.pictures import drawing
+
+
+def changed(data: bytes, asked: Change) -> tuple[Image.Image, tuple[int, int]]:
+    made, looked = asked.apply(data, look(data, Rules()))
+    assert (looked.height, looked.width) == (look(made, Rules()).height, look(made, Rules()).width)
+    return Image.open(io.BytesIO(made)), (looked.height, looked.width)
+
+
+def smooth(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
+    """Two ramps: a decode into fewer pixels than asked for shows."""
+    across, down = np.meshgrid(np.linspace(0, 20, size[0]), np.linspace(0, 9, size[1]))
+    waves = np.stack([np.sin(across), np.cos(down), np.sin(across + down)], axis=-1)
+    return Image.fromarray((128 + 120 * waves).astype(np.uint8)).convert(mode)
+
+
+def saved(image: Image.Image, format: str, **more: object) -> bytes:
+    out = io.BytesIO()
+    image.save(out, format, **more)  # type: ignore[arg-type]
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+@pytest.mark.parametrize("size", [(400, 300), (300, 400)])
+def test_the_longest_side_is_as_asked_and_the_pixels_are_those_as_seen(
+    format: str, orientation: int, size: tuple[int, int]
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = saved(smooth(size), format, exif=exif, **({"quality": 95} if format != "PNG" else {}))
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    wanted = upright.resize((upright.width // 4, upright.height // 4), Image.Resampling.LANCZOS)
+    found, (height, width) = changed(data, Change(longest=100, quality=95))
+    assert (width, height) == wanted.size
+    assert found.format == format
+    assert not found.getexif().get(0x0112)
+    far = np.abs(np.asarray(found.convert("RGB"), int) - np.asarray(wanted.convert("RGB"), int))
+    assert far.mean() < 4
+
+
+def test_one_that_is_small_enough_keeps_its_bytes_and_a_thin_one_a_pixel() -> None:
+    data = drawing(size=(40, 30))
+    assert Change(longest=40).apply(data, look(data, Rules()))[0] is data
+    _, size = changed(saved(smooth((900, 2)), "PNG"), Change(longest=100))
+    assert size == (1, 100)
+
+
+def test_written_anew_it_has_the_format_the_quality_and_a_white_ground() -> None:
+    data = saved(smooth((64, 48)), "PNG")
+    sizes = [len(Change(format="JPEG", quality=q).apply(data, look(data, Rules()))[0]) for q in (10, 90)]  # fmt: skip
+    assert 3 * sizes[0] < 2 * sizes[1]
+    clear = saved(Image.new("RGBA", (20, 10), (0, 0, 0, 0)), "PNG")
+    found, size = changed(clear, Change(format="JPEG"))
+    assert (found.format, size, found.getpixel((3, 3))) == ("JPEG", (10, 20), (255, 255, 255))
+
+
+@pytest.mark.parametrize("most", [1 << 20, 100])
+def test_a_large_image_is_decoded_alone(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = list[str]()
+
+    @contextmanager
+    def alone() -> Iterator[None]:
+        entered.append("")
+        yield
+
+    for module in (check, change):
+        monkeypatch.setattr(module, "alone", alone)
+        monkeypatch.setattr(module, "LARGE_PIXELS", most)
+    data = drawing(size=(40, 30))
+    looked = look(data, Rules())
+    assert len(entered) == (most == 100)
+    Change(longest=20).apply(data, looked)
+    assert len(entered) == 2 * (most == 100)
+
+
+def test_want_of_memory_is_no_fault_of_an_image() -> None:
+    with pytest.raises(MemoryError), opened(drawing()):
+        raise MemoryError
