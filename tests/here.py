@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert import run
+from mdsmix.convert import engine
 from mdsmix.convert.planning import Options
 from mdsmix.engines.attempts import Attempt
 from mdsmix.engines.base import Engine, Reporter
@@ -38,14 +38,14 @@ class Here(Engine, Reporter):
 @contextmanager
 def as_engine() -> Iterator[None]:
     """Conversions of this process are done here, but for those that say what workers they want."""
-    local_engine = run._local_engine
+    local_engine = engine.local_engine
 
     def chosen(planned: Any, options: Options, watcher: Any) -> Engine:
         is_said = (options.workers or 1) > 1 or options.memory or options.quarantine_crashes
         return local_engine(planned, options, watcher) if _wants_processes or is_said else Here()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "_local_engine", chosen)
+        patch.setattr(engine, "local_engine", chosen)
         yield
 
 

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 from mdsmix import sources
 from mdsmix.convert.compaction import Compaction
 from mdsmix.convert.damage import delete_damaged
 from mdsmix.convert.doing import do_units, publish_bad
+from mdsmix.convert.engine import counting, engine_of
 from mdsmix.convert.guard import published_manifest, why_rebuilt, why_whole
 from mdsmix.convert.hashes import duplicates_among
 from mdsmix.convert.images import forget_stamps
 from mdsmix.convert.job import Job, on_day, with_versions
-from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.parts import Part, PartOutcome, do_part, forget, learn
 from mdsmix.convert.planning import (
     Options,
-    Planned,
     is_up_to_date,
     plan,
     planned_jobs,
@@ -41,12 +40,7 @@ from mdsmix.convert.unit import UnitResult
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.convert.work import Work
 from mdsmix.encode.backends import known_unequal
-from mdsmix.encode.counting import BYTES, processes, shared
-from mdsmix.encode.processor import Counter
 from mdsmix.engines.base import Engine
-from mdsmix.engines.limits import cpu_count, default_cap
-from mdsmix.engines.local import LocalEngine, PoolSettings
-from mdsmix.engines.memory import is_told
 from mdsmix.engines.ray_cluster import address_of
 from mdsmix.errors import MdsmixError, all_of
 from mdsmix.recipe import Recipe
@@ -59,10 +53,6 @@ from mdsmix.sources import Unit
 LOOK_AGAIN_SECONDS = 3600
 """A run that takes longer than this checks before each publication that the tokenizer is still there, because `gc` deletes one
 that is a week old and named by no published stream."""
-UNTOLD = (
-    "this system does not tell what a process holds (no /proc/PID/smaps_rollup), so --memory is not enforced: "
-    "give fewer --workers where memory is short"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +79,9 @@ def convert(
     _publish_beside([job for job, _, _ in planned])
     failed, done = list[MdsmixError](), list[str]()
     with ExitStack() as ends:
-        ends.enter_context(_counting(planned))
+        ends.enter_context(counting(planned))
         if engine is None:
-            engine = ends.enter_context(closing(_engine(recipe, planned, options, watcher)))
+            engine = ends.enter_context(closing(engine_of(recipe, planned, options, watcher)))
         run = _Run(began=time.monotonic(), options=options, engine=engine, watcher=watcher)
         watcher.expect({job.name: _bytes_to_read(job, files) for job, files, _ in planned})
         for job, files, standing in planned:
@@ -119,54 +109,6 @@ def _publish_beside(jobs: Sequence[Job]) -> None:
         publish_processor(seeing)
 
 
-def _engine(
-    recipe: Recipe, planned: Sequence[Planned], options: Options, watcher: Watcher
-) -> Engine:
-    address = address_of(options.engine)
-    if address is None:
-        return _local_engine(planned, options, watcher)
-    from mdsmix.engines.ray_engine import RayEngine, RaySettings
-
-    return RayEngine(
-        RaySettings(
-            address=address,
-            workers=options.workers,
-            memory=options.memory,
-            set_aside=options.quarantine_crashes,
-            local=() if recipe.shared else _local_places(planned),
-            meeting=planned[0][0].folder / FOLDER,
-        )
-    )
-
-
-def _local_places(planned: Sequence[Planned]) -> list[str]:
-    """Folders that tasks read and write, those of this machine."""
-    found = {job.root.url: job.root.is_s3 for job, _, _ in planned}
-    for job, files, _ in planned:
-        found |= {file.location.parent.url: file.location.is_s3 for file in files}
-        if root := job.images_root:
-            found[root.url] = root.is_s3
-    return [url for url, is_s3 in found.items() if not is_s3]
-
-
-def _local_engine(planned: Sequence[Planned], options: Options, watcher: Watcher) -> LocalEngine:
-    """A process per processor; one more with a store, so that one loads or uploads while the others tokenize."""
-    if not is_told():
-        watcher.say(UNTOLD)
-    with_store = any(
-        job.folder.is_s3 or any(file.location.is_s3 for file in files) for job, files, _ in planned
-    )
-    return LocalEngine(
-        PoolSettings(
-            workers=options.workers or cpu_count() + with_store,
-            memory=options.memory or default_cap(),
-            aside=BYTES if any(_starts_counting(job) for job, _, _ in planned) else 0,
-            beside=processes,
-            set_aside=options.quarantine_crashes,
-        )
-    )
-
-
 def convert_part(
     recipe: Recipe, options: Options, watcher: Watcher, part: Part
 ) -> Iterator[PartOutcome]:
@@ -175,7 +117,7 @@ def convert_part(
     _publish_beside([job for job, _, _ in planned])
     watcher.expect({job.name: _bytes_to_read(job, files) // part.of for job, files, _ in planned})
     failed: list[MdsmixError] = []
-    with _counting(planned), closing(_local_engine(planned, options, watcher)) as engine:
+    with counting(planned), closing(engine_of(recipe, planned, options, watcher)) as engine:
         run = _Run(began=time.monotonic(), options=options, engine=engine, watcher=watcher)
         for job, files, standing in planned:
             try:
@@ -187,23 +129,20 @@ def convert_part(
         raise all_of(failed)
 
 
-def _counting(planned: Sequence[Planned]) -> AbstractContextManager[None]:
-    """The workers of streams of images ask one process how many tokens these become."""
-    return shared() if any(job.processor for job, _, _ in planned) else nullcontext()
-
-
-def _starts_counting(job: Job) -> bool:
-    """Whether the tokens of images are to be counted, and this machine knows no count of its processor yet."""
-    return bool(job.processor) and Counter(job.encoding.images["processor"]).is_new
-
-
 def _part_work(job: Job, files: list[sources.SourceFile], standing: Standing, run: _Run) -> Work:
-    job, old = _as_published(job, standing, run.options)
-    job = replace(job, is_new=True) if standing.is_empty else with_versions(job, old)
-    run.engine.refresh()
     units = plan(job, files)
     cache = source_hashes(job, run.options, units, standing)
+    job, old = _as_published(job, standing, run.options)
+    job = _beside(job, old, standing, run.engine)
     return Work(job=job, units=units, cache=cache, engine=run.engine, watcher=run.watcher)
+
+
+def _beside(job: Job, old: Manifest | None, standing: Standing, engine: Engine) -> Job:
+    """The job with what lies at its target already, which new workers are to know too."""
+    if standing.is_empty:
+        return replace(job, is_new=True)
+    engine.refresh()
+    return with_versions(job, old)
 
 
 def _as_published(job: Job, standing: Standing, options: Options) -> tuple[Job, Manifest | None]:
@@ -231,11 +170,7 @@ def _convert_stream(
         watcher.say(why)
     said = ""
     with lease(job.folder, watcher.say) as held:
-        if standing.is_empty:
-            job = replace(job, is_new=True)
-        else:
-            job = with_versions(job, old)
-            run.engine.refresh()
+        job = _beside(job, old, standing, run.engine)
         if options.verify_target:
             said = delete_damaged(job, held, watcher.say)
         watcher.begin(job.name, _bytes_to_read(job, files))

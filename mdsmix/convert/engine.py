@@ -1,0 +1,82 @@
+"""Who does the work units of a run: processes of this machine, or a Ray cluster, with what a recipe and its streams ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from mdsmix.convert.job import Job
+from mdsmix.convert.ledger import FOLDER
+from mdsmix.convert.outcome import Watcher
+from mdsmix.convert.planning import Options, Planned
+from mdsmix.encode.counting import BYTES, processes, shared
+from mdsmix.encode.processor import Counter
+from mdsmix.engines.base import Engine
+from mdsmix.engines.limits import cpu_count, default_cap
+from mdsmix.engines.local import LocalEngine, PoolSettings
+from mdsmix.engines.memory import is_told
+from mdsmix.engines.ray_cluster import address_of
+from mdsmix.recipe import Recipe
+
+UNTOLD = (
+    "this system does not tell what a process holds (no /proc/PID/smaps_rollup), so --memory is not enforced: "
+    "give fewer --workers where memory is short"
+)
+
+
+def engine_of(
+    recipe: Recipe, planned: Sequence[Planned], options: Options, watcher: Watcher
+) -> Engine:
+    address = address_of(options.engine)
+    if address is None:
+        return local_engine(planned, options, watcher)
+    from mdsmix.engines.ray_engine import RayEngine, RaySettings
+
+    return RayEngine(
+        RaySettings(
+            address=address,
+            workers=options.workers,
+            memory=options.memory,
+            set_aside=options.quarantine_crashes,
+            local=() if recipe.shared else _local_places(planned),
+            meeting=planned[0][0].folder / FOLDER,
+        )
+    )
+
+
+def _local_places(planned: Sequence[Planned]) -> list[str]:
+    """Folders that tasks read and write, those of this machine."""
+    found = {job.root.url: job.root.is_s3 for job, _, _ in planned}
+    for job, files, _ in planned:
+        found |= {file.location.parent.url: file.location.is_s3 for file in files}
+        if root := job.images_root:
+            found[root.url] = root.is_s3
+    return [url for url, is_s3 in found.items() if not is_s3]
+
+
+def local_engine(planned: Sequence[Planned], options: Options, watcher: Watcher) -> LocalEngine:
+    """A process per processor; one more with a store, so that one loads or uploads while the others tokenize."""
+    if not is_told():
+        watcher.say(UNTOLD)
+    with_store = any(
+        job.folder.is_s3 or any(file.location.is_s3 for file in files) for job, files, _ in planned
+    )
+    return LocalEngine(
+        PoolSettings(
+            workers=options.workers or cpu_count() + with_store,
+            memory=options.memory or default_cap(),
+            aside=BYTES if any(_starts_counting(job) for job, _, _ in planned) else 0,
+            beside=processes,
+            set_aside=options.quarantine_crashes,
+        )
+    )
+
+
+def counting(planned: Sequence[Planned]) -> AbstractContextManager[None]:
+    """The workers of streams of images ask one process how many tokens these become."""
+    return shared() if any(job.processor for job, _, _ in planned) else nullcontext()
+
+
+def _starts_counting(job: Job) -> bool:
+    """Whether the tokens of images are to be counted, and this machine knows no count of its processor yet."""
+    return bool(job.processor) and Counter(job.encoding.images["processor"]).is_new
