@@ -1,7 +1,8 @@
 """The process that counts the tokens of images: one for a run, whichever of its workers asks.
 
 It imports torch and transformers, 10 s and 730 MB, so it is started when the first image of an unknown size comes. The folder of a run
-holds its socket; it ends when that folder, or whoever made it, is gone. A worker that is alone (on another machine) has a folder of its own.
+holds its socket; it ends when that folder, or whoever made it, is gone. Workers that this process has not forked, on a node of a cluster,
+meet in a folder that is called after their run: there it ends with the worker that has started it, and the next one starts another.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 from mdsmix.errors import Unreachable
@@ -27,6 +28,8 @@ BYTES = 730 << 20
 SHARED, RUN = "MDSMIX_COUNTING", "MDSMIX_COUNTING_FOR"
 "Environment variables that workers inherit: the folder of their run, and the id of the process that made it."
 TRIES = 2
+_joined = ""
+"The run that this process is a worker of, where it was not started by it."
 
 
 @contextmanager
@@ -44,6 +47,12 @@ def shared() -> Iterator[None]:
             os.environ.pop(RUN, None)
 
 
+def join(run: str) -> None:
+    """This process asks whom others of the run of this name ask on this machine."""
+    global _joined
+    _joined = run
+
+
 def _home() -> str | None:
     """The folder of the run that is at work here, or whose worker this is."""
     home = os.environ.get(SHARED)
@@ -59,11 +68,13 @@ def processes() -> list[int]:
 def ask(digest: str, folder: Path, sizes: Sequence[Sequence[int]]) -> Any:
     """Its counts of heights and widths, each a number or why there is none; {"error": why} for all. `folder`: from which the processor of that hash is opened. Unreachable where
     it cannot be started, or ends twice over this question."""
-    at = Path(_home() or _own_home().name) / f"{digest[:16]}.socket"
+    name = f"{digest[:16]}.socket"
     for _ in range(TRIES):
+        at = Path(_home() or _own_home()) / name
         with suppress(OSError, ValueError):
             return _told(at, sizes)
-        _start(at, folder)
+        with suppress(FileNotFoundError):  # the folder went with who had made it
+            _start(at, folder)
     with suppress(OSError, ValueError):
         return _told(at, sizes)
     raise Unreachable(
@@ -117,8 +128,16 @@ def _listens(at: Path) -> bool:
     return False
 
 
+def _own_home() -> str:
+    if not _joined:
+        return _alone().name
+    home = Path(gettempdir()) / f"mdsmix-counting-{_joined}"
+    home.mkdir(mode=0o700, exist_ok=True)
+    return str(home)
+
+
 @cache
-def _own_home() -> TemporaryDirectory[str]:
+def _alone() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="mdsmix-")
 
 

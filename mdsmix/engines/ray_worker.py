@@ -23,6 +23,7 @@ from functools import cache
 from socket import gethostname
 from typing import Any
 
+from mdsmix.encode.counting import join
 from mdsmix.engines.attempts import Attempt, Place
 from mdsmix.engines.base import Task
 from mdsmix.engines.channel import sendable
@@ -93,7 +94,7 @@ class Sent:
     meeting: Location | None
     "A file that the driver has written where tasks write."
     of: str
-    "What it holds."
+    "What it holds: the name of the run."
     many: bool
     "There are other nodes than the driver's."
 
@@ -170,6 +171,7 @@ def do(packed: bytes, execution: str, sent: Sent, board: Any) -> tuple[str, Any,
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # it has one processor of its node
     for name, value in sent.settings.items():
         os.environ.setdefault(name, value)
+    join(sent.of)
     task: Task[Any]
     attempt: Attempt
     task, attempt = pickle.loads(packed)

@@ -1,0 +1,74 @@
+"""Workers of a run on a node of a cluster ask one process; here a thread of this one counts, in the place of torch and transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mdsmix.encode import counting
+
+SIZES = [[100, 100], [20, 30]]
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Where a process that counts was started."""
+    monkeypatch.setattr(counting, "_joined", "")
+    monkeypatch.setattr(counting, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.delenv(counting.SHARED, raising=False)
+    found = list[Path]()
+
+    class Process:
+        """Takes a line that says where, then listens there and says so."""
+
+        pid = os.getpid()
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            ours, its = os.pipe()
+            self.stdout, self.stdin = os.fdopen(ours), self
+            self._said = its
+
+        def write(self, line: str) -> None:
+            _, at, _ = json.loads(line)
+            found.append(Path(at))
+            seeing = SimpleNamespace(counts_or_why=lambda sizes: [[h * w] for h, w in sizes])
+            serving = threading.Thread(target=counting.serve, args=(seeing, at, os.getpid()))
+            ready = lambda *_, **__: os.write(self._said, b"ready\n")  # noqa: E731
+            monkeypatch.setattr(counting, "print", ready, raising=False)
+            serving.start()
+
+        def flush(self) -> None: ...
+
+        __enter__ = flush
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(counting.subprocess, "Popen", Process)
+    return found
+
+
+def test_workers_of_one_run_on_a_node_start_one_and_another_run_its_own(
+    started: list[Path], tmp_path: Path
+) -> None:
+    counting.join("a")
+    with ThreadPoolExecutor(4) as workers:
+        answers = list(workers.map(lambda _: counting.ask("digest", tmp_path, SIZES), range(8)))
+    assert answers == [[[10_000], [600]]] * 8
+    assert [at.parent.name for at in started] == ["mdsmix-counting-a"]
+    assert started[0].parent.stat().st_mode & 0o777 == 0o700
+    counting.join("b")
+    counting.ask("digest", tmp_path, SIZES)
+    assert [at.parent.name for at in started] == ["mdsmix-counting-a", "mdsmix-counting-b"]
+    shutil.rmtree(started[1].parent)  # as with the worker that had started it
+    counting.ask("digest", tmp_path, SIZES)
+    assert len(started) == 3
+    for at in started:
+        shutil.rmtree(at.parent, ignore_errors=True)
