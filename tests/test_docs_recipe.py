@@ -94,11 +94,15 @@ def test_what_is_marked_converts_a_stream_again_and_nothing_else_does(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     tokenizer = seeing_tokenizer(tokenizer_folder, tmp_path / "seeing")
-    path = write_recipe(tmp_path, tokenizer, streams=STREAMS, train_loader={"name": "mdsmix"})
+    paths = {}
+    for name, stream in STREAMS.items():
+        (tmp_path / name).mkdir()
+        only, loader = {name: stream}, {"name": "mdsmix"}
+        paths[name] = write_recipe(tmp_path / name, tokenizer, streams=only, train_loader=loader)
+    opened = open_tokenizer(open_recipe(paths["web"]).tokenizer)
 
     def shaping(name: str, *overrides: str) -> str:
-        recipe = open_recipe(path, overrides)
-        opened = open_tokenizer(recipe.tokenizer)
+        recipe = open_recipe(paths[name], overrides)
         return make_job(recipe, recipe.streams[name], opened, None).settings_hash
 
     before = {name: shaping(name) for name in STREAMS}
