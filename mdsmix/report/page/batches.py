@@ -62,7 +62,7 @@ def _step(
     ]
     return {
         "line": step_line(found, step),
-        "number": step.step,
+        "name": f"step {step.step} of epoch {step.epoch}",
         "table": table,
         "ribbon": svg.ribbon(f"samples of step {step.step}: {', '.join(said)}", parts, 18),
         "rows": _rows(found, step, decoder),
