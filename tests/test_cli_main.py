@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from mdsmix import __version__, kinds
 from mdsmix.cli import main
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, TooManyBadRecords, Unreachable
 from tests.converting import Answer, documents, mdsmix, write_recipe
+from tests.published import CONCAT, TOKEN_ROW, publish
 
 COMMANDS = (
     "convert",
@@ -164,3 +166,23 @@ def test_windows_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> No
     assert answer.err.splitlines() == [
         "error: mdsmix runs on Linux, and on macOS, not on Windows itself: run it in WSL, where the same commands work."
     ]
+
+
+@pytest.mark.parametrize("command", ["--version", "inspect"])
+def test_a_reader_that_is_gone_is_no_failure_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """What typer prints, and what rich does: `mdsmix inspect ... | head` is not "mdsmix itself failed"."""
+    publish(tmp_path, CONCAT, [TOKEN_ROW])
+    reading, writing = os.pipe()
+    os.close(reading)
+    monkeypatch.setattr(sys, "argv", ["mdsmix", command, *([str(tmp_path)] * (command == "inspect"))])  # fmt: skip
+    with os.fdopen(writing, "w", closefd=True) as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        monkeypatch.setattr(sys, "stderr", sys.stderr)
+        with pytest.raises(SystemExit) as end:
+            main.run()
+        monkeypatch.undo()
+        with suppress(BrokenPipeError):
+            gone.close()
+    assert end.value.code == 141

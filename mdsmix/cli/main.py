@@ -64,6 +64,8 @@ INTERRUPTED = 130
 "What typer makes of Ctrl-C."
 TERMINATED = 143
 "A scheduler takes the machine back: workers are stopped, the lease is let go."
+PIPE_CLOSED = 141
+"Whoever read our output is gone, as `head` when it has its lines: no more to say, as of any Unix tool."
 WINDOWS = "error: mdsmix runs on Linux, and on macOS, not on Windows itself: run it in WSL, where the same commands work."
 KEPT = "interrupted: nothing was half published, finished work units are kept; the same command goes on."
 
@@ -90,11 +92,13 @@ def run() -> None:
     except MdsmixError as error:
         _end(f"error: {error}", code=error.exit_code)
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer and rich make 1 of it
+            raise SystemExit(PIPE_CLOSED) from None
         if end.code in (INTERRUPTED, TERMINATED):
             print(KEPT, file=sys.stderr)
         raise
     except BrokenPipeError:
-        os._exit(141)  # whoever read our output is gone: no more to say, as any Unix tool
+        os._exit(PIPE_CLOSED)
     except Exception as error:
         if os.environ.get("MDSMIX_DEBUG"):
             raise
