@@ -96,3 +96,21 @@ def test_a_window_is_known_by_each_of_its_images_and_their_order(tmp_path: Path)
     assert found[0] == Seen().digest == ""
     assert digest(talk("0.jpg"), talk("1.png")) == found[1], "whichever record has it"
     assert digest(talk(*both), talk("0.jpg", *both)) != found[1]
+
+
+def test_an_image_is_judged_by_the_rules_of_its_stream_alone(tmp_path: Path) -> None:
+    """Whatever another stream of this process asked of it before."""
+    write_drawings(tmp_path, 1)
+    settings = ({}, {"max_pixels": 5}, {"max_pixels": 5, "decode": "header"}, {})
+    readers = [Pictures.of(each, locate(str(tmp_path))) for each in settings]
+    assert [(r.rules.decode, r.rules.max_pixels == 5) for r in readers[1:3]] == [("full", True), ("header", True)]  # fmt: skip
+    found = [reader.read([talk("0.jpg")], ())[0] for reader in readers]
+    assert [isinstance(each, list) for each in found] == [True, False, False, True]
+
+
+def test_a_file_that_is_not_there_is_no_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "empty.jpg").touch()
+    reader = Pictures(root=locate(str(tmp_path)))
+    reader.read([talk("empty.jpg", "lost.jpg")], ())
+    sizes = {url.rpartition("/")[2]: stamp[0] for url, stamp in reader.seen.stamps.items()}
+    assert sizes == {"empty.jpg": 0, "lost.jpg": -1}
