@@ -125,7 +125,7 @@ def _is_later(rows: Rows) -> NDArray[np.bool_]:
     is_shared[1:] = is_equal
     is_shared[:-1] |= is_equal
     shared = order[is_shared]
-    by_all = shared[np.lexsort((shared, rows["low"][shared], rows["high"][shared]))]
+    by_all = shared[np.lexsort((rows["low"][shared], rows["high"][shared]))]  # stable
     high, low = rows["high"][by_all], rows["low"][by_all]
     later = by_all[1:][(high[1:] == high[:-1]) & (low[1:] == low[:-1])]
     result = np.zeros(len(rows), bool)
