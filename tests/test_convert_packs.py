@@ -8,7 +8,9 @@ from pathlib import Path
 
 import orjson
 import pytest
+import xxhash
 import zstandard
+from zstandard import ZstdCompressor, ZstdDecompressor
 
 from mdsmix.convert.hashes import hashes_name, parse_hashes, stored_hashes
 from mdsmix.convert.ledger import FOLDER, UnitRecord
@@ -97,3 +99,30 @@ def test_fingerprints_that_are_not_whole_are_none() -> None:
     found = parse_hashes(frame(bytes(32)))
     assert found is not None
     assert found.shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"", b"[]", b'{"fingerprints": 3}', b'{"marks": {"a": [1]}}', b"{}\n\xff" + b"\xff" * 50],
+)
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_what_is_no_pack_is_none_though_its_name_says_so(
+    folder: Location, head: bytes, is_packed: bool
+) -> None:
+    stored = ZstdCompressor().compress(head) if is_packed else head
+    (folder / FOLDER / f"{xxhash.xxh128_hexdigest(stored)}.units.zst").write(stored)
+    assert sorted(read_packs(folder, names(folder)).records) == KEYS
+
+
+def test_a_pack_of_a_version_that_packed_no_marks_is_read(folder: Location) -> None:
+    (name, *_) = (name for name in names(folder) if name.endswith(".units.zst"))
+    whole = read_packs(folder, names(folder))
+    content = ZstdDecompressor().decompress((folder / FOLDER / name).read())
+    head, _, lines = content.partition(b"\n")
+    assert orjson.loads(head)["marks"] == {}
+    (folder / FOLDER / name).delete()
+    old = {"fingerprints": orjson.loads(head)["fingerprints"]}
+    stored = ZstdCompressor().compress(orjson.dumps(old) + b"\n" + lines)
+    (folder / FOLDER / f"{xxhash.xxh128_hexdigest(stored)}.units.zst").write(stored)
+    found = read_packs(folder, names(folder))
+    assert (found.records, found.fingerprints) == (whole.records, whole.fingerprints)

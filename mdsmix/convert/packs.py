@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -160,13 +161,20 @@ def _read(folder: Location, places: Sequence[Place]) -> list[bytes | None]:
 
 
 def read_pack(folder: Location, name: str) -> Pack | None:
-    """None where it is missing or damaged."""
-    from zstandard import ZstdDecompressor
+    """None where it is missing, damaged or written by nobody who knows how."""
+    from zstandard import ZstdError
 
     found = (folder / FOLDER / name).fetch()
-    if found is None or not name.startswith(xxhash.xxh128_hexdigest(found[1])):
-        return None
-    head, *lines = ZstdDecompressor().decompress(found[1]).split(b"\n")
+    if found and name.startswith(xxhash.xxh128_hexdigest(found[1])):
+        with suppress(ZstdError, ValueError, LookupError, TypeError, AttributeError):
+            return _parsed(found[1])
+    return None
+
+
+def _parsed(content: bytes) -> Pack:
+    from zstandard import ZstdDecompressor
+
+    head, *lines = ZstdDecompressor().decompress(content).split(b"\n")
     said = orjson.loads(head)
     fingerprints, marks = (
         {file: [(key, size) for key, size in of] for file, of in said.get(kind, {}).items()}
