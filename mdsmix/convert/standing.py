@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from mdsmix.convert.job import Job
 from mdsmix.convert.quarantine import QUARANTINE
 from mdsmix.errors import Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
-from mdsmix.shards.index import Index, find_index
+from mdsmix.shards.index import Index, find_description, parse_index
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.storage import Location, Stat
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Standing:
     """One look at a target."""
 
@@ -30,12 +31,22 @@ class Standing:
     manifest: Manifest | None = None
     damage: Unreachable | None = None
     "Why the manifest that is there cannot be read."
-    index: Index | None = None
-    "Of what the manifest says is published; None where there is none, or a damaged one, which is written again."
+    index_content: bytes | None = None
+    "As stored, of what the manifest says is published."
     stored: Mapping[str, Stat] = field(default_factory=dict)
     "The files beside that index: the target's own, or a version's."
     quarantined: tuple[str, ...] = ()
     "Names in the quarantine."
+
+    @cached_property
+    def index(self) -> Index | None:
+        """None where there is none, or a damaged one, which is written again. Where a file of the source is new nobody asks, and
+        10,000 shards take half a second."""
+        if self.index_content is None:
+            return None
+        with suppress(Unreachable):
+            return parse_index(self.index_content, index_file.BASENAME)
+        return None
 
     @property
     def is_empty(self) -> bool:
@@ -51,18 +62,18 @@ def standing_of(job: Job) -> Standing:
     """Looks at the job's target; Unreachable where the store cannot be asked."""
     files, folders = job.folder.entries()
     manifest, damage = _manifest(job.folder) if manifest_file.BASENAME in files else (None, None)
-    index, stored = None, files
+    content, stored = None, files
     if manifest:
         place = job.place(manifest.index_hash)
         stored = files if place == job.folder else dict(place.list())
-        index = _index(place) if index_file.BASENAME in stored else None
+        content = _index(place) if index_file.BASENAME in stored else None
     quarantine = (job.folder / QUARANTINE).list() if QUARANTINE in folders else ()
     return Standing(
         files=files,
         folders=frozenset(folders),
         manifest=manifest,
         damage=damage,
-        index=index,
+        index_content=content,
         stored=stored,
         quarantined=tuple(name for name, _ in quarantine),
     )
@@ -75,7 +86,7 @@ def _manifest(folder: Location) -> tuple[Manifest | None, Unreachable | None]:
         return None, error
 
 
-def _index(folder: Location) -> Index | None:
+def _index(folder: Location) -> bytes | None:
     with suppress(Unreachable):
-        return find_index(folder)
+        return find_description(folder / index_file.BASENAME)
     return None
