@@ -11,6 +11,7 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -212,13 +213,20 @@ def test_what_lies_outside_of_the_folder_is_refused_where_the_recipe_says_so(
 def test_a_bad_record_is_kept_without_the_image_that_stands_in_it(
     tmp_path: Path, seeing: Path
 ) -> None:
-    cut = base64.b64encode(drawing("PNG", (300, 300), 5)[:-20]).decode()
-    run_recipe(recipe_of(tmp_path, seeing, [record(f"data:image/png;base64,{cut}"), record()]))
-    (bad,) = quarantined(tmp_path / "out/see/train")
-    assert bad["reason"] == "image_truncated"
-    assert "base64 left out" in bad["raw"]
-    assert len(json.dumps(bad)) < 1000
-    assert bad["detail"]["image_number"] == 0
+    """However its base64 is written; a list of words stays."""
+    cut = drawing("PNG", (300, 300), 5)[:-20]
+    plain = base64.b64encode(cut).decode()
+    ways = [plain, base64.urlsafe_b64encode(cut).decode(), base64.encodebytes(cut).decode(), quote(plain, "")]  # fmt: skip
+    words = "\n".join(["apple", "pear"] * 200)
+    bad = [record(f"data:image/png;base64,{way}", answer=words) for way in ways]
+    run_recipe(recipe_of(tmp_path, seeing, [*bad, record()]))
+    found = quarantined(tmp_path / "out/see/train")
+    assert [each["reason"] for each in found] == ["image_truncated"] * 4
+    for each in found:
+        assert each["raw"].count("base64 left out") == 1
+        assert words.replace("\n", "\\n") in each["raw"]
+        assert len(json.dumps(each)) < 1000 + 1.2 * len(words)
+        assert each["detail"]["image_number"] == 0
 
 
 def test_however_images_are_held_and_whoever_converts_the_bytes_are_the_same(

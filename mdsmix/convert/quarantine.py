@@ -25,8 +25,10 @@ from mdsmix.storage import Location, together
 QUARANTINE = "quarantine"
 MOST_FIELDS = 64
 "Names of a record's fields that are kept beside it."
-_IMAGE = re.compile(r"[A-Za-z0-9+/]{1000,}={0,2}")
-"An image as base64: no word of a text is as long."
+_IMAGE = re.compile(r"[A-Za-z0-9+/_%\\-]{1000,}={0,2}")
+r"An image as base64, as JSON and URLs write it, `\/`, `\n` and `%2B` too: no word of a text is as long."
+LINE = 40
+"Characters of a line of base64, at least; a list of words has shorter ones."
 PIECE_BYTES = 8 << 20
 "Bytes of lines that are held before they are compressed."
 
@@ -79,6 +81,8 @@ def described(bad: BadRecord, has_images: bool = False) -> bytes:
 
 
 def _left_out(image: re.Match[str]) -> str:
+    if len(image[0]) < LINE * image[0].count("\\n"):
+        return image[0]
     digest = xxhash.xxh3_128_hexdigest(image[0])
     return f"<{len(image[0])} characters of base64 left out, xxh3_128 {digest}>"
 
