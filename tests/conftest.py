@@ -17,6 +17,7 @@ from pathlib import Path
 
 import botocore.loaders
 import botocore.session
+import botocore.useragent
 import hypothesis
 import pytest
 import typer.main
@@ -88,6 +89,14 @@ def _one_model_of_s3() -> Iterator[None]:
     loader = botocore.loaders.create_loader()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(botocore.session, "create_loader", lambda path=None: loader)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_user_agent() -> Iterator[None]:
+    """boto3 words it anew for each request, a twentieth of what that takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.useragent.UserAgentString, "to_string", lambda agent: "tests")
         yield
 
 
