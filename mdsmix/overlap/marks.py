@@ -46,7 +46,8 @@ class UnitMark:
 
     def below(self, halvings: int) -> UnitMark:
         """Its part below a bound that was halved so often."""
-        return replace(self, hashes=below(self.hashes, halvings))
+        found = below(self.hashes, halvings)
+        return self if len(found) == len(self.hashes) else replace(self, hashes=found)
 
 
 @dataclass(slots=True)
