@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert import unit
+from mdsmix.convert import tally
 from mdsmix.encode.pretraining import Documents
 from mdsmix.engines.attempts import (
     MOST_DEATHS,
@@ -126,7 +126,7 @@ def test_batches_of_any_size_give_the_same_bytes(
     def small(count: int, halvings: int, without: set[int]) -> Any:
         return pieces(count, halvings + 5, without)
 
-    monkeypatch.setattr(unit, "pieces", small)
+    monkeypatch.setattr(tally, "pieces", small)
     run_recipe(recipe, f"local={tmp_path / 'small'}")
     for stream in ("web", "faq", "chat"):
         whole = files_of(tmp_path / "out" / stream / "train")
