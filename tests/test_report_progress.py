@@ -56,8 +56,10 @@ def test_of_several_streams_the_share_of_all_is_told_too(
     lines = PlainLines()
     lines.expect({"web": 600, "docs": 300, "known": 0, "chat": 100})
     lines.begin("web", 600)
-    now[0] += 60
-    lines.on_progress(300, 10)
+    now[0] += 30
+    lines.on_progress(3, 10)
+    now[0] += 30
+    lines.on_progress(297, 10)
     lines.begin("docs", 300)
     now[0] += 60
     lines.on_progress(150, 10)
@@ -65,6 +67,7 @@ def test_of_several_streams_the_share_of_all_is_told_too(
     now[0] += 60
     lines.on_progress(500, 10)
     assert [line.split("; ")[1] for line in capsys.readouterr().err.splitlines()] == [
+        "all streams: 0%",
         "all streams: 30%, about 2 min left",
         "all streams: 75%, about 67 s left",
         "all streams: 100%, about 0 s left",

@@ -15,6 +15,8 @@ from mdsmix.words import printable
 
 PLAIN_SECONDS = 30.0
 "Without a terminal a line is printed this often, so that a log shows life and stays short."
+LEAST_SHARE = 0.01
+"Of all streams, before the time that is left is told: most of the first seconds are those in which workers start."
 
 
 @contextmanager
@@ -114,9 +116,12 @@ class PlainLines(Silent):
         share = self._whole.share(self._stream, self._done)
         if share is None:
             return line
+        line = f"{line}; all streams: {share:.0%}"
+        if share < LEAST_SHARE:
+            return line
         left = self._whole.total - self._whole.done(self._stream, self._done)
         seconds = left * (now - self._start) / max(self._all, 1)
-        return f"{line}; all streams: {share:.0%}, about {_duration(seconds)} left"
+        return f"{line}, about {_duration(seconds)} left"
 
 
 class Bars:
