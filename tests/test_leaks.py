@@ -19,6 +19,7 @@ from mdsmix.leaks.scan import Scanned, scan
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import read_index
 from mdsmix.storage import locate
+from tests.alarm import at_most
 from tests.converting import (
     chats,
     documents,
@@ -81,6 +82,18 @@ def test_the_longest_run_is_in_both_and_no_longer_one_is(evals: Rows, training: 
             begin, there, length = longest_shared(np.array(mine, int), np.array(its, int))
             assert mine[begin : begin + length] == its[there : there + length]
             assert length == longest_of(mine, its)
+
+
+def test_the_longest_run_of_two_long_rows_is_found_soon() -> None:
+    """By every pair of places these take a minute."""
+    mine, its = np.zeros(20_000, np.int64), np.zeros(200_000, np.uint32)
+    mine[15_001], its[100_000] = 1, 2
+    with at_most(4):
+        assert longest_shared(mine, its) == (0, 0, 15_001)
+    its[:] = np.arange(len(its))
+    its[7000:7100], its[9000:9200] = mine[:100], mine[15_000:15_200]
+    with at_most(4):
+        assert longest_shared(mine, its) == (15_000, 9000, 200)
 
 
 def longest_of(one: list[int], other: list[int]) -> int:
