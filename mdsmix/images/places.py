@@ -65,8 +65,11 @@ def _placed(path: str, base: Location) -> Location:
 
 
 def _is_below(place: Location, base: Location) -> bool:
-    if place.is_s3 or base.is_s3:
-        return place.url.startswith(f"{base.url.rstrip('/')}/")
+    if (
+        place.is_s3 or base.is_s3
+    ):  # `..` is a name like others in S3, and a step up for stores over folders and over HTTP
+        below = place.url.removeprefix(f"{base.url.rstrip('/')}/")
+        return below != place.url and ".." not in below.split("/")
     top = _real(base.url)
     return os.path.realpath(place.url).startswith(top if top.endswith("/") else f"{top}/")
 
