@@ -13,6 +13,7 @@ import pytest
 
 from mdsmix.images import http
 from mdsmix.images.check import Bad
+from mdsmix.images.connections import connections
 from mdsmix.images.http import Patience, fetch
 from tests.pictures import drawing
 
@@ -89,6 +90,11 @@ class Server(BaseHTTPRequestHandler):
     def elsewhere(self) -> None:
         self.send_response(302)
         self.send_header("Location", "/good")
+        self.end_headers()
+
+    def nowhere(self) -> None:
+        self.send_response(302)
+        self.send_header("Location", "http://[nowhere/x.jpg")
         self.end_headers()
 
     def circle(self) -> None:
@@ -182,6 +188,7 @@ def test_a_port_where_nobody_listens_is_a_bad_image() -> None:
     [
         ("http://127.0.0.1:9/x", "Failed to establish a new connection: "),
         ("/circle", "the server sends on more than 5 times"),
+        ("/nowhere", "the server names http://[nowhere/x.jpg instead of it"),
         ("/cut-9", "Connection broken: IncompleteRead"),
     ],
 )
@@ -202,3 +209,20 @@ def test_a_proxy_of_the_environment_is_asked_but_for_this_machine(
     assert fetch("http://images.invalid/good", patient()) == DRAWING
     assert fetch(f"{server}/good", patient()) == DRAWING
     assert Server.asked == ["http://images.invalid/good", "/good"]
+
+
+@pytest.mark.parametrize(
+    ("proxy", "headers"),
+    [
+        ("proxy:3128", {}),
+        ("http://me:p%40ss@proxy:3128", {"proxy-authorization": "Basic bWU6cEBzcw=="}),
+    ],
+)
+def test_a_proxy_may_be_named_without_its_scheme_and_with_a_password(
+    proxy: str, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", proxy)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    found = connections("http://images.invalid/good")
+    assert (found.proxy.host, found.proxy.port, found.proxy_headers) == ("proxy", 3128, headers)

@@ -8,6 +8,7 @@ from functools import cache
 from ipaddress import ip_address
 from threading import Timer
 from typing import Any
+from urllib.parse import unquote
 from urllib.request import getproxies, proxy_bypass
 
 AT_ONCE = 8
@@ -28,7 +29,8 @@ def _proxy(url: str) -> str:
     host = (parts.hostname or "").strip("[]")
     if _is_here(host) or proxy_bypass(host):
         return ""
-    return getproxies().get(parts.scheme or "", "")
+    proxy = getproxies().get(parts.scheme or "", "")
+    return proxy if "://" in proxy or not proxy else f"http://{proxy}"
 
 
 def _is_here(host: str) -> bool:
@@ -41,10 +43,16 @@ def _is_here(host: str) -> bool:
 @cache
 def _pool(proxy: str) -> Any:
     from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager, ProxyManager
+    from urllib3.util import make_headers, parse_url
 
     kinds = {"http": _in_time(HTTPConnectionPool), "https": _in_time(HTTPSConnectionPool)}
     given: dict[str, Any] = {"maxsize": AT_ONCE, "headers": _HEADERS}
-    pool = ProxyManager(proxy, **given) if proxy else PoolManager(**given)
+    if proxy:
+        who = unquote(parse_url(proxy).auth or "") or None
+        as_whom = make_headers(proxy_basic_auth=who)
+        pool: Any = ProxyManager(proxy, proxy_headers=as_whom, **given)
+    else:
+        pool = PoolManager(**given)
     pool.pool_classes_by_scheme = kinds
     return pool
 

@@ -76,8 +76,15 @@ def _once(url: str, patience: Patience) -> bytes:
             raise _Failed(_said(error)) from None
         if isinstance(found, bytes):
             return found
-        url = urljoin(url, found)
+        url = _then(url, found)
     raise Bad("image_not_fetched", f"the server sends on more than {REDIRECTS} times")
+
+
+def _then(url: str, named: str) -> str:
+    try:
+        return urljoin(url, named)
+    except ValueError:  # brackets around no IPv6 address
+        raise Bad("image_not_found", f"the server names {named[:200]} instead of it") from None
 
 
 def _asked(url: str, patience: Patience) -> bytes | str:
