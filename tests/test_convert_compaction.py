@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from mdsmix.convert import compaction, gc
+from mdsmix.convert.damage import stored_hash
 from mdsmix.convert.ledger import FOLDER, RECORD
 from mdsmix.convert.marks import mark_name
 from mdsmix.convert.packs import (
@@ -32,6 +33,7 @@ from mdsmix.shards.verify import verify
 from mdsmix.storage import locate
 from mdsmix.storage.local import LocalPath
 from tests.converting import (
+    Told,
     documents,
     files,
     manifest_of,
@@ -255,6 +257,47 @@ def test_damaged_packs_are_written_anew_and_their_units_done_again_once(
         (split(recipe) / "index.json").unlink()
         assert run_recipe(recipe)[0].reused == reused
         assert manifest_of(split(recipe)).records.unhashed == 0
+
+
+def damage_fingerprints_and_marks(recipe: Path) -> None:
+    """Those of the first unit, and with them the packs in which they lie."""
+    packed = read_packs(locate(split(recipe)), ledger(recipe))
+    key = manifest_of(split(recipe)).parts[0].key
+    for place in (packed.fingerprints[key], packed.marks[key]):
+        at = split(recipe) / FOLDER / place.file
+        content = bytearray(at.read_bytes())
+        content[place.start + place.bytes // 2] ^= 1
+        at.write_bytes(content)
+
+
+def test_units_whose_packed_fingerprints_or_marks_are_damaged_are_done_again_where_that_is_looked_for(
+    recipe: Path,
+) -> None:
+    run_recipe(recipe)
+    before = published(recipe)
+    damage_fingerprints_and_marks(recipe)
+    told = Told()
+    outcome = run_recipe(recipe, verify_target=True, watcher=told)[0]
+    assert 0 < outcome.done < outcome.units
+    assert sum("a pack of work units" in sentence for sentence in told.said) == 2
+    assert manifest_of(split(recipe)).records.unhashed == 0
+    assert published(recipe) == before
+    for name in filter(PACKS.fullmatch, ledger(recipe)):
+        assert name.startswith(stored_hash(locate(split(recipe)) / FOLDER / name))
+    assert run_recipe(recipe, verify_target=True)[0].done == 0
+
+
+def test_where_duplicates_are_dropped_fingerprints_of_a_damaged_pack_are_read_again_and_found(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop = "streams.web.duplicates=drop"
+    run_recipe(recipe, drop)
+    damage_fingerprints_and_marks(recipe)
+    write_jsonl(recipe.parent / "a.jsonl", LATER)
+    assert run_recipe(recipe, drop)[0].reused == 6
+    write_jsonl(recipe.parent / "a.jsonl", [*LATER, TEXTS[0]])
+    assert run_recipe(recipe, drop)[0].reused == 6
+    assert unpacked(recipe, monkeypatch, drop).items() <= published(recipe).items()
 
 
 def test_one_that_knows_of_no_listing_finds_a_packed_unit_and_one_that_was_dropped_is_none(

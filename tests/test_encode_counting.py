@@ -72,3 +72,15 @@ def test_workers_of_one_run_on_a_node_start_one_and_another_run_its_own(
     assert len(started) == 3
     for at in started:
         shutil.rmtree(at.parent, ignore_errors=True)
+
+
+def test_a_folder_of_another_user_with_the_name_of_the_run_is_left_alone(
+    started: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = tmp_path / "mdsmix-counting-c"
+    theirs.mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: theirs.stat().st_uid + 1)
+    counting.join("c")
+    assert counting.ask("digest", tmp_path, SIZES) == [[10_000], [600]]
+    assert not list(theirs.iterdir())
+    started[0].unlink()

@@ -4,7 +4,7 @@ A run trusts a shard that lies at the target in its full size. Here every shard 
 too, is read and hashed first; that needs no index, since a shard is named by the hash of its stored bytes. Once a damaged
 shard is deleted, the record of its work unit names a missing shard, so the unit counts as unfinished and is converted again.
 A shard that only an older index or version names is not made again: its reader then misses a shard, where it would have
-trained on damage.
+trained on damage. Packs of fingerprints and of marks are looked at likewise.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable
 import xxhash
 
 from mdsmix.convert.job import Job
+from mdsmix.convert.ledger import FOLDER
+from mdsmix.convert.packs import FINGERPRINTS, MARKS, drop_records, read_packs
 from mdsmix.shards.beside import is_beside
 from mdsmix.shards.lease import Lease
 from mdsmix.storage import Location, together
@@ -44,13 +46,36 @@ def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
             "it is still part of the stream"
         )
         held.delete(at)
+    _drop_damaged_packs(job, held, say)
     more = f" and {plural(len(beside), 'file')} beside the manifest" if beside else ""
     result = f"{len(damaged):,} damaged, made anew" if damaged else "all whole"
     return f"{plural(len(shards), 'shard')}{more} at the target read and hashed: {result}"
 
 
+def _drop_damaged_packs(job: Job, held: Lease, say: Callable[[str], None]) -> None:
+    """Deletes packs of fingerprints and of marks that are damaged. Nobody reads them unless a stream is published, and then their units
+    would have none for ever; so these are done again, whose records go first, in case that the run is killed."""
+    names = [name for name, _ in (job.folder / FOLDER).list()]
+    packs = [
+        job.folder / FOLDER / n for n in names if FINGERPRINTS.fullmatch(n) or MARKS.fullmatch(n)
+    ]
+    hashes = zip(packs, together(stored_hash, packs), strict=True)
+    if not (damaged := [at for at, found in hashes if not at.name.startswith(found)]):
+        return
+    packed = read_packs(job.folder, names)
+    places = [*packed.fingerprints.items(), *packed.marks.items()]
+    for at in damaged:
+        keys = {key for key, place in places if place.file == at.name}
+        say(
+            f"{job.name}: {at}, a pack of work units, is damaged: it is deleted, and {plural(len(keys), 'work unit')} in it done again"
+        )
+        held.confirm()
+        drop_records(job.folder, keys)
+        held.delete(at)
+
+
 def stored_hash(shard: Location) -> str:
-    """The xxh128 that the name of a shard, or of a file beside the manifest, begins with where it is whole."""
+    """The xxh128 that the name of a shard, of a file beside the manifest or of a pack begins with where it is whole."""
     digest = xxhash.xxh128()
     with shard.open() as stored:
         while block := stored.read(BLOCK):

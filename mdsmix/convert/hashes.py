@@ -59,13 +59,17 @@ def stored_hashes(
 def all_hashes(
     job: Job, keys: Sequence[str], note: Callable[[str, bytes], None] | None = None
 ) -> Iterator[Fingerprints | None]:
-    """The fingerprints of all keys, in their order. `note` is told of each as it is stored."""
+    """The fingerprints of all keys, in their order. `note` is told of each as it is stored. Those of a damaged pack that were read
+    again since have a file of their own."""
     listed = stored_at(job)
     packed = listed.packed.fingerprints if listed else {}
     for key, content in zip(keys, stored_hashes(job.folder, keys, packed), strict=True):
+        found = parse_hashes(content)
+        if found is None and key in packed:
+            found = parse_hashes(next(stored_hashes(job.folder, [key], {})))
         if note and content:
             note(key, content)
-        yield parse_hashes(content)
+        yield found
 
 
 def duplicates_among(

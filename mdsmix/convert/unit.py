@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -53,10 +52,6 @@ from mdsmix.sources import (
     shown_unit,
 )
 from mdsmix.storage import CHANGED, Location
-
-if TYPE_CHECKING:
-    pass
-
 
 STALE = (
     "{url} holds other records than when it was read before, and has the size and modification time that it had then: run the "
