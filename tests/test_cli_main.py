@@ -186,3 +186,17 @@ def test_a_reader_that_is_gone_is_no_failure_of_ours(
         with suppress(BrokenPipeError):
             gone.close()
     assert end.value.code == 141
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_standard_stream_that_is_closed_is_no_failure_of_ours(
+    monkeypatch: pytest.MonkeyPatch, closed: str
+) -> None:
+    """`mdsmix ... >&-`, as daemons start what they start: Python then has None in its place."""
+    monkeypatch.setattr(sys, "argv", ["mdsmix", "--version"])
+    monkeypatch.setattr(sys, closed, None)
+    with pytest.raises(SystemExit) as end:
+        main.run()
+    print("a line", file=getattr(sys, closed))
+    assert end.value.code == 0
+    assert getattr(sys, closed).name == os.devnull

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 
 import pytest
 from rich.console import Console
@@ -10,6 +12,21 @@ from rich.progress import Progress, TextColumn
 
 from mdsmix.report import progress
 from mdsmix.report.progress import Bars, PlainLines, watching
+
+
+def test_a_reader_of_stderr_that_is_gone_ends_no_conversion(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    gone = os.fdopen(writing, "w")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", gone)
+        with watching() as watcher:
+            watcher.say("a line")
+            watcher.say("another one")
+    with pytest.raises(BrokenPipeError):
+        gone.close()
 
 
 def test_a_log_gets_a_line_every_half_minute(

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -81,6 +82,7 @@ def root(
 
 def run() -> None:
     """The console script. MDSMIX_DEBUG=1 shows the traceback of what is a defect."""
+    _open_standard_streams()
     if sys.platform == "win32":
         _end(WINDOWS, code=4)
     with suppress(ValueError):  # not in the main thread
@@ -107,6 +109,13 @@ def run() -> None:
             f"error: mdsmix itself failed ({detail}); MDSMIX_DEBUG=1 shows where, please report it.",
             code=1,
         )
+
+
+def _open_standard_streams() -> None:
+    """Python has None where one is closed, as after `>&-`: what is said there is for nobody."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
 
 
 def _end(*sentences: str, code: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,7 +79,8 @@ class Silent:
     def on_bad(self, records: int) -> None: ...
 
     def say(self, sentence: str) -> None:
-        print(printable(sentence), file=sys.stderr, flush=True)
+        with suppress(BrokenPipeError):  # nobody listens any more, which ends no work
+            print(printable(sentence), file=sys.stderr, flush=True)
 
 
 class PlainLines(Silent):

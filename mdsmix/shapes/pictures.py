@@ -36,9 +36,9 @@ _SOURCES = ("image", "image_url", "path", "url", "base64", "source", "value", "d
 _CONTENTS = ("content", "value")
 _DATA = re.compile(r"data:[^,]*?(;base64)?,", re.IGNORECASE)
 _BARE = re.compile(
-    r"\s*(/9j/|iVBORw0KGg|UklGR|R0lGOD|Qk|SUkqA|TU0AK)[\w+/\s-]{256,}={0,2}\s*", re.ASCII
+    r"\s*(/9j/|iVBORw0KGg|UklGR|R0lGOD|Qk|SUkqA|TU0AK)[\w+/\s-]{256,}={0,2}", re.ASCII
 )
-"Base64 that begins as a JPEG, PNG, WebP, GIF, BMP or TIFF does, and is longer than a path without a dot."
+"Base64, without blanks behind it, that begins as a JPEG, PNG, WebP, GIF, BMP or TIFF does, and is longer than a path without a dot."
 Read = Callable[..., Any]
 
 
@@ -113,7 +113,7 @@ def image_of(value: Any) -> Image:
         raise Fault("bad_image", why=f"it is {brief(value)}, no path, URL, bytes or base64")
     if value[:5].lower() == "data:":
         return _from_data(value)
-    return _decoded(value) if _BARE.fullmatch(value) else value
+    return _decoded(value) if _BARE.fullmatch(value.rstrip()) else value
 
 
 def _from_struct(value: Mapping[str, Any]) -> Image:
