@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+SECONDS = 600
+"A program that takes longer hangs: it is ended by a signal, which its exit code says, and its test fails."
 
 
 class Standing:
@@ -89,6 +93,7 @@ class Program:
 
 def _become(order: dict[str, Any]) -> None:
     """What a fresh process finds: its own standard streams, arguments, folder and environment."""
+    signal.alarm(SECONDS)
     place = Path(order["place"])
     for name, mode, standard in (("in", "r", 0), ("out", "w", 1), ("err", "w", 2)):
         with (place / name).open(mode) as file:
