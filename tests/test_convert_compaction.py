@@ -28,6 +28,10 @@ from mdsmix.convert.packs import (
     read_places,
     rewrite,
 )
+from mdsmix.convert.parts import Part
+from mdsmix.convert.planning import Options
+from mdsmix.convert.run import convert_part
+from mdsmix.kinds import open_recipe
 from mdsmix.overlap import grams, marks
 from mdsmix.shards.verify import verify
 from mdsmix.storage import locate
@@ -298,6 +302,14 @@ def test_where_duplicates_are_dropped_fingerprints_of_a_damaged_pack_are_read_ag
     write_jsonl(recipe.parent / "a.jsonl", [*LATER, TEXTS[0]])
     assert run_recipe(recipe, drop)[0].reused == 6
     assert unpacked(recipe, monkeypatch, drop).items() <= published(recipe).items()
+
+
+def test_a_part_reads_no_source_for_duplicates_whose_fingerprints_are_packed(recipe: Path) -> None:
+    drop = "streams.web.duplicates=drop"
+    run_recipe(recipe, drop)
+    told = Told()
+    (part,) = convert_part(open_recipe(str(recipe), [drop]), Options(), told, Part(1, 2))
+    assert (part.units, part.reused, told.said) == (4, 4, [])
 
 
 def test_one_that_knows_of_no_listing_finds_a_packed_unit_and_one_that_was_dropped_is_none(

@@ -88,11 +88,11 @@ class PartOutcome:
 def do_part(work: Work, part: Part, size: int) -> PartOutcome:
     """Does the units of the part, of about `size` source bytes, and leaves a note of what their sources hold."""
     began = time.monotonic()
-    mine = _own(work, part)
-    if not mine.units:
+    if not any(map(part.has, range(len(work.units)))):
         return _outcome(work, part, [], (), began)
-    work.watcher.begin(work.job.name, size)
-    with listing(work.job):
+    with listing(work.job):  # before duplicates are looked for, since fingerprints may be packed
+        mine = _own(work, part)
+        work.watcher.begin(work.job.name, size)
         job, results, notes = do_units(mine)
     content = work.cache.lines(mine.units, [result.content for result in results])
     write_sealed(job.folder / FOLDER / part.note, _made_with(job) + content)
