@@ -65,9 +65,8 @@ def _placed(path: str, base: Location) -> Location:
 
 
 def _is_below(place: Location, base: Location) -> bool:
-    if (
-        place.is_s3 or base.is_s3
-    ):  # `..` is a name like others in S3, and a step up for stores over folders and over HTTP
+    if place.is_s3 or base.is_s3:
+        # In S3 `..` is a name like others, for stores over folders and over HTTP it is a step up.
         below = place.url.removeprefix(f"{base.url.rstrip('/')}/")
         return below != place.url and ".." not in below.split("/")
     top = _real(base.url)
