@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 SECONDS = 600
-"A program that takes longer hangs: it is ended by a signal, which its exit code says, and its test fails."
+"A program that is waited for longer hangs: it is ended by a signal, which its exit code says, and its test fails."
 
 
 class Standing:
@@ -86,14 +86,17 @@ class Program:
         return (Path(self.place.name) / stream).read_text()
 
     def wait(self) -> subprocess.CompletedProcess[str]:
+        hung = threading.Timer(SECONDS, os.kill, (self.pid, signal.SIGALRM))
+        hung.daemon = True
+        hung.start()
         with self.place:
             code = self.standing.ask(self.pid)
+            hung.cancel()
             return subprocess.CompletedProcess([], code, self.said("out"), self.said("err"))
 
 
 def _become(order: dict[str, Any]) -> None:
     """What a fresh process finds: its own standard streams, arguments, folder and environment."""
-    signal.alarm(SECONDS)
     place = Path(order["place"])
     for name, mode, standard in (("in", "r", 0), ("out", "w", 1), ("err", "w", 2)):
         with (place / name).open(mode) as file:
