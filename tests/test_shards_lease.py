@@ -23,6 +23,7 @@ from mdsmix.shards import lease as module
 from mdsmix.shards.lease import Holder, lease
 from mdsmix.storage import Location, locate
 from mdsmix.storage.local import LocalPath
+from tests.clock import Clock
 from tests.converting import documents, mdsmix, run_recipe, write_jsonl, write_recipe
 
 BEAT = 0.05
@@ -39,21 +40,6 @@ ELSEWHERE = Holder(
 @pytest.fixture
 def folder(tmp_path: Path) -> Location:
     return locate(tmp_path / "web" / "train")
-
-
-class Clock:
-    """The module's time, in which to sleep takes no time: a machine that is busy for longer than a short beat finds no heart still."""
-
-    now = 0.0
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
 
 
 @pytest.fixture

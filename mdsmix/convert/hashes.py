@@ -7,13 +7,14 @@ looked at for duplicates, which is said, and `duplicates: drop` reads them again
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER, UnitRecord
-from mdsmix.convert.packs import WHOLE, Place, decompressed, read_places
+from mdsmix.convert.packs import decompressed, read_stored
 from mdsmix.convert.repeats import Fingerprints, count_repeats
 from mdsmix.convert.stored import stored_at
 from mdsmix.shards.counts import Records
@@ -47,13 +48,8 @@ def parse_hashes(stored: bytes | None) -> Fingerprints | None:
     return np.frombuffer(content, "<u8").reshape(-1, 2)
 
 
-def stored_hashes(
-    folder: Location, keys: Iterable[str], packed: Mapping[str, Place]
-) -> Iterator[bytes | None]:
-    """Those of all keys as they are stored, in their order; only a few files are held. `packed`: where those of keys lie that have
-    no file of their own."""
-    places = (packed.get(key) or Place(hashes_name(key), 0, WHOLE) for key in keys)
-    return read_places(folder, places)
+stored_hashes = partial(read_stored, hashes_name)
+"Those of all keys as they are stored, in their order."
 
 
 def all_hashes(

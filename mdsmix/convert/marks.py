@@ -7,13 +7,14 @@ converted anew, and the stream's says which units it is of. Those of many units 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import xxhash
 
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER, UnitRecord
-from mdsmix.convert.packs import WHOLE, Place, read_places
+from mdsmix.convert.packs import read_stored
 from mdsmix.convert.stored import stored_at
 from mdsmix.overlap.marks import KIND, Mark, UnitMark, halvings_for, parse
 from mdsmix.shards.beside import SideFile
@@ -33,13 +34,8 @@ def mark_name(key: str) -> str:
     return f"{key}.grams"
 
 
-def stored_marks(
-    folder: Location, keys: Iterable[str], packed: Mapping[str, Place]
-) -> Iterator[bytes | None]:
-    """Those of all keys as they are stored, in their order; only a few files are held. `packed`: where those of keys lie that have
-    no file of their own."""
-    places = (packed.get(key) or Place(mark_name(key), 0, WHOLE) for key in keys)
-    return read_places(folder, places)
+stored_marks = partial(read_stored, mark_name)
+"Those of all keys as they are stored, in their order."
 
 
 def store_mark(

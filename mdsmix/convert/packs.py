@@ -134,6 +134,13 @@ def read_places(folder: Location, places: Iterable[Place]) -> Iterator[bytes | N
             yield from found
 
 
+def read_stored(
+    name: Callable[[str], str], folder: Location, keys: Iterable[str], packed: Mapping[str, Place]
+) -> Iterator[bytes | None]:
+    """What is stored of all keys, as `read_places`: where `packed` says, or of others the file of that name."""
+    return read_places(folder, (packed.get(key) or Place(name(key), 0, WHOLE) for key in keys))
+
+
 def _stretches(places: Iterable[Place]) -> Iterator[list[Place]]:
     """Places that follow each other in a file, so that one request brings them all."""
     stretch: list[Place] = []

@@ -21,22 +21,11 @@ from mdsmix.bench import speed
 from mdsmix.bench.settings import Setting
 from mdsmix.bench.speed import TooSmall, timed
 from mdsmix.errors import MdsmixError
+from tests.clock import Clock
 from tests.converting import mdsmix
 from tests.with_torch.load_streams import config, write_tokens
 
 ROWS = 4
-
-
-class Clock:
-    """The time that a measurement sees: whoever sleeps moves it on, nothing else does."""
-
-    now = 0.0
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-    def perf_counter(self) -> float:
-        return self.now
 
 
 @pytest.fixture
