@@ -78,10 +78,10 @@ def _versitygw(folder: Path) -> list[str]:
 
 
 def _moto() -> list[str]:
-    binary = ROOT / ".venv-stores" / "bin" / "moto_server"
-    if not binary.exists():
-        raise RuntimeError(f"there is no {binary}; run `make stores`")
-    return [str(binary), "-H", "127.0.0.1", "-p", "{port}"]
+    python = ROOT / ".venv-stores" / "bin" / "python"
+    if not python.exists():
+        raise RuntimeError(f"there is no {python}; run `make stores`")
+    return [str(python), str(Path(__file__).with_name("moto_in_turn.py")), "{port}"]
 
 
 @contextlib.contextmanager
