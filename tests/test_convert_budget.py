@@ -193,7 +193,7 @@ def test_too_small_a_source_says_so_with_the_number(tmp_path: Path, tokenizer_fo
     assert "there is no more of it" in answer.out
 
 
-def test_a_look_that_was_wrong_says_what_would_be_enough(
+def test_an_estimate_that_was_wrong_says_what_would_be_enough(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     """The places that are looked at are the beginnings of splits; here they alone hold long words."""
@@ -204,7 +204,7 @@ def test_a_look_that_was_wrong_says_what_would_be_enough(
     answer = mdsmix("convert", recipe, "--only", "c4", "--budget", "200k")
     manifest = manifest_of(tmp_path / "out/c4/train")
     if manifest.totals.tokens >= 53_400:
-        pytest.fail("the look was not wrong: the test shows nothing")
+        pytest.fail("the estimate was not wrong: the test shows nothing")
     assert "WARNING: budget" in answer.out
     share = answer.out.partition("write sample: ")[2].partition(" ")[0]
     again = mdsmix(

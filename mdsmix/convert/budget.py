@@ -1,4 +1,4 @@
-"""How much of its source a stream takes for its share of a budget: a look tells about how many tokens there are
+"""How much of its source a stream takes for its share of a budget: the tokens of the source are estimated
 (`mdsmix.recipe.taking` says what that comes to)."""
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from mdsmix.convert.estimate import SourceEstimate, estimate_source
 from mdsmix.convert.job import Job
-from mdsmix.convert.looking import Look, look_at
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, StreamSpec, share_of
 from mdsmix.recipe.budget import read_budget
@@ -32,7 +32,7 @@ class Wanted:
 
     tokens: int
     budget: str
-    look: Look
+    source: SourceEstimate
     "Of all of its source, on both sides of a holdout."
     margin: float
     "By how much more than `tokens` the sample is to hold: 0.1 for a tenth."
@@ -48,8 +48,8 @@ class Wanted:
         if self.share < 1:
             said = f"{percent(self.share)} of the records are taken, with a margin of {self.margin:.0%}"
         return (
-            f"its share of {self.budget} is {self.tokens:,}; estimated from {plural(self.look.places, 'place')} of its source, all of "
-            f"it holds about {self.look.tokens:,.0f}, so {said}"
+            f"its share of {self.budget} is {self.tokens:,}; estimated from {plural(self.source.places, 'place')} of its source, all of "
+            f"it holds about {self.source.tokens:,.0f}, so {said}"
         )
 
     def missing(self, manifest: Manifest) -> int:
@@ -69,13 +69,13 @@ def sampled(recipe: Recipe, stream: StreamSpec, job: Job, files: Sequence[Source
     """
     if stream.sample != BY_BUDGET or job.limit:
         return job
-    look = look_at(job, files)
-    if look is None:
+    source = estimate_source(job, files)
+    if source is None:
         raise RecipeError(
             f"stream {stream.name}: not one token came of the records that were looked at, so nothing tells how much of the source its "
             "share of the budget is: look at some with --limit 100, or write sample: 5%."
         )
-    wanted = _wanted(recipe, stream, look, job)
+    wanted = _wanted(recipe, stream, source, job)
     share = None if wanted.share == 1 else str(wanted.share)
     job = replace(job, encoding=replace(job.encoding, sample=share))
     return job if stream.held_out_of else replace(job, wanted=wanted)
@@ -94,17 +94,17 @@ def refuse_empty(jobs: Sequence[Job]) -> None:
         )
 
 
-def _wanted(recipe: Recipe, stream: StreamSpec, look: Look, job: Job) -> Wanted:
+def _wanted(recipe: Recipe, stream: StreamSpec, source: SourceEstimate, job: Job) -> Wanted:
     tokens, budget = tokens_wanted(recipe, stream), budget_of(recipe)
     assert budget is not None, "else nothing is wanted of it"
     trained = 1 - (0.0 if stream.holdout is None else float(share_of(stream.holdout)))
-    part = float(tokens) / (look.tokens * trained)
-    sample = job.encoding.max_seq_len if job.joins_units else look.tokens / look.records
-    share, margin = taken(part, look.records * trained, look.error, look.spread)
+    part = float(tokens) / (source.tokens * trained)
+    sample = job.encoding.max_seq_len if job.joins_units else source.tokens / source.records
+    share, margin = taken(part, source.records * trained, source.error, source.spread)
     return Wanted(
         tokens=math.ceil(tokens),
         budget=str(budget),
-        look=look,
+        source=source,
         margin=margin,
         share=share,
         least=Fraction(sample) * budget.amount / tokens,

@@ -55,7 +55,7 @@ def _preview_stream(
     yield f"{job.name}: {len(todo)} of {len(units)} work units would be converted, into {job.target}"
     if job.wanted:
         yield f"  {job.wanted.said}"
-        mean = job.wanted.look.tokens / job.wanted.look.records
+        mean = job.wanted.source.tokens / job.wanted.source.records
         if far := said_of_mean(mean, job.expected_mean):
             yield f"  a record that was looked at holds {mean:,.1f} tokens on average, {far}"
     if dropped is None:

@@ -1,6 +1,6 @@
 """Tokens that are wanted of a stream, and about how many all of its source holds -> the share of its records that is taken.
 
-A step that is large enough is taken, so that what a record says decides and not how exact the look at the source was. Steps are
+A step that is large enough is taken, so that what a record says decides and not how exact the estimate of the source was. Steps are
 those of resistors, twelve a decade: 1%, 1.2%, 1.5%, ... 8.2%, 10%. A source that grows a little takes the same step as before, so
 nothing of it is done again, and a larger budget takes the same or a larger one, which only adds records.
 """
@@ -12,9 +12,9 @@ from fractions import Fraction
 
 STEPS = (10, 12, 15, 18, 22, 27, 33, 39, 47, 56, 68, 82, 100)
 MARGIN = 0.1
-"More than the look says, at least: what is looked at are the beginnings of splits, and a few of them."
+"More than the estimate says, at least: it comes from the beginnings of a few splits."
 DEVIATIONS = 2
-"Of the look, and of the lengths of the records that happen to be in the sample, by which the margin is larger."
+"Of the estimate, and of the lengths of the records that happen to be in the sample, by which the margin is larger."
 
 
 def taken(part: float, records: float, error: float, spread: float) -> tuple[Fraction, float]:

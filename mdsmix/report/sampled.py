@@ -48,8 +48,8 @@ def budget_json(outcome: Outcome) -> dict[str, Any] | None:
     return {
         "wanted_tokens": wanted.tokens,
         "missing_tokens": wanted.missing(manifest),
-        "estimated_source_tokens": round(wanted.look.tokens),
-        "places_looked_at": wanted.look.places,
+        "estimated_source_tokens": round(wanted.source.tokens),
+        "places_looked_at": wanted.source.places,
         "margin": wanted.margin,
     }
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from mdsmix.sources.base import Origin
 from mdsmix.sources.batches import BadRecord, RecordBatch, content_of, read
+from mdsmix.sources.beginnings import Beginning, chosen, read_beginnings
 from mdsmix.sources.content import Content, Digests, Window, file_hash
 from mdsmix.sources.find import find
-from mdsmix.sources.glimpse import Glimpse, chosen, glimpses
 from mdsmix.sources.inflate import expansion, packing_of
 from mdsmix.sources.plan import (
     counted_key,
@@ -32,9 +32,9 @@ __all__ = [
     "BY_NAME",
     "WINDOW_BYTES",
     "BadRecord",
+    "Beginning",
     "Content",
     "Digests",
-    "Glimpse",
     "Origin",
     "ReadAs",
     "RecordBatch",
@@ -48,13 +48,13 @@ __all__ = [
     "expansion",
     "file_hash",
     "find",
-    "glimpses",
     "length_of",
     "most_records",
     "packing_of",
     "plan",
     "prepare",
     "read",
+    "read_beginnings",
     "shown_unit",
     "size_of",
 ]

@@ -26,7 +26,7 @@ def test_a_look_reads_a_part_and_is_remembered(
     )
     (first,) = run_recipe(recipe)
     assert first.wanted is not None
-    assert first.wanted.look.places == 3
+    assert first.wanted.source.places == 3
     assert not first.wanted.missing(first.manifest)
     assert first.manifest.encoding.sample
     with counted(proxy) as seen:

@@ -276,7 +276,7 @@ def test_a_budget_counts_images_as_they_become_tokens(
     (outcome,) = run_recipe(recipe)
     whole = 40 / outcome.manifest.totals.samples * outcome.manifest.totals.seen_tokens
     assert outcome.wanted is not None
-    assert outcome.wanted.look.tokens == pytest.approx(whole, rel=0.05)
+    assert outcome.wanted.source.tokens == pytest.approx(whole, rel=0.05)
 
 
 def test_no_token_of_an_image_is_trained_or_counted_as_trained_wherever_it_stands(

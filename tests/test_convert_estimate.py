@@ -1,4 +1,4 @@
-"""A look tells about how many tokens a source holds, whatever its files are, and reads little of it."""
+"""About how many tokens a source holds is estimated for files of every format, and little of it is read."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 import zstandard
 
 from mdsmix import sources
-from mdsmix.convert import looking
+from mdsmix.convert import estimate
+from mdsmix.convert.estimate import SourceEstimate, estimate_source
 from mdsmix.convert.job import make_job
-from mdsmix.convert.looking import Look, look_at
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.kinds import open_recipe
-from mdsmix.sources import glimpse
+from mdsmix.sources import beginnings
 from mdsmix.storage import Stat, locate
 from tests.converting import documents, run_recipe, write_jsonl, write_recipe
 from tests.formats import write
@@ -49,28 +49,28 @@ def texts(count: int, seed: int = 0, longest: int = 400) -> list[dict[str, Any]]
     return [{"text": " ".join(rng.choices(WORDS, k=n)), "id": n} for n in lengths]
 
 
-def looked(folder: Path, tokenizer: Path, **stream: Any) -> tuple[Look | None, Path]:
+def estimated(folder: Path, tokenizer: Path, **stream: Any) -> tuple[SourceEstimate | None, Path]:
     stream = documents("data/mds" if (folder / "data/mds").exists() else "data/*", **stream)
     recipe = write_recipe(folder, tokenizer, streams={"web": stream})
     opened = open_recipe(recipe)
     spec = opened.streams["web"]
     assert spec.source
     job = make_job(opened, spec, open_tokenizer(opened.tokenizer), None)
-    return look_at(job, sources.find(spec.source.path, folder)), recipe
+    return estimate_source(job, sources.find(spec.source.path, folder)), recipe
 
 
 def test_it_is_near_to_what_is_there(tmp_path: Path, tokenizer_folder: Path) -> None:
     for n in range(5):
         write_jsonl(tmp_path / f"data/{n}.jsonl", texts(300, n))
-    look, recipe = looked(tmp_path, tokenizer_folder)
+    found, recipe = estimated(tmp_path, tokenizer_folder)
     (outcome,) = run_recipe(recipe)
     totals = outcome.manifest.totals
-    assert look is not None
-    assert look.tokens == pytest.approx(totals.tokens + totals.lost_tokens, rel=0.05)
-    assert look.records == pytest.approx(1_500, rel=0.1)
-    assert 0 <= look.error < 0.05
-    assert 0.8 < look.spread < 1.3
-    assert look.places == 5
+    assert found is not None
+    assert found.tokens == pytest.approx(totals.tokens + totals.lost_tokens, rel=0.05)
+    assert found.records == pytest.approx(1_500, rel=0.1)
+    assert 0 <= found.error < 0.05
+    assert 0.8 < found.spread < 1.3
+    assert found.places == 5
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_files_of_any_format(
     """Packed and columnar ones too, whose bytes on the disk say nothing, and of which a third is decoded."""
     records = texts(300 if suffix == "mds" else 900)
     write(tmp_path / "data", suffix, records)
-    monkeypatch.setattr(glimpse, "BYTES", 150_000)
-    look, recipe = looked(tmp_path, tokenizer_folder)
+    monkeypatch.setattr(beginnings, "BYTES", 150_000)
+    found, recipe = estimated(tmp_path, tokenizer_folder)
     (outcome,) = run_recipe(recipe)
     totals = outcome.manifest.totals
-    assert look is not None
-    assert look.tokens == pytest.approx(totals.tokens + totals.lost_tokens, rel=0.12)
+    assert found is not None
+    assert found.tokens == pytest.approx(totals.tokens + totals.lost_tokens, rel=0.12)
 
 
 def test_of_a_packed_file_the_stored_bytes_are_counted_that_a_block_takes(
@@ -99,9 +99,9 @@ def test_of_a_packed_file_the_stored_bytes_are_counted_that_a_block_takes(
     packed = zstandard.ZstdCompressor(level=1).compress
     frames = b"".join(packed(lines[n : n + 100_000]) for n in range(0, len(lines), 100_000))
     (tmp_path / "data/a.jsonl.zst").write_bytes(frames)
-    look, _ = looked(tmp_path, tokenizer_folder)
-    assert look is not None
-    assert look.records == pytest.approx(40_000, rel=0.15)
+    found, _ = estimated(tmp_path, tokenizer_folder)
+    assert found is not None
+    assert found.records == pytest.approx(40_000, rel=0.15)
     assert not 0.8 < len(lines) / (4 * len(frames)) < 1.2
 
 
@@ -115,7 +115,7 @@ def test_one_file_more_changes_what_is_seen_of_one_at_most() -> None:
     ]
     all_but_one = {unit.name for unit in sources.chosen(files[1:])}
     moved = [replace(file, name=f"b/c/{file.name[2:]}") for file in files]
-    assert len(all_but_one) == glimpse.MOST
+    assert len(all_but_one) == beginnings.MOST
     assert len(all_but_one - {unit.name for unit in sources.chosen(files)}) <= 1
     assert [u.name[2:] for u in sources.chosen(files)] == [
         u.name[4:] for u in sources.chosen(moved)
@@ -126,13 +126,13 @@ def test_what_was_seen_is_remembered_until_it_changes(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_jsonl(tmp_path / "data/a.jsonl", texts(50))
-    first, _ = looked(tmp_path, tokenizer_folder)
+    first, _ = estimated(tmp_path, tokenizer_folder)
     with monkeypatch.context() as patched:
-        patched.setattr(looking, "_looked", None)
-        assert looked(tmp_path, tokenizer_folder)[0] == first
-        assert looked(tmp_path, tokenizer_folder, holdout="10%", sample="3%")[0] == first
+        patched.setattr(estimate, "_encoded", None)
+        assert estimated(tmp_path, tokenizer_folder)[0] == first
+        assert estimated(tmp_path, tokenizer_folder, holdout="10%", sample="3%")[0] == first
     write_jsonl(tmp_path / "data/a.jsonl", texts(80, 1))
-    assert looked(tmp_path, tokenizer_folder)[0] != first
+    assert estimated(tmp_path, tokenizer_folder)[0] != first
 
 
 def test_bad_and_filtered_records_count_for_the_bytes_they_take(
@@ -143,13 +143,13 @@ def test_bad_and_filtered_records_count_for_the_bytes_they_take(
         tmp_path / "data/a.jsonl",
         [r if n % 2 else {"body": r["text"]} for n, r in enumerate(records)],
     )
-    look, recipe = looked(tmp_path, tokenizer_folder)
+    found, recipe = estimated(tmp_path, tokenizer_folder)
     (outcome,) = run_recipe(recipe)
     totals = outcome.manifest.totals
-    assert look is not None
-    assert look.tokens == pytest.approx(totals.tokens + totals.lost_tokens, rel=0.02)
+    assert found is not None
+    assert found.tokens == pytest.approx(totals.tokens + totals.lost_tokens, rel=0.02)
     write_jsonl(tmp_path / "data/a.jsonl", [{"body": "nothing"}])
-    assert looked(tmp_path, tokenizer_folder)[0] is None
+    assert estimated(tmp_path, tokenizer_folder)[0] is None
 
 
 def test_a_field_that_nothing_reads_may_be_nested_as_deep_as_can_be_read(
@@ -158,7 +158,7 @@ def test_a_field_that_nothing_reads_may_be_nested_as_deep_as_can_be_read(
     deep = f"{'[' * 1_000}{']' * 1_000}"
     (tmp_path / "data").mkdir()
     (tmp_path / "data/a.jsonl").write_text(f'{{"text": "a few words", "more": {deep}}}\n' * 9)
-    look, _ = looked(tmp_path, tokenizer_folder, layout="document", min_tokens=1)
-    assert look is not None
-    assert look.records == pytest.approx(9, rel=0.01)
-    assert look.spread == 0
+    found, _ = estimated(tmp_path, tokenizer_folder, layout="document", min_tokens=1)
+    assert found is not None
+    assert found.records == pytest.approx(9, rel=0.01)
+    assert found.spread == 0

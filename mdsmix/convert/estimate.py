@@ -1,7 +1,7 @@
-"""About how many tokens a source holds, from a look at the beginnings of a few of its splits: nothing of it is converted.
+"""About how many tokens a source holds, estimated from the beginnings of a few of its splits. Nothing is converted.
 
-Tokens for each byte hardly differ from document to document, where tokens a document do by orders of magnitude, so bytes are
-what is counted up. What was found is remembered in the cache of this machine as long as these splits are as they are.
+Documents differ in length by orders of magnitude, but hardly in tokens per byte, so the estimate is made per byte. It is kept in
+the cache of this machine and holds as long as these splits are as they are.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from mdsmix.kinds.reading import open_reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What a stream would hold if all of its source were converted, as far as a look tells."""
+class SourceEstimate:
+    """What a stream would hold if all of its source were converted."""
 
     tokens: float
     "Those that the loader would not cut off."
@@ -41,11 +41,11 @@ class Look:
     spread: float
     "The standard deviation of the tokens of a record, as a part of their mean."
     places: int
-    "Splits that were looked at."
+    "Splits that were read from."
 
 
-def look_at(job: Job, files: Sequence[sources.SourceFile]) -> Look | None:
-    """None where the splits that were looked at give no token."""
+def estimate_source(job: Job, files: Sequence[sources.SourceFile]) -> SourceEstimate | None:
+    """None where the splits that were read from give no token."""
     encoding = replace(job.encoding, sample=None, holdout=None, held_out=False, duplicates="keep")
     job = replace(job, encoding=encoding)
     units = sources.chosen(files, fields=job.fields_read, parsed=job.fields_parsed)
@@ -53,33 +53,33 @@ def look_at(job: Job, files: Sequence[sources.SourceFile]) -> Look | None:
     path = cache_folder() / "looks" / f"{xxhash.xxh128_hexdigest(key)}.json"
     with suppress(OSError, ValueError, TypeError, AttributeError):
         return _whole(orjson.loads(path.read_bytes()), files)
-    found = _seen(job, units)
-    with suppress(Unreachable):  # all that is lost is a look
+    found = _measured(job, units)
+    with suppress(Unreachable):  # then the next run reads these splits again
         keep_in_cache(path, orjson.dumps(found))
     return _whole(found, files)
 
 
-def _seen(job: Job, units: Sequence[sources.Unit]) -> dict[str, Any]:
-    """What is kept of a look: it holds as long as these splits do, however many others there are."""
+def _measured(job: Job, units: Sequence[sources.Unit]) -> dict[str, Any]:
+    """What is kept in the cache: figures per byte, which hold however many other splits there are."""
     try:
-        return _looked(job, units)
+        return _encoded(job, units)
     except Unequal:
-        return _looked(job.with_backend("reference"), units)
+        return _encoded(job.with_backend("reference"), units)
 
 
-def _looked(job: Job, units: Sequence[sources.Unit]) -> dict[str, Any]:
+def _encoded(job: Job, units: Sequence[sources.Unit]) -> dict[str, Any]:
     backend, counts_images = open_tokenizer_backend(job), "processor" in job.encoding.images
     # Images are read where a processor says what they become: each is one token else.
     root = job.images_root if counts_images else None
     reading = open_reading(job.encoding, job.tokenizer, backend, root=root)
     tokens, weights, each = list[int](), list[float](), list[NDArray[Any]]()
-    for glimpse in sources.glimpses(units):
-        folders = [glimpse.folder] * len(glimpse.records) if counts_images and not root else []
-        encoded = reading.encode(glimpse.records, folders=folders)
+    for beginning in sources.read_beginnings(units):
+        folders = [beginning.folder] * len(beginning.records) if counts_images and not root else []
+        encoded = reading.encode(beginning.records, folders=folders)
         cut = 0 if encoded.cut is None else int(encoded.cut.sum())
         grown = _grown(encoded)
         tokens.append(encoded.tokens - cut + int(grown.sum()))
-        weights.append(glimpse.weight)
+        weights.append(beginning.weight)
         each.append(_of_records(encoded, grown))
     total, weight = sum(tokens), sum(weights)
     if not total:
@@ -117,11 +117,11 @@ def _error(tokens: NDArray[Any], weights: NDArray[Any]) -> float:
     return math.sqrt(n / (n - 1) * float((off**2).sum())) / float(total)
 
 
-def _whole(found: dict[str, Any], files: Sequence[sources.SourceFile]) -> Look | None:
+def _whole(found: dict[str, Any], files: Sequence[sources.SourceFile]) -> SourceEstimate | None:
     tokens = found["each"] * sources.size_of(files)
     if not tokens:
         return None
-    return Look(
+    return SourceEstimate(
         tokens=tokens,
         error=found["error"],
         records=tokens / found["mean"],

@@ -1,6 +1,6 @@
 """The beginnings of a few splits of a source, and which part of it they are: enough to tell about how much all of it holds.
 
-Which splits are looked at their names decide, so that a file more changes at most one of them. Of a packed file nobody knows
+The names of the splits decide which of them are read, so that one file more changes at most one of them. Of a packed file nobody knows
 how many bytes are in it: how many stored ones a block takes is counted while it is read. A file with a directory says how many
 records it holds.
 """
@@ -22,7 +22,7 @@ from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Span, Unit
 from mdsmix.storage import Location, together
 
 MOST = 32
-"Splits that are looked at."
+"Splits that are read from."
 BYTES = 128 << 10
 "Of each so many uncompressed bytes are decoded, or one record."
 LEAST_WINDOW = 1 << 20
@@ -31,7 +31,7 @@ AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Glimpse:
+class Beginning:
     """The first records of a split."""
 
     records: Sequence[Any]
@@ -43,7 +43,7 @@ class Glimpse:
 
 
 def chosen(files: Iterable[SourceFile], **read: Any) -> list[Unit]:
-    """The splits that are looked at, of few files one or more each. `read`: the fields, as `plan` takes them."""
+    """The splits to read from, of few files one or more each. `read`: the fields, as `plan` takes them."""
     filled = [file for file in files if file.stat.size]
     some = sorted(filled, key=lambda file: _draw(file, 0))[:MOST]
     window = _window(size_of(some))
@@ -51,10 +51,10 @@ def chosen(files: Iterable[SourceFile], **read: Any) -> list[Unit]:
     return sorted(units, key=lambda unit: _draw(unit.files[0], unit.start))[:MOST]
 
 
-def glimpses(units: Sequence[Unit]) -> Iterator[Glimpse]:
+def read_beginnings(units: Sequence[Unit]) -> Iterator[Beginning]:
     """What stands at the beginning of each; a split without an item gives none."""
     for begin in range(0, len(units), AT_ONCE):
-        yield from filter(None, together(_glimpse, units[begin : begin + AT_ONCE]))
+        yield from filter(None, together(_beginning, units[begin : begin + AT_ONCE]))
 
 
 def _window(size: int) -> int:
@@ -68,7 +68,7 @@ def _draw(file: SourceFile, start: int) -> tuple[int, int, int]:
     return last, xxhash.xxh3_64_intdigest(file.name), start
 
 
-def _glimpse(unit: Unit) -> Glimpse | None:
+def _beginning(unit: Unit) -> Beginning | None:
     found = unit.files[0]
     file = _Counted(**{each.name: getattr(found, each.name) for each in fields(found)})
     kind = format_of(file)
@@ -81,7 +81,7 @@ def _glimpse(unit: Unit) -> Glimpse | None:
         parsed=unit.parsed,
     )
     with closing(cast("Any", kind.blocks(file, span))) as blocks:
-        begin = _beginning(blocks)
+        begin = _first_blocks(blocks)
     size, count = sum(block.size for block in begin), sum(block.count for block in begin)
     if not size:
         return None
@@ -89,14 +89,14 @@ def _glimpse(unit: Unit) -> Glimpse | None:
     first = [*whole, last.first(max(1, min(last.count, BYTES * last.count // last.size)))]
     held = kind.records(found)
     part = count / held if held else min(1.0, file.taken[0] / found.stat.size)
-    return Glimpse(
+    return Beginning(
         records=[record for block in first for record in block.decode().records],
         weight=kind.weight(found) * part * sum(block.size for block in first) / size,
         folder=found.location.parent,
     )
 
 
-def _beginning(blocks: Iterator[Block]) -> list[Block]:
+def _first_blocks(blocks: Iterator[Block]) -> list[Block]:
     """The first block, or more of a file whose blocks are small."""
     taken, size = list[Block](), 0
     for block in blocks:
