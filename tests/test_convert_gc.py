@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -33,9 +34,11 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
+from tests.recording import Disk
 
 WEEK = 7 * 86_400.0
 OTHER = Holder(host="another.host", pid=12, since="now", machine="another", started=34, token="b")
+OWN = re.compile("[0-9a-f]{32}")
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(40)]
 
 
@@ -143,6 +146,9 @@ def test_shards_of_an_index_that_was_just_replaced_stay(republished: Path) -> No
     delete(republished)
     age(republished, 8, [old])
     assert kinds(garbage(republished)) == {"shard": 3, "old index": 1}
+    (republished / old).write_bytes(b"{")
+    age(republished, 1, [old])
+    assert kinds(garbage(republished)) == {"shard": 3}, "no reader can have a damaged index"
 
 
 def test_a_unit_record_that_stays_keeps_its_shards(republished: Path, recipe: Path) -> None:
@@ -264,6 +270,21 @@ def test_who_lost_the_lease_deletes_nothing_more(
     assert files(republished).items() >= before.items()
 
 
+def test_unit_records_are_gone_for_good_before_their_shards_go(
+    republished: Path, tmp_path: Path
+) -> None:
+    """After a power cut in between a record would be there again, and be believed without its shards."""
+    age(republished, 8)
+    disk = Disk(republished, tmp_path / "log")
+    with disk.recording():
+        assert delete(republished)
+    done = [(call.what, call.name) for call in disk.calls]
+    gone = [at for at, (what, name) in enumerate(done) if what == "unlink" and OWN.search(name)]
+    shards = [at for at in gone if done[at][1].endswith(".mds")]
+    records = [at for at in gone if done[at][1].startswith(".mdsmix/")]
+    assert ("sync", ".mdsmix") in done[max(records) : min(shards)]
+
+
 def test_a_damaged_index_or_manifest_stops_it(republished: Path) -> None:
     """What is in use cannot be known then."""
     age(republished, 8)
@@ -277,7 +298,9 @@ def test_a_damaged_index_or_manifest_stops_it(republished: Path) -> None:
     assert garbage(republished)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("7d", WEEK), ("12h", 43_200), ("0s", 0)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("7d", WEEK), ("12h", 43_200), ("30m", 1800), ("0s", 0)]
+)
 def test_ages(text: str, seconds: float) -> None:
     assert seconds_of(text) == seconds
 

@@ -15,15 +15,19 @@ from zstandard import ZstdCompressor, ZstdDecompressor
 from mdsmix.convert.hashes import hashes_name, parse_hashes, stored_hashes
 from mdsmix.convert.ledger import FOLDER, UnitRecord
 from mdsmix.convert.packs import (
+    NAME,
     Pack,
     Place,
     drop_records,
     read_packs,
+    rewrite,
     write_fingerprints,
     write_pack,
 )
+from mdsmix.errors import Unreachable
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.storage import Location, locate
+from mdsmix.storage.local import LocalPath
 
 KEYS = [f"{number:032x}" for number in range(6)]
 
@@ -90,6 +94,50 @@ def test_of_a_pack_only_the_records_go_that_are_dropped(folder: Location) -> Non
     assert sorted(found.records) == [key for key in KEYS if key not in (KEYS[0], KEYS[4])]
     assert sorted(found.fingerprints) == KEYS
     assert list(stored_hashes(folder, KEYS, found.fingerprints)) == list(map(content, KEYS))
+
+
+def test_what_is_left_of_a_pack_is_there_before_the_pack_goes(folder: Location) -> None:
+    """Whoever is killed in between has units twice, and loses none. What is left as it was is the pack itself, and stays."""
+    packs, gone = read_packs(folder, names(folder)).packs, list[str]()
+
+    def delete(at: Location) -> None:
+        others = read_packs(folder, [name for name in names(folder) if name != at.name])
+        assert left.records.keys() <= others.records.keys()
+        gone.append(at.name)
+        at.delete()
+
+    for name, pack in packs.items():
+        left = pack
+        rewrite(folder, name, left, delete)
+        left = pack.only([*pack.records][1:], ())
+        rewrite(folder, name, left, delete)
+    assert gone == list(packs)
+
+
+def test_a_pack_that_was_changed_is_none_though_it_can_be_read(folder: Location) -> None:
+    """What it says of a unit would be published without a look at the shards."""
+    for name in filter(NAME.fullmatch, names(folder)):
+        content = ZstdDecompressor().decompress((folder / FOLDER / name).read())
+        other = content.replace(b'"backend":"b"', b'"backend":"c"')
+        (folder / FOLDER / name).write(ZstdCompressor(level=3).compress(other))
+    assert read_packs(folder, names(folder)).packs == {}
+
+
+def test_fingerprints_that_cannot_be_read_are_not_taken_for_none(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that fails for a moment: their records would be published as looked at by nobody."""
+    packed = read_packs(folder, names(folder)).fingerprints
+
+    def failing(self: LocalPath, *_: int) -> bytes:
+        raise Unreachable("for a moment")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalPath, "read", failing)
+        with pytest.raises(Unreachable, match="for a moment"):
+            list(stored_hashes(folder, KEYS, packed))
+    (folder / FOLDER / packed[KEYS[0]].file).delete()
+    assert list(stored_hashes(folder, KEYS[2:4], packed)) == [None, content(KEYS[3])]
 
 
 def test_fingerprints_that_are_not_whole_are_none() -> None:

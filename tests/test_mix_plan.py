@@ -17,6 +17,7 @@ import pytest
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError
 from mdsmix.kinds import open_recipe
+from mdsmix.mix.plan.duration import of_yaml
 from mdsmix.mix.plan.figures import UNKNOWN, Figure, Plan, total
 from mdsmix.mix.plan.look import Looked, _sum, look_at
 from mdsmix.mix.plan.make import Asked, make_plan, problems, see
@@ -164,6 +165,12 @@ def test_a_disk_that_holds_a_nodes_shards_needs_no_limit_and_one_that_does_not_g
     assert use == "1mb"
     again = _plan(_yaml(tmp_path / "set", dataset={"cache_limit": "2kb"}), tokens="10k")
     assert again.node.refetched_bytes.value > again.node.run_bytes.value
+    # All that is kept, and the largest shard once more while it is unpacked.
+    enough = int(again.node.kept_bytes.known + again.node.largest_shard.known)
+    for limit, is_short in ((enough, False), (enough - 1, True)):
+        target = _yaml(tmp_path / "set", dataset={"cache_limit": limit})
+        node = _plan(target, tokens="10k").node
+        assert (node.refetched_bytes.known > node.run_bytes.known) is is_short
 
 
 @pytest.mark.parametrize(
@@ -187,6 +194,20 @@ def test_settings_are_streamings_rules_for_these_nodes(
     plan = _plan(_yaml(tmp_path, dataset=settings), nodes=2)
     assert _setting(plan, key).use == use
     assert why in _setting(plan, key).why
+
+
+def test_unshuffled_rows_are_read_from_one_shard_while_the_next_one_comes(tmp_path: Path) -> None:
+    node = _plan(_yaml(tmp_path, dataset={"shuffle": False})).node
+    assert node.working_set.value == 2 * node.largest_shard.known < node.kept_bytes.known
+
+
+def test_tokens_of_a_max_duration_are_places_where_the_text_loader_counts_them() -> None:
+    """Composer takes the size of a text batch, padding included, and of others their attention mask."""
+    found = [of_yaml("20tok", is_text) for is_text in (True, False)]
+    assert [each.of for each in found if each] == ["positions", "tokens"]
+    bare = of_yaml(2, is_text=True)
+    assert bare
+    assert (bare.count, bare.of) == (2, "epochs")
 
 
 def test_too_little_predownload_is_said(tmp_path: Path) -> None:

@@ -94,6 +94,19 @@ def at_look(patch: pytest.MonkeyPatch, number: int, work: Callable[[], object]) 
     patch.setattr(module, "_look", look)
 
 
+def slow(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Every write of a lease takes so long, by the clock that it reads."""
+    now, real = [0.0], module._put
+
+    def put(*given: Any) -> str | None:
+        stamp = real(*given)
+        now[0] += seconds
+        return stamp
+
+    patch.setattr(module, "_put", put)
+    patch.setattr(module, "_now", lambda: now[0])
+
+
 LAST_LOOK = 1 + module.STALE_BEATS * module.LOOKS_A_BEAT
 "The first finds a lease; so many later find its heart where it was, and it is taken over."
 
@@ -246,20 +259,55 @@ def test_without_conditions_it_is_said_and_one_whose_write_was_crossed_is_refuse
 def test_without_conditions_one_whose_write_took_long_is_refused(
     unsure: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SLOW_SECONDS", -1)
-    with pytest.raises(Unreachable, match=r"took 0\.\d s to write .+ keeps no conditions"):
+    slow(monkeypatch, module.SLOW_SECONDS + 0.1)
+    with pytest.raises(Unreachable, match=r"took 1\.1 s to write .+ keeps no conditions"):
         take(unsure)
 
 
 def test_a_deletion_asks_only_where_the_lease_may_be_lost(
     folder: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ours, theirs = folder / "ours", folder / "theirs"
+    for at in (ours, theirs):
+        at.write(b"1")
     with lease(folder, silent) as held:
         put(folder, ELSEWHERE)
         assert held.is_held_still(), "nobody can have taken it in a moment"
+        held.delete(ours)
         real = module._now
         monkeypatch.setattr(module, "_now", lambda: real() + 10.1)
         assert not held.is_held_still()
+        held.delete(theirs)
+    assert [at.stat() is None for at in (ours, theirs)] == [True, False]
+
+
+def test_what_a_slow_beat_says_is_as_old_as_its_beginning(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its write may have come at once and only the answer late: so long the counter stands still for others."""
+    with lease(folder, silent) as held:
+        slow(monkeypatch, module.STALE_BEATS * module.BEAT_SECONDS / 2)
+        assert held.is_held()
+        put(folder, ELSEWHERE)
+        assert not held.is_held_still()
+
+
+def test_who_has_not_learnt_yet_that_he_lost_it_leaves_it_to_the_other(folder: Location) -> None:
+    with lease(folder, silent):
+        put(folder, ELSEWHERE)
+    assert found(folder)["token"] == ELSEWHERE.token
+
+
+def test_a_process_of_another_user_runs_though_nobody_may_signal_it(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: int) -> None:
+        raise PermissionError
+
+    with lease(folder, silent):
+        monkeypatch.setattr(module.os, "kill", refused)
+        with pytest.raises(Unreachable, match="is being written by process"):
+            in_a_thread(lambda: take(folder))
 
 
 def test_elsewhere_a_lease_that_is_let_go_is_free(
