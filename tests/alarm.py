@@ -7,20 +7,26 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
+SECONDS = 600
+"What is waited for longer hangs, on however busy a machine: nothing that tests wait for takes a hundredth of it on an idle one."
+
 
 @contextlib.contextmanager
 def at_most(seconds: int) -> Iterator[None]:
-    """Fails a test that hangs: Streaming does when a worker loses a shard, a reader does on an endless file. `seconds`: much more than
-    it takes on an idle machine; a busy one has five times as many, since it is no hang that is slow."""
+    """Fails a test that hangs: Streaming does when a worker loses a shard, a reader does on an endless file. `seconds`: of the processor,
+    much more than it takes on any; what waits has SECONDS, since it is no hang that is slow."""
     seconds *= 5
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        raise AssertionError(f"no answer within {seconds} s")
+        raise AssertionError(f"no answer within {seconds} s of work and {SECONDS} s of waiting")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    before = [signal.signal(number, stop) for number in (signal.SIGALRM, signal.SIGPROF)]
+    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGALRM, before[0])
+        signal.signal(signal.SIGPROF, before[1])

@@ -22,9 +22,9 @@ from mdsmix import sources
 from mdsmix.cli.main import run
 from mdsmix.storage.local import LocalPath
 from mdsmix.storage.s3 import S3Path
+from tests.alarm import SECONDS
 from tests.here import processes
 
-SECONDS = 120
 RECORD = re.compile("[0-9a-f]{32}")
 "The last file that a work unit writes: with it the unit is finished."
 ENDINGS = (".mds", ".bad", ".index", ".replaced", "mdsmix.manifest", "index.json", ".jsonl.zst")

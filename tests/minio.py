@@ -13,13 +13,18 @@ import random
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
-START_SECONDS = 60
+from tests.alarm import SECONDS
+
+T = TypeVar("T")
+
 MISSING = (
     "no MinIO for the S3 tests: MDSMIX_TEST_S3_ENDPOINT is not set and there is no `minio` binary "
     "on PATH or in the Go bin folder; run `make minio` (4.5 minutes the first time)"
@@ -36,11 +41,15 @@ def running_minio(folder: Path) -> Iterator[dict[str, str]]:
         yield server.settings
 
 
+class Ended(RuntimeError):
+    """A server that ended before it answered, as one does that finds its port taken."""
+
+
 class Server:
     """A MinIO that a test may stop and start again, on the same port and with the same data."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._port = folder, free_port()
+    def __init__(self, folder: Path, port: int) -> None:
+        self._folder, self._port = folder, port
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -61,19 +70,36 @@ class Server:
     def stop(self) -> None:
         if self._process:
             self._process.terminate()
-            self._process.wait(timeout=30)
+            self._process.wait(timeout=SECONDS)
             self._process = None
 
 
 @contextlib.contextmanager
 def own_minio(folder: Path) -> Iterator[Server]:
     """A server of the test's own, even where another one is named."""
-    server = Server(folder)
+    server = on_a_free_port(lambda port: _started(folder, port))
     try:
-        server.start()
         yield server
     finally:
         server.stop()
+
+
+def _started(folder: Path, port: int) -> Server:
+    server = Server(folder, port)
+    try:
+        server.start()
+    except Ended:
+        server.stop()
+        raise
+    return server
+
+
+def on_a_free_port(start: Callable[[int], T]) -> T:
+    """What `start` gives for a port that nobody has taken when its server comes to it: one that was free may not be so any more."""
+    for _ in range(4):
+        with contextlib.suppress(Ended):
+            return start(free_port())
+    return start(free_port())
 
 
 def minio_binary() -> str:
@@ -92,12 +118,20 @@ def _go_bin_folders() -> Iterator[str]:
     yield str(Path.home() / "go" / "bin")
 
 
+_ours: list[socket.socket] = []
+"Names that this process holds until it ends, one of each port: no other run of tests on this machine is given the same one."
+
+
 def free_port() -> int:
     """Below those that the system gives to connections: none of these takes it before the server, nor while that is stopped."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            if sys.platform == "linux":
+                name = socket.socket(socket.AF_UNIX)
+                name.bind(f"\0mdsmix-tests-{port}")
+                _ours.append(name)
             return port
 
 
@@ -112,11 +146,12 @@ def _start(folder: Path, port: int, credentials: dict[str, str]) -> subprocess.P
 
 
 def _wait_until_live(endpoint: str, server: subprocess.Popen[bytes], folder: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline and server.poll() is None:
         with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
             urllib.request.urlopen(f"{endpoint}/minio/health/live", timeout=2)
             return
         time.sleep(0.05)
     log = (folder / "minio.log").read_text(errors="replace")
-    raise RuntimeError(f"MinIO did not answer on {endpoint} within {START_SECONDS} s: {log}")
+    failure = RuntimeError if server.poll() is None else Ended
+    raise failure(f"MinIO does not answer on {endpoint}: {log}")

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.alarm import SECONDS
+
 _NEWNS, _NEWUSER = 0x20000, 0x10000000
 _READ_ONLY, _REMOUNT, _PRIVATE = 1, 32, (1 << 18) | 16384
 _LIBC: Any = ctypes.CDLL(None, use_errno=True)
@@ -32,7 +34,7 @@ def in_a_process(work: Callable[[], None], report: Path) -> None:
 
     process: Any = multiprocessing.get_context("fork").Process(target=run)
     process.start()
-    process.join(120)
+    process.join(SECONDS)
     assert process.exitcode == 0, report.read_text() if report.exists() else process.exitcode
 
 

@@ -39,7 +39,7 @@ from tests.converting import (
     write_recipe,
 )
 from tests.pictures import TOKEN, drawing, record, seeing_tokenizer, stream, write_drawings
-from tests.test_images_http import DRAWING, Server, serving
+from tests.test_images_http import DRAWING, serving
 
 
 @pytest.fixture(scope="module")
@@ -382,11 +382,11 @@ def test_images_that_stand_in_a_table_or_an_archive(tmp_path: Path, seeing: Path
 def test_images_at_urls_are_fetched_once_where_the_recipe_says_so(
     tmp_path: Path, seeing: Path
 ) -> None:
-    with serving() as url:
-        paths = [f"{url}/good", f"{url}/missing", f"{url}/good"]
+    with serving() as server:
+        paths = [f"{server.url}/{name}" for name in ("good", "missing", "good")]
         recipe = recipe_of(tmp_path, seeing, [*map(record, paths)], images={"http": "fetch"})
         run_recipe(recipe)
-        assert sorted(Server.asked) == ["/good", "/missing"]
+        assert sorted(server.asked) == ["/good", "/missing"]
         out = tmp_path / "out/see/train"
         assert [sample["images"] for sample in samples(out)] == [[DRAWING]] * 2
         assert manifest_of(out).records.quarantined == {"image_not_found": 1}
@@ -395,7 +395,7 @@ def test_images_at_urls_are_fetched_once_where_the_recipe_says_so(
         digest = xxhash.xxh3_128_hexdigest(DRAWING)
         assert unit.fetched == {paths[0]: digest, paths[1]: "image_not_found"}
         assert run_recipe(recipe)[0].units == 0
-        assert len(Server.asked) == 2
+        assert len(server.asked) == 2
 
 
 def test_a_table_of_questions_is_given_a_place_for_its_image_by_a_template(

@@ -359,8 +359,8 @@ def test_a_worker_that_is_to_wait_waits_before_its_next_records() -> None:
     channel = WorkerChannel(its, os.getppid(), memory=9, share=1)
     channel.wait_for_room()
     ours.send(True)
-    threading.Timer(0.3, ours.send, [False]).start()
     began = time.monotonic()
+    threading.Timer(0.3, ours.send, [False]).start()
     channel.wait_for_room()
     assert time.monotonic() - began >= 0.29
     assert channel.is_tight()

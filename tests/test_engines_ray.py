@@ -24,6 +24,7 @@ from mdsmix.engines.ray_worker import Board, News, RayReporter, Sent
 from mdsmix.engines.tasks import TaskQueue
 from mdsmix.errors import Denied, RecipeError, Unreachable
 from mdsmix.storage import locate
+from tests.alarm import SECONDS
 from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 from tests.tasks import call
 
@@ -259,7 +260,7 @@ def test_a_thread_tells_where_a_task_is(monkeypatch: pytest.MonkeyPatch) -> None
     reporter = RayReporter(tell, news(), 1 << 50, sure=False)
     with reporter.beating():
         reporter.on_progress(5, 1)
-        assert third.wait(10)
+        assert third.wait(SECONDS)
     assert sum(each.size for each in told) == 5
     assert all(each.held > 0 for each in told)
     assert "board" not in [thread.name for thread in threading.enumerate()]
@@ -324,7 +325,7 @@ def test_a_worker_tells_where_it_is_before_it_looks_for_the_meeting(
 
 
 def elsewhere(told: threading.Event) -> None:
-    assert told.wait(5)
+    assert told.wait(SECONDS)
     raise Unreachable("elsewhere")
 
 

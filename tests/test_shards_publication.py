@@ -19,6 +19,7 @@ from mdsmix.shards.lease import Lease
 from mdsmix.shards.publication import Overtaken, Revision, publish_in_place, swap
 from mdsmix.storage import Location, Stat, locate
 from mdsmix.storage.local import LocalPath
+from tests.alarm import SECONDS
 from tests.converting import documents, files, windows, write_recipe
 from tests.published import TOKEN_ROW, publish
 from tests.stalled import COMMITS, stalled_everywhere
@@ -61,7 +62,7 @@ class Turns:
             self.waiting[threading.get_ident()] = mine
             self.running -= 1
             self._wake()
-        assert mine.wait(30)
+        assert mine.wait(SECONDS)
 
     def _wake(self) -> None:
         if not self.running and self.waiting:

@@ -15,6 +15,7 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.storage import locate
 from mdsmix.storage.disk_errors import explained
 from mdsmix.storage.location import path_matches
+from tests.alarm import SECONDS
 
 
 def test_what_is_written_is_read_in_full_and_in_part(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_of_many_that_replace_one_version_one_does(tmp_path: Path) -> None:
         together = threading.Barrier(4)
 
         def replace(mine: int, stamp: str = before.stamp, at: threading.Barrier = together) -> bool:
-            at.wait(10)
+            at.wait(SECONDS)
             return place.replace(stamp, b"%d" % mine) is not None
 
         with ThreadPoolExecutor(4) as pool:

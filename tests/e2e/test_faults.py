@@ -17,6 +17,7 @@ import pytest
 
 from mdsmix.convert.gc import find_garbage
 from mdsmix.storage import locate, s3_client
+from tests.alarm import SECONDS
 from tests.converting import (
     Answer,
     documents,
@@ -122,7 +123,7 @@ class Conversion:
 
     def answer(self) -> Answer:
         """Waits for the end. What it printed to stdout and stderr is not told apart."""
-        self.process.join(120)
+        self.process.join(SECONDS)
         return Answer(self.process.exitcode, "", self._said.read_text())
 
     def _convert(self, recipe: Path) -> None:
@@ -375,7 +376,7 @@ def test_a_store_that_has_answered_and_is_away_for_a_while_is_waited_for(
         proxy.rules = [stop]
         source = "streams.web.source.path=s3://away/raw/*.jsonl"
         run = Conversion(recipe, "remote=s3://away/mix", source, "--workers", "1")
-        assert stopped.wait(60)
+        assert stopped.wait(SECONDS)
         time.sleep(2 * s3_client._FIRST_SECONDS)
         assert run.process.is_alive(), run.answer()
         server.start()
@@ -398,7 +399,7 @@ def uploading(proxy: Proxy, recipe: Path, tmp_path: Path) -> Callable[[], Conver
 
     def start() -> Conversion:
         run = Conversion(recipe, *large, "--workers", "1", window=1 << 27)
-        assert written.wait(60), run.answer()
+        assert written.wait(SECONDS), run.answer()
         return run
 
     return start

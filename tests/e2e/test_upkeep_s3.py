@@ -23,6 +23,7 @@ from mdsmix.shards import lease as lease_module
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
 from mdsmix.storage import Location, locate
+from tests.alarm import SECONDS
 from tests.converting import (
     documents,
     lying_at,
@@ -90,7 +91,7 @@ def test_of_many_that_create_one_does(root: Location) -> None:
     together = threading.Barrier(4)
 
     def create(number: int) -> bool:
-        together.wait(10)
+        together.wait(SECONDS)
         return (root / "a").create(b"%d" % number) is not None
 
     with ThreadPoolExecutor(4) as pool:
@@ -166,7 +167,7 @@ def test_the_lease_is_refused_while_its_heart_beats_and_taken_over_when_it_stops
     monkeypatch.setattr(lease_module, "BEAT_SECONDS", BEAT)
     with lease(root, lambda _: None) as held:
         held.confirm()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + SECONDS
         while orjson.loads(at.read())["beat"] < 3:
             assert time.monotonic() < deadline
             time.sleep(BEAT)
@@ -187,7 +188,7 @@ def test_a_run_that_was_killed_is_gone_on_with_at_once(
     command = [sys.executable, "-c", code, "convert", str(recipe), "--workers", "1"]
     first = subprocess.Popen(command, env=os.environ, start_new_session=True)
     at = locate(f"s3://{bucket}/mix/web/train/.mdsmix/lease")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + SECONDS
     while not at.stat():
         assert time.monotonic() < deadline
         assert first.poll() is None

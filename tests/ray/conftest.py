@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.alarm import SECONDS
+
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 SMALL: dict[str, Any] = {"object_store_memory": 80 << 20, "memory": 4 << 30}
 IMPATIENT = {
@@ -27,8 +29,6 @@ IMPATIENT = {
     "memory_monitor_refresh_ms": 0,
 }
 "And none of its workers is ended because others on this machine take memory."
-NODE_SECONDS = 180
-"On a busy machine a node is up in 20."
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Cluster:
 
     def add(self) -> None:
         self.cluster.add_node(num_cpus=1, wait=False, **SMALL)
-        self.cluster.wait_for_nodes(NODE_SECONDS)
+        self.cluster.wait_for_nodes(SECONDS)
 
     def replace(self, node_id: str) -> None:
         """Another node in the place of one whose raylet is dead or stopped."""
@@ -83,7 +83,7 @@ def cluster(_minio_settings: dict[str, str]) -> Iterator[Cluster]:
         try:
             for _ in range(2):
                 made.add_node(num_cpus=1, wait=False, **SMALL)
-            made.wait_for_nodes(NODE_SECONDS)
+            made.wait_for_nodes(SECONDS)
             ray.init(address=made.address, logging_level=logging.ERROR, log_to_driver=False)
             yield Cluster(made)
         finally:

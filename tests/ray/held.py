@@ -17,9 +17,7 @@ from mdsmix.engines.ray_engine import RayEngine
 from mdsmix.engines.ray_errand import Errand
 from mdsmix.engines.ray_worker import node_id
 from mdsmix.storage.local import LocalPath
-
-SECONDS = 180.0
-"On a busy machine."
+from tests.alarm import SECONDS
 
 
 def until(condition: Callable[[], Any]) -> Any:

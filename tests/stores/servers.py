@@ -18,8 +18,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.alarm import SECONDS
 from tests.faults import IGNORES, RACES, Rule, failing
-from tests.minio import START_SECONDS, _go_bin_folders, free_port, own_minio
+from tests.minio import Ended, _go_bin_folders, on_a_free_port, own_minio
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {
@@ -86,22 +87,32 @@ def _moto() -> list[str]:
 
 @contextlib.contextmanager
 def _started(command: list[str], folder: Path) -> Iterator[dict[str, str]]:
-    port = free_port()
-    endpoint = f"http://127.0.0.1:{port}"
-    with (folder / "server.log").open("wb") as log:
-        server = subprocess.Popen(
-            [word.format(port=port) for word in command], stdout=log, stderr=subprocess.STDOUT
-        )
+    server, endpoint = on_a_free_port(lambda port: _answering(command, port, folder / "server.log"))
     try:
-        _wait_until_it_answers(endpoint, server, folder / "server.log")
         yield {**KEYS, "S3_ENDPOINT_URL": endpoint}
     finally:
-        server.terminate()
-        server.wait(timeout=30)
+        _end(server)
+
+
+def _answering(command: list[str], port: int, log: Path) -> tuple[subprocess.Popen[bytes], str]:
+    endpoint, words = f"http://127.0.0.1:{port}", [word.format(port=port) for word in command]
+    with log.open("wb") as file:
+        server = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        _wait_until_it_answers(endpoint, server, log)
+    except Ended:
+        _end(server)
+        raise
+    return server, endpoint
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    server.wait(timeout=SECONDS)
 
 
 def _wait_until_it_answers(endpoint: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline and server.poll() is None:
         try:
             urllib.request.urlopen(endpoint, timeout=2)
@@ -110,4 +121,5 @@ def _wait_until_it_answers(endpoint: str, server: subprocess.Popen[bytes], log: 
             return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.05)
-    raise RuntimeError(f"nothing answered on {endpoint}: {log.read_text(errors='replace')}")
+    failure = RuntimeError if server.poll() is None else Ended
+    raise failure(f"nothing answers on {endpoint}: {log.read_text(errors='replace')}")

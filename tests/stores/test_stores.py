@@ -18,6 +18,7 @@ from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.published import current
 from mdsmix.storage import Location, locate, s3
+from tests.alarm import SECONDS
 from tests.converting import (
     documents,
     files,
@@ -250,13 +251,13 @@ def test_of_several_at_one_moment_one_gets_the_lease(
         def run(
             _: int, together: threading.Barrier = together, done: threading.Barrier = done
         ) -> bool:
-            together.wait(10)
+            together.wait(SECONDS)
             try:
                 with lease(split, lambda _: None):
-                    done.wait(30)
+                    done.wait(SECONDS)
                     return True
             except Unreachable:
-                done.wait(30)
+                done.wait(SECONDS)
                 return False
 
         with ThreadPoolExecutor(3) as pool:
