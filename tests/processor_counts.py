@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from mdsmix.encode.look_at_processor import Seeing
+from mdsmix.encode.processor_process import LoadedProcessor
 
 SIZES = (
     (30, 40),
@@ -25,7 +25,7 @@ SIZES = (
 
 def main() -> None:
     for folder in sys.argv[1:]:
-        seeing = Seeing(folder)
+        seeing = LoadedProcessor(folder)
         learned = [seeing.learned(size) for size in SIZES]
         assert seeing.counts(SIZES) == learned
         card = seeing.card()

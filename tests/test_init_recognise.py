@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.init.looking import Head
+from mdsmix.init.head import Head
 from mdsmix.init.recognise import guesses, nearest
 from mdsmix.record import Pair
 from mdsmix.shapes import SHAPES, Shape

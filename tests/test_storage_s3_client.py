@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeou
 from botocore.utils import parse_timestamp
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage import Stat, locate, s3_client, s3_conditions, s3_looks, s3_reader, waiting
+from mdsmix.storage import Stat, locate, s3_client, s3_conditions, s3_objects, s3_reader, waiting
 from mdsmix.storage.s3_client import ask
 
 REFUSED = EndpointConnectionError(endpoint_url="http://127.0.0.1:9")
@@ -218,15 +218,15 @@ NOW = datetime(2026, 11, 22, tzinfo=timezone.utc)
 @pytest.mark.parametrize("etag", ['"abc"', "abc", 'W/"abc"'])
 def test_an_etag_is_known_with_quotes_without_them_and_as_a_proxy_weakens_it(etag: str) -> None:
     said = {"ETag": etag, "LastModified": NOW, "Size": 5}
-    assert s3_looks.own_stat(said, 5) == s3_looks.listed_stat(said) == Stat(5, "abc", NOW.timestamp())  # fmt: skip
+    assert s3_objects.own_stat(said, 5) == s3_objects.listed_stat(said) == Stat(5, "abc", NOW.timestamp())  # fmt: skip
 
 
 def test_a_store_that_does_not_say_which_version_or_when_is_refused() -> None:
     """But a listing may be without ETags: then the object itself is asked."""
-    assert s3_looks.listed_stat({"LastModified": NOW, "Size": 5}).stamp == ""
+    assert s3_objects.listed_stat({"LastModified": NOW, "Size": 5}).stamp == ""
     with pytest.raises(Unreachable, match="answers without ETag, so an object that was changed"):
-        s3_looks.own_stat({"LastModified": NOW}, 5)
-    for look in (lambda said: s3_looks.own_stat(said, 5), s3_looks.listed_stat):
+        s3_objects.own_stat({"LastModified": NOW}, 5)
+    for look in (lambda said: s3_objects.own_stat(said, 5), s3_objects.listed_stat):
         with pytest.raises(Unreachable, match="answers without Last-Modified"):
             look({"ETag": '"abc"', "Size": 5})
 

@@ -16,11 +16,11 @@ def doctor(recipe: RecipePath, overrides: Overrides = None, as_json: AsJson = Fa
 
     Each right is tried with a small object at the target, which is deleted again. Exit code 4: something would end the run.
     """
-    from mdsmix.doctor.look import look
+    from mdsmix.doctor.diagnose import diagnose
     from mdsmix.kinds import open_recipe
 
     found = []
-    for diagnosis in look(open_recipe(recipe, overrides or ())):
+    for diagnosis in diagnose(open_recipe(recipe, overrides or ())):
         found.append(diagnosis)
         if not as_json:
             echo(str(diagnosis))

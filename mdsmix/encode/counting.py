@@ -100,7 +100,7 @@ def _start(at: Path, folder: Path) -> None:
             return
         at.unlink(missing_ok=True)
         process = subprocess.Popen(
-            [sys.executable, "-m", "mdsmix.encode.look_at_processor"],
+            [sys.executable, "-m", "mdsmix.encode.processor_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -106,7 +106,7 @@ def _ask(name: str) -> dict[str, Any]:
             "recipe's folder), or give the name of a hub's repository."
         )
     done = subprocess.run(
-        [sys.executable, "-m", "mdsmix.encode.look_at_processor"],
+        [sys.executable, "-m", "mdsmix.encode.processor_process"],
         input=json.dumps(name),
         capture_output=True,
         text=True,

@@ -1,6 +1,6 @@
 """The engine of a Ray cluster: each task is a plain Ray task on some node.
 
-This is the connection: the cluster and its nodes, what they are told once, and how a task is handed over. ray_errand.py has what
+This is the connection: the cluster and its nodes, what they are told once, and how a task is handed over. ray_run.py has what
 becomes of the tasks of a run.
 
 A worker whose node was given up may go on writing for minutes. It writes what any other writes of the unit, under names of
@@ -22,8 +22,8 @@ from mdsmix import __version__
 from mdsmix.engines.attempts import Attempt
 from mdsmix.engines.base import OnProgress, R, Say, Task
 from mdsmix.engines.ray_cluster import connected, head_answers, terminable_later
-from mdsmix.engines.ray_errand import Errand
 from mdsmix.engines.ray_nodes import Nodes, nodes, refuse_unshared
+from mdsmix.engines.ray_run import RayRun
 from mdsmix.engines.ray_worker import Sent, board_at, shim
 from mdsmix.errors import Unreachable
 from mdsmix.storage import Location
@@ -88,18 +88,18 @@ class RayEngine:
             return
         with terminable_later():
             self._connect()
-        errand = Errand(self, tasks, on_progress, say)
+        run = RayRun(self, tasks, on_progress, say)
         try:
-            while errand.queue or errand.running:
+            while run.queue or run.running:
                 with terminable_later():
-                    errand.send()
-                    found = [each for run in errand.ended() for each in errand.heed(run)]
-                    errand.hear()
-                    errand.look()
+                    run.send()
+                    found = [each for done in run.ended() for each in run.heed(done)]
+                    run.hear()
+                    run.watch()
                 yield from found
         finally:
             with terminable_later():
-                errand.end()
+                run.end()
 
     def refresh(self) -> None:
         """Workers of a cluster share nothing of this process."""
@@ -111,7 +111,7 @@ class RayEngine:
         with terminable_later():
             self._ends.close()
 
-    def look(self) -> Nodes:
+    def current_nodes(self) -> Nodes:
         """The nodes as they are, or were a moment ago."""
         if time.monotonic() - self._looked > NODES_SECONDS and self._has_head():
             before, self.nodes, self._looked = self.nodes, nodes(), time.monotonic()
@@ -144,7 +144,7 @@ class RayEngine:
 
         settings = self.settings
         self._ends.enter_context(connected(settings.address, settings.workers))
-        refuse_unshared(self.look(), settings.local)
+        refuse_unshared(self.current_nodes(), settings.local)
         self.share = self.nodes.share(settings.memory)
         self.board = board_at(self.nodes.here)
         self._ends.callback(ray.kill, self.board)

@@ -17,7 +17,7 @@ import orjson
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.init.finding import find_data
 from mdsmix.init.grouping import Draft, named_apart, paths_of
-from mdsmix.init.looking import Head, head_of
+from mdsmix.init.head import Head, head_of
 from mdsmix.init.recognise import read_by
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, find_shape

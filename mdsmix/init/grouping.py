@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from mdsmix.errors import MdsmixError
-from mdsmix.init.looking import Head, head_of
+from mdsmix.init.head import Head, head_of
 from mdsmix.init.recognise import Guess, guesses
 from mdsmix.sources import SourceFile
 

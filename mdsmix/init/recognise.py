@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from mdsmix.init.looking import Head, fields_of_images
+from mdsmix.init.head import Head, fields_of_images
 from mdsmix.kinds import KINDS
 from mdsmix.recipe import SourceSpec
 from mdsmix.record import Conversation

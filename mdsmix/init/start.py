@@ -15,8 +15,8 @@ from mdsmix.errors import RecipeError
 from mdsmix.init.dataset_info import read_dataset_info
 from mdsmix.init.finding import find_data
 from mdsmix.init.grouping import Draft, Sorted, sort_out
+from mdsmix.init.head import Head, sizes
 from mdsmix.init.images import settled
-from mdsmix.init.looking import Head, sizes
 from mdsmix.init.mixture import match
 from mdsmix.init.recognise import Guess, names_of, nearest
 from mdsmix.init.trying import Trial, try_stream

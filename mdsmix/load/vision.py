@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from mdsmix.encode.look_at_processor import Seeing
+from mdsmix.encode.processor_process import LoadedProcessor
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.training_rows import IGNORED, Pictures, Row, RowRules, cut_to
 
@@ -24,14 +24,14 @@ ROWS = "pixel_rows"
 "Key of a batch that will be cut: tensor of pixels -> how many of its entries each row has."
 DUMMY = (56, 56)
 "Height and width of the image of a batch without one."
-_open: dict[str, Seeing] = {}
+_open: dict[str, LoadedProcessor] = {}
 
 
-def opened(name: str) -> Seeing:
+def opened(name: str) -> LoadedProcessor:
     """The processor, opened once a process; RecipeError where it cannot be."""
     if name not in _open:
         try:
-            seeing = Seeing(name)
+            seeing = LoadedProcessor(name)
             assert seeing.token_id >= 0
         except Exception as error:
             why = " ".join(str(error).split())[:300].rstrip(".")
@@ -55,7 +55,7 @@ class Vision:
     _is_compared: bool = False
 
     @property
-    def seeing(self) -> Seeing:
+    def seeing(self) -> LoadedProcessor:
         return opened(self.name)
 
     def expand(self, rows: Sequence[Row], rules: RowRules) -> tuple[list[Row], Pixels]:

@@ -28,7 +28,7 @@ from mdsmix.storage.location import (
 )
 from mdsmix.storage.s3_client import ask
 from mdsmix.storage.s3_conditions import are_kept, put_if
-from mdsmix.storage.s3_looks import got, listed_stat, own_stat, page_of, stat_of
+from mdsmix.storage.s3_objects import got, listed_stat, own_stat, page_of, stat_of
 from mdsmix.storage.s3_random import RandomReader
 from mdsmix.storage.s3_reader import Reader
 

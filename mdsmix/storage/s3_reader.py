@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mdsmix.storage.s3_client import Patience, ask
 from mdsmix.storage.s3_errors import error_code, failures
-from mdsmix.storage.s3_looks import own_stamp
+from mdsmix.storage.s3_objects import own_stamp
 
 if TYPE_CHECKING:
     from mdsmix.storage.s3 import S3Path

@@ -9,7 +9,7 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources import find, plan, read
-from mdsmix.storage import Location, locate, s3, s3_client, s3_looks
+from mdsmix.storage import Location, locate, s3, s3_client, s3_objects
 from tests.counting import counted
 from tests.faults import CONDITIONS, IGNORES, RACES, Proxy, Rule
 
@@ -76,11 +76,11 @@ def test_not_there_costs_one_request(root: Location, proxy: Proxy) -> None:
     (root / "a").write(b"abc")
     known = [(root / name).stat() for name in ("a", "empty")]
     for name, stat, asked in zip(("a", "empty"), known, (1, 2), strict=True):
-        s3_looks._seen.clear()
+        s3_objects._seen.clear()
         with counted(proxy) as found:
             assert (root / name).stat() == stat
         assert found.total == asked
-    s3_looks._seen.clear()
+    s3_objects._seen.clear()
     with counted(proxy) as first:
         assert (root / "none").stat() is None
     assert first.by_operation == {"GET": 1}, (

@@ -14,7 +14,7 @@ import xxhash
 from mdsmix.engines.attempts import Attempt, Place
 from mdsmix.engines.base import OnProgress, Reporter, Say
 from mdsmix.engines.ray_engine import RayEngine
-from mdsmix.engines.ray_errand import Errand
+from mdsmix.engines.ray_run import RayRun
 from mdsmix.engines.ray_worker import node_id
 from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS
@@ -156,13 +156,13 @@ class tells_writes:  # noqa: N801
 
 def end_after_the_first_answer(number: int) -> None:
     """This process, a driver, gives itself a signal once it has taken the answer of its first unit."""
-    heed = Errand.heed
+    heed = RayRun.heed
 
-    def heeding(errand: Errand, execution: Any) -> Any:
-        yield from heed(errand, execution)
+    def heeding(run: RayRun, execution: Any) -> Any:
+        yield from heed(run, execution)
         os.kill(os.getpid(), number)
 
-    Errand.heed = heeding  # type: ignore[method-assign]
+    RayRun.heed = heeding  # type: ignore[method-assign]
 
 
 class HoldingEngine(RayEngine):

@@ -18,7 +18,7 @@ import pytest
 
 from mdsmix.convert.planning import Options
 from mdsmix.convert.run import convert
-from mdsmix.engines import ray_engine, ray_errand
+from mdsmix.engines import ray_engine, ray_run
 from mdsmix.engines.attempts import Attempt, Place
 from mdsmix.engines.ray_engine import RayEngine, RaySettings
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
@@ -113,14 +113,14 @@ def test_the_bytes_are_those_of_one_process(
 @pytest.fixture
 def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that is there once the driver has heard of the first unit."""
-    file, hear = tmp_path / "heard", ray_errand.Errand.hear
+    file, hear = tmp_path / "heard", ray_run.RayRun.hear
 
-    def hearing(errand: ray_errand.Errand) -> None:
-        hear(errand)
-        if any(run.news for run in errand.running.values() if run.number == 0):
+    def hearing(run: ray_run.RayRun) -> None:
+        hear(run)
+        if any(each.news for each in run.running.values() if each.number == 0):
             file.touch()
 
-    monkeypatch.setattr(ray_errand.Errand, "hear", hearing)
+    monkeypatch.setattr(ray_run.RayRun, "hear", hearing)
     return file
 
 
@@ -233,7 +233,7 @@ def test_a_record_that_kills_is_named_and_an_error_of_ours_ends_the_run(cluster:
 def test_whoever_closes_a_run_leaves_nobody_at_work_and_nothing_half_written(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_errand, "GRACE_SECONDS", 30)  # on a busy machine
+    monkeypatch.setattr(ray_run, "GRACE_SECONDS", 30)  # on a busy machine
     with closing(RayEngine(settings())) as engine:
         run = engine.run(
             [call(give_up_at, tmp_path), *[call(wait_and_tidy, tmp_path)] * 4], silent, print

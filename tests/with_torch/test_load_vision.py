@@ -19,8 +19,8 @@ from PIL import Image
 
 from mdsmix.convert.gc import find_garbage
 from mdsmix.encode import counting, processor
-from mdsmix.encode.look_at_processor import Seeing
 from mdsmix.encode.processor import Counter, open_processor
+from mdsmix.encode.processor_process import LoadedProcessor
 from mdsmix.engines.memory import held
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
@@ -159,7 +159,7 @@ def test_a_preview_has_the_lengths_of_the_loaders_rows_and_shows_one_token_an_im
     assert "name the processor" in mdsmix("preview", short, "--batch", "3").err
 
 
-def _bare(text: str, images: list[Any], seeing: Seeing, token: str) -> str:
+def _bare(text: str, images: list[Any], seeing: LoadedProcessor, token: str) -> str:
     """The text with one placeholder for each run of tokens that stand for an image."""
     for image in images:
         (row,), _ = seeing.see([[image]])
@@ -371,13 +371,13 @@ def test_pixels_that_depend_on_the_whole_batch_are_never_cut(
     names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 2, (70, 40))]
     recipe = written(tmp_path, processors["qwen"], [record(name) for name in names])
     run_recipe(recipe)
-    loader, see = build_loader(rendered(recipe), 2), Seeing.see
+    loader, see = build_loader(rendered(recipe), 2), LoadedProcessor.see
 
-    def scaled(self: Seeing, images: Any, token: str | None = None) -> Any:
+    def scaled(self: LoadedProcessor, images: Any, token: str | None = None) -> Any:
         rows, pixels = see(self, images, token)
         return rows, pixels | {"pixel_values": pixels["pixel_values"] * len(images)}
 
-    monkeypatch.setattr(Seeing, "see", scaled)
+    monkeypatch.setattr(LoadedProcessor, "see", scaled)
     prepare(loader.collate_fn)
     with pytest.raises(MixRefused, match="other pixels of a batch than of its rows"):
         loader.collate_fn(list(loader.dataset))
@@ -414,7 +414,7 @@ def test_what_differs_from_what_was_planned_is_an_error(
     recipe = written(tmp_path, processors["qwen"], [record(f"img/{path.name}")])
     run_recipe(recipe)
     config = rendered(recipe)
-    monkeypatch.setattr(Seeing, "counts", lambda self, sizes: [99 for _ in sizes])
+    monkeypatch.setattr(LoadedProcessor, "counts", lambda self, sizes: [99 for _ in sizes])
     with pytest.raises(
         MixRefused, match=r"row 0: an image of 40 x 30 became 6 tokens, .* count is 99"
     ):
@@ -504,7 +504,7 @@ def test_a_loader_finds_the_processor_beside_the_streams_and_nothing_but_what_wa
     assert same(list(build_loader(config, 3)), named)
     assert mdsmix("check", config).code == 0
     with monkeypatch.context() as patched:
-        patched.setattr(Seeing, "digest", property(lambda _: "0" * 32))
+        patched.setattr(LoadedProcessor, "digest", property(lambda _: "0" * 32))
         with pytest.raises(MixRefused, match=r"makes another of it \(00000000\): install the"):
             build_loader(config, 3)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "third"))

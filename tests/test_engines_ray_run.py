@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from mdsmix import __version__
-from mdsmix.engines import ray_engine, ray_errand
+from mdsmix.engines import ray_engine, ray_run
 from mdsmix.engines.attempts import ALONE, MOST_DEATHS, Attempt, Place
 from mdsmix.engines.ray_engine import RayEngine, RaySettings
-from mdsmix.engines.ray_errand import Errand
 from mdsmix.engines.ray_nodes import Nodes
+from mdsmix.engines.ray_run import RayRun
 from mdsmix.engines.ray_worker import MEETING, Board, News, shim
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.storage import locate
@@ -81,7 +81,7 @@ class FakeRay:
         self, refs: list[str], num_returns: int, timeout: float
     ) -> tuple[list[str], list[str]]:
         """Only those that are cancelled by force end. Who ends a run waits for all of them."""
-        assert num_returns == (1 if timeout == ray_errand.PERIOD else len(refs))
+        assert num_returns == (1 if timeout == ray_run.PERIOD else len(refs))
         left = [ref for ref in refs if (ref, True) not in self.cancelled]
         return [ref for ref in refs if ref not in left], left
 
@@ -90,7 +90,7 @@ class FakeRay:
 
 
 class Driver:
-    """An errand of some tasks at a cluster of the nodes n and m, all of whose tries are on their way as a0, a1, ..."""
+    """A run of some tasks at a cluster of the nodes n and m, all of whose tries are on their way as a0, a1, ..."""
 
     def __init__(self, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, tasks: int = 1) -> None:
         self.ray, self.said, self.sizes = ray, list[str](), list[int]()
@@ -100,13 +100,13 @@ class Driver:
         engine.share = 512 * MIB
         engine.board = SimpleNamespace(take=SimpleNamespace(remote=lambda: "board"))
         monkeypatch.setattr(engine, "send", self._send)
-        self.errand = Errand(
+        self.run = RayRun(
             engine,
             [call(print, n) for n in range(tasks)],
             lambda size, tokens: self.sizes.append(size),
             self.said.append,
         )
-        self.errand.send()
+        self.run.send()
 
     def alive(self, engine: RayEngine, patch: pytest.MonkeyPatch, *names: str) -> None:
         found = Nodes(
@@ -117,26 +117,26 @@ class Driver:
         )
         patch.setattr(ray_engine, "nodes", lambda: found)
         engine._looked = -1e9
-        engine.look()
+        engine.current_nodes()
 
     def _send(self, task: Any, attempt: Attempt, name: str) -> str:
         self.attempts.append(attempt)
         return f"a{len(self.attempts) - 1}"
 
     def news(self, ref: str = "a0", **more: Any) -> News:
-        name = next(name for name, run in self.errand.running.items() if run.ref == ref)
+        name = next(name for name, run in self.run.running.items() if run.ref == ref)
         return News(execution=name, **{"node": "m", "place": PLACE, **more})
 
     def hear(self, *news: News) -> None:
         self.ray.told.extend(news)
-        self.errand.hear()
+        self.run.hear()
 
     def ends(self, answer: Any, ref: str = "a0") -> list[tuple[int, Any]]:
         """What is yielded of a try's end; what is to be sent again is."""
         self.ray.answers[ref] = answer
-        run = next(run for run in self.errand.running.values() if run.ref == ref)
-        found = list(self.errand.heed(run))
-        self.errand.send()
+        run = next(run for run in self.run.running.values() if run.ref == ref)
+        found = list(self.run.heed(run))
+        self.run.send()
         return found
 
 
@@ -159,8 +159,8 @@ def test_an_answer_is_yielded_with_what_was_not_told_yet(driver: Driver) -> None
     driver.hear(late)
     assert driver.sizes == [3, 4]
     assert driver.said == ["on the node host-m: a"]
-    assert not driver.errand.running
-    assert not driver.errand.queue
+    assert not driver.run.running
+    assert not driver.run.queue
 
 
 def test_what_a_worker_refuses_or_raises_ends_the_run(driver: Driver) -> None:
@@ -199,7 +199,7 @@ def test_the_most_that_was_held_is_told(driver: Driver) -> None:
     """By all workers and this process together, at one time."""
     for held in (5 << 40, 1):
         driver.hear(driver.news(held=held))
-        driver.errand.look()
+        driver.run.watch()
         assert 5 << 40 < driver.engine.peak < 6 << 40
 
 
@@ -229,7 +229,7 @@ def test_after_want_of_memory_each_asks_for_twice_as_much_and_no_more_than_a_nod
 def test_another_trouble_of_ray_ends_the_run_with_its_words(driver: Driver) -> None:
     with pytest.raises(MdsmixError, match=r"Ray could not do the work unit .* \(no luck\)"):
         driver.ends(EXCEPTIONS.RayActorError("no luck"))
-    assert not driver.errand.queue
+    assert not driver.run.queue
 
 
 def test_of_a_lost_node_what_was_at_work_and_what_waits_is_done_again_and_nothing_else_of_it_counts(
@@ -241,13 +241,13 @@ def test_of_a_lost_node_what_was_at_work_and_what_waits_is_done_again_and_nothin
     late = driver.news("a0", size=7)
     driver.alive(driver.engine, monkeypatch, "n")
     assert driver.engine.losses == 1
-    driver.errand.look()
-    assert [run.ref for run in driver.errand.running.values()] == ["a1"]
+    driver.run.watch()
+    assert [run.ref for run in driver.run.running.values()] == ["a1"]
     assert ray.cancelled == [("a2", False)]
-    driver.errand.send()
+    driver.run.send()
     assert driver.attempts == [Attempt()] * 5
-    driver.errand.look()
-    assert len(driver.errand.running) == 3, "those that were sent after the loss stay"
+    driver.run.watch()
+    assert len(driver.run.running) == 3, "those that were sent after the loss stay"
     before = list(driver.sizes)
     driver.hear(late)
     assert driver.sizes == before
@@ -259,14 +259,14 @@ def test_a_try_that_hangs_is_given_up_by_force_and_one_that_waits_is_not(
 ) -> None:
     driver = Driver(ray, monkeypatch, tasks=2)
     driver.hear(driver.news("a0"))
-    for run in driver.errand.running.values():
+    for run in driver.run.running.values():
         monkeypatch.setattr(type(run.pulse), "look", lambda *_: "no sign of life")
         break
-    driver.errand.look()
+    driver.run.watch()
     assert ray.cancelled == [("a0", True)]
-    assert [run.ref for run in driver.errand.running.values()] == ["a1"]
+    assert [run.ref for run in driver.run.running.values()] == ["a1"]
     assert "a worker on host-m hung (no sign of life) over the work unit" in driver.said[0]
-    driver.errand.send()
+    driver.run.send()
     assert (driver.attempts[2].deaths, driver.attempts[2].halvings) == (1, ALONE)
 
 
@@ -274,16 +274,16 @@ def test_no_more_is_on_its_way_than_asked_for_and_who_does_not_end_is_ended_by_f
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Driver(ray, monkeypatch, tasks=9)
-    assert len(driver.errand.running) == 9
+    assert len(driver.run.running) == 9
     for most, settings in ((4, RaySettings()), (2, RaySettings(workers=2))):
         driver.engine.settings = settings
-        errand = Errand(driver.engine, [call(print)] * 9, lambda *_: None, print)
-        errand.send()
-        assert len(errand.running) == most
-        refs = [run.ref for run in errand.running.values()]
+        sent = RayRun(driver.engine, [call(print)] * 9, lambda *_: None, print)
+        sent.send()
+        assert len(sent.running) == most
+        refs = [run.ref for run in sent.running.values()]
         ray.cancelled.clear()
-        errand.end()
-        asked = [(ref, False) for ref in refs] * ray_errand.TIMES_ASKED
+        sent.end()
+        asked = [(ref, False) for ref in refs] * ray_run.TIMES_ASKED
         assert ray.cancelled == [*asked, *((ref, True) for ref in refs)]
 
 
@@ -292,7 +292,7 @@ def test_a_worker_lives_while_its_main_thread_uses_time_or_its_records_change(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr("mdsmix.engines.hang.time.monotonic", lambda: clock[0])
-    (run,) = driver.errand.running.values()
+    (run,) = driver.run.running.values()
     assert run.hangs() is None
     run.hear(driver.news(used=1))
 
@@ -314,7 +314,7 @@ def test_a_worker_that_stands_still_before_it_has_loaded_mdsmix_is_found(
     """What Ray carries to a node by its code tells the board before it imports mdsmix: here the import never ends."""
     clock = [0.0]
     monkeypatch.setattr("mdsmix.engines.hang.time.monotonic", lambda: clock[0])
-    board, (name,) = Board(), driver.errand.running
+    board, (name,) = Board(), driver.run.running
     handle = SimpleNamespace(begin=SimpleNamespace(remote=board.begin))
     driver.ray.get_runtime_context = lambda: SimpleNamespace(get_node_id=lambda: "m")  # type: ignore[attr-defined]
     with monkeypatch.context() as patch:
@@ -323,7 +323,7 @@ def test_a_worker_that_stands_still_before_it_has_loaded_mdsmix_is_found(
     driver.hear(*board.take())
     for _ in range(310):
         clock[0] += 1
-        driver.errand.look()
+        driver.run.watch()
     assert driver.ray.cancelled == [("a0", True)]
     assert "a worker on host-m hung (no sign of life" in driver.said[0]
 
@@ -336,16 +336,16 @@ def test_a_head_that_does_not_answer_is_waited_for_and_then_a_sentence(
     monkeypatch.setattr(ray_engine.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(ray_engine, "head_answers", lambda: answers[0])
     driver.engine._is_connected = True
-    driver.engine.look()
+    driver.engine.current_nodes()
     before = driver.engine.nodes
     monkeypatch.setattr(ray_engine, "nodes", lambda: 1 / 0)
     answers[0] = False
     for _ in range(13):
         clock[0] += 3
-        assert driver.engine.look() is before
+        assert driver.engine.current_nodes() is before
     clock[0] += 3
     with pytest.raises(Unreachable, match="the head of the Ray cluster has not answered for 42 s; finished units are kept"):  # fmt: skip
-        driver.engine.look()
+        driver.engine.current_nodes()
 
 
 def test_what_is_asked_of_ray_for_a_task_and_what_goes_with_it(

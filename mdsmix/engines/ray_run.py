@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from mdsmix.engines.ray_engine import RayEngine
 
 PERIOD = 0.2
-"Seconds between two looks at the board."
+"Seconds between two reads of the board."
 BOARD_SECONDS = 2.0
-"Longest wait for what the board has to say; it is asked again at the next look."
+"Longest wait for what the board has to say; it is asked again next time."
 AHEAD = 2
 "Tasks that are sent for each processor of the cluster: one in work, one that waits beside it."
 TIMES_ASKED = 4
 "How often a worker is asked to stop before it is ended: a cancellation that meets it while it begins may be lost."
 
 
-class Errand:
+class RayRun:
     """The tasks of one run, from the first to the last."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Errand:
 
     def send(self) -> None:
         """Sends as many tasks as are to be on their way."""
-        found = self._engine.look()
+        found = self._engine.current_nodes()
         if not found.slots and not self._is_waiting:
             self._is_waiting = True
             self._say("no node of the cluster has a processor to offer yet; waiting for one")
@@ -115,8 +115,8 @@ class Errand:
         for sentence in news.said:
             self._say_once(f"on the node {self._engine.nodes.names.get(news.node)}: ", sentence)
 
-    def look(self) -> None:
-        """Adds up the memory of all, and looks for tries that hang, or whose node is gone: Ray waits for those as long as their
+    def watch(self) -> None:
+        """Adds up the memory of all, and finds tries that hang, or whose node is gone: Ray waits for those as long as their
         worker answers, and a worker outlives its node by minutes."""
         import ray
 
@@ -190,7 +190,7 @@ class Errand:
         """Whether the node on which the try was in work is known to be lost."""
         if execution.news is None:
             return False
-        return execution.news.node not in self._engine.look().cpus
+        return execution.news.node not in self._engine.current_nodes().cpus
 
     def _send_again(self, execution: Execution) -> None:
         number = execution.number

@@ -1,6 +1,6 @@
 """A processor of transformers, asked which tokens an image becomes. Imports transformers and torch: a process of its own, and loaders.
 
-As `python -m mdsmix.encode.look_at_processor take` it reads a name and prints a card; with `count` it reads lines of sizes and answers
+As `python -m mdsmix.encode.processor_process take` it reads a name and prints a card; with `count` it reads lines of sizes and answers
 each with a line of counts, or of why there is none.
 """
 
@@ -36,7 +36,7 @@ COSMETIC = re.compile(
 "Settings that shape no image, of which versions of transformers save some and not others; Qwen's limits stand in `size` as well."
 
 
-class Seeing:
+class LoadedProcessor:
     """A processor, and what it makes of images."""
 
     def __init__(self, name: str) -> None:
@@ -207,7 +207,7 @@ def main() -> None:
         with redirect_stdout(sys.stderr):
             given = json.loads(sys.stdin.readline())
             name, *beside = given if isinstance(given, list) else [given]
-            seeing = Seeing(name)
+            seeing = LoadedProcessor(name)
             answer = {} if beside else seeing.card()
     except Exception as error:
         answer, beside = {"error": f"{type(error).__name__}: {error}"}, []

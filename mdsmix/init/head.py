@@ -11,7 +11,7 @@ from mdsmix.shapes.pictures import FIELDS
 from mdsmix.sources import SourceFile, plan, read
 
 RECORDS = 50
-"Records of a file that are looked at: enough to see fields that not every record has."
+"Records of a file that are read: enough to see fields that not every record has."
 MOST_BYTES = 1 << 40
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")

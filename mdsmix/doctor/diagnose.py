@@ -1,4 +1,4 @@
-"""All that a recipe's run needs, looked at in the order in which it would fail."""
+"""All that a recipe's run needs, diagnosed in the order in which it would fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.storage import Location, locate
 
 
-def look(recipe: Recipe) -> Iterator[Diagnosis]:
+def diagnose(recipe: Recipe) -> Iterator[Diagnosis]:
     """One Diagnosis for each thing that is well, each that may go wrong and each that will. What is written is deleted again."""
     yield from machine()
     yield from tokenizer(recipe)
