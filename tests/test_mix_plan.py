@@ -1,4 +1,4 @@
-"""What a run comes to, before it is paid for: of published streams by their counts, of others by a look at them."""
+"""What a run comes to, before it is paid for: of published streams by their counts, of others by a survey of their records."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from mdsmix.errors import MdsmixError, MixRefused, RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.plan.duration import of_yaml
 from mdsmix.mix.plan.figures import UNKNOWN, Figure, Plan, total
-from mdsmix.mix.plan.look import Looked, _sum, look_at
 from mdsmix.mix.plan.make import Asked, make_plan, problems, see
 from mdsmix.mix.plan.places import PLACES, Place
+from mdsmix.mix.plan.survey import Forecast, _sum, forecast
 from mdsmix.shards.counts import Totals
 from tests.converting import (
     documents,
@@ -365,12 +365,12 @@ def corpus(tmp_path: Path) -> list[dict[str, str]]:
     return [{"text": "word " * int(rng.integers(1, 9) * (1 + n // 400))} for n in range(1600)]
 
 
-def _look(recipe: Path, limit: int, name: str = "a") -> Looked:
+def _surveyed(recipe: Path, limit: int, name: str = "a") -> Forecast:
     opened = open_recipe(recipe, ())
-    return look_at(opened, opened.streams[name], open_tokenizer(opened.tokenizer), limit)
+    return forecast(opened, opened.streams[name], open_tokenizer(opened.tokenizer), limit)
 
 
-def test_a_look_at_some_records_all_over_the_source_comes_near_what_converting_counts(
+def test_a_survey_of_some_records_all_over_the_source_comes_near_what_converting_counts(
     corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", corpus)
@@ -381,15 +381,18 @@ def test_a_look_at_some_records_all_over_the_source_comes_near_what_converting_c
     )
     run_recipe(recipe)
     for name in ("a", "b"):
-        found, true = _look(recipe, 320, name), manifest_of(tmp_path / f"out/{name}/train").totals
-        assert found.look.records < len(corpus) / 3
-        assert PLACES / 2 < found.look.places <= PLACES
+        found, true = (
+            _surveyed(recipe, 320, name),
+            manifest_of(tmp_path / f"out/{name}/train").totals,
+        )
+        assert found.survey.records < len(corpus) / 3
+        assert PLACES / 2 < found.survey.places <= PLACES
         for what, seen, counted in (
             ("samples", found.manifest.totals.samples, true.samples),
             ("tokens", found.manifest.totals.tokens, true.tokens),
             ("trained", found.manifest.totals.loss_tokens, true.loss_tokens),
         ):
-            error = found.look.errors[what]
+            error = found.survey.errors[what]
             assert error is not None
             assert 0 < error < 0.2, what
             assert abs(seen / counted - 1) < 4 * error + 0.01, what
@@ -426,8 +429,8 @@ def test_few_records_a_place_do_not_make_short_ones_seem_more(
     source = write_jsonl(tmp_path / "a.jsonl", [{"text": "word " * int(n)} for n in lengths])
     streams = {"a": documents(source, layout="document")}
     recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=512, streams=streams)
-    found = [_look(recipe, limit) for limit in (96, 120, 160)]
-    assert max(each.look.records for each in found) < 400
+    found = [_surveyed(recipe, limit) for limit in (96, 120, 160)]
+    assert max(each.survey.records for each in found) < 400
     assert np.mean([each.manifest.totals.samples for each in found]) == pytest.approx(
         4000, rel=0.15
     )
@@ -439,7 +442,7 @@ def test_packed_rows_are_taken_for_full(
     source = write_jsonl(tmp_path / "a.jsonl", corpus)
     streams = {"a": documents(source, layout="document", pack=True)}
     recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams)
-    found = _look(recipe, 320)
+    found = _surveyed(recipe, 320)
     run_recipe(recipe)
     rows = manifest_of(tmp_path / "out/a/train").totals.samples
     assert found.manifest.totals.samples == pytest.approx(rows, rel=0.1)
@@ -452,10 +455,10 @@ def test_of_a_sample_its_share_is_planned(
     source = write_jsonl(tmp_path / "a.jsonl", corpus)
     streams = {"a": documents(source), "b": documents(source, sample="1%")}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
-    whole, part = (_look(recipe, 10**6, name) for name in ("a", "b"))
+    whole, part = (_surveyed(recipe, 10**6, name) for name in ("a", "b"))
     assert part.manifest.totals.tokens == pytest.approx(whole.manifest.totals.tokens / 100, rel=0.1)
     assert part.index.bytes == pytest.approx(whole.index.bytes / 100, rel=0.2)
-    assert (whole.look.is_all, part.look.is_all) == (True, False)
+    assert (whole.survey.is_all, part.survey.is_all) == (True, False)
 
 
 def test_of_a_budget_what_a_conversion_takes_is_planned(
@@ -465,9 +468,9 @@ def test_of_a_budget_what_a_conversion_takes_is_planned(
     mix = {"a": {"share": "60%"}, "b": {"share": "40%"}}
     streams = {name: documents(source, sample="budget") for name in mix}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, mix=mix, budget="30k tokens")
-    looked = {name: _look(recipe, 300, name) for name in mix}
+    looked = {name: _surveyed(recipe, 300, name) for name in mix}
     all_of_it = ["budget=9B tokens"]
-    whole = look_at(
+    whole = forecast(
         opened := open_recipe(recipe, all_of_it),
         opened.streams["a"],
         open_tokenizer(opened.tokenizer),
@@ -481,10 +484,10 @@ def test_of_a_budget_what_a_conversion_takes_is_planned(
         assert planned.totals.tokens >= outcome.wanted.tokens  # type: ignore[union-attr]
 
 
-def test_a_look_at_every_record_counts(
+def test_a_survey_of_every_record_counts(
     corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    """Whatever the file's format: of tables their rows tell how far a look has come, of packed files their beginning."""
+    """Whatever the file's format: of tables their rows tell how far reading has come, of packed files their beginning."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -499,16 +502,16 @@ def test_a_look_at_every_record_counts(
         streams={k: documents(tmp_path / f"a.{k}", layout="document") for k in ("jsonl", "parquet")}
         | {"gz": documents(tmp_path / "a.jsonl.gz", layout="document")},
     )
-    whole = [_look(recipe, 10**6, name) for name in ("jsonl", "parquet", "gz")]
-    assert [each.look.is_all for each in whole] == [True] * 3
+    whole = [_surveyed(recipe, 10**6, name) for name in ("jsonl", "parquet", "gz")]
+    assert [each.survey.is_all for each in whole] == [True] * 3
     assert len({each.manifest.totals.tokens for each in whole}) == 1
     tokens = whole[0].manifest.totals.tokens
-    part = _look(recipe, 320, "parquet")
+    part = _surveyed(recipe, 320, "parquet")
     assert part.manifest.totals.tokens == pytest.approx(tokens, rel=0.2)
-    assert part.look.records < 700
-    packed = _look(recipe, 320, "gz")
-    assert packed.look.errors["tokens"] is None, "one place tells no error"
-    assert packed.look.packed == 1
+    assert part.survey.records < 700
+    packed = _surveyed(recipe, 320, "gz")
+    assert packed.survey.errors["tokens"] is None, "one place tells no error"
+    assert packed.survey.packed == 1
 
 
 def test_columns_that_are_not_read_make_no_source_larger(
@@ -522,9 +525,9 @@ def test_columns_that_are_not_read_make_no_source_larger(
     write_jsonl(tmp_path / "a.jsonl", corpus)
     streams = {k: documents(tmp_path / f"a.{k}", layout="document") for k in ("jsonl", "arrow")}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
-    tokens = _look(recipe, 10**6, "jsonl").manifest.totals.tokens
-    part = _look(recipe, 320, "arrow")
-    assert part.look.records < len(corpus) / 2
+    tokens = _surveyed(recipe, 10**6, "jsonl").manifest.totals.tokens
+    part = _surveyed(recipe, 320, "arrow")
+    assert part.survey.records < len(corpus) / 2
     assert part.manifest.totals.tokens == pytest.approx(tokens, rel=0.2)
 
 
@@ -533,10 +536,10 @@ def test_images_beside_their_records_are_looked_at(tmp_path: Path, tokenizer_fol
     records = [record(f"img/{path.name}") for path in write_drawings(tmp_path / "img", 10)]
     source = write_jsonl(tmp_path / "a.jsonl", records)
     recipe = write_recipe(tmp_path, tokenizer, max_seq_len=400, streams={"a": stream(source)})
-    found = _look(recipe, 100)
+    found = _surveyed(recipe, 100)
     run_recipe(recipe)
     stored = (tmp_path / "out/a/train").glob("*.mds")
-    assert found.look.is_all
+    assert found.survey.is_all
     assert found.manifest.totals.tokens == manifest_of(tmp_path / "out/a/train").totals.tokens
     assert found.index.bytes == pytest.approx(sum(f.stat().st_size for f in stored), rel=0.05)
 

@@ -96,7 +96,7 @@ def _node(
     mean = float(at_most.sum()) / max(1, int(samples.sum()))
     set_size = machines.devices.canonical // machines.nodes or 1
     working = min(keeps, set_size * (window * mean + 2 * largest))
-    counted: Basis = "estimated" if any(f.look for f in facts) else "exact"
+    counted: Basis = "estimated" if any(f.survey for f in facts) else "exact"
     return NodePlan(
         remote_streams=sum(f.shards.is_remote for f in facts),
         epoch_shards=Figure(round(reach * int(first[node].sum())), basis),
@@ -138,7 +138,7 @@ def _basis(
     reach: float,
 ) -> Basis:
     """Exact where each of Streaming's decisions is repeated here, and no draw stands for another."""
-    if is_anew or reach < 1 or any(each.look for each in facts) or batching(loader) != "random":
+    if is_anew or reach < 1 or any(each.survey for each in facts) or batching(loader) != "random":
         return "estimated"
     is_cut = order.algo != "naive" and machines.canonical >= machines.nodes
     return "exact" if is_cut or machines.nodes == 1 else "estimated"

@@ -18,8 +18,8 @@ from mdsmix.mix.first_samples import (
     token_samples,
 )
 from mdsmix.mix.plan.figures import UNKNOWN, Basis, Figure, total
-from mdsmix.mix.plan.look import Look
 from mdsmix.mix.plan.padding import Lengths
+from mdsmix.mix.plan.survey import Survey
 from mdsmix.mix.spread import most_of_losses, most_of_tokens, of_draw
 from mdsmix.mix.streams import Loader, Stream
 from mdsmix.shards.manifest import Manifest
@@ -58,7 +58,7 @@ class Facts:
     """One stream, as the loader will take it."""
 
     name: str
-    look: Look | None
+    survey: Survey | None
     "Of a stream that is not published."
     samples: Figure
     tokens: Figure
@@ -94,19 +94,19 @@ class Facts:
         return Figure(mean.value, "estimated", math.hypot(spread, mean.error or 0.0))
 
 
-def facts_of(stream: Stream, loader: Loader, look: Look | None) -> Facts:
+def facts_of(stream: Stream, loader: Loader, survey: Survey | None) -> Facts:
     """From index and manifest; of a stream without one, and of answers that may lack their EOS, from the head of the first shard."""
     tokens, cut = _tokens(stream, loader)
-    eos = Figure(0) if look else _eos(stream, loader)
+    eos = Figure(0) if survey else _eos(stream, loader)
     added = eos.known / max(1, stream.index.samples)
-    errors = look.errors if look else {}
+    errors = survey.errors if survey else {}
     return Facts(
         name=stream.name,
-        look=look,
-        samples=_looked(Figure(stream.index.samples, "exact"), look, errors, "samples"),
-        tokens=_looked(total([tokens, eos]), look, errors, "tokens"),
-        trained=_looked(_trained(stream, loader), look, errors, "trained"),
-        cut=_looked(cut, look, errors, "cut"),
+        survey=survey,
+        samples=_estimated(Figure(stream.index.samples, "exact"), survey, errors, "samples"),
+        tokens=_estimated(total([tokens, eos]), survey, errors, "tokens"),
+        trained=_estimated(_trained(stream, loader), survey, errors, "trained"),
+        cut=_estimated(cut, survey, errors, "cut"),
         deviations=_deviations(stream, loader),
         lengths=_lengths(stream, loader, added),
         shards=_shards(stream, loader),
@@ -123,11 +123,11 @@ def _eos(stream: Stream, loader: Loader) -> Figure:
     return Figure(round(added * samples), basis if added else "exact")
 
 
-def _looked(
-    figure: Figure, look: Look | None, errors: Mapping[str, float | None], what: str
+def _estimated(
+    figure: Figure, survey: Survey | None, errors: Mapping[str, float | None], what: str
 ) -> Figure:
-    """The figure as an estimate, with its bar, where the stream is known from a look alone."""
-    if look is None or figure.value is None:
+    """The figure as an estimate, with its bar, where the stream is known from a survey alone."""
+    if survey is None or figure.value is None:
         return figure
     error = errors.get(what)
     return Figure(figure.value, "estimated", None if error is None else error * figure.value)

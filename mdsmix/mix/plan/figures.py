@@ -25,7 +25,7 @@ class Figure:
     value: float | None
     basis: Basis = "exact"
     """`exact`: follows from indexes and settings as Streaming computes it; `counted`: from the counts of a manifest;
-    `estimated`: a mean, a draw or a look at some records; `unknown`: nothing tells."""
+    `estimated`: a mean, a draw or a survey of some records; `unknown`: nothing tells."""
     error: float | None = None
     "One standard error (or deviation, of what is drawn at random) of an estimate, where it is known."
 
@@ -77,7 +77,7 @@ class StreamPlan:
 
     stream: str
     state: Literal["published", "looked at"]
-    "Whether it is converted, or known from a look at some of its records."
+    "Whether it is converted, or known from a survey of some of its records."
     samples: Figure
     "In the stream."
     shards: Figure

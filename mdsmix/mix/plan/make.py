@@ -27,11 +27,11 @@ from mdsmix.mix.plan.figures import (
     StepPlan,
     StreamPlan,
 )
-from mdsmix.mix.plan.look import Look, look_at
 from mdsmix.mix.plan.machines import Machines, machines
 from mdsmix.mix.plan.notes import notes_of
 from mdsmix.mix.plan.settings import settings_for, unheld
 from mdsmix.mix.plan.steps import padding_of, step_plan
+from mdsmix.mix.plan.survey import Survey, forecast
 from mdsmix.mix.sections import is_train
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.view import is_recipe, mix_of, view, view_recipe
@@ -62,10 +62,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What is planned: the mix, and of each stream that is not published the look that it is known by."""
+    """What is planned: the mix, and of each stream that is not published the survey that it is known by."""
 
     mix: Mix
-    looks: Mapping[str, Look]
+    surveys: Mapping[str, Survey]
 
 
 def see(targets: Sequence[str], limit: int) -> Seen:
@@ -75,8 +75,8 @@ def see(targets: Sequence[str], limit: int) -> Seen:
         if is_recipe(named[0]):
             return _of_recipe(open_recipe(named[0], overrides), named[0], limit)
         if not overrides:
-            return Seen(mix=mix_of(read_text(named[0]), named[0], evals=()), looks={})
-    return Seen(mix=view(targets), looks={})
+            return Seen(mix=mix_of(read_text(named[0]), named[0], evals=()), surveys={})
+    return Seen(mix=view(targets), surveys={})
 
 
 def _of_recipe(recipe: Recipe, path: str, limit: int) -> Seen:
@@ -90,19 +90,19 @@ def _of_recipe(recipe: Recipe, path: str, limit: int) -> Seen:
     recipe = replace(recipe, streams=train)
     absent = _absent(recipe)
     tokenizer = open_tokenizer(recipe.tokenizer) if absent else None
-    looked = {
-        spec.name: look_at(recipe, spec, tokenizer, limit) for spec in absent if tokenizer
+    forecasts = {
+        spec.name: forecast(recipe, spec, tokenizer, limit) for spec in absent if tokenizer
     }  # one after the other: templates are rendered under an alarm, which only this thread gets
     known = {
         spec.name: Published(
             folder=locate(recipe.published(spec)) / spec.split,
-            index=looked[spec.name].index,
-            manifest=looked[spec.name].manifest,
+            index=forecasts[spec.name].index,
+            manifest=forecasts[spec.name].manifest,
         )
         for spec in absent
     }
     mix = view_recipe(recipe, path, may_estimate=True, known=known)
-    return Seen(mix=mix, looks={name: each.look for name, each in looked.items()})
+    return Seen(mix=mix, surveys={name: each.survey for name, each in forecasts.items()})
 
 
 def _absent(recipe: Recipe) -> list[StreamSpec]:
@@ -116,7 +116,7 @@ def _absent(recipe: Recipe) -> list[StreamSpec]:
 
 def problems(seen: Seen) -> list[Finding]:
     """The errors of the published streams; those that are not there yet are checked when they are."""
-    streams = tuple(s for s in seen.mix.train.streams if s.name not in seen.looks)
+    streams = tuple(s for s in seen.mix.train.streams if s.name not in seen.surveys)
     if not streams:
         return []
     mix = replace(seen.mix, train=replace(seen.mix.train, streams=streams), evals=())
@@ -137,7 +137,7 @@ def make_plan(seen: Seen, asked: Asked) -> Plan:
     disk = _bytes(asked.disk)
     if asked.speed is not None and not asked.speed > 0:
         raise RecipeError(f"--tokens-per-second {asked.speed:g}: it must be above 0.")
-    facts = [facts_of(stream, loader, seen.looks.get(stream.name)) for stream in loader.streams]
+    facts = [facts_of(stream, loader, seen.surveys.get(stream.name)) for stream in loader.streams]
     drawn = draws_of(loader)
     if not drawn or not sum(drawn):
         raise MixRefused(
@@ -231,7 +231,7 @@ def _stream(
     drawn = run.tokens.known / max(1.0, total.known) if total.value else epochs.known
     return StreamPlan(
         stream=facts.name,
-        state="looked at" if facts.look else "published",
+        state="looked at" if facts.survey else "published",
         samples=facts.samples,
         shards=Figure(len(facts.shards.samples), basis),
         epoch_samples=Figure(came, basis),

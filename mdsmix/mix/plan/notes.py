@@ -10,8 +10,8 @@ from mdsmix.mix.plan.figures import (
     RunPlan,
     StepPlan,
 )
-from mdsmix.mix.plan.look import Look
 from mdsmix.mix.plan.machines import Machines
+from mdsmix.mix.plan.survey import Survey
 from mdsmix.words import does, plural
 
 
@@ -25,7 +25,7 @@ def notes_of(
     epochs: int,
     others: Iterable[str],
 ) -> list[str]:
-    found = [_looked(each.name, look, each) for each in facts if (look := each.look)]
+    found = [_surveyed(each.name, survey, each) for each in facts if (survey := each.survey)]
     for each, n in zip(facts, came, strict=True):
         if cut := each.cut_of(n).known:
             share = cut / max(1.0, cut + each.tokens_of(n).known)
@@ -40,7 +40,7 @@ def notes_of(
             found.append(
                 f"{each.name}: what is trained of it is not known: no manifest counts it for this loader's max_seq_len and targets"
             )
-        elif each.tokens.basis == "estimated" and not each.look and each.cut.value is None:
+        elif each.tokens.basis == "estimated" and not each.survey and each.cut.value is None:
             found.append(
                 f"{each.name}: no manifest counts its tokens; the first samples of its first shard stand for all"
             )
@@ -68,18 +68,18 @@ def notes_of(
     return found
 
 
-def _looked(name: str, look: Look, facts: Facts) -> str:
+def _surveyed(name: str, survey: Survey, facts: Facts) -> str:
     """How far a stream that is not published is known."""
-    seen = f"{look.records:,} records at {plural(look.places, 'place')}"
+    seen = f"{survey.records:,} records at {plural(survey.places, 'place')}"
     told = ", ".join((_with_bar(facts.tokens, "tokens"), _with_bar(facts.samples, "samples")))
-    said = f"{name} is not converted yet: {'every record of it' if look.is_all else seen} looked at, {told}"
-    if not look.is_all:
-        sure = "one standard error" if look.places > 1 else "how far off, one place does not tell"
+    said = f"{name} is not converted yet: {'every record of it' if survey.is_all else seen} looked at, {told}"
+    if not survey.is_all:
+        sure = "one standard error" if survey.places > 1 else "how far off, one place does not tell"
         said += f" ({sure})"
-    if look.packed and not look.is_all:
-        said += f"; how far {plural(look.packed, 'compressed file')} {does(range(look.packed), 'expands', 'expand')} is taken from the beginning"
-    if left := sum(look.left_out.values()):
-        reasons = ", ".join(f"{n} {reason}" for reason, n in look.left_out.items())
+    if survey.packed and not survey.is_all:
+        said += f"; how far {plural(survey.packed, 'compressed file')} {does(range(survey.packed), 'expands', 'expand')} is taken from the beginning"
+    if left := sum(survey.left_out.values()):
+        reasons = ", ".join(f"{n} {reason}" for reason, n in survey.left_out.items())
         said += f"; {left:,} of these records become no sample ({reasons})"
     return said
 

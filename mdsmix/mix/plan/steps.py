@@ -18,7 +18,7 @@ def step_plan(
 ) -> StepPlan:
     """`came`: samples of each stream that an epoch delivers."""
     samples = sum(came)
-    is_looked = any(each.look for each in facts)
+    is_surveyed = any(each.survey for each in facts)
     tokens = total(f.tokens_of(n) for f, n in zip(facts, came, strict=True))
     trained = total(f.trained_of(n) for f, n in zip(facts, came, strict=True))
     drawn = machines.drawn * machines.devices.nodes * machines.ranks
@@ -44,11 +44,11 @@ def step_plan(
         trained=step_trained,
         padding=padding_of(step_tokens, positions),
         how_padded=how,
-        steps=Figure(steps, "estimated" if is_looked or machines.is_packing_guessed else "exact"),
-        samples=Figure(samples, "estimated" if is_looked else "exact"),
+        steps=Figure(steps, "estimated" if is_surveyed or machines.is_packing_guessed else "exact"),
+        samples=Figure(samples, "estimated" if is_surveyed else "exact"),
         epoch_tokens=tokens,
         epoch_trained=trained,
-        dropped=Figure(max(0, samples - steps * drawn), "estimated" if is_looked else "exact"),
+        dropped=Figure(max(0, samples - steps * drawn), "estimated" if is_surveyed else "exact"),
     )
 
 

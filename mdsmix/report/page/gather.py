@@ -259,7 +259,7 @@ def _machines(page: Gathered, found: int | None) -> None:
 
 def _seen(page: Gathered) -> Seen:
     if page.mix:
-        return Seen(mix=replace(page.mix, evals=()), looks={})
+        return Seen(mix=replace(page.mix, evals=()), surveys={})
     return see(page.targets, LOOKED_AT)
 
 

@@ -1,4 +1,4 @@
-"""A stream that is not converted yet, from a look at some of its records.
+"""What a stream that is not converted yet will hold, from a sample survey of its records.
 
 Records are read at places that are spread evenly over the bytes of all files, a few behind one another at each, and go through the
 stream's own shape, template and encoder. Neighbours are alike, so the error is that between places, not between records: so many
@@ -45,15 +45,15 @@ SPREAD = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What was looked at, and how far it can be trusted."""
+class Survey:
+    """What was read, and how far it can be trusted."""
 
     records: int
     places: int
     of_places: int
     "How many such places the source has."
     is_all: bool
-    "Every record was looked at."
+    "Every record was read."
     packed: int
     "Compressed files: their size unpacked is guessed, and they are read from their beginning alone."
     left_out: Mapping[str, int]
@@ -63,15 +63,15 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
+class Forecast:
     """What the stream will be like once it is published, as index and manifest would say it."""
 
     index: Index
     manifest: Manifest
-    look: Look
+    survey: Survey
 
 
-def look_at(recipe: Recipe, spec: StreamSpec, tokenizer: Tokenizer, limit: int) -> Looked:
+def forecast(recipe: Recipe, spec: StreamSpec, tokenizer: Tokenizer, limit: int) -> Forecast:
     """Reads about `limit` records of the stream's source. RecipeError where none of them becomes a sample, or the recipe is wrong."""
     encoding = _encoding(recipe, spec, tokenizer)
     assert spec.source is not None
@@ -84,7 +84,7 @@ def look_at(recipe: Recipe, spec: StreamSpec, tokenizer: Tokenizer, limit: int) 
         )
     chosen = chosen_of([weight for _, weight in units])
     each = max(1, -(-limit // len(chosen)))
-    # Of a few records a small sample is none: all of them are looked at, and the share of what they come to is taken.
+    # A small sample of a few records may be empty: all of them are read, and the share is taken of what they come to.
     rows = Rows(replace(encoding, sample=None), tokenizer, recipe.tokenizer.backend, spec)
     span = span_of([units[number][0] for number in chosen], each)
     if span * PLACES >= size:  # there are hardly more records than were asked for
@@ -95,18 +95,18 @@ def look_at(recipe: Recipe, spec: StreamSpec, tokenizer: Tokenizer, limit: int) 
             f"{sum(p.records for p in places)} records of {spec.name} were looked at, and none becomes a sample "
             f"({_reasons(places)}): `mdsmix convert --only {spec.name} --limit 100` shows them."
         )
-    looked = _looked(encoding, tokenizer, files, units, places)
+    whole = _forecast(encoding, tokenizer, files, units, places)
     if spec.sample != BY_BUDGET:
-        return looked
-    share = _share(recipe, spec, looked, places)
-    return _looked(replace(encoding, sample=share), tokenizer, files, units, places)
+        return whole
+    share = _share(recipe, spec, whole, places)
+    return _forecast(replace(encoding, sample=share), tokenizer, files, units, places)
 
 
 def _share(
-    recipe: Recipe, spec: StreamSpec, all_of_it: Looked, places: Sequence[Place]
+    recipe: Recipe, spec: StreamSpec, whole: Forecast, places: Sequence[Place]
 ) -> str | None:
     """What a conversion would take of the source for the stream's share of the budget; None: all of it."""
-    totals, error = all_of_it.manifest.totals, all_of_it.look.errors["tokens"] or 0.0
+    totals, error = whole.manifest.totals, whole.survey.errors["tokens"] or 0.0
     each = sum(place.records for place in places) / sum(place.tokens for place in places)
     part = float(tokens_wanted(recipe, spec)) / max(1, totals.seen_tokens)
     share, _ = taken(part, each * totals.tokens, error, SPREAD)
@@ -121,47 +121,22 @@ def _encoding(recipe: Recipe, spec: StreamSpec, tokenizer: Tokenizer) -> Encodin
     return make_encoding(recipe, spec, tokenizer)
 
 
-def _looked(
+def _forecast(
     encoding: Encoding,
     tokenizer: Tokenizer,
     files: list[SourceFile],
     units: Sequence[tuple[Unit, float]],
     places: Sequence[Place],
-) -> Looked:
+) -> Forecast:
     part = float(Fraction(encoding.sample or 1))
     is_all = part == 1 and all(p.is_whole for p in places) and len(places) == len(units)
-    size, width = part * sum(weight for _, weight in units), encoding.max_seq_len
-    joins = kind_of(encoding).joins_units(encoding)
-    # A few records pack worse than all of a stream, whose rows are as good as full.
-    is_full = joins or encoding.pack
-    rows = [place.tokens / width if is_full else place.totals.samples for place in places]
-    losses = [n * (width - 1) for n in rows] if joins else [p.totals.loss_tokens for p in places]
-    values = {
-        "samples": rows,
-        "tokens": [place.tokens for place in places],
-        "trained": losses,
-        "cut": [place.totals.cut_tokens for place in places],
-        "cut_rows": [place.totals.cut_rows for place in places],
-        "bytes": [place.raw for place in places],
-        "images": [place.totals.images for place in places],
-        "image_tokens": [place.totals.image_tokens for place in places],
-    }
-    found = {what: _sum(places, of, size, is_all) for what, of in values.items()}
-    seen = sum((place.totals for place in places), Totals())
-    samples = int(found["samples"][0])
-    totals = Totals(
-        samples=samples,
-        tokens=samples * width if joins else round(found["tokens"][0]),
-        loss_tokens=samples * (width - 1) if joins else round(found["trained"][0]),
-        largest_id=seen.largest_id,
-        longest=width if is_full else seen.longest,
-        lengths={} if is_full else seen.lengths,
-        cut_rows=round(found["cut_rows"][0]),
-        cut_tokens=round(found["cut"][0]),
-        images=round(found["images"][0]),
-        image_tokens=round(found["image_tokens"][0]),
-    )
-    look = Look(
+    size = part * sum(weight for _, weight in units)
+    figures = _figures(encoding, places)
+    found = {what: _sum(places, of, size, is_all) for what, of in figures.items()}
+    totals = _totals(encoding, places, {what: value for what, (value, _) in found.items()})
+    packing = _packing(encoding, places)
+    index = _index(encoding, files, totals.samples, found["bytes"][0], packing)
+    survey = Survey(
         records=sum(place.records for place in places),
         places=len(places),
         of_places=len(units),
@@ -170,8 +145,52 @@ def _looked(
         left_out=_left_out(places),
         errors={what: error for what, (_, error) in found.items()},
     )
-    index = _index(encoding, files, samples, found["bytes"][0], _packing(encoding, places))
-    return Looked(index=index, manifest=_manifest(encoding, tokenizer, totals, index), look=look)
+    manifest = _manifest(encoding, tokenizer, totals, index)
+    return Forecast(index=index, manifest=manifest, survey=survey)
+
+
+def _joins(encoding: Encoding) -> bool:
+    return kind_of(encoding).joins_units(encoding)
+
+
+def _figures(encoding: Encoding, places: Sequence[Place]) -> dict[str, Sequence[float]]:
+    """What is summed up over the source -> its value at each place."""
+    # A few records pack worse than all of a stream, whose rows are as good as full.
+    width, is_full = encoding.max_seq_len, _joins(encoding) or encoding.pack
+    totals = [place.totals for place in places]
+    rows = [place.tokens / width if is_full else place.totals.samples for place in places]
+    trained = (
+        [n * (width - 1) for n in rows] if _joins(encoding) else [t.loss_tokens for t in totals]
+    )
+    return {
+        "samples": rows,
+        "tokens": [place.tokens for place in places],
+        "trained": trained,
+        "cut": [t.cut_tokens for t in totals],
+        "cut_rows": [t.cut_rows for t in totals],
+        "bytes": [place.raw for place in places],
+        "images": [t.images for t in totals],
+        "image_tokens": [t.image_tokens for t in totals],
+    }
+
+
+def _totals(encoding: Encoding, places: Sequence[Place], found: Mapping[str, float]) -> Totals:
+    """The totals of the manifest; `found`: the sums of `_figures` over the whole source."""
+    joins, width, samples = _joins(encoding), encoding.max_seq_len, int(found["samples"])
+    seen = sum((place.totals for place in places), Totals())
+    is_full = joins or encoding.pack
+    return Totals(
+        samples=samples,
+        tokens=samples * width if joins else round(found["tokens"]),
+        loss_tokens=samples * (width - 1) if joins else round(found["trained"]),
+        largest_id=seen.largest_id,
+        longest=width if is_full else seen.longest,
+        lengths={} if is_full else seen.lengths,
+        cut_rows=round(found["cut_rows"]),
+        cut_tokens=round(found["cut"]),
+        images=round(found["images"]),
+        image_tokens=round(found["image_tokens"]),
+    )
 
 
 def _manifest(encoding: Encoding, tokenizer: Tokenizer, totals: Totals, index: Index) -> Manifest:
