@@ -12,7 +12,8 @@ import pytest
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.base import Encoded
 from mdsmix.encode.chat import open_template
-from mdsmix.encode.finetuning import Chat, PromptResponse
+from mdsmix.encode.conversations import Chat
+from mdsmix.encode.prompt_response import PromptResponse
 from mdsmix.encode.special import SpecialStrings
 from mdsmix.encode.targets import Targets
 from mdsmix.errors import RecipeError

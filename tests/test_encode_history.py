@@ -11,7 +11,7 @@ import pytest
 
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.chat import NotRendered, open_template
-from mdsmix.encode.finetuning import Chat
+from mdsmix.encode.conversations import Chat
 from mdsmix.encode.history import rendered_rows
 from mdsmix.encode.special import SpecialStrings
 from mdsmix.encode.targets import Targets

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.base import Encoded
 from mdsmix.encode.chat import open_template
-from mdsmix.encode.finetuning import Chat
+from mdsmix.encode.conversations import Chat
 from mdsmix.encode.special import SpecialStrings
 from mdsmix.encode.targets import Targets
 from mdsmix.encode.tokenizer import Tokenizer

@@ -8,12 +8,14 @@ labels themselves are made by the collator at training time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mdsmix.encode.base import Rejected
 from mdsmix.errors import RecipeError
 from mdsmix.recipe.rules import target_contradictions
 
@@ -113,6 +115,16 @@ def judge(targets: Targets, turns: Turns) -> NDArray[np.int64]:
     verdicts[_per_conversation(np.minimum, turns.responses, turns.offsets) == 0] = EMPTY_RESPONSE
     verdicts[_per_conversation(np.minimum, turns.prompts, turns.offsets) == 0] = EMPTY_PROMPT
     return verdicts
+
+
+def filtered_by(verdicts: NDArray[np.int64], positions: Sequence[int]) -> list[Rejected]:
+    """The records none of whose rows can be trained on, each with the reason of its first row."""
+    dropped = np.flatnonzero(verdicts != USABLE).tolist()
+    if not dropped:
+        return []
+    written = {positions[i] for i in np.flatnonzero(verdicts == USABLE).tolist()}
+    reasons = {positions[i]: VERDICTS[verdicts[i]] for i in reversed(dropped)}
+    return [Rejected(at, why, True) for at, why in sorted(reasons.items()) if at not in written]
 
 
 def ways_out(targets: Targets, turns: Turns, verdicts: NDArray[np.int64]) -> dict[str, int]:

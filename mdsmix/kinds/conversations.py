@@ -104,7 +104,7 @@ class Conversations(Finetuning):
         return open_template(tokenizer.chat_template, variables, encoding.date_string)
 
     def open_encoder(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> Encoder:
-        from mdsmix.encode.finetuning import Chat
+        from mdsmix.encode.conversations import Chat
         from mdsmix.encode.special import SpecialStrings
 
         return Chat(

@@ -22,7 +22,7 @@ class Pairs(Finetuning):
         return dict.fromkeys(("input_ids", "labels"), f"ndarray:{tokenizer.dtype}")
 
     def open_encoder(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> Encoder:
-        from mdsmix.encode.finetuning import PromptResponse
+        from mdsmix.encode.prompt_response import PromptResponse
 
         return PromptResponse(
             tokenizer=tokenizer,

@@ -1,9 +1,8 @@
-"""Prompt/response records and conversations -> token samples, the ones that Foundry's converter makes.
+"""Conversations -> token samples, the ones that Foundry's converter makes.
 
-A batch is one call of the tokenizer: all its prompts and responses, or all turns of its
-conversations, in one list; what follows is arithmetic on lengths. Turns are stored as JSON and
-whole, as Foundry's converter stores them; the two columns of prompt/response (and of `columns:
-compact`) take a third of the bytes, but can say less: one prompt and one response.
+A batch is one call of the tokenizer, with all turns of its conversations in one list; what follows is arithmetic on lengths. Turns are
+stored as JSON and whole, as Foundry's converter stores them. `columns: compact` takes a third of the bytes, but can say less: one
+prompt and one response.
 """
 
 from __future__ import annotations
@@ -21,99 +20,29 @@ from mdsmix.encode import tool_forms
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoded, Rejected
 from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn, answers
-from mdsmix.encode.documents import as_documents, side_by_side
+from mdsmix.encode.documents import as_documents
 from mdsmix.encode.history import RewrittenHistory, rendered_rows
-from mdsmix.encode.image_tokens import ImageToken, fitted, overgrown
-from mdsmix.encode.pairs import cut, encode_pairs, lacks_eos, largest_id
-from mdsmix.encode.pretraining import add_special_tokens
-from mdsmix.encode.special import SpecialStrings, encode_texts
+from mdsmix.encode.image_tokens import ImageToken, Wrong, fitted, overgrown
+from mdsmix.encode.pairs import encode_pairs, lacks_eos, largest_id
+from mdsmix.encode.special import SpecialStrings
 from mdsmix.encode.targets import (
     USABLE,
-    VERDICTS,
     Targets,
     Turns,
     count_cut,
     count_losses,
+    filtered_by,
     judge,
     ways_out,
 )
 from mdsmix.encode.tokenizer import Tokenizer
-from mdsmix.encode.too_long import first_turns, kept_by, row_lengths
+from mdsmix.encode.too_long import Counts, first_turns, kept_by, row_lengths
 from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
-from mdsmix.record import Conversation, Pair, RichConversation
+from mdsmix.record import Conversation, RichConversation
 
 NOTHING_TRAINED = "nothing_trained"
 "Why a conversation of which no answer is to be trained is left out."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptResponse:
-    """The encoder of records with a prompt and a response."""
-
-    tokenizer: Tokenizer
-    backend: Backend
-    targets: Targets
-    special_tokens_in_text: str
-    is_packed: bool = False
-    "Columns input_ids and loss_mask, as documents to be packed, instead of input_ids and labels."
-
-    def encode(self, pairs: Sequence[Pair]) -> Encoded:
-        """Columns `input_ids` and `labels`, one row per pair that can be trained on; packed, a document."""
-        prompts, responses = ([pair[side] for pair in pairs] for side in (0, 1))
-        contexts, targets, marked, refused = self._tokenize(prompts, responses)
-        positions = np.delete(np.arange(len(pairs)), refused)
-        rejected = [Rejected(position, "special_token_in_text", False) for position in refused]
-        if refused:
-            contexts, targets = contexts.take(positions), targets.take(positions)
-        # The loader cuts either column to max_seq_len before it looks at the length of a prompt.
-        longest = self.targets.max_seq_len
-        cut_lengths = (np.minimum(rows.lengths, longest) for rows in (contexts, targets))
-        verdicts = judge(self.targets, Turns.single(*cut_lengths))
-        whole = Turns.single(contexts.lengths, targets.lengths)
-        keep = verdicts == USABLE
-        rejected += _filtered(verdicts, positions.tolist())
-        kept = contexts.take(keep), targets.take(keep)
-        encoded = encode_pairs(*kept, self.targets, self.tokenizer, rejected, len(marked))
-        if self.is_packed:
-            encoded = self._packed(encoded)
-        return replace(encoded, ways_out=ways_out(self.targets, whole, verdicts))
-
-    def _packed(self, pairs: Encoded) -> Encoded:
-        """The documents of pairs that were cut as they are stored."""
-        contexts, targets = pairs.columns["input_ids"], pairs.columns["labels"]
-        encoded = as_documents(
-            side_by_side(contexts, targets),
-            Turns.single(contexts.lengths, targets.lengths),
-            self.targets,
-            self.tokenizer,
-            pairs.rejected,
-            pairs.specials,
-        )
-        return replace(encoded, lost_tokens=encoded.lost_tokens + pairs.lost_tokens)
-
-    def _tokenize(
-        self, prompts: list[str], responses: list[str]
-    ) -> tuple[Ragged, Ragged, list[int], list[int]]:
-        """Both with what the tokenizer adds around a text (a BOS that begins both leaves the response), which pairs hold
-        a special token, and which of these are refused."""
-        n, rule = len(prompts), self.special_tokens_in_text
-        ids, *found = encode_texts(self.backend, prompts + responses, rule, self.tokenizer)
-        marked, refused = (sorted({row % n for row in rows}) for rows in found)
-        head, tail = self.tokenizer.prefix_ids, self.tokenizer.suffix_ids
-        bos, dtype = self.tokenizer.bos_id, self.tokenizer.dtype
-        after_bos = head[1:] if bos is not None and head[:1] == [bos] else head
-        contexts = add_special_tokens(ids.slice(0, n), head, tail, dtype)
-        targets = add_special_tokens(ids.slice(n, 2 * n), after_bos, tail, dtype)
-        if head or bos is None:
-            return contexts, targets, marked, refused
-        both = _begins_with(contexts, bos) & _begins_with(targets, bos)
-        return (
-            contexts,
-            cut(targets, both.astype(np.int64), targets.lengths - both),
-            marked,
-            refused,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,32 +90,18 @@ class Chat:
         long = kept_by(ids, counts, self.targets, self.tokenizer.eos_id, image)
         whole = row_lengths(ids, counts)
         if self.image and spans is not None:
-            grown = self.image.grown(ids, counts, [spans[at] for at in positions])
-            if self.targets.too_long == "first_turns":
-                ids, counts = first_turns(ids, counts, self.targets.max_seq_len, grown)
-                grown = self.image.grown(ids, counts, [spans[at] for at in positions])
-            held = self.image.count(ids, counts)
-            wrong = overgrown(held, grown, counts, positions, self.targets.max_seq_len)
+            ids, counts, wrong = self._with_whole_images(ids, counts, positions, spans)
             rejected += wrong.rejected
             whole = whole[wrong.keep]
             ids, counts, positions = wrong.take(ids, counts, positions)
-        elif long and self.targets.too_long == "first_turns":
-            ids, counts = first_turns(ids, counts, self.targets.max_seq_len)
+        elif long:
+            ids, counts = self._shortened(ids, counts)
         turns = Turns.interleaved(ids.lengths, counts)
         verdicts = judge(self.targets, turns)
         keep = verdicts == USABLE
-        rejected += _filtered(verdicts, positions)
+        rejected += filtered_by(verdicts, positions)
         kept = ids.take(np.repeat(keep, 2 * counts))
-        if self.is_compact:
-            pairs = _split_before_last(kept, counts[keep], self.tokenizer.dtype)
-            encoded = encode_pairs(*pairs, self.targets, self.tokenizer, rejected, specials)
-        elif self.is_packed:
-            whole_turns = Turns.interleaved(kept.lengths, counts[keep])
-            encoded = as_documents(
-                kept, whole_turns, self.targets, self.tokenizer, rejected, specials
-            )
-        else:
-            encoded = self._encoded(kept, counts[keep], rejected, specials)
+        encoded = self._encoded(kept, counts[keep], rejected, specials)
         left_out = int((whole - row_lengths(ids, counts))[keep].sum())
         lost = encoded.lost_tokens + left_out
         encoded = replace(encoded, unread=unread, too_long=long, lost_tokens=lost)
@@ -197,6 +112,40 @@ class Chat:
             rows_of = np.unique(np.array(positions, np.int64)[keep], return_counts=True)[1]
             return replace(encoded, lost_tokens=lost + len(dropped.values), rows_of=rows_of)
         return replace(encoded, ways_out=ways_out(self.targets, turns, verdicts))
+
+    def _shortened(
+        self, ids: Ragged, counts: Counts, lengths: Counts | None = None
+    ) -> tuple[Ragged, Counts]:
+        """The first turns of each conversation that fit, where the recipe wants that. `lengths`: as `first_turns` takes them."""
+        if self.targets.too_long != "first_turns":
+            return ids, counts
+        return first_turns(ids, counts, self.targets.max_seq_len, lengths)
+
+    def _with_whole_images(
+        self, ids: Ragged, counts: Counts, positions: Sequence[int], spans: Sequence[Sequence[int]]
+    ) -> tuple[Ragged, Counts, Wrong]:
+        """The conversations, shortened where need be, and those of which an image would be cut off at max_seq_len."""
+        assert self.image is not None
+        of_rows = [spans[position] for position in positions]
+        ids, counts = self._shortened(ids, counts, self.image.grown(ids, counts, of_rows))
+        grown, held = self.image.grown(ids, counts, of_rows), self.image.count(ids, counts)
+        return (
+            ids,
+            counts,
+            overgrown(held, grown, counts, positions, self.targets.max_seq_len),
+        )
+
+    def _encoded(
+        self, ids: Ragged, counts: Counts, rejected: list[Rejected], specials: int
+    ) -> Encoded:
+        """Conversations that can be trained on, in the columns that the recipe wants."""
+        if self.is_compact:
+            pairs = _split_before_last(ids, counts, self.tokenizer.dtype)
+            return encode_pairs(*pairs, self.targets, self.tokenizer, rejected, specials)
+        if self.is_packed:
+            turns = Turns.interleaved(ids.lengths, counts)
+            return as_documents(ids, turns, self.targets, self.tokenizer, rejected, specials)
+        return self._as_turns(ids, counts, rejected, specials)
 
     def _render(
         self, conversations: Sequence[Conversation]
@@ -242,10 +191,10 @@ class Chat:
         """Which tokens stand for an image: they are never trained, wherever they stand."""
         return ids.values == self.image.id if self.image else None
 
-    def _encoded(
+    def _as_turns(
         self,
         ids: Ragged,
-        counts: NDArray[np.int64],
+        counts: Counts,
         rejected: list[Rejected],
         specials: int,
     ) -> Encoded:
@@ -265,23 +214,6 @@ class Chat:
         )
 
 
-def _begins_with(rows: Ragged, token: int) -> NDArray[np.bool_]:
-    """bool [n]: the rows whose first token is `token`; an empty row has none."""
-    begins = rows.lengths > 0
-    begins[begins] = rows.values[rows.offsets[:-1][begins]] == token
-    return begins
-
-
-def _filtered(verdicts: NDArray[np.int64], positions: Sequence[int]) -> list[Rejected]:
-    """The records none of whose rows can be trained on, each with the reason of its first row."""
-    dropped = np.flatnonzero(verdicts != USABLE).tolist()
-    if not dropped:
-        return []
-    written = {positions[i] for i in np.flatnonzero(verdicts == USABLE).tolist()}
-    reasons = {positions[i]: VERDICTS[verdicts[i]] for i in reversed(dropped)}
-    return [Rejected(at, why, True) for at, why in sorted(reasons.items()) if at not in written]
-
-
 def _lost(
     verdicts: NDArray[np.int64], positions: Sequence[int], rejected: Sequence[Rejected]
 ) -> NDArray[np.bool_]:
@@ -291,7 +223,7 @@ def _lost(
     return np.asarray(is_written & (verdicts != USABLE))
 
 
-def _split_before_last(ids: Ragged, counts: NDArray[np.int64], dtype: str) -> tuple[Ragged, Ragged]:
+def _split_before_last(ids: Ragged, counts: Counts, dtype: str) -> tuple[Ragged, Ragged]:
     """Of each conversation all before its last response, and that response."""
     ends = 2 * np.cumsum(counts)
     halves = np.zeros(2 * len(counts) + 1, np.int64)
