@@ -158,6 +158,7 @@ def bad_images(folder: Path) -> dict[str, str]:
         (folder / name).write_bytes(data)
     return {f"img/{name}": reason for name, (_, reason) in bad.items()} | {
         "img/gone.jpg": "image_not_found",
+        "img\\gone.jpg": "image_not_found",
         "img": "image_not_found",
         "/dev/null": "image_unreadable",
         "http://127.0.0.1:9/x.jpg": "remote_image",
@@ -189,6 +190,7 @@ def test_every_bad_image_is_kept_under_its_reason_and_costs_its_record_alone(
     assert details["bad_image"]["why"] == "it is 3, no path, URL, bytes or base64"
     whys = {each["detail"].get("image"): each["detail"].get("why") for each in quarantined(out)}
     assert (whys["img"], whys["img/gone.jpg"]) == ("it is a folder", "there is no such file")
+    assert "a backslash is a letter of a name" in str(whys["img\\gone.jpg"])
     said = [(each["detail"]["image"], each["reason"]) for each in quarantined(out)[: 2 * len(bad)]]
     assert said == [*bad.items(), *bad.items()]
 

@@ -85,7 +85,7 @@ def test_as_many_pixels_as_are_allowed_are_not_too_many() -> None:
     ("orientation", "size"),
     [*((n, (48, 64)) for n in (1, 2, 3, 4)), *((n, (64, 48)) for n in (5, 6, 7, 8))],
 )
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_sizes_are_those_after_the_turn_that_exif_asks_for(
     format: str, orientation: int, size: tuple[int, int]
 ) -> None:
@@ -142,6 +142,8 @@ def test_what_stands_behind_the_end_of_an_image_is_none_of_it(format: str) -> No
         (saved(noise(), "AVIF") if features.check("avif") else b"\0\0\0 ftypavif", "it is AVIF, "),
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "it is HEIC, "),
         (b"\xff\xd8\xff", "it begins as a JPEG does, and its header cannot be read"),
+        (b'<?xml version="1.0"?><Error><Code>NoSuchKey', "it is XML, as stores send"),
+        (saved(noise(), "ICO"), "it is an icon"),
         (bytes(99), "it holds zeros"),
     ],
 )

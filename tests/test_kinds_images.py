@@ -17,6 +17,8 @@ from mdsmix.errors import RecipeError
 from mdsmix.images import pictures
 from mdsmix.images.encoder import frames
 from mdsmix.record import Conversation, canonical
+from mdsmix.shapes import SHAPES as SHAPES_OF
+from mdsmix.shapes.pictures import with_images
 from mdsmix.shards.cells import cells
 from mdsmix.shards.index import read_index
 from mdsmix.shards.sample import decode_value
@@ -121,6 +123,7 @@ def test_a_recipe_without_an_image_token_is_told_of_it(
     [
         ({"field": []}, "images.field names no field"),
         ({"root": "lost"}, "lost, and there is no such folder"),
+        ({"shape": "qwen_vl", "field": "pic"}, "those of qwen_vl stand in them; take it out"),
     ],
 )
 def test_what_would_find_no_image_at_all_is_refused(
@@ -128,7 +131,8 @@ def test_what_would_find_no_image_at_all_is_refused(
 ) -> None:
     """A published stream stays: every record would be bad."""
     path = write_jsonl(tmp_path / "a.jsonl", [record()])
-    streams = {"see": stream(path, images=given)}
+    shape = given.pop("shape", "llava")
+    streams = {"see": stream(path, shape, images=given)}
     recipe = write_recipe(tmp_path, seeing, streams=streams)
     with pytest.raises(RecipeError, match=said):
         run_recipe(recipe)
@@ -140,6 +144,7 @@ def test_what_would_find_no_image_at_all_is_refused(
         ("qwen_vl", {}, "shape: llava reads <image>"),
         ("openai", {}, "the images of such a record are parts"),
         ("openai", None, "images: {} in the stream reads them"),
+        ("alpaca", None, "shape: qwen_vl reads the image whose path stands between <img> and"),
     ],
 )
 def test_a_placeholder_that_is_text_is_told_with_what_would_read_it(
@@ -149,6 +154,8 @@ def test_a_placeholder_that_is_text_is_told_with_what_would_read_it(
     talk = {"messages": [user("<image>" if images is None else parts), ANSWER]}
     if shape == "qwen_vl":
         talk = {"input": "<image>?", "output": "A drawing."}
+    if shape == "alpaca":
+        talk = {"instruction": "<img>a.jpg</img>?", "output": "A drawing."}
     recipe = write_recipe(
         tmp_path,
         seeing,
@@ -156,7 +163,8 @@ def test_a_placeholder_that_is_text_is_told_with_what_would_read_it(
         streams={"see": stream(write_jsonl(tmp_path / "a.jsonl", [talk]), shape, images=images)},
     )
     told = mdsmix("convert", recipe).out
-    assert "1 record holds <image>, which is trained as text" in told
+    mark = "</img>" if shape == "alpaca" else "<image>"
+    assert f"1 record holds {mark}, which is trained as text" in told
     assert hint in told
 
 
@@ -257,6 +265,24 @@ SHAPES: list[tuple[str, dict[str, Any], Any]] = [
         },
         [None, "and", None],
     ),
+    (
+        "messages",
+        {
+            "messages": [user([{"type": "text", "text": "<image>Q", "image": None}]), ANSWER],
+            "image": "img/0.jpg",
+        },
+        [None, "Q"],
+    ),
+    (
+        "llava",
+        record("img/0.jpg", "img/1.png") | {"image": '["img/0.jpg", "img/1.png"]'},
+        [None, "\n", None, "\nWhat is it?"],
+    ),
+    (
+        "llava",
+        record("img/0.jpg", "img/1.png") | {"image": "['img/0.jpg', 'img/1.png']"},
+        [None, "\n", None, "\nWhat is it?"],
+    ),
     ("llava", record("img/0.jpg") | {"image": LINES}, [None, "\nWhat is it?"]),
     ("llava", record() | {"image": ""}, ["What is it?"]),
     ("llava", record() | {"image": {"bytes": None, "path": None}}, ["What is it?"]),
@@ -279,6 +305,34 @@ def test_every_way_to_write_an_image_gives_it_in_its_place(
     assert len(sample["images"]) == parts.count(None)
     for image in sample["images"]:
         assert Image.open(io.BytesIO(image)).size == (40, 30)
+
+
+def test_a_part_that_says_the_number_of_its_image_gets_that_one() -> None:
+    """The next one would be another picture, without a word."""
+    talk = [user([{"type": "image", "index": 1}, {"type": "image", "index": 0}]), ANSWER]
+    read = with_images(SHAPES_OF["messages"], ()).read
+    fields = {"messages": "messages"}
+    assert read({"messages": talk, "images": ["a", "b"]}, fields).images == ["b", "a"]
+    assert read({"messages": talk, "images": ["a", "b", "c"]}, fields) == "image_count"
+    assert read({"messages": talk, "images": ["a"]}, fields) == "bad_image"
+
+
+@pytest.mark.parametrize(
+    ("shape", "more", "said"),
+    [("llava", {"images": ["img/0.jpg"]}, "images.field"), ("qwen_vl", {}, "shape: llava reads")],
+)
+def test_a_field_of_images_that_nothing_looks_into_is_told(
+    tmp_path: Path, seeing: Path, shape: str, more: dict[str, Any], said: str
+) -> None:
+    write_drawings(tmp_path / "img")
+    talk = record("img/0.jpg")["conversations"] if more else record()["conversations"]
+    path = write_jsonl(
+        tmp_path / "a.jsonl", [{"image": "img/1.png", "conversations": talk, **more}]
+    )
+    streams = {"see": stream(path, shape)}
+    told = mdsmix("convert", write_recipe(tmp_path, seeing, max_seq_len=400, streams=streams)).out
+    assert "WARNING: 1 record has a field image that is not read" in told
+    assert said in told
 
 
 def test_a_list_of_images_is_laid_out_as_streaming_lays_it_out() -> None:

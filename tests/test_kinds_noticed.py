@@ -93,7 +93,7 @@ def test_placeholders_in_chats_are_warned_of(tmp_path: Path, tokenizer_folder: P
     )
     said = mdsmix("convert", recipe).out
     assert "WARNING: 1 record holds <image>, which is trained as text" in said
-    assert "WARNING: 1 records have a field images" in said
+    assert "WARNING: 1 record has a field images" in said
 
 
 @pytest.mark.parametrize("columns", ["turns", "compact"])

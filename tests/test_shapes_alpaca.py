@@ -101,7 +101,7 @@ def test_fields_tell_the_shape_and_only_these_are_read(
             tmp_path, tokenizer_folder, streams=source(tmp_path, **named), max_seq_len=256
         )
         out = mdsmix("convert", recipe, "--reencode").out
-        assert "WARNING: 1 records have a field history" in out
+        assert "WARNING: 1 record has a field history" in out
         rows += token_rows(tmp_path / "out/alpaca/train")
     assert len(rows[0]) < len(rows[2]) < len(rows[1])
 

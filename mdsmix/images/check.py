@@ -30,7 +30,7 @@ LARGE_PIXELS = 1 << 25
 "33 Mpx: an image of more takes over 134 MB to decode, so it is decoded alone on this machine."
 _TURNED = (5, 6, 7, 8)
 "Orientations of EXIF that swap height and width."
-_ORIENTATION = 0x0112
+_ORIENTATION, _WIDTH, _HEIGHT = 0x0112, 0x0100, 0x0101
 _PNG_EXIF = (b"eXIf", b"Raw profile type exif", b"tiff:Orientation")
 _EOI = b"\xff\xd9"
 WITHOUT = "images are looked at by Pillow, which is not installed: install mdsmix with its extra, pip install 'mdsmix[images]'"
@@ -117,7 +117,7 @@ def _judge(image: Image, data: bytes, rules: Rules) -> Looked:
         raise Bad("image_depth", f"it has more than 8 bits a channel (mode {image.mode})")
     if not _ENDS[image.format or ""](data):
         raise Bad("image_truncated", "the mark of its end is missing")
-    turned = orientation(image, data) in _TURNED
+    turned = orientation(image, data) in _TURNED and not _is_turned(image)
     if rules.decode == "full":
         decode(image, data)
     return Looked(width, height) if turned else Looked(height, width)
@@ -156,6 +156,12 @@ def orientation(image: Image, data: bytes) -> int:
         return 1
     found: Any = image.getexif().get(_ORIENTATION, 1)
     return found if isinstance(found, int) else 1
+
+
+def _is_turned(image: Image) -> bool:
+    """Whether the size is of the turned image already, as newer releases of Pillow say it of a TIFF."""
+    tags: Any = getattr(image, "tag_v2", {})
+    return image.size == (tags.get(_HEIGHT), tags.get(_WIDTH))
 
 
 def _jpeg_ends(data: bytes) -> bool:

@@ -97,6 +97,7 @@ class Files:
         if found is None:
             is_folder = not at.place.is_s3 and os.path.isdir(at.url)
             why = "it is a folder" if is_folder else "there is no such file"
+            why += ": a backslash is a letter of a name here, / parts folders" * ("\\" in at.url)
             return Read(reason="image_not_found", why=why)
         stat, data = found
         if stat.size > MOST_BYTES:

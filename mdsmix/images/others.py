@@ -16,6 +16,8 @@ _BEGINS = (
     (rb"\x00\x00\x00\x0cJXL |\xff\x0a", f"JPEG XL, which is not read: {READ} are"),
     (rb"%PDF-", f"PDF, which is not read: {READ} are"),
     (rb"8BPS", f"a file of Photoshop, which is not read: {READ} are"),
+    (rb"\s*<\?xml|<Error>", "XML, as stores send without an object"),
+    (rb"\x00\x00\x01\x00", f"an icon, which is not read: {READ} are"),
     (rb"[{\[]", "text, perhaps JSON"),
     (rb"\x1f\x8b|PK\x03\x04|\x28\xb5\x2f\xfd", "an archive"),
 )

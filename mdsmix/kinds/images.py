@@ -24,6 +24,7 @@ from mdsmix.kinds.base import Piece
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation
+from mdsmix.shapes import SHAPES
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.mds import SHARD_BYTES, Layout, Rows
@@ -73,6 +74,9 @@ class Images(Conversations):
             yield "is of images, which no encoder-decoder of LLM-Foundry sees: set decoder_only_format: true."
         if given.field is not None and not all([given.field, *given.field]):
             yield "images.field names no field; leave it out for images or image, or name one."
+        shape = SHAPES.get((stream.source and stream.source.shape) or "")
+        if given.field is not None and shape and shape.has_images == "inside":
+            yield f"images.field is for images beside the texts, and those of {shape.name} stand in them; take it out, it would change nothing."
         for key, value in (("max_pixels", given.max_pixels), ("max_images", given.max_images)):
             if value is not None and value < 1:
                 yield f"images.{key} is {value}; it must be 1 at least."

@@ -7,8 +7,11 @@ from typing import Any
 
 from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shapes.merging import holds_null
+from mdsmix.shapes.pictures import NOTHING
 
-PLACEHOLDERS = ("<image>", "<video>", "<audio>")
+TAG = "</img>"
+"Ends a path in the texts of Qwen-VL; HTML has none."
+PLACEHOLDERS = ("<image>", "<video>", "<audio>", TAG)
 "Strings that stand for a medium in finetuning records; a stream of tokens trains them as text."
 MOST_FIELDS = 64
 "Fields that are counted by name in a work unit; a record may have any names, and the rest are counted as `...`."
@@ -18,8 +21,9 @@ OTHERS = "..."
 class Noticed:
     """Counts, over the records of a work unit in their order."""
 
-    def __init__(self, read: Iterable[str] = ()) -> None:
-        self._read = frozenset(read)
+    def __init__(self, read: Iterable[str] = (), one_of: Sequence[str] = ()) -> None:
+        """`one_of`: of these fields the first is read that is not empty."""
+        self._read, self._one_of = frozenset(read), one_of
         self.unread: dict[str, int] = {}
         'Field -> records in which it is there, not read, and not empty (null, "", [] or {}).'
         self.unseen: dict[str, int] = {}
@@ -50,6 +54,10 @@ class Noticed:
                         known = name in unread or len(unread) < MOST_FIELDS
                         name = name if known else OTHERS
                         unread[name] = unread.get(name, 0) + 1
+            if self._one_of and type(record) is dict:
+                filled = [name for name in self._one_of if record.get(name) not in NOTHING]
+                for name in filled[1:]:
+                    unread[name] = unread.get(name, 0) + 1
 
     def look_at_columns(self, filled: Mapping[str, int], unseen: Mapping[str, int]) -> None:
         """What a format says of fields that it passed over; of those `unseen` nothing tells whether they are empty."""

@@ -92,7 +92,7 @@ def fields_parsed(encoding: Encoding) -> frozenset[str]:
 def _reads(encoding: Encoding) -> Iterator[Field | Where]:
     """All that looks at a record by the names of its fields."""
     yield from map(parse, filter(None, (*encoding.fields.values(), encoding.id)))
-    if encoding.images:
+    if encoding.images and _is_beside(encoding):
         yield from map(parse, image_fields(encoding))
     if encoding.where:
         yield parse_where(encoding.where)
@@ -101,6 +101,16 @@ def _reads(encoding: Encoding) -> Iterator[Field | Where]:
 def image_fields(encoding: Encoding) -> tuple[str, ...]:
     """The fields that may hold the images of a record."""
     return tuple(encoding.images.get("field", FIELDS))
+
+
+def fields_rivalling(encoding: Encoding) -> tuple[str, ...]:
+    """Fields of images of which one is read: the first that holds any, where the recipe names none."""
+    usual = encoding.images and "field" not in encoding.images and _is_beside(encoding)
+    return FIELDS if usual else ()
+
+
+def _is_beside(encoding: Encoding) -> bool:
+    return shape_of(encoding).has_images != "inside"
 
 
 def _shapes(encoding: Encoding) -> Iterator[Shape]:

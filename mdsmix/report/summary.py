@@ -10,6 +10,7 @@ from mdsmix.convert.outcome import Outcome
 from mdsmix.kinds import kind_of, shape_of
 from mdsmix.kinds.fingerprints import DUPLICATE
 from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
+from mdsmix.kinds.noticed import TAG
 from mdsmix.report.card import packed
 from mdsmix.report.sampled import budget_json, said_of_budget, said_of_sample
 from mdsmix.report.table import print_table
@@ -45,7 +46,6 @@ TELLING = (
     "messages.content beside tool_calls",
 )
 "Fields by which LLaMA-Factory, OpenAI, TRL and others say what a record means: without them it trains something else."
-IMAGES = "say images: {} in the stream, which reads the images"
 TEXT = "take it into the records' text"
 COLUMNS = (
     Column("stream", "text"),
@@ -235,8 +235,8 @@ def _unread(records: Records, encoding: Encoding) -> Iterator[str]:
     for name in TELLING:
         if n := filled.get(name, 0) or records.unseen.get(name, 0):
             yield (
-                f"WARNING: {n:,} records have a field {name} that is not read, so they are trained as if it were not there: "
-                f"{IMAGES if name in FIELDS else TEXT}, or leave those records out"
+                f"WARNING: {plural(n, 'record')} {'has' if n == 1 else 'have'} a field {name} that is not read, so they are trained as if it "
+                f"were not there: {_images(encoding) if name in FIELDS else TEXT}, or leave those records out"
             )
     for key, n in records.nulls.items():
         yield (
@@ -248,8 +248,19 @@ def _unread(records: Records, encoding: Encoding) -> Iterator[str]:
         yield f"WARNING: {hold}, which is trained as text: {_not_read(name, encoding)}"
 
 
+def _images(encoding: Encoding) -> str:
+    """What would read a field of images."""
+    if not encoding.images:
+        return "say images: {} in the stream, which reads the images"
+    if shape_of(encoding).has_images == "inside":
+        return "shape: llava reads the images of a field"
+    return "name all fields of images in images.field"
+
+
 def _not_read(placeholder: str, encoding: Encoding) -> str:
     """Why nothing took the placeholder's place, and what would."""
+    if placeholder == TAG:
+        return "shape: qwen_vl reads the image whose path stands between <img> and </img>"
     if placeholder != PLACEHOLDER:
         return "no image, video or sound is read"
     if not encoding.images:

@@ -11,11 +11,16 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from ast import literal_eval
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
+
+import orjson
 
 from mdsmix.record import Conversation, Message, PicturedConversation, RichConversation
 from mdsmix.shapes.base import Fault, Fields, Shape, refusing
@@ -27,8 +32,8 @@ PLACEHOLDER = "<image>"
 "Stands for the next image of the record in the texts of LLaVA, Qwen2.5-VL, ms-swift and LLaMA-Factory."
 FIELDS = ("images", "image")
 "Fields of a record that hold its images, where a recipe names none: the first that is there and not null."
-NO_IMAGE = {"bytes": None, "path": None}
-"What some writers of parquet make of an image that is not there."
+NOTHING: tuple[Any, ...] = (None, [], "", {"bytes": None, "path": None})
+"What a field without images holds: the last is what some writers of parquet make of one that is not there."
 KINDS = frozenset({"image", "image_url", "input_image"})
 "Types of a part that is an image."
 TEXTS = frozenset({"text", "input_text", "output_text"})
@@ -60,19 +65,16 @@ def _read(
 ) -> Any:
     given = [image for value in _held(record, names) for image in images_of(value)]
     lists = [fields[key] for key in keys if isinstance(record.get(fields[key]), list)]
-    mark, found = PLACEHOLDER, list[Image]()
-    if any(_has_list(message) and _has_images(message) for n in lists for message in record[n]):
-        mark = _unused(record, lists)
-        found = given
-        given = []
-        rest = iter(found)
-        record = dict(record)
-        for name in lists:
-            record[name] = [_flat(message, mark, rest, given) for message in record[name]]
-        if next(rest, None) is not None:
-            raise Fault(
-                "image_count", placeholders=len(given), images=len(given) + 1 + len([*rest])
-            )
+    mark, said = PLACEHOLDER, [message for name in lists for message in record[name]]
+    if any(map(_has_list, said)):
+        beside, placed_here = _Beside(given), list[Image]()
+        has_images = any(map(_has_images, said))
+        mark = _unused(said) if has_images else PLACEHOLDER
+        flat = (_flat(message, mark, beside, placed_here) for message in said)
+        record = record | {name: [*islice(flat, len(record[name]))] for name in lists}
+        if has_images:
+            beside.refuse_left(len(placed_here))
+            given = placed_here
     conversation = read(record, fields, **options)
     return conversation if isinstance(conversation, str) else placed(conversation, given, mark)
 
@@ -95,12 +97,21 @@ def images_of(value: Any) -> Iterator[Image]:
     """The images that a field holds: one, or a list of them; Fault where something in it is none."""
     if value is None:
         return
+    value = _listed(value) if isinstance(value, str) and value[:1] == "[" else value
     for number, each in enumerate(value if isinstance(value, list) else [value]):
         try:
             yield image_of(each)
         except Fault as fault:
             fault.detail["image_number"] = number
             raise
+
+
+def _listed(text: str) -> Any:
+    """The list that a cell of a csv says, as JSON or as Python writes it; the text where it says none."""
+    for read in (orjson.loads, literal_eval):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return read(text)
+    return text
 
 
 def image_of(value: Any) -> Image:
@@ -155,7 +166,7 @@ def _held(record: Any, names: Sequence[str]) -> Iterator[Any]:
             value = parse(name).find(record)
         except Unfound:
             continue
-        if value not in (None, [], "", NO_IMAGE):  # "": of a csv
+        if value not in NOTHING:
             yield value
             if names == FIELDS:
                 return
@@ -181,26 +192,50 @@ def _is_image(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in KINDS
 
 
-def _unused(record: Mapping[str, Any], lists: Sequence[str]) -> str:
-    """A mark that no text of the record holds."""
-    mark, said = "\0image\0", repr([record[name] for name in lists])
+def _unused(messages: Sequence[Any]) -> str:
+    """A mark that no text of the messages holds."""
+    mark, said = "\0image\0", repr(messages)
     while repr(mark)[1:-1] in said:
         mark = f"\0{mark}"
     return mark
 
 
-def _flat(message: Any, mark: str, rest: Iterator[Image], found: list[Image]) -> Any:
+class _Beside:
+    """The images of a record's field, for parts that bring none: the one that the part's `index` names, else the next one."""
+
+    def __init__(self, images: Sequence[Image]) -> None:
+        self._images, self._left = images, list(range(len(images)))
+
+    def take(self, index: Any, found: Sequence[Image]) -> Image:
+        number = index if type(index) is int else next(iter(self._left), None)
+        if number is None:
+            raise Fault("image_count", placeholders=len(found) + 1, images=len(found))
+        if not 0 <= number < len(self._images):
+            raise Fault(
+                "bad_image", why=f"its part says index {number}, of {len(self._images)} images"
+            )
+        if number in self._left:
+            self._left.remove(number)
+        return self._images[number]
+
+    def refuse_left(self, count: int) -> None:
+        """Fault where one of them stands nowhere."""
+        if self._left:
+            raise Fault("image_count", placeholders=count, images=count + len(self._left))
+
+
+def _flat(message: Any, mark: str, beside: _Beside, found: list[Image]) -> Any:
     """The message with the mark for each of its images, which are added to `found`: those that a part brings with it, and of
-    `rest` for a part that brings none."""
+    `beside` for a part that brings none."""
     flat = dict(message) if isinstance(message, Mapping) else message
     for key, parts in _contents(message):
-        texts = [_as_text(part, mark, rest, found) for part in parts]
+        texts = [_as_text(part, mark, beside, found) for part in parts]
         is_plain = all(part["type"] == "text" and len(part) == 2 for part in texts)
         flat[key] = "".join([part["text"] for part in texts]) if is_plain else texts
     return flat
 
 
-def _as_text(part: Any, mark: str, rest: Iterator[Image], found: list[Image]) -> dict[str, Any]:
+def _as_text(part: Any, mark: str, beside: _Beside, found: list[Image]) -> dict[str, Any]:
     if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
         raise Fault("content_not_text")
     if not _is_image(part):
@@ -210,9 +245,7 @@ def _as_text(part: Any, mark: str, rest: Iterator[Image], found: list[Image]) ->
         return {key: value for key, value in part.items() if value is not None}
     given = next((part[key] for key in _SOURCES if part.get(key) is not None), None)
     if given is None:
-        given = next(rest, None)
-        if given is None:
-            raise Fault("image_count", placeholders=len(found) + 1, images=len(found))
+        given = beside.take(part.get("index"), found)
     elif "base64" in part and given is part["base64"]:
         given = _decoded(given)
     found.append(image_of(given))
