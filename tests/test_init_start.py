@@ -70,7 +70,8 @@ def test_it_shows_a_record_as_it_is_trained_and_says_what_it_leaves(
     assert "wrote recipe.yaml" in answer.out
     for sentence in (
         "data/empty.jsonl is empty",
-        "no data by their names: data/README.md",
+        "no data by their names: data/README.md (one that is named itself is known by how it begins)",
+        "not read of web: url",
         "hidden files were left alone: 1",
         "data/odd.jsonl is of no known shape; its records have the fields html, score",
         "text: there is no field text (or raw_content, txt, content, document, body)",
@@ -135,7 +136,11 @@ REFUSED: dict[str, tuple[str, int, str]] = {
     "binary": ("\x7fELF\x00\x01", 2, "binary is of no format that mdsmix reads: its name does not tell"),
     "odd.jsonl": ('{"html": 1}\n', 2, "odd.jsonl is of no known shape; its records have the fields html."),
     "list.jsonl": ("[1]\n", 2, "list.jsonl holds no record that is an object"),
-    "bad.jsonl": ("bad\n", 2, "bad.jsonl holds no record that is an object (1 not_json)"),
+    "bad.jsonl": ("bad\n", 2, "bad.jsonl holds no record that is an object (1 not_json)."),
+    "array.jsonl": ('[{"text": "a"}]\n', 2, "(other values); it begins as JSON does: name it by what it is"),
+    "shards.jsonl": ("PAR1", 2, "it begins as parquet does: name it by what it is, or say so by source.format."),
+    "pretty.jsonl": ('{\n "text": "a"\n}\n', 2, "in JSON Lines a record stands on one line, as `jq -c .` writes it"),
+    "latin.txt": ("K\xe4se", 2, "(1 invalid_utf8); text is read as UTF-8, as `iconv -f LATIN1 -t UTF-8` writes it"),
     "broken.jsonl.gz": ("no gzip", 4, "broken.jsonl.gz"),
 }  # fmt: skip
 

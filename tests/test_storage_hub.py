@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub.errors import OfflineModeIsEnabled
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.sources import find, plan, read
@@ -87,3 +88,18 @@ def test_what_is_not_there_or_cannot_be_is_a_sentence(tmp_path: Path, hub: Hub) 
         locate("hf://datasets/org/name/a.jsonl").write(b"x")
     with pytest.raises(Unreachable, match="cannot be read from the hub"):
         locate("hf://datasets/org/other/a.jsonl").open()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConnectionError("(MaxRetryError('HTTPConnectionPool(...)'), '(Request ID: 1)')"), "does not answer .ConnectionError.; see to the network"),
+        (TimeoutError("(Request ID: 1)"), "does not answer .TimeoutError.; see to the network"),
+        (OfflineModeIsEnabled("Cannot reach https://hub: offline mode is enabled."), "HF_HUB_OFFLINE is set: unset it"),
+    ],
+)  # fmt: skip
+def test_a_hub_that_is_not_reached_is_said_in_our_words(error: OSError, said: str) -> None:
+    with pytest.raises(Unreachable, match=said) as told, storage_hub._explained("hf://a"):
+        raise error
+    assert "Request ID" not in str(told.value)
+    assert "offline mode" not in str(told.value)

@@ -169,7 +169,7 @@ def _print(begun: Begun, out: str | None) -> None:
         if (pieces := begun.trials[draft.name].pieces) is not None:
             runs = [(text, STYLES[form]) for text, form in shown(segments(pieces), decoder)]
             console.print(_cut(Text.assemble(*runs)), soft_wrap=True)
-    for line in [*begun.left_out, *begun.unknown]:
+    for line in [*begun.not_read, *begun.left_out, *begun.unknown]:
         echo(line, err=True)
     if out:
         echo(f"wrote {out}; next: mdsmix convert {out}")

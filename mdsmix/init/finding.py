@@ -55,7 +55,8 @@ class Found:
         named = ", ".join(self.no_data[:MOST_NAMED])
         more = len(self.no_data) - MOST_NAMED
         rest = f" and {more} more" if more > 0 else ""
-        return [*self.left_alone, *([f"no data by their names: {named}{rest}"] if named else [])]
+        said = f"no data by their names: {named}{rest} (one that is named itself is known by how it begins)"
+        return [*self.left_alone, *([said] if named else [])]
 
 
 def find_data(names: Sequence[str], base: Path, but: Collection[Location] = ()) -> Found:

@@ -24,6 +24,7 @@ from mdsmix.init.writing import Top, text_of
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.sources import size_of
+from mdsmix.sources.rows import begins_as
 from mdsmix.storage import locate
 from mdsmix.words import plural, printable
 
@@ -33,6 +34,8 @@ LONGEST = 8192
 BYTES_PER_TOKEN = 4
 FEWEST_ROWS = 8
 "Documents that fill fewer rows than this are not joined: what is left behind the last full row would be too much of them."
+OF_TAR = "__key__"
+"What a sample of a tar is called: no content."
 MOST_SHOWN = 12
 "Fields or paths that a line names."
 
@@ -70,6 +73,13 @@ class Begun:
     "Sentences on what is in no stream."
     unknown: Sequence[str] = field(default_factory=list)
     "Lines on files of no known shape: what they hold, and what the nearest shapes lack."
+
+    @property
+    def not_read(self) -> Iterator[str]:
+        """Lines on fields that hold something and are in no token."""
+        for name, trial in self.trials.items():
+            if unread := [field for field in trial.unread if field != OF_TAR]:
+                yield f"not read of {name}: {_named(unread)}"
 
 
 def begin(asked: Asked) -> Begun:
@@ -236,7 +246,7 @@ def _unknown(head: Head, best: Sequence[Guess]) -> Iterator[str]:
     """A file of no known shape: what it holds, and what the nearest shapes would want."""
     if not head.fields:
         reasons = ", ".join(f"{n} {reason}" for reason, n in head.bad.most_common())
-        yield f"{head.file.name} holds no record that is an object ({reasons or 'other values'})"
+        yield f"{head.file.name} holds no record that is an object ({reasons or 'other values'}){_instead(head)}"
         return
     yield f"{head.file.name} is of no known shape; its records have the fields {_named(head.fields)}"
     for guess in nearest(best):
@@ -247,6 +257,18 @@ def _unknown(head: Head, best: Sequence[Guess]) -> Iterator[str]:
             why = ", ".join(f"{n} {reason}" for reason, n in guess.reasons.items())
             read = ", ".join(guess.fields.values()) or "all fields"
             yield f"  {guess.shape.name}: of {guess.of} records {guess.read} can be read by {read} ({why})"
+
+
+def _instead(head: Head) -> str:
+    """What a file without a record may be, and what to do."""
+    looks = begins_as(head.file)
+    if looks == "JSON Lines":
+        return "; in JSON Lines a record stands on one line, as `jq -c .` writes it"
+    if looks:
+        return f"; it begins as {looks} does: name it by what it is, or say so by source.format"
+    if "invalid_utf8" in head.bad:
+        return "; text is read as UTF-8, as `iconv -f LATIN1 -t UTF-8` writes it"
+    return ""
 
 
 def _spelled(guess: Guess, key: str) -> str:

@@ -264,11 +264,16 @@ _MAGIC = {
 }
 
 
-def no_such_file(file: SourceFile, what: str, error: Exception) -> Unreachable:
-    """A file that is not what it is read as, or not whole."""
+def begins_as(file: SourceFile) -> str:
+    """What a file is by its first bytes, as a person calls it; empty where they do not tell."""
     with file.open() as stored:
         head = stored.read(8)
-    looks = next((name for magic, name in _MAGIC.items() if head.lstrip().startswith(magic)), "")
+    return next((name for magic, name in _MAGIC.items() if head.lstrip().startswith(magic)), "")
+
+
+def no_such_file(file: SourceFile, what: str, error: Exception) -> Unreachable:
+    """A file that is not what it is read as, or not whole."""
+    looks = begins_as(file)
     hint = f"; it begins as {looks} does" if looks and looks not in what else ""
     reason = " ".join(str(error).split()).rstrip(".")
     return Unreachable(

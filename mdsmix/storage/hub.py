@@ -164,8 +164,20 @@ def _explained(url: str) -> Iterator[None]:
     except (Unreachable, FileNotFoundError):
         raise
     except (OSError, ValueError) as error:  # huggingface_hub's own are both
-        said = " ".join(str(error).split())[:300]
-        raise Unreachable(
-            f"{url} cannot be read from the hub ({type(error).__name__}: {said}): check its name, the login (HF_TOKEN) and "
-            "HF_HUB_OFFLINE, or copy the files and name these"
-        ) from None
+        raise Unreachable(f"{url} cannot be read from the hub{_why(error)}") from None
+
+
+def _why(error: Exception) -> str:
+    """Whether the hub was asked at all and answered, and else what it said: clients differ in how they name and word the first two."""
+    name = type(error).__name__
+    if name == "OfflineModeIsEnabled":
+        return ", which is not asked while HF_HUB_OFFLINE is set: unset it, or copy the files and name these"
+    if any(word in name for word in ("Connect", "Timeout", "Proxy")):
+        from huggingface_hub import constants
+
+        return (
+            f": {constants.ENDPOINT} does not answer ({name}); see to the network, its proxy and HF_ENDPOINT, or copy the files "
+            "and name these"
+        )
+    said = " ".join(str(error).split())[:300]
+    return f" ({name}: {said}): check its name and the login (HF_TOKEN), or copy the files and name these"
