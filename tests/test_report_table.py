@@ -96,3 +96,15 @@ def test_a_cell_steers_no_terminal_and_is_no_emoji() -> None:
     table = Table(columns=(Column("stream", "text"),), rows=[("a\x1b[2J\nb :smile: [red]",)])
     print_table(table, Console(file=out, width=80))
     assert "a\\x1b[2J\\nb :smile: [red]" in out.getvalue()
+
+
+def test_wide_letters_take_two_places_and_a_terminal_without_a_rule_has_dashes() -> None:
+    raw = io.BytesIO()
+    table = Table(columns=(Column("n", "text"), Column("tokens")), rows=[("日", 7), ("ab", 12)])
+    plain = io.TextIOWrapper(raw, "ascii", "replace")
+    print_table(table, Console(file=plain, width=80))
+    out = io.StringIO()
+    print_table(table, Console(file=out, width=80))
+    wide = ["", "  n    tokens", " ─────────────", "  日        7", "  ab       12", ""]
+    assert [line.rstrip() for line in out.getvalue().splitlines()] == wide
+    assert b" ------" in raw.getvalue(), "what its encoding lacks"

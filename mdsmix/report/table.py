@@ -11,7 +11,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from mdsmix.table import Table, cells, shown
+from rich.cells import cell_len
+
+from mdsmix.table import Table, cells
 from mdsmix.words import printable
 
 if TYPE_CHECKING:
@@ -19,9 +21,20 @@ if TYPE_CHECKING:
 
 
 def print_table(table: Table, console: Console) -> None:
-    """The table. On a terminal that is too narrow it is folded: as many columns as fit, the others below, no digit lost."""
-    for columns in _folds(table, console.width if console.is_terminal else 10_000):
-        _print_columns(table, columns, console)
+    """The table. On a terminal that is too narrow it is folded: as many columns as fit, the others below, no digit lost. A
+    single column that is too wide goes over the edge."""
+    rule = "-" if console.options.ascii_only else "─"
+    columns = [_aligned(table, i) for i in range(len(table.columns))]
+    for group in _folds(columns, console.width if console.is_terminal else 10_000):
+        head, *rows = (
+            f" {' '.join(line)} " for line in zip(*(columns[i] for i in group), strict=True)
+        )
+        width = cell_len(head)
+        if table.rows and table.total:
+            rows.insert(-1, " " * width)
+        console.out(" " * width)
+        console.out(head, style="bold", highlight=False)
+        console.out(f" {rule * (width - 2)} ", *rows, " " * width, sep="\n", highlight=False)
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]], console: Console) -> None:
@@ -54,10 +67,19 @@ def folded(line: str, indent: str, width: int | None) -> list[str]:
     return wide.wrap(line) or [indent]
 
 
-def _folds(table: Table, width: int) -> Iterator[list[int]]:
-    """Groups of columns that fit; each begins with the first one, which names the rows."""
-    # A blank on both sides of each, one between, and one at either edge.
-    widths = [max(map(len, cells(table, i))) + 3 for i in range(len(table.columns))]
+def _aligned(table: Table, i: int) -> list[str]:
+    """All cells of a column, its heading first, of one width on a terminal, a blank on both sides: words on the left."""
+    texts = cells(table, i)
+    widest = max(map(cell_len, texts))
+    blanks = [" " * (widest - cell_len(text)) for text in texts]
+    if table.columns[i].form == "text":
+        return [f" {text}{blank} " for text, blank in zip(texts, blanks, strict=True)]
+    return [f" {blank}{text} " for text, blank in zip(texts, blanks, strict=True)]
+
+
+def _folds(columns: Sequence[Sequence[str]], width: int) -> Iterator[list[int]]:
+    """Groups of columns that fit, a blank before and after each; each begins with the first one, which names the rows."""
+    widths = [cell_len(column[0]) + 1 for column in columns]
     group: list[int] = [0]
     for column in range(1, len(widths)):
         if len(group) > 1 and sum(widths[i] for i in group) + widths[column] + 1 > width:
@@ -65,26 +87,3 @@ def _folds(table: Table, width: int) -> Iterator[list[int]]:
             group = [0]
         group.append(column)
     yield group
-
-
-def _print_columns(table: Table, columns: Sequence[int], console: Console) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as Lines
-    from rich.text import Text
-
-    lines = Lines(box=SIMPLE_HEAD)
-    for i in columns:
-        column = table.columns[i]
-        lines.add_column(
-            column.heading, justify="left" if column.form == "text" else "right", no_wrap=True
-        )
-    for row in table.rows:
-        lines.add_row(*(Text(shown(table.columns[i], row[i])) for i in columns))
-    if table.total:
-        lines.add_section()
-        lines.add_row(*(Text(shown(table.columns[i], table.total[i])) for i in columns))
-    # A single column that is too wide goes over the edge rather than lose digits.
-    whole = console.measure(lines, options=console.options.update(max_width=10_000)).maximum
-    before, console.width = console.width, max(console.width, whole)
-    console.print(lines)
-    console.width = before
