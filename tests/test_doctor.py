@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from importlib import metadata
 from pathlib import Path
@@ -52,6 +53,23 @@ def test_each_thing_that_fails_is_named_and_hides_no_other(recipe: Path, tmp_pat
     assert code == 4
     failed = {what for what, state in found.items() if state == "problem"}
     assert failed >= {"tokenizer", "source of web", f"target {tmp_path / 'file' / 'mix'}"}
+
+
+def test_credentials_that_are_missing_are_told_once(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    other = "streams.old={kind: pretraining, source: {path: s3://bucket/old.jsonl, text: text}}"
+    answer = mdsmix("doctor", recipe, "remote=s3://bucket/mix", other)
+    (said,) = [line for line in answer.out.splitlines() if line.startswith("problem")]
+    assert said.startswith("problem  store: ")
+    assert "no credentials were found" in said
+    assert said.endswith("; nothing that lies in a bucket was looked at")
+    assert "ok       source of web" in answer.out, "what lies on a disk is looked at"
+    assert answer.code == 4
 
 
 def test_a_stream_that_others_made_has_to_be_there(recipe: Path, tmp_path: Path) -> None:

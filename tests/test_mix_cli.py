@@ -6,17 +6,19 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from mdsmix.cli.check import print_findings
 from mdsmix.cli.main import app
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.mix.check import findings
+from mdsmix.mix.findings import Finding
 from mdsmix.mix.view import view_streams
+from mdsmix.report.findings import print_findings
 from tests.corpus import train_tokenizer
 from tests.published import (
     CONCAT,
@@ -263,6 +265,27 @@ def test_on_a_terminal_the_fix_stands_on_its_own_line(
     plain = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     assert plain.startswith("error columns-loader [plain, chat]\n  plain (tokens)")
     assert "\n  Fix: train both kinds with the finetuning" in plain
+
+
+def test_on_a_terminal_like_findings_stand_under_one_heading(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some = [Finding(id="rows-cut", severity="note", streams=(n,), message=f"{n} is cut.", why="Lost. " * 30, fix="split it") for n in "ab"]  # fmt: skip
+    last = Finding(id="other", severity="note", streams=("c",), message="c is odd.", why="", fix="")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    for fixes in (1, 2):
+        some[0] = replace(some[0], fix="split it" if fixes == 1 else "cut it")
+        print_findings([*some, last])
+        lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+        assert lines[0] == "note rows-cut (2 times)"
+        assert "note other [c]" in lines
+        assert "".join(lines).count("Lost.") == 30, "what all have in common is said once"
+        assert [line for line in lines if line.startswith("  - ")] == ["  - a is cut.", "  - b is cut."]  # fmt: skip
+        assert "".join(lines).count("Fix: split it") == 1
+        assert "".join(lines).count("Fix: cut it") == fixes - 1
+        assert all(line.startswith("  ") for line in lines if not line.startswith("note"))
+        assert max(map(len, lines)) <= 80
 
 
 def _raised(result: Result) -> None:

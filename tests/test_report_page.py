@@ -286,7 +286,7 @@ def test_an_encoder_decoder_has_a_page_too(tmp_path: Path, tokenizer_folder: Pat
 
 
 def test_streams_without_samples_manifest_or_tokenizer_are_shown_as_far_as_known(
-    tmp_path: Path,
+    tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5)
     publish(tmp_path / "bare", CONCAT, [TOKEN_ROW] * 5, card=None)
@@ -296,6 +296,13 @@ def test_streams_without_samples_manifest_or_tokenizer_are_shown_as_far_as_known
     assert page.samples[0].ids == TOKEN_ROW["tokens"]
     assert page.samples[0].text == "".join(map(str, TOKEN_ROW["tokens"])), "ids, undecoded"
     assert "No manifest counts its lengths." in page.text
+    assert page.text.count("ids alone, since no tokenizer of it is known here: --tokenizer") == 4
+    named = ("--tokenizer", tokenizer_folder, "--no-preview")
+    page, _ = report(*urls, "-n", 1, *named, out=tmp_path / "r.html")
+    assert page.samples[0].ids == TOKEN_ROW["tokens"]
+    assert page.samples[0].text != "".join(map(str, TOKEN_ROW["tokens"])), "as text"
+    assert "ids alone" not in page.text
+    assert f"--tokenizer {tokenizer_folder} --no-preview" in page.text
 
 
 def test_names_of_streams_steer_nothing_either(tmp_path: Path) -> None:
@@ -327,7 +334,8 @@ def test_what_is_missing_or_damaged_is_said_and_the_rest_is_there(tmp_path: Path
     assert [s.stream for s in page.samples] != []
     assert "is damaged" in page.text
     page, answer = report(tmp_path / "web", tmp_path / "gone", out=tmp_path / "r.html", code=4)
-    assert "gone holds no published stream" in page.text
+    assert page.text.count("gone holds no published stream") == 1, "once, and referred to"
+    assert page.text.count("what could not be looked at is said at the top") >= 5
     assert answer.err.count("\n") == 1
 
 
@@ -345,6 +353,21 @@ def test_a_recipe_of_which_nothing_is_converted_is_planned(
     assert answer.err == f"error: {said}\n", "one cause, one sentence"
     assert said.replace("`", "") in page.text, "in code's letters, not in backticks"
     assert "Nothing is published yet." in page.text
+
+
+def test_a_stream_that_comes_to_nothing_leaves_the_others_their_page(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"text": f"Number {n} of them."} for n in range(50)])
+    write_jsonl(tmp_path / "b.jsonl", [{"text": ""}])
+    made = {name: documents(f"{name}.jsonl", layout="document") for name in "ab"}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=made)
+    assert mdsmix("convert", recipe, "--only", "a").code == 0
+    page, _ = report(recipe, *NUMBERS, "-n", 2, out=tmp_path / "r.html", code=4)
+    assert [sample.stream for sample in page.samples] == ["a", "a"]
+    assert "of 1 record of b that a plan looks at, none becomes a sample" in page.text
+    again = f"mdsmix report {recipe} --samples 2 --gpus 2 --batch 8"
+    assert again in page.text, "the command that makes it"
 
 
 def test_machines_are_those_given_or_as_many_as_the_batch_allows(tmp_path: Path) -> None:

@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from mdsmix.cli.options import AsJson, Estimated, Mixes, echo, echo_json
-from mdsmix.words import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mdsmix.mix.findings import Finding
     from mdsmix.mix.lock import Held
 
 REFUSED = 3
@@ -69,6 +65,7 @@ def check(
     from mdsmix.mix.overlap import findings as shared
     from mdsmix.mix.overlap import look, overlap_json, said
     from mdsmix.mix.view import view, view_streams
+    from mdsmix.report.findings import print_findings
     from mdsmix.report.progress import watching
     from mdsmix.report.shares import print_shares
 
@@ -102,27 +99,3 @@ def repeated(held: Held, at: int | None) -> list[str]:
     from mdsmix.load.resuming import repeats_after
 
     return repeats_after(held.was.loaders["train_loader"], held.now.loaders["train_loader"], at)
-
-
-def print_findings(found: Sequence[Finding], to_stderr: bool = False) -> None:
-    """One line a finding; on a terminal its parts stand out."""
-    import sys
-
-    if not (sys.stderr if to_stderr else sys.stdout).isatty():
-        for finding in found:
-            echo(str(finding), err=to_stderr)
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(stderr=to_stderr, highlight=False)
-    colours = {"error": "bold red", "warning": "yellow", "note": "cyan"}
-    for finding in found:
-        whose = f" [{', '.join(finding.streams)}]" if finding.streams else ""
-        line = Text.assemble(
-            (printable(f"{finding.severity} {finding.id}{whose}"), colours[finding.severity]),
-            f"\n  {printable(f'{finding.message} {finding.why}')}\n  ",
-            ("Fix: ", "bold"),
-            printable(finding.fix),
-        )
-        console.print(line)

@@ -50,13 +50,13 @@ def mix(
 
     Samples are copied byte for byte. The same streams, weights and seed give the same stream.
     """
-    from mdsmix.cli.check import print_findings
     from mdsmix.errors import MixRefused
     from mdsmix.kinds import open_recipe
     from mdsmix.mix.check import is_refused, verdict
     from mdsmix.mix.offline.existing import refuse_sources
     from mdsmix.mix.offline.plan import findings_on_streams, make_plan, view_training
     from mdsmix.mix.offline.run import mix_offline
+    from mdsmix.report.findings import print_findings
     from mdsmix.report.mixture import mixture_json, print_mixture
     from mdsmix.report.progress import watching
     from mdsmix.storage import locate

@@ -57,9 +57,9 @@ def plan(
 
     From indexes and manifests. Streams that are not converted are looked at, and told with their errors.
     """
-    from mdsmix.cli.check import print_findings
     from mdsmix.errors import MixRefused
     from mdsmix.mix.plan.make import Asked, make_plan, problems, see
+    from mdsmix.report.findings import print_findings
     from mdsmix.report.plan import plan_json, print_plan
     from mdsmix.words import plural
 

@@ -57,13 +57,13 @@ def render_yaml(
 ) -> None:
     """Check the mix of RECIPE and render it as train_loader, eval_loader and tokenizer of LLM-Foundry."""
     from mdsmix.bench.tuned import overrides_of
-    from mdsmix.cli.check import print_findings
     from mdsmix.errors import MixRefused
     from mdsmix.mix.check import as_json as report
     from mdsmix.mix.check import findings, is_refused, unseen, verdict
     from mdsmix.mix.lock import lock_of, place_of
     from mdsmix.mix.output import require_place, write
     from mdsmix.mix.render import refuse_recipe, render
+    from mdsmix.report.findings import print_findings
 
     if target := out or into:
         require_place(target)

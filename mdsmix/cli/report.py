@@ -30,6 +30,13 @@ def report(
         Optional[int],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
         batch_option("global_train_batch_size of the YAML, else 8 a device"),
     ] = None,
+    tokenizer: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="NAME",
+            help="Show the text of samples by this one; default: the one that made the streams, if this machine knows it.",
+        ),
+    ] = None,
     preview: Annotated[
         bool,
         typer.Option(help="The first global batches too: imports streaming, some seconds."),
@@ -47,7 +54,13 @@ def report(
 
     require_writable(out)
     asked = Asked(
-        samples=samples, seed=seed, nodes=nodes, gpus=gpus, batch=batch, has_preview=preview
+        samples=samples,
+        seed=seed,
+        nodes=nodes,
+        gpus=gpus,
+        batch=batch,
+        tokenizer=tokenizer,
+        has_preview=preview,
     )
     page = gather(targets, asked, lambda sentence: echo(sentence, err=True))
     size = write_page(out, page_html(page))

@@ -19,13 +19,21 @@ def diagnose(recipe: Recipe) -> Iterator[Diagnosis]:
     """One Diagnosis for each thing that is well, each that may go wrong and each that will. What is written is deleted again."""
     yield from machine()
     yield from tokenizer(recipe)
-    yield from stores(recipe)
+    buckets = list(stores(recipe))
+    yield from buckets
+    is_shut = any(diagnosis.state == "problem" for diagnosis in buckets)
     found: list[sources.SourceFile] = []
     for stream in recipe.streams.values():
-        yield from _stream(recipe, stream, found)
-    if recipe.sourced:
-        root = locate(str(recipe.remote or recipe.local))
+        if not (is_shut and _lies_in_bucket(recipe, stream)):
+            yield from _stream(recipe, stream, found)
+    root = locate(str(recipe.remote or recipe.local))
+    if recipe.sourced and not (is_shut and root.is_s3):
         yield from target(root, sum(file.stat.size for file in found))
+
+
+def _lies_in_bucket(recipe: Recipe, stream: StreamSpec) -> bool:
+    places = stream.source.path if stream.source else [recipe.published(stream)]
+    return any(str(place).startswith("s3://") for place in places)
 
 
 def tokenizer(recipe: Recipe) -> Iterator[Diagnosis]:

@@ -10,7 +10,8 @@ from mdsmix.recipe import Recipe
 
 
 def stores(recipe: Recipe) -> Iterator[Diagnosis]:
-    """Endpoint and credentials, where the recipe names a bucket at all."""
+    """Endpoint and credentials, where the recipe names a bucket at all. Without credentials all that lies in one would fail of the
+    same, so it is said once."""
     named = [recipe.remote or "", *(str(s.remote or "") for s in recipe.streams.values())]
     named += [path for s in recipe.sourced if s.source for path in s.source.path]
     if not any(name.startswith("s3://") for name in named):
@@ -21,4 +22,4 @@ def stores(recipe: Recipe) -> Iterator[Diagnosis]:
     try:
         yield ok("store", f"endpoint {shown_endpoint()}, credentials from {credentials_from()}")
     except MdsmixError as error:
-        yield problem("store", str(error))
+        yield problem("store", f"{error}; nothing that lies in a bucket was looked at")

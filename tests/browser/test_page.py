@@ -105,6 +105,8 @@ def test_it_is_whole_at_any_width_in_both_schemes(
         page = opened(name, width, scheme)
         page.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        high = page.locator(".brand, #scheme").evaluate_all("all => all.map(e => e.offsetHeight)")
+        assert max(high) < 48, "a word of the head is torn"
         page.evaluate(axe)
         found = page.evaluate("rules => axe.run({runOnly: {type: 'tag', values: rules}})", RULES)
         assert [(v["id"], v["nodes"][0]["html"]) for v in found["violations"]] == []

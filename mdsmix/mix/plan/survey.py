@@ -39,6 +39,7 @@ from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, Tokenizer
 from mdsmix.shards.mds import SHARD_BYTES, SHARD_ROWS, Layout
 from mdsmix.shards.shardfiles import compressed
 from mdsmix.sources import SourceFile, Unit
+from mdsmix.words import plural
 
 SPREAD = 1.0
 "The standard deviation of a record's tokens by their mean, as documents and chats have it: of a large sample it hardly matters."
@@ -92,7 +93,7 @@ def forecast(recipe: Recipe, spec: StreamSpec, tokenizer: Tokenizer, limit: int)
     places = [read_at(units[number], share, each, span, rows) for number, share in chosen.items()]
     if not any(place.tokens for place in places):
         raise RecipeError(
-            f"{sum(p.records for p in places)} records of {spec.name} were looked at, and none becomes a sample "
+            f"of {plural(sum(p.records for p in places), 'record')} of {spec.name} that a plan looks at, none becomes a sample "
             f"({_reasons(places)}): `mdsmix convert --only {spec.name} --limit 100` shows them."
         )
     whole = _forecast(encoding, tokenizer, files, units, places)

@@ -7,7 +7,7 @@ tells; what does not apply, as a plan of streams without a length, is a note on 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -72,7 +72,17 @@ class Asked:
     gpus: int | None = None
     "Devices of a node; None: as many as the batch is divided among."
     batch: int | None = None
+    tokenizer: str | None = None
+    "Of streams that do not name one that this machine knows."
     has_preview: bool = True
+
+    def options(self) -> Iterator[str]:
+        """Those that were given, as the command line spells them."""
+        for key in ("samples", "seed", "nodes", "gpus", "batch", "tokenizer"):
+            if (given := getattr(self, key)) != getattr(Asked(), key):
+                yield from (f"--{key}", str(given))
+        if not self.has_preview:
+            yield "--no-preview"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +183,7 @@ def _stream(asked: Asked, place: Place) -> OneStream:
     failed, found = list[MdsmixError](), None
     for choice in (Choice(count=asked.samples, seed=asked.seed), Choice(count=0)):
         try:
-            found = look(place.url, choice, None)
+            found = look(place.url, choice, asked.tokenizer)
             break
         except (Unreachable, Damaged) as error:
             failed.append(error)
@@ -228,9 +238,15 @@ def _check(page: Gathered) -> None:
 
 def _plan(page: Gathered) -> None:
     """By the same steps as `mdsmix plan`. What the check says too is no failure; RecipeError of what was given for the plan alone."""
-    asked = page.asked
     try:
         seen = _seen(page)
+    except (RecipeError, MixRefused, Unreachable, Damaged) as error:
+        page.notes["plan"] = str(
+            error
+        )  # as of a stream that comes to no sample: the others are shown
+        return
+    asked = page.asked
+    try:
         _machines(page, seen.mix.yaml.batch_size)
         if errors := problems(seen):
             page.notes["plan"] = (
@@ -273,8 +289,9 @@ def _preview(page: Gathered, say: Callable[[str], None]) -> None:
     if not page.asked.has_preview:
         page.notes["preview"] = "left out by --no-preview"
         return
-    if mix.tokenizer:
-        page.decoder = find_decoder(None, mix.tokenizer.hash)
+    if mix.tokenizer or page.asked.tokenizer:
+        hash = mix.tokenizer.hash if mix.tokenizer else None
+        page.decoder = find_decoder(page.asked.tokenizer, hash)
     say("the first batches: streaming and torch are imported, some seconds")
     try:
         page.preview = _previewed(mix, page)

@@ -51,6 +51,8 @@ class OneSample:
         gap = sum(run.gap for run in self.shown.runs)
         left = f", {gap:,} of them not shown" if gap else ""
         tokens = f"{plural(self.shown.tokens, 'token')}{left}, {self.shown.trained:,} trained"
+        if any(span.form == "id" for run in self.shown.runs for span in run.spans):
+            tokens += "; ids alone, since no tokenizer of it is known here: --tokenizer names one"
         if self.limit and self.shown.tokens > self.limit:
             tokens += f"; longer than max_seq_len ({self.limit:,}): the loader cuts it"
         return (

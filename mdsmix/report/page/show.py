@@ -9,7 +9,6 @@ import base64
 import hashlib
 import shlex
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,15 @@ from mdsmix import __version__
 from mdsmix.mix.shares_table import shares_table, title
 from mdsmix.mix.streams import Mix
 from mdsmix.recipe.read import parted
+from mdsmix.report.findings import alike
 from mdsmix.report.page import svg
 from mdsmix.report.page.batches import batches_of
 from mdsmix.report.page.gather import MOST_BAD, NOT_YET, ROWS, Gathered
 from mdsmix.report.page.mixture import figure, mix_rows, plan_of, ribbons
 from mdsmix.report.page.samples import samples_of
-from mdsmix.report.page.streams import drawn
+from mdsmix.report.page.streams import UNSEEN, drawn
 from mdsmix.table import Table, size_of
-from mdsmix.table import shown as told
+from mdsmix.table import shown as spelled
 from mdsmix.words import WRITTEN, plural, printable
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -68,7 +68,7 @@ def _environment() -> Environment:
     made.filters |= {
         "figure": figure,
         "size": size_of,
-        "told": told,
+        "told": spelled,
         "plural": plural,
         "ticks": ticks,
     }
@@ -97,14 +97,16 @@ def _context(page: Gathered) -> dict[str, Any]:
     css = [colours[s.place.name] for s in page.streams]
     samples, left_out = samples_of(page.streams, css)
     there = [s for s in page.streams if s.problem != NOT_YET or s.bad]
+    lost = [s for s in there if s.problem]
+    told = {s.problem for s in lost}
     return {
         "page": page,
         "version": __version__,
         "title": _title(page),
-        "command": shlex.join(["mdsmix", "report", *page.targets]),
+        "command": shlex.join(["mdsmix", "report", *page.targets, *page.asked.options()]),
         "svg": svg,
         "colours": colours,
-        "findings": [list(alike) for _, alike in groupby(page.findings, key=lambda f: f.id)],
+        "findings": alike(page.findings),
         "rows": list(mix_rows(page, colours)),
         "ribbons": list(ribbons(page, colours)),
         "shares": _shares(page.mix),
@@ -113,7 +115,8 @@ def _context(page: Gathered) -> dict[str, Any]:
         "streams": [drawn(each, colours[each.place.name]) for each in there],
         "plan": plan_of(page.plan),
         "preview": batches_of(page, colours),
-        "lost": [s for s in there if s.problem],
+        "lost": lost,
+        "notes": {part: UNSEEN if said in told else said for part, said in page.notes.items()},
         "most_bad": MOST_BAD,
         "rows_a_device": ROWS,
     }

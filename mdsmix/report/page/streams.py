@@ -7,10 +7,13 @@ from typing import Any
 from mdsmix.report.bad_records import BadRecords, Reason, bad_record_lines
 from mdsmix.report.lengths import by_power
 from mdsmix.report.page import svg
-from mdsmix.report.page.gather import MOST_BAD, OneStream
+from mdsmix.report.page.gather import MOST_BAD, NOT_YET, OneStream
 from mdsmix.report.page.places import TRAINED
 from mdsmix.shards.manifest import Manifest
 from mdsmix.words import plural
+
+UNSEEN = "Not known: what could not be looked at is said at the top."
+"In place of a failure's sentence wherever else it would stand."
 
 
 def drawn(stream: OneStream, css: str) -> dict[str, Any]:
@@ -26,6 +29,7 @@ def drawn(stream: OneStream, css: str) -> dict[str, Any]:
         "name": name,
         "css": css,
         "loader": "" if stream.place.loader == TRAINED else stream.place.loader,
+        "problem": NOT_YET if stream.problem == NOT_YET else UNSEEN,
         "index": found.index if found else None,
         "manifest": manifest,
         "lengths": _lengths(name, manifest, css) if manifest else None,

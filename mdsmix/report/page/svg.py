@@ -19,7 +19,7 @@ from mdsmix.words import plural, printable
 COLOURS = 10
 THINNEST = 1.2
 "Percent of the width that a bar of a histogram has at least."
-MOST_TICKS = 8
+MOST_TICKS = 7
 MOST_SHARDS = 96
 "Bars of shard sizes; more shards share a bar, which is as high as the largest of them."
 
