@@ -224,7 +224,7 @@ def test_a_shard_that_disappears_while_publishing_is_told(
     recipe: Path, split: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, first = publish(recipe, TEXTS)
-    monkeypatch.setattr("mdsmix.convert.unit._is_there", lambda *_: True)
+    monkeypatch.setattr("mdsmix.convert.results._is_there", lambda *_: True)
     (first / min(names(first))).unlink()
     with pytest.raises(Unreachable, match=r"was deleted from .* while the stream was being"):
         publish(recipe, edited(2))

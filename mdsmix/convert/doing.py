@@ -12,9 +12,10 @@ from dataclasses import replace
 from mdsmix.convert.dropping import find_dropped
 from mdsmix.convert.job import Job
 from mdsmix.convert.quarantine import bad_name, publish_quarantine
+from mdsmix.convert.results import UnitResult, recorded
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import list_stored, stored_at
-from mdsmix.convert.unit import UnitResult, UnitTask, open_tokenizer_backend, recorded
+from mdsmix.convert.unit import UnitTask, open_tokenizer_backend
 from mdsmix.convert.verdict import FirstUnits
 from mdsmix.convert.work import Work
 from mdsmix.encode.backends import Unequal, remember_unequal

@@ -21,9 +21,9 @@ from mdsmix.convert.doing import do_units
 from mdsmix.convert.dropping import find_dropped
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER, unsealed, write_sealed
+from mdsmix.convert.results import UnitResult
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import listing
-from mdsmix.convert.unit import UnitResult
 from mdsmix.convert.work import Work
 from mdsmix.errors import RecipeError
 from mdsmix.shards.counts import Records

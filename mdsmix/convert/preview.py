@@ -16,9 +16,9 @@ from mdsmix.convert.parts import learn
 from mdsmix.convert.planning import Options, plan, planned_jobs, source_hashes
 from mdsmix.convert.publish import is_published
 from mdsmix.convert.put import is_put
+from mdsmix.convert.results import recorded
 from mdsmix.convert.standing import Standing
 from mdsmix.convert.stored import listing
-from mdsmix.convert.unit import recorded
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.recipe import Recipe

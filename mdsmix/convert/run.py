@@ -32,11 +32,11 @@ from mdsmix.convert.planning import (
 from mdsmix.convert.processor_folder import publish_processor
 from mdsmix.convert.publish import publish
 from mdsmix.convert.quarantine import delete_stale_files
+from mdsmix.convert.results import UnitResult
 from mdsmix.convert.source_notes import note_objects
 from mdsmix.convert.standing import Standing, standing_of
 from mdsmix.convert.stored import listing
 from mdsmix.convert.tokenizer_folder import publish_tokenizer
-from mdsmix.convert.unit import UnitResult
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.convert.work import Work
 from mdsmix.encode.backends import known_unequal

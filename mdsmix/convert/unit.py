@@ -7,7 +7,7 @@ that was killed repeats none that was finished.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -17,18 +17,13 @@ from mdsmix.convert.hashes import are_kept, keep_hashes
 from mdsmix.convert.images import folders_of, keep_stamps, whole_content
 from mdsmix.convert.job import Job
 from mdsmix.convert.keys import Dropped, lines_key, window_key
-from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
+from mdsmix.convert.ledger import UnitRecord, pack_tokens, write_record
 from mdsmix.convert.marks import keep_mark
-from mdsmix.convert.packs import packed_record
 from mdsmix.convert.processor_folder import fetch_processor
-from mdsmix.convert.quarantine import (
-    bad_name,
-    is_kept,
-    keep,
-    kept_name,
-)
+from mdsmix.convert.quarantine import bad_name, keep
+from mdsmix.convert.results import UnitResult, find_record, recorded, tokens_of
 from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.convert.stored import Stored, stored_at
+from mdsmix.convert.stored import stored_at
 from mdsmix.convert.tally import Pace, Tally
 from mdsmix.convert.tokenizer_folder import at_hand
 from mdsmix.encode.backends import Backend, open_backend
@@ -40,10 +35,9 @@ from mdsmix.kinds.fingerprints import Fingerprints
 from mdsmix.kinds.reading import Reading, open_reading
 from mdsmix.overlap.marks import Marking
 from mdsmix.shards.ids import RowIds
-from mdsmix.shards.index import Shard, StoredFile
+from mdsmix.shards.index import Shard
 from mdsmix.shards.shardfiles import store_shards
 from mdsmix.sources import (
-    Content,
     Digests,
     RecordBatch,
     Unit,
@@ -57,19 +51,6 @@ STALE = (
     "{url} holds other records than when it was read before, and has the size and modification time that it had then: run the "
     "same command with --verify-source, which reads it again"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitResult:
-    """A unit that is done, by this run or by one before."""
-
-    content: Content
-    records: list[UnitRecord]
-    "One per window."
-    reused: int
-    "Records that were there already."
-    reused_tokens: int
-    "In their samples."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +104,7 @@ class UnitTask:
         if not records:  # no record starts in the unit
             records[0] = self._convert(0, iter(()), digests, attempt, reporter)
         done_now = [records[number] for number in windows]
-        kept = _tokens(records[number] for number in reused)
+        kept = tokens_of(records[number] for number in reused)
         return UnitResult(content=content, records=done_now, reused=len(reused), reused_tokens=kept)
 
     def _find(self, window: Window) -> UnitRecord | None:
@@ -139,54 +120,6 @@ class UnitTask:
     ) -> UnitRecord:
         dropped = self.dropped.get(number, b"")
         return _convert(self.job, self.unit, number, batches, digests, attempt, reporter, dropped)
-
-
-def find_record(job: Job, window: Window, dropped: bytes = b"") -> UnitRecord | None:
-    """The record of a finished window, None where the window is to be done (again): it never was, or its shards are gone."""
-    stored, key = stored_at(job), window_key(job, window, dropped)
-    record = _record(job.folder, key, stored)
-    if record is None or not job.trusts(record.backend):
-        return None
-    if record.records.bad and not _is_kept(job, bad_name(key, window)):
-        return None
-    files = [shard.stored for shard in record.shards]
-    files += [side.stored for side in record.side_files]
-    return record if all(_is_there(job, file) for file in files) else None
-
-
-def _record(folder: Location, key: str, stored: Stored | None) -> UnitRecord | None:
-    if stored and key not in stored.kept:
-        return stored.packed.record(key)
-    return read_record(folder, key) or packed_record(folder, key)
-
-
-def recorded(job: Job, content: Content, dropped: Dropped) -> UnitResult | None:
-    """The unit as it was done before, where every window of it was."""
-    windows = content.windows
-    records = [find_record(job, window, dropped.get(window.number, b"")) for window in windows]
-    done = [record for record in records if record]
-    if len(done) < len(records):
-        return None
-    kept = _tokens(done)
-    return UnitResult(content=content, records=done, reused=len(done), reused_tokens=kept)
-
-
-def _tokens(records: Iterable[UnitRecord]) -> int:
-    return sum(record.totals.tokens for record in records)
-
-
-def _is_kept(job: Job, name: str) -> bool:
-    stored = stored_at(job)
-    return kept_name(name) in stored.kept if stored else is_kept(job.folder, name)
-
-
-def _is_there(job: Job, file: StoredFile) -> bool:
-    """Asks versions first, because most shards are published; the target holds those that are not yet."""
-    if stored := stored_at(job):
-        return stored.has(file)
-    target, *versions = job.shard_folders
-    stats = ((place / file.basename).stat() for place in (*versions, target))
-    return any(stat and stat.size == file.bytes for stat in stats)
 
 
 def _lines(windows: Mapping[int, Window]) -> dict[int, str]:

@@ -4,6 +4,8 @@ from mdsmix.mix.checks import (  # noqa: F401, I001 - registered in the order in
     columns,
     images,
     tokens,
+    lengths,
+    samples,
     tokenizers,
     policies,
     weights,
