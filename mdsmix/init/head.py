@@ -50,13 +50,13 @@ def sizes(files: Iterable[SourceFile]) -> int:
 def fields_of_images(head: Head) -> tuple[str, ...]:
     """The fields at the top of the records that hold images; none where these are the usual ones, or there are none."""
     objects = [record for record in head.records if isinstance(record, dict)]
-    held = [name for name in head.fields if any(_is_image(record.get(name)) for record in objects)]
+    held = [name for name in head.fields if any(is_image(record.get(name)) for record in objects)]
     return () if set(held) & set(FIELDS) else tuple(held)
 
 
-def _is_image(value: Any) -> bool:
+def is_image(value: Any) -> bool:
     if isinstance(value, list):
-        return any(_is_image(each) for each in value if not isinstance(each, list))
+        return any(is_image(each) for each in value if not isinstance(each, list))
     if isinstance(value, dict):
         return value.keys() == {"bytes", "path"} and any(value.values())
     if isinstance(value, bytes):

@@ -17,8 +17,10 @@ from mdsmix.images.check import Bad
 from mdsmix.images.http import is_http
 from mdsmix.images.places import find
 from mdsmix.init.grouping import Draft
+from mdsmix.init.head import is_image
 from mdsmix.kinds.images import token_of
 from mdsmix.recipe import ImagesSpec
+from mdsmix.shapes.pictures import PLACEHOLDER
 from mdsmix.storage import Location
 from mdsmix.words import plural, printable
 
@@ -33,7 +35,7 @@ FIRST = 5
 def settled(draft: Draft, tokenizer: Tokenizer, folder: Path) -> tuple[Draft, list[str]]:
     """The stream with the keys that its images want, and sentences on what is not as it should be. `folder`: of the recipe."""
     if draft.images is None:
-        return draft, []
+        return draft, list(_unseen(draft))
     keys: dict[str, Any] = {}
     if draft.images:
         keys["field"] = draft.images[0] if len(draft.images) == 1 else list(draft.images)
@@ -57,6 +59,20 @@ def settled(draft: Draft, tokenizer: Tokenizer, folder: Path) -> tuple[Draft, li
         **draft.settings,
     }
     return replace(draft, settings=settings, notes=notes), list(_lost(draft, paths, lost))
+
+
+def _unseen(draft: Draft) -> Iterator[str]:
+    """Of a stream of text alone: which images of its records it leaves out, and what would take them."""
+    records = [record for record in draft.records if isinstance(record, dict)]
+    pairs = [pair for record in records for pair in record.items()]
+    held = {name: 1 for name, value in pairs if isinstance(value, bytes) and is_image(value)}
+    if held and len(draft.fields) == 1:
+        (text,) = draft.fields.values()
+        yield (
+            f"WARNING: {draft.name}: its records hold images in {', '.join(held)}, and a stream of text leaves them out: for images with their "
+            f'captions write kind: finetuning, source: {{path: ..., instruction: "{PLACEHOLDER}", output: {text}}}, '
+            f"images: {{field: [{', '.join(held)}]}}"
+        )
 
 
 def _note(draft: Draft, paths: Sequence[str], lost: Sequence[str]) -> str:

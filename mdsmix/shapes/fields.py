@@ -19,6 +19,8 @@ _STEP = _NAME + r"(?:\[-?\d{1,9}\])*"
 _PATH = re.compile(rf"{_STEP}(?:\.{_STEP})*")
 _STEPS = re.compile(r"\[(-?\d+)\]|(" + _NAME + ")")
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[^{}]+")
+_IMAGE = "<image>"
+"Names no field: a text without braces that holds it is the same for all records, as the question about each of many captioned images."
 _BRACES = {"{{": "{", "}}": "}"}
 
 
@@ -62,7 +64,7 @@ class Field:
 @lru_cache(maxsize=256)
 def parse(field: str) -> Field:
     """A field as a recipe names it; BadField where it is a template that cannot be read."""
-    if "{" in field or "}" in field:
+    if "{" in field or "}" in field or _IMAGE in field:
         return _template(field)
     if _PATH.fullmatch(field) and ("." in field or "[" in field):
         return path(field, [int(index) if index else name for index, name in _STEPS.findall(field)])
