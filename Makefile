@@ -73,8 +73,10 @@ tests-with-torch:
 	@said="$$(mktemp)"; $(BIN)/python -m pytest tests/with_torch > "$$said" 2>&1 && status=0 || status=$$?; \
 	echo; cat "$$said"; rm "$$said"; exit $$status
 
-soak: venv minio ## the kill tests at 100 moments each, other ones every time: 4 minutes
-	MDSMIX_TEST_KILLS=100 MDSMIX_TEST_SEED=$$RANDOM $(BIN)/python -m pytest tests/e2e/test_killed.py
+soak: venv minio ## the kill tests at 100 moments each, and the properties on other examples, other ones every time: 8 minutes
+	export MDSMIX_TEST_KILLS=100 MDSMIX_TEST_SEED=$$RANDOM; \
+	$(BIN)/python -m pytest tests/e2e/test_killed.py; \
+	$(BIN)/python -m pytest --ignore tests/with_torch -m hypothesis --hypothesis-seed $$MDSMIX_TEST_SEED
 
 mutants: mutants-env minio ## plant a sample of faults, list those that no test notices: 20 minutes; MUTANTS="--seed 2 encode"
 	.venv-mutants/bin/python -m tests.mutants $(MUTANTS)

@@ -27,6 +27,7 @@ from mdsmix.engines.memory import HEADROOM, MemoryBudget, resident
 from mdsmix.engines.tasks import TaskQueue
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.storage import waiting
+from tests.alarm import SECONDS
 from tests.tasks import call, in_work, run, settings, silent
 
 CREWS = pytest.mark.parametrize("workers", [1, 2, 3, 9])
@@ -377,7 +378,10 @@ def write_slowly(path: Path, attempt: Attempt, reporter: Reporter) -> None:
         raise
 
 
-def test_whoever_is_stopped_takes_back_what_is_half_written(tmp_path: Path) -> None:
+def test_whoever_is_stopped_takes_back_what_is_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "GRACE_SECONDS", SECONDS)
     half = tmp_path / "half"
     results = run([call(write_slowly, half), call(wait_for, half)], settings(2))
     next(results)

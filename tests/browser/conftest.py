@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome-stable", "google-chrome")  # fmt: skip
+MILLISECONDS = 300_000
+"What a page is waited for longer hangs: a busy machine takes seconds."
+expect.set_options(timeout=MILLISECONDS)
 WIDTHS = {"desktop": (1280, 900), "tablet": (800, 1000), "phone": (390, 844)}
 
 
@@ -43,7 +46,9 @@ def browser() -> Iterator[Browser]:
     named = os.environ.get("MDSMIX_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)  # fmt: skip
     root = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=named, args=root)
+        launched = playwright.chromium.launch(
+            executable_path=named, args=root, timeout=MILLISECONDS
+        )
         yield launched
         launched.close()
 
@@ -65,7 +70,7 @@ def opened(browser: Browser, pages: Path) -> Iterator[Open]:
         page.on("pageerror", lambda error: faults.append(f"error: {error}"))
         page.on("dialog", lambda dialog: faults.append(f"dialog: {dialog.message}"))
         page.on("request", lambda asked: asked.url in (at,) or asked.url.startswith("data:image/") or faults.append(f"request: {asked.url}"))  # fmt: skip
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(MILLISECONDS)
         page.goto(at)
         return page
 

@@ -15,7 +15,6 @@ from tests.docs.page import Counts
 from tests.docs.shell import command_folder
 from tests.with_torch.conftest import _own_numbers, _own_temporary  # noqa: F401
 
-os.environ.setdefault("PYTEST_XDIST_WORKER", "gw60")  # other tests with torch may run beside these
 COUNTS = Counts()
 
 

@@ -327,7 +327,7 @@ def test_credentials_that_are_renewed_in_their_file_in_mid_run_are_taken(
         )
     ]
     run_recipe(recipe)
-    assert 1 <= len(proxy.met()) <= 3
+    assert 1 <= len(proxy.met()) <= 32, "those that were under way"
     monkeypatch.undo()
     assert published(bucket, minio) == undisturbed
 

@@ -64,6 +64,8 @@ class Runs:
     replacing: str = ".index"
     "What is written only where an older stream is replaced."
     settings: tuple[str, ...] = ()
+    late: int = 0
+    "Records of killed workers that a store may have taken and not stored when they are looked for: one of each."
 
     def arguments(self, target: str) -> list[str]:
         place = f"{self.key}={self.root}/{target}"
@@ -110,7 +112,7 @@ def runs(
         settings = ("publish=versioned", drop)
         return Runs(recipe, "local", str(tmp_path / "out"), ".replaced", settings)
     bucket = request.getfixturevalue("bucket")
-    return Runs(recipe, "remote", f"s3://{bucket}", settings=(drop,))
+    return Runs(recipe, "remote", f"s3://{bucket}", settings=(drop,), late=2)
 
 
 def assert_readable(folder: Location) -> None:
@@ -142,8 +144,10 @@ def again(runs: Runs, target: str, expected: dict[str, bytes]) -> int:
         manifest = read_manifest(runs.folder(target, stream))
         assert manifest is not None
         kept = before[stream] & {part.key for part in manifest.parts}
-        is_done = f"{stream}: up to date, {runs.folder(target, stream)}" in answer.out
-        assert reused == (0 if is_done else len(kept)), answer.out
+        if f"{stream}: up to date, {runs.folder(target, stream)}" in answer.out:
+            assert not reused, answer.out
+        else:
+            assert 0 <= reused - len(kept) <= runs.late, answer.out
     assert runs.content(target) == expected
     return sum(said.values())
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / ".venv-foundry" / "bin" / "python"
 SCRIPTS = Path(__file__).with_name("scripts")
 SECONDS = 400
-IMPORTS = "import llmfoundry.cli.cli, composer.loggers, mdsmix.load"
+IMPORTS = "import llmfoundry.cli.cli, composer.loggers, mdsmix.load, tests.numbers; tests.numbers.count_apart()"
 SERVE = "import sys; sys.path.insert(0, sys.argv[1]); import serve; serve.main(int(sys.argv[2]))"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Iterator
-from itertools import count
 from typing import Any
 
 import pytest
@@ -20,14 +19,13 @@ for name in WITHOUT:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_numbers() -> Iterator[None]:
-    """Streaming takes the first number that is free, and of two processes that look at once one fails: each of the tests'
-    processes counts from another one on."""
+    """No other process takes a number of this one's datasets."""
     from streaming.base.shared import prefix
 
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
-    first = 100_000 * (1 + int(worker))
+    from tests.numbers import count_apart
+
+    count_apart()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefix, "_each_prefix_int", lambda: count(first))
         patch.setattr(prefix, "_check_and_find", _closing(prefix, prefix._check_and_find))
         yield
 
@@ -42,7 +40,9 @@ def _own_temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def programs() -> Iterator[Standing]:
     """Python programs that use the loader, in processes of their own."""
-    standing = Standing("import streaming, torch.distributed, mdsmix.load.loader")
+    standing = Standing(
+        "import torch.distributed, mdsmix.load.loader, tests.numbers; tests.numbers.count_apart()"
+    )
     yield standing
     standing.close()
 

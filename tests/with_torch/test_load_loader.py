@@ -281,8 +281,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _names(folder: Path, note: Path) -> bool:
-    """Notes of other runs come and go."""
-    with suppress(FileNotFoundError):
+    """Notes of other runs come and go, and those of other users are not to be read."""
+    with suppress(OSError):
         return str(folder).encode() in note.read_bytes()
     return False
 
