@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,17 +19,7 @@ from mdsmix.errors import MdsmixError, MixRefused, RecipeError, TooManyBadRecord
 from tests.converting import Answer, documents, mdsmix, write_recipe
 from tests.published import CONCAT, TOKEN_ROW, publish
 
-COMMANDS = (
-    "convert",
-    "check",
-    "render-yaml",
-    "mix",
-    "inspect",
-    "quarantine",
-    "verify",
-    "repair",
-    "gc",
-)
+COMMANDS = typer.main.get_command(main.app).commands  # type: ignore[attr-defined]
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Answer:
@@ -44,6 +35,14 @@ def test_help_names_every_command_and_every_exit_code() -> None:
         answer = mdsmix(*arguments)
         assert all(command in answer.out + answer.err for command in COMMANDS)
     assert all(f"{code} " in answer.out for code in range(6))
+
+
+@pytest.mark.parametrize("example", main.EXAMPLES.values())
+def test_every_command_has_an_example_that_it_understands(example: str) -> None:
+    name, *arguments = shlex.split(example)
+    assert COMMANDS[name].make_context(name, arguments)
+    assert COMMANDS[name].epilog == f"Example: mdsmix {example}"
+    assert COMMANDS.keys() == {each.split()[0] for each in main.EXAMPLES.values()}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -40,25 +41,27 @@ app = typer.Typer(
     "3 the streams may not be mixed, or one is damaged; 4 could not look, or another run is at work; "
     "5 too many bad records.",
 )
-for command in (
-    init,
-    doctor,
-    convert,
-    check,
-    leaks,
-    plan,
-    render_yaml,
-    preview,
-    report,
-    bench,
-    mix,
-    inspect,
-    quarantine,
-    verify,
-    repair,
-    gc,
-):
-    app.command(no_args_is_help=True)(command)
+EXAMPLES: dict[Callable[..., None], str] = {
+    init: "init 'data/*.jsonl' --tokenizer ./tokenizer -o recipe.yaml",
+    doctor: "doctor recipe.yaml",
+    convert: "convert recipe.yaml --memory 8GiB remote=s3://bucket/mix",
+    check: "check recipe.yaml --eval s3://bucket/quiz",
+    leaks: "leaks recipe.yaml --eval s3://bucket/quiz",
+    plan: "plan recipe.yaml --nodes 8 --batch 1024 --tokens 100B",
+    render_yaml: "render-yaml recipe.yaml --into foundry.yaml",
+    preview: "preview train.yaml --nodes 2 --batch 64",
+    report: "report recipe.yaml -o report.html",
+    bench: "bench train.yaml",
+    mix: "mix recipe.yaml --out ./mixed",
+    inspect: "inspect recipe.yaml --random -n 5",
+    quarantine: "quarantine recipe.yaml --reason not_json",
+    verify: "verify s3://bucket/mix/web/train",
+    repair: "repair s3://bucket/mix/web/train --recipe recipe.yaml",
+    gc: "gc recipe.yaml --older-than 7d --delete",
+}
+"Each command with one use of it, which ends its help."
+for command, example in EXAMPLES.items():
+    app.command(no_args_is_help=True, epilog=f"Example: mdsmix {example}")(command)
 
 
 INTERRUPTED = 130

@@ -34,7 +34,8 @@ def report(
         Optional[str],  # noqa: UP045
         typer.Option(
             metavar="NAME",
-            help="Show the text of samples by this one; default: the one that made the streams, if this machine knows it.",
+            help="Decode with this tokenizer.",
+            show_default="the one that made the streams, if known here",
         ),
     ] = None,
     preview: Annotated[
