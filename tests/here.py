@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,8 +32,10 @@ class Here(Engine, Reporter):
     def run(self, tasks: Sequence[Any], on_progress: Any, say: Any) -> Generator[Any, None, None]:
         self.on_progress = on_progress
         for number, task in enumerate(tasks):
-            result = pickle.loads(pickle.dumps(task)).do(Attempt(), self)
-            yield number, pickle.loads(pickle.dumps(result))
+            yield number, pickle.loads(pickle.dumps(self.do(pickle.loads(pickle.dumps(task)))))
+
+    def do(self, task: Any) -> Any:
+        return task.do(Attempt(), self)
 
 
 @contextmanager
@@ -46,6 +49,15 @@ def as_engine() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "local_engine", chosen)
+        yield
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Conversions of this process are done here still, but by another thread, as a worker would."""
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:
+        do = Here.do
+        patch.setattr(Here, "do", lambda engine, task: pool.submit(do, engine, task).result())
         yield
 
 

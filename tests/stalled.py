@@ -23,7 +23,7 @@ from mdsmix.shards.manifest import read_manifest
 from mdsmix.shards.published import current
 from mdsmix.storage import Location
 from tests.converting import mdsmix, run_recipe, write_jsonl
-from tests.here import processes
+from tests.here import aside
 
 COMMITS = {"replace": "train/index.json", "versioned": "train/mdsmix.manifest"}
 "The write by which a stream is published, for each way to publish it."
@@ -106,7 +106,7 @@ def stalled_everywhere(recipe: Path, folder: Location, way: str, *overrides: str
             stall = Stall(step, meanwhile)
             _watch(patch, type(folder), stall)
             theirs.clear()
-            with processes():  # what a worker writes is no step
+            with aside():  # what a worker writes is no step
                 is_refused = _is_refused(recipe, 2 * step + 1, *settings)
         if not stall.was_met:
             break
