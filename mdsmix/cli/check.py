@@ -62,8 +62,8 @@ def check(
     from mdsmix.mix.check import as_json as report
     from mdsmix.mix.check import findings, in_order, is_refused, looked, verdict, with_bytes_read
     from mdsmix.mix.lock import hold
+    from mdsmix.mix.overlap import find_overlap, overlap_json, said
     from mdsmix.mix.overlap import findings as shared
-    from mdsmix.mix.overlap import look, overlap_json, said
     from mdsmix.mix.view import view, view_streams
     from mdsmix.report.findings import print_findings
     from mdsmix.report.progress import watching
@@ -76,7 +76,7 @@ def check(
     held = hold(mix, targets, accept_changed) if lock else None
     if not held and (accept_changed or at is not None):
         raise RecipeError("--accept-changed and --at say what becomes of a lock: add --lock.")
-    overlap = look(mix, view_streams(evaluations).train.streams if evaluations else ())
+    overlap = find_overlap(mix, view_streams(evaluations).train.streams if evaluations else ())
     found = in_order([*findings(mix), *(held.findings if held else ()), *shared(overlap)])
     told = repeated(held, at) if held and accept_changed else ()
     if as_json:

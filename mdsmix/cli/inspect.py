@@ -58,12 +58,13 @@ def inspect(
 
     Text that only looks like a control token stands in no ⟨ ⟩: it is ordinary tokens.
     """
-    from mdsmix.report.inspection import inspection_json, look
+    from mdsmix.report.inspection import inspect as inspect_stream
+    from mdsmix.report.inspection import inspection_json
 
     choice = _choice(samples, sample or [], longest, at_random, seed)
 
     def one(stream: str) -> Any:
-        found = look(stream, choice, tokenizer)
+        found = inspect_stream(stream, choice, tokenizer)
         written = _write(found, images) if images else []
         if as_json:
             return inspection_json(found) | {"seed": choice.seed}

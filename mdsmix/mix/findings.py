@@ -32,7 +32,7 @@ class Finding:
         return f"{self.severity} {self.id}{whose}: {self.message} {self.why} Fix: {self.fix}"
 
 
-Look = Callable[[Mix], Iterator[Hit]]
+Finder = Callable[[Mix], Iterator[Hit]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class Check:
     id: str
     severity: Severity
     why: str
-    look: Look
+    find: Finder
 
     def __call__(self, mix: Mix) -> Iterator[Finding]:
         found: dict[tuple[tuple[str, ...], str, str], list[str]] = {}
-        for hit in self.look(mix):
+        for hit in self.find(mix):
             found.setdefault((tuple(hit.streams), hit.message, hit.fix), []).append(hit.loader)
         for (streams, message, fix), loaders in found.items():
             yield Finding(
@@ -63,46 +63,46 @@ CHECKS: dict[str, Check] = {}
 "Id -> check, in the order in which they are run and printed."
 
 
-def check(id: str, severity: Severity, why: str) -> Callable[[Look], Look]:
+def check(id: str, severity: Severity, why: str) -> Callable[[Finder], Finder]:
     """Registers the function below it; `why` is one sentence on what training would do."""
 
-    def register(look: Look) -> Look:
-        CHECKS[id] = Check(id, severity, why, look)
-        return look
+    def register(find: Finder) -> Finder:
+        CHECKS[id] = Check(id, severity, why, find)
+        return find
 
     return register
 
 
 def check_loaders(
     id: str, severity: Severity, why: str
-) -> Callable[[Callable[[Mix, Loader], Iterable[Hit]]], Look]:
-    """The same for a function that looks at one loader of a mix."""
+) -> Callable[[Callable[[Mix, Loader], Iterable[Hit]]], Finder]:
+    """The same for a function on one loader of a mix."""
 
-    def register(look: Callable[[Mix, Loader], Iterable[Hit]]) -> Look:
-        @wraps(look)
-        def looks(mix: Mix) -> Iterator[Hit]:
+    def register(find: Callable[[Mix, Loader], Iterable[Hit]]) -> Finder:
+        @wraps(find)
+        def find_all(mix: Mix) -> Iterator[Hit]:
             for loader in mix.loaders:
-                for hit in look(mix, loader):
+                for hit in find(mix, loader):
                     yield hit._replace(loader=loader.label)
 
-        return check(id, severity, why)(looks)
+        return check(id, severity, why)(find_all)
 
     return register
 
 
 def check_streams(
     id: str, severity: Severity, why: str
-) -> Callable[[Callable[[Mix, Loader, Stream], Iterable[Hit]]], Look]:
-    """The same for a function that looks at one stream of a loader, which its hits are on."""
+) -> Callable[[Callable[[Mix, Loader, Stream], Iterable[Hit]]], Finder]:
+    """The same for a function on one stream of a loader, which its hits are on."""
 
-    def register(look: Callable[[Mix, Loader, Stream], Iterable[Hit]]) -> Look:
-        @wraps(look)
-        def looks(mix: Mix, loader: Loader) -> Iterator[Hit]:
+    def register(find: Callable[[Mix, Loader, Stream], Iterable[Hit]]) -> Finder:
+        @wraps(find)
+        def find_all(mix: Mix, loader: Loader) -> Iterator[Hit]:
             for stream in loader.streams:
-                for hit in look(mix, loader, stream):
+                for hit in find(mix, loader, stream):
                     yield hit._replace(streams=[stream.name])
 
-        return check_loaders(id, severity, why)(looks)
+        return check_loaders(id, severity, why)(find_all)
 
     return register
 
@@ -110,11 +110,11 @@ def check_streams(
 def check_rule(rule: Rule) -> None:
     """Registers a rule on sections. Streams that were named alone have no section of a loader to judge."""
 
-    @wraps(rule.look)
-    def looks(mix: Mix, loader: Loader) -> Iterable[Hit]:
-        return () if mix.is_bare else rule.look(loader)
+    @wraps(rule.find)
+    def find_all(mix: Mix, loader: Loader) -> Iterable[Hit]:
+        return () if mix.is_bare else rule.find(loader)
 
-    check_loaders(rule.id, rule.severity, rule.why)(looks)
+    check_loaders(rule.id, rule.severity, rule.why)(find_all)
 
 
 def names(streams: Iterable[Stream]) -> list[str]:

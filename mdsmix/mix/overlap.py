@@ -54,7 +54,7 @@ class Overlap:
     "Streams, and why each was not looked at."
 
 
-def look(mix: Mix, evaluations: Sequence[Stream] = ()) -> Overlap:
+def find_overlap(mix: Mix, evaluations: Sequence[Stream] = ()) -> Overlap:
     """Compares all streams that are trained with each other, and evaluations with those. `evaluations`: beside those of the mix."""
     trained = distinct(mix.train.streams)
     both = [*trained, *distinct([*mix.evaluations, *evaluations])]

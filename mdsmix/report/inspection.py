@@ -31,7 +31,7 @@ class Inspection:
     "Number of a sample -> the name of the record that it is of, or those of a packed row, where that is kept."
 
 
-def look(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
+def inspect(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
     """Reads what there is to see of a stream; Unreachable where there is none."""
     folder = find_published(locate(stream))
     index, manifest = read_index(folder), read_manifest(folder)

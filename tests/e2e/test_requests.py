@@ -16,7 +16,7 @@ from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.planning import Options
 from mdsmix.convert.preview import preview
 from mdsmix.mix.check import findings
-from mdsmix.mix.overlap import look
+from mdsmix.mix.overlap import find_overlap
 from mdsmix.mix.view import view
 from mdsmix.recipe import load_recipe
 from mdsmix.shards import lease
@@ -95,7 +95,7 @@ def test_a_mark_is_one_read_a_stream_and_none_where_this_machine_has_it(
     mix = view([str(recipe)])
     for reads in ({"GET": 3}, {}):
         with counted(proxy) as found:
-            assert len(look(mix).pairs) == 6
+            assert len(find_overlap(mix).pairs) == 6
         assert found.by_operation == reads, found
 
 

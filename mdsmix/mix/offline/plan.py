@@ -107,7 +107,7 @@ def view_training(recipe: Recipe, path: str | os.PathLike[str], may_estimate: bo
 def findings_on_streams(mix: Mix) -> list[Finding]:
     """Errors and warnings on the streams themselves and their weights."""
     found = [f for f in findings(mix) if f.severity != "note"]
-    return [f for f in found if not CHECKS[f.id].look.__module__.endswith(OF_THE_RUN)]
+    return [f for f in found if not CHECKS[f.id].find.__module__.endswith(OF_THE_RUN)]
 
 
 def make_plan(mix: Mix, compression: str | None, seed: int) -> Plan:

@@ -34,10 +34,6 @@ class Order:
     by_stream: bool = False
     "Each stream is spread over the nodes by itself: batching_method per_stream, device_per_stream."
 
-    @property
-    def parts_a_node(self) -> int:
-        return max(1, self.canonical // self.nodes)
-
 
 def drawn_of(samples: Counts, choose: int, rng: np.random.Generator) -> Counts:
     """Samples drawn from each shard of a stream of which an epoch takes `choose`: whole passes, and a part of another one."""

@@ -22,9 +22,8 @@ from mdsmix.errors import (
 )
 from mdsmix.mix.check import findings, in_order, is_refused, looked, verdict
 from mdsmix.mix.findings import Finding
-from mdsmix.mix.overlap import Overlap, said
+from mdsmix.mix.overlap import Overlap, find_overlap, said
 from mdsmix.mix.overlap import findings as overlaps
-from mdsmix.mix.overlap import look as look_at_overlap
 from mdsmix.mix.plan.figures import Plan
 from mdsmix.mix.plan.make import Asked as AskedOfPlan
 from mdsmix.mix.plan.make import Seen, make_plan, problems, see
@@ -33,7 +32,7 @@ from mdsmix.mix.view import view
 from mdsmix.mix.weights import Share, shares_of
 from mdsmix.report.bad_records import BadRecords, find_bad_records
 from mdsmix.report.choice import Choice
-from mdsmix.report.inspection import Inspection, look
+from mdsmix.report.inspection import Inspection, inspect
 from mdsmix.report.page.places import Place, places_of
 from mdsmix.report.took import Took, find_took
 from mdsmix.shards.published import working_folder
@@ -183,7 +182,7 @@ def _stream(asked: Asked, place: Place) -> OneStream:
     failed, found = list[MdsmixError](), None
     for choice in (Choice(count=asked.samples, seed=asked.seed), Choice(count=0)):
         try:
-            found = look(place.url, choice, asked.tokenizer)
+            found = inspect(place.url, choice, asked.tokenizer)
             break
         except (Unreachable, Damaged) as error:
             failed.append(error)
@@ -226,7 +225,7 @@ def _check(page: Gathered) -> None:
         return
     found = _try(page, "findings", lambda: findings(mix))
     if found is not None:
-        overlap = _try(page, "overlap", lambda: look_at_overlap(mix)) or Overlap()
+        overlap = _try(page, "overlap", lambda: find_overlap(mix)) or Overlap()
         found = in_order([*found, *overlaps(overlap)])
         page.findings, page.is_refused = found, is_refused(found)
         page.verdict, page.looked = verdict(mix, found), (looked(mix), *said(overlap))

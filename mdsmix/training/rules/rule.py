@@ -23,7 +23,7 @@ class Hit(NamedTuple):
     "Filled in by whoever runs the rule: one finding names all loaders of which the same is said."
 
 
-Look = Callable[[LoaderSection], Iterator[Hit]]
+Finder = Callable[[LoaderSection], Iterator[Hit]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +33,19 @@ class Rule:
     id: str
     severity: Severity
     why: str
-    look: Look
+    find: Finder
 
 
 RULES: dict[str, Rule] = {}
-"Id -> rule, in the order in which they are looked at."
+"Id -> rule, in the order in which they are checked."
 
 
-def rule(id: str, severity: Severity, why: str) -> Callable[[Look], Look]:
+def rule(id: str, severity: Severity, why: str) -> Callable[[Finder], Finder]:
     """Registers the function below it; `why` is one sentence on what training would do."""
 
-    def register(look: Look) -> Look:
-        RULES[id] = Rule(id, severity, why, look)
-        return look
+    def register(find: Finder) -> Finder:
+        RULES[id] = Rule(id, severity, why, find)
+        return find
 
     return register
 
@@ -54,7 +54,7 @@ def refuse(loader: LoaderSection, but: Collection[str] = ()) -> None:
     """RecipeError on the first rule that the section breaks, those named in `but` left out."""
     for rule in RULES.values():
         if rule.severity == "error" and rule.id not in but:
-            for hit in rule.look(loader):
+            for hit in rule.find(loader):
                 raise RecipeError(refusal(hit, rule.why, loader))
 
 
