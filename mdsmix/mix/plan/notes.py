@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from mdsmix.mix.plan.facts import Facts
 from mdsmix.mix.plan.figures import (
@@ -27,38 +27,8 @@ def notes_of(
 ) -> list[str]:
     found = [_surveyed(each.name, survey, each) for each in facts if (survey := each.survey)]
     for each, n in zip(facts, came, strict=True):
-        if cut := each.cut_of(n).known:
-            share = cut / max(1.0, cut + each.tokens_of(n).known)
-            found.append(
-                f"{each.name}: the loader cuts off {cut:,.0f} tokens an epoch at max_seq_len, {share:.1%} of all"
-            )
-        if each.tokens.value is None:
-            found.append(
-                f"{each.name}: the loader itself tokenizes it, so its tokens are not known"
-            )
-        elif each.trained.value is None:
-            found.append(
-                f"{each.name}: what is trained of it is not known: no manifest counts it for this loader's max_seq_len and targets"
-            )
-        elif each.tokens.basis == "estimated" and not each.survey and each.cut.value is None:
-            found.append(
-                f"{each.name}: no manifest counts its tokens; the first samples of its first shard stand for all"
-            )
-    if on.packing > 1 and step.padding.value == 0 and step.tokens.basis == "estimated":
-        over = step.drawn.known / max(1.0, step.samples.known) * step.epoch_tokens.known
-        if over > step.positions.known:
-            found.append(
-                f"packing_ratio {on.packing:g} draws {over:,.0f} tokens for {step.positions.known:,.0f} positions: what does not fit waits "
-                "for later steps, and is dropped at the end of the epoch; take a smaller ratio"
-            )
-    if sum(came) < sum(drawn):
-        found.append(
-            f"the batching method drops {sum(drawn) - sum(came):,} of {sum(drawn):,} samples an epoch"
-        )
-    if step.dropped.known:
-        found.append(
-            f"{step.dropped.known:,.0f} samples of an epoch fill no last batch and are dropped (drop_last)"
-        )
+        found += _of_stream(each, n)
+    found += _of_epoch(step, on, sum(came), sum(drawn))
     if 1 < epochs < run.epochs.known - 1:
         found.append(
             f"which shards a node reads was drawn for {plural(epochs, 'epoch')}; later ones add some of streams that are drawn in part"
@@ -66,6 +36,34 @@ def notes_of(
     if otherwise := ", ".join(others):
         found.append(f"set otherwise in the config: {otherwise}")
     return found
+
+
+def _of_stream(facts: Facts, came: int) -> Iterator[str]:
+    """What the loader cuts off of a stream, and what is not known of it. `came`: its samples in an epoch."""
+    if cut := facts.cut_of(came).known:
+        share = cut / max(1.0, cut + facts.tokens_of(came).known)
+        yield f"{facts.name}: the loader cuts off {cut:,.0f} tokens an epoch at max_seq_len, {share:.1%} of all"
+    if facts.tokens.value is None:
+        yield f"{facts.name}: the loader itself tokenizes it, so its tokens are not known"
+    elif facts.trained.value is None:
+        yield f"{facts.name}: what is trained of it is not known: no manifest counts it for this loader's max_seq_len and targets"
+    elif facts.tokens.basis == "estimated" and not facts.survey and facts.cut.value is None:
+        yield f"{facts.name}: no manifest counts its tokens; the first samples of its first shard stand for all"
+
+
+def _of_epoch(step: StepPlan, on: Machines, came: int, drawn: int) -> Iterator[str]:
+    """What of an epoch is dropped, or waits. `came`: of the samples that the weights draw, those that the batching method delivers."""
+    if on.packing > 1 and step.padding.value == 0 and step.tokens.basis == "estimated":
+        over = step.drawn.known / max(1.0, step.samples.known) * step.epoch_tokens.known
+        if over > step.positions.known:
+            yield (
+                f"packing_ratio {on.packing:g} draws {over:,.0f} tokens for {step.positions.known:,.0f} positions: what does not fit waits "
+                "for later steps, and is dropped at the end of the epoch; take a smaller ratio"
+            )
+    if came < drawn:
+        yield f"the batching method drops {drawn - came:,} of {drawn:,} samples an epoch"
+    if step.dropped.known:
+        yield f"{step.dropped.known:,.0f} samples of an epoch fill no last batch and are dropped (drop_last)"
 
 
 def _surveyed(name: str, survey: Survey, facts: Facts) -> str:
