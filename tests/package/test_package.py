@@ -53,9 +53,17 @@ def test_the_sdist_holds_what_builds_and_tests_it() -> None:
     """The wheel was built from it, so it lacks nothing of the package."""
     with tarfile.open(SDIST) as packed:
         names = {name.partition("/")[2] for name in packed.getnames()}
-    wanted = {name for folder in ("mdsmix", "tests", "docs", "yamls") for name in tracked(folder)}
+    folders = ("mdsmix", "tests", "docs", "yamls", "benchmarks", "docker")
+    wanted = {name for folder in folders for name in tracked(folder)}
     assert wanted - names == set()
-    assert {"README.md", "LICENSE", "pyproject.toml"} <= names
+    named = {"README.md", "LICENSE", "Makefile", "pyproject.toml", "PKG-INFO", ".gitignore"}
+    assert names - wanted == named, "stray files"
+    page = (ROOT / "README.md").read_text("utf-8")
+    links = {
+        link.partition("#")[0].rstrip("/") for link in re.findall(r"\]\((?!http)([^)]+)\)", page)
+    }
+    there = {str(folder) for name in names for folder in (Path(name), *Path(name).parents)}
+    assert links - there == set(), "links of README that lead nowhere"
 
 
 def test_its_extras_are_the_documented_ones() -> None:
@@ -63,7 +71,9 @@ def test_its_extras_are_the_documented_ones() -> None:
     metadata = email.message_from_bytes(zipfile.ZipFile(WHEEL).read(name))
     extras = set(metadata.get_all("Provides-Extra", [])) - {"dev"}
     page = (ROOT / "README.md").read_text("utf-8")
-    assert extras == set(re.findall(r"mdsmix\[(\w+)\]", page))
+    assert extras == set(re.findall(r"'\.\[(\w+)\]'", page))
+    assert "Typing :: Typed" in metadata.get_all("Classifier", [])
+    assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
     wanted: dict[str, set[str]] = {extra: set() for extra in extras}
     for each in metadata.get_all("Requires-Dist", []):
         package, _, extra = each.replace("'", '"').partition("; extra == ")
