@@ -107,6 +107,24 @@ def test_who_listens_and_speaks_no_grpc_is_told(answer: bytes, is_ray: bool) -> 
         speaker.join()
 
 
+def test_a_cluster_that_cannot_be_joined_starts_no_other_and_one_that_wants_a_token_says_how(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray starts a cluster of this machine where its context is asked for and nothing was joined: a minute, for nothing."""
+
+    def refuse(**_: Any) -> None:
+        raise ConnectionError("Failed to connect to Ray cluster at h:1") from RuntimeError(
+            "Failed to connect to GCS. ... RPC error: InvalidAuthToken: Authentication token is missing"
+        )
+
+    ended = list[str]()
+    ray = SimpleNamespace(init=refuse, is_initialized=bool, shutdown=lambda: ended.append("ray"))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(Unreachable, match=r"\(it asks for a token: .*RAY_AUTH_MODE=token"), ray_cluster.connected("auto", None):  # fmt: skip
+        pass
+    assert ended
+
+
 class Started:
     """A Ray that notes the token of each cluster that is started; the third one is not up in time."""
 

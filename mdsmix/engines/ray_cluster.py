@@ -35,6 +35,9 @@ QUIET = {
 "For a cluster of our own: it tells nobody that it runs."
 TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
 "Where none is set, Ray writes a token for a cluster of our own into the home folder, for good, and does not start where it cannot."
+WANTS_TOKEN = (
+    "it asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to that of its head where ~/.ray/auth_token is another or none"
+)
 CONNECT_SECONDS = 5
 ANSWER_SECONDS = 20
 "Of a head that is busy."
@@ -86,10 +89,11 @@ def connected(address: str, workers: int | None) -> Iterator[None]:
 
 
 def _leave(is_own: bool) -> None:
-    """Ends the connection; without a head by a thread, since Ray may wait for it for ever."""
+    """Ends the connection; without a head by a thread, since Ray may wait for it for ever. Where nothing was joined nobody asks for the
+    head: Ray would start a cluster of this machine to answer."""
     import ray
 
-    if is_own or head_answers():
+    if is_own or not ray.is_initialized() or head_answers():
         ray.shutdown()
         return
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
@@ -153,7 +157,8 @@ def _join(address: str) -> None:
     try:
         ray.init(address=address, **_SILENT)
     except (ConnectionError, RuntimeError, ValueError, AssertionError, TimeoutError) as error:
-        raise Unreachable(_NOT_JOINED.format(address=address, why=_first_line(error))) from None
+        why = WANTS_TOKEN if "InvalidAuthToken" in str(error.__cause__) else _first_line(error)
+        raise Unreachable(_NOT_JOINED.format(address=address, why=why)) from None
 
 
 _NOT_JOINED = (
