@@ -16,6 +16,7 @@ import pytest
 
 from mdsmix.convert import compaction, gc
 from mdsmix.convert.damage import stored_hash
+from mdsmix.convert.hashes import hashes_name
 from mdsmix.convert.ledger import FOLDER, RECORD
 from mdsmix.convert.marks import mark_name
 from mdsmix.convert.packs import (
@@ -52,7 +53,7 @@ from tests.converting import (
 TEXTS = [{"text": f"Document {n:02} is about the number {n:02}. " * 3} for n in range(21)]
 LATER = [*TEXTS, {"text": "One more, which two others equal."}]
 PACKS = re.compile(f"{NAME.pattern}|{FINGERPRINTS.pattern}|{MARKS.pattern}")
-DELETED = re.compile(rf"{PACKS.pattern}|{RECORD.pattern}(\.hashes)?")
+DELETED = re.compile(rf"{PACKS.pattern}|{RECORD.pattern}(\.hashes|\.grams)?")
 
 
 @pytest.fixture
@@ -172,11 +173,20 @@ def test_wherever_the_compaction_ends_nothing_is_lost_and_nothing_done_again(
         assert (units, reused) in ((8, 7), (7, 6)), number
         assert manifest_of(split(recipe)).records.unhashed == 0
         assert verify(folder, quick=False, begin=print, on_progress=print).faults == ()
+        gc.delete_garbage(folder, 0, print)
+        assert not packed_too(recipe), number
         write_jsonl(recipe.parent / "a.jsonl", LATER)
         if not ended():
             break
         number += 1
     assert number > 8
+
+
+def packed_too(recipe: Path) -> set[str]:
+    """Files of units that lie in a pack as well."""
+    names = ledger(recipe)
+    packed = read_packs(locate(split(recipe)), names)
+    return set(names) & {*map(hashes_name, packed.fingerprints), *map(mark_name, packed.marks)}
 
 
 def killed_at(patch: pytest.MonkeyPatch, number: int) -> Callable[[], bool]:

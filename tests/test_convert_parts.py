@@ -134,6 +134,13 @@ def test_what_is_no_part_is_told(text: str) -> None:
         parse(text)
 
 
+def test_an_empty_part_is_none_and_not_the_whole(recipe: Path, tmp_path: Path) -> None:
+    """As of a variable that is not set: each job of the array would do all and publish."""
+    answer = mdsmix("convert", recipe, "--part", "")
+    assert (answer.code, "is no part" in answer.err) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_damaged_note_is_none(
     recipe: Path, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

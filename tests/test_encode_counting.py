@@ -22,7 +22,7 @@ SIZES = [[100, 100], [20, 30]]
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Where a process that counts was started."""
     monkeypatch.setattr(counting, "_joined", "")
-    monkeypatch.setattr(counting, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(counting, "_parent", lambda: str(tmp_path))
     monkeypatch.delenv(counting.SHARED, raising=False)
     found = list[Path]()
 
@@ -84,3 +84,15 @@ def test_a_folder_of_another_user_with_the_name_of_the_run_is_left_alone(
     assert counting.ask("digest", tmp_path, SIZES) == [[10_000], [600]]
     assert not list(theirs.iterdir())
     started[0].unlink()
+
+
+def test_a_temporary_folder_whose_name_is_too_long_for_a_socket_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    longest = f"/{'t' * (counting.LONGEST - 1)}"
+    monkeypatch.setattr(counting, "gettempdir", lambda: longest)
+    at = f"{counting._parent()}/mdsmix-counting-{16 * 'a'}/{16 * 'b'}.socket"
+    assert at.startswith(longest)
+    assert len(at) <= 107
+    monkeypatch.setattr(counting, "gettempdir", lambda: f"{longest}t")
+    assert counting._parent() == "/tmp"

@@ -125,6 +125,24 @@ def test_a_cluster_that_cannot_be_joined_starts_no_other_and_one_that_wants_a_to
     assert ended
 
 
+@pytest.mark.parametrize(("command", "code"), [("--version", 0), ("--nonsense", 2)])
+def test_a_head_that_has_gone_when_all_is_done_changes_no_exit_code(
+    command: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, ended = threading.Event(), list[int]()
+    ray = SimpleNamespace(is_initialized=lambda: True, shutdown=hangs.wait)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(ray_cluster, "head_answers", bool)
+    monkeypatch.setattr(ray_cluster, "SHUTDOWN_SECONDS", 0.01)
+    monkeypatch.setattr(ray_cluster, "_stuck", threading.Event())
+    monkeypatch.setattr(ray_cluster.atexit, "register", lambda *_: None)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    ray_cluster._leave(is_own=False)
+    assert mdsmix(command).code == code
+    assert ended == [code]
+    hangs.set()
+
+
 class Started:
     """A Ray that notes the token of each cluster that is started; the third one is not up in time."""
 

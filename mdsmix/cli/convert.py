@@ -136,12 +136,12 @@ def convert(
     from mdsmix.engines.memory import bytes_of
     from mdsmix.kinds import open_recipe
 
-    if part and (finish or dry_run or verify_target or limit):
+    if part is not None and (finish or dry_run or verify_target or limit):
         raise RecipeError(
             "--part does a part of the work units and publishes nothing, so --finish, --dry-run, --verify-target and --limit "
             "do not go with it: leave them to the run that finishes."
         )
-    if part and engine != "local":
+    if part is not None and engine != "local":
         raise RecipeError(
             "--part is one job of an array, which does its units on its own machine: leave --engine out, or leave --part out, since a "
             "cluster shares the units out by itself."
@@ -167,7 +167,7 @@ def convert(
         is_finish=finish,
         engine=engine,
     )
-    if part:
+    if part is not None:
         _convert_part(loaded, options, part, quiet, as_json)
         return
     if not dry_run:

@@ -4,16 +4,17 @@ A run trusts a shard that lies at the target in its full size. Here every shard 
 too, is read and hashed first; that needs no index, since a shard is named by the hash of its stored bytes. Once a damaged
 shard is deleted, the record of its work unit names a missing shard, so the unit counts as unfinished and is converted again.
 A shard that only an older index or version names is not made again: its reader then misses a shard, where it would have
-trained on damage. Packs of fingerprints and of marks are looked at likewise.
+trained on damage. Fingerprints and packs of them and of marks are looked at likewise.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import xxhash
 
+from mdsmix.convert.hashes import HASHES, parse_hashes
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.packs import FINGERPRINTS, MARKS, drop_records, read_packs
@@ -46,16 +47,19 @@ def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
             "it is still part of the stream"
         )
         held.delete(at)
-    _drop_damaged_packs(job, held, say)
+    names = [name for name, _ in (job.folder / FOLDER).list()]
+    _drop_damaged_packs(job, names, held, say)
+    _drop_damaged_fingerprints(job, names, held, say)
     more = f" and {plural(len(beside), 'file')} beside the manifest" if beside else ""
     result = f"{len(damaged):,} damaged, made anew" if damaged else "all whole"
     return f"{plural(len(shards), 'shard')}{more} at the target read and hashed: {result}"
 
 
-def _drop_damaged_packs(job: Job, held: Lease, say: Callable[[str], None]) -> None:
+def _drop_damaged_packs(
+    job: Job, names: Sequence[str], held: Lease, say: Callable[[str], None]
+) -> None:
     """Deletes packs of fingerprints and of marks that are damaged. Nobody reads them unless a stream is published, and then their units
     would have none for ever; so these are done again, whose records go first, in case that the run is killed."""
-    names = [name for name, _ in (job.folder / FOLDER).list()]
     packs = [
         job.folder / FOLDER / n for n in names if FINGERPRINTS.fullmatch(n) or MARKS.fullmatch(n)
     ]
@@ -71,6 +75,21 @@ def _drop_damaged_packs(job: Job, held: Lease, say: Callable[[str], None]) -> No
         )
         held.confirm()
         drop_records(job.folder, keys)
+        held.delete(at)
+
+
+def _drop_damaged_fingerprints(
+    job: Job, names: Sequence[str], held: Lease, say: Callable[[str], None]
+) -> None:
+    """The same of those that are no part of a pack."""
+    alone = [job.folder / FOLDER / name for name in names if HASHES.fullmatch(name)]
+    whole = together(lambda at: parse_hashes(at.read()) is not None, alone)
+    for at in (at for at, is_whole in zip(alone, whole, strict=True) if not is_whole):
+        say(
+            f"{job.name}: {at}, the fingerprints of a work unit, is damaged: it is deleted, and the unit done again"
+        )
+        held.confirm()
+        drop_records(job.folder, [at.name.removesuffix(".hashes")])
         held.delete(at)
 
 

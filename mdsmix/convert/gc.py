@@ -20,7 +20,17 @@ from mdsmix.convert.damage import SHARD
 from mdsmix.convert.ledger import FOLDER, UnitRecord, parse_record, read_record
 from mdsmix.convert.needless import KeptFolder, needless
 from mdsmix.convert.old_versions import Version, find_versions, versions_to_delete
-from mdsmix.convert.packs import FINGERPRINTS, MARKS, NAME, Pack, read_packs, rewrite
+from mdsmix.convert.packs import (
+    FINGERPRINTS,
+    MARKS,
+    NAME,
+    Pack,
+    Packed,
+    Place,
+    read_packs,
+    read_places,
+    rewrite,
+)
 from mdsmix.convert.parts import NOTE
 from mdsmix.convert.quarantine import QUARANTINE
 from mdsmix.engines.ray_worker import MEETING
@@ -54,6 +64,7 @@ _KINDS = {
     **BESIDE,
     "shard": SHARD.pattern,
 }
+_PACKS = ("packed records", "packed fingerprints", "packed marks")
 _LAST = ("shard", "version", "unfinished version", "packed fingerprints", "packed marks")
 "What unit records name, and packs of them."
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -87,20 +98,24 @@ class _File:
 class _Packs:
     """Packs of unit records, and which records of each stay: of a young one all, of an old one those of the stream that is published."""
 
-    packs: Mapping[str, Pack]
+    packed: Packed
     keys: Mapping[str, Collection[str]]
 
     @staticmethod
     def of(
-        folder: Location, old: Sequence[_File], young: Sequence[_File], current: Collection[str]
+        folder: Location, names: Iterable[str], old: Collection[str], current: Collection[str]
     ) -> _Packs:
-        packs = read_packs(folder, [file.base for file in (*old, *young)]).packs
-        names = {file.base for file in old}
+        """`names`: of all packs, those of fingerprints and marks too; `old`: of those of records that are."""
+        packed = read_packs(folder, names)
         keys = {
-            name: {key for key in pack.records if name not in names or key in current}
-            for name, pack in packs.items()
+            name: {key for key in pack.records if name not in old or key in current}
+            for name, pack in packed.packs.items()
         }
-        return _Packs(packs, keys)
+        return _Packs(packed, keys)
+
+    @property
+    def packs(self) -> Mapping[str, Pack]:
+        return self.packed.packs
 
     def records(self) -> Iterator[UnitRecord]:
         for name, keys in self.keys.items():
@@ -165,11 +180,13 @@ def find_garbage(
         for file in found:
             may_go = file.key not in current and now - file.stat.modified >= older_than
             (gone if may_go else kept)[kind].append(file)
-    packs = _Packs.of(folder, gone["packed records"], kept["packed records"], current)
+    names = [file.base for kind in _PACKS for file in (*gone[kind], *kept[kind])]
+    packs = _Packs.of(folder, names, {file.base for file in gone["packed records"]}, current)
     records = [*_records(folder, kept["unit record"]), *packs.records()]
     named = _named(folder, kept, records)
     gone["shard"] = [file for file in gone["shard"] if file.name not in named]
     bases = {key for record in records for key in (record.key, record.base)}
+    alone = {kind: [*gone[kind], *kept[kind]] for kind in ("fingerprints", "mark")}
     gone["fingerprints"] = [file for file in gone["fingerprints"] if file.key not in bases]
     left = packs.left(bases)
     shrunk = [file for file in gone["packed records"] if left.get(file.base)]
@@ -177,6 +194,11 @@ def find_garbage(
     in_use = {name for pack in left.values() for name in pack.files}
     for kind in ("packed fingerprints", "packed marks"):
         gone[kind] = [file for file in gone[kind] if file.base not in in_use]
+    for kind, places in (("fingerprints", packs.packed.fingerprints), ("mark", packs.packed.marks)):
+        places = {key: place for key, place in places.items() if place.file in in_use}
+        stay = [file for file in alone[kind] if file not in gone[kind]]
+        old_ones = [file for file in stay if now - file.stat.modified >= older_than]
+        gone[kind] += _packed_too(folder, old_ones, places)
     files = [_of_file(folder, kind, file, now) for kind in _KINDS for file in gone[kind]]
     unfinished = [left for left in _unfinished(folder, now) if left.age >= older_than]
     kept_folders = needless(folder.parent.parent, older_than)
@@ -187,6 +209,17 @@ def find_garbage(
         *unfinished,
         *(_of_folder(found, now) for found in kept_folders),
     ]
+
+
+def _packed_too(
+    folder: Location, files: Sequence[_File], places: Mapping[str, Place]
+) -> Iterator[_File]:
+    """Those that a pack holds byte by byte: a run was killed when it had packed them, and before it deleted them."""
+    files = [file for file in files if file.key in places]
+    packed = read_places(folder, [places[file.key] for file in files])
+    for file, content in zip(files, packed, strict=True):
+        if content == (folder / file.name).read():
+            yield file
 
 
 def _of_file(folder: Location, kind: str, file: _File, now: float) -> Garbage:

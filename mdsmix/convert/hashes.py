@@ -7,6 +7,7 @@ looked at for duplicates, which is said, and `duplicates: drop` reads them again
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -19,6 +20,8 @@ from mdsmix.convert.repeats import Fingerprints, count_repeats
 from mdsmix.convert.stored import stored_at
 from mdsmix.shards.counts import Records
 from mdsmix.storage import Location
+
+HASHES = re.compile(r"[0-9a-f]{32}\.hashes")
 
 
 def hashes_name(key: str) -> str:

@@ -28,6 +28,8 @@ BYTES = 730 << 20
 SHARED, RUN = "MDSMIX_COUNTING", "MDSMIX_COUNTING_FOR"
 "Environment variables that workers inherit: the folder of their run, and the id of the process that made it."
 TRIES = 2
+LONGEST = 50
+"Characters of a temporary folder that leave room for the rest of a socket's name, of which Linux takes 107."
 _joined = ""
 "The run that this process is a worker of, where it was not started by it."
 
@@ -38,7 +40,7 @@ def shared() -> Iterator[None]:
     if _home():
         yield
         return
-    with TemporaryDirectory(prefix="mdsmix-") as home:
+    with TemporaryDirectory(prefix="mdsmix-", dir=_parent()) as home:
         os.environ |= {SHARED: home, RUN: str(os.getpid())}
         try:
             yield
@@ -131,7 +133,7 @@ def _listens(at: Path) -> bool:
 def _own_home() -> str:
     if not _joined:
         return _alone().name
-    home = Path(gettempdir()) / f"mdsmix-counting-{_joined}"
+    home = Path(_parent()) / f"mdsmix-counting-{_joined}"
     with suppress(FileExistsError):
         home.mkdir(mode=0o700)
     # The run's name is told where its tasks write, and all may write here: nothing is opened in a folder of somebody else.
@@ -140,7 +142,12 @@ def _own_home() -> str:
 
 @cache
 def _alone() -> TemporaryDirectory[str]:
-    return TemporaryDirectory(prefix="mdsmix-")
+    return TemporaryDirectory(prefix="mdsmix-", dir=_parent())
+
+
+def _parent() -> str:
+    found = gettempdir()
+    return found if len(found) <= LONGEST else "/tmp"
 
 
 def serve(seeing: Any, at: str, run: int) -> None:

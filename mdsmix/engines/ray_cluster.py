@@ -35,9 +35,7 @@ QUIET = {
 "For a cluster of our own: it tells nobody that it runs."
 TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
 "Where none is set, Ray writes a token for a cluster of our own into the home folder, for good, and does not start where it cannot."
-WANTS_TOKEN = (
-    "it asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to that of its head where ~/.ray/auth_token is another or none"
-)
+WANTS_TOKEN = "it asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to that of its head where ~/.ray/auth_token is another or none"
 CONNECT_SECONDS = 5
 ANSWER_SECONDS = 20
 "Of a head that is busy."
@@ -100,13 +98,19 @@ def _leave(is_own: bool) -> None:
     leaving.start()
     leaving.join(SHUTDOWN_SECONDS)
     if leaving.is_alive():
-        atexit.register(_end_without_ray)
+        _stuck.set()
+        atexit.register(end_without_ray, Unreachable.exit_code)
 
 
-def _end_without_ray() -> None:
-    """Before Ray's own end, which would wait again, or crash."""
-    sys.stdout.flush()
-    os._exit(Unreachable.exit_code)
+_stuck = threading.Event()
+"Set where a connection could not be ended, since its head is gone."
+
+
+def end_without_ray(code: object) -> None:
+    """Where a head has gone, ends this process with its exit code before Ray's own end would, which waits for the head again, or crashes."""
+    if _stuck.is_set():
+        sys.stdout.flush()
+        os._exit(code if isinstance(code, int) else bool(code))
 
 
 @contextmanager
