@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,15 @@ def grams(row: list[int]) -> set[tuple[int, ...]]:
 
 def made(rows: Rows, common: int = 0, dtype: str = "int64") -> Items:
     return Items(Ragged.of(rows, dtype), [Place(0, i) for i in range(len(rows))], common)
+
+
+def test_placeholders_of_images_are_no_text_that_is_shared() -> None:
+    """Twenty images, then other words: the runs that reach one word into these were found."""
+    rows = [[*[7] * 20, *range(100, 120)], [*[7] * 20, *range(200, 205)]]
+    seeing = replace(made(rows), images=(7,))
+    assert (seeing.grams.tolist(), seeing.too_short) == ([8, 0], 1)
+    found = seeing.find(Ragged.of([[*[7] * 40, 100], list(range(100, 113))], np.int64))
+    assert [each.tolist() for each in found] == [[int(found[0][0])], [1]]
 
 
 def gram_of(items: Items, number: int) -> tuple[int, ...]:

@@ -159,7 +159,12 @@ def load(evaluations: Sequence[Stream], common: int) -> Items:
                     for document in range(count if is_packed else 1)
                 ]
             first += shard.samples
-    return Items(Ragged.concat(parts), places, common)
+    images = {
+        manifest.encoding.images["id"]
+        for stream in evaluations
+        if (manifest := stream.trusted_manifest) and manifest.encoding.images
+    }
+    return Items(Ragged.concat(parts), places, common, tuple(images))
 
 
 def _refuse_large(stream: Stream) -> None:

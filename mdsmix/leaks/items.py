@@ -50,6 +50,8 @@ class Items:
     places: Sequence[Place]
     common: int
     "A gram that stands in more items than this is left out; 0: none is."
+    images: tuple[int, ...] = ()
+    "Ids that stand for an image. A gram with one is none: it would be equal whatever is to be seen."
 
     @cached_property
     def _all(self) -> tuple[Hashes, Int, Int]:
@@ -58,6 +60,9 @@ class Items:
         item = np.repeat(np.arange(len(self.rows)), counts)
         within = np.arange(len(item)) - np.repeat(np.cumsum(counts) - counts, counts)
         at = self.rows.offsets[:-1][item] + within
+        before = np.append(0, np.cumsum(np.isin(self.rows.values, self.images)))
+        is_text = before[at] == before[at + LENGTH]
+        at, item = at[is_text], item[is_text]
         found = hashes(self.rows.values, at, LENGTH)
         order = np.lexsort((item, found))
         found, at, item = found[order], at[order], item[order]
@@ -107,8 +112,8 @@ class Items:
 
     @property
     def too_short(self) -> int:
-        """Items of fewer tokens than a gram."""
-        return int((self.rows.lengths < LENGTH).sum())
+        """Items of fewer tokens than a gram between their images."""
+        return len(self.rows) - len(np.unique(self._all[2]))
 
     @cached_property
     def _bits(self) -> int:
