@@ -122,7 +122,9 @@ def test_the_button_turns_light_to_dark(opened: Open) -> None:
     page.get_by_role("button", name="Dark").click()
     assert page.evaluate(ground) != light
     page.emulate_media(media="print")
+    page.set_viewport_size({"width": 718, "height": 1047})  # A4 within margins of 1 cm
     assert page.evaluate(ground) == light, "paper is white"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "a table is cut"
     page.emulate_media(media="screen")
     page.get_by_role("button", name="Light").click()
     assert page.evaluate(ground) == light
