@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +18,13 @@ import pytest
 from mdsmix.encode import counting
 
 SIZES = [[100, 100], [20, 30]]
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Of a short name, whatever the system's folder is called: a socket's path has 107 bytes at most."""
+    with TemporaryDirectory(prefix="c-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
