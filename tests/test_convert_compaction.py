@@ -71,6 +71,7 @@ def pack(patch: pytest.MonkeyPatch, fewest: int) -> None:
     patch.setattr(compaction, "FEWEST", fewest)
     patch.setattr(compaction, "A_PACK", 2)
     patch.setattr(compaction, "PIECE_BYTES", 150)
+    patch.setattr(compaction, "AT_ONCE", 4)
 
 
 def split(recipe: Path) -> Path:

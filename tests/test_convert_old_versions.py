@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from mdsmix.convert.gc import delete_garbage, find_garbage
+from mdsmix.convert.old_versions import find_versions
 from mdsmix.shards.published import current, versions
 from mdsmix.storage import locate
 from tests.converting import documents, files, mdsmix, run_recipe, write_jsonl, write_recipe
+from tests.recording import Disk
 
 WEEK = 7 * 86_400.0
 
@@ -129,6 +131,21 @@ def test_what_is_deleted_and_what_is_not(published: list[Path], recipe: Path, sp
     assert len(list((split / ".mdsmix").glob("*.replaced"))) == 1
     assert run_recipe(recipe)[0].state == "up to date"
     assert found(split, 2) == []
+
+
+def test_an_index_is_gone_for_good_before_a_shard_of_its_version_goes(
+    published: list[Path], split: Path, tmp_path: Path
+) -> None:
+    """After a power cut in between a reader would start on a version that lacks shards."""
+    disk = Disk(published[0], tmp_path / "log")
+    with disk.recording():
+        (version,) = (v for v in find_versions(locate(split)) if v.folder.name == published[0].name)
+        version.discard()
+    done = [(call.what, call.name) for call in disk.calls]
+    begun = done.index(("unlink", "index.json"))
+    assert done[begun + 1] == ("sync", "")
+    assert {what for what, _ in done[:begun]} <= {"sync"}
+    assert not published[0].exists()
 
 
 def test_a_version_that_was_half_made_or_half_deleted_goes_and_the_current_one_stays(

@@ -9,16 +9,22 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
 
-from mdsmix.convert.parts import NOTE, Part, parse
+from mdsmix.convert.ledger import FOLDER, write_sealed
+from mdsmix.convert.parts import NOTE, Part, learn, parse
+from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.unit import UnitTask
 from mdsmix.errors import RecipeError
+from mdsmix.sources import Content, SourceFile, Unit, Window
+from mdsmix.storage import Stat, locate
 from tests.converting import chats, documents, files, mdsmix, windows, write_jsonl, write_recipe
 
 RECORDS = [{"text": f"Document {n} tells about {n * n}. " * (n % 5 + 1)} for n in range(240)]
@@ -126,6 +132,35 @@ def test_more_parts_than_units_and_bad_records_of_a_part(recipe: Path, tmp_path:
     assert answer.code == 0
     assert "WARNING: 1 records are bad" in answer.out
     assert mdsmix("convert", recipe, "--finish").code == 5
+
+
+def test_a_part_judges_no_share_of_bad_records(recipe: Path, tmp_path: Path) -> None:
+    """That is one of all parts: where this one's units are all bad, others may bring it down."""
+    write_jsonl(tmp_path / "b.jsonl", [{"messages": n} for n in range(300)])
+    answer = mdsmix("convert", recipe, "--part", "1/1")
+    assert (answer.code, "300 records are bad" in answer.out) == (0, True), answer.err
+
+
+def test_each_part_is_held_against_its_own_units(tmp_path: Path) -> None:
+    """Of two whose notes are there one had another source, of a third there is none."""
+    job: Any = SimpleNamespace(folder=locate(tmp_path), settings_hash="s")
+    files = [
+        SourceFile(location=locate(f"/{n}"), stat=Stat(9, "then"), name=f"/{n}") for n in range(5)
+    ]
+    units = [Unit(files=(file,)) for file in files]
+    window = Window(number=0, digest="d" * 32, place="p")
+    content = Content(windows=(window,), files=("f" * 32,))
+    cache = SourceHashCache(tmp_path / "none")
+    for part in (Part(1, 3), Part(2, 3)):
+        mine = [unit for number, unit in enumerate(units) if part.has(number)]
+        write_sealed(
+            job.folder / FOLDER / part.note,
+            b'{"settings":"s"}\n' + cache.lines(mine, [content] * len(mine)),
+        )
+    units[3] = Unit(files=(replace(files[3], stat=Stat(9, "now")),))
+    said = learn(job, cache, units)
+    assert "1 part of 3 have not finished, and their work units are done now: 3/3" in said
+    assert said.endswith("what differs is done again: 1/3")
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b", "1/0", "-1/4", "1/4/2", ""])

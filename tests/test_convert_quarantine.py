@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import zstandard
 
 from mdsmix.convert import quarantine, run
-from mdsmix.convert.quarantine import PackedRecords
+from mdsmix.convert.quarantine import PackedRecords, delete_stale_files, described, read_lines
 from mdsmix.convert.tally import Tally
-from mdsmix.sources import find, lines, plan, read
+from mdsmix.errors import TooManyBadRecords, Unreachable
+from mdsmix.shards.lease import Lease
+from mdsmix.sources import BadRecord, find, lines, plan, read
+from mdsmix.sources.base import Origin
+from mdsmix.storage import locate
 from tests.converting import (
     documents,
     files,
@@ -147,6 +156,77 @@ def test_a_record_too_long_to_be_held_is_named_and_all_others_are_converted(
     place = {"line": 10, "offset": 9 * len(good), "length": len(long)}
     expected = {"file": f"a.jsonl{suffix}", **place, "reason": "line_too_long", "raw": ""}
     assert bad == expected
+
+
+def bad(raw: bytes, detail: Any = None) -> BadRecord:
+    names = tuple(f"field {number}" for number in range(70))
+    origin = Origin("a.parquet", 3, "row 4", {"row": 4}, len(raw), raw, names)
+    told = SimpleNamespace(origin=origin, reason="missing_field", detail=detail)
+    return cast(BadRecord, told)
+
+
+def test_what_is_said_of_a_bad_record() -> None:
+    """Of a table with very many columns the first ones; what the template said; bytes that are no text as base64."""
+    said = json.loads(described(bad(b"\xff", detail={"template": "no"})))
+    assert said == {
+        "file": "a.parquet",
+        "row": 4,
+        "length": 1,
+        "reason": "missing_field",
+        "detail": {"template": "no"},
+        "fields": [f"field {number}" for number in range(64)],
+        "raw_base64": "/w==",
+    }
+
+
+def test_of_images_in_a_bad_record_the_bytes_are_left_out_and_of_words_none() -> None:
+    image = base64.encodebytes(bytes(range(256)) * 8).decode()
+    words = "\n".join(["words", "that", "stand", "below", "each", "other"] * 60)
+    raw = json.dumps({"image": image, "text": words}).encode()
+    kept = json.loads(json.loads(described(bad(raw), has_images=True))["raw"])
+    assert kept["text"] == words
+    assert re.fullmatch(
+        r"<\d+ characters of base64 left out, xxh3_128 [0-9a-f]{32}>\n?", kept["image"]
+    )
+    assert json.loads(described(bad(raw)))["raw"] == raw.decode()
+
+
+def test_bad_records_that_were_cut_off_are_not_taken_for_all(tmp_path: Path) -> None:
+    at = locate(tmp_path) / "bad"
+    frame = zstandard.ZstdCompressor().compress(b"one\ntwo\n")
+    for cut in range(1, len(frame)):
+        at.write(frame[:-cut])
+        with pytest.raises(Unreachable, match="is damaged"):
+            list(read_lines(at))
+    at.write(frame)
+    assert list(read_lines(at)) == [b"one", b"two"]
+
+
+def test_who_lost_the_lease_deletes_no_bad_records(tmp_path: Path) -> None:
+    """They may be another run's by then."""
+    files = [locate(tmp_path) / "quarantine" / f"{name}.jsonl.zst" for name in ("old", "new")]
+    for at in files:
+        at.write(b"1")
+    lost = SimpleNamespace(delete=lambda at: None)
+    delete_stale_files(locate(tmp_path), ["new"], cast(Lease, lost))
+    assert all(at.stat() for at in files)
+    held = SimpleNamespace(delete=lambda at: at.delete())
+    delete_stale_files(locate(tmp_path), ["new"], cast(Lease, held))
+    assert [at.stat() is not None for at in files] == [False, True]
+
+
+def test_of_two_runs_that_are_refused_the_second_ones_bad_records_are_there(
+    recipe: Path, tmp_path: Path
+) -> None:
+    recipe.write_text(json.dumps(json.loads(recipe.read_text()) | {"max_bad": 0.001}))
+    published = tmp_path / "out" / "web" / "train"
+    good = [{"text": f"a document, number {n}"} for n in range(20)]
+    write_jsonl(tmp_path / "a.jsonl", good)
+    for number in range(2):
+        write_jsonl(tmp_path / "b.jsonl", [*good, {"name": number}])
+        with pytest.raises(TooManyBadRecords):
+            run_recipe(recipe)
+        assert [json.loads(each["raw"])["name"] for each in quarantined(published)] == [number]
 
 
 def test_many_bad_records_are_one_frame_that_says_its_size_however_often_they_were_packed(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.sources import Content, SourceFile, Unit, Window
+from mdsmix.convert.source_hashes import SourceHashCache, fingerprint
+from mdsmix.sources import Content, ReadAs, SourceFile, Unit, Window
 from mdsmix.storage import Stat, locate
 
 WINDOWS = tuple(Window(number=n, digest=f"{n}" * 32, place="p") for n in (0, 2))
@@ -33,6 +34,31 @@ def test_a_unit_is_known_by_its_files_their_stamps_and_its_place() -> None:
     others = [unit(stamp="2-1"), unit(size=8), unit(name="/b.jsonl"), unit(start=5)]
     assert [known.content(other) for other in others] == [None] * 4
     assert SourceHashCache.of("/another").content(unit()) is None
+
+
+def test_whatever_decides_what_is_read_of_a_file_is_part_of_its_name() -> None:
+    """Else another recipe at one target would believe what was never read."""
+    whole = unit()
+    (file,) = whole.files
+    read_as = replace(file, read_as=ReadAs(split_by="line"))
+    others = [
+        whole,
+        replace(whole, end=5),
+        replace(whole, fields=("text",)),
+        replace(whole, blobs=("image",)),
+        replace(whole, files=(read_as,)),
+        replace(whole, files=(file, file)),
+    ]
+    assert len({fingerprint(other) for other in others}) == len(others)
+
+
+def test_a_unit_that_lost_a_window_was_not_read_to_its_end() -> None:
+    first, second = (Window(number=n, digest=f"{n}" * 32, place="p") for n in range(2))
+    cache = SourceHashCache.at("/mix")
+    cache.learn({unit(): Content(windows=(first, second), files=("f",))})
+    left = cache.without([second])
+    assert left.content(unit()) is None
+    assert left.begun(unit()) == {0: first}
 
 
 def test_what_is_no_longer_in_the_plan_is_forgotten() -> None:

@@ -200,6 +200,7 @@ def test_gc_keeps_a_tokenizer_while_any_stream_beside_names_it(
     assert (found.name, found.bytes) == (first.name, sum(map(len, before.values())))
     assert WEEK < found.age < 9 * 86_400
     assert "tokenizer" not in {item.kind for item in find_garbage(web, 9 * 86_400)}
+    assert mdsmix("gc", recipe).out.count(first.name) == 1, "told once for all streams beside it"
     assert files(first) == before, "finding deletes nothing"
     delete_garbage(web, WEEK, print)
     assert not first.exists()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from mdsmix.mix.lock import lock_of
+from mdsmix.mix.lock import TRAIN, Held, lock_of
 from mdsmix.mix.view import view_yaml
-from mdsmix.training.lock import Lock, parse_lock
+from mdsmix.training.lock import Lock, LoaderLock, LockedStream, parse_lock
 from tests.converting import Answer, documents, mdsmix, pairs, write_jsonl, write_recipe
 
 SUFFIX = ".mix.lock"
@@ -88,6 +88,7 @@ def test_what_is_published_is_what_was_planned(lab: Lab) -> None:
     ):
         assert line in done.out
     assert lock_of(view_yaml(lab.config)) == lab.locked, "of the recipe and of its YAML"
+    assert {"tokenizer", "chat_template"} <= lab.locked.loaders[TRAIN].settings.keys()
     assert lab.lock.stat().st_size < 5000
 
 
@@ -164,6 +165,22 @@ def test_what_decides_the_samples_is_locked_and_nothing_else(rendered: Lab, name
         return
     assert done.code == 3
     assert any(ORDER[name][1] in line for line in found)
+
+
+def locked(drawn: int, shards: str = "0123456789ab*3") -> LoaderLock:
+    return LoaderLock(streams=[LockedStream(name="web", drawn=drawn, shards=shards)])
+
+
+def test_what_differs_is_an_error_where_it_is_trained_on_and_not_accepted() -> None:
+    was = Lock(loaders={TRAIN: locked(3)})
+    now = Lock(loaders={TRAIN: locked(4), "eval_loader more": locked(3)})
+    for is_accepted in (False, True):
+        held = Held(was=was, now=now, is_accepted=is_accepted)
+        assert [(found.id, found.severity) for found in held.findings] == [
+            ("lock-differs", "warning" if is_accepted else "error"),
+            ("lock-eval-differs", "warning"),
+        ]
+        assert [stream["state"] for stream in held.streams] == ["not as planned", "new"]
 
 
 def test_a_batch_is_locked_where_the_config_names_one(lab: Lab) -> None:

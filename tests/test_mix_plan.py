@@ -241,6 +241,29 @@ def test_a_last_step_that_is_not_full_counts_what_it_holds(
     assert plan.run.samples.value == pytest.approx(tokens / 8)
 
 
+@pytest.mark.parametrize("epochs", range(1, 30, 4))
+def test_as_many_rows_as_whole_epochs_hold_take_no_step_more(epochs: int, tmp_path: Path) -> None:
+    """An epoch is 4.29 steps of 7, which no float says: what rounding adds is no row."""
+    target = _yaml(tmp_path, max_duration=f"{30 * epochs}sp", drop_last=False)
+    plan = _plan(target, batch=7, gpus=1)
+    assert plan.run.steps.value == 5 * epochs
+
+
+@pytest.mark.parametrize(
+    ("dataset", "asked"),
+    [
+        ({"replication": 2}, {"gpus": 4, "batch": 2}),
+        ({"num_canonical_nodes": 1}, {"nodes": 2}),
+        ({"num_canonical_nodes": 4}, {"nodes": 2}),
+    ],
+)
+def test_what_streaming_takes_is_planned(
+    dataset: dict[str, Any], asked: dict[str, Any], tmp_path: Path
+) -> None:
+    """Devices that draw the same rows count as one; of nodes and canonical ones either may be a multiple of the other."""
+    assert _plan(_yaml(tmp_path, dataset=dataset), **asked).run.steps.known > 0
+
+
 @pytest.mark.parametrize("drops", [True, False])
 def test_what_streams_come_to_in_a_run_adds_up_to_it(drops: bool, tmp_path: Path) -> None:
     plan = _plan(_yaml(tmp_path, max_duration="3ep", drop_last=drops), batch=8)

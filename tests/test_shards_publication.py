@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from mdsmix.shards import publication
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.publication import Overtaken, Revision, publish_in_place, swap
+from mdsmix.shards.publication import Overtaken, Revision, publish_in_place, refuse_crossed, swap
 from mdsmix.storage import Location, Stat, locate
 from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS
@@ -191,6 +192,28 @@ def test_a_write_whose_answer_was_lost_is_ones_own_and_another_is_not(tmp_path: 
             swap(seen, b"mine")
         assert refusal.value.exit_code == 4
         assert at.read() == b"another's"
+
+
+def test_what_is_there_already_is_not_written_again(tmp_path: Path) -> None:
+    """Whoever watches the folder sees a change only where there is one."""
+    at = locate(tmp_path / "a")
+    at.write(b"mine")
+    seen = Revision.of(at)
+    assert swap(seen, b"mine") == seen == Revision.of(at)
+
+
+def test_without_conditions_a_write_that_comes_while_one_waits_for_it_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, unsure = locate(tmp_path / "a"), cast(Lease, SimpleNamespace(is_sure=False))
+    at.write(b"mine")
+    mine = Revision.of(at)
+    monkeypatch.setattr(publication, "await_others", lambda: None)
+    refuse_crossed(mine, unsure)
+    monkeypatch.setattr(publication, "await_others", lambda: at.write(b"another's"))
+    with pytest.raises(Overtaken):
+        refuse_crossed(mine, unsure)
+    refuse_crossed(mine, HELD)
 
 
 def test_a_conflict_that_changed_nothing_is_tried_again(

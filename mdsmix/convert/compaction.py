@@ -89,7 +89,7 @@ class Compaction:
     def __init__(self, job: Job, stored: Stored, units: Sequence[UnitRecord]) -> None:
         self._folder, self._stored, packed = job.folder, stored, stored.packed
         self._units = {unit.key: unit for unit in units if unit.key not in packed.records}
-        self.is_worth_it = len(self._units) >= FEWEST and not job.limit
+        self.is_worth_it = len(self._units) >= FEWEST
         new, every = (self._units.values(), units) if self.is_worth_it else ((), ())
         bases = dict.fromkeys(unit.base or unit.key for unit in new)
         # An earlier version packed records and left their marks alone.

@@ -118,7 +118,7 @@ class Lease:
         """Lets go. A store that does not answer is not waited for again: the lease grows stale there."""
         self._ended.set()
         self._heart.join(1)
-        if not self._heart.is_alive() and not self._is_lost:
+        if not self._heart.is_alive():
             with suppress(Unreachable):
                 if _is_by(self._holder, _look(self._at)):
                     self._at.delete()

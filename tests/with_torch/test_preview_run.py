@@ -120,7 +120,7 @@ def said(found: Made | None) -> dict[str, Any]:
 CASES: list[tuple[dict[str, Any], int]] = [
     ({}, 0),
     ({"target_responses": "all", "target_prompts": "length>=2", "drop_last": True}, 2),
-    ({"packing_ratio": 2.6}, 2),
+    ({"packing_ratio": 2.6, "persistent_workers": False}, 2),
     ({"packing_ratio": 2.6, "max_leftover_bins_to_keep": 1, "drop_last": True}, 0),
     ({"packing_ratio": "auto", "max_seq_len": 300}, 0),
     ({"allow_pad_trimming": True, "max_seq_len": 64}, 0),
@@ -262,6 +262,13 @@ def test_steps_go_on_into_the_next_epoch_and_it_is_said(folder: Path) -> None:
     assert [(step.epoch, step.step) for step in later.steps] == [(1, 2), (1, 3)]
     assert later.steps[0].ranks == found.steps[10].ranks
     assert "beyond epoch 0" in dict(verdict(later))["next-epoch"]
+    twice = made(folder, "web", packing_ratio=2)
+    first = looked(twice, asked(8, steps=2))
+    second = looked(twice, asked(8, steps=1, from_step=1))
+    assert second.steps[0].ranks == first.steps[1].ranks, "a step draws more samples than rows"
+    seeded = looked(made(folder, "web", shuffle_seed=7), asked(8, steps=1)).steps
+    other = looked(made(folder, "web", shuffle_seed=5), asked(8, steps=1, seed=7)).steps
+    assert seeded[0].ranks == other[0].ranks != found.steps[0].ranks
 
 
 def test_text_that_the_loader_tokenizes_is_drawn_and_not_counted(folder: Path) -> None:

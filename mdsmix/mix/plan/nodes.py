@@ -63,7 +63,7 @@ def readers(
         samples: for each stream, the samples of each of its shards.
         choose: samples that an epoch draws of each stream.
     """
-    rng = np.random.default_rng([order.seed, 0 if order.is_fixed else epoch])
+    rng = np.random.default_rng([order.seed, epoch])
     drawn = [drawn_of(s, c, rng) for s, c in zip(samples, choose, strict=True)]
     if not order.by_stream:
         return _spread(np.concatenate(samples), np.concatenate(drawn), order)
