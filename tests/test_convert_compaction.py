@@ -401,13 +401,25 @@ def test_what_is_packed_goes_when_nothing_names_it(
     for name in ("mdsmix.manifest", "index.json"):
         (folder / name).delete()
     age(split(recipe), 8)
-    real, gone = LocalPath.delete, list[str]()
-    monkeypatch.setattr(LocalPath, "delete", lambda at: (gone.append(at.name), real(at)))
+    gone = list[str]()
+    for what in ("delete", "flush"):
+        monkeypatch.setattr(LocalPath, what, told(getattr(LocalPath, what), what, gone))
     gc.delete_garbage(folder, gc.KEEP_SECONDS, print)
     assert not [n for n in ledger(recipe) if PACKS.fullmatch(n)]
-    last_pack = max(gone.index(name) for name in gone if NAME.fullmatch(name))
-    pieces = [n for n in gone if FINGERPRINTS.fullmatch(n) or MARKS.fullmatch(n)]
-    assert last_pack < min(map(gone.index, pieces)), "what is named goes after what names it"
+    last_pack = max(n for n, name in enumerate(gone) if name.endswith(".units.zst"))
+    first_piece = min(
+        n for n, name in enumerate(gone) if name.endswith((".fingerprints", ".marks"))
+    )
+    between = gone[last_pack:first_piece]
+    assert f"flush {FOLDER}" in between, "what is named goes when what names it is gone for good"
+
+
+def told(real: Callable[..., Any], what: str, said: list[str]) -> Callable[..., Any]:
+    def call(at: LocalPath, *given: Any) -> Any:
+        said.append(f"{what} {at.name}")
+        return real(at, *given)
+
+    return call
 
 
 def last(keys: set[str], packed: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mdsmix.convert import publish
 from mdsmix.encode.pretraining import Documents
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.shards.index import read_index
@@ -18,6 +19,7 @@ from mdsmix.storage import locate
 from tests.converting import (
     documents,
     files,
+    manifest_of,
     run_recipe,
     times,
     token_rows,
@@ -70,6 +72,20 @@ def test_a_manifest_and_an_index_that_disagree_are_completed(recipe: Path, publi
     assert list(after.values()) == [other], (
         "an index that is replaced is kept, since jobs may read by it"
     )
+
+
+def test_what_a_manifest_says_of_its_making_is_brought_up_to_date(
+    recipe: Path, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where neither another version of mdsmix nor another treatment of duplicates changes a shard."""
+    run_recipe(recipe)
+    shards = {name for name in files(published) if name.endswith(".mds")}
+    monkeypatch.setattr(publish, "__version__", "99")
+    run_recipe(recipe)
+    assert manifest_of(published).tool_version == "99"
+    run_recipe(recipe, "streams.web.duplicates=drop")
+    assert manifest_of(published).encoding.duplicates == "drop"
+    assert shards == {name for name in files(published) if name.endswith(".mds")}
 
 
 def test_shards_of_equal_bytes_are_files_of_their_own(

@@ -7,15 +7,18 @@ import os
 import shutil
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from mdsmix.convert import run, unit
+from mdsmix.convert import needless, run, unit
 from mdsmix.convert.gc import delete_garbage, find_garbage
 from mdsmix.convert.job import Job
 from mdsmix.convert.planning import Options, planned_jobs
 from mdsmix.convert.tokenizer_folder import CARD, at_hand, publish_tokenizer
+from mdsmix.encode import processor
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.storage import locate
@@ -207,6 +210,21 @@ def test_gc_keeps_a_tokenizer_while_any_stream_beside_names_it(
     assert home(tmp_path).name == manifest_of(tmp_path / "out/too/train").tokenizer.folder_name
     run_recipe(recipe, ANOTHER, only=["web"])
     assert (home(tmp_path) / CARD).is_file()
+
+
+def test_gc_keeps_a_processor_while_a_stream_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"processor-{digit * 8}" for digit in "01"]
+    for name in (*names, "web/train"):
+        (tmp_path / name).mkdir(parents=True)
+    found = partial(needless.KeptFolder, card=processor.CARD, files=(), bytes=1, written=0.0)
+    monkeypatch.setattr(needless, "_look", lambda home: found(folder=home))
+    card = SimpleNamespace(folder_name="tokenizer-00000000")
+    manifest = SimpleNamespace(tokenizer=card, processor_folder=names[0])
+    monkeypatch.setattr(needless, "read_manifest", lambda _: manifest)
+    left = needless.needless(locate(tmp_path), WEEK)
+    assert [(each.folder.name, each.kind) for each in left] == [(names[1], "processor")]
 
 
 def test_gc_takes_nothing_that_mdsmix_did_not_write(recipe: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from mdsmix.mix.lock import TRAIN, Held, lock_of
 from mdsmix.mix.view import view_yaml
-from mdsmix.training.lock import Lock, LoaderLock, LockedStream, parse_lock
+from mdsmix.training.lock import LoaderLock, Lock, LockedStream, differences, parse_lock
 from tests.converting import Answer, documents, mdsmix, pairs, write_jsonl, write_recipe
 
 SUFFIX = ".mix.lock"
@@ -181,6 +181,19 @@ def test_what_differs_is_an_error_where_it_is_trained_on_and_not_accepted() -> N
             ("lock-eval-differs", "warning"),
         ]
         assert [stream["state"] for stream in held.streams] == ["not as planned", "new"]
+
+
+def test_what_is_gone_and_what_is_new_is_counted_and_an_order_is_told() -> None:
+    one, two, three = (f"{digit * 12}*{n}" for digit, n in (("1", 3), ("2", 2), ("3", 4)))
+    (found,) = differences(locked(5, f"{one} {two}"), locked(5, f"{three} {one}"))
+    assert "of 5 samples 2 are gone with their shards, and 4 of 7 are in shards" in found.sentence
+    (found,) = differences(locked(5, f"{one} {two}"), locked(5, f"{two} {one}"))
+    assert "the same 5 samples in another order" in found.sentence
+    streams = [LockedStream(name=name, drawn=3, shards=one) for name in ("web", "code")]
+    was, now = LoaderLock(streams=streams), LoaderLock(streams=streams[::-1])
+    assert [found.sentence for found in differences(was, now)] == [
+        "the streams stand in another order: code, web"
+    ]
 
 
 def test_a_batch_is_locked_where_the_config_names_one(lab: Lab) -> None:

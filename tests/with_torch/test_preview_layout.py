@@ -20,9 +20,11 @@ from streaming.base.world import World
 
 from mdsmix.errors import RecipeError
 from mdsmix.load import build_loader
+from mdsmix.load.order import set_samples
 from mdsmix.mix.view import mix_of
-from mdsmix.preview.asked import Cluster, State
+from mdsmix.preview.asked import Asked, Cluster, State
 from mdsmix.preview.layout import NOBODY, Layout, delivered
+from mdsmix.preview.run import _rank
 from tests.with_torch.load_streams import IDS, config, write_stream
 
 SIZES = {"web": 211, "faq": 97, "chat": 53}
@@ -177,6 +179,17 @@ def test_a_state_of_other_devices_is_entered_as_streaming_enters_it(folder: Path
     rest = laid_out(made, cluster, state)
     assert rest == real(made, cluster, told | {"initial_physical_nodes": 2})
     assert rest != laid_out(made, cluster)[2:]
+
+
+def test_samples_are_counted_through_shards_and_streams() -> None:
+    """And devices through their nodes, of which neighbours may draw the same."""
+    layout = Layout.__new__(Layout)
+    set_samples(layout, [[2, 1], [3]])
+    places = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 0, 1), (1, 0, 2)]
+    assert layout.places(np.arange(6)) == places
+    cluster = Cluster(nodes=2, gpus=2, workers=0, batch=4, replication=2)
+    ranks = [_rank(layout, Asked(cluster=cluster), n, 0, np.array([n, -1])) for n in range(2)]
+    assert [(rank.rank, rank.node, rank.ids) for rank in ranks] == [(0, 0, [0]), (2, 1, [1])]
 
 
 def test_a_replicated_run_gives_neighbours_the_same_rows(folder: Path) -> None:
