@@ -83,8 +83,9 @@ def test_what_a_manifest_says_of_its_making_is_brought_up_to_date(
     monkeypatch.setattr(publish, "__version__", "99")
     run_recipe(recipe)
     assert manifest_of(published).tool_version == "99"
-    run_recipe(recipe, "streams.web.duplicates=drop")
-    assert manifest_of(published).encoding.duplicates == "drop"
+    for way in ("drop", "keep"):
+        run_recipe(recipe, f"streams.web.duplicates={way}")
+        assert manifest_of(published).encoding.duplicates == way
     assert shards == {name for name in files(published) if name.endswith(".mds")}
 
 

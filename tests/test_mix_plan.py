@@ -241,7 +241,7 @@ def test_a_last_step_that_is_not_full_counts_what_it_holds(
     assert plan.run.samples.value == pytest.approx(tokens / 8)
 
 
-@pytest.mark.parametrize("epochs", range(1, 30, 4))
+@pytest.mark.parametrize("epochs", [1, 5, 9])
 def test_as_many_rows_as_whole_epochs_hold_take_no_step_more(epochs: int, tmp_path: Path) -> None:
     """An epoch is 4.29 steps of 7, which no float says: what rounding adds is no row."""
     target = _yaml(tmp_path, max_duration=f"{30 * epochs}sp", drop_last=False)

@@ -98,8 +98,8 @@ def _in_full_steps(steps: float, step: StepPlan) -> float:
 
 def _to_hold(count: float, step: StepPlan) -> int:
     """Steps that hold so many full ones; a billionth is the rounding of floats."""
-    epochs, rest = divmod(count + 1e-9, _full_epoch(step))
-    return round(epochs * step.steps.known) + math.ceil(rest - 2e-9)
+    epochs, rest = divmod(count, _full_epoch(step))
+    return round(epochs * step.steps.known) + math.ceil(rest - 1e-9)
 
 
 def _steps(duration: Duration, step: StepPlan) -> Figure:
