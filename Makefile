@@ -179,6 +179,7 @@ clean: ## remove the environments and the demo
 	touch $@
 
 .uv/bin/uv:
+	@python3 -m pip --version >/dev/null 2>&1 || { echo "make wants uv, or a python3 with pip to fetch it: install one of them (Debian: apt-get install python3-pip)" >&2; exit 1; }
 	python3 -m pip install --quiet --target .uv uv
 
 demo/tokenizer/tokenizer.json: tests/corpus.py | venv
