@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import yaml
 from tests.converting import chats, documents, pairs, write_jsonl
 from tests.foundry.conftest import Foundry
 from tests.foundry.steps import converted, does, fetch_tokenizer, rendered
-from tests.foundry.test_train import losses, trained_by_the_script
+from tests.foundry.test_train import losses
 
 LENGTH = 128
 ORDER = {"shuffle": True, "shuffle_seed": 17}
@@ -41,6 +43,21 @@ def mixed(folder: Path, tokenizer: Path, corpus: Path, **settings: Any) -> Path:
         },
     } | settings
     return rendered(converted(folder, tokenizer, **settings))
+
+
+def trained_by_the_script(python: Path, config: Path, *settings: str) -> str:
+    """What `llmfoundry train` printed up to its good end, as a user starts it."""
+    with config.with_suffix(".log").open("w") as log:
+        code = subprocess.run(
+            [python.with_name("llmfoundry"), "train", config, *settings],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=config.parent,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        ).returncode
+    said = config.with_suffix(".log").read_text()
+    assert code == 0, said[-4000:]
+    return said
 
 
 def edited(config: Path, name: str, **keys: Any) -> Path:

@@ -5,9 +5,7 @@ The mix is the demo's, and the one of its pretraining streams alone.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,21 +48,6 @@ def trained(programs: Standing, config: Path, *settings: str) -> str:
     return said
 
 
-def trained_by_the_script(python: Path, config: Path, *settings: str) -> str:
-    """The same, as a user starts it."""
-    with config.with_suffix(".log").open("w") as log:
-        code = subprocess.run(
-            [python.with_name("llmfoundry"), "train", config, *settings],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=config.parent,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        ).returncode
-    said = config.with_suffix(".log").read_text()
-    assert code == 0, said[-4000:]
-    return said
-
-
 def losses(said: str) -> list[float]:
     return [float(loss) for loss in LOSS.findall(said)]
 
@@ -78,7 +61,6 @@ def fallen(found: list[float]) -> float:
 @pytest.mark.parametrize("loader", ["finetuning", "text"])
 def test_a_mix_trains_and_is_evaluated_from_folders_and_from_minio(
     loader: str,
-    foundry_python: Path,
     foundry_programs: Standing,
     tokenizer_folder: Path,
     corpus_folder: Path,
@@ -97,10 +79,7 @@ def test_a_mix_trains_and_is_evaluated_from_folders_and_from_minio(
     assert not list((tmp_path / "cache").rglob("*.mds")), "what trains must come from the store"
 
     from_folders = trained(foundry_programs, local, EVALUATED)
-    if loader == "finetuning":
-        from_minio = trained_by_the_script(foundry_python, minio, EVALUATED)
-    else:
-        from_minio = trained(foundry_programs, minio, EVALUATED)
+    from_minio = trained(foundry_programs, minio, EVALUATED)
     assert fallen(losses(from_folders)) > 1
     assert losses(from_minio) == losses(from_folders)
     metrics = [float(value) for value in METRIC.findall(from_folders)]
