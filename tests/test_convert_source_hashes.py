@@ -46,6 +46,7 @@ def test_whatever_decides_what_is_read_of_a_file_is_part_of_its_name() -> None:
         replace(whole, end=5),
         replace(whole, fields=("text",)),
         replace(whole, blobs=("image",)),
+        replace(whole, window_bytes=1000),
         replace(whole, files=(read_as,)),
         replace(whole, files=(file, file)),
     ]

@@ -294,6 +294,15 @@ def test_what_a_slow_beat_says_is_as_old_as_its_beginning(
         assert not held.is_held_still()
 
 
+def test_what_a_slow_first_write_says_is_as_old_as_its_beginning(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow(monkeypatch, module.STALE_BEATS * module.BEAT_SECONDS / 2)
+    with lease(folder, silent) as held:
+        put(folder, ELSEWHERE)
+        assert not held.is_held_still()
+
+
 def test_who_has_not_learnt_yet_that_he_lost_it_leaves_it_to_the_other(folder: Location) -> None:
     with lease(folder, silent):
         put(folder, ELSEWHERE)

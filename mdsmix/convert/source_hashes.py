@@ -20,7 +20,7 @@ import xxhash
 
 from mdsmix.encode.tokenizer import cache_folder, keep_in_cache
 from mdsmix.errors import Unreachable
-from mdsmix.sources import BY_NAME, Content, Unit, Window
+from mdsmix.sources import BY_NAME, WINDOW_BYTES, Content, Unit, Window
 
 
 @dataclass(slots=True)
@@ -149,4 +149,5 @@ def fingerprint(unit: Unit) -> str:
     more: list[Any] = [unit.fields] if unit.fields else []
     more += [{"blobs": unit.blobs}] if unit.blobs else []
     more += [asdict(read_as)] if read_as != BY_NAME else []
+    more += [unit.window_bytes] if unit.window_bytes != WINDOW_BYTES else []
     return xxhash.xxh128_hexdigest(orjson.dumps([files, unit.start, unit.end, *more]))

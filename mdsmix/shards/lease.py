@@ -76,12 +76,14 @@ class _State:
 class Lease:
     """A lease that is held. A thread keeps it alive."""
 
-    def __init__(self, at: Location, holder: Holder, stamp: str, is_sure: bool) -> None:
+    def __init__(
+        self, at: Location, holder: Holder, stamp: str, is_sure: bool, held_at: float
+    ) -> None:
         self._at, self._holder, self._stamp = at, holder, stamp
         self.is_sure = is_sure
         "Whether the store keeps conditions, so that no other write can have crossed this one."
         self._is_lost = False
-        self._held_at = _now()
+        self._held_at = held_at
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._live, name="lease", daemon=True)
         self._heart.start()
@@ -180,7 +182,7 @@ def _take(at: Location, say: Callable[[str], None]) -> Lease:
         if stamp:
             if not is_sure:
                 _refuse_crossed(at, me, _now() - began)
-            return Lease(at, me, stamp, is_sure)
+            return Lease(at, me, stamp, is_sure, began)
 
 
 def _taken(at: Location, holder: Holder | None) -> Unreachable:

@@ -102,8 +102,10 @@ def length_of(unit: Unit) -> int:
 
 def _is_cut_anywhere(file: SourceFile) -> bool:
     """Whether the format's ordinals are the bytes of the file, so that any two bound a split."""
-    half = file.stat.size // 2 + 1
-    parts = list(format_of(file).splits(file, half, ())) if format_of(file).weight(file) else []
+    size = max(file.stat.size, 3)  # fewer bytes have no two parts
+    larger = replace(file, stat=replace(file.stat, size=size))
+    half = size // 2 + 1
+    parts = list(format_of(file).splits(larger, half, ())) if format_of(file).weight(file) else []
     return parts[0] == (0, half) if len(parts) > 1 else False
 
 
