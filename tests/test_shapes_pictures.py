@@ -7,9 +7,13 @@ from typing import Any
 from urllib.parse import quote, quote_from_bytes
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
+from mdsmix.record import Conversation
+from mdsmix.shapes import SHAPES
 from mdsmix.shapes.base import Fault
-from mdsmix.shapes.pictures import image_of
+from mdsmix.shapes.pictures import image_of, with_images
 from tests.alarm import at_most
 from tests.pictures import drawing
 
@@ -76,3 +80,42 @@ def test_what_is_no_image_says_why(value: Any, why: str) -> None:
         image_of(value)
     assert fault.value.args == ("bad_image",)
     assert why in fault.value.detail["why"]
+
+
+ODD: list[Any] = [
+    None,
+    "",
+    5,
+    [],
+    ["a.jpg"],
+    {},
+    {"url": "a.jpg"},
+    {"bytes": 1},
+    "a.jpg",
+    "a <image>",
+]
+PARTS = st.builds(
+    lambda kind, rest: {"type": kind} | rest,
+    st.sampled_from(["text", "image", "image_url", "reasoning", "tool_call", *ODD]),
+    st.dictionaries(
+        st.sampled_from(["text", "value", "image", "image_url", "base64", "data", "index"]),
+        st.sampled_from(ODD),
+        max_size=2,
+    ),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(PARTS, max_size=3), st.sampled_from(ODD))
+@example([{"type": "text", "image_url": "a.jpg"}], None)
+@example([{"type": "text", "text": 5}], None)
+@example([{"type": ["image"]}], None)
+@example([{"type": "image", "base64": 1}], None)
+def test_whatever_parts_say_they_are_read_or_a_reason(parts: list[Any], images: Any) -> None:
+    """Each of the examples ended the run: a TypeError of ours, by one record."""
+    talk = [{"role": "user", "content": parts}, {"role": "assistant", "content": "b"}]
+    for name in ("messages", "openai", "llava"):
+        shape = with_images(SHAPES[name], ())
+        record = {"messages": talk, "conversations": talk, "images": images}
+        read = shape.read(record, {key: key for key in shape.fields})
+        assert isinstance(read, str | Conversation)

@@ -34,8 +34,8 @@ FIELDS = ("images", "image")
 "Fields of a record that hold its images, where a recipe names none: the first that is there and not null."
 NOTHING: tuple[Any, ...] = (None, [], "", {"bytes": None, "path": None})
 "What a field without images holds: the last is what some writers of parquet make of one that is not there."
-KINDS = frozenset({"image", "image_url", "input_image"})
-"Types of a part that is an image."
+KINDS = ("image", "image_url", "input_image")
+"Types of a part that is an image; no set, since what a part says there may be a list."
 TEXTS = frozenset({"text", "input_text", "output_text"})
 _SOURCES = ("image", "image_url", "path", "url", "base64", "source", "value", "data", "bytes")
 _CONTENTS = ("content", "value")
@@ -152,10 +152,10 @@ def _from_data(uri: str) -> bytes:
 def _decoded(text: Any) -> bytes:
     """Of base64, as it is found: broken into lines as in MIME, escaped as in a URL, in the alphabet of URLs, without its `=`."""
     try:
-        said = "".join((unquote(text) if "%" in text else text).split()).rstrip("=")
+        said = "".join(unquote(text).split()).rstrip("=")
         filled = f"{said}{'=' * (-len(said) % 4)}"
         return base64.b64decode(filled, b"-_" if "-" in said or "_" in said else None, True)
-    except (AttributeError, binascii.Error, ValueError):
+    except (AttributeError, TypeError, binascii.Error, ValueError):
         raise Fault("bad_image", why="its base64 cannot be decoded") from None
 
 
@@ -230,7 +230,7 @@ def _flat(message: Any, mark: str, beside: _Beside, found: list[Image]) -> Any:
     flat = dict(message) if isinstance(message, Mapping) else message
     for key, parts in _contents(message):
         texts = [_as_text(part, mark, beside, found) for part in parts]
-        is_plain = all(part["type"] == "text" and len(part) == 2 for part in texts)
+        is_plain = all(part == {"type": "text", "text": str(part.get("text"))} for part in texts)
         flat[key] = "".join([part["text"] for part in texts]) if is_plain else texts
     return flat
 
