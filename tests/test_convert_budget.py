@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import share_of
 from mdsmix.recipe.sampling import SHARE, tokens_wanted, with_budget
-from mdsmix.recipe.taking import STEPS, step_above
+from mdsmix.recipe.taking import DEVIATIONS, MARGIN, STEPS, step_above, taken
 from mdsmix.shards.manifest import Manifest
 from mdsmix.words import percent
 from tests.converting import (
@@ -369,3 +369,11 @@ def test_the_expected_mean_is_held_against_what_is_found(
         in far.out
     )
     assert "up to date" in far.out
+
+
+def test_the_margin_is_wider_the_fewer_records_happen_to_be_in_the_sample() -> None:
+    """A hundredth of 10,000 records is 100, which deviate by a tenth of what one does; without a spread, by their number."""
+    for spread, one in ((0.0, 1.0), (3**0.5, 2.0)):
+        share, margin = taken(0.01, 10_000, 0.05, spread)
+        assert margin == pytest.approx(MARGIN + DEVIATIONS * (0.05 + one / 10))
+        assert share == step_above(0.01 * (1 + margin))

@@ -57,6 +57,12 @@ def test_worked_by_hand(lengths: list[int], rows: int) -> None:
     assert len(best_fit(np.array(lengths, np.int64), 7)) == rows
 
 
+def test_of_equal_documents_the_first_share_a_row() -> None:
+    """Published rows hold these."""
+    packed = best_fit(np.array([3, 3, 3]), 7)
+    assert [packed[row].tolist() for row in range(len(packed))] == [[0, 1], [2]]
+
+
 def test_chats_fill_their_rows() -> None:
     """A median of 400 tokens, 99 % below 4,000: of 20,000, under 0.1 % is padding."""
     spread = np.random.default_rng(0).lognormal(np.log(400), np.log(10) / 2.326, 20_000)

@@ -68,6 +68,12 @@ def test_rounding_is_by_largest_remainder(ideal: list[Fraction]) -> None:
     assert all(left[i] >= left[j] for i, j in product(up, rest))
 
 
+def test_of_equal_remainders_the_first_is_rounded_up_and_so_is_a_half() -> None:
+    half = Fraction(1, 2)
+    assert rounded([half, half]) == [1, 0]
+    assert rounded([half]) == rounded([half], is_absolute=True) == [1]
+
+
 @FEW
 @given(streams(), st.data())
 def test_an_epoch_of_a_budget_holds_it_in_the_shares_asked(

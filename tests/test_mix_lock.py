@@ -12,7 +12,15 @@ import yaml
 
 from mdsmix.mix.lock import TRAIN, Held, lock_of
 from mdsmix.mix.view import view_yaml
-from mdsmix.training.lock import LoaderLock, Lock, LockedStream, differences, parse_lock
+from mdsmix.training.lock import (
+    LoaderLock,
+    Lock,
+    LockedStream,
+    differences,
+    parse_lock,
+    settings_of,
+)
+from mdsmix.training.sections import LoaderSection
 from tests.converting import Answer, documents, mdsmix, pairs, write_jsonl, write_recipe
 
 SUFFIX = ".mix.lock"
@@ -287,3 +295,12 @@ def test_the_same_mix_has_the_same_lock(tmp_path: Path, tokenizer_folder: Path) 
     report = json.loads(done.out)
     assert report["lock"] == f"{tmp_path / 'other.yaml'}{SUFFIX}"
     assert Path(report["lock"]).read_bytes() == lab.lock.read_bytes()
+
+
+def test_an_epoch_size_is_a_number_however_it_is_written() -> None:
+    def epoch_size(written: Any) -> Any:
+        dataset = {"epoch_size": written}
+        return settings_of(LoaderSection(label="", section={"dataset": dataset}))["epoch_size"]
+
+    assert epoch_size("1k") == epoch_size(1000) == 1000
+    assert epoch_size(None) is None

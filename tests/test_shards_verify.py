@@ -129,7 +129,10 @@ def test_quick_reads_no_shard(web: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("tokens", 7), ("largest_id", 1), ("longest", 9), ("lengths", {"2^1": 60})],
+    [
+        *(("tokens", 7), ("largest_id", 1), ("longest", 9), ("lengths", {"2^1": 60})),
+        ("documents", 7),
+    ],
 )
 def test_totals_that_the_bytes_contradict(web: Path, key: str, value: Any) -> None:
     edit(web / "mdsmix.manifest", lambda tree: tree["totals"].update({key: value}))
@@ -143,6 +146,10 @@ def test_sums_that_do_not_add_up(web: Path) -> None:
     edit(web / "mdsmix.manifest", lambda tree: tree["parts"][0].update(samples=9_999))
     (problem,) = [problem for _, problem in faults(web, quick=True)]
     assert "samples in part" in problem
+    edit(web / "mdsmix.manifest", lambda tree: tree["parts"][0].update(samples=0))
+    assert [problem for _, problem in faults(web, quick=True)] == [
+        problem.replace("9,999", "0"),
+    ]
     edit(web / "mdsmix.manifest", lambda tree: tree["parts"].clear())
     edit(web / "mdsmix.manifest", lambda tree: tree["totals"].update(samples=1))
     edit(web / "mdsmix.manifest", lambda tree: tree["records"].update(read=1))
@@ -152,6 +159,23 @@ def test_sums_that_do_not_add_up(web: Path) -> None:
         ["expected", "as", "many"],
         ["expected", problems[2].split()[1], "shards"],
     ]
+    edit(web / "mdsmix.manifest", lambda tree: tree["records"].update(read=9_999))
+    assert faults(web, quick=True)[1][1].startswith("expected as many records read as ")
+
+
+def test_progress_is_of_the_shards_that_are_there(tmp_path: Path) -> None:
+    home = publish(tmp_path, {"text": "str"}, [{"text": "a"}] * 3, shards=3) / "train"
+    shards(home)[1].unlink()
+    begun: list[tuple[str, int]] = []
+    looked: list[int] = []
+    verify(
+        locate(home),
+        quick=False,
+        begin=lambda *what: begun.append(what),
+        on_progress=lambda size, _: looked.append(size),
+    )
+    assert looked == [path.stat().st_size for path in (shards(home)[0], shards(home)[2])]
+    assert begun == [(str(home), sum(looked))]
 
 
 def test_an_index_that_is_not_the_manifests_is_one_fault(web: Path) -> None:
@@ -231,6 +255,7 @@ def test_no_flipped_byte_of_a_stream_without_hashes_brings_it_down(
     home = publish(tmp_path, columns, [row] * 2) / "train"
     _without_hashes(home)
     assert look(home).unhashed == 1
+    assert "without a hash" not in mdsmix("verify", "--quick", home).out
     (shard,) = shards(home)
     whole = shard.read_bytes()
     found = 0

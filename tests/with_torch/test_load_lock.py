@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 from streaming import StreamingDataLoader, StreamingDataset
+from streaming.base.world import World
 
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import MixLoader, build_loader
-from mdsmix.load.lock import KEY
+from mdsmix.load.lock import KEY, lock_of
 from mdsmix.load.resuming import Epoch, repeats, repeats_after
 from mdsmix.shards.index import read_index
 from mdsmix.shards.sample import read_head
@@ -414,3 +415,42 @@ def test_what_was_seen_is_of_the_epoch_that_was_left() -> None:
         found.append([r.replaced for r in repeats(was, now, state) or []])
         assert found[-1] == [int((seen >= 12).sum())]
     assert len({tuple(each) for each in found}) > 1
+
+
+def test_an_epoch_is_laid_out_by_the_seed_and_the_nodes_of_the_state() -> None:
+    """Whatever the settings say; and over any number of nodes that share a global batch it is one order."""
+    twin = [LockedStream(name="a", drawn=24, shards="0123456789ab*12 1123456789ab*12")]
+    state = {"epoch": 0, "sample_in_epoch": 0, "num_canonical_nodes": 2, "shuffle_seed": 3}
+
+    def drawn(nodes: int = 1, seed: int = 3, **settings: Any) -> list[list[int]]:
+        lock = LoaderLock(streams=twin, settings={"shuffle": True, "batch": 4} | settings)
+        known = state | {"initial_physical_nodes": nodes, "shuffle_seed": seed}
+        return np.sort(Epoch(lock, known).drawn(0, 0).reshape(-1, 4)).tolist()  # type: ignore[no-any-return]
+
+    assert drawn() == drawn(2) == drawn(shuffle_seed=4, num_canonical_nodes=1) != drawn(seed=4)
+
+
+def test_what_was_seen_more_often_than_it_is_drawn_now_comes_twice_only_where_it_comes() -> None:
+    was, now = (
+        LoaderLock(
+            streams=[LockedStream(name="a", drawn=drawn, shards="0123456789ab*12")],
+            settings={"shuffle": True, "batch": 4},
+        )
+        for drawn in (36, 12)
+    )
+    state = {"epoch": 0, "sample_in_epoch": 8, "num_canonical_nodes": 1, "shuffle_seed": 3}
+    seen = Counter(Epoch(was, state).drawn(0, 0)[:8].tolist())
+    rest = Counter(Epoch(now, state).drawn(0, 8).tolist())
+    assert any(n > 1 for n in seen.values()), "more often than once"
+    (found,) = repeats(was, now, state) or []
+    assert found.twice == sum(n for row, n in rest.items() if seen[row])
+    assert found.never == 12 - len(seen.keys() | rest.keys())
+
+
+def test_the_batch_of_a_lock_is_that_of_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = opened({"a": publish(tmp_path / "a", range(24))}).dataset
+    assert lock_of(dataset).settings["batch"] == BATCH
+    monkeypatch.setattr(World, "detect", lambda: World(2, 2, 1, 0))
+    assert lock_of(dataset).settings["batch"] == 4 * BATCH

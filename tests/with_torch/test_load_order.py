@@ -85,7 +85,7 @@ def test_a_resumed_epoch_goes_on_where_it_was(
 
 
 def test_whatever_decides_the_order_has_an_order_of_its_own(
-    streams: dict[str, dict[str, Any]], tmp_path: Path
+    streams: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = loader(streams).dataset
     base._resume(World.detect(), 0)
@@ -107,6 +107,13 @@ def test_whatever_decides_the_order_has_an_order_of_its_own(
         return order._key(order._what_decides(dataset, world, epoch, start))
 
     keys = [key(base), key(base, nodes=2), key(base, epoch=1), key(base, start=8)]
+    with monkeypatch.context() as patch:
+        patch.setattr(order, "version", lambda _: "0")
+        keys.append(key(base))
+    with monkeypatch.context() as patch:  # which shards are of which stream
+        patch.setattr(base, "shards_per_stream", base.shards_per_stream[::-1])
+        assert base.shards_per_stream[0] != base.shards_per_stream[1]
+        keys.append(key(base))
     keys += [key(each.dataset) for each in changed]
     assert len(set(keys)) == len(keys)
     assert key(base) == keys[0] == key(loader(streams).dataset)
@@ -165,6 +172,16 @@ def test_two_starts_at_once_keep_one_order_each_whole(
     order._kept(path, lambda: found)
     assert (order._read(path) == found).all()
     assert (files(kept), caplog.text) == (["1.npy"], "")
+
+
+def test_a_file_that_another_run_reads_is_replaced_and_not_written_over(kept: Path) -> None:
+    """It is mapped: what is written over changes under that run, or ends it by a signal."""
+    path = kept / "1.npy"
+    order._kept(path, lambda: np.zeros((1, 1, 1, 2, 5), np.int64))
+    mapped = order._read(path)
+    assert mapped is not None
+    order._keep(path, np.ones((1, 1, 1, 2, 5), np.int64))
+    assert not mapped.any()
 
 
 def test_what_is_written_in_part_does_not_stay(
