@@ -11,7 +11,6 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdsmix.kinds.fingerprints import fingerprint
 from mdsmix.kinds.holdout import is_held_out
 from mdsmix.kinds.sampling import Sample
 from mdsmix.record import Conversation, Document, Pair
@@ -95,8 +94,8 @@ def test_which_texts_are_in_follows_from_the_second_half_of_their_hash() -> None
     assert [each is not NOT_SAMPLED for each in found] == wanted
 
 
-def test_where_a_prompt_ends_is_part_of_what_a_pair_says() -> None:
-    assert fingerprint(Pair("ab", "c")) != fingerprint(Pair("a", "bc"))
+def test_an_item_that_was_too_long_to_be_kept_is_in_whatever_the_share() -> None:
+    assert Sample(Fraction(1, 10_000)).has_raw(b"")
 
 
 def test_no_half_says_anything_of_the_other() -> None:

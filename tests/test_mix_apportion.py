@@ -74,6 +74,17 @@ def test_of_equal_remainders_the_first_is_rounded_up_and_so_is_a_half() -> None:
     assert rounded([half]) == rounded([half], is_absolute=True) == [1]
 
 
+def test_passes_are_over_the_stream_that_is_named() -> None:
+    one = Fraction(1)
+    found = [
+        Measured(name=name, samples=n, counted=one, budgeted=one)
+        for name, n in (("a", 10), ("b", 60))
+    ]
+    asked = {"a": Fraction(1, 4), "b": Fraction(3, 4)}
+    assert of_passes(asked, found, Fraction(2), "b") == [40, 120]
+    assert of_passes(asked, found, Fraction(2), "a") == [20, 60]
+
+
 @FEW
 @given(streams(), st.data())
 def test_an_epoch_of_a_budget_holds_it_in_the_shares_asked(
