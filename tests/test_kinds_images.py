@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import struct
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ import pytest
 import xxhash
 from PIL import Image
 
+from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.images import pictures
 from mdsmix.images.encoder import frames
+from mdsmix.kinds import open_recipe
+from mdsmix.kinds.registry import fields_read, fields_used, make_encoding
 from mdsmix.record import Conversation, canonical
 from mdsmix.shapes import SHAPES as SHAPES_OF
-from mdsmix.shapes.pictures import with_images
+from mdsmix.shapes.pictures import images_of, with_images
 from mdsmix.shards.cells import cells
 from mdsmix.shards.index import read_index
 from mdsmix.shards.sample import decode_value
@@ -333,6 +337,33 @@ def test_a_field_of_images_that_nothing_looks_into_is_told(
     told = mdsmix("convert", write_recipe(tmp_path, seeing, max_seq_len=400, streams=streams)).out
     assert "WARNING: 1 record has a field image that is not read" in told
     assert said in told
+
+
+def test_such_a_field_is_in_the_keys_of_units_of_columns_as_it_always_was(
+    tmp_path: Path, seeing: Path
+) -> None:
+    """Else a stream that is published would be converted once more."""
+    path = write_jsonl(tmp_path / "a.jsonl", [record()])
+    recipe = open_recipe(write_recipe(tmp_path, seeing, streams={"see": stream(path, "qwen_vl")}))
+    encoding = make_encoding(recipe, recipe.streams["see"], open_tokenizer(recipe.tokenizer))
+    assert fields_read(encoding) - fields_used(encoding) == {"images", "image"}
+
+
+@pytest.mark.parametrize(
+    ("cell", "held"),
+    [
+        ("[{[]: 1}]", ["[{[]: 1}]"]),
+        ("[x].jpg", ["[x].jpg"]),
+        ("['img' '", ["['img' '"]),
+        (r"['C:\data\img.jpg']", [r"C:\data\img.jpg"]),
+    ],
+)
+def test_a_cell_that_begins_as_a_list_is_a_path_where_it_is_none(
+    cell: str, held: list[str]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(images_of(cell)) == held
 
 
 def test_a_list_of_images_is_laid_out_as_streaming_lays_it_out() -> None:

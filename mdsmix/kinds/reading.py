@@ -14,7 +14,7 @@ from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.fingerprints import Fingerprints, NoSamples
 from mdsmix.kinds.holdout import Holdout
 from mdsmix.kinds.noticed import Noticed
-from mdsmix.kinds.registry import fields_read, fields_rivalling, kind_of, shape_of
+from mdsmix.kinds.registry import fields_rivalling, fields_used, kind_of, shape_of
 from mdsmix.kinds.sampling import Sample
 from mdsmix.record import Document, RichConversation
 from mdsmix.shapes import Fields, Shape
@@ -199,7 +199,7 @@ def _open(encoding: Encoding, encoder: Encoder, fingerprints: Fingerprints | Non
         fields=encoding.fields,
         encoder=encoder,
         options=encoding.shape_options,
-        noticed=Noticed(fields_read(encoding), fields_rivalling(encoding)),
+        noticed=Noticed(fields_used(encoding), fields_rivalling(encoding)),
         sample=Sample(Fraction(sample)) if sample else None,
         holdout=Holdout(Fraction(share), encoding.held_out) if share else None,
         where=parse_where(encoding.where) if encoding.where else None,

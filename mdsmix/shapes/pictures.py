@@ -19,6 +19,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
+from warnings import catch_warnings, simplefilter
 
 import orjson
 
@@ -108,10 +109,16 @@ def images_of(value: Any) -> Iterator[Image]:
 
 def _listed(text: str) -> Any:
     """The list that a cell of a csv says, as JSON or as Python writes it; the text where it says none."""
-    for read in (orjson.loads, literal_eval):
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+    for read in (orjson.loads, _literal):
+        with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return read(text)
     return text
+
+
+def _literal(text: str) -> Any:
+    with catch_warnings():  # of a backslash, as in paths of Windows
+        simplefilter("ignore")
+        return literal_eval(text)
 
 
 def image_of(value: Any) -> Image:
