@@ -159,7 +159,7 @@ def test_each_part_is_held_against_its_own_units(tmp_path: Path) -> None:
         )
     units[3] = Unit(files=(replace(files[3], stat=Stat(9, "now")),))
     said = learn(job, cache, units)
-    assert "1 part of 3 have not finished, and their work units are done now: 3/3" in said
+    assert "1 part of 3 has not finished, and its work units are done now: 3/3" in said
     assert said.endswith("what differs is done again: 1/3")
 
 
@@ -172,7 +172,7 @@ def test_what_is_no_part_is_told(text: str) -> None:
 def test_an_empty_part_is_none_and_not_the_whole(recipe: Path, tmp_path: Path) -> None:
     """As of a variable that is not set: each job of the array would do all and publish."""
     answer = mdsmix("convert", recipe, "--part", "")
-    assert (answer.code, "is no part" in answer.err) == (2, True)
+    assert (answer.code, "--part '' is no part" in answer.err) == (2, True)
     assert not (tmp_path / "out").exists()
 
 
@@ -211,7 +211,7 @@ def test_what_finishes_says_of_which_plan_the_parts_were(recipe: Path, tmp_path:
         mdsmix("convert", recipe, "--only", "chat", "--part", f"{number}/9")
     assert "parts of different numbers of them have finished" in said()
     (tmp_path / "mix/chat/train/.mdsmix/part-1-of-1").unlink()
-    assert said().endswith("1 part of 9 have not finished, and their work units are done now: 5/9")
+    assert said().endswith("1 part of 9 has not finished, and its work units are done now: 5/9")
     mdsmix("convert", recipe, "--only", "chat", "--part", "5/9")
     assert said() == "chat: all 9 parts have finished"
     write_jsonl(tmp_path / "b.jsonl", [*TALKS[::-1], TALKS[0]])

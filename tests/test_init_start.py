@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -141,6 +142,7 @@ REFUSED: dict[str, tuple[str, int, str]] = {
     "shards.jsonl": ("PAR1", 2, "it begins as parquet does: name it by what it is, or say so by source.format."),
     "pretty.jsonl": ('{\n "text": "a"\n}\n', 2, "in JSON Lines a record stands on one line, as `jq -c .` writes it"),
     "latin.txt": ("K\xe4se", 2, "(1 invalid_utf8); text is read as UTF-8, as `iconv -f LATIN1 -t UTF-8` writes it"),
+    "pretty.jsonl.gz": (gzip.compress(b'{\n "text": "a"\n}\n').decode("latin-1"), 2, "(3 not_json)."),
     "broken.jsonl.gz": ("no gzip", 4, "broken.jsonl.gz"),
 }  # fmt: skip
 

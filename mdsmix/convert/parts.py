@@ -10,6 +10,7 @@ the target in notes, so that it reads no source again.
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ from mdsmix.shards.counts import Records
 from mdsmix.shards.lease import Lease
 from mdsmix.sources import Unit
 from mdsmix.storage import Location, together
-from mdsmix.words import listed, plural
+from mdsmix.words import does, listed, plural
 
 NOTE = re.compile(r"part-(\d{1,6})-of-(\d{1,6})")
 
@@ -60,7 +61,7 @@ def parse(text: str) -> Part:
     part = Part(int(found[1]), int(found[2])) if found else Part(0, 0)
     if not 1 <= part.number <= part.of:
         raise RecipeError(
-            f"--part {text} is no part: write which one and of how many, from 1/64 to 64/64; an array that counts from 0 adds 1."
+            f"--part {shlex.quote(text)} is no part: write which one and of how many, from 1/64 to 64/64; an array that counts from 0 adds 1."
         )
     return part
 
@@ -183,7 +184,8 @@ def _said(found: Collection[Part], units: int) -> str:
     ]
     if not missing:
         return f"all {most:,} parts have finished" if most > 1 else "the one part has finished"
-    return f"{plural(len(missing), 'part')} of {most} have not finished, and their work units are done now: {listed(missing, 8)}"
+    has, their = does(missing, "has", "have"), does(missing, "its", "their")
+    return f"{plural(len(missing), 'part')} of {most} {has} not finished, and {their} work units are done now: {listed(missing, 8)}"
 
 
 def _said_of_stale(parts: Collection[Part]) -> str:

@@ -23,7 +23,7 @@ from mdsmix.init.trying import Trial, try_stream
 from mdsmix.init.writing import Top, text_of
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.sources import size_of
+from mdsmix.sources import packing_of, size_of
 from mdsmix.sources.rows import begins_as
 from mdsmix.storage import locate
 from mdsmix.words import plural, printable
@@ -261,7 +261,7 @@ def _unknown(head: Head, best: Sequence[Guess]) -> Iterator[str]:
 
 def _instead(head: Head) -> str:
     """What a file without a record may be, and what to do."""
-    looks = begins_as(head.file)
+    looks = "" if packing_of(head.file.name) else begins_as(head.file)
     if looks == "JSON Lines":
         return "; in JSON Lines a record stands on one line, as `jq -c .` writes it"
     if looks:
