@@ -61,6 +61,18 @@ def test_kept_grams_are_those_of_rows_whatever_holds_their_ids(rows: Rows, dtype
     assert list(zip(found.hashes.tolist(), found.rows.tolist(), strict=True)) == expected
 
 
+@settings(max_examples=20)
+@given(ROWS)
+def test_no_kept_gram_holds_an_image(rows: Rows) -> None:
+    """Twenty placeholders are equal whatever is to be seen, and streams of other images overlapped by them."""
+    marking = Marking(images=(3,))
+    marking.add(Ragged.of(rows, "int64"))
+    mark = marking.finish("k")
+    assert mark
+    text = {hash_of(g) for g in all_grams(rows) if is_kept(g) and 3 not in g}
+    assert set(mark.hashes.tolist()) == text
+
+
 def test_ids_beyond_16_bits_are_told_apart() -> None:
     low, high = np.arange(GRAM), np.arange(GRAM) + (1 << 16)
     assert hashes(low, np.array([0]), GRAM) != hashes(high, np.array([0]), GRAM)

@@ -182,6 +182,7 @@ def _convert(
 class _Made:
     """What a window has come to while its batches are encoded."""
 
+    marking: Marking
     backend: Backend
     compared: int
     "Texts that the backend had compared before this window."
@@ -193,7 +194,6 @@ class _Made:
     "Records."
     ids: RowIds = field(default_factory=RowIds)
     shards: list[Shard] = field(default_factory=list)
-    marking: Marking = field(default_factory=Marking)
 
 
 def _begin(job: Job, dropped: bytes) -> _Made:
@@ -202,6 +202,7 @@ def _begin(job: Job, dropped: bytes) -> _Made:
     fetch_processor(job)
     reading = open_reading(job.encoding, job.tokenizer, backend, seen, job.images_root)
     return _Made(
+        marking=Marking(job.encoding.image_ids),
         backend=backend,
         compared=backend.compared,
         seen=seen,

@@ -160,9 +160,10 @@ def load(evaluations: Sequence[Stream], common: int) -> Items:
                 ]
             first += shard.samples
     images = {
-        manifest.encoding.images["id"]
+        image
         for stream in evaluations
-        if (manifest := stream.trusted_manifest) and manifest.encoding.images
+        if (manifest := stream.trusted_manifest)
+        for image in manifest.encoding.image_ids
     }
     return Items(Ragged.concat(parts), places, common, tuple(images))
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.overlap.grams import Hashes, hashes
+from mdsmix.overlap.grams import Hashes, are_text, hashes
 from mdsmix.ragged import Ragged
 
 LENGTH = 13
@@ -60,8 +60,7 @@ class Items:
         item = np.repeat(np.arange(len(self.rows)), counts)
         within = np.arange(len(item)) - np.repeat(np.cumsum(counts) - counts, counts)
         at = self.rows.offsets[:-1][item] + within
-        before = np.append(0, np.cumsum(np.isin(self.rows.values, self.images)))
-        is_text = before[at] == before[at + LENGTH]
+        is_text = are_text(self.rows.values, at, LENGTH, self.images)
         at, item = at[is_text], item[is_text]
         found = hashes(self.rows.values, at, LENGTH)
         order = np.lexsort((item, found))

@@ -9,6 +9,7 @@ kept or left together, and an estimate of them lay 20 of its standard errors off
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,11 +48,13 @@ class Kept:
     "The row that each stands in."
 
 
-def kept(rows: Ragged) -> Kept:
-    """The grams of the rows that a mark keeps; none reaches over the end of its row."""
+def kept(rows: Ragged, images: Sequence[int] = ()) -> Kept:
+    """The grams of the rows that a mark keeps; none reaches over the end of its row, or holds one of the ids that stand for images."""
     at = _kept_places(rows.values)
     row = np.searchsorted(rows.offsets, at, "right") - 1
     inside = at + GRAM <= rows.offsets[row + 1]
+    if images:
+        inside &= are_text(rows.values, at, GRAM, images)
     return Kept(hashes(rows.values, at[inside], GRAM), row[inside])
 
 
@@ -90,6 +93,14 @@ def _where(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
     eights = np.flatnonzero(flags.view(np.uint64) != 0)
     within = np.flatnonzero(flags.reshape(-1, 8)[eights])
     return np.asarray((eights[within >> 3] << 3) + (within & 7))
+
+
+def are_text(
+    ids: NDArray[Any], at: NDArray[np.int64], length: int, images: Sequence[int]
+) -> NDArray[np.bool_]:
+    """Whether the gram from each place on holds no placeholder of an image: that is the same whatever is to be seen."""
+    before = np.append(0, np.cumsum(np.isin(ids, images)))
+    return np.asarray(before[at] == before[at + length])
 
 
 def hashes(ids: NDArray[Any], at: NDArray[np.int64], length: int) -> Hashes:

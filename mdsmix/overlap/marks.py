@@ -54,6 +54,8 @@ class UnitMark:
 class Marking:
     """The mark of a unit while its samples are made."""
 
+    images: tuple[int, ...] = ()
+    "Ids that stand for an image. No gram with one is kept, though it is counted."
     samples: int = 0
     grams: int = 0
     _hashes: list[Hashes] = field(default_factory=lambda: [np.empty(0, np.uint64)])
@@ -65,7 +67,7 @@ class Marking:
         """Takes samples that have a row in each of the columns. No gram reaches from one column into another: laying prompts and
         responses side by side would cost a twentieth of their conversion, for 7 grams a sample."""
         for rows in columns:
-            found = kept(rows)
+            found = kept(rows, self.images)
             self._hashes.append(found.hashes)
             self._samples.append(found.rows + self.samples)
             self.grams += int(np.maximum(rows.lengths - GRAM + 1, 0).sum())

@@ -45,9 +45,9 @@ def read_mark(folder: Location, index: Index, manifest: Manifest | None) -> Mark
 
 def work_out(folder: Location, index: Index, manifest: Manifest | None) -> Mark | None:
     """The mark by reading every shard, which is kept here; None where columns hold no ids. Unreachable where a shard cannot be read."""
-    units = list[UnitMark]()
+    units, images = list[UnitMark](), manifest.encoding.image_ids if manifest else ()
     for key, shards in _units(index, manifest):
-        marking = Marking()
+        marking = Marking(images)
         for shard in shards:
             if not token_columns(shard):
                 return None

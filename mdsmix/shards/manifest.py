@@ -116,6 +116,11 @@ class Encoding:
             f.name: given for f in fields(self) if (given := getattr(self, f.name)) != _default(f)
         }
 
+    @property
+    def image_ids(self) -> tuple[int, ...]:
+        """The ids that stand for an image: one, or none in a stream of text."""
+        return (self.images["id"],) if self.images else ()
+
 
 def processor_folder(digest: str, tokenizer: TokenizerCard) -> str:
     """The name of the folder of a processor at the root of the mix. Another one, or the same beside another tokenizer, has another."""
