@@ -344,6 +344,15 @@ def test_a_part_that_says_the_number_of_its_image_gets_that_one() -> None:
     assert read({"messages": talk, "images": ["a", "b"]}, fields).images == ["b", "a"]
     assert read({"messages": talk, "images": ["a", "b", "c"]}, fields) == "image_count"
     assert read({"messages": talk, "images": ["a"]}, fields) == "bad_image"
+    for index, found in (
+        (1.0, ["b", "a"]),
+        (0.5, "bad_image"),
+        ("1", "bad_image"),
+        (-1, "bad_image"),
+    ):
+        talk[0]["content"][0]["index"] = index
+        answer = read({"messages": talk, "images": ["a", "b"]}, fields)
+        assert getattr(answer, "images", answer) == found
 
 
 @pytest.mark.parametrize(

@@ -214,13 +214,14 @@ class _Beside:
         self._images, self._left = images, list(range(len(images)))
 
     def take(self, index: Any, found: Sequence[Image]) -> Image:
-        number = index if type(index) is int else next(iter(self._left), None)
+        number = next(iter(self._left), None) if index is None else index
         if number is None:
             raise Fault("image_count", placeholders=len(found) + 1, images=len(found))
-        if not 0 <= number < len(self._images):
+        if number not in range(len(self._images)):
             raise Fault(
-                "bad_image", why=f"its part says index {number}, of {len(self._images)} images"
+                "bad_image", why=f"its part says index {number!r}, of {len(self._images)} images"
             )
+        number = int(number)  # a table that holds nulls too has made 0.0 of 0
         if number in self._left:
             self._left.remove(number)
         return self._images[number]
