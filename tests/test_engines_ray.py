@@ -107,15 +107,27 @@ def test_who_listens_and_speaks_no_grpc_is_told(answer: bytes, is_ray: bool) -> 
         speaker.join()
 
 
+class AuthenticationError(Exception):
+    """Like Ray's own, which is none of Python's errors."""
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (
+            ConnectionError("Failed to connect to Ray cluster at h:1"),
+            RuntimeError("RPC error: InvalidAuthToken: Authentication token is missing"),
+        ),
+        (AuthenticationError("Token authentication is enabled but no token was found."), None),
+    ],
+)
 def test_a_cluster_that_cannot_be_joined_starts_no_other_and_one_that_wants_a_token_says_how(
-    monkeypatch: pytest.MonkeyPatch,
+    error: Exception, cause: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray starts a cluster of this machine where its context is asked for and nothing was joined: a minute, for nothing."""
 
     def refuse(**_: Any) -> None:
-        raise ConnectionError("Failed to connect to Ray cluster at h:1") from RuntimeError(
-            "Failed to connect to GCS. ... RPC error: InvalidAuthToken: Authentication token is missing"
-        )
+        raise error from cause
 
     ended = list[str]()
     ray = SimpleNamespace(init=refuse, is_initialized=bool, shutdown=lambda: ended.append("ray"))

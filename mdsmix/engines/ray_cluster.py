@@ -160,8 +160,10 @@ def _join(address: str) -> None:
     _refuse_deaf(address)
     try:
         ray.init(address=address, **_SILENT)
-    except (ConnectionError, RuntimeError, ValueError, AssertionError, TimeoutError) as error:
-        why = WANTS_TOKEN if "InvalidAuthToken" in str(error.__cause__) else _first_line(error)
+    except Exception as error:  # of no kind where it asks for a token, and none is here
+        said = f"{type(error).__name__} {error.__cause__}"
+        asks = "InvalidAuthToken" in said or "AuthenticationError" in said
+        why = WANTS_TOKEN if asks else _first_line(error)
         raise Unreachable(_NOT_JOINED.format(address=address, why=why)) from None
 
 
