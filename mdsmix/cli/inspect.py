@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from mdsmix.cli.options import AsJson, echo
+from mdsmix.cli.options import AsJson, decoder_option, echo
 from mdsmix.cli.several import Streams, for_each
 from mdsmix.errors import RecipeError
 from mdsmix.words import plural, printable
@@ -40,11 +40,7 @@ def inspect(
     ] = None,
     tokenizer: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(
-            metavar="NAME",
-            help="Decode with this tokenizer.",
-            show_default="the one that made it, if known here",
-        ),
+        decoder_option("it"),
     ] = None,
     images: Annotated[
         Optional[Path],  # noqa: UP045

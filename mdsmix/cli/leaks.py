@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from mdsmix.cli.options import AsJson, echo, echo_json
+from mdsmix.cli.options import AsJson, decoder_option, echo, echo_json
 
 if TYPE_CHECKING:
     from mdsmix.encode.tokenizer import Decoder
@@ -48,11 +48,7 @@ def leaks(
     ] = 10,
     tokenizer: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(
-            metavar="NAME",
-            help="Decode with this tokenizer.",
-            show_default="the one that made the streams, if known here",
-        ),
+        decoder_option("the streams"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -84,6 +84,15 @@ def gpus_option(default: bool | str = True) -> Any:
     return typer.Option(min=1, metavar="N", help="Devices of a node.", show_default=default)
 
 
+def decoder_option(whose: str) -> Any:
+    """`--tokenizer` of commands that show text. `whose`: what is decoded."""
+    return typer.Option(
+        metavar="NAME",
+        help="Decode with this tokenizer.",
+        show_default=f"the one that made {whose}, if known here",
+    )
+
+
 def batch_option(default: str = "global_train_batch_size of the YAML") -> Any:
     """`--batch`."""
     return typer.Option(

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from mdsmix.cli.options import Mixes, Nodes, batch_option, echo, gpus_option
+from mdsmix.cli.options import Mixes, Nodes, batch_option, decoder_option, echo, gpus_option
 
 
 def report(
@@ -32,11 +32,7 @@ def report(
     ] = None,
     tokenizer: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(
-            metavar="NAME",
-            help="Decode with this tokenizer.",
-            show_default="the one that made the streams, if known here",
-        ),
+        decoder_option("the streams"),
     ] = None,
     preview: Annotated[
         bool,

@@ -60,8 +60,9 @@ class Items:
         item = np.repeat(np.arange(len(self.rows)), counts)
         within = np.arange(len(item)) - np.repeat(np.cumsum(counts) - counts, counts)
         at = self.rows.offsets[:-1][item] + within
-        is_text = are_text(self.rows.values, at, LENGTH, self.images)
-        at, item = at[is_text], item[is_text]
+        if self.images:
+            is_text = are_text(self.rows.values, at, LENGTH, self.images)
+            at, item = at[is_text], item[is_text]
         found = hashes(self.rows.values, at, LENGTH)
         order = np.lexsort((item, found))
         found, at, item = found[order], at[order], item[order]
