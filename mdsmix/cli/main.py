@@ -18,6 +18,7 @@ from mdsmix.cli.check import check
 from mdsmix.cli.convert import convert
 from mdsmix.cli.doctor import doctor
 from mdsmix.cli.gc import gc
+from mdsmix.cli.gone import Command
 from mdsmix.cli.init import init
 from mdsmix.cli.inspect import inspect
 from mdsmix.cli.leaks import leaks
@@ -62,7 +63,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
 }
 "Each command with one use of it, which ends its help."
 for command, example in EXAMPLES.items():
-    app.command(no_args_is_help=True, epilog=f"Example: mdsmix {example}")(command)
+    app.command(cls=Command, no_args_is_help=True, epilog=f"Example: mdsmix {example}")(command)
 
 
 INTERRUPTED = 130

@@ -1,0 +1,23 @@
+"""Options of earlier commits. Each is refused with one sentence that says why it went and what to use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+from mdsmix.errors import RecipeError
+
+GONE: dict[str, str] = {}
+"`command --option` -> what follows `is gone: `. Give the reason, then what to use in its place."
+
+
+class Command(TyperCommand):
+    """A command that knows which of its options are gone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for word in args:
+            option = f"{self.name} {word.partition('=')[0]}"
+            if option in GONE:
+                raise RecipeError(f"mdsmix {option} is gone: {GONE[option]}")
+        return super().parse_args(ctx, args)
