@@ -1,12 +1,11 @@
 """Small conversions for tests: a recipe written, run in this process or by the command line, and its stream read back.
 
-Work units are windows of 96 MiB; `windows` makes them a few KB, so that a few KB of text are many units.
+Work units are windows of 16 or 96 MiB; `windows` makes them a few KB, so that a few KB of text are many units.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import json
 import sys
@@ -120,7 +119,10 @@ def run_recipe(recipe: Path, *overrides: str, **settings: Any) -> list[Outcome]:
 
 def windows(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Work units of `size` uncompressed bytes."""
-    monkeypatch.setattr(sources, "plan", functools.partial(sources.plan, window_bytes=size))
+    plan = sources.plan
+    monkeypatch.setattr(
+        sources, "plan", lambda files, **given: plan(files, **given | {"window_bytes": size})
+    )
 
 
 def list_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ line each, so that a test knows how far the run is; and the run may kill its own
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import re
@@ -102,7 +101,7 @@ def own_group(said: Path) -> None:
 
 def command(arguments: Sequence[object], window: int) -> None:
     """The command with small work units, by workers however few are asked for."""
-    sources.plan = functools.partial(_plan, window_bytes=window)
+    sources.plan = lambda files, **settings: _plan(files, **settings | {"window_bytes": window})
     sys.argv = ["mdsmix", *map(str, arguments)]
     with processes():
         run()

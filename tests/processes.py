@@ -12,7 +12,10 @@ from pathlib import Path
 PROGRESS = re.compile(r"\S+: \d+%, ")
 "A line every ten seconds, where stderr is no terminal."
 MDSMIX = (sys.executable, "-c", "from mdsmix.cli.main import run; run()")
-UNITS = "import functools; from mdsmix import sources; sources.plan = functools.partial(sources.plan, window_bytes={})"
+UNITS = (
+    "from mdsmix import sources; plan = sources.plan; "
+    "sources.plan = lambda files, **settings: plan(files, **settings | {{'window_bytes': {}}})"
+)
 "What comes before, for work units of so many bytes."
 
 

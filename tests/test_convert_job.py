@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from mdsmix.convert.job import Job, make_job, on_day
+from mdsmix.convert.planning import plan
 from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, TokenizerSpec
 from mdsmix.shards.manifest import Encoding
+from mdsmix.sources import find
 from tests.corpus import CHATML
 from tests.styles import DATED, letters
 
@@ -50,6 +52,14 @@ def test_a_key_follows_from_content_and_settings(tmp_path: Path) -> None:
         other = replace(job, encoding=replace(job.encoding, **encoding))  # type: ignore[arg-type]
         assert other.key("one") != job.key("one")
     assert replace(job, tokenizer=replace(job.tokenizer, hash="1")).key("one") != job.key("one")
+
+
+@pytest.mark.parametrize(("kind", "units"), [("pretraining", 1), ("finetuning", 6)])
+def test_chats_are_cut_into_smaller_units_than_text(tmp_path: Path, kind: str, units: int) -> None:
+    source = tmp_path / "a.jsonl"
+    with source.open("wb") as file:
+        file.truncate(96 << 20)  # a hole: no byte of it is read
+    assert len(plan(job_of(letters(tmp_path), kind), find([str(source)], tmp_path))) == units
 
 
 def test_who_works_and_where_is_not_in_a_key(tmp_path: Path) -> None:

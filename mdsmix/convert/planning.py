@@ -117,6 +117,7 @@ def plan(job: Job, files: list[sources.SourceFile]) -> list[Unit]:
     """The work units of the stream."""
     return sources.plan(
         files,
+        window_bytes=job.kind.window_bytes,
         fields=job.fields_read,
         parsed=job.fields_parsed,
         line_bytes=job.kind.line_bytes,

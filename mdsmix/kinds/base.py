@@ -22,6 +22,7 @@ from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.mds import Layout
 from mdsmix.shards.tokens import Tokens
 from mdsmix.shards.turns import PACKED, STARTS, Document, documents_of, layout_of, turns_of
+from mdsmix.sources import WINDOW_BYTES
 
 if TYPE_CHECKING:
     from mdsmix.encode.chat import ChatTemplate
@@ -38,8 +39,10 @@ class Kind(ABC):
     "The recipe's `kind:`."
     reads: ClassVar[type]
     "What a shape must give: Document, Pair or Conversation."
+    window_bytes: ClassVar[int] = WINDOW_BYTES
+    "Uncompressed source bytes of a work unit."
     line_bytes: ClassVar[int | None] = None
-    "Of a work unit of a file of lines, where it is other than usual."
+    "The same in files of lines, where it is less."
     keys: ClassVar[tuple[str, ...]] = ()
     "Keys of a stream in the recipe that mean something to this kind alone, and what they are `for`."
     called: ClassVar[str] = ""

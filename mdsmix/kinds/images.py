@@ -20,7 +20,7 @@ from mdsmix.encode.base import Encoded, Encoder
 from mdsmix.encode.processor import Counter, Processor, open_processor
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.assemble import Assembled, Assembler, totals_of
-from mdsmix.kinds.base import Piece
+from mdsmix.kinds.base import Kind, Piece
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation
@@ -33,9 +33,10 @@ from mdsmix.words import hint
 
 COLUMNS = {"images": "list[jpeg]", "sizes": "json", "turns": "json"}
 DEFAULTS = ImagesSpec()
-WINDOW_BYTES = 1 << 20
+LINE_BYTES = 1 << 20
 """Of the lines of a text file: 3,500 records of 300 bytes, seconds of work for images of 400 KB. Where images stand in the records
-themselves (tables, archives), a window is as long as any other."""
+themselves (tables, archives), a window is as long as
+one of text: 96 MiB of images are two seconds of work and more."""
 
 
 class Images(Conversations):
@@ -47,7 +48,8 @@ class Images(Conversations):
     )
     called = "messages with images"
     has_images = True
-    line_bytes = WINDOW_BYTES
+    window_bytes = Kind.window_bytes
+    line_bytes = LINE_BYTES
 
     def columns(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
         return dict(COLUMNS)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mdsmix.recipe import SourceSpec
 
 WINDOW_BYTES = 96 << 20
-"""Uncompressed bytes per window: a shard of 47 MB for English in uint16. With 128 MiB a run is as fast and 35 MB larger;
+"""Uncompressed bytes per window of text: a shard of 47 MB for English in uint16. With 128 MiB a run is as fast and 35 MB larger;
 with 64 MiB it is 30 MB smaller, and 5 % slower since each unit has a fresh worker."""
 
 BLOCK_BYTES = 8 << 20

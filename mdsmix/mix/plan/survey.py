@@ -234,11 +234,12 @@ def _index(
     encoding: Encoding, files: list[SourceFile], samples: int, raw: float, packing: float | None
 ) -> Index:
     """Shards as a conversion would cut them: those of each work unit by themselves, none above the largest size."""
-    units = [(unit, weight) for unit, weight in units_of(files, encoding, sources.WINDOW_BYTES)]
+    window = kind_of(encoding).window_bytes
+    units = [(unit, weight) for unit, weight in units_of(files, encoding, window)]
     weights = [
         weight / pieces
         for _, weight in units
-        if (pieces := max(1, math.ceil(weight / sources.WINDOW_BYTES)))
+        if (pieces := max(1, math.ceil(weight / window)))
         for _ in range(pieces)
     ]
     layout, total = Layout.of(encoding.columns, encoding.compression), sum(weights)
