@@ -8,7 +8,10 @@ from typer.core import TyperCommand
 
 from mdsmix.errors import RecipeError
 
-GONE: dict[str, str] = {}
+GONE: dict[str, str] = {
+    "check --at": "what a resume on other data repeats is counted no more. `check --lock` says what differs; publish: versioned keeps "
+    "what the run was planned with.",
+}
 "`command --option` -> what follows `is gone: `. Give the reason, then what to use in its place."
 
 

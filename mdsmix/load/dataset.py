@@ -55,7 +55,7 @@ class MixDataset(StreamingDataset):  # type: ignore[misc]
         Args:
             bins: packed rows that a batch of samples becomes; None without packing.
             locked: settings that a state is locked to, beside the streams (mdsmix.training.lock).
-            accept_changed: goes on from a state of other data, and says what comes twice.
+            accept_changed: goes on from a state of other data, and says what differs.
         """
         super().__init__(streams=streams, **settings)
         self.rules, self.bins = rules, bins

@@ -83,7 +83,7 @@ def build_loader(
         batch_size: rows per batch and device.
         loader: `train_loader`, or `eval_loader.<label>`.
         ids: the tokenizer's ids; by default those of the config's `tokenizer`.
-        accept_changed: `load_state_dict` goes on from a state of other data too, and logs what comes twice and what never.
+        accept_changed: `load_state_dict` goes on from a state of other data too, and logs what differs.
         position_ids: batches hold `position_ids` too, which begin anew with each document of a row.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The lock of a loader in its `state_dict`: a resume on other data is refused, or told what it repeats.
+"""The lock of a loader in its `state_dict`: a resume on other data is refused, or goes on with a warning that says what differs.
 
 Streaming's state is a number of samples. It is right for the data that it was counted on alone, so what that data was
 travels beside it, as one string: a checkpoint in shards (torch.distributed.checkpoint) is read into a state of the same
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from streaming.base.world import World
 
 from mdsmix.errors import MixRefused, RecipeError
-from mdsmix.load.resuming import repeats
 from mdsmix.training.lock import (
     LoaderLock,
     LockedStream,
@@ -30,7 +29,7 @@ log = logging.getLogger(__name__)
 KEY = "mdsmix_lock"
 "Of a state: the lock as text."
 WHERE = "the lock in the checkpoint"
-ACCEPT = "accept_changed: true (train_loader of name: mdsmix; build_loader(..., accept_changed=True)) goes on all the same, and says what comes twice"
+ACCEPT = "accept_changed: true (train_loader of name: mdsmix; build_loader(..., accept_changed=True)) goes on all the same"
 
 
 def lock_of(dataset: MixDataset) -> LoaderLock:
@@ -93,7 +92,7 @@ def judge(dataset: MixDataset, text: Any, state: Mapping[str, Any]) -> None:
     except RecipeError as error:
         if not dataset.accept_changed:
             raise RecipeError(f"{str(error).rstrip('.')}; {ACCEPT}.") from None
-        log.warning("%s What comes twice and what never cannot be said.", error)
+        log.warning("%s", error)
         return
     if found := differences(was, now):
         told = "; ".join(difference.sentence for difference in found)
@@ -103,11 +102,7 @@ def judge(dataset: MixDataset, text: Any, state: Mapping[str, Any]) -> None:
                 f"others never. Fix: go on with the data and the settings of the checkpoint (publish: versioned keeps both); {ACCEPT}."
             )
         if World.detect().is_local_leader:
-            log.warning(
-                "accept_changed: the checkpoint was written on other data: %s. %s",
-                told,
-                _counted(was, now, state),
-            )
+            log.warning("accept_changed: the checkpoint was written on other data: %s.", told)
 
 
 def as_run(was: LoaderLock, now: LoaderLock, state: Mapping[str, Any]) -> LoaderLock:
@@ -116,12 +111,3 @@ def as_run(was: LoaderLock, now: LoaderLock, state: Mapping[str, Any]) -> Loader
     if now.settings.get("num_canonical_nodes") is None:
         nodes = None
     return LoaderLock(streams=was.streams, settings={**was.settings, "num_canonical_nodes": nodes})
-
-
-def _counted(was: LoaderLock, now: LoaderLock, state: Mapping[str, Any]) -> str:
-    found = repeats(was, now, state)
-    if found is None:
-        return "The epoch cannot be laid out here for a count of what comes twice and what never."
-    if not found:
-        return "In what is left of the epoch no sample comes a second time, and none is left out."
-    return f"In what is left of the epoch come {'; '.join(map(str, found))}."

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
@@ -66,20 +65,6 @@ def order_of(dataset: StreamingDataset, world: World, epoch: int, start: int) ->
         return work_out()
     key = _key(_what_decides(dataset, world, epoch, start))
     return _kept(cache_folder() / "orders" / f"{key}.npy", work_out)
-
-
-def set_samples(dataset: StreamingDataset, sizes: Sequence[Sequence[int]]) -> None:
-    """Tells a data set that was not opened what it holds: the attributes by which StreamingDataset knows where samples lie, from the
-    samples of each shard of each stream."""
-    dataset.num_streams = len(sizes)
-    dataset.shards_per_stream = np.array([len(shards) for shards in sizes], np.int64)
-    dataset.samples_per_shard = np.array([n for shards in sizes for n in shards], np.int64)
-    dataset.samples_per_stream = np.array([sum(shards) for shards in sizes], np.int64)
-    for what in ("shard", "sample"):
-        each = getattr(dataset, f"{what}s_per_stream")
-        setattr(dataset, f"{what}_offset_per_stream", each.cumsum() - each)
-    each = dataset.samples_per_shard
-    dataset.sample_offset_per_shard = each.cumsum() - each
 
 
 def _what_decides(dataset: Any, world: World, epoch: int, start: int) -> Iterator[Any]:
@@ -154,17 +139,3 @@ def _tidy(folder: Path) -> None:
         killed = [p for p in folder.glob("*.tmp") if p.stat().st_mtime < time() - ABANDONED]
         for old in (*by_use[:-KEPT], *killed):
             old.unlink(missing_ok=True)
-
-
-@contextmanager
-def without_asides() -> Iterator[None]:
-    """Where Streaming lays out epochs that do not run here: what it logs and warns of on the way is of ones that do."""
-    its = logging.getLogger("streaming")
-    before = its.level
-    its.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        its.setLevel(before)

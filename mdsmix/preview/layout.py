@@ -9,7 +9,9 @@ that is at work on this machine.
 from __future__ import annotations
 
 import inspect
+import logging
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -22,7 +24,6 @@ from streaming.base.util import number_abbrev_to_int
 from streaming.base.world import World
 
 from mdsmix.errors import RecipeError
-from mdsmix.load.order import set_samples, without_asides
 from mdsmix.load.stream import reason
 from mdsmix.mix.streams import Stream as Published
 from mdsmix.preview.asked import Cluster, State
@@ -123,13 +124,19 @@ class Layout(StreamingDataset):  # type: ignore[misc]
     @contextmanager
     def _refused(self) -> Iterator[None]:
         """Streaming's own refusals with the names of streams, and none of its asides: what is dropped is counted here."""
+        log = logging.getLogger("streaming")
+        before = log.level
+        log.setLevel(logging.CRITICAL)
         try:
-            with without_asides():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 yield
         except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError) as error:
             raise RecipeError(
                 f"train_loader: Streaming refuses it on these devices: {self._named(reason(error))}."
             ) from error
+        finally:
+            log.setLevel(before)
 
     def _named(self, sentence: str) -> str:
         def name(found: re.Match[str]) -> str:
@@ -173,6 +180,20 @@ def _in_turn(workers: Sequence[Ids]) -> Ids:
     """Batch 0 of each worker, batch 1 of each, and so on; one that has no more is passed over."""
     order = np.concatenate([np.arange(len(own)) for own in workers])
     return np.concatenate(workers)[np.argsort(order, kind="stable")]
+
+
+def set_samples(dataset: StreamingDataset, sizes: Sequence[Sequence[int]]) -> None:
+    """Tells a data set that was not opened what it holds: the attributes by which StreamingDataset knows where samples lie, from the
+    samples of each shard of each stream."""
+    dataset.num_streams = len(sizes)
+    dataset.shards_per_stream = np.array([len(shards) for shards in sizes], np.int64)
+    dataset.samples_per_shard = np.array([n for shards in sizes for n in shards], np.int64)
+    dataset.samples_per_stream = np.array([sum(shards) for shards in sizes], np.int64)
+    for what in ("shard", "sample"):
+        each = getattr(dataset, f"{what}s_per_stream")
+        setattr(dataset, f"{what}_offset_per_stream", each.cumsum() - each)
+    each = dataset.samples_per_shard
+    dataset.sample_offset_per_shard = each.cumsum() - each
 
 
 def _size_problem(size: int) -> str:

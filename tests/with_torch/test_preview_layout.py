@@ -20,10 +20,9 @@ from streaming.base.world import World
 
 from mdsmix.errors import RecipeError
 from mdsmix.load import build_loader
-from mdsmix.load.order import set_samples
 from mdsmix.mix.view import mix_of
 from mdsmix.preview.asked import Asked, Cluster, State
-from mdsmix.preview.layout import NOBODY, Layout, delivered
+from mdsmix.preview.layout import NOBODY, Layout, delivered, set_samples
 from mdsmix.preview.run import _rank
 from tests.with_torch.load_streams import IDS, config, write_stream
 

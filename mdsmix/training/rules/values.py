@@ -151,7 +151,7 @@ def unsafe_types(loader: LoaderSection) -> Iterator[Hit]:
 @rule(
     "changed-accepted",
     "warning",
-    "A run that is resumed goes on from a checkpoint of any data, and what it repeats stands in its log alone.",
+    "A run that is resumed goes on from a checkpoint of any data, and what differs stands in its log alone.",
 )
 def changed_accepted(loader: LoaderSection) -> Iterator[Hit]:
     if loader.is_own and loader.section.get("accept_changed") is True:
