@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import xxhash
 
 from mdsmix import sources
@@ -18,14 +17,12 @@ from mdsmix.convert.compaction import Compaction
 from mdsmix.convert.job import Job
 from mdsmix.convert.keys import window_key
 from mdsmix.convert.ledger import UnitRecord, read_record
-from mdsmix.convert.marks import keep_mark
 from mdsmix.convert.planning import Options, plan, planned_jobs
 from mdsmix.convert.publish import publish
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import Stored
 from mdsmix.convert.tokenizer_folder import publish_tokenizer
 from mdsmix.kinds import open_recipe
-from mdsmix.overlap.marks import UnitMark
 from mdsmix.shards.beside import SourceEntry
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import read_manifest
@@ -45,13 +42,12 @@ def finish_units(recipe: Path, like: Location) -> None:
     names = {shard.stored.basename for record in records for shard in record.shards}
     names |= {side.name for record in records for side in record.side_files}
     together(lambda name: (job.folder / name).write(SHARD), names)
-    together(lambda record: keep_mark(job.folder, _mark(record.key)), records)
     with lease(job.folder, print) as held:
         packing = Compaction(job, Stored(), records)
         for record in records:
             packing.fingerprints.note(record.key, _hashes(record.key))
         entries = list(_entries(units, contents))
-        publish(job, records, entries, held, note=packing.marks.note)
+        publish(job, records, entries, held)
         packing.finish(held)
     SourceHashCache.of(job.target).save(units, contents)
 
@@ -75,7 +71,7 @@ def _records(job: Job, contents: Sequence[Content], one: UnitRecord) -> Iterator
             )
             for side in one.side_files
         ]
-        yield replace(one, key=key, shards=[shard], side_files=sides, marked=len(_mark(key).hashes))
+        yield replace(one, key=key, shards=[shard], side_files=sides)
 
 
 def _hashes(key: str) -> bytes:
@@ -83,12 +79,6 @@ def _hashes(key: str) -> bytes:
     from zstandard import ZstdCompressor
 
     return ZstdCompressor(level=1, write_checksum=True).compress(xxhash.xxh3_128_digest(key))
-
-
-def _mark(key: str) -> UnitMark:
-    """Of a unit with two grams that are kept."""
-    hashes = np.sort(np.frombuffer(bytes.fromhex(key), "<u8"))
-    return UnitMark(key=key, samples=6, grams=512, left_out=0, count=len(hashes), hashes=hashes)
 
 
 def _entries(units: Sequence[Unit], contents: Sequence[Content]) -> Iterator[SourceEntry]:

@@ -177,9 +177,8 @@ CASES = [
     Case("check of {} streams", check, 100, 1000, 310),
     Case("check of {} versioned streams", check_versioned, 4, 68, 17),
     Case("second convert of {} streams", second_convert, 100, 1300, 410),
-    # Of each three are for marks: the unit's, written and read, and the stream's.
-    Case("first convert of {} streams", first_convert, 4, 152, 92),
-    Case("convert of {} units of a shard", many_shards, 1001, 8074, 6070),
+    Case("first convert of {} streams", first_convert, 4, 152, 80),
+    Case("convert of {} units of a shard", many_shards, 1001, 8074, 4070),
     Case("{} known units and one new", one_more, 1000, 3069, 2075),
     Case("{} known units and one new, versioned", one_more_version, 1000, 5089, 3096),
     Case("{} finished units and one new file", one_new_file, 500, 1513, 50),

@@ -7,34 +7,26 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from mdsmix.convert import compaction, gc
 from mdsmix.convert.damage import stored_hash
 from mdsmix.convert.hashes import hashes_name
 from mdsmix.convert.ledger import FOLDER, RECORD
-from mdsmix.convert.marks import mark_name
 from mdsmix.convert.packs import (
     FINGERPRINTS,
-    MARKS,
     NAME,
     drop_records,
     packed_record,
     read_packs,
-    read_places,
-    rewrite,
-    write_marks,
 )
 from mdsmix.convert.parts import Part
 from mdsmix.convert.planning import Options
 from mdsmix.convert.run import convert_part
 from mdsmix.kinds import open_recipe
-from mdsmix.overlap import grams, marks
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.verify import verify
 from mdsmix.storage import locate
@@ -52,8 +44,8 @@ from tests.converting import (
 
 TEXTS = [{"text": f"Document {n:02} is about the number {n:02}. " * 3} for n in range(21)]
 LATER = [*TEXTS, {"text": "One more, which two others equal."}]
-PACKS = re.compile(f"{NAME.pattern}|{FINGERPRINTS.pattern}|{MARKS.pattern}")
-DELETED = re.compile(rf"{PACKS.pattern}|{RECORD.pattern}(\.hashes|\.grams)?")
+PACKS = re.compile(f"{NAME.pattern}|{FINGERPRINTS.pattern}")
+DELETED = re.compile(rf"{PACKS.pattern}|{RECORD.pattern}(\.hashes)?")
 
 
 @pytest.fixture
@@ -111,10 +103,9 @@ def test_units_are_packed_when_they_are_published_and_known_again(
     ((units, reused),) = [(o.units, o.reused) for o in run_recipe(recipe, override)]
     assert (units, reused) == (7, 0)
     assert not list(filter(RECORD.fullmatch, ledger(recipe)))
-    assert not [name for name in ledger(recipe) if name.endswith((".hashes", ".grams"))]
+    assert not [name for name in ledger(recipe) if name.endswith(".hashes")]
     assert len(list(filter(NAME.fullmatch, ledger(recipe)))) == 4
     assert len(list(filter(FINGERPRINTS.fullmatch, ledger(recipe)))) > 1
-    assert len(list(filter(MARKS.fullmatch, ledger(recipe)))) > 1
     assert run_recipe(recipe, override)[0].state == "up to date"
 
     write_jsonl(recipe.parent / "a.jsonl", [*LATER, LATER[-1], TEXTS[0]])
@@ -187,7 +178,7 @@ def packed_too(recipe: Path) -> set[str]:
     """Files of units that lie in a pack as well."""
     names = ledger(recipe)
     packed = read_packs(locate(split(recipe)), names)
-    return set(names) & {*map(hashes_name, packed.fingerprints), *map(mark_name, packed.marks)}
+    return set(names) & {*map(hashes_name, packed.fingerprints)}
 
 
 def killed_at(patch: pytest.MonkeyPatch, number: int) -> Callable[[], bool]:
@@ -207,46 +198,6 @@ def killed_at(patch: pytest.MonkeyPatch, number: int) -> Callable[[], bool]:
     patch.setattr(LocalPath, "write", counting(LocalPath.write, PACKS))
     patch.setattr(LocalPath, "delete", counting(LocalPath.delete, DELETED))
     return lambda: counts["left"] < 0
-
-
-@pytest.mark.parametrize("is_old", [False, True])
-def test_a_shorter_stream_takes_the_marks_of_its_units_from_where_they_lie(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
-) -> None:
-    """The mark that is published keeps too few of them. Of a target that is old they lie alone, though its records are packed."""
-    monkeypatch.setattr(grams, "_KEPT", np.uint16(1 << 15))
-    monkeypatch.setattr(marks, "MOST", 64)
-    monkeypatch.setattr(compaction, "PIECE_BYTES", 1 << 20)
-    run_recipe(recipe)
-    folder = split(recipe)
-    (side,) = folder.glob("*.grams.side")
-    assert marks.parse(side.read_bytes()).halvings > 0
-    if is_old:
-        lie_alone(folder)
-    write_jsonl(recipe.parent / "a.jsonl", TEXTS[:6])
-    monkeypatch.setattr(compaction, "FEWEST", 0)
-    outcome = run_recipe(recipe)[0]
-    assert (outcome.units, outcome.reused) == (2, 1)
-    assert unpacked(recipe, monkeypatch).items() <= published(recipe).items()
-    (side,) = (folder / s.name for s in manifest_of(folder).side_files if s.kind == marks.KIND)
-    assert marks.parse(side.read_bytes()).halvings == 0
-    if is_old:
-        current = [part.key for part in manifest_of(folder).parts][:2]
-        assert read_packs(locate(folder), ledger(recipe)).marks.keys() == {*current}
-        assert len(list(folder.glob(f"{FOLDER}/*.grams"))) == 6, "those of no unit of the stream"
-
-
-def lie_alone(folder: Path) -> None:
-    """The marks, as a version of mdsmix left them that packed none."""
-    at = locate(folder)
-    found = read_packs(at, os.listdir(folder / FOLDER))
-    for key, content in zip(found.marks, read_places(at, found.marks.values()), strict=True):
-        assert content
-        (at / FOLDER / mark_name(key)).write(content)
-    for name, pack in found.packs.items():
-        rewrite(at, name, replace(pack, marks={}), lambda at: at.delete())
-    for name in filter(MARKS.fullmatch, os.listdir(folder / FOLDER)):
-        (folder / FOLDER / name).unlink()
 
 
 def test_a_damaged_pack_counts_as_none(recipe: Path) -> None:
@@ -276,27 +227,27 @@ def test_damaged_packs_are_written_anew_and_their_units_done_again_once(
         assert manifest_of(split(recipe)).records.unhashed == 0
 
 
-def damage_fingerprints_and_marks(recipe: Path) -> None:
-    """Those of the first unit, and with them the packs in which they lie."""
+def damage_fingerprints(recipe: Path) -> None:
+    """Those of the first unit, and with them the pack in which they lie."""
     packed = read_packs(locate(split(recipe)), ledger(recipe))
     key = manifest_of(split(recipe)).parts[0].key
-    for place in (packed.fingerprints[key], packed.marks[key]):
-        at = split(recipe) / FOLDER / place.file
-        content = bytearray(at.read_bytes())
-        content[place.start + place.bytes // 2] ^= 1
-        at.write_bytes(content)
+    place = packed.fingerprints[key]
+    at = split(recipe) / FOLDER / place.file
+    content = bytearray(at.read_bytes())
+    content[place.start + place.bytes // 2] ^= 1
+    at.write_bytes(content)
 
 
-def test_units_whose_packed_fingerprints_or_marks_are_damaged_are_done_again_where_that_is_looked_for(
+def test_units_whose_packed_fingerprints_are_damaged_are_done_again_where_that_is_looked_for(
     recipe: Path,
 ) -> None:
     run_recipe(recipe)
     before = published(recipe)
-    damage_fingerprints_and_marks(recipe)
+    damage_fingerprints(recipe)
     told = Told()
     outcome = run_recipe(recipe, verify_target=True, watcher=told)[0]
     assert 0 < outcome.done < outcome.units
-    assert sum("a pack of work units" in sentence for sentence in told.said) == 2
+    assert sum("a pack of work units" in sentence for sentence in told.said) == 1
     assert manifest_of(split(recipe)).records.unhashed == 0
     assert published(recipe) == before
     for name in filter(PACKS.fullmatch, ledger(recipe)):
@@ -309,7 +260,7 @@ def test_where_duplicates_are_dropped_fingerprints_of_a_damaged_pack_are_read_ag
 ) -> None:
     drop = "streams.web.duplicates=drop"
     run_recipe(recipe, drop)
-    damage_fingerprints_and_marks(recipe)
+    damage_fingerprints(recipe)
     write_jsonl(recipe.parent / "a.jsonl", LATER)
     assert run_recipe(recipe, drop)[0].reused == 6
     write_jsonl(recipe.parent / "a.jsonl", [*LATER, TEXTS[0]])
@@ -353,7 +304,7 @@ def test_a_run_that_lost_its_lease_deletes_none_of_the_files_that_it_has_packed(
 
 def test_what_is_as_large_as_a_piece_keeps_a_file_of_its_own(tmp_path: Path) -> None:
     at, piece = locate(tmp_path), compaction.PIECE_BYTES
-    joining = compaction.Joining(at, write_marks, dict.fromkeys(["a", "b", "c"]))
+    joining = compaction.Joining(at, dict.fromkeys(["a", "b", "c"]))
     joining.note("a", bytes(piece))
     joining.finish(iter([bytes(piece - 1), b"c"]))
     assert list(joining.files.values()) == [[("b", piece - 1), ("c", 1)]]
@@ -407,9 +358,7 @@ def test_what_is_packed_goes_when_nothing_names_it(
     gc.delete_garbage(folder, gc.KEEP_SECONDS, print)
     assert not [n for n in ledger(recipe) if PACKS.fullmatch(n)]
     last_pack = max(n for n, name in enumerate(gone) if name.endswith(".units.zst"))
-    first_piece = min(
-        n for n, name in enumerate(gone) if name.endswith((".fingerprints", ".marks"))
-    )
+    first_piece = min(n for n, name in enumerate(gone) if name.endswith(".fingerprints"))
     between = gone[last_pack:first_piece]
     assert f"flush {FOLDER}" in between, "what is named goes when what names it is gone for good"
 

@@ -69,7 +69,7 @@ def test_damaged_shards_are_made_anew_and_nothing_else(recipe: Path, tmp_path: P
     (outcome,) = run_recipe(recipe, verify_target=True, watcher=told)
     assert 0 < outcome.done < outcome.units
     assert [found[1].name in sentence for sentence in told.said].count(True) == 1
-    assert outcome.notes[-1].startswith(f"{len(found)} shards and ")
+    assert outcome.notes[-1].startswith(f"{len(found)} shards ")
     assert outcome.notes[-1].endswith("at the target read and hashed: 2 damaged, made anew")
     assert lying_at(target) == before
     assert mdsmix("verify", target).code == 0

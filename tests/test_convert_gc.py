@@ -104,14 +104,12 @@ def test_what_an_edit_left_behind_goes_after_seven_days(
     assert garbage(republished) == []
     age(republished, 7.1)
     before, found = files(republished), garbage(republished)
-    # Two units and the last part have other shards; their records and marks, the bad ones of one, the stream's mark and index before.
+    # Two units and the last part have other shards; their records, the bad ones of one, the stream's index before.
     assert kinds(found) == {
         "shard": 3,
         "unit record": 2,
         "fingerprints": 2,
-        "mark": 2,
         "bad records": 1,
-        "side file": 1,
         "old index": 1,
     }
     assert files(republished) == before, "finding deletes nothing"
@@ -139,9 +137,7 @@ def test_shards_of_an_index_that_was_just_replaced_stay(republished: Path) -> No
     assert kinds(garbage(republished)) == {
         "unit record": 2,
         "fingerprints": 2,
-        "mark": 2,
         "bad records": 1,
-        "side file": 1,
     }
     delete(republished)
     age(republished, 8, [old])
@@ -320,7 +316,7 @@ def test_the_command(republished: Path) -> None:
     before = files(republished)
     answer = mdsmix("gc", republished.parent)
     *lines, last = answer.out.splitlines()
-    assert (answer.code, answer.err, len(lines)) == (0, "", 12)
+    assert (answer.code, answer.err, len(lines)) == (0, "", 9)
     assert last.endswith("bytes: nothing is deleted without --delete")
     assert all("8.0 days" in line for line in lines)
     assert files(republished) == before
@@ -328,6 +324,6 @@ def test_the_command(republished: Path) -> None:
     assert answer.out.splitlines()[:-1] == lines
     assert answer.out.endswith("bytes: deleted\n")
     assert "running jobs and caches" in answer.err
-    assert len(files(republished)) == len(before) - 12
+    assert len(files(republished)) == len(before) - 9
     assert mdsmix("gc", republished / "nowhere").code == 4
     assert mdsmix("gc", republished, "--older-than", "soon").code == 2

@@ -151,7 +151,13 @@ def test_fingerprints_that_are_not_whole_are_none() -> None:
 
 @pytest.mark.parametrize(
     "head",
-    [b"", b"[]", b'{"fingerprints": 3}', b'{"marks": {"a": [1]}}', b"{}\n\xff" + b"\xff" * 50],
+    [
+        b"",
+        b"[]",
+        b'{"fingerprints": 3}',
+        b'{"fingerprints": {"a": [1]}}',
+        b"{}\n\xff" + b"\xff" * 50,
+    ],
 )
 @pytest.mark.parametrize("is_packed", [True, False])
 def test_what_is_no_pack_is_none_though_its_name_says_so(
@@ -160,17 +166,3 @@ def test_what_is_no_pack_is_none_though_its_name_says_so(
     stored = ZstdCompressor().compress(head) if is_packed else head
     (folder / FOLDER / f"{xxhash.xxh128_hexdigest(stored)}.units.zst").write(stored)
     assert sorted(read_packs(folder, names(folder)).records) == KEYS
-
-
-def test_a_pack_of_a_version_that_packed_no_marks_is_read(folder: Location) -> None:
-    (name, *_) = (name for name in names(folder) if name.endswith(".units.zst"))
-    whole = read_packs(folder, names(folder))
-    content = ZstdDecompressor().decompress((folder / FOLDER / name).read())
-    head, _, lines = content.partition(b"\n")
-    assert orjson.loads(head)["marks"] == {}
-    (folder / FOLDER / name).delete()
-    old = {"fingerprints": orjson.loads(head)["fingerprints"]}
-    stored = ZstdCompressor().compress(orjson.dumps(old) + b"\n" + lines)
-    (folder / FOLDER / f"{xxhash.xxh128_hexdigest(stored)}.units.zst").write(stored)
-    found = read_packs(folder, names(folder))
-    assert (found.records, found.fingerprints) == (whole.records, whole.fingerprints)

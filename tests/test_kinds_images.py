@@ -9,7 +9,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import pytest
 import xxhash
@@ -21,14 +20,12 @@ from mdsmix.images import pictures
 from mdsmix.images.encoder import frames
 from mdsmix.kinds import open_recipe
 from mdsmix.kinds.registry import fields_read, fields_used, make_encoding
-from mdsmix.overlap import grams, stored
 from mdsmix.record import Conversation, canonical
 from mdsmix.shapes import SHAPES as SHAPES_OF
 from mdsmix.shapes.pictures import images_of, with_images
 from mdsmix.shards.cells import cells
 from mdsmix.shards.index import read_index
 from mdsmix.shards.sample import decode_value
-from mdsmix.shards.tokens import tokens_of
 from mdsmix.shards.whole import read_whole
 from mdsmix.storage import locate
 from tests.converting import (
@@ -312,28 +309,6 @@ def test_every_way_to_write_an_image_gives_it_in_its_place(
     assert len(sample["images"]) == parts.count(None)
     for image in sample["images"]:
         assert Image.open(io.BytesIO(image)).size == (40, 30)
-
-
-def test_a_streams_mark_holds_no_gram_of_its_images(
-    tmp_path: Path, seeing: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As it is written, and as it is worked out of the shards: streams of other images overlapped by their placeholders."""
-    monkeypatch.setattr(grams, "_KEPT", np.uint16(65535))
-    write_drawings(tmp_path / "img")
-    out = convert(tmp_path, seeing, [record("img/0.jpg"), record("img/1.png")])
-    index, manifest = read_index(locate(str(out))), manifest_of(out)
-    found = stored.work_out(locate(str(out)), index, manifest)
-    (side,) = out.glob("*.grams.side")
-    assert found
-    assert found.to_bytes() == side.read_bytes()
-    (shard,) = index.shards
-    tokens = tokens_of(shard, read_whole(locate(str(out)), shard))
-    assert tokens
-    one = tokens.ids.values[tokens.ids.offsets[0] : tokens.ids.offsets[1]].tolist()
-    image, each = manifest.encoding.images["id"], range(len(one) - 7)
-    text = {tuple(one[i : i + 8]) for i in each if image not in one[i : i + 8]}
-    assert 0 < len(text) < len(each)
-    assert found.units[0].count == len(text)
 
 
 def test_a_part_that_says_the_number_of_its_image_gets_that_one() -> None:

@@ -105,9 +105,9 @@ def test_findings_and_shares_are_those_of_the_check(recipe: Path, page: Page) ->
     for finding in check["findings"]:
         assert finding["id"] in page.text
         assert finding["message"].replace("`", "") in page.text
-    for line in mdsmix("check", recipe).out.splitlines()[-2:]:
-        assert line.startswith(("not looked at: ", "overlap: too little text"))
-        assert line.replace("`", "") in page.text
+    last = mdsmix("check", recipe).out.splitlines()[-1]
+    assert last.startswith("not looked at: ")
+    assert last.replace("`", "") in page.text
     for row in check["shares"]["rows"]:
         assert f"{row['asked']:.2%}" in page.text
         assert f"{row['reached']:.2%}" in page.text

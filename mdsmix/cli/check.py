@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -34,14 +34,6 @@ def check(
             help="With --lock: what differs is told, and refuses nothing.",
         ),
     ] = False,
-    evaluations: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(
-            "--eval",
-            metavar="STREAM",
-            help="Say what share of this evaluation stands in the mix, beside those of the YAML; may be repeated.",
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say whether streams may be mixed, from indexes, manifests and first samples. Exit code 3: they may not."""
@@ -49,9 +41,7 @@ def check(
     from mdsmix.mix.check import as_json as report
     from mdsmix.mix.check import findings, in_order, is_refused, looked, verdict, with_bytes_read
     from mdsmix.mix.lock import hold
-    from mdsmix.mix.overlap import find_overlap, overlap_json, said
-    from mdsmix.mix.overlap import findings as shared
-    from mdsmix.mix.view import view, view_streams
+    from mdsmix.mix.view import view
     from mdsmix.report.findings import print_findings
     from mdsmix.report.progress import watching
     from mdsmix.report.shares import print_shares
@@ -63,16 +53,15 @@ def check(
     held = hold(mix, targets, accept_changed) if lock else None
     if accept_changed and not held:
         raise RecipeError("--accept-changed says what becomes of a lock: add --lock.")
-    overlap = find_overlap(mix, view_streams(evaluations).train.streams if evaluations else ())
-    found = in_order([*findings(mix), *(held.findings if held else ()), *shared(overlap)])
+    found = in_order([*findings(mix), *(held.findings if held else ())])
     if as_json:
         locked = {"lock": {"streams": held.streams}} if held else {}
-        echo_json(report(mix, found) | {"overlap": overlap_json(overlap)} | locked)
+        echo_json(report(mix, found) | locked)
     else:
         print_findings(found)
         if mix.shares:
             print_shares(mix.shares)
         held_lines = held.lines if held else ()
-        echo(verdict(mix, found), looked(mix), *said(overlap), *held_lines)
+        echo(verdict(mix, found), looked(mix), *held_lines)
     if is_refused(found):
         raise typer.Exit(REFUSED)

@@ -1,4 +1,4 @@
-"""Compaction: at each publication the records, fingerprints and marks of finished units go from files of their own into packs.
+"""Compaction: at each publication the records and fingerprints of finished units go from files of their own into packs.
 
 The next run then reads a few files where it read two for each unit, and lists them on a few pages. It is done once enough units have
 files of their own, after the stream is published: packs are written first, then the files of the units are deleted, both under
@@ -8,7 +8,7 @@ any of it. A job of an array (`--part`) that has listed a file which is packed m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -18,15 +18,7 @@ import orjson
 from mdsmix.convert.hashes import hashes_name, stored_hashes
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER, UnitRecord
-from mdsmix.convert.marks import mark_name, stored_marks
-from mdsmix.convert.packs import (
-    Pack,
-    Sizes,
-    rewrite,
-    write_fingerprints,
-    write_marks,
-    write_pack,
-)
+from mdsmix.convert.packs import Pack, Sizes, rewrite, write_fingerprints, write_pack
 from mdsmix.convert.stored import Stored
 from mdsmix.errors import Unreachable
 from mdsmix.shards.lease import Lease
@@ -37,7 +29,7 @@ FEWEST = 100
 A_PACK = 1000
 "Units: 4 MB as lines, 0.5 MB as stored."
 PIECE_BYTES = 2 << 20
-"Of fingerprints or marks in a file, and the size from which a unit keeps its own: 16 are read at a time."
+"Of fingerprints in a file, and the size from which a unit keeps its own: 16 are read at a time."
 AT_ONCE = 1000
 "Files that are deleted before the lease is asked for again: a store takes so many in one request."
 
@@ -47,7 +39,6 @@ class Joining:
     """What files of units hold and a few files are to: noted as it is read for the publication, and written by the way."""
 
     folder: Location
-    write: Callable[[Location, Sequence[tuple[str, bytes]]], tuple[str, Sizes]]
     missing: dict[str, None]
     "Keys of which nothing was noted yet."
     files: dict[str, Sizes] = field(default_factory=dict)
@@ -73,7 +64,7 @@ class Joining:
 
     def _flush(self) -> None:
         if self._held:
-            name, sizes = self.write(self.folder, self._held)
+            name, sizes = write_fingerprints(self.folder, self._held)
             self.files[name] = sizes
         self._held, self._size = [], 0
 
@@ -90,14 +81,10 @@ class Compaction:
         self._folder, self._stored, packed = job.folder, stored, stored.packed
         self._units = {unit.key: unit for unit in units if unit.key not in packed.records}
         self.is_worth_it = len(self._units) >= FEWEST
-        new, every = (self._units.values(), units) if self.is_worth_it else ((), ())
+        new = self._units.values() if self.is_worth_it else ()
         bases = dict.fromkeys(unit.base or unit.key for unit in new)
-        # An earlier version packed records and left their marks alone.
-        marked = dict.fromkeys(unit.key for unit in every if unit.marked is not None)
-        self.fingerprints = Joining(
-            job.folder, write_fingerprints, _without(bases, packed.fingerprints)
-        )
-        self.marks = Joining(job.folder, write_marks, _without(marked, packed.marks))
+        missing = {base: None for base in bases if base not in packed.fingerprints}
+        self.fingerprints = Joining(job.folder, missing)
 
     def finish(self, held: Lease) -> None:
         """Writes the packs and deletes what they hold. Where the store fails nothing is lost but the next run's time: the stream is published."""
@@ -106,9 +93,9 @@ class Compaction:
                 self._finish(held)
 
     def _finish(self, held: Lease) -> None:
-        # Nobody read the fingerprints where duplicates were dropped, and no mark that the published one holds.
-        for joining, read in ((self.fingerprints, stored_hashes), (self.marks, stored_marks)):
-            joining.finish(read(self._folder, list(joining.missing), {}))
+        # Where duplicates were dropped nobody has read the fingerprints.
+        missing = list(self.fingerprints.missing)
+        self.fingerprints.finish(stored_hashes(self._folder, missing, {}))
         new = together(lambda pack: write_pack(self._folder, pack), self._packs())
         for name, pack in self._stored.packed.packs.items():
             left = {k: line for k, line in pack.records.items() if k not in self._units}
@@ -117,20 +104,14 @@ class Compaction:
         self._delete(held)
 
     def _packs(self) -> Iterator[Pack]:
-        lines, files = iter(self._units.items()), (self.fingerprints.files, self.marks.files)
+        lines, files = iter(self._units.items()), self.fingerprints.files
         while some := {key: orjson.dumps(unit) for key, unit in islice(lines, A_PACK)}:
-            yield Pack(some, *files)
-            files = ({}, {})
+            yield Pack(some, files)
+            files = {}
 
     def _delete(self, held: Lease) -> None:
-        again = self._units.keys() & self._stored.packed.marks.keys()  # done again since
-        marks = map(mark_name, {*self.marks.keys, *again})
-        names = [*self._units, *map(hashes_name, self.fingerprints.keys), *marks]
+        names = [*self._units, *map(hashes_name, self.fingerprints.keys)]
         for begin in range(0, len(names), AT_ONCE):
             if not held.is_held_still():
                 return
             (self._folder / FOLDER).delete_all(names[begin : begin + AT_ONCE])
-
-
-def _without(keys: dict[str, None], packed: Collection[str]) -> dict[str, None]:
-    return {key: None for key in keys if key not in packed}

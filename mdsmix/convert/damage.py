@@ -4,7 +4,7 @@ A run trusts a shard that lies at the target in its full size. Here every shard 
 too, is read and hashed first; that needs no index, since a shard is named by the hash of its stored bytes. Once a damaged
 shard is deleted, the record of its work unit names a missing shard, so the unit counts as unfinished and is converted again.
 A shard that only an older index or version names is not made again: its reader then misses a shard, where it would have
-trained on damage. Fingerprints and packs of them and of marks are looked at likewise.
+trained on damage. Fingerprints and packs of them are looked at likewise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import xxhash
 from mdsmix.convert.hashes import HASHES, parse_hashes
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER
-from mdsmix.convert.packs import FINGERPRINTS, MARKS, drop_records, read_packs
+from mdsmix.convert.packs import FINGERPRINTS, drop_records, read_packs
 from mdsmix.shards.beside import is_beside
 from mdsmix.shards.lease import Lease
 from mdsmix.storage import Location, together
@@ -58,18 +58,15 @@ def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
 def _drop_damaged_packs(
     job: Job, names: Sequence[str], held: Lease, say: Callable[[str], None]
 ) -> None:
-    """Deletes packs of fingerprints and of marks that are damaged. Nobody reads them unless a stream is published, and then their units
+    """Deletes packs of fingerprints that are damaged. Nobody reads them unless a stream is published, and then their units
     would have none for ever; so these are done again, whose records go first, in case that the run is killed."""
-    packs = [
-        job.folder / FOLDER / n for n in names if FINGERPRINTS.fullmatch(n) or MARKS.fullmatch(n)
-    ]
+    packs = [job.folder / FOLDER / n for n in names if FINGERPRINTS.fullmatch(n)]
     hashes = zip(packs, together(stored_hash, packs), strict=True)
     if not (damaged := [at for at, found in hashes if not at.name.startswith(found)]):
         return
     packed = read_packs(job.folder, names)
-    places = [*packed.fingerprints.items(), *packed.marks.items()]
     for at in damaged:
-        keys = {key for key, place in places if place.file == at.name}
+        keys = {key for key, place in packed.fingerprints.items() if place.file == at.name}
         say(
             f"{job.name}: {at}, a pack of work units, is damaged: it is deleted, and {plural(len(keys), 'work unit')} in it done again"
         )

@@ -22,7 +22,6 @@ from mdsmix.convert.needless import KeptFolder, needless
 from mdsmix.convert.old_versions import Version, find_versions, versions_to_delete
 from mdsmix.convert.packs import (
     FINGERPRINTS,
-    MARKS,
     NAME,
     Pack,
     Packed,
@@ -53,8 +52,6 @@ _KINDS = {
     "fingerprints": rf"{re.escape(FOLDER)}/({_HASH})\.hashes",
     "packed records": rf"{re.escape(FOLDER)}/{NAME.pattern}",
     "packed fingerprints": rf"{re.escape(FOLDER)}/{FINGERPRINTS.pattern}",
-    "packed marks": rf"{re.escape(FOLDER)}/{MARKS.pattern}",
-    "mark": rf"{re.escape(FOLDER)}/({_HASH})\.grams",
     "bad records": rf"{re.escape(FOLDER)}/{_BAD_NAME}\.bad",
     "note of a part": rf"{re.escape(FOLDER)}/({NOTE.pattern})",
     "note of a cluster's run": rf"{re.escape(FOLDER)}/({MEETING.pattern})",
@@ -64,8 +61,8 @@ _KINDS = {
     **BESIDE,
     "shard": SHARD.pattern,
 }
-_PACKS = ("packed records", "packed fingerprints", "packed marks")
-_LAST = ("shard", "version", "unfinished version", "packed fingerprints", "packed marks")
+_PACKS = ("packed records", "packed fingerprints")
+_LAST = ("shard", "version", "unfinished version", "packed fingerprints")
 "What unit records name, and packs of them."
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -105,7 +102,7 @@ class _Packs:
     def of(
         folder: Location, names: Iterable[str], old: Collection[str], current: Collection[str]
     ) -> _Packs:
-        """`names`: of all packs, those of fingerprints and marks too; `old`: of those of records that are."""
+        """`names`: of all packs, those of fingerprints too; `old`: of those of records that are."""
         packed = read_packs(folder, names)
         keys = {
             name: {key for key in pack.records if name not in old or key in current}
@@ -186,19 +183,18 @@ def find_garbage(
     named = _named(folder, kept, records)
     gone["shard"] = [file for file in gone["shard"] if file.name not in named]
     bases = {key for record in records for key in (record.key, record.base)}
-    alone = {kind: [*gone[kind], *kept[kind]] for kind in ("fingerprints", "mark")}
+    alone = [*gone["fingerprints"], *kept["fingerprints"]]
     gone["fingerprints"] = [file for file in gone["fingerprints"] if file.key not in bases]
     left = packs.left(bases)
     shrunk = [file for file in gone["packed records"] if left.get(file.base)]
     gone["packed records"] = [file for file in gone["packed records"] if file not in shrunk]
-    in_use = {name for pack in left.values() for name in pack.files}
-    for kind in ("packed fingerprints", "packed marks"):
-        gone[kind] = [file for file in gone[kind] if file.base not in in_use]
-    for kind, places in (("fingerprints", packs.packed.fingerprints), ("mark", packs.packed.marks)):
-        places = {key: place for key, place in places.items() if place.file in in_use}
-        stay = [file for file in alone[kind] if file not in gone[kind]]
-        old_ones = [file for file in stay if now - file.stat.modified >= older_than]
-        gone[kind] += _packed_too(folder, old_ones, places)
+    in_use = {name for pack in left.values() for name in pack.fingerprints}
+    packed = [file for file in gone["packed fingerprints"] if file.base not in in_use]
+    gone["packed fingerprints"] = packed
+    places = {k: place for k, place in packs.packed.fingerprints.items() if place.file in in_use}
+    stay = [file for file in alone if file not in gone["fingerprints"]]
+    old_ones = [file for file in stay if now - file.stat.modified >= older_than]
+    gone["fingerprints"] += _packed_too(folder, old_ones, places)
     files = [_of_file(folder, kind, file, now) for kind in _KINDS for file in gone[kind]]
     unfinished = [left for left in _unfinished(folder, now) if left.age >= older_than]
     kept_folders = needless(folder.parent.parent, older_than)

@@ -48,8 +48,6 @@ class UnitRecord:
     "URL of an image that a server gave -> xxh3_128 of that, or the reason code of why it gave none."
     side_files: list[SideFile] = field(default_factory=list)
     "Where records have names: one for each shard, in order."
-    marked: int | None = None
-    "Hashes of its mark (`mdsmix.overlap`), before any bound was halved; None where it has none."
     leftover: str = ""
     "Concat: the tokens behind the last full row, as bytes in base64; less than one row."
 

@@ -1,7 +1,7 @@
-"""Packs: the unit records, fingerprints and marks of many units in a few files, since a file for each unit is a request for each.
+"""Packs: the unit records and fingerprints of many units in a few files, since a file for each unit is a request for each.
 
-A pack of records, `.mdsmix/<hash>.units.zst`, holds the lines of unit records, and of fingerprints and marks in which file and where in it
-they lie: `.mdsmix/<hash>.fingerprints` and `.mdsmix/<hash>.marks`, what the files of units held, one behind the other. All are named by
+A pack of records, `.mdsmix/<hash>.units.zst`, holds the lines of unit records, and of fingerprints in which file and where in it
+they lie: `.mdsmix/<hash>.fingerprints`, the content of the units' files, one behind the other. Both are named by
 the xxh128 of their bytes and never change. A unit may have a record of its own too, which is then the newer one. A damaged pack counts as none, as a damaged
 record does: its units are converted again.
 """
@@ -25,12 +25,11 @@ from mdsmix.storage import Location, together
 
 NAME = re.compile(r"([0-9a-f]{32})\.units\.zst")
 FINGERPRINTS = re.compile(r"([0-9a-f]{32})\.fingerprints")
-MARKS = re.compile(r"([0-9a-f]{32})\.marks")
 _KEY = slice(len(b'{"key":"'), len(b'{"key":"') + 32)
 "Where the key stands in the line of a record, whose first field it is."
 
 Sizes = Sequence[tuple[str, int]]
-"Keys of the fingerprints or marks in a file and the bytes of each, in their order."
+"Keys of the fingerprints in a file and the bytes of each, in their order."
 AT_ONCE = 16
 "Files that are asked for together: half a MB each for records of 3 KB, at most 2 MiB of a pack."
 WHOLE = -1
@@ -39,7 +38,7 @@ WHOLE = -1
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the fingerprints or the mark of a unit lie."""
+    """Where the fingerprints of a unit lie."""
 
     file: str
     start: int
@@ -58,33 +57,26 @@ class Pack:
     "Key of a unit -> its record as JSON."
     fingerprints: Mapping[str, Sizes] = field(default_factory=dict)
     "File of fingerprints -> what it holds."
-    marks: Mapping[str, Sizes] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.records or self.files)
-
-    @property
-    def files(self) -> Mapping[str, Sizes]:
-        """Of fingerprints and of marks."""
-        return {**self.fingerprints, **self.marks}
+        return bool(self.records or self.fingerprints)
 
     def only(self, keys: Collection[str], bases: Collection[str]) -> Pack:
-        """Of it the records with these keys, and the files that hold fingerprints or a mark with one of those."""
+        """Of it the records with these keys, and the files that hold fingerprints with one of those."""
         return Pack(
             {key: line for key, line in self.records.items() if key in keys},
-            _with(self.fingerprints, bases),
-            _with(self.marks, bases),
+            {
+                file: of
+                for file, of in self.fingerprints.items()
+                if any(key in bases for key, _ in of)
+            },
         )
 
     def to_bytes(self) -> bytes:
         from zstandard import ZstdCompressor
 
-        head = orjson.dumps({"fingerprints": self.fingerprints, "marks": self.marks})
+        head = orjson.dumps({"fingerprints": self.fingerprints})
         return ZstdCompressor(level=3).compress(b"\n".join([head, *self.records.values()]))
-
-
-def _with(files: Mapping[str, Sizes], keys: Collection[str]) -> Mapping[str, Sizes]:
-    return {file: of for file, of in files.items() if any(key in keys for key, _ in of)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +87,6 @@ class Packed:
     "By their names."
     records: Mapping[str, bytes] = field(default_factory=dict)
     fingerprints: Mapping[str, Place] = field(default_factory=dict)
-    marks: Mapping[str, Place] = field(default_factory=dict)
 
     def record(self, key: str) -> UnitRecord | None:
         line = self.records.get(key)
@@ -108,14 +99,13 @@ def read_packs(folder: Location, names: Iterable[str], alone: Collection[str] = 
     wanted = sorted(filter(NAME.fullmatch, there))
     found = zip(wanted, together(lambda name: read_pack(folder, name), wanted), strict=True)
     packs = {name: pack for name, pack in found if pack}
-    records, fingerprints, marks = dict[str, bytes](), dict[str, Place](), dict[str, Place]()
+    records, fingerprints = dict[str, bytes](), dict[str, Place]()
     for pack in packs.values():
         records |= pack.records
         fingerprints |= _places(pack.fingerprints, there)
-        marks |= _places(pack.marks, there)
     for key in records.keys() & set(alone):
         del records[key]
-    return Packed(packs, records, fingerprints, marks)
+    return Packed(packs, records, fingerprints)
 
 
 def _places(files: Mapping[str, Sizes], there: Collection[str]) -> Iterator[tuple[str, Place]]:
@@ -182,12 +172,9 @@ def _parsed(content: bytes) -> Pack:
     from zstandard import ZstdDecompressor
 
     head, *lines = ZstdDecompressor().decompress(content).split(b"\n")
-    said = orjson.loads(head)
-    fingerprints, marks = (
-        {file: [(key, size) for key, size in of] for file, of in said.get(kind, {}).items()}
-        for kind in ("fingerprints", "marks")
-    )
-    return Pack({line[_KEY].decode(): line for line in lines}, fingerprints, marks)
+    said = orjson.loads(head)["fingerprints"]
+    fingerprints = {file: [(key, size) for key, size in of] for file, of in said.items()}
+    return Pack({line[_KEY].decode(): line for line in lines}, fingerprints)
 
 
 @lru_cache(maxsize=64)
@@ -232,19 +219,8 @@ def write_fingerprints(
     folder: Location, contents: Sequence[tuple[str, bytes]]
 ) -> tuple[str, Sizes]:
     """Writes the fingerprints of these keys into one file; returns its name and what it holds."""
-    return _write_joined(folder, contents, "fingerprints")
-
-
-def write_marks(folder: Location, contents: Sequence[tuple[str, bytes]]) -> tuple[str, Sizes]:
-    """The same of their marks."""
-    return _write_joined(folder, contents, "marks")
-
-
-def _write_joined(
-    folder: Location, contents: Sequence[tuple[str, bytes]], suffix: str
-) -> tuple[str, Sizes]:
     joined = b"".join(content for _, content in contents)
-    name = f"{xxhash.xxh128_hexdigest(joined)}.{suffix}"
+    name = f"{xxhash.xxh128_hexdigest(joined)}.fingerprints"
     write_if_new(folder / FOLDER / name, joined)
     return name, [(key, len(content)) for key, content in contents]
 

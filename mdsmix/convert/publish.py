@@ -8,15 +8,13 @@ from mdsmix import __version__
 from mdsmix.convert.advice import advice
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
-from mdsmix.convert.marks import Note, store_mark
 from mdsmix.convert.put import is_put, put, put_shards
 from mdsmix.convert.standing import Standing
 from mdsmix.convert.tokenizer_folder import tokenizer_card
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import MdsmixError, TooManyBadRecords
-from mdsmix.kinds.assemble import JoinedRows, joined_rows
+from mdsmix.kinds.assemble import JoinedRows
 from mdsmix.kinds.holdout import NOT_HELD_OUT
-from mdsmix.overlap.marks import Marking, UnitMark
 from mdsmix.shards.beside import LISTED, SourceEntry, store_sources
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.ids import named_anew
@@ -32,14 +30,11 @@ def publish(
     sources: list[SourceEntry],
     held: Lease,
     noticed: Records | None = None,
-    published: Manifest | None = None,
-    note: Note | None = None,
 ) -> tuple[Manifest, Index]:
     """Makes the units, in the order of the plan, the stream's content. Nothing is written where nothing changed.
-    `noticed`: counts that no unit knows for itself; `published`: the manifest that is replaced; `note` is told of each mark of a
-    unit that is read."""
-    last, mark = _join_leftovers(job, units) if job.joins_units else (None, None)
-    marked, units = units, [*units, last] if last else units
+    `noticed`: counts that no unit knows for itself."""
+    last = _join_leftovers(job, units) if job.joins_units else None
+    units = [*units, last] if last else units
     records = sum((unit.records for unit in units), noticed or Records())
     totals = sum((unit.totals for unit in units), Totals())
     _refuse_losses(job, records, totals)
@@ -47,7 +42,6 @@ def publish(
     side_files = named_anew([side for unit in units for side in unit.side_files], shards)
     index = make_index(shards)
     put_shards(job, index)
-    side_files += store_mark(job, marked, mark, published, note)
     source_parts = store_sources(job.folder, sources) if len(sources) > LISTED else []
     manifest = Manifest(
         format_version=FORMAT_VERSION,
@@ -89,27 +83,22 @@ def leftover_key(job: Job, keys: list[str]) -> str:
     return job.key("leftovers " + " ".join(keys))
 
 
-def _join_leftovers(
-    job: Job, units: list[UnitRecord]
-) -> tuple[UnitRecord, UnitMark | None] | tuple[None, None]:
-    """The units' leftovers, in order, as the stream's last part, and its mark; less than one row is lost, and counted."""
+def _join_leftovers(job: Job, units: list[UnitRecord]) -> UnitRecord | None:
+    """The units' leftovers, in order, as the stream's last part; less than one row is lost, and counted."""
     rows = JoinedRows(job.layout, job.encoding.max_seq_len, job.tokenizer.dtype)
     for unit in units:
         if unit.leftover:
             rows.add_tokens(unit.leftover_tokens(job.tokenizer.dtype))
     full, totals, rest, _ = rows.finish()
     if not len(full) and not len(rest):
-        return None, None
-    key, marking = leftover_key(job, [unit.key for unit in units]), Marking()
-    marking.add(joined_rows(full, job.encoding.max_seq_len, job.tokenizer.dtype))
-    last = UnitRecord(
-        key=key,
+        return None
+    return UnitRecord(
+        key=leftover_key(job, [unit.key for unit in units]),
         backend="",
         shards=store_shards(job.folder, job.layout, full),
         totals=replace(totals, lost_tokens=len(rest)),
         records=Records(),
     )
-    return last, marking.finish(key)
 
 
 def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:

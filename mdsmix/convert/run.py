@@ -211,15 +211,7 @@ def _publish(
     noticed = None if job.drops else duplicates_among(job, records, compaction.fingerprints.note)
     if standing.quarantined and not (standing.manifest or standing.damage):
         delete_stale_files(job.folder, quarantined, held)  # of a run that was refused
-    manifest, index = publish(
-        job,
-        records,
-        _source_files(units, results),
-        held,
-        noticed,
-        standing.manifest,
-        compaction.marks.note,
-    )
+    manifest, index = publish(job, records, _source_files(units, results), held, noticed)
     if standing.folders:  # else the quarantine holds what this run has put there
         delete_stale_files(job.folder, quarantined, held)
     return manifest, index

@@ -18,7 +18,6 @@ from mdsmix.convert.images import folders_of, keep_stamps, whole_content
 from mdsmix.convert.job import Job
 from mdsmix.convert.keys import Dropped, lines_key, window_key
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, write_record
-from mdsmix.convert.marks import keep_mark
 from mdsmix.convert.processor_folder import fetch_processor
 from mdsmix.convert.quarantine import bad_name, keep
 from mdsmix.convert.results import UnitResult, find_record, recorded, tokens_of
@@ -30,10 +29,9 @@ from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.engines.attempts import Attempt, skipped
 from mdsmix.engines.base import Reporter
 from mdsmix.errors import Unreachable
-from mdsmix.kinds.assemble import Assembler, joined_rows
+from mdsmix.kinds.assemble import Assembler
 from mdsmix.kinds.fingerprints import Fingerprints
 from mdsmix.kinds.reading import Reading, open_reading
-from mdsmix.overlap.marks import Marking
 from mdsmix.shards.ids import RowIds
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shardfiles import store_shards
@@ -149,9 +147,6 @@ def _convert(
     window = digests.window(number)  # all of it has been read now
     base, key = lines_key(job, window), window_key(job, window, dropped)
     made.shards += store_shards(job.folder, job.layout, rest, _held(job))
-    if job.joins_units:
-        made.marking.add(joined_rows(rest, job.encoding.max_seq_len, job.tokenizer.dtype))
-    mark = made.marking.finish(key)
     record = UnitRecord(
         key=key,
         base=base if base != key else "",
@@ -163,15 +158,12 @@ def _convert(
         records=replace(made.tally.records, **made.reading.noticed.counts),
         size=made.tally.size,
         lines=made.tally.lines,
-        marked=mark.count if mark else None,
         leftover=pack_tokens(leftover),
     )
     if made.tally.bad:
         keep(job.folder, bad_name(record.key, window), made.tally.bad)
     if not job.drops and not are_kept(job, base):  # where some are dropped, they were there first
         keep_hashes(job.folder, base, made.seen.finish(made.read))
-    if mark:
-        keep_mark(job.folder, mark)
     write_record(job.folder, record)
     if pictures and not job.limit:
         keep_stamps(job, window, pictures.seen.stamps)
@@ -182,7 +174,6 @@ def _convert(
 class _Made:
     """What a window has come to while its batches are encoded."""
 
-    marking: Marking
     backend: Backend
     compared: int
     "Texts that the backend had compared before this window."
@@ -202,7 +193,6 @@ def _begin(job: Job, dropped: bytes) -> _Made:
     fetch_processor(job)
     reading = open_reading(job.encoding, job.tokenizer, backend, seen, job.images_root)
     return _Made(
-        marking=Marking(job.encoding.image_ids),
         backend=backend,
         compared=backend.compared,
         seen=seen,
@@ -231,8 +221,6 @@ def _encode(
             for full in made.rows.add(encoded):
                 made.shards += store_shards(job.folder, job.layout, full, _held(job))
             made.ids.add(encoded.ids)
-            if not job.joins_units:
-                made.marking.add_encoded(encoded)
             made.tally.add(batch, piece, encoded)
             reporter.on_progress(batch.size * len(piece) // len(batch.records), encoded.tokens)
         made.tally.end(batch, without)

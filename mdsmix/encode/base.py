@@ -55,8 +55,6 @@ class Encoded:
     "The name of each row's record, where the recipe says which field names records."
     cut: Any = None
     "int64 [n]: tokens of each sample that the loader cuts off; None where it cuts none."
-    whole: Ragged | None = None
-    "The tokens of each sample as one row, where no columns of arrays hold them."
     lost_tokens: int = 0
     "Tokens that no sample holds, because they could not be trained on."
     placeholders: Any = None

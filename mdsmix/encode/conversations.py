@@ -206,7 +206,6 @@ class Chat:
             tokens=len(ids.values),
             loss_tokens=int(count_losses(self.targets, turns, gets_eos, self._images(ids)).sum()),
             lengths=whole.lengths,
-            whole=whole,
             largest_id=largest_id(ids),
             rejected=rejected,
             specials=specials,

@@ -78,12 +78,6 @@ class JoinedRows:
         return Assembled(rows, totals, tokens[full * width :])
 
 
-def joined_rows(rows: Rows, width: int, dtype: str) -> Ragged:
-    """The tokens of rows that `JoinedRows` made."""
-    tokens = np.ascontiguousarray(rows.body).view(dtype)
-    return Ragged(tokens, np.arange(0, len(tokens) + 1, width))
-
-
 class SampleRows:
     """Every other layout: each batch's samples are laid out as they come."""
 

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.errors import RecipeError
+from mdsmix.leaks.grams import rows_of
 from mdsmix.leaks.items import LENGTH, Items, Place
 from mdsmix.leaks.scan import Scanned, scan
 from mdsmix.mix.streams import Stream
-from mdsmix.overlap.stored import rows_of
 from mdsmix.ragged import Ragged
 from mdsmix.shards.ids import Name, id_of
 from mdsmix.shards.sample import read_sample

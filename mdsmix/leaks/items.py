@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.overlap.grams import Hashes, are_text, hashes
+from mdsmix.leaks.grams import Hashes, are_text, hashes
 from mdsmix.ragged import Ragged
 
 LENGTH = 13

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.errors import RecipeError
+from mdsmix.leaks.grams import rows_of
 from mdsmix.leaks.items import Int, Items
-from mdsmix.overlap.stored import rows_of
 from mdsmix.shards.index import Index, Shard
 from mdsmix.shards.tokens import token_columns, tokens_of
 from mdsmix.shards.turns import PACKED, layout_of

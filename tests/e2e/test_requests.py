@@ -16,7 +16,6 @@ from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.planning import Options
 from mdsmix.convert.preview import preview
 from mdsmix.mix.check import findings
-from mdsmix.mix.overlap import find_overlap
 from mdsmix.mix.view import view
 from mdsmix.recipe import load_recipe
 from mdsmix.shards import lease
@@ -86,19 +85,6 @@ def test_a_check_lists_a_stream_and_reads_two_small_files_and_of_versions_which_
     assert found.by_operation == {"GET": reads * 3, "GET list": 3, "HEAD": 1}, found
 
 
-def test_a_mark_is_one_read_a_stream_and_none_where_this_machine_has_it(
-    work: Any, tmp_path: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "cache"))
-    recipe = work(small(tmp_path, 3))
-    run_recipe(recipe)
-    mix = view([str(recipe)])
-    for reads in ({"GET": 3}, {}):
-        with counted(proxy) as found:
-            assert len(find_overlap(mix).pairs) == 6
-        assert found.by_operation == reads, found
-
-
 def test_a_check_of_finetuning_streams_reads_no_shard_whose_samples_were_judged_so(
     work: Any, tmp_path: Path, proxy: Proxy
 ) -> None:
@@ -165,10 +151,10 @@ def test_a_dry_run_of_a_stream_that_is_up_to_date_costs_no_more(
     assert found.by_operation == {"GET": 2 * 2, "GET list": 2}, found
 
 
-def test_at_a_new_target_every_unit_is_four_writes_two_reads_and_no_look(
+def test_at_a_new_target_every_unit_is_three_writes_one_read_and_no_look(
     work: Any, tmp_path: Path, proxy: Proxy
 ) -> None:
-    """Its shard, its fingerprints, its mark and its record; all fingerprints and marks are read when they are joined."""
+    """Its shard, its fingerprints and its record; all fingerprints are read when they are joined."""
     counts = {}
     for count in (1, 2, 12):  # the first one finds out what the store can
         source = write_jsonl(tmp_path / f"{count}.jsonl", texts(*range(count)))
@@ -176,7 +162,7 @@ def test_at_a_new_target_every_unit_is_four_writes_two_reads_and_no_look(
         with counted(proxy) as counts[count]:
             run_recipe(recipe, workers=2)
     more = beyond(counts[12], counts[2])
-    assert more == {"PUT": 4 * 10, "GET": 2 * 10}, (str(counts[2]), str(counts[12]))
+    assert more == {"PUT": 3 * 10, "GET": 10}, (str(counts[2]), str(counts[12]))
     # The lease, the publication and the listings around them.
     assert counts[2].total <= 30, counts[2]
     assert counts[2].missed <= 6, counts[2]

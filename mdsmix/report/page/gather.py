@@ -22,8 +22,6 @@ from mdsmix.errors import (
 )
 from mdsmix.mix.check import findings, in_order, is_refused, looked, verdict
 from mdsmix.mix.findings import Finding
-from mdsmix.mix.overlap import Overlap, find_overlap, said
-from mdsmix.mix.overlap import findings as overlaps
 from mdsmix.mix.plan.figures import Plan
 from mdsmix.mix.plan.make import Asked as AskedOfPlan
 from mdsmix.mix.plan.make import Seen, make_plan, problems, see
@@ -225,10 +223,8 @@ def _check(page: Gathered) -> None:
         return
     found = _try(page, "findings", lambda: findings(mix))
     if found is not None:
-        overlap = _try(page, "overlap", lambda: find_overlap(mix)) or Overlap()
-        found = in_order([*found, *overlaps(overlap)])
-        page.findings, page.is_refused = found, is_refused(found)
-        page.verdict, page.looked = verdict(mix, found), (looked(mix), *said(overlap))
+        page.findings, page.is_refused = in_order(found), is_refused(found)
+        page.verdict, page.looked = verdict(mix, found), (looked(mix),)
     try:
         page.epoch = shares_of(mix.train, page.asked.batch or mix.yaml.batch_size)
     except MdsmixError as error:
