@@ -326,14 +326,12 @@ def test_what_is_packed_goes_when_nothing_names_it(
         "packed records",
         "shard",
         "old index",
-        "side file",
     }
     (shrunk,) = (item for item in found if item.kind == "packed records")
     assert shrunk.name.endswith(".units.zst: 1 of 2")
     before = read_packs(folder, ledger(recipe))
-    for (
-        name
-    ) in before.packs:  # packed a moment ago: whoever goes on from there believes what they say
+    # Packed a moment ago: whoever goes on from there believes what they say
+    for name in before.packs:
         os.utime(split(recipe) / FOLDER / name)
     left = gc.find_garbage(folder, gc.KEEP_SECONDS)
     (stays,) = {item.name for item in found if item.kind == "shard"} - {item.name for item in left}

@@ -11,6 +11,7 @@ from mdsmix.errors import RecipeError
 GONE: dict[str, str] = {
     "check --at": "what a resume on other data repeats is counted no more. `check --lock` says what differs; publish: versioned keeps "
     "what the run was planned with.",
+    "check --eval": "an estimate refused nothing; mdsmix leaks MIX --eval STREAM finds the shared passages exactly",
 }
 "`command --option` -> what follows `is gone: `. Give the reason, then what to use in its place."
 

@@ -47,7 +47,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
     init: "init 'data/*.jsonl' --tokenizer ./tokenizer -o recipe.yaml",
     doctor: "doctor recipe.yaml",
     convert: "convert recipe.yaml --memory 8GiB remote=s3://bucket/mix",
-    check: "check recipe.yaml --eval s3://bucket/quiz",
+    check: "check recipe.yaml --deep",
     leaks: "leaks recipe.yaml --eval s3://bucket/quiz",
     plan: "plan recipe.yaml --nodes 8 --batch 1024 --tokens 100B",
     render_yaml: "render-yaml recipe.yaml --into foundry.yaml",
