@@ -141,6 +141,20 @@ def test_a_recipe_and_what_it_renders_get_the_same_findings(
     assert reports[0]["epoch"] == reports[1]["epoch"]
 
 
+def test_what_check_says_in_full_other_commands_name_in_a_line(
+    streams: Path, tokenizer_folder: Path
+) -> None:
+    path = recipe(streams, tokenizer_folder)
+    told = run("check", path)
+    lines = [line for line in told.stdout.splitlines() if line.startswith(("warning", "note"))]
+    assert lines
+    brief = run("render-yaml", path, "-o", streams / "out.yaml").stderr.splitlines()
+    for id in {line.split()[1].rstrip(":") for line in lines}:
+        (one,) = [line for line in brief if f" {id}" in line]
+        assert len(one) < 200
+        assert one.endswith(f"`mdsmix check {path}` says more")
+
+
 def test_without_a_target_the_yaml_is_all_of_stdout(streams: Path, tokenizer_folder: Path) -> None:
     result = run("render-yaml", recipe(streams, tokenizer_folder))
     assert result.exit_code == 0

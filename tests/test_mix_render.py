@@ -298,6 +298,15 @@ seed: 17
 """
 
 
+def test_an_evaluation_has_the_workers_of_the_config_that_it_is_set_into(tmp_path: Path) -> None:
+    alone = "train_loader:\n  num_workers: 0\n  prefetch_factor: null\n  persistent_workers: false\n  drop_last: true\n"
+    _, config = into(tmp_path, alone, train_loader={})
+    (held,) = config["eval_loader"]
+    keys = ("num_workers", "prefetch_factor", "persistent_workers")
+    assert [held[key] for key in keys] == [config["train_loader"][key] for key in keys]
+    assert held["drop_last"] is False
+
+
 def test_into_keeps_every_comment_of_the_dataset(tmp_path: Path) -> None:
     text, config = into(tmp_path, COMMENTED, train_loader={"dataset": {"packing_ratio": 2.0}})
     dataset = config["train_loader"]["dataset"]

@@ -56,7 +56,7 @@ def mix(
     from mdsmix.mix.offline.existing import refuse_sources
     from mdsmix.mix.offline.plan import findings_on_streams, make_plan, view_training
     from mdsmix.mix.offline.run import mix_offline
-    from mdsmix.report.findings import print_findings
+    from mdsmix.report.findings import print_briefly
     from mdsmix.report.mixture import mixture_json, print_mixture
     from mdsmix.report.progress import watching
     from mdsmix.storage import locate
@@ -65,7 +65,7 @@ def mix(
     streams = view_training(loaded, recipe, estimate)
     refuse_sources(loaded, streams.train.streams, locate(out))
     found = findings_on_streams(streams)
-    print_findings(found, to_stderr=True)
+    print_briefly(found, [str(recipe), *(overrides or ())])
     if is_refused(found):
         raise MixRefused(f"{verdict(streams, found)}; nothing was mixed.")
     plan = make_plan(streams, loaded.compression, seed)

@@ -62,8 +62,8 @@ def render_yaml(
     from mdsmix.mix.check import findings, is_refused, unseen, verdict
     from mdsmix.mix.lock import lock_of, place_of
     from mdsmix.mix.output import require_place, write
-    from mdsmix.mix.render import refuse_recipe, render
-    from mdsmix.report.findings import print_findings
+    from mdsmix.mix.render import before_training, refuse_recipe, render
+    from mdsmix.report.findings import print_briefly
 
     if target := out or into:
         require_place(target)
@@ -75,7 +75,7 @@ def render_yaml(
     mix, text = render(recipe, [*found_fast, *(overrides or [])], into, keep_evals, estimate)
     found = findings(mix)
     if not as_json:
-        print_findings(found, to_stderr=True)
+        print_briefly(found, [recipe, *(overrides or [])])
     if is_refused(found):
         if as_json:
             echo_json(report(mix, found))
@@ -90,14 +90,14 @@ def render_yaml(
     if locked:
         write(locked, lock_of(mix).to_bytes().decode())
     if as_json:
-        echo_json(
-            report(mix, found) | {"wrote": target, "lock": locked, "drawn": drawn, "yaml": text}
-        )
+        wrote_of = {"wrote": target, "lock": locked, "drawn": drawn, "yaml": text}
+        echo_json(report(mix, found) | wrote_of | {"before_training": before_training(mix)})
         return
     if not target:
         typer.echo(text, nl=False)
     wrote = f"; wrote {target}" + (f" and {locked}" if locked else "") if target else ""
     changed = [f"changed {change}" for change in mix.changed]
     kept = [f"kept unseen: {label}" for label in unseen(mix)]
-    told = [*changed, *kept, f"{verdict(mix, found)}{wrote}", drawn]
-    echo(*filter(None, told), err=True)
+    echo(*changed, *kept, f"{verdict(mix, found)}{wrote}", *filter(None, [drawn]), err=True)
+    if command := before_training(mix):
+        echo(f"on every training node, before training: {command}", err=True)

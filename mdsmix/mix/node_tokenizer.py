@@ -51,6 +51,7 @@ def on_node(recipe: Recipe, home: Location) -> str:
     return f"{recipe.local or '.'}/{home.name}"
 
 
-def fetch_line(home: Location, folder: str) -> str:
-    """The command that a training node runs once."""
-    return shlex.join(["aws", "s3", "cp", "--recursive", home.url, folder])
+def fetch_line(home: Location, folder: str, endpoint: str | None = None) -> str:
+    """The command that a training node runs once. `endpoint`: of the store that this machine uses; no YAML names it."""
+    options = ["--endpoint-url", endpoint] if endpoint else []
+    return shlex.join(["aws", "s3", "cp", "--recursive", *options, home.url, folder])

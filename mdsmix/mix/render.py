@@ -15,9 +15,11 @@ from mdsmix.kinds import open_recipe
 from mdsmix.mix.changes import changes
 from mdsmix.mix.head import dump, head
 from mdsmix.mix.into import set_into
+from mdsmix.mix.node_tokenizer import fetch_line
 from mdsmix.mix.sections import is_train, sections
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.view import is_recipe, mix_of, view_recipe
+from mdsmix.storage.s3_errors import AWS, shown_endpoint
 from mdsmix.training.read import read_text, unresolved
 
 
@@ -58,3 +60,12 @@ def render(
     changed = changes(config, unresolved(text, into))
     mix = replace(mix, shares=shares, changed=tuple(changed))
     return mix, head(mix) + text
+
+
+def before_training(mix: Mix) -> str | None:
+    """The command that every training node needs first, with the endpoint of this machine; None where it needs none."""
+    if mix.tokenizer_home is None:
+        return None
+    endpoint = shown_endpoint()
+    folder = mix.yaml.at("tokenizer", "name")
+    return fetch_line(mix.tokenizer_home, folder, None if endpoint == AWS else endpoint)

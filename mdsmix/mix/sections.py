@@ -19,6 +19,7 @@ LENGTH = "${max_seq_len}"
 LONE_LABEL = "eval"
 NUM_WORKERS = 8
 "As in Foundry's own example configs."
+WORKERS = ("num_workers", "prefetch_factor", "persistent_workers")
 NOT_FOR_EVAL = frozenset(
     [
         "epoch_size",
@@ -88,12 +89,14 @@ def sections(
     `config` is the one that they are set into, if any.
     """
     train = {n: dict(s) for n, s in streams.items() if is_train(recipe.streams[n])}
-    evals = [_eval(recipe, n, dict(s)) for n, s in streams.items() if n not in train]
     own = config or {}
+    trains = _keys(own.get("train_loader"))
+    workers = {key: trains[key] for key in WORKERS if key in trains}
+    evals = [_eval(recipe, n, dict(s), workers) for n, s in streams.items() if n not in train]
     tree: dict[str, Any] = {
         "max_seq_len": recipe.max_seq_len,
         "tokenizer": _tokenizer(recipe),
-        "train_loader": _train(recipe, train, _keys(own.get("train_loader"))),
+        "train_loader": _train(recipe, train, trains),
     }
     return tree | ({"eval_loader": by_label(own.get("eval_loader"), evals)} if evals else {})
 
@@ -134,14 +137,17 @@ def _train(recipe: Recipe, streams: dict[str, Any], own: dict[str, Any]) -> dict
     return {"name": recipe.loader, "dataset": dataset} | workers
 
 
-def _eval(recipe: Recipe, name: str, stream: dict[str, Any]) -> dict[str, Any]:
+def _eval(
+    recipe: Recipe, name: str, stream: dict[str, Any], workers: dict[str, Any]
+) -> dict[str, Any]:
+    """`workers`: those of the config's own train_loader, which an evaluation has too."""
     # What is evaluated is never resumed.
     given = {k: v for k, v in recipe.train_loader.items() if k != "accept_changed"}
     kept = {k: v for k, v in _dataset(given).items() if k not in NOT_FOR_EVAL}
     dataset = {"streams": {name: stream}} | _shared(recipe) | {"shuffle": False} | kept
     head = {"label": name, "name": recipe.loader, "dataset": dataset}
     # The last, smaller batch is evaluated too, whatever training does with it.
-    return head | _workers(given, drop_last=False) | {"drop_last": False}
+    return head | _workers(given, drop_last=False, own=workers) | {"drop_last": False}
 
 
 def _dataset(train_loader: Mapping[str, Any]) -> dict[str, Any]:

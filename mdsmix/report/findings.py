@@ -3,7 +3,9 @@ alike stands under one heading."""
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
@@ -33,6 +35,16 @@ def print_findings(found: Sequence[Finding], to_stderr: bool = False) -> None:
         for indent, line in _lines(some):
             for part in line.wrap(console, max(20, console.width - indent)):
                 console.print(Text(" " * indent).append_text(part))
+
+
+def print_briefly(found: Sequence[Finding], checked: Sequence[str]) -> None:
+    """Errors, and how many of what else `mdsmix check` of the same says in full. To stderr, for a command that checks by the way."""
+    print_findings([finding for finding in found if finding.severity == "error"], to_stderr=True)
+    for (severity, id), many in Counter((f.severity, f.id) for f in found).items():
+        if severity != "error":
+            times = f" ({many} times)" if many > 1 else ""
+            command = shlex.join(["mdsmix", "check", *checked])
+            typer.echo(printable(f"{severity} {id}{times}: `{command}` says more"), err=True)
 
 
 def _lines(some: Sequence[Finding]) -> Iterator[tuple[int, Text]]:

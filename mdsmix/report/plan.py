@@ -106,7 +106,13 @@ def step_pairs(plan: Plan) -> Pairs:
         "padding",
         f"{_told(SHARE, step.padding)} of {_told(COUNT, step.positions)} positions; {step.how_padded}",
     )
-    yield "an epoch", f"{_told(COUNT, step.steps)} steps, {_told(COUNT, step.epoch_tokens)} tokens"
+    yield (
+        "an epoch",
+        (
+            f"{_told(COUNT, step.steps)} steps of {plural(step.global_batch, 'row')}, "
+            f"{_told(COUNT, step.epoch_tokens)} tokens"
+        ),
+    )
     yield (
         "the run",
         f"{_told(COUNT, run.steps)} steps, {_told(TIMES, run.epochs)} epochs, {_told(COUNT, run.tokens)} tokens, "

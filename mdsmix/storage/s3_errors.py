@@ -74,6 +74,8 @@ _EXCEPTIONS = {
 }
 
 _RIGHTS = ("AccessDenied", "AllAccessDisabled", "403")
+AWS = "AWS"
+"The store, where nothing names another endpoint."
 _ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 # The last three: the body was damaged or cut on its way to the store.
@@ -172,7 +174,7 @@ def waiting_sentence(error: Exception, seconds: float) -> str:
 
 
 def shown_endpoint() -> str:
-    endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "AWS")
+    endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), AWS)
     return re.sub(r"^(\w+://)?.*@", r"\1", endpoint)  # an address may hold a password
 
 

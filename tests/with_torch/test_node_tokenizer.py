@@ -74,6 +74,18 @@ def test_the_yaml_names_a_folder_of_the_node_and_the_line_that_fetches_it(
     assert AutoTokenizer.from_pretrained(name).bos_token == "<|im_start|>"
 
 
+def test_the_terminal_says_the_line_with_the_endpoint_of_this_machine(
+    recipe: Path, tmp_path: Path, minio: str
+) -> None:
+    answer = mdsmix("render-yaml", recipe, "-o", tmp_path / "train.yaml")
+    (line,) = [line for line in answer.err.splitlines() if "aws s3 cp" in line]
+    command = shlex.split(line.partition(": ")[2])
+    assert command[:6] == ["aws", "s3", "cp", "--recursive", "--endpoint-url", minio]
+    assert minio not in (tmp_path / "train.yaml").read_text(), "a YAML depends on no machine"
+    told = json.loads(mdsmix("render-yaml", recipe, "--json").out)["before_training"]
+    assert told == shlex.join(command)
+
+
 def _made(path: str) -> str:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     return path
