@@ -13,10 +13,18 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.bench.judge import TOLERATED, Measured, Pass, Verdict, chosen, table
-from mdsmix.bench.settings import PREFETCH, Setting, Share
-from mdsmix.bench.settings import settings as tried
-from mdsmix.bench.tuned import content, overrides_of
+from mdsmix.bench.choice import (
+    PREFETCH,
+    TOLERATED,
+    Cores,
+    Measured,
+    Pass,
+    Setting,
+    chosen,
+    table,
+    verdict,
+)
+from mdsmix.bench.choice import settings as tried
 from mdsmix.errors import RecipeError
 from mdsmix.table import as_json
 from tests.converting import mdsmix
@@ -33,7 +41,6 @@ def measured(
             first=0.1,
             wait=seconds,
             longest=2 * seconds,
-            steps=9,
             samples=samples,
             tokens=9e3,
             batches=30,
@@ -44,7 +51,7 @@ def measured(
 
 @given(st.integers(1, 300), st.integers(1, 16))
 def test_workers_go_from_none_to_a_core_each(cores: int, ranks: int) -> None:
-    found = tried(Share(cores=cores, ranks=ranks), None, None)
+    found = tried(Cores(count=cores, ranks=ranks), None, None)
     counts = sorted({s.workers for s in found})
     assert (counts[0], counts[-1]) == (0, max(1, cores // ranks))
     assert all(b <= 2 * a for a, b in itertools.pairwise(counts[1:]))
@@ -56,8 +63,8 @@ def test_more_workers_than_cores_are_refused_with_both_numbers() -> None:
     with pytest.raises(
         RecipeError, match=r"--workers 9: a rank has 8 cores here \(one rank of 2 on 16"
     ):
-        tried(Share(cores=16, ranks=2), [0, 9], None)
-    assert tried(Share(cores=16, ranks=2), [8], [3]) == [Setting(8, 3)]
+        tried(Cores(count=16, ranks=2), "0,9", None)
+    assert tried(Cores(count=16, ranks=2), "8, 8", "3") == [Setting(8, 3)]
 
 
 waits = st.floats(0, 0.02)
@@ -81,13 +88,13 @@ def test_the_verdict_says_who_waits_and_how_long() -> None:
         measured(Setting(0, None), 0.25, cold=0.75),
         measured(Setting(2, 4), 0.001, cold=0.002),
     )
-    said = Verdict(chosen=fast, step=STEP, batch=8)
-    assert (said.waits, said.keeps_up) == ("loader", True)
-    assert "with 2 workers, prefetch 4 a step of 250 ms waits 2.0 ms" in str(said)
-    assert "a step asks for 32" in str(said)
-    said = Verdict(chosen=slow, step=STEP, batch=8)
-    assert said.waits == "model"
-    assert "waits 750.0 ms more for its batch, 75% of the time" in str(said)
+    said = verdict(fast, STEP, 8)
+    assert said.startswith("the loader waits for the model: with 2 workers, prefetch 4 a step of")
+    assert "a step of 250 ms waits 2.0 ms" in said
+    assert "a step asks for 32" in said
+    said = verdict(slow, STEP, 8)
+    assert said.startswith("the model waits for the loader: at best, with 0 workers, a step of")
+    assert "waits 750.0 ms more for its batch, 75% of the time" in said
 
 
 def test_the_table_has_a_row_for_each_pass() -> None:
@@ -99,7 +106,6 @@ def test_the_table_has_a_row_for_each_pass() -> None:
         (1, "cold", 30),
         (1, "warm", 20),
     ]
-    assert "bare_samples_per_second" not in rows[0]
 
 
 @pytest.fixture
@@ -124,44 +130,13 @@ def rendered(*arguments: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("setting", [Setting(0, None), Setting(4, 2), Setting(2, 4, 512)], ids=str)
-def test_what_bench_writes_is_what_is_rendered(
-    recipe: Path, tmp_path: Path, setting: Setting
-) -> None:
-    tuned = tmp_path / "tuned.json"
-    tuned.write_bytes(content(setting.loader_keys, setting.predownload, {"load": 0.5}))
-    before, after = rendered(recipe), rendered(recipe, "--tuned", tuned)
+def test_what_bench_writes_is_what_is_rendered(recipe: Path, setting: Setting) -> None:
+    before, after = rendered(recipe), rendered(recipe, *setting.overrides)
     wanted = setting.loader_keys
     assert {key: after[key] for key in wanted} == wanted
     assert after["dataset"].get("predownload") == setting.predownload
     kept = {k: v for k, v in after.items() if k not in wanted and k != "dataset"}
     assert kept == {k: v for k, v in before.items() if k not in wanted and k != "dataset"}
-    last = (
-        rendered(recipe, "train_loader.num_workers=1", "--tuned", tuned)
-        if setting.workers
-        else None
-    )
-    assert last is None or last["num_workers"] == 1, "key=value decides"
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "it is no JSON"),
-        ('{"train_loader": {"num_workers": 2}}', "prefetch_factor"),
-        (
-            '{"train_loader": {"num_workers": "x", "prefetch_factor": 1, "persistent_workers": true}}',
-            "num_workers",
-        ),
-        ('{"streams": {}}', "streams is not a known key"),
-    ],
-)
-def test_a_file_that_bench_has_not_written_is_named(tmp_path: Path, text: str, said: str) -> None:
-    path = tmp_path / "tuned.json"
-    path.write_text(text)
-    with pytest.raises(RecipeError, match=said):
-        overrides_of(str(path))
-    with pytest.raises(RecipeError, match="cannot be read"):
-        overrides_of(str(tmp_path / "none.json"))
 
 
 @pytest.mark.parametrize(
@@ -209,8 +184,8 @@ def test_who_interrupts_sees_what_is_known_and_no_file_is_written(
         yield measured(Setting(0, None), 0.012)
         raise end
 
-    monkeypatch.setattr("mdsmix.bench.run.run", run)
-    train, out = tmp_path / "train.yaml", tmp_path / "tuned.json"
+    monkeypatch.setattr("mdsmix.bench.speed.run", run)
+    train, out = tmp_path / "train.yaml", tmp_path / "tuned"
     train.write_text(
         json.dumps({"train_loader": {"dataset": {"streams": {"web": {"local": "x"}}}}})
     )

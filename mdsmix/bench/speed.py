@@ -1,26 +1,41 @@
-"""One setting of one loader, timed: as a model would read it, a step after each batch, and then as fast as it goes.
+"""Settings of a loader timed, each pass in a process of its own: as a model would read it, a step after each batch, then as fast as it goes.
 
 Batches that lie ready when a clock starts were made before it, so they are not counted: workers of a small epoch would else look
 as if they made them in no time. The step is a sleep: a model on an accelerator leaves the processor to the loader.
+
+A dataset holds files and shared memory until its process ends, and each new one looks at all before it: forty in one process
+would meet the limit of open files. A fork of a process that has imported torch costs 50 ms where a new one takes 6 s. Nothing is
+left behind: no cache, no shared memory, no worker.
 """
 
 from __future__ import annotations
 
-import gc
+import atexit
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from mdsmix.bench.judge import Measured, Pass
-from mdsmix.bench.one_rank import OneRank
-from mdsmix.bench.settings import Setting
-from mdsmix.errors import RecipeError
+from mdsmix.bench.choice import Measured, Pass, RankLoader, Setting, chosen
+from mdsmix.errors import MdsmixError, RecipeError
 
+T = TypeVar("T")
 LEAST = 3
 "Steps, and batches read as fast as it goes, that make a measurement."
+MORE = 4
+"Times the samples to download in advance, tried where steps wait with a cold cache."
+ENDS_WITHIN = 5.0
+"Seconds that a process has to clean up before it is ended."
+OF_A_RUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+"Variables of a run that this process may be a part of: one rank is measured, and it waits for no other."
 
 
 class TooSmall(RecipeError):
@@ -28,48 +43,110 @@ class TooSmall(RecipeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What one process measures."""
+class Plan:
+    """What is measured, and for how long."""
 
-    rank: OneRank
-    setting: Setting
-    ids: Any
-    "The tokenizer's."
+    rank: RankLoader
+    settings: Sequence[Setting]
     step: float
+    "Seconds of a step of the model."
     seconds: float
-    "For all passes together."
-    caches: Path | None
-    "An empty folder, where streams have copies."
-    is_first: bool = False
-    with_bare: bool = False
+    "For all passes of a setting together."
+    tmp: str | None = None
+    "Where cold caches lie; None: the system's folder."
 
 
-def measured(job: Job) -> Measured:
-    """Cold where there are caches, then warm: the same batches again."""
-    cold = _pass(job, job.seconds / 2) if job.caches else None
-    if job.is_first and not job.caches:  # the operating system's own cache
-        _pass(job, job.seconds / 2)
-    warm = _pass(job, job.seconds / 2 if cold else job.seconds, cold.batches if cold else None)
-    bare = _bare(job, job.seconds / 2, warm.batches) if job.with_bare else None
-    return Measured(setting=job.setting, cold=cold, warm=warm, bare=bare)
+def run(plan: Plan, say: Callable[[str], None]) -> Iterator[Measured]:
+    """What each setting gave, as soon as it is known; RecipeError where the epoch is too small for all of them."""
+    # Once, for all that are forked from here.
+    from mdsmix.load.config import read_settings
+    from mdsmix.load.loader import ids_of
+
+    ids = ids_of(read_settings(plan.rank.config(plan.settings[0], None)))
+    plan = _with_ratio(plan, ids)
+    measured, left_out = list[Measured](), list[str]()
+    for number, setting in enumerate(plan.settings, 1):
+        try:
+            measured.append(_tried(plan, setting, ids, is_first=not measured))
+        except TooSmall as small:
+            left_out.append(str(small))
+            say(f"{number} of {len(plan.settings)}: left out, {small}")
+            continue
+        say(f"{number} of {len(plan.settings)}: {measured[-1]}")
+        yield measured[-1]
+    if not measured:
+        raise RecipeError(
+            f"{plan.rank.section.label} of {plan.rank.yaml.origin} is too small to measure: {left_out[0]}; bench a larger mix, or "
+            "say a smaller --batch."
+        )
+    best = chosen(measured, plan.step)
+    if best.cold and not best.keeps_up(plan.step):
+        further = replace(best.setting, predownload=MORE * plan.rank.predownload)
+        last = _tried(plan, further, ids, is_first=False)
+        say(f"and {last}")
+        yield last
 
 
-def _pass(job: Job, seconds: float, most: int | None = None) -> Pass:
-    from mdsmix.load import build_loader
+def _with_ratio(plan: Plan, ids: Any) -> Plan:
+    """`packing_ratio: auto` worked out once, by rows that a cold cache must not hold."""
+    if plan.rank.section.dataset.get("packing_ratio") != "auto":
+        return plan
+    with _caches(plan) as caches:
+        ratio = _in_a_process("the packing ratio", partial(_ratio, plan.rank, ids, caches))
+    return replace(plan, rank=replace(plan.rank, packing_ratio=ratio))
 
-    config = job.rank.config(job.setting, job.caches)
-    loader = build_loader(config, job.rank.batch, ids=job.ids)
-    with _ending(loader):
-        return timed(loader, job.setting, job.step, seconds, most)
 
-
-def found_ratio(rank: OneRank, ids: Any, caches: Path | None) -> float:
-    """What `packing_ratio: auto` comes to: samples that are drawn for a row."""
-    from mdsmix.load import build_loader
-
-    loader = build_loader(rank.config(Setting(0, None), caches), rank.batch, ids=ids)
-    with _ending(loader):
+def _ratio(rank: RankLoader, ids: Any, caches: Path | None) -> float:
+    with _opened(rank, Setting(0, None), ids, caches) as loader:
         return float(loader.batch_size / rank.batch)
+
+
+def _tried(plan: Plan, setting: Setting, ids: Any, is_first: bool) -> Measured:
+    """Cold where there are caches, then warm: the same batches again."""
+    with _caches(plan) as caches:
+
+        def measure(seconds: float, most: int | None = None) -> Pass:
+            work = partial(_pass, plan, setting, ids, caches, seconds, most)
+            return _in_a_process(str(setting), work)
+
+        if caches:
+            cold = measure(plan.seconds / 2)
+            warm = measure(plan.seconds / 2, cold.batches)
+            return Measured(setting=setting, cold=cold, warm=warm)
+        if is_first:  # the operating system's own cache
+            measure(plan.seconds / 2)
+        return Measured(setting=setting, warm=measure(plan.seconds))
+
+
+@contextmanager
+def _caches(plan: Plan) -> Iterator[Path | None]:
+    """An empty folder for copies, deleted in any case; None where there are none to make."""
+    if not plan.rank.fetched:
+        yield None
+        return
+    folder = tempfile.mkdtemp(prefix="mdsmix-bench-", dir=plan.tmp)
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _opened(rank: RankLoader, setting: Setting, ids: Any, caches: Path | None) -> Iterator[Any]:
+    from mdsmix.load import build_loader
+
+    loader = build_loader(rank.config(setting, caches), rank.batch, ids=ids)
+    try:
+        yield loader
+    finally:
+        loader.end()
+
+
+def _pass(
+    plan: Plan, setting: Setting, ids: Any, caches: Path | None, seconds: float, most: int | None
+) -> Pass:
+    with _opened(plan.rank, setting, ids, caches) as loader:
+        return timed(loader, setting, plan.step, seconds, most)
 
 
 def timed(loader: Any, setting: Setting, step: float, seconds: float, most: int | None) -> Pass:
@@ -100,7 +177,6 @@ def timed(loader: Any, setting: Setting, step: float, seconds: float, most: int 
         first=first,
         wait=sum(waits) / len(waits),
         longest=max(waits),
-        steps=len(waits),
         samples=samples / spent,
         tokens=tokens / spent,
         batches=read + flat,
@@ -124,35 +200,54 @@ def _tokens(batch: Any) -> int:
     return sum(int(mask.sum()) for mask in masks)
 
 
-def _bare(job: Job, seconds: float, most: int) -> float:
-    """Samples a second of StreamingDataset itself, which makes no batch: decoded samples, a list of them at a time."""
-    from mdsmix.load.bare import bare_loader
-
-    loader, total = bare_loader(job.rank.config(job.setting, job.caches), job.rank.batch), 0
-    with _ending(loader):
-        batches = iter(loader)
-        for _ in range(job.setting.ready):
-            next(batches)
-        asked, count = time.perf_counter(), 0
-        while count < LEAST or (
-            time.perf_counter() - asked < seconds and count + job.setting.ready < most
-        ):
-            total += len(next(batches))
-            count += 1
-        return total / (time.perf_counter() - asked)
-
-
-@contextmanager
-def _ending(loader: Any) -> Iterator[None]:
-    """Ends what the loader has started, so that its folders can be used again at once."""
+def _in_a_process(what: str, work: Callable[[], T]) -> T:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(what, work, theirs))
+    process.start()
+    theirs.close()
     try:
-        yield
+        answer = ours.recv()
+    except EOFError:
+        process.join()
+        raise MdsmixError(
+            f"the process that measured {what} ended with {process.exitcode} and said nothing; it may have been out of memory."
+        ) from None
     finally:
-        if loader._iterator is not None:
-            loader._iterator._shutdown_workers()
-            loader._iterator = None
-        if hasattr(loader.dataset, "_iterator"):
-            loader.dataset._iterator.exit()
-            loader.dataset._executor.shutdown()
-        loader.dataset.__del__()  # lets its folders go, whoever else holds it
-        gc.collect()
+        _end(process)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer  # type: ignore[no-any-return]
+
+
+def _end(process: Any) -> None:
+    """It may be cleaning up after a Ctrl-C that both were sent; who does not end by itself is told, then ended."""
+    process.join(ENDS_WITHIN)
+    for stop in (process.terminate, process.kill):
+        if process.is_alive():
+            stop()
+            process.join(ENDS_WITHIN)
+
+
+def _answer(what: str, work: Callable[[], Any], answers: Any) -> None:
+    """The process's whole life. What Streaming frees at an interpreter's end is freed here, since a fork has none; what the
+    process before has to free is not this one's to free."""
+    atexit._clear()
+    for name in OF_A_RUN:
+        os.environ.pop(name, None)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        answers.send(work())
+    except KeyboardInterrupt:
+        pass
+    except MdsmixError as error:
+        answers.send(error)
+    except Exception as error:
+        answers.send(
+            MdsmixError(f"{what} could not be measured ({type(error).__name__}: {error}).")
+        )
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):  # nobody comes in between
+            signal.signal(number, signal.SIG_IGN)
+        atexit._run_exitfuncs()
+        os._exit(0)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from mdsmix.cli.options import AsJson, echo, echo_json
+from mdsmix.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mdsmix.bench.judge import Measured
-    from mdsmix.bench.run import Plan
+    from mdsmix.bench.choice import Cores, Measured
+    from mdsmix.bench.speed import Plan
 
 WHAT = {"rich_help_panel": "What is measured"}
 
@@ -27,7 +29,7 @@ def bench(
         ),
     ],
     step_ms: Annotated[
-        float, typer.Option("--step-ms", min=0.0, help="What a step of the model takes.")
+        float, typer.Option("--step-ms", min=0.1, help="What a step of the model takes.")
     ] = 250.0,
     seconds: Annotated[
         float, typer.Option(min=0.2, help="For each setting; starting its workers is not counted.")
@@ -70,14 +72,6 @@ def bench(
     loader: Annotated[
         str, typer.Option(metavar="NAME", help="train_loader, or eval_loader.<label>.", **WHAT)
     ] = "train_loader",
-    bare: Annotated[
-        bool,
-        typer.Option(
-            "--bare",
-            help="Also a bare StreamingDataset on the same files, which makes no batch.",
-            **WHAT,
-        ),
-    ] = False,
     tmp: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -93,84 +87,104 @@ def bench(
             "-o",
             "--out",
             metavar="FILE",
-            help="Write the best settings here, for `mdsmix render-yaml --tuned FILE`.",
+            help="Write the best settings here, as key=value lines for `mdsmix render-yaml`.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the loader of TRAIN.yaml with 0 to N workers, and say whether it or the model waits."""
-    from mdsmix.bench.one_rank import read, refuse_recipe
-    from mdsmix.bench.run import Plan, run
-    from mdsmix.bench.settings import Share, settings, whole_numbers
+    from mdsmix.bench.choice import Cores, chosen, read_rank, settings, verdict
+    from mdsmix.bench.speed import Plan, run
     from mdsmix.engines.limits import cpu_count
+    from mdsmix.errors import RecipeError
     from mdsmix.mix.output import require_place, write
 
-    refuse_recipe(train)
-    share = Share(cores=cpu_count(), ranks=gpus)
-    rank = read(train, loader, batch, gpus)
-    asked = (whole_numbers("--workers", workers, 0), whole_numbers("--prefetch", prefetch, 1))
+    cores = Cores(count=cpu_count(), ranks=gpus)
+    rank = read_rank(train, loader, batch, gpus)
     if out:
         require_place(out)
+    if tmp and not os.path.isdir(tmp):
+        raise RecipeError(f"--tmp {tmp} is no folder; make it, or name another.")
     plan = Plan(
         rank=rank,
-        share=share,
-        settings=settings(share, *asked),
+        settings=settings(cores, workers, prefetch),
         step=step_ms / 1000,
         seconds=seconds,
-        tmp=_folder(tmp),
-        with_bare=bare,
+        tmp=tmp,
     )
-    echo(plan.about, err=as_json)
-    found = list[Any]()
+    echo(_about(plan, cores), err=as_json)
+    measured = list[Any]()
     try:
         for each in run(plan, lambda line: echo(line, err=True)):
-            found.append(each)
+            measured.append(each)
     except (KeyboardInterrupt, SystemExit) as end:
-        _interrupted(plan, found, as_json, getattr(end, "code", 130))
-    verdict = plan.verdict(found)
-    report = plan.report(found)
+        _interrupted(plan, measured, as_json, getattr(end, "code", 130))
+    best = chosen(measured, plan.step)
     if out:
-        write(out, plan.tuned(verdict, report))
+        write(out, "".join(f"{line}\n" for line in best.setting.overrides))
+    said = verdict(best, plan.step, rank.batch)
     if as_json:
-        echo_json(report | {"wrote": out})
+        echo_json(_report(plan, cores, measured, said) | {"wrote": out})
         return
-    _print(found)
-    told = [
-        str(verdict),
-        f"to render: {plan.keys(verdict)}",
-        *([f"wrote {out}; mdsmix render-yaml RECIPE --tuned {out} renders it"] if out else []),
-    ]
-    echo(*told)
+    _print(measured)
+    rendered = f"$(cat {out})" if out else " ".join(best.setting.overrides)
+    echo(said, f"to render: mdsmix render-yaml RECIPE {rendered}")
 
 
-def _interrupted(plan: Plan, found: Sequence[Measured], as_json: bool, code: int) -> None:
+def _about(plan: Plan, cores: Cores) -> str:
+    """What is measured, and on what."""
+    rank, rows = plan.rank, plural(plan.rank.batch, "row")
+    if rank.is_batch_supposed:
+        rows += " (supposed, as the YAML says no global_train_batch_size: --batch says it)"
+    minutes = len(plan.settings) * (plan.seconds + 3) / 60
+    return (
+        f"{rank}; {cores}, load {os.getloadavg()[0]:.1f}; {rows} a step of {1000 * plan.step:,.0f} ms, which is simulated; "
+        f"{plural(len(plan.settings), 'setting')} of {plan.seconds:g} s: about {max(1, round(minutes))} min"
+    )
+
+
+def _report(plan: Plan, cores: Cores, measured: Sequence[Measured], said: str) -> dict[str, Any]:
+    """Everything, for programs."""
+    from mdsmix.bench.choice import chosen, table
+    from mdsmix.table import as_json
+
+    best = chosen(measured, plan.step)
+    return {
+        "yaml": plan.rank.yaml.origin,
+        "loader": plan.rank.section.label,
+        "measured_on": {
+            "cores": cores.count,
+            "ranks": cores.ranks,
+            "load": os.getloadavg()[0],
+            "rows_of_a_step": plan.rank.batch,
+            "step_ms": 1000 * plan.step,
+            "seconds_a_setting": plan.seconds,
+        },
+        **as_json(table(measured)),
+        "waits": "loader" if best.keeps_up(plan.step) else "model",
+        "verdict": said,
+        "overrides": best.setting.overrides,
+    }
+
+
+def _interrupted(plan: Plan, measured: Sequence[Measured], as_json: bool, code: int) -> None:
     """What is known so far is shown; caches, workers and shared memory are gone by now. `code` is 143 where a scheduler ended it."""
     from mdsmix.errors import Interrupted
 
-    if found and not as_json:
-        _print(found)
+    if measured and not as_json:
+        _print(measured)
     end = Interrupted(
-        f"interrupted after {len(found)} of {len(plan.settings)} settings: no setting was chosen or written, and the caches that were "
+        f"interrupted after {len(measured)} of {len(plan.settings)} settings: no setting was chosen or written, and the caches that were "
         "made are deleted."
     )
     end.exit_code = code
     raise end
 
 
-def _print(found: Sequence[Measured]) -> None:
+def _print(measured: Sequence[Measured]) -> None:
     from rich.console import Console
 
-    from mdsmix.bench.judge import table
+    from mdsmix.bench.choice import table
     from mdsmix.report.table import print_table
 
-    print_table(table(found), Console())
-
-
-def _folder(tmp: str | None) -> str | None:
-    from pathlib import Path
-
-    from mdsmix.errors import RecipeError
-
-    if tmp and not Path(tmp).is_dir():
-        raise RecipeError(f"--tmp {tmp} is no folder; make it, or name another.")
-    return tmp
+    print_table(table(measured), Console())

@@ -9,9 +9,12 @@ from typer.core import TyperCommand
 from mdsmix.errors import RecipeError
 
 GONE: dict[str, str] = {
+    "bench --bare": "a bare StreamingDataset makes no batch, so no setting was chosen by it. `python -m benchmarks.loading` in a clone "
+    "compares the two.",
     "check --at": "what a resume on other data repeats is counted no more. `check --lock` says what differs; publish: versioned keeps "
     "what the run was planned with.",
     "check --eval": "an estimate refused nothing; mdsmix leaks MIX --eval STREAM finds the shared passages exactly",
+    "render-yaml --tuned": "`mdsmix bench -o FILE` writes key=value lines: mdsmix render-yaml RECIPE $(cat FILE) renders them.",
 }
 "`command --option` -> what follows `is gone: `. Give the reason, then what to use in its place."
 

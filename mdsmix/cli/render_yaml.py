@@ -44,19 +44,10 @@ def render_yaml(
             help="With --into: keep the config's own evaluations without looking at them.",
         ),
     ] = False,
-    tuned: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--tuned",
-            metavar="FILE",
-            help="Workers and prefetching as `mdsmix bench -o FILE` found them; key=value still decides.",
-        ),
-    ] = None,
     estimate: Estimated = False,
     as_json: AsJson = False,
 ) -> None:
     """Check the mix of RECIPE and render it as train_loader, eval_loader and tokenizer of LLM-Foundry."""
-    from mdsmix.bench.tuned import overrides_of
     from mdsmix.errors import MixRefused
     from mdsmix.mix.check import as_json as report
     from mdsmix.mix.check import findings, is_refused, unseen, verdict
@@ -71,8 +62,7 @@ def render_yaml(
         require_place(locked)
     for option, file in (("--out", out), ("--into", into)):
         refuse_recipe(file or "", option)
-    found_fast = overrides_of(tuned) if tuned else []
-    mix, text = render(recipe, [*found_fast, *(overrides or [])], into, keep_evals, estimate)
+    mix, text = render(recipe, overrides or [], into, keep_evals, estimate)
     found = findings(mix)
     if not as_json:
         print_briefly(found, [recipe, *(overrides or [])])

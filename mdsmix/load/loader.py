@@ -53,6 +53,11 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
             self._stop_workers()
             _raise_plainly(error)
 
+    def end(self) -> None:
+        """Ends the workers and the threads of an epoch that nobody reads on."""
+        self._stop_workers()
+        self.dataset.end()
+
     def _stop_workers(self) -> None:
         """Workers that live from epoch to epoch end with an error; the next pass starts others."""
         if self._iterator is not None:

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from mdsmix.bench import run as running
 from mdsmix.bench import speed
-from mdsmix.bench.settings import Setting
+from mdsmix.bench.choice import Setting
 from mdsmix.bench.speed import TooSmall, timed
 from mdsmix.errors import MdsmixError
 from tests.alarm import SECONDS
@@ -62,7 +61,7 @@ def test_a_step_waits_as_long_as_a_batch_takes_that_nobody_makes_in_advance(
     assert (found.first, found.wait, found.longest) == (1 / 64, 1 / 64, 1 / 64)
     assert (found.samples, found.tokens) == (64 * ROWS, 64 * ROWS * 3)
     # Half of the time each, and between them what lies ready.
-    assert (found.steps, found.batches) == (13, 1 + 13 + Setting(0, None).ready + 16)
+    assert found.batches == 1 + 13 + Setting(0, None).ready + 16
 
 
 def test_batches_that_lay_ready_count_for_nothing(clock: Clock) -> None:
@@ -78,7 +77,7 @@ def test_batches_that_lay_ready_count_for_nothing(clock: Clock) -> None:
 def test_an_epoch_that_only_fills_the_queues_is_too_small(setting: Setting, clock: Clock) -> None:
     with pytest.raises(TooSmall, match=f"an epoch gives 7 batches, and {setting} needs"):
         timed(Loader(clock, 7, 0.01), setting, 0.0, 1.0, None)
-    assert timed(Loader(clock, setting.ready + 7, 0.01), setting, 0.0, 60, None).steps == 3
+    assert timed(Loader(clock, setting.ready + 7, 0.01), setting, 0.0, 60, None).batches
 
 
 @pytest.fixture
@@ -98,9 +97,9 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer_folder: Pat
 
 
 def test_cold_and_warm_are_measured_and_nothing_is_left(train: Path, tmp_path: Path) -> None:
-    tuned = tmp_path / "tuned.json"
+    tuned = tmp_path / "tuned"
     short = ("--seconds", 0.4, "--step-ms", 10, "--workers", "0,1", "--prefetch", 2, "--batch", 4)
-    said = mdsmix("bench", train, *short, "--bare", "-o", tuned, "--json")
+    said = mdsmix("bench", train, *short, "-o", tuned, "--json")
     assert said.code == 0, said.err
     report = json.loads(said.out)
     caches = [(row["workers"], row["cache"]) for row in report["rows"]][:4]
@@ -108,14 +107,9 @@ def test_cold_and_warm_are_measured_and_nothing_is_left(train: Path, tmp_path: P
     assert all(
         row["samples_per_second"] > 0 and row["tokens_per_second"] > 0 for row in report["rows"]
     )
-    assert [row["bare_samples_per_second"] is None for row in report["rows"]][:4] == [
-        True,
-        False,
-        True,
-        False,
-    ]
-    assert json.loads(tuned.read_text())["train_loader"]["num_workers"] in (0, 1)
-    assert report["waits"] in report["verdict"]
+    assert tuned.read_text().splitlines() == report["overrides"]
+    assert report["overrides"][0] in ("train_loader.num_workers=0", "train_loader.num_workers=1")
+    assert f"the {report['waits']} waits" in report["verdict"]
     assert not (tmp_path / "cache").exists(), "the user's own cache is neither read nor made"
     assert list((tmp_path / "temporary").glob("mdsmix-bench-*")) == []
 
@@ -145,7 +139,7 @@ def test_ctrl_c_ends_the_process_and_frees_its_shared_memory(tmp_path: Path) -> 
     threading.Thread(target=interrupt).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        running._in_a_process("this", partial(_hanging, note, folder))
+        speed._in_a_process("this", partial(_hanging, note, folder))
     assert time.monotonic() - began < SECONDS, "before it ends by itself"
     child, prefix = note.read_text().split()
     assert not Path("/proc", child).exists()
@@ -162,11 +156,11 @@ def _fail() -> None:
 
 def test_a_process_that_dies_or_fails_is_a_sentence() -> None:
     with pytest.raises(MdsmixError, match="the process that measured this ended with 9"):
-        running._in_a_process("this", _die)
+        speed._in_a_process("this", _die)
     with pytest.raises(
         MdsmixError, match=r"this could not be measured \(ValueError: no such thing\)"
     ):
-        running._in_a_process("this", _fail)
+        speed._in_a_process("this", _fail)
 
 
 def test_an_epoch_too_small_for_all_settings_is_one_sentence(train: Path) -> None:
