@@ -4,6 +4,7 @@ here, small, with the same keys."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ TOOLS = json.dumps([{"name": "weather", "description": "how it is", "parameters"
 CALL = json.dumps({"name": "weather", "arguments": {"city": "Ulm"}})
 IDENTITY = [{"instruction": f"who are you, {n}?", "input": "", "output": "{{name}}, by {{author}}"} for n in range(4)]  # fmt: skip
 ALPACA = [{"instruction": "add", "input": f"{n} and 1", "output": f"{n + 1}"} for n in range(4)]
+TALK = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
 GLAIVE = [
     {
         "conversations": [
@@ -29,7 +31,7 @@ GLAIVE = [
         "tools": TOOLS,
     }
     for n in range(3)
-] + [{"conversations": [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}], "tools": "[]"}]  # fmt: skip
+] + [{"conversations": TALK, "tools": "[]"}]
 FUNCTION = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": {"type": "object", "properties": {}}}}  # fmt: skip
 OPENAI = [
     {
@@ -44,6 +46,10 @@ OPENAI = [
     for n in range(3)
 ]  # fmt: skip
 RENAMED = [{"talk": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "sys": "s"}]  # fmt: skip
+SYSTEMS = [
+    {"conversations": [{"from": "system", "value": "Be kind."}, *TALK], "system": "Be curt."}
+]
+ASKED = [{"tools": TOOLS, "query": "hello", "answer": "hi"}]
 ROLES = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}  # fmt: skip
 INFO: dict[str, Any] = {
     "identity": {"file_name": "identity.json"},
@@ -51,6 +57,9 @@ INFO: dict[str, Any] = {
     "glaive_toolcall_en_demo": {"file_name": "glaive.json", "formatting": "sharegpt", "columns": {"messages": "conversations", "tools": "tools"}},
     "openai_tools": {"file_name": "openai.jsonl", "formatting": "openai", "columns": {"messages": "messages", "tools": "tools"}},
     "renamed": {"file_name": "renamed.jsonl", "formatting": "sharegpt", "columns": {"messages": "talk", "system": "sys"}, "tags": ROLES},
+    "systems": {"file_name": "systems.jsonl", "formatting": "sharegpt", "columns": {"messages": "conversations", "system": "system"}},
+    "asked": {"file_name": "asked.jsonl", "columns": {"query": "query", "response": "answer"}},
+    "tooled": {"file_name": "asked.jsonl", "columns": {"prompt": "query", "response": "answer", "tools": "tools"}},
     "c4_demo": {"file_name": "c4_demo.jsonl", "columns": {"prompt": "text"}},
     "wiki_demo": {"file_name": "wiki_demo.txt", "columns": {"prompt": "text"}},
 }  # fmt: skip
@@ -62,7 +71,7 @@ LEFT: dict[str, tuple[dict[str, Any], str]] = {
     "gone": ({"file_name": "gone.json"}, "gone.json is no file"),
     "odd": ({"file_name": "x.json", "formatting": "csv"}, "formatting is 'csv'"),
     "less": ({"file_name": "c4_demo.jsonl", "columns": {"response": "text"}}, "columns names no prompt"),
-    "more": ({"file_name": "c4_demo.jsonl", "columns": {"prompt": "text", "response": "r", "tools": "t"}}, "columns.tools: it is not read"),
+    "more": ({"file_name": "c4_demo.jsonl", "columns": {"prompt": "text", "response": "r", "messages": "t"}}, "columns.messages: it is not read"),
     "no": ([], "it is no object"),
 }  # fmt: skip
 
@@ -85,7 +94,9 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_jsonl(folder / "openai.jsonl", OPENAI)
     write_jsonl(folder / "renamed.jsonl", RENAMED)
     write_jsonl(folder / "c4_demo.jsonl", [{"text": f"some words {n}"} for n in range(5)])
-    (folder / "wiki_demo.txt").write_text("".join(f"{n}{' word' * 40}\n" for n in range(6)))
+    write_jsonl(folder / "systems.jsonl", SYSTEMS)
+    write_jsonl(folder / "asked.jsonl", ASKED)
+    (folder / "wiki_demo.txt").write_text("".join(f"Title {n}\n\n" for n in range(6)))
     for name, records in (("identity", IDENTITY), ("alpaca_en_demo", ALPACA), ("glaive", GLAIVE)):
         (folder / f"{name}.json").write_text(json.dumps(records, indent=2))
     return folder
@@ -102,7 +113,7 @@ def test_one_recipe_converts_all_demo_files_and_nothing_is_quarantined(
     write_info(demo, INFO)
     answer = mdsmix("init", "--dataset-info", "LF/dataset_info.json", "--tokenizer", tooled, "-o", "recipe.yaml")  # fmt: skip
     assert answer.code == 0, answer.err
-    assert answer.err == ""
+    assert answer.err == "not read of asked: tools\n"
     converted = mdsmix("convert", "recipe.yaml", "--workers", "1")
     assert converted.code == 0, converted.err
     recipe = open_recipe("recipe.yaml")
@@ -117,6 +128,9 @@ def test_one_recipe_converts_all_demo_files_and_nothing_is_quarantined(
         "glaive_toolcall_en_demo": 4,
         "openai_tools": 3,
         "renamed": 1,
+        "systems": 1,
+        "asked": 1,
+        "tooled": 1,
         "c4_demo": 5,
         "wiki_demo": 6,
     }
@@ -129,30 +143,34 @@ def test_the_same_files_are_recognised_without_it(demo: Path, tooled: Path) -> N
     (demo / "renamed.jsonl").unlink()  # its list has a name of its own
     answer = mdsmix("init", "LF", "--tokenizer", tooled, "-o", "recipe.yaml")
     assert answer.code == 0, answer.err
-    assert answer.err == ""
+    assert answer.err == "not read of asked: tools\n"
     assert mdsmix("convert", "recipe.yaml", "--workers", "1").code == 0
     streams = open_recipe("recipe.yaml").sourced
-    assert len(streams) == len(INFO) - 1
+    assert len(streams) == len(INFO) - 2
     assert all(manifest_of(Path("mix") / s.name / "train").records.bad == 0 for s in streams)
 
 
-def test_a_stream_of_which_nothing_would_be_written_is_left_out(
+def test_a_stream_that_convert_would_refuse_is_a_comment_with_the_reason(
     demo: Path, tokenizer_folder: Path
 ) -> None:
     """The template prints no tools: of one file no record can be rendered, of another most cannot."""
     write_info(demo, INFO)
     arguments = ("--dataset-info", "LF/dataset_info.json", "--tokenizer", tokenizer_folder)
     answer = mdsmix("init", *arguments, "-o", "recipe.yaml")
-    assert answer.code == 0
-    assert answer.err.splitlines() == [
-        "WARNING: glaive_toolcall_en_demo: of the 4 records looked at 1 is written (3 tools_not_printed, the chat template: it prints no tools), and convert publishes "
-        "nothing where more than a tenth is bad: mend the source, or set max_bad",
-        "openai_tools is left out: of the 3 records looked at 0 are written (3 tools_not_printed, the chat template: it prints no tools)",
-    ]
-    assert "openai_tools" not in open_recipe("recipe.yaml").streams
-    alone = mdsmix("init", "openai_tools", *arguments)
-    assert alone.code == 2
-    assert "openai_tools is left out" in alone.err
+    text = Path("recipe.yaml").read_text()
+    names = ("glaive_toolcall_en_demo", "openai_tools", "tooled")
+    for name in names:
+        line = next(each for each in answer.err.splitlines() if each.startswith(f"{name} is left"))
+        assert "the chat template: it prints no tools" in line
+        assert "name a tokenizer whose chat template prints tools" in line
+        assert f"  # left out: {line.partition('is left out: ')[2]}\n  # {name}:" in text
+    assert not set(names) & open_recipe("recipe.yaml").streams.keys()
+    uncommented = re.sub(r"(?m)^  # (?!left out)", "  ", text)
+    Path("all.yaml").write_text(uncommented)
+    assert set(names) < open_recipe("all.yaml").streams.keys()
+    alone = mdsmix("init", "openai_tools", *arguments, "-o", "none.yaml")
+    assert "next: mend what keeps its streams out" in alone.out
+    assert mdsmix("convert", "none.yaml").code == 2
 
 
 @pytest.mark.parametrize("name", LEFT)

@@ -68,9 +68,8 @@ def test_one_recipe_converts_files_of_all_formats(data: Path, tokenizer_folder: 
     answer = mdsmix("init", "data", "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")
     assert answer.code == 0, answer.err
     left = {"docs": "score", "pq": "score", "pq-test": "score", "talks": "id"}
-    assert set(answer.err.splitlines()) == {
-        f"not read of {n}: {field}" for n, field in left.items()
-    }
+    said = (line for line in answer.err.splitlines() if "if it is a copy" not in line)
+    assert set(said) == {f"not read of {n}: {field}" for n, field in left.items()}
     converted = mdsmix("convert", "recipe.yaml", "--workers", "1")
     assert converted.code == 0, converted.err
     written = {}

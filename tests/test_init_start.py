@@ -26,7 +26,9 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         write_jsonl(folder / f"web/part-{n}.jsonl", [{"text": f"some words {n}", "url": "u"}] * 60)
     write_jsonl(folder / "chat/train.jsonl", [{"messages": SAYS}] * 5)
     write_jsonl(folder / "chat/test.jsonl", [{"messages": SAYS}])
-    write_jsonl(folder / "faq.jsonl", [{"qa": {"question": "a?", "answer": "b"}}, {"qa": {}}])
+    write_jsonl(
+        folder / "faq.jsonl", [{"qa": {"question": "a?", "answer": "b"}}] * 10 + [{"qa": {}}]
+    )
     write_jsonl(folder / "odd.jsonl", [{"html": "<p>", "score": 1}])
     (folder / "empty.jsonl").touch()
     (folder / "README.md").write_text("about")
@@ -41,7 +43,7 @@ def init(tokenizer: Path, *arguments: object) -> Answer:
 def test_the_recipe_converts_as_it_is_and_may_be_mixed(data: Path, tokenizer_folder: Path) -> None:
     answer = init(tokenizer_folder, "data", "-o", "recipe.yaml")
     assert answer.code == 0, answer.err
-    converted = mdsmix("convert", "recipe.yaml", "max_bad=60%", "--workers", "1")
+    converted = mdsmix("convert", "recipe.yaml", "--workers", "1")
     assert converted.code == 0, converted.err
     read = {}
     for stream in open_recipe("recipe.yaml").sourced:
@@ -51,7 +53,7 @@ def test_the_recipe_converts_as_it_is_and_may_be_mixed(data: Path, tokenizer_fol
         ("web", "train"): (120, 120),
         ("chat", "train"): (5, 5),
         ("chat-test", "test"): (1, 1),
-        ("faq", "train"): (2, 1),
+        ("faq", "train"): (11, 10),
     }
     assert mdsmix("check", "recipe.yaml").code == 0
     again = init(tokenizer_folder, ".", "-o", "other.yaml")
@@ -82,6 +84,42 @@ def test_it_shows_a_record_as_it_is_trained_and_says_what_it_leaves(
     assert re.search(r"# 2 files, [\d,]+ bytes; records looked at: 100, written: 100\n +# not read: url\n", text)  # fmt: skip
     assert "quarantined: 1 missing_field" in text
     assert "    layout: document    # " in text
+
+
+def test_answers_that_a_field_judges_are_a_comment_that_trains_the_good_ones(
+    data: Path, tokenizer_folder: Path
+) -> None:
+    judged = [{"messages": SAYS, "label": n > 2} for n in range(5)]
+    write_jsonl(data / "kto.jsonl", judged)
+    write_jsonl(data / "scored.jsonl", [record | {"label": 1} for record in judged])
+    answer = init(tokenizer_folder, "data/kto.jsonl", "data/scored.jsonl", "-o", "recipe.yaml")
+    assert "kto is left out: its field label judges its answers" in answer.err
+    assert list(open_recipe("recipe.yaml").streams) == ["scored"]
+    text = Path("recipe.yaml").read_text()
+    Path("all.yaml").write_text(
+        text.replace("\n  # ", "\n  ").replace("  left out", "  # left out")
+    )
+    assert mdsmix("convert", "all.yaml", "--workers", "1").code == 0
+    records = manifest_of(Path("mix/kto/train")).records
+    assert (records.written, records.filtered) == (2, {"where": 3})
+
+
+def test_a_copy_of_another_file_is_said_to_be_one(data: Path, tokenizer_folder: Path) -> None:
+    shutil.copytree(data / "web", data / "again/web")
+    answer = init(tokenizer_folder, "data/web", "data/again", "data/faq.jsonl")
+    said = [line for line in answer.err.splitlines() if "begins with" in line]
+    assert len(said) == 1
+    assert said[0].startswith("WARNING: web-2 begins with the 100 records of web: ")
+
+
+def test_the_end_of_a_long_record_is_shown_since_it_is_trained(
+    data: Path, tokenizer_folder: Path
+) -> None:
+    asked = {"role": "user", "content": "Which? " * 300}
+    write_jsonl(data / "long.jsonl", [{"messages": [asked, SAYS[1]]}])
+    answer = init(tokenizer_folder, "data/long.jsonl", "-o", "recipe.yaml")
+    assert "⟦This one.⟨<|im_end|>⟩\n⟧" in answer.out
+    assert len(answer.out) < 900
 
 
 def test_without_a_file_the_recipe_goes_to_stdout_and_all_else_to_stderr(
@@ -134,6 +172,11 @@ REFUSED: dict[str, tuple[str, int, str]] = {
     "": ("", 2, "no files are named"),
     "gone.jsonl": ("", 2, "gone.jsonl is no file, and no folder or pattern that holds one"),
     "empty.jsonl": ("", 2, "empty.jsonl is empty"),
+    "blank.jsonl": ("\n \n", 2, "blank.jsonl holds no record."),
+    "none.json": ("[]", 2, "none.json holds no record."),
+    "inside.json": ('{"version": 1, "data": [{"text": "a"}]}', 2, "its records are in the list data: `jq -c '.data[]'` writes them one on a line"),
+    "inside.jsonl": ('{\n "data": [\n  {"text": "a"}]}', 2, "inside.jsonl is one object, and its records are in the list data"),
+    "spread.jsonl": ('{\n "messages": [\n  {"role": 1}]}\n', 2, "as `jq -c .` writes it"),
     "binary": ("\x7fELF\x00\x01", 2, "binary is of no format that mdsmix reads: its name does not tell"),
     "odd.jsonl": ('{"html": 1}\n', 2, "odd.jsonl is of no known shape; its records have the fields html."),
     "list.jsonl": ("[1]\n", 2, "list.jsonl holds no record that is an object"),
@@ -183,7 +226,7 @@ def test_in_a_bucket(
         "faq": [f"s3://{bucket}/data/faq.jsonl"],
         "web": [f"s3://{bucket}/data/web/part-*.jsonl"],
     }
-    assert mdsmix("convert", "recipe.yaml", "max_bad=60%", "--workers", "1").code == 0
+    assert mdsmix("convert", "recipe.yaml", "--workers", "1").code == 0
 
 
 def without(tokenizer: Path, folder: Path, *keys: str) -> Path:
@@ -204,7 +247,7 @@ def test_a_tokenizer_without_eos_or_template_converts_too(
     assert "tokenizer: ./bare\n" in text
     assert "max_seq_len: 64    # tokens of a row; the tokenizer's model_max_length" in text
     assert "add_eos: false    # the tokenizer has no EOS" in text
-    assert mdsmix("convert", "recipe.yaml", "max_bad=60%", "--workers", "1").code == 0
+    assert mdsmix("convert", "recipe.yaml", "--workers", "1").code == 0
 
 
 def test_a_tokenizer_that_is_named_as_data_is_said_to_be_one(tokenizer_folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.record import Conversation
+from mdsmix.record import Conversation, RichConversation
 from mdsmix.shapes.alpaca import SHAPE, read
 from tests.converting import manifest_of, mdsmix, token_rows, write_jsonl, write_recipe
 
@@ -61,10 +61,21 @@ def test_a_record_is_its_exchanges_in_order(record: dict[str, Any], between: str
         ({"history": [["q"]]}, "bad_history"),
         ({"history": [["q", None]]}, "bad_history"),
         ({"history": [["q", "\ud800"]]}, "lone_surrogate"),
+        ({"tools": "no list"}, "bad_tools"),
+        ({"tools": '[{"name": "\\ud800"}]'}, "lone_surrogate"),
     ],
 )
 def test_what_is_wrong_has_its_reason(change: dict[str, Any], reason: str) -> None:
     assert read(GOOD | change, FIELDS) == reason
+
+
+def test_tools_are_those_that_the_template_is_given() -> None:
+    found = read(GOOD | {"tools": '[{"name": "sum"}]'}, FIELDS)
+    assert type(found) is RichConversation
+    assert found.tools == [{"type": "function", "function": {"name": "sum"}}]
+    assert found.messages == read(GOOD, FIELDS).messages
+    for none in ("[]", "", None, []):
+        assert read(GOOD | {"tools": none}, FIELDS) == read(GOOD, FIELDS)
 
 
 def test_a_record_without_what_it_must_have() -> None:

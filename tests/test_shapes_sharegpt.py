@@ -91,6 +91,12 @@ def test_what_is_wrong_has_its_reason(items: Any, more: dict[str, Any], reason: 
     assert read(items, **more) == reason
 
 
+def test_a_system_message_is_taken_before_the_field() -> None:
+    items = [item("human", "a"), item("gpt", "b")]
+    headed = [item("system", "Be brief."), *items]
+    assert read(headed, system="Be long.") == read(headed) == read(items, system="Be brief.")
+
+
 def test_no_field_no_record() -> None:
     assert sharegpt.read({"text": "a"}, FIELDS) == "missing_field"
     assert sharegpt.read([{"a": 1}], FIELDS) == "json_array"

@@ -164,7 +164,8 @@ def _print(begun: Begun, out: str | None) -> None:
     from mdsmix.report.samples import STYLES, segments, shown
 
     console, decoder = Console(highlight=False, stderr=not out), decoder_of(begun.tokenizer)
-    for draft in begun.drafts[:MOST_SAMPLES]:
+    live = [draft for draft in begun.drafts if not draft.refused]
+    for draft in live[:MOST_SAMPLES]:
         console.rule(f"{draft.name}, the first record", align="left")
         if (pieces := begun.trials[draft.name].pieces) is not None:
             runs = [(text, STYLES[form]) for text, form in shown(segments(pieces), decoder)]
@@ -172,7 +173,8 @@ def _print(begun: Begun, out: str | None) -> None:
     for line in [*begun.not_read, *begun.left_out, *begun.unknown]:
         echo(line, err=True)
     if out:
-        echo(f"wrote {out}; next: mdsmix convert {out}")
+        convert = f"mdsmix convert {out}" if live else "mend what keeps its streams out"
+        echo(f"wrote {out}; next: {convert}")
 
 
 MOST_SAMPLES = 4
@@ -180,9 +182,11 @@ MOST_CHARACTERS = 600
 
 
 def _cut(text: Any) -> Any:
+    """A long text without its middle: what is trained is at its end."""
     if len(text) <= MOST_CHARACTERS:
         return text
-    return text[:MOST_CHARACTERS] + f"... ({len(text):,} characters)"
+    half = MOST_CHARACTERS // 2
+    return text[:half] + f" ... {len(text) - 2 * half:,} characters ... " + text[-half:]
 
 
 def _json(begun: Begun, out: str | None) -> dict[str, Any]:

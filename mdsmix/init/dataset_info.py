@@ -1,14 +1,15 @@
 """LLaMA-Factory's `dataset_info.json` -> streams. What of it no recipe can say is told by name.
 
 Its rules: without `columns` every column has its own name; with it those that it does not name are not read. An entry that
-names only a prompt is text to be continued, for pretraining. `tags` rename the keys and roles of messages.
+names only a prompt is text to be continued, for pretraining. A question is its prompt, its query or both. A record of plain text is a
+line. `tags` rename the keys and roles of messages.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, find_shape
 from mdsmix.shapes.pictures import FIELDS, with_images
 from mdsmix.shapes.sharegpt import TAGS
+from mdsmix.sources import SourceFile
 from mdsmix.storage import locate
 from mdsmix.words import hint, printable
 
@@ -33,7 +35,7 @@ DEFAULTS = {
 }
 "Its column -> field, by `formatting`, where an entry has no `columns`."
 KEYS = {
-    "alpaca": {"prompt": "instruction", "query": "input", "response": "output", "history": "history", "system": "system"},
+    "alpaca": {"prompt": "instruction", "query": "input", "response": "output", "history": "history", "system": "system", "tools": "tools"},
     "sharegpt": {"messages": "conversations", "system": "system", "tools": "tools"},
     "openai": {"messages": "messages", "tools": "tools"},
 }  # fmt: skip
@@ -111,14 +113,15 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
         raise NotSaid(f"{'; '.join(found.sentences)}.")
     given = {column: each for column, each in columns.items() if column != "images"}
     shape, fields, options = _shape(formatting, given, tags)
-    head = head_of(found.files[0])
+    files = [_by_line(file) for file in found.files]
+    head = head_of(files[0])
     images = _images(columns.get("images"), shape)
     told = find_shape(None, fields)
     return Draft(
         name=re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip("._-") or "data",
         kind="pretraining" if shape == "text" else "finetuning",
-        files=found.files,
-        paths=paths_of(found.files, found.files),
+        files=files,
+        paths=paths_of(files, files),
         fields=fields,
         shape=None if told and told.name == shape else shape,
         options=options,
@@ -127,6 +130,12 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
         pictures=_pictures(shape, fields, options, images, head),
         notes=list(_notes(name, entry)),
     )
+
+
+def _by_line(file: SourceFile) -> SourceFile:
+    """Plain text with a record a line."""
+    is_text = bool(file.read_as.split_by)
+    return replace(file, read_as=replace(file.read_as, split_by="line")) if is_text else file
 
 
 def _images(name: Any, shape: str) -> tuple[str, ...] | None:
@@ -190,6 +199,8 @@ def _shape(
 ) -> tuple[str, dict[str, str], dict[str, Any]]:
     """The shape, its fields, and its options."""
     given = {column: name for column, name in columns.items() if name}
+    if formatting == "alpaca" and "prompt" not in given and "query" in given:
+        given["prompt"] = given.pop("query")
     if formatting == "alpaca" and given.keys() == {"prompt"}:
         return "text", {"text": given["prompt"]}, {}
     if formatting == "openai" and not OPENAI_TAGS.items() >= tags.items():

@@ -19,6 +19,7 @@ from mdsmix.sources.find import name_of
 from mdsmix.sources.folders import STATE, inside
 from mdsmix.sources.registry import NAMED, format_of
 from mdsmix.storage import Location, Stat, locate
+from mdsmix.words import listed
 
 HEAD_BYTES = 1 << 16
 NO_DATA = ("readme", "license", "licence", "notice", "changelog", "requirements")
@@ -52,10 +53,10 @@ class Found:
     @property
     def sentences(self) -> list[str]:
         """All that is to be said."""
-        named = ", ".join(self.no_data[:MOST_NAMED])
-        more = len(self.no_data) - MOST_NAMED
-        rest = f" and {more} more" if more > 0 else ""
-        said = f"no data by their names: {named}{rest} (one that is named itself is known by how it begins)"
+        named = listed(self.no_data, MOST_NAMED)
+        said = (
+            f"no data by their names: {named} (one that is named itself is known by how it begins)"
+        )
         return [*self.left_alone, *([said] if named else [])]
 
 
@@ -150,7 +151,7 @@ def _take(found: Found, file: SourceFile, is_named: bool = True) -> None:
 
 def known_format(file: SourceFile, by_content: bool) -> SourceFile | None:
     """The file with what says how it is read: its name, or else, where that is asked for, its first bytes; None where neither does."""
-    head = partial(_first_bytes, file)
+    head = partial(first_bytes, file)
     try:
         more = format_of(file).guess(file, head)
         return replace(file, read_as=ReadAs(**more)) if more else file
@@ -165,13 +166,14 @@ def known_format(file: SourceFile, by_content: bool) -> SourceFile | None:
     return None
 
 
-def _first_bytes(file: SourceFile) -> bytes:
+def first_bytes(file: SourceFile) -> bytes:
+    """How a file begins, as it is stored."""
     with file.open(until=HEAD_BYTES) as opened:
         return opened.read(HEAD_BYTES)
 
 
 def _seen(file: SourceFile) -> str:
-    return f"its name does not tell, and it begins with {_first_bytes(file)[:16]!r}, as none of {', '.join(NAMED)} does"
+    return f"its name does not tell, and it begins with {first_bytes(file)[:16]!r}, as none of {', '.join(NAMED)} does"
 
 
 def _folder(name: str) -> str:

@@ -24,6 +24,8 @@ SPLITS = {"test": "test", "valid": "validation", "validation": "validation", "va
 _NUMBER = re.compile(r"\d+")
 PLAIN = {"train", "index", "of", "part", "data", "shard", "chunk", "split", "jsonl", "json"}
 "Words that name no data set."
+JUDGING = ("label", "kto_tag")
+"Fields that judge answers in data of KTO."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,8 @@ class Draft:
     "The images of the first records."
     settings: Mapping[str, Any] = field(default_factory=dict)
     "Other keys of the stream -> value, and why."
+    refused: str = ""
+    "Why it is written as a comment: conversion would refuse it, or it would train what nobody wants."
 
 
 @dataclass(slots=True)
@@ -137,12 +141,21 @@ def _draft(files: list[SourceFile], head: Head, guess: Guess, known: Sequence[So
         paths=paths_of(files, known),
         fields=guess.fields,
         shape=guess.shape.name if told is None or told.name != guess.shape.name else None,
-        options=guess.options,
+        options={**guess.options, **_judged(guess, head)},
         split=_split(files[0].name),
         records=head.records,
         images=guess.images,
         pictures=guess.pictures,
     )
+
+
+def _judged(guess: Guess, head: Head) -> dict[str, str]:
+    """The condition that keeps good answers, where a field of every record says by true and false which are."""
+    records = [record for record in head.records if isinstance(record, dict)]
+    for name in guess.left if guess.kind == "finetuning" else ():
+        if name in JUDGING and all(type(record.get(name)) is bool for record in records):
+            return {"where": name}
+    return {}
 
 
 def paths_of(files: Sequence[SourceFile], known: Sequence[SourceFile]) -> list[str]:

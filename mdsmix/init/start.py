@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import orjson
 from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.init.dataset_info import read_dataset_info
-from mdsmix.init.finding import find_data
+from mdsmix.init.finding import find_data, first_bytes
 from mdsmix.init.grouping import Draft, Sorted, sort_out
 from mdsmix.init.head import Head, sizes
 from mdsmix.init.images import settled
@@ -23,10 +24,11 @@ from mdsmix.init.trying import Trial, try_stream
 from mdsmix.init.writing import Top, text_of
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import TokenizerSpec
+from mdsmix.shapes import SHAPES
 from mdsmix.sources import packing_of, size_of
 from mdsmix.sources.rows import begins_as
 from mdsmix.storage import locate
-from mdsmix.words import plural, printable
+from mdsmix.words import listed, plural, printable
 
 LENGTH = 2048
 LONGEST = 8192
@@ -36,6 +38,17 @@ FEWEST_ROWS = 8
 "Documents that fill fewer rows than this are not joined: what is left behind the last full row would be too much of them."
 OF_TAR = "__key__"
 "What a sample of a tar is called: no content."
+JUDGED = (
+    "its field {field} judges its answers, and these are trained by a loss of their own; without the comment signs those alone are "
+    "trained that it calls good (where: {field})"
+)
+TENTH = "convert publishes nothing where more than a tenth is bad"
+MEND = "mend the source, or set max_bad"
+REMEDIES = {
+    "tools_not_printed": "name a tokenizer whose chat template prints tools, calls and results, as those of Qwen2.5 and Llama 3.1 do"
+}
+"Reason -> what to do about it."
+LIST_INSIDE = re.compile(rb'\s*\{.*?"(\w+)"\s*:\s*\[\s*\{', re.DOTALL)
 MOST_SHOWN = 12
 "Fields or paths that a line names."
 
@@ -79,7 +92,7 @@ class Begun:
         """Lines on fields that hold something and are in no token."""
         for name, trial in self.trials.items():
             if unread := [field for field in trial.unread if field != OF_TAR]:
-                yield f"not read of {name}: {_named(unread)}"
+                yield f"not read of {name}: {_listed(unread)}"
 
 
 def begin(asked: Asked) -> Begun:
@@ -104,17 +117,9 @@ def begin(asked: Asked) -> Begun:
         raise _nothing(left_out)
     drafts = [_fitted(draft, top, tokenizer, drafts) for draft in drafts]
     tried, trials = _tried(top, drafts, tokenizer, asked.folder)
-    drafts = [draft for draft in tried if trials[draft.name].written]
-    left_out += [
-        _doubted(draft, trials[draft.name])
-        for draft in tried
-        if trials[draft.name].has_too_many_bad or draft not in drafts
-    ]
-    if not drafts:
-        raise _nothing(left_out)
-    drafts = [
-        replace(draft, notes=[*draft.notes, *_notes(draft, trials[draft.name])]) for draft in drafts
-    ]
+    drafts = [_decided(draft, trials[draft.name]) for draft in tried]
+    left_out += [f"{draft.name} is left out: {draft.refused}" for draft in drafts if draft.refused]
+    left_out += _copies(drafts)
     return Begun(
         text=text_of(top, drafts),
         drafts=drafts,
@@ -233,22 +238,29 @@ def _notes(draft: Draft, trial: Trial) -> Iterator[str]:
         if reasons:
             yield f"{what}: {', '.join(f'{n} {reason}' for reason, n in reasons.items())}"
     if trial.unread:
-        yield f"not read: {_named(trial.unread)}"
+        yield f"not read: {_listed(trial.unread)}"
 
 
-def _named(names: Sequence[str] | Mapping[str, int]) -> str:
-    said = [printable(name) for name in names]
-    more = len(said) - MOST_SHOWN
-    return ", ".join(said[:MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _listed(names: Iterable[str]) -> str:
+    return listed(list(map(printable, names)), MOST_SHOWN)
 
 
 def _unknown(head: Head, best: Sequence[Guess]) -> Iterator[str]:
     """A file of no known shape: what it holds, and what the nearest shapes would want."""
+    if not head.records and not head.bad:
+        yield f"{head.file.name} holds no record"
+        return
+    if inner := _list_inside(head):
+        yield (
+            f"{head.file.name} is one object, and its records are in the list {inner}: `jq -c '.{inner}[]'` writes them one on a line, "
+            "as JSON Lines have them"
+        )
+        return
     if not head.fields:
         reasons = ", ".join(f"{n} {reason}" for reason, n in head.bad.most_common())
         yield f"{head.file.name} holds no record that is an object ({reasons or 'other values'}){_instead(head)}"
         return
-    yield f"{head.file.name} is of no known shape; its records have the fields {_named(head.fields)}"
+    yield f"{head.file.name} is of no known shape; its records have the fields {_listed(head.fields)}"
     for guess in nearest(best):
         if guess.missing:
             wants = " and ".join(_spelled(guess, key) for key in guess.missing)  # fmt: skip
@@ -257,6 +269,13 @@ def _unknown(head: Head, best: Sequence[Guess]) -> Iterator[str]:
             why = ", ".join(f"{n} {reason}" for reason, n in guess.reasons.items())
             read = ", ".join(guess.fields.values()) or "all fields"
             yield f"  {guess.shape.name}: of {guess.of} records {guess.read} can be read by {read} ({why})"
+
+
+def _list_inside(head: Head) -> str:
+    """The field whose list holds the records, of a file that is one object; empty where there is none."""
+    found = LIST_INSIDE.match(first_bytes(head.file)) if len(head.records) < 2 else None
+    lists = {name for shape in SHAPES.values() for key in shape.structured for name in names_of(shape, key)}  # fmt: skip
+    return found[1].decode() if found and found[1].decode() not in lists else ""
 
 
 def _instead(head: Head) -> str:
@@ -276,12 +295,28 @@ def _spelled(guess: Guess, key: str) -> str:
     return f"{key} (or {', '.join(others)})" if others else key
 
 
-def _doubted(draft: Draft, trial: Trial) -> str:
-    """What is said of a stream that is left out, or that convert will most likely refuse."""
-    said = f"of the {plural(trial.read, 'record')} looked at {trial.written:,} {'is' if trial.written == 1 else 'are'} written ({trial.why_not})"
-    if not trial.written:
-        return f"{draft.name} is left out: {said}"
-    return f"WARNING: {draft.name}: {said}, and convert publishes nothing where more than a tenth is bad: mend the source, or set max_bad"
+def _decided(draft: Draft, trial: Trial) -> Draft:
+    """The stream with what was seen of it, and why convert would refuse it, if it would."""
+    refused = ""
+    if "where" in draft.options:
+        refused = JUDGED.format(field=draft.options["where"])
+    elif trial.has_too_many_bad or not trial.written:
+        does = "is" if trial.written == 1 else "are"
+        remedy = next((REMEDIES[reason] for reason in trial.quarantined if reason in REMEDIES), MEND)  # fmt: skip
+        law = TENTH if trial.written else "a stream without a sample is not published"
+        refused = f"of the {plural(trial.read, 'record')} looked at {trial.written:,} {does} written ({trial.why_not}), and {law}: {remedy}"
+    return replace(draft, refused=refused, notes=[*draft.notes, *_notes(draft, trial)])
+
+
+def _copies(drafts: Sequence[Draft]) -> Iterator[str]:
+    """Sentences on streams whose first records are those of an earlier one."""
+    for number, draft in enumerate(drafts):
+        alike = (other for other in drafts[:number] if other.records == draft.records)
+        if same := next((other for other in alike if other.files != draft.files), None):
+            yield (
+                f"WARNING: {draft.name} begins with the {plural(len(draft.records), 'record')} of {same.name}: if it is a copy, take it "
+                "out, or its samples are trained twice"
+            )
 
 
 def _nothing(lines: Sequence[str]) -> RecipeError:

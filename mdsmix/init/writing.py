@@ -38,17 +38,22 @@ def text_of(top: Top, drafts: Sequence[Draft]) -> str:
         *_place(top.place),
         *_mix(top, drafts),
         "streams:",
-        *(line for draft in drafts for line in _stream(draft)),
+        *(line for draft in drafts for line in _stream_or_comment(draft)),
     ]
-    later = "" if drafts[0].share else LATER.format(first=drafts[0].name)
-    if any(draft.images is not None for draft in drafts):
+    live = [draft for draft in drafts if not draft.refused]
+    later = "" if not live or live[0].share else LATER.format(first=live[0].name)
+    if any(draft.images is not None for draft in live):
         later += SEEING
     return "\n".join(lines) + "\n" + later
 
 
 def _mix(top: Top, drafts: Sequence[Draft]) -> Iterator[str]:
     """The shares of a mixture, where there is one."""
-    shares = {draft.name: draft.share for draft in drafts if draft.share}
+    shares = [
+        f"  {'# ' if draft.refused else ''}{scalar(draft.name)}: {{share: {draft.share}}}"
+        for draft in drafts
+        if draft.share
+    ]
     if not shares:
         return
     if top.budget:
@@ -57,7 +62,7 @@ def _mix(top: Top, drafts: Sequence[Draft]) -> Iterator[str]:
     else:
         yield "# budget: 2B tokens    # with absolute: true the percents are of all of it, and sample: budget converts no more than that"
     yield "mix:"
-    yield from (f"  {scalar(name)}: {{share: {share}}}" for name, share in shares.items())
+    yield from shares
 
 
 def _place(place: str) -> Iterator[str]:
@@ -65,6 +70,15 @@ def _place(place: str) -> Iterator[str]:
         yield f"remote: {scalar(place)}    # published there, streamed from there"
     else:
         yield f"local: {scalar(place)}    # published there; `remote: s3://bucket/prefix` publishes to a bucket"
+
+
+def _stream_or_comment(draft: Draft) -> Iterator[str]:
+    """The stream; as comments where conversion would refuse it, after why."""
+    if not draft.refused:
+        yield from _stream(draft)
+        return
+    yield f"  # left out: {draft.refused}"
+    yield from (f"  # {line[2:]}" for line in _stream(draft))
 
 
 def _stream(draft: Draft) -> Iterator[str]:

@@ -1,5 +1,5 @@
-"""`{"instruction": "...", "input": "...", "output": "...", "history": [["q", "a"], ...], "system": "..."}`: one exchange, and those
-before it.
+"""`{"instruction": "...", "input": "...", "output": "...", "history": [["q", "a"], ...], "system": "...", "tools": "[...]"}`: one
+exchange, and those before it.
 
 The question is the instruction and the input, joined. Projects join them differently: LLaMA-Factory up to 0.9 and ms-swift by a
 line break, which is the default here; LLaMA-Factory 1 by nothing (`joined_by: ""`).
@@ -11,6 +11,7 @@ from typing import Any
 
 from mdsmix.record import Conversation, Message, is_encodable
 from mdsmix.shapes.base import ABSENT, Fault, Fields, Shape, refusing, text_of, value_of
+from mdsmix.shapes.talks import conversation_of, tools_for
 
 
 @refusing
@@ -25,7 +26,11 @@ def read(record: Any, fields: Fields, joined_by: str = "\n") -> Conversation:
     if not output:
         raise Fault("empty_answer")
     head = [{"role": "system", "content": system}] if system else []
-    return Conversation([*head, *past, *exchange(question, output)])
+    messages = [*head, *past, *exchange(question, output)]
+    tools = tools_for(record, fields, "keep", messages)
+    if tools:
+        return conversation_of([(message, None) for message in messages], tools, "reject")
+    return Conversation(messages)
 
 
 def exchange(question: str, answer: str) -> list[Message]:
@@ -67,8 +72,8 @@ SHAPE = Shape(
     name="alpaca",
     gives=Conversation,
     fields=("instruction", "output"),
-    optional=("input", "history", "system"),
-    structured=("history",),
+    optional=("input", "history", "system", "tools"),
+    structured=("history", "tools"),
     options=("joined_by",),
     read=read,
 )

@@ -1,6 +1,7 @@
 """`{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...], "system": "...", "tools": "[...]"}`.
 
-`tags` renames keys and roles, in the words of LLaMA-Factory's dataset_info.json. The value under `function_call` is a call or
+A system message in the list is taken, as LLaMA-Factory takes it, and the field `system` is not read; `consecutive_roles: merge`
+joins both. `tags` renames keys and roles, in the words of LLaMA-Factory's dataset_info.json. The value under `function_call` is a call or
 several, as JSON: `{"name": ..., "arguments": ...}`. What a function gave stands under `observation`, or `tool`.
 """
 
@@ -67,7 +68,10 @@ def read(
     words = {**TAGS, **(tags or {})}
     roles = {"tool": "tool"} | {words[tag]: role for tag, role in ROLES.items()}
     items = list_of(record, fields, "conversations", nulls)
-    marked = system_of(record, fields) + [_message(item, words, roles) for item in items]
+    marked = [_message(item, words, roles) for item in items]
+    has_system = bool(marked) and marked[0][0]["role"] == "system"
+    if consecutive_roles == "merge" or not has_system:
+        marked = system_of(record, fields) + marked
     tools = tools_for(record, fields, nulls, [message for message, _ in marked])
     return conversation_of(marked, tools, consecutive_roles)
 
