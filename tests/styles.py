@@ -102,6 +102,26 @@ MISTRAL_V3 = (
     "{% if m.role == 'user' %}[INST] {{ system if m is sameas last }}{{ m.content }}[/INST]"
     "{% else %} {{ m.content | trim }}{{ eos_token }}{% endif %}{% endfor %}"
 )
+# Three whose generation prompt opens what the printed answer may be without: the first prints an answer as it is, the second an
+# empty pair of tags before an answer that holds none, the third the reasoning of the last answer in tags of its own.
+DEEPSEEK_V3 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<User>{{ m.content }}"
+    "{% else %}<Assistant>{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<Assistant><think>\n{% endif %}"
+)
+NEMOTRON_3 = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% set c = m.content %}"
+    "{% if m.role == 'assistant' and '<think>' not in c and '</think>' not in c %}{% set c = '<think></think>' + c %}"
+    "{% endif %}{{ c }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+QWEN_3_5_NOTHINK = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and '</think>' in m.content %}"
+    "{% if loop.last %}<think>\n{{ m.content.split('</think>')[0].split('<think>')[-1].strip('\n') }}\n</think>\n\n{% endif %}"
+    "{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
+)
 REWRITING = {
     "deepseek_r1": DEEPSEEK_R1,
     "qwen_3": QWEN_3,

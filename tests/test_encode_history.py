@@ -16,7 +16,16 @@ from mdsmix.encode.history import rendered_rows
 from mdsmix.encode.special import SpecialStrings
 from mdsmix.encode.targets import Targets
 from mdsmix.record import Conversation
-from tests.styles import DEEPSEEK_R1, PHI_3, REWRITING, TEMPLATES, letters
+from tests.styles import (
+    DEEPSEEK_R1,
+    DEEPSEEK_V3,
+    NEMOTRON_3,
+    PHI_3,
+    QWEN_3_5_NOTHINK,
+    REWRITING,
+    TEMPLATES,
+    letters,
+)
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -71,6 +80,55 @@ def _end(answer: str) -> str:
         for end in ("<|im_end|>\n", "<|end|>\n</s>", "<|return|>", "</s>")
         if answer.endswith(end)
     )
+
+
+OPENED = {
+    # template: what it prints before every answer, the rest of the generation prompt, and an answer as it prints it
+    DEEPSEEK_V3: ("<Assistant>", "<think>\n", lambda said: f"{said}</s>"),
+    NEMOTRON_3: (
+        "<|im_start|>assistant\n",
+        "<think>\n",
+        lambda said: (
+            f"{'' if '<think>' in said or '</think>' in said else '<think></think>'}{said}<|im_end|>\n"
+        ),
+    ),
+    QWEN_3_5_NOTHINK: (
+        "<|im_start|>assistant\n",
+        "<think>\n\n</think>\n\n",
+        lambda said: f"{_qwen(said)}<|im_end|>\n",
+    ),
+}
+
+
+def _qwen(said: str) -> str:
+    if "</think>" not in said:
+        return said
+    thought, said = said.split("</think>")[0].split("<think>")[-1], said.split("</think>")[-1]
+    return "<think>\n" + thought.strip("\n") + "\n</think>\n\n" + said.lstrip("\n")
+
+
+@pytest.mark.parametrize("source", OPENED)
+def test_an_answer_is_cut_where_every_answer_begins(source: str) -> None:
+    """Whatever it begins with: a part of the generation prompt or all of it, followed by a letter, a newline, or a thought."""
+    template = open_template(source, VARIABLES)
+    head, opening, printed = OPENED[source]
+    asked = {"role": "user", "content": "?"}
+    inference = theirs(source, [asked], True)
+    assert inference.endswith(head + opening)
+    history, inside = inference.removesuffix(head + opening), 0
+    whole = head + opening
+    pieces = {whole[i:j] for i in range(len(whole)) for j in range(i, len(whole) + 1)}
+    for piece in sorted(pieces):
+        for rest in ("able>", "\nhm", "hm\n</think>\n\nso", ""):
+            said = {"role": "assistant", "content": piece + rest}
+            [[(prompt, answer)]] = rendered_rows(template, Conversation([asked, said]), "each")
+            text = printed(piece + rest)
+            inside += text.startswith(opening[0])
+            if text.startswith(opening):  # inference sees all of it
+                assert (prompt, answer) == (inference, text.removeprefix(opening))
+            else:
+                assert (prompt, answer) == (history + head, text)
+    assert inside > 20
 
 
 @pytest.mark.parametrize("name", REWRITING)

@@ -161,6 +161,48 @@ def test_what_a_template_does_not_print_is_refused_with_the_reason(
     assert fault.value.detail == {"template": why}
 
 
+def _several(number: int) -> dict[str, Any]:
+    message = calling({"of": [0]}, content=None)
+    return message | {"tool_calls": [calling({"of": [i]})["tool_calls"][0] for i in range(number)]}
+
+
+def test_calls_of_which_a_template_prints_a_part_are_refused() -> None:
+    """gpt-oss prints the first of a message; Llama 3 refuses a second one itself, the others print all."""
+    for source in (styles.GPT_OSS, *TOOLED.values()):
+        for number in (1, 2, 3):
+            said = read([ASKED, _several(number)], TOOLS)
+            if source == styles.GPT_OSS and number > 1:
+                with pytest.raises(NotRendered) as fault:
+                    fitted(opened(source), said)
+                assert fault.value.reason == "tools_not_printed"
+                assert fault.value.detail == {"template": "it prints one of several calls"}
+            elif (found := rows(opened(source), said)) is None:
+                assert (source, number > 1) == (styles.LLAMA_3, True)
+            else:
+                assert [str(found).count(f'"of": [{i}]') for i in range(number)] == [1] * number
+
+
+@pytest.mark.parametrize("rule", ["each", "last"])
+def test_reasoning_that_an_answer_drops_stays_in_its_prompt_as_in_inference(rule: Any) -> None:
+    result = {"role": "tool", "tool_call_id": "012345678", "content": "3"}
+    thoughts, said = ["hm", "so", "and", "well"], list[Any]()
+    for turn in range(2):  # two calls and an answer in each
+        said.append(ASKED)
+        for step in range(2):
+            said += [calling({"of": [step]}, content=thoughts[2 * turn + step]), result]
+        said.append({"role": "assistant", "content": f"<|start|>assistant {turn}"})
+    found = rendered_rows(opened(styles.GPT_OSS), fitted(opened(styles.GPT_OSS), read(said, TOOLS)), rule)  # fmt: skip
+    answers = [i for i, message in enumerate(said) if message["role"] == "assistant"]
+    assert len(found) == (len(answers) if rule == "each" else 1)
+    for [(prompt, answer)], i in zip(found, answers[-len(found) :], strict=True):
+        assert prompt == theirs(styles.GPT_OSS, said[:i], True, tools=TOOLS)
+        if "tool_calls" in said[i]:
+            assert answer.startswith(f"<|channel|>analysis<|message|>{said[i]['content']}<|end|>")
+            assert answer.endswith("<|call|>")
+        else:
+            assert answer == f"<|channel|>final<|message|>{said[i]['content']}<|return|>"
+
+
 def test_what_a_developer_says_is_not_lost_where_there_are_no_tools() -> None:
     said = read([{"role": "developer", "content": "be brief"}, ASKED, {"role": "assistant", "content": "!"}])  # fmt: skip
     assert "be brief" in str(rows(opened(TOOLED["qwen_2_5"]), said))

@@ -103,3 +103,15 @@ def test_no_digit_is_lost_on_a_narrow_terminal(
     assert "123,456,789,012" in lines[2]
     assert "987,654,321,098" in lines[2]
     assert "a-stream-of-a-long-name" in lines[2]
+
+
+@pytest.mark.parametrize("rule", ["reject", "last", "each"])
+def test_a_history_that_no_rule_keeps_is_not_told_to_use_one(
+    capsys: pytest.CaptureFixture[str], rule: Any
+) -> None:
+    made = outcome("chat", Records(read=9, quarantined={"not_prefix_stable": 9}))
+    assert made.manifest
+    encoding = replace(made.manifest.encoding, rewritten_history=rule)
+    said = printed(capsys, replace(made, manifest=replace(made.manifest, encoding=encoding)))
+    assert any("rewritten_history: last" in line for line in said) == (rule == "reject")
+    assert any("rewrites the history of 9" in line for line in said)

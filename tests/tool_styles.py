@@ -83,6 +83,21 @@ HERMES = (
     '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n'
     + _RESULTS
 )
+# One call a message, whatever the message holds; what stands beside a call is its reasoning, and is dropped once an answer follows.
+GPT_OSS = (
+    "{% if tools %}<|start|>developer<|message|>{% for t in tools %}{{ t.function | tojson }}{% endfor %}<|end|>{% endif %}"
+    "{% for m in messages %}{% if m.tool_calls %}"
+    "{% set ns = namespace(answered=false) %}"
+    "{% for later in messages[loop.index:] if later.role == 'assistant' and not later.tool_calls %}{% set ns.answered = true %}{% endfor %}"
+    "{% if m.content and not ns.answered %}<|start|>assistant<|channel|>analysis<|message|>{{ m.content }}<|end|>{% endif %}"
+    "{% set call = m.tool_calls[0].function %}"
+    "<|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>{{ call.arguments | tojson }}<|call|>"
+    "{% elif m.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}"
+    "{{ '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}"
+    "{% elif m.role == 'tool' %}<|start|>functions to=assistant<|channel|>commentary<|message|>{{ m.content | tojson }}<|end|>"
+    "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
 # What others take: text alone (DeepSeek-V3), an object alone whose keys are gone through (GLM), one that escapes every form, one that
 # prints an object as Python does, and one whose content must be there.
 _CALLS = (

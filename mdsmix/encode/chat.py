@@ -125,21 +125,22 @@ def answers(conversation: Conversation) -> Iterator[int]:
 
 def parting(printed: str, later: str) -> Detail:
     """Both texts from a little before the place where the second stops repeating the first."""
-    at = shared(printed, later)
+    at = len(common_start([printed, later]))
     around = slice(max(0, at - SHOWN_BEFORE), at + SHOWN)
     return {"printed": printed[around], "printed_later": later[around], "parts_at": at}
 
 
-def shared(one: str, other: str) -> int:
-    """With how many characters both texts begin alike."""
-    low, high = 0, min(len(one), len(other))
+def common_start(texts: Sequence[str]) -> str:
+    """The text that all begin with."""
+    one, other = min(texts), max(texts)
+    low, high = 0, len(one)
     while low < high:
         middle = (low + high + 1) // 2
         if one[:middle] == other[:middle]:
             low = middle
         else:
             high = middle - 1
-    return low
+    return one[:low]
 
 
 def open_template(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn, answers, parting, shared
+from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn, answers, common_start, parting
 from mdsmix.record import Conversation
 
 RewrittenHistory = Literal["reject", "last", "each"]
@@ -38,15 +38,37 @@ def rendered_rows(
 def _turn(template: ChatTemplate, conversation: Conversation, answer: int) -> Turn:
     """Everything before the answer as inference sees it, and the answer.
 
-    A generation prompt that also opens the reasoning (`<think>`) is not the beginning of an answer that was printed
-    without: there the prompt ends where the two part, as long as all messages before the answer are in it.
+    Where the text does not begin with the whole generation prompt, the prompt ends where inference and the text part, and in any
+    case where every answer begins: never inside of this one. Where the answer makes the template print earlier messages otherwise
+    (gpt-oss drops the reasoning before a call once a final answer follows), the prompt is that of inference.
     """
     messages, tools = conversation.messages, conversation.tools
     prompt = template.render(messages[:answer], True, tools)
     full = template.render(messages[: answer + 1], False, tools)
-    if not full.startswith(prompt):
-        history = template.render(messages[:answer], False, tools)
-        prompt = prompt[: shared(prompt, full)]
-        if not prompt.startswith(history):
-            raise NotRendered("not_prefix_stable", parting(history, full))
-    return prompt, full[len(prompt) :]
+    if full.startswith(prompt):
+        return prompt, full[len(prompt) :]
+    history = template.render(messages[:answer], False, tools)
+    head = _head(template, conversation, answer)
+    start = common_start([prompt, full, head])
+    if start.startswith(history):
+        return start, full[len(start) :]
+    first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    begins = template.render(messages[:first], True, tools)
+    between = _head(template, conversation, first).removeprefix(begins)
+    opening, end = prompt.removeprefix(history), len(head) - len(between)
+    if opening and head.endswith(opening + between) and full.startswith(head[:end]):
+        return prompt, full[end:]
+    raise NotRendered("not_prefix_stable", parting(history, full))
+
+
+def _head(template: ChatTemplate, conversation: Conversation, answer: int) -> str:
+    """The text before every answer in this place: several answers of our own have nothing else in common, one of them a thought."""
+    before, tools = conversation.messages[:answer], conversation.tools
+    in_parts = isinstance(conversation.messages[answer].get("content"), list)
+    texts = list[str]()
+    for said in ("x", "y", "x</think>y"):
+        content = [{"type": "text", "text": said}] if in_parts else said
+        texts.append(
+            template.render([*before, {"role": "assistant", "content": content}], False, tools)
+        )
+    return common_start(texts)

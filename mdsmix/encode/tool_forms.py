@@ -63,6 +63,8 @@ class Forms:
     "It prints what a tool gave."
     text_beside_calls: bool
     "It prints a text that stands beside a call."
+    several: bool
+    "It prints all calls of a message, or fails on more than one."
     why_not: str = ""
     "What is wrong with the calls that it prints, where it takes no form of them."
 
@@ -82,12 +84,14 @@ def forms_of(template: ChatTemplate) -> Forms:
         []
     ]  # a template of no calls may print results
     results = (_rendered(template, [_ASKED, *calls, _RESULT, answered])[0] for calls in before)
+    twice = (_rendered(template, [_ASKED, _calling(*form, calls=2)])[0] for form in good)
     return Forms(
         arguments=tuple(a for a in ARGUMENTS if any((a, c) in good for c in CONTENTS)),
         contents=tuple(c for c in CONTENTS if any((a, c) in good for a in ARGUMENTS)),
         tools="probe_tool" in _rendered(template, [_ASKED, answered])[0],
         results=any("probe_result" in text for text in results),
         text_beside_calls=any("probe_text" in text for text in good.values()),
+        several=all(text.count("probe_value") != 1 for text in twice),
         why_not=next(why for _, why in tried.values()) if not good else "",
     )
 
@@ -127,10 +131,10 @@ def _prints(template: ChatTemplate, role: str, key: str) -> bool:
     return marked[key] in text
 
 
-def _calling(arguments: str, content: str) -> Message:
+def _calling(arguments: str, content: str, calls: int = 1) -> Message:
     function = {"name": "probe_tool", "arguments": ARGUMENTS[arguments]}
     call = {"id": _ID, "type": "function", "function": function}
-    return {"role": "assistant", **CONTENTS[content], "tool_calls": [call]}
+    return {"role": "assistant", **CONTENTS[content], "tool_calls": [call] * calls}
 
 
 def _tried(template: ChatTemplate, messages: list[Message]) -> tuple[str, str]:
@@ -164,6 +168,8 @@ def _fit(message: Message, template: ChatTemplate, forms: Forms) -> Message:
         return message
     if not forms.arguments:
         raise _refusal(forms.why_not)
+    if len(message["tool_calls"]) > 1 and not forms.several:
+        raise _refusal("it prints one of several calls")
     calls = [_fit_call(call, forms) for call in message["tool_calls"]]
     return _with_content(message | {"tool_calls": calls}, forms)
 

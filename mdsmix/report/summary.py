@@ -28,6 +28,8 @@ NO_TEMPLATE = (
     "<|im_end|> are ordinary text unless they are special tokens of this tokenizer: give it the template of the model "
     "(chat_template in its tokenizer_config.json)"
 )
+WITH_ROWS = "rewritten_history: last, or each, makes rows of them"
+NO_ROWS = "an answer is not printed behind what inference sees before it, so no row can hold both; the quarantine has both texts"
 MOST_UNREAD = 8
 "Fields that are not read are named up to so many."
 TELLING = (
@@ -170,10 +172,8 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
         lost = plural(totals.lost_tokens, "token")
         notes.append(f"{lost} {verb} in no sample (less than a row, or cut off)")
     if reason := records.quarantined.get("not_prefix_stable"):
-        notes.append(
-            f"the chat template rewrites the history of {reason:,} conversations: rewritten_history: last, or each, makes "
-            "rows of them"
-        )
+        way = NO_ROWS if manifest.encoding.rewritten_history != "reject" else WITH_ROWS
+        notes.append(f"the chat template rewrites the history of {reason:,} conversations: {way}")
     if totals.specials:
         rule = manifest.encoding.special_tokens_in_text
         notes.append(f"{totals.specials} records hold the text of a special token; rule: {rule}")
