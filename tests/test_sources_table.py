@@ -151,6 +151,19 @@ def test_cells_of_fields_that_hold_lists_are_json(tmp_path: Path) -> None:
     ]
 
 
+def test_semicolons_divide_cells_where_the_first_row_has_no_comma(tmp_path: Path) -> None:
+    for end in ("\n", "\r\n"):
+        said = end.join(['prompt;"a;b"', '"1,5; 2";"x', ';y"', "3;4", ""]).encode()
+        expected = [{"prompt": "1,5; 2", "a;b": f"x{end};y"}, {"prompt": "3", "a;b": "4"}]
+        assert records(read_file(tmp_path, said)) == expected
+        assert records(read_file(tmp_path, said, window=7)) == expected
+    assert records(read_file(tmp_path, b"1;2\n3;4\n", header=("a", "b"))) == [
+        {"a": "1", "b": "2"},
+        {"a": "3", "b": "4"},
+    ]
+    assert records(read_file(tmp_path, b"a;b,c\n1;2,3\n")) == [{"a;b": "1;2", "c": "3"}]
+
+
 def test_the_recipe_may_name_the_columns(tmp_path: Path) -> None:
     found = read_file(tmp_path, b"1,a\n", header=("n", "text"))
     assert records(found) == [{"n": "1", "text": "a"}]

@@ -3,7 +3,8 @@
 Python's own csv reader decides what a row is, and is not asked for less: it takes a row's text and gives the cells, so every
 row keeps its bytes and its place. It is handed rows whole, as the number of quotes before each line end suggests them; where
 that is wrong (a quote inside of a cell) it says so, and is given the lines one by one. Arrow's reader is twice as fast, but
-tells no place, ends at a field larger than its block, and makes null of "NA" and 7 of "007" unless told not to.
+tells no place, ends at a field larger than its block, and makes null of "NA" and 7 of "007" unless told not to. Spreadsheets of
+countries with a decimal comma write semicolons: a first row with semicolons and no comma is one of theirs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import csv
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
@@ -43,10 +45,15 @@ class Table(Format):
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         with opened(file, self._packing, span.memory) as read:
-            found = _rows(_suggested(all_bytes(read, span)), self._delimiter)
+            parts = _suggested(all_bytes(read, span))
+            first = next(parts, b"")
+            delimiter = (
+                ";" if b";" in first and self._delimiter.encode() not in first else self._delimiter
+            )
+            found = _rows(chain([first] * bool(first), parts), delimiter)
             header = list(file.read_as.header) or _header(file, found)
             records = _records(file, found, header, span.parsed)
-            yield from items.blocks(file, span, f"{self._delimiter} {header}", records)
+            yield from items.blocks(file, span, f"{delimiter} {header}", records)
 
     def shown(self, ordinal: int) -> str:
         return shown(ordinal)
