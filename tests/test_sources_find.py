@@ -50,8 +50,12 @@ def test_no_entry_has_a_part_in_the_names_of_another(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("data/*.jsonl", ["data/*.jsonl", "matches no file", "it holds a.csv, b.csv, c.csv, ..."]),
+        (
+            "data/*.jsonl",
+            ["data/*.jsonl", "matches no file", "it holds a.csv, b.csv, c.csv and 1 more"],
+        ),
         ("data/none.jsonl", ["matches no file", "it holds a.csv"]),
+        ("data/dd.csv", ["matches no file", "it holds d.csv, a.csv, b.csv and 1 more"]),
         ("nowhere/*.jsonl", ["matches no file", "nowhere", "it holds no file itself"]),
         ("data", ["is a folder", "data/*.jsonl"]),
         ("data/", ["is a folder", "data/*.jsonl"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from mdsmix import __version__
@@ -15,6 +16,7 @@ from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.kinds.assemble import JoinedRows
 from mdsmix.kinds.holdout import NOT_HELD_OUT
+from mdsmix.shapes.where import NO_FIELD, parse_where
 from mdsmix.shards.beside import LISTED, SourceEntry, store_sources
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.ids import named_anew
@@ -22,6 +24,7 @@ from mdsmix.shards.index import Index, make_index
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Part
 from mdsmix.shards.shardfiles import distinct, store_shards
+from mdsmix.words import likest_first, listed
 
 
 def publish(
@@ -117,6 +120,8 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
 
 
 def _look(job: Job, records: Records) -> str:
+    if NO_FIELD in records.filtered and job.encoding.where:
+        return _fields(job.encoding.where, job.encoding.fields.values(), records)
     if records.bad:
         return f"{' '.join(advice(job, records))} The bad records lie in {job.target}/quarantine; mdsmix quarantine shows them.".lstrip()
     if set(records.filtered) == {NOT_HELD_OUT}:
@@ -126,6 +131,17 @@ def _look(job: Job, records: Records) -> str:
     if job.limit:
         return f"--limit {job.limit} reads no more of it: raise it, or leave it out."
     return "Look at the source, or take the stream out of the recipe."
+
+
+def _fields(where: str, read: Collection[str], records: Records) -> str:
+    """The fields of a condition that no record may have, and the fields that the records have."""
+    roots = {name.partition(".")[0] for name in parse_where(where).roots}
+    wanted = sorted(roots.difference(read) or roots)
+    others = likest_first(wanted[0], [*records.unread, *records.unseen])
+    return (
+        f"The condition where: {where} reads {' and '.join(wanted)}, and {records.filtered[NO_FIELD]:,} records lack it; they have the "
+        f"fields {listed([*others, *read], 12)}."
+    )
 
 
 def _why_empty(records: Records, totals: Totals) -> str:

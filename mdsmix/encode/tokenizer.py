@@ -215,7 +215,7 @@ def _ask(spec: TokenizerSpec) -> dict[str, Any]:
             "reached."
         )
     if "error" in answer:
-        reason = " ".join(str(answer["error"]).split())[:300].rstrip(".")
+        reason = " ".join(str(answer["error"]).split()).partition(". ")[0][:300].rstrip(".")
         raise Unreachable(
             f"the tokenizer {spec.name} could not be loaded ({reason}): name a folder with a "
             "tokenizer.json, a lone tokenizer.json, or a hub name that this machine can reach."

@@ -15,6 +15,10 @@ from mdsmix.sources.folders import inside
 from mdsmix.sources.registry import FORMATS, format_of
 from mdsmix.sources.units import BY_NAME, ReadAs, SourceFile
 from mdsmix.storage import Location, fixed_prefix, has_pattern, locate, together
+from mdsmix.words import likest_first, listed
+
+MOST_NAMES = 1_000
+"Files of a folder among which the one is looked for that was meant."
 
 
 def find(
@@ -83,12 +87,10 @@ def _nothing(path: str, place: Location, root: Location) -> RecipeError:
             f"the source {path} is a folder ({place.url} holds {', '.join(inside)}, ...): name the "
             f"files in it, as in {path.rstrip('/')}/*{next(iter(FORMATS))}"
         )
-    there = [name for name, _ in islice(root.list(), 4)]
-    instead = (
-        f"it holds {', '.join(there[:3])}{', ...' * (len(there) > 3)}"
-        if there
-        else "it holds no file itself"
+    there = likest_first(
+        path.rpartition("/")[2], (name for name, _ in islice(root.list(), MOST_NAMES))
     )
+    instead = f"it holds {listed(there)}" if there else "it holds no file itself"
     return RecipeError(
         f"the source {path} matches no file: looked in {root.url}, and {instead}; correct the path, "
         "which is relative to the recipe's folder"
