@@ -37,6 +37,10 @@ class Unreachable(MdsmixError):
     exit_code = 4
 
 
+class Earlier(Unreachable):
+    """It is of a format that an earlier commit of mdsmix wrote, and that is not read any more."""
+
+
 class NotPublished(Unreachable):
     """There is no stream yet where one is to be."""
 

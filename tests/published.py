@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -180,6 +180,19 @@ def make_manifest(
         index_hash=index_hash or index.hash,
         complete=complete,
     )
+
+
+def sealed(tree: Mapping[str, Any]) -> bytes:
+    """A manifest of these keys as mdsmix would write it, with the hash of its bytes."""
+    body = json.dumps({k: v for k, v in tree.items() if k != "hash"}, indent=2, sort_keys=True)[1:]
+    return b'{\n  "hash": "%s",' % xxhash.xxh128_hexdigest(body).encode() + body.encode()
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Changes a manifest as somebody would who knows its hash, or an index."""
+    tree = json.loads(path.read_bytes())
+    tree = change(tree) or tree
+    path.write_bytes(sealed(tree) if path.name == "mdsmix.manifest" else json.dumps(tree).encode())
 
 
 def _ids(row: Mapping[str, Any]) -> list[int]:

@@ -205,7 +205,7 @@ def test_what_finishes_says_of_which_plan_the_parts_were(recipe: Path, tmp_path:
         return next(line for line in answer.out.splitlines() if "part" in line)
 
     assert said() == "chat: the one part has finished"
-    other = "the one part has finished; 1 part had another recipe, day or source, and what differs is done again: 1/1"
+    other = "the one part has finished; 1 part had another recipe, day, source or commit of mdsmix, and what differs is done again: 1/1"
     assert said("max_seq_len=8") == f"chat: {other}"
     for number in (1, 2, 3, 4, 6):
         mdsmix("convert", recipe, "--only", "chat", "--part", f"{number}/9")
@@ -215,7 +215,7 @@ def test_what_finishes_says_of_which_plan_the_parts_were(recipe: Path, tmp_path:
     mdsmix("convert", recipe, "--only", "chat", "--part", "5/9")
     assert said() == "chat: all 9 parts have finished"
     write_jsonl(tmp_path / "b.jsonl", [*TALKS[::-1], TALKS[0]])
-    assert "had another recipe, day or source" in said()
+    assert "had another recipe, day, source or commit of mdsmix" in said()
 
 
 @pytest.mark.parametrize("option", ["--finish", "--dry-run", "--verify-target", "--limit=5"])

@@ -188,9 +188,9 @@ def test_a_cut_shard_is_made_again(
 def test_a_manifest_of_a_newer_format_is_not_overwritten(recipe: Path, published: Path) -> None:
     run_recipe(recipe)
     manifest = published / "mdsmix.manifest"
-    newer = manifest.read_bytes().replace(b'"format_version": 2', b'"format_version": 3')
+    newer = manifest.read_bytes().replace(b'"format_version": 3', b'"format_version": 4')
     manifest.write_bytes(newer)
-    with pytest.raises(Unreachable, match="format_version is 3"):
+    with pytest.raises(Unreachable, match="format_version is 4"):
         run_recipe(recipe)
     assert manifest.read_bytes() == newer
 

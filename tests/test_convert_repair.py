@@ -36,6 +36,7 @@ from tests.converting import (
     write_recipe,
 )
 from tests.corpus import train_tokenizer
+from tests.published import edit
 from tests.styles import train_style
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
@@ -178,9 +179,7 @@ def test_lost_unit_records_are_made_again_too(published: Path, recipe: Path) -> 
 
 def test_a_manifest_that_lies_is_written_again(published: Path, recipe: Path) -> None:
     before = files(published)
-    tree = json.loads(before["mdsmix.manifest"])
-    tree["totals"]["tokens"] += 1
-    (published / "mdsmix.manifest").write_text(json.dumps(tree))
+    edit(published / "mdsmix.manifest", lambda tree: tree["totals"].update(tokens=1))
     mend(recipe, published)
     assert files(published) == before
 

@@ -32,6 +32,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
+from tests.published import edit
 
 Rows = list[list[int]]
 BASE = np.random.default_rng(1).integers(0, 3, 60).tolist()
@@ -305,9 +306,7 @@ def test_what_cannot_be_compared_is_refused(
         assert "name published streams by --eval" in answer.err
     else:
         path = tmp_path / "out/quiz/eval/mdsmix.manifest"
-        tree = json.loads(path.read_bytes())
-        tree["tokenizer"]["hash"] = "0" * 32
-        path.write_text(json.dumps(tree))
+        edit(path, lambda tree: tree["tokenizer"].update(hash="0" * 32))
         answer = mdsmix("leaks", tmp_path / "out/web", "--eval", tmp_path / "out/quiz/eval")
         assert "which mean different texts" in answer.err
     assert answer.code == 2

@@ -239,17 +239,20 @@ def test_the_same_shards_published_anew_are_as_planned(lab: Lab) -> None:
         (None, "train.yaml has no lock: there is no train.yaml.mix.lock beside it"),
         ("{", "is no lock of a mix: "),
         ("[1]", "is no lock of a mix: "),
-        ('{"version": 1}', "is no lock of a mix: loaders is missing"),
-        ('{"version": 7, "more": {}}', "is a lock of version 7, and this mdsmix reads version 1"),
+        ('{"version": 3}', "is no lock of a mix: loaders is missing"),
         (
-            '{"version": 1, "loaders": {"train_loader": {"streams": [{"name": "web", "drawn": 3, "shards": "a b"}]}}}',
+            '{"version": 7, "more": {}}',
+            "was written by a newer mdsmix (version 7, and this one reads 3)",
+        ),
+        (
+            '{"version": 3, "loaders": {"train_loader": {"streams": [{"name": "web", "drawn": 3, "shards": "a b"}]}}}',
             "is no lock of a mix: what it says of the shards of web is no list of them",
         ),
         (
-            '{"version": 1, "loaders": {"train_loader": {"streams": [{"name": "code", "drawn": 3, "shards": ""}]}}}',
+            '{"version": 3, "loaders": {"train_loader": {"streams": [{"name": "code", "drawn": 3, "shards": ""}]}}}',
             "is the lock of another recipe: it names code, and",
         ),
-        ('{"version": 1, "loaders": {}}', "is the lock of another recipe: it names no stream, and"),
+        ('{"version": 3, "loaders": {}}', "is the lock of another recipe: it names no stream, and"),
     ],
 )
 def test_a_lock_that_says_nothing_of_the_yaml_is_one_sentence(

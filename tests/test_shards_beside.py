@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,6 +32,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
+from tests.published import sealed
 
 NAMES = st.sets(st.text("ab/\u00e9", min_size=1, max_size=6), min_size=1, max_size=12)
 
@@ -214,7 +216,7 @@ def test_a_manifest_names_no_other_file(split: Path) -> None:
     name = manifest_of(split).source_parts[0].name.encode()
     for other in (b"../" + name, name[1:], b"index.json", b"0" + name[1:]):
         with pytest.raises(Exception, match="which no part of a stream is called"):
-            parse_manifest(content.replace(b'"' + name, b'"' + other), "here")
+            parse_manifest(sealed(json.loads(content.replace(b'"' + name, b'"' + other))), "here")
 
 
 def beside_a_shard(folder: Location, content: bytes) -> SideFile:

@@ -15,16 +15,17 @@ from hypothesis import strategies as st
 from mdsmix.errors import Unreachable
 from mdsmix.shards.counts import Records, Totals, histogram
 from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index
-from mdsmix.shards.manifest import Encoding, Manifest, TokenizerCard, parse_manifest
+from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard, parse_manifest
 from mdsmix.shards.mds import Layout
 from mdsmix.shards.published import find_published
 from mdsmix.storage import locate
+from tests.published import sealed
 
 LAYOUT = Layout.of({"tokens": "ndarray:uint16:8"})
 FILE = StoredFile(basename="ab.mds", bytes=100, hashes={"xxh128": "ab"})
 INDEX = make_index([Shard.of(LAYOUT, 3, FILE, None)])
 MANIFEST = Manifest(
-    format_version=2,
+    format_version=FORMAT_VERSION,
     tool_version="0",
     encoding=Encoding(
         kind="pretraining",
@@ -117,10 +118,15 @@ def test_settings_at_their_defaults_are_not_written() -> None:
     [
         (b"{", "cannot be read as a manifest"),
         (b"3", "format_version is None"),
-        (orjson.dumps({"format_version": 3}), "format_version is 3, this mdsmix reads 1 and 2"),
-        (orjson.dumps({"format_version": 1}), "is missing"),
-        (MANIFEST.to_bytes().replace(b'"complete"', b'"compleat"'), "did you mean complete"),
-        (MANIFEST.to_bytes().replace(b'"complete": true', b'"complete": false'), "complete"),
+        (orjson.dumps({"format_version": 4}), "format_version is 4, and this mdsmix reads 3"),
+        (orjson.dumps({"format_version": 1}), "an earlier commit of mdsmix (format version 1,"),
+        (sealed({"format_version": 3}), "is missing"),
+        (
+            MANIFEST.to_bytes().replace(b'"hash": "h"', b'"hash": "i"'),
+            "its hash is not that of its",
+        ),
+        (sealed(orjson.loads(MANIFEST.to_bytes()) | {"compleat": True}), "did you mean complete"),
+        (sealed(orjson.loads(MANIFEST.to_bytes()) | {"complete": False}), "complete"),
         (replace(MANIFEST, index_hash="../x").to_bytes(), "its index_hash is '../x', no xxh128"),
     ],
 )
@@ -170,18 +176,19 @@ def test_nothing_adds_nothing() -> None:
 
 def test_what_a_manifest_leaves_out_is_not_known() -> None:
     tree = orjson.loads(MANIFEST.to_bytes())
-    stated = ("kind", "loader", "columns", "max_seq_len", "decoder_only_format")
-    stated += ("target_prompts", "target_responses", "special_tokens_in_text")
-    parts = {"tokenizer": ("name", "hash", "vocab_size"), "totals": (), "encoding": stated}
-    for part, kept in parts.items():
-        tree[part] = {key: tree[part][key] for key in kept}
-    card = parse_manifest(orjson.dumps(tree), "x")
+    assert set(tree["encoding"]) == {
+        *("kind", "loader", "columns", "max_seq_len", "decoder_only_format"),
+        *("target_prompts", "target_responses", "special_tokens_in_text"),
+    }
+    assert (tree["totals"], tree["records"]) == ({"samples": 3}, {"read": 3, "written": 3})
+    assert {"mixed", "seed", "source_parts", "side_files"}.isdisjoint(tree)
+    card = parse_manifest(sealed(tree), "x")
     how = card.encoding
     assert {how.layout, how.add_bos, how.add_eos, how.min_tokens, how.max_tokens} == {None}
     assert (how.fields, how.compact, how.date_string, how.compression) == ({}, False, None, None)
     ids = (card.tokenizer.bos_id, card.tokenizer.eos_id, card.tokenizer.pad_id)
     assert {*ids, card.tokenizer.chat_template_hash, card.seed} == {None}
-    assert (card.totals.samples, card.totals.largest_id) == (0, -1)
+    assert (card.totals.samples, card.totals.largest_id) == (3, -1)
 
 
 def test_the_histogram_counts_by_powers_of_two() -> None:

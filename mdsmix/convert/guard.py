@@ -7,21 +7,24 @@ from heapq import nsmallest
 
 from mdsmix import sources
 from mdsmix.convert.job import Job
+from mdsmix.convert.ledger import FOLDER, is_of_earlier
 from mdsmix.convert.quarantine import QUARANTINE
 from mdsmix.convert.standing import Standing
-from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.errors import Earlier, RecipeError, Unreachable
 from mdsmix.shards.links import refuse_links
-from mdsmix.shards.manifest import FORMAT_VERSION, Manifest
+from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Location
 from mdsmix.words import listed, percent
 
 
 def published_manifest(job: Job, standing: Standing, reencode: bool) -> Manifest | None:
-    """The manifest at the target, None where nothing usable is published there.
+    """The manifest at the target, None where nothing is published there that can be gone on from.
 
     RecipeError where the target holds a stream that `mdsmix convert` did not make.
     """
+    if isinstance(standing.damage, Earlier):
+        return None
     if standing.damage and not reencode:
         raise Unreachable(f"{standing.damage} To publish the stream anew, pass --reencode.")
     if standing.manifest is None and not reencode and standing.has_index:
@@ -86,9 +89,6 @@ def _share_a_file(job: Job, manifest: Manifest, files: list[SourceFile]) -> bool
     in parts as a rule only the first is read."""
     now = {file.name for file in files}
     before = (source.path for source in manifest.read_sources(job.folder))
-    if manifest.format_version == 1:  # whose names began at a root that is not known any more
-        old, new = ({n.rpartition("/")[2] for n in names} for names in (before, now))
-        return bool(old & new)
     return not now.isdisjoint(before) or _share_content(job, manifest, files)
 
 
@@ -118,11 +118,12 @@ def why_whole(job: Job, old: Manifest | None) -> str | None:
     )
 
 
-def why_rebuilt(job: Job, old: Manifest | None) -> str | None:
-    """A sentence where the published stream is of an older format, so that all of it is converted again."""
-    if old is None or old.format_version == FORMAT_VERSION:
+def why_rebuilt(job: Job, standing: Standing) -> str | None:
+    """A sentence where the target holds a stream, or finished work units, of an earlier format, so that all of it is converted again."""
+    if isinstance(standing.damage, Earlier):
+        what = "the stream that is published"
+    elif standing.manifest is None and FOLDER in standing.folders and is_of_earlier(job.folder):
+        what = "the finished work units"
+    else:
         return None
-    return (
-        f"{job.name}: it is published in format version {old.format_version}, which names work units and source files in "
-        f"another way: all of it is converted again, into version {FORMAT_VERSION}"
-    )
+    return f"{job.name}: an earlier commit of mdsmix made {what} at {job.target}; all of it is converted again"

@@ -72,6 +72,14 @@ def read_record(folder: Location, key: str) -> UnitRecord | None:
     return None if content is None else parse_record(content, key)
 
 
+def is_of_earlier(folder: Location) -> bool:
+    """Whether the unit records in the folder, of which the first is read, are whole and of a format that is not read any more."""
+    names = (name for name, _ in (folder / FOLDER).list() if RECORD.fullmatch(name))
+    name = next(names, "")
+    content = unsealed((folder / FOLDER / name).read()) if name else None
+    return content is not None and parse_record(content, name) is None
+
+
 def parse_record(content: bytes, key: str) -> UnitRecord | None:
     """The record of this unit from its JSON; None where it is none."""
     with suppress(typed.Misfit):

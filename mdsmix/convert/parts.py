@@ -192,6 +192,6 @@ def _said_of_stale(parts: Collection[Part]) -> str:
     if not parts:
         return ""
     return (
-        f"{plural(len(parts), 'part')} had another recipe, day or source, and what differs is done again: "
+        f"{plural(len(parts), 'part')} had another recipe, day, source or commit of mdsmix, and what differs is done again: "
         f"{listed(list(map(str, parts)), 8)}"
     )

@@ -63,12 +63,12 @@ def _preview_stream(
             "  which records are dropped as duplicates is not known before they are read for it; units that lose records, or "
             "lose others than before, are converted too"
         )
+    older = why_rebuilt(job, standing)
     if old is None:
-        yield "  nothing is published there yet"
+        yield f"  {older or 'nothing is published there yet'}"
         return
-    older = why_rebuilt(job, old)
     was, gone = _sources_before(job, old, todo, files)
-    reasons = [older] if older else list(_changes(job, old)) or _of_units(todo, contents, old, was)
+    reasons = list(_changes(job, old)) or _of_units(todo, contents, old, was)
     yield from (f"  {reason}" for reason in reasons)
     if gone:
         yield f"  no longer among the sources: {listed(gone, 5)}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from mdsmix.convert.damage import stored_hash
-from mdsmix.convert.guard import published_manifest, why_rebuilt
+from mdsmix.convert.guard import published_manifest
 from mdsmix.convert.job import Job, on_day
 from mdsmix.convert.outcome import Watcher
 from mdsmix.convert.packs import drop_records
@@ -134,8 +134,6 @@ def _refuse_others(
         )
     if job.place(manifest.index_hash) != folder:
         raise _another(job, f"publish in the recipe would not publish it at {folder} again")
-    if older := why_rebuilt(job, manifest):
-        raise RecipeError(f"{older}, by mdsmix convert; mdsmix repair cannot.")
     job = on_day(job, manifest.encoding.date_string)
     is_same = job.encoding == manifest.encoding and job.tokenizer.hash == manifest.tokenizer.hash
     if not is_same:

@@ -133,6 +133,8 @@ def _part_work(job: Job, files: list[sources.SourceFile], standing: Standing, ru
     units = plan(job, files)
     cache = source_hashes(job, run.options, units, standing)
     job, old = _as_published(job, standing, run.options)
+    if why := why_rebuilt(job, standing):
+        run.watcher.say(why)
     job = _beside(job, old, standing, run.engine)
     return Work(job=job, units=units, cache=cache, engine=run.engine, watcher=run.watcher)
 
@@ -166,7 +168,7 @@ def _convert_stream(
     if old and not again and is_up_to_date(job, old, standing, units, cache):
         refuse_too_many_bad(job, old.records)
         return _outcome(job, old, standing.index, [], began)
-    for why in filter(None, (why_rebuilt(job, old), why_whole(job, old))):
+    for why in filter(None, (why_rebuilt(job, standing), why_whole(job, old))):
         watcher.say(why)
     said = ""
     with lease(job.folder, watcher.say) as held:

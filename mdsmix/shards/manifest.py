@@ -2,31 +2,32 @@
 
 It lies beside index.json as `mdsmix.manifest`, without the suffix .json, since Streaming's merge_index reads every
 *.json below a folder as an index. It is published before the index and names the index's hash, so a reader can tell a
-finished publication from an interrupted one.
+finished publication from an interrupted one. Its first line is the hash of all that follows, so a changed key is noticed.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from typing import Any, Literal
 
 import orjson
 import xxhash
 
 from mdsmix import typed
-from mdsmix.errors import Unreachable
+from mdsmix.errors import Earlier, Unreachable
 from mdsmix.shards.beside import Beside, SideFile, SourceEntry, SourcePart, read_part
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import find_description
 from mdsmix.storage import Location
 
 BASENAME = "mdsmix.manifest"
-FORMAT_VERSION = 2
-"Raised when the meaning of a key, a work unit's window or a shard's bytes change: older streams are then rebuilt."
-READABLE = (1, FORMAT_VERSION)
-"Versions whose manifests are understood: such streams are mixed, loaded and verified as they are."
+FORMAT_VERSION = 3
+"Raised when the meaning of a key, a work unit's window or a shard's bytes change: streams of an earlier one are converted again."
+_SEAL = re.compile(rb'\{\n  "hash": "([0-9a-f]{32})",(?=\n)')
+"The first line of a manifest, with the xxh128 of all bytes behind its comma."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +58,7 @@ class TokenizerCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """How records became samples. Where two streams of a mix disagree in one of these, `check` says so.
-
-    What is at its default is written nowhere: a key that comes later, with a default, changes no stream that is there.
-    """
+    """How records became samples. Where two streams of a mix disagree in one of these, `check` says so."""
 
     kind: Literal["pretraining", "finetuning"]
     loader: Literal["text", "finetuning"]
@@ -112,9 +110,7 @@ class Encoding:
     @property
     def stated(self) -> dict[str, Any]:
         """The settings that are not at their defaults, as they stand in a manifest and shape a unit's key."""
-        return {
-            f.name: given for f in fields(self) if (given := getattr(self, f.name)) != _default(f)
-        }
+        return _stated(self)
 
     @property
     def image_ids(self) -> tuple[int, ...]:
@@ -209,47 +205,30 @@ class Manifest:
             yield from read_part(folder, part)
 
     def to_bytes(self) -> bytes:
-        tree = _keys(self) | {"encoding": self.encoding.stated}
-        tree |= {"records": _keys(self.records), "totals": _keys(self.totals)}
-        if not self.mixed:
-            # The keys came later: what was converted keeps the bytes it had.
-            del tree["mixed"], tree["seed"]
-        for section, keys in LATER.items():
-            of = tree[section] if section else tree
-            for key in keys:
-                if not of[key]:
-                    del of[key]
         # By itself orjson would leave the keys of dataclasses unsorted; `asdict` copies all that they hold, ten times as slowly.
-        return orjson.dumps(tree, _keys, orjson.OPT_PASSTHROUGH_DATACLASS | _SORTED)
+        tree = orjson.dumps(self, _stated, orjson.OPT_PASSTHROUGH_DATACLASS | _SORTED)
+        return b'{\n  "hash": "%s",%s' % (xxhash.xxh128_hexdigest(tree[1:]).encode(), tree[1:])
 
 
 _SORTED = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS
-LATER = {
-    "": ("source_parts", "side_files"),
-    "records": (
-        "unread",
-        "unseen",
-        "placeholders",
-        "ways_out",
-        "too_long",
-        "nulls",
-        "duplicates",
-        "unhashed",
-    ),
-    "totals": ("cut_rows", "cut_tokens", "images", "image_bytes", "image_tokens", "documents"),
-}
-"Section -> keys that were added to the format: they are written where they are not empty, so that no manifest changed."
 
 
 def parse_manifest(content: bytes, where: str) -> Manifest:
-    """A manifest from its bytes; Unreachable where it is damaged or of a newer format."""
+    """A manifest from its bytes; Unreachable where it is damaged or of a newer format, Earlier where it is of an earlier one."""
     try:
         tree = orjson.loads(content)
         version = tree.get("format_version") if isinstance(tree, dict) else None
-        if version not in READABLE:
-            raise typed.Misfit(
-                f"its format_version is {version!r}, this mdsmix reads {' and '.join(map(str, READABLE))}"
+        if version in range(1, FORMAT_VERSION):
+            raise Earlier(
+                f"{where} was written by an earlier commit of mdsmix (format version {version}, and this one reads "
+                f"{FORMAT_VERSION}): run mdsmix convert, or mdsmix mix, on its recipe, which makes the stream anew."
             )
+        if version != FORMAT_VERSION:
+            raise typed.Misfit(
+                f"its format_version is {version!r}, and this mdsmix reads {FORMAT_VERSION}"
+            )
+        _refuse_changed(content)
+        del tree["hash"]
         manifest = typed.read(Manifest, tree)
         # It names the folder of a version.
         if not re.fullmatch("[0-9a-f]{32}", manifest.index_hash):
@@ -267,6 +246,14 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
         ) from None
 
 
+def _refuse_changed(content: bytes) -> None:
+    """Misfit where the manifest is not, byte for byte, as it was written."""
+    seal = _SEAL.match(content)
+    digest = xxhash.xxh128_hexdigest(content[seal.end() :]).encode() if seal else b""
+    if seal is None or seal[1] != digest:
+        raise typed.Misfit("it was changed since it was written: its hash is not that of its bytes")
+
+
 def read_manifest(folder: Location) -> Manifest | None:
     """The manifest of the stream in `folder`, None where it was published without one."""
     at = folder / BASENAME
@@ -274,9 +261,17 @@ def read_manifest(folder: Location) -> Manifest | None:
     return None if content is None else parse_manifest(content, str(at))
 
 
-def _default(field: Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
+def _stated(section: Any) -> dict[str, Any]:
+    """The fields that are not at their defaults: a key that comes later, with a default, changes no manifest that is there."""
+    given = (
+        (name, getattr(section, name), default) for name, default in _defaults(section.__class__)
+    )
+    return {name: value for name, value, default in given if value != default}
 
 
-def _keys(section: Any) -> dict[str, Any]:
-    return {f.name: getattr(section, f.name) for f in fields(section)}
+@cache
+def _defaults(cls: Any) -> list[tuple[str, Any]]:
+    return [
+        (f.name, f.default if f.default_factory is MISSING else f.default_factory())
+        for f in fields(cls)
+    ]

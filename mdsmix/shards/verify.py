@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from mdsmix.errors import Unreachable
+from mdsmix.errors import Earlier, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.counts import Totals
@@ -122,6 +122,8 @@ def _read_manifest(folder: Location) -> tuple[Manifest | None, list[Fault]]:
         return None, []
     try:
         return parse_manifest(content, str(at)), []
+    except Earlier:
+        raise
     except Unreachable as error:
         fix = "mdsmix convert RECIPE --reencode writes it anew from the finished work units"
         return None, [Fault(file=at.name, problem=_problem(error), fix=fix)]

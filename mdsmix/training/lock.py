@@ -20,11 +20,12 @@ import xxhash
 
 from mdsmix import typed
 from mdsmix.errors import RecipeError
+from mdsmix.shards.manifest import FORMAT_VERSION
 from mdsmix.training.keys import COUNT_UNITS, in_units
 from mdsmix.training.sections import LoaderSection
 from mdsmix.words import plural, spelled
 
-VERSION = 1
+VERSION = FORMAT_VERSION
 SUFFIX = ".mix.lock"
 "Behind the whole name of the YAML, so that several in one folder have a lock each."
 WORD = re.compile(r"([0-9a-f]{12})\*(\d{1,10})")
@@ -139,12 +140,12 @@ AnyLock = TypeVar("AnyLock", Lock, LoaderLock)
 
 
 def parse_loader_lock(text: str, where: str) -> LoaderLock:
-    """The lock in a checkpoint; RecipeError where it is none, or of a newer version."""
+    """The lock in a checkpoint; RecipeError where it is none, or of another version."""
     return _parsed(LoaderLock, text.encode(), where, "")
 
 
 def parse_lock(content: bytes, where: str) -> Lock:
-    """The file's; RecipeError where it is none, or of a newer version."""
+    """The file's; RecipeError where it is none, or of another version."""
     return _parsed(
         Lock, content, where, "; render the YAML again, which locks what is published now"
     )
@@ -154,9 +155,10 @@ def _parsed(cls: type[AnyLock], content: bytes, where: str, fix: str) -> AnyLock
     try:
         tree = orjson.loads(content)
         version = tree.get("version") if isinstance(tree, Mapping) else None
-        if isinstance(version, int) and version > VERSION:
+        if isinstance(version, int) and version != VERSION:
+            whose = "an earlier commit of mdsmix" if version < VERSION else "a newer mdsmix"
             raise RecipeError(
-                f"{where} is a lock of version {version}, and this mdsmix reads version {VERSION}; use the mdsmix that wrote it{fix}."
+                f"{where} was written by {whose} (version {version}, and this one reads {VERSION}){fix or '; use the one that wrote it'}."
             )
         lock = typed.read(cls, tree)
         for stream in _streams(lock):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.abuse.conftest import Arena
-from tests.published import CONCAT, TOKEN_ROW, publish
+from tests.published import CONCAT, TOKEN_ROW, edit, publish
 
 COMMANDS = ["verify", "inspect", "gc", "check"]
 Change = Callable[[dict[str, Any]], Any]
@@ -35,9 +35,7 @@ def answers(arena: Arena, stream: Path) -> dict[str, str]:
 
 
 def rewritten(stream: Path, change: Change, name: str = "index.json") -> None:
-    path = stream / "train" / name
-    tree = json.loads(path.read_bytes())
-    path.write_text(json.dumps(change(tree) or tree))
+    edit(stream / "train" / name, change)
 
 
 def set_in(*keys: Any) -> Change:

@@ -220,10 +220,10 @@ def test_a_state_without_a_lock_goes_on_and_says_so(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('{"version": 2}', "is a lock of version 2, and this mdsmix reads version 1"),
+        ('{"version": 4}', "was written by a newer mdsmix .version 4, and this one reads 3."),
         ("{", "is no lock of a mix: it is no JSON|is no lock of a mix: "),
         (
-            '{"version": 1, "streams": [{"name": "a", "drawn": 1, "shards": "x"}]}',
+            '{"version": 3, "streams": [{"name": "a", "drawn": 1, "shards": "x"}]}',
             "shards of a is no list",
         ),
         ("[]", "is no lock of a mix"),

@@ -1,0 +1,89 @@
+"""What an earlier commit of mdsmix made is told in one sentence, and made anew: tests/golden/earlier is of b9d3ed4."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mdsmix.errors import RecipeError
+from mdsmix.shards.published import find_published
+from mdsmix.storage import locate
+from mdsmix.training.lock import parse_loader_lock
+from tests.converting import documents, files, mdsmix, samples, write_recipe
+
+GOLDEN = Path(__file__).parent / "golden" / "earlier"
+RECORDS = [json.dumps({"text": f"a document, number {n}"}) for n in range(9)]
+EARLIER = "an earlier commit of mdsmix"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
+    """Of the stream that the golden targets hold."""
+    (tmp_path / "web.jsonl").write_text("\n".join([*RECORDS, "not json"]) + "\n")
+    streams = {"web": documents(tmp_path / "web.jsonl", layout="document")}
+    return write_recipe(tmp_path, tokenizer_folder, streams=streams)
+
+
+def lay(recipe: Path, name: str) -> Path:
+    """Puts a golden target where the recipe publishes; returns the split's folder."""
+    shutil.copytree(GOLDEN / name / "web", recipe.parent / "out" / "web")
+    return recipe.parent / "out" / "web" / "train"
+
+
+@pytest.mark.parametrize("command", ["verify", "check", "inspect", "repair"])
+def test_a_stream_of_an_earlier_commit_is_told_in_one_sentence(recipe: Path, command: str) -> None:
+    split = lay(recipe, "published")
+    before = files(split)
+    answer = mdsmix(command, split, *(["--recipe", recipe] if command == "repair" else []))
+    assert answer.code == 4
+    (line,) = answer.err.splitlines()
+    assert EARLIER in line
+    assert "mdsmix convert" in line
+    assert files(split) == before
+
+
+def test_a_recipe_with_a_stream_of_an_earlier_commit_is_not_rendered(recipe: Path) -> None:
+    lay(recipe, "published")
+    for command in (["check", recipe], ["render-yaml", recipe, "-o", recipe.parent / "t.yaml"]):
+        answer = mdsmix(*command)
+        assert (answer.code, EARLIER in answer.err) == (4, True)
+    assert not (recipe.parent / "t.yaml").exists()
+
+
+@pytest.mark.parametrize("name", ["published", "array"])
+@pytest.mark.parametrize("way", [[], ["--finish"], ["publish=versioned"]])
+def test_a_conversion_makes_it_anew_and_says_so(recipe: Path, name: str, way: list[str]) -> None:
+    split = lay(recipe, name)
+    assert EARLIER in mdsmix("convert", recipe, "--dry-run").out
+    answer = mdsmix("convert", recipe, *way)
+    assert answer.code == 0, answer.err
+    assert answer.err.count(EARLIER) == 1
+    assert f"at {split}" in answer.err
+    assert len(samples(find_published(locate(split)).url)) == 9
+    assert mdsmix("verify", split.parent).code == 0
+    again = mdsmix("convert", recipe, *way[: len(way) if way != ["--finish"] else 0])
+    assert "up to date" in again.out
+    assert EARLIER not in again.out + again.err
+
+
+def test_parts_of_an_earlier_commit_are_told(recipe: Path) -> None:
+    lay(recipe, "array")
+    answer = mdsmix("convert", recipe, "--part", "1/1")
+    assert answer.code == 0
+    assert EARLIER in answer.err
+
+
+def test_a_lock_beside_a_yaml_and_one_in_a_checkpoint_are_told(recipe: Path) -> None:
+    assert mdsmix("convert", recipe).code == 0
+    rendered = recipe.parent / "train.yaml"
+    assert mdsmix("render-yaml", recipe, "-o", rendered).code == 0
+    shutil.copy(GOLDEN / "train.yaml.mix.lock", f"{rendered}.mix.lock")
+    answer = mdsmix("check", "--lock", rendered)
+    assert (answer.code, EARLIER in answer.err) == (2, True)
+    assert "render the YAML again" in answer.err
+    state = json.loads((GOLDEN / "state.json").read_text())
+    with pytest.raises(RecipeError, match=EARLIER):
+        parse_loader_lock(state["mdsmix_lock"], "the lock in the checkpoint")
