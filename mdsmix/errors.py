@@ -55,6 +55,10 @@ class Denied(Unreachable):
     """What is there may not be read or written with these rights; others of it may."""
 
 
+class NoSuchPlace(Unreachable):
+    """A store says that what is named does not exist or may not be called so; others of its names may."""
+
+
 class SeveralFailed(MdsmixError):
     """More than one stream of a run failed; the exit code is that of the gravest error."""
 

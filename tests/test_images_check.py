@@ -15,7 +15,7 @@ from PIL import Image, features
 
 from mdsmix.errors import RecipeError
 from mdsmix.images import check
-from mdsmix.images.check import Rules, decode, look, opened, require_pillow
+from mdsmix.images.check import Looked, Rules, decode, look, opened, require_pillow
 from tests.jpegs import differing, judged, kinds
 from tests.pictures import drawing
 
@@ -69,9 +69,12 @@ def test_the_thumbnail_of_a_jpeg_that_was_cut_off_does_not_end_it() -> None:
 
 
 @pytest.mark.parametrize("rules", [FULL, HEADER])
-def test_a_webp_that_was_cut_off_is_told_by_its_header(rules: Rules) -> None:
-    data = saved(noise(), "WEBP")
-    assert {look(data[:end], rules).reason for end in (20, 100, len(data) - 1)} == {"image_truncated"}  # fmt: skip
+@pytest.mark.parametrize("format", ["WEBP", "BMP"])
+def test_a_webp_or_bmp_that_was_cut_off_is_told_by_its_header(format: str, rules: Rules) -> None:
+    data = saved(noise(), format)
+    found = {look(data[:end], rules) for end in (60, len(data) // 2, len(data) - 1)}
+    why = "it has fewer bytes than its header says"
+    assert found == {Looked(reason="image_truncated", why=why)}
 
 
 def test_as_many_pixels_as_are_allowed_are_not_too_many() -> None:

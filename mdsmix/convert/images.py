@@ -10,9 +10,9 @@ stamp: it is asked again only with --verify-source.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from mdsmix.convert.job import Job
 from mdsmix.convert.keys import Dropped
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.encode.tokenizer import keep_in_cache
-from mdsmix.errors import Unreachable
+from mdsmix.errors import Denied, NoSuchPlace, Unreachable
 from mdsmix.kinds.fingerprints import Fingerprints
 from mdsmix.kinds.reading import open_looking
 from mdsmix.sources import Content, Digests, Unit, Window, content_of, read
@@ -122,54 +122,32 @@ def forget_stamps(job: Job, contents: Iterable[Content]) -> None:
 
 def current(urls: Sequence[str]) -> dict[str, tuple[int, str]]:
     """Size and stamp of these files, of those that are there."""
-    distinct = list(dict.fromkeys(urls))
-    stored = [url for url in distinct if url.startswith("s3://")]
-    local = [url for url in distinct if not url.startswith("s3://")]
-    found = dict(_of_disk(local))
-    found.update(_of_store(stored))
-    return found
+    found = dict(_listed({url for url in urls if url.startswith("s3://")}))
+    left = {url for url in urls if url not in found}
+    each = zip(left, together(_stat_of, left), strict=True)
+    return {url: (stat.size, stat.stamp) for url, stat in [*found.items(), *each] if stat}
 
 
-def _of_disk(urls: Sequence[str]) -> Iterator[tuple[str, tuple[int, str]]]:
-    pieces = [urls[start : start + 1000] for start in range(0, len(urls), 1000)]
-    for of in together(_stats, pieces):
-        yield from of
-
-
-def _stats(urls: Sequence[str]) -> list[tuple[str, tuple[int, str]]]:
-    found = []
-    for url in urls:
-        with suppress(Unreachable):
-            if stat := locate(url).stat():
-                found.append((url, (stat.size, stat.stamp)))
-    return found
-
-
-def _of_store(urls: Sequence[str]) -> Iterator[tuple[str, tuple[int, str]]]:
-    """By listings of the folder that all lie in, as long as these hold little else; the rest one by one."""
-    left = set(urls)
+def _listed(urls: Collection[str]) -> Iterator[tuple[str, Stat]]:
+    """Those of a bucket's images that a listing of the folder that holds them all gives, as long as that folder holds little else."""
     for bucket, of in groupby(sorted(urls), lambda url: url.split("/")[2]):
         keys = list(of)
-        if len(keys) <= FEW:
-            continue
-        top = os.path.commonprefix(keys).rpartition("/")[0]  # noqa: RUF071  (of URLs)
-        root = locate(top if len(top) > len(f"s3://{bucket}") else f"s3://{bucket}")
-        for number, (name, stat) in enumerate(root.list(recursive=True)):
-            url = f"{root.url}/{name}"
-            if url in left:
-                left.discard(url)
-                yield url, _stamp(stat)
-            if number > SPARSE * len(keys):
-                break
-        else:
-            left.difference_update(keys)  # what was not listed is not there
-    for url, found in zip(left, together(lambda url: locate(url).stat(), left), strict=True):
-        if found:
-            yield url, _stamp(found)
+        if len(keys) > FEW:
+            top = os.path.commonprefix(keys).rpartition("/")[0]  # noqa: RUF071  (of URLs)
+            root = locate(top if len(top) > len(f"s3://{bucket}") else f"s3://{bucket}")
+            for name, stat in islice(root.list(recursive=True), SPARSE * len(keys)):
+                if (url := f"{root.url}/{name}") in urls:
+                    yield url, stat
 
 
-def _stamp(stat: Stat) -> tuple[int, str]:
-    return stat.size, stat.stamp
+def _stat_of(url: str) -> Stat | None:
+    place = locate(url)
+    try:
+        return place.stat()
+    except Unreachable as error:
+        if place.is_s3 and not isinstance(error, Denied | NoSuchPlace):
+            raise
+        return None
 
 
 def _kept(job: Job, window: Window) -> dict[str, tuple[int, str]] | None:

@@ -128,12 +128,11 @@ class Chat:
         assert self.image is not None
         of_rows = [spans[position] for position in positions]
         ids, counts = self._shortened(ids, counts, self.image.grown(ids, counts, of_rows))
-        grown, held = self.image.grown(ids, counts, of_rows), self.image.count(ids, counts)
-        return (
-            ids,
-            counts,
-            overgrown(held, grown, counts, positions, self.targets.max_seq_len),
-        )
+        usable = judge(self.targets, Turns.interleaved(ids.lengths, counts)) == USABLE
+        may_outgrow = usable & (self.image.count(ids, counts) > 0)
+        grown = self.image.grown(ids, counts, of_rows)
+        longest = self.targets.max_seq_len
+        return ids, counts, overgrown(may_outgrow, grown, counts, positions, longest)
 
     def _encoded(
         self, ids: Ragged, counts: Counts, rejected: list[Rejected], specials: int

@@ -88,13 +88,17 @@ class ImageToken:
 
 
 def overgrown(
-    held: Counts, grown: NDArray[np.int64], counts: Counts, positions: Sequence[int], longest: int
+    may_outgrow: NDArray[np.bool_],
+    grown: NDArray[np.int64],
+    counts: Counts,
+    positions: Sequence[int],
+    longest: int,
 ) -> Wrong:
-    """The rows with images that are longer than `longest` when these have become their tokens: no image is ever cut. `held`: the
-    images of each; `grown`: the lengths of prompts and responses."""
+    """The rows that are longer than `longest` when their images have become tokens: no image is ever cut. `may_outgrow`: the rows
+    with images whose text alone does not rule them out; `grown`: the lengths of prompts and responses."""
     firsts = 2 * np.concatenate([[0], np.cumsum(counts)])
     lengths = np.diff(np.concatenate([[0], np.cumsum(grown)])[firsts])
-    keep = (lengths <= longest) | (held == 0)
+    keep = (lengths <= longest) | ~may_outgrow
     kept = {positions[row] for row in np.flatnonzero(keep).tolist()}
     gone = sorted({positions[row] for row in np.flatnonzero(~keep).tolist()} - kept)
     return Wrong(keep, [Rejected(at, "images_too_long", True) for at in gone])

@@ -28,7 +28,7 @@ from mdsmix.engines.attempts import Attempt, Place
 from mdsmix.engines.base import Task
 from mdsmix.engines.channel import sendable
 from mdsmix.engines.memory import holds_more, own
-from mdsmix.errors import Denied, Unreachable
+from mdsmix.errors import Unreachable
 from mdsmix.storage import Location
 from mdsmix.storage.waiting import said_by
 
@@ -239,7 +239,7 @@ def _refuse_elsewhere(meeting: Location, of: str) -> None:
 
 def _placed(error: Exception) -> Exception:
     """With the node's name, since what could not be reached there may be there elsewhere."""
-    if type(error) in (Unreachable, Denied):
+    if isinstance(error, Unreachable):
         return type(error)(f"on the node {gethostname()}: {error}")
     return error
 

@@ -33,6 +33,7 @@ _TURNED = (5, 6, 7, 8)
 _ORIENTATION, _WIDTH, _HEIGHT = 0x0112, 0x0100, 0x0101
 _PNG_EXIF = (b"eXIf", b"Raw profile type exif", b"tiff:Orientation")
 _EOI = b"\xff\xd9"
+FEWER = "it has fewer bytes than its header says"
 WITHOUT = "images are looked at by Pillow, which is not installed: install mdsmix with its extra, pip install 'mdsmix[images]'"
 
 
@@ -70,7 +71,7 @@ def look(data: bytes, rules: Rules) -> Looked:
     if not data:
         return Looked(reason="image_empty", why="the file has no bytes")
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP" and not _riff_ends(data):
-        return Looked(reason="image_truncated", why="it has fewer bytes than its header says")
+        return Looked(reason="image_truncated", why=FEWER)
     try:
         with opened(data) as image:
             return _judge(image, data, rules)
@@ -116,7 +117,8 @@ def _judge(image: Image, data: bytes, rules: Rules) -> Looked:
     if image.mode.startswith(DEEP):
         raise Bad("image_depth", f"it has more than 8 bits a channel (mode {image.mode})")
     if not _ENDS[image.format or ""](data):
-        raise Bad("image_truncated", "the mark of its end is missing")
+        why = FEWER if image.format == "BMP" else "the mark of its end is missing"
+        raise Bad("image_truncated", why)
     turned = orientation(image, data) in _TURNED and not _is_turned(image)
     if rules.decode == "full":
         decode(image, data)

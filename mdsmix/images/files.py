@@ -17,7 +17,7 @@ from functools import cache
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from mdsmix.errors import Unreachable
+from mdsmix.errors import Denied, NoSuchPlace, Unreachable
 from mdsmix.images.check import Bad
 from mdsmix.images.connections import AT_ONCE
 from mdsmix.images.http import fetch
@@ -60,7 +60,7 @@ class Files:
     "Of the largest of the last ones, the less the longer ago it was."
 
     def read(self, places: Sequence[At]) -> Iterator[Read]:
-        """The images at these places, in order. Unreachable where a store fails; a missing file, or one that a disk refuses, is
+        """The images at these places, in order. Unreachable where a store does not answer; what it or a disk refuses, or has not, is
         said of that image alone."""
         if any(at.place is None for at in places):
             found = self._ahead(AT_ONCE, places)
@@ -89,11 +89,12 @@ class Files:
             return self._from_http(at.url)
         try:
             found = at.place.fetch(MOST_BYTES)
+        except NoSuchPlace as error:
+            return Read(reason="image_not_found", why=_without_path(error))
         except Unreachable as error:
-            if at.place.is_s3:
+            if at.place.is_s3 and not isinstance(error, Denied):
                 raise
-            why = str(error).partition(": ")[2]  # without the path, which is another elsewhere
-            return Read(reason="image_unreadable", why=why)
+            return Read(reason="image_unreadable", why=_without_path(error))
         if found is None:
             is_folder = not at.place.is_s3 and os.path.isdir(at.url)
             why = "it is a folder" if is_folder else "there is no such file"
@@ -114,6 +115,11 @@ class Files:
             return Read(fetch(url))
         except Bad as bad:
             return Read(reason=bad.reason, why=bad.why)
+
+
+def _without_path(error: Unreachable) -> str:
+    """What is said of a path that is another elsewhere."""
+    return str(error).partition(": ")[2]
 
 
 def ahead(

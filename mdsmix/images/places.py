@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import re
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,8 +16,6 @@ from mdsmix.images.check import Bad
 from mdsmix.images.http import is_http
 from mdsmix.storage import Location, locate
 
-MOST_KEY_BYTES = 1024
-"Of an object's name, in S3."
 _TOPS = {"s3": (1, "the bucket"), "hf": (3, "the data set")}
 "Scheme -> how many names its store's own name has, and what is called so."
 
@@ -40,8 +37,6 @@ def find(path: str, base: Location, inside: bool = False) -> At:
         place = _placed(path, base)
     except (RecipeError, UnicodeEncodeError, ValueError) as error:
         raise Bad("bad_image_path", str(error)) from None
-    if place.url.startswith("s3://"):
-        _refuse_no_object(place.url)
     if inside and not _is_below(place, base):
         why = "it does not lie below the folder of the images, and images.outside is refuse"
         raise Bad("bad_image_path", why)
@@ -76,13 +71,3 @@ def _is_below(place: Location, base: Location) -> bool:
 @lru_cache(maxsize=64)
 def _real(path: str) -> str:
     return os.path.realpath(path)
-
-
-def _refuse_no_object(url: str) -> None:
-    """Bad for a name that every store refuses: asked for, it would end the run as a store that fails."""
-    bucket, _, key = url[len("s3://") :].partition("/")
-    if not re.fullmatch(r"[\w.-]{3,255}", bucket, re.ASCII):
-        raise Bad("bad_image_path", f"{bucket!r} is no name of a bucket")
-    if not key or len(key.encode()) > MOST_KEY_BYTES:
-        why = f"has more than {MOST_KEY_BYTES:,} bytes" if key else "is empty"
-        raise Bad("bad_image_path", f"the name of the object {why}")

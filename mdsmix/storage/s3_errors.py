@@ -10,7 +10,7 @@ import re
 from functools import cache
 from typing import Any
 
-from mdsmix.errors import Denied, Unreachable
+from mdsmix.errors import Denied, NoSuchPlace, Unreachable
 
 _LATER = "run the same command again later"
 _AGAIN = "run the same command again"
@@ -73,9 +73,21 @@ _EXCEPTIONS = {
     "ParamValidationError": "this is not a valid bucket or object name; correct it",
 }
 
-_RIGHTS = ("AccessDenied", "AllAccessDisabled", "403")
 AWS = "AWS"
 "The store, where nothing names another endpoint."
+_KINDS: dict[str, type[Unreachable]] = {
+    "AccessDenied": Denied,
+    "AllAccessDisabled": Denied,
+    "403": Denied,
+    "NoSuchBucket": NoSuchPlace,
+    "InvalidBucketName": NoSuchPlace,
+    "404": NoSuchPlace,
+    "KeyTooLongError": NoSuchPlace,
+    "XMinioInvalidResourceName": NoSuchPlace,
+    "XMinioInvalidObjectName": NoSuchPlace,
+    "ParamValidationError": NoSuchPlace,
+}
+"What is raised for an answer that is about one name; all others may be about every name."
 _ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 # The last three: the body was damaged or cut on its way to the store.
@@ -163,7 +175,7 @@ def _answer(error: Exception) -> dict[str, Any]:
 def refusal(url: str, error: Exception, tries: int = 1, seconds: float = 0) -> Unreachable:
     """The sentence for whatever was raised about `url`, after so many tries."""
     tried = f" (tried {tries} times in {seconds:.0f} s)" if tries > 1 else ""
-    kind = Denied if error_code(error) in _RIGHTS else Unreachable
+    kind = _KINDS.get(error_code(error) or type(error).__name__, Unreachable)
     return kind(f"cannot reach {url} at {shown_endpoint()}{tried}: {_reason(error)}")
 
 

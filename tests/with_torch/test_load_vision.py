@@ -233,6 +233,28 @@ def test_a_batch_without_an_image_gets_a_masked_one(
     assert with_image == pytest.approx(float(model(**alone).loss), abs=1e-5)
 
 
+def test_a_row_that_its_text_alone_rules_out_has_that_reason(
+    tmp_path: Path, processors: dict[str, tuple[Path, Path]]
+) -> None:
+    write_drawings(tmp_path / "img", 2, size=(224, 224))
+    long = "What is it? " * 60
+    for policy, reason in (("cut", "no_loss_tokens"), ("filter", "too_long")):
+        recipe = written(
+            tmp_path / policy,
+            processors["qwen"],
+            [record("img/0.jpg"), record("img/0.jpg", question=long), record()],
+            max_seq_len=64,
+            streams={
+                "see": stream(
+                    tmp_path / policy / "a.jsonl", images={"root": str(tmp_path)}, too_long=policy
+                )
+            },
+        )
+        run_recipe(recipe)
+        filtered = manifest_of(tmp_path / policy / "out/see/train").records.filtered
+        assert filtered == {"images_too_long": 1, reason: 1}
+
+
 def test_an_image_that_the_processor_refuses_costs_its_record_alone(
     tmp_path: Path, processors: dict[str, tuple[Path, Path]]
 ) -> None:
