@@ -20,6 +20,7 @@ from mdsmix.encode.tokenizer import decoder_of, open_tokenizer
 from mdsmix.kinds.base import Piece
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.report.page import svg, thumbnails
+from mdsmix.report.page.show import TEMPLATES
 from mdsmix.report.page.spans import shown, spans
 from mdsmix.report.page.thumbnails import thumbnail
 from mdsmix.report.pictures import Picture
@@ -154,6 +155,14 @@ def test_lengths_that_are_cut_are_told(recipe: Path, page: Page) -> None:
     totals = chat["manifest"]["totals"]
     assert totals["cut_rows"] == 7
     assert f"7 samples are longer than max_seq_len: {totals['cut_tokens']:,} tokens" in " ".join(page.text.split())  # fmt: skip
+
+
+def test_forty_streams_look_different_and_the_style_sheet_knows_each_look() -> None:
+    looks = [svg.colour(number) for number in range(40)]
+    assert len(set(looks)) == 40
+    style = (TEMPLATES / "page.css").read_text()
+    assert all(f".{name} {{" in style for look in looks for name in look.split())
+    assert len(set(re.findall(r"--s\d: ([^;]*);", style))) == 10
 
 
 def test_what_lies_beyond_max_seq_len_is_hatched_from_there_on() -> None:

@@ -1,7 +1,7 @@
 """Drawings as SVG, made here: bars, ribbons, histograms. Lengths are percents, so that a page may be as wide as it likes and text
 keeps its size.
 
-Colours are classes of the style sheet (`s0` to `s9` for streams), which has them for light and dark. No drawing says a thing by
+Colours are classes of the style sheet (`s0` to `s9` for streams, `t1` to `t3` for textures over them), which has them for light and dark. No drawing says a thing by
 colour alone: each part has a title, and the numbers stand beside it as text.
 """
 
@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from mdsmix.table import size_of
 from mdsmix.words import plural, printable
 
-COLOURS = 10
+COLOURS, TEXTURES = 10, 4
 THINNEST = 1.2
 "Percent of the width that a bar of a histogram has at least."
 MOST_TICKS = 7
@@ -25,8 +25,9 @@ MOST_SHARDS = 96
 
 
 def colour(number: int) -> str:
-    """Class of the stream with this number."""
-    return f"s{number % COLOURS}"
+    """Classes of the stream with this number: a colour, and from the eleventh stream on a texture over it."""
+    texture = number // COLOURS % TEXTURES
+    return f"s{number % COLOURS}" + (f" t{texture}" if texture else "")
 
 
 def _svg(name: str, label: str, height: int, inner: Iterable[Markup]) -> Markup:
