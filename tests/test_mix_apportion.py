@@ -215,3 +215,28 @@ def test_a_budget_that_a_refusal_names_is_not_refused(
         assert refused(found, asked, named, repeat) == ""
     elif "raise max_repeat: " in why:
         assert "no budget gives every stream its share" in why
+
+
+@pytest.mark.parametrize(("repeat", "way"), [(100, 1), (1, -1)])
+def test_a_refusal_names_the_nearest_budget_above_and_below_where_none_is_above(
+    repeat: int, way: int
+) -> None:
+    """Held against every whole number of tokens there is, to within a sample."""
+    longer, shorter = Fraction(8), Fraction(4)
+    found = [
+        Measured(name=name, samples=25, counted=counted, budgeted=counted)
+        for name, counted in (("web", longer), ("chat", shorter))
+    ]
+    asked = {"web": Fraction(1, 2), "chat": Fraction(1, 2)}
+
+    def why(tokens: int) -> str:
+        return refused(found, asked, Budget(amount=Fraction(tokens), unit="tokens"), repeat)
+
+    written = {1: 100, -1: 200}[way]
+    advice = re.search(r"set budget: ([\d,]+) tokens", why(written))
+    assert advice
+    named = int(advice[1].replace(",", ""))
+    every = range(written, 10 * written) if way > 0 else range(written, 0, -1)
+    nearest = next(tokens for tokens in every if not why(tokens))
+    assert not why(named)
+    assert abs(named - nearest) <= longer

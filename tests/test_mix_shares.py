@@ -219,7 +219,7 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (
         (),
         {"budget": "100 tokens"},
-        "comes to 49.23%, more than 0.1 percentage points away: an epoch has too few samples; set budget: 16,000 tokens, or",
+        "comes to 49.23%, more than 0.1 percentage points away: an epoch has too few samples; set budget: 144 tokens, or",
     ),
     (
         (),

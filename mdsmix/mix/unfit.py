@@ -16,10 +16,6 @@ NEAR = Fraction(1, 1000)
 "A tenth of a percentage point: how far from the share that was asked for whole samples may be."
 
 
-STEP = Fraction(21, 20)
-"From one budget that is tried to the next."
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What is asked of the streams; lists go by stream."""
@@ -107,29 +103,31 @@ def _far(wanted: Wanted, chosen: Sequence[int], got: Sequence[Fraction], at: int
 
 
 def _way_out(wanted: Wanted) -> str:
-    """A budget that is not refused when it is given; where max_repeat leaves none, that."""
+    """The nearest budget that is not refused when it is given, a larger one before a smaller one; where max_repeat leaves none, that."""
     budget = wanted.budget or Budget(amount=wanted.whole, unit=wanted.unit)
-    if fitting := next(_fitting(wanted, budget), None):
-        return f"set budget: {_said(fitting, budget)}"
+    most = min(
+        wanted.max_repeat * s.samples / n
+        for n, s in zip(wanted.ideal, wanted.streams, strict=True)
+        if n
+    )
+    step = _parts(budget)
+    for times in _nearest_first(sum(wanted.ideal, Fraction(0)), most):
+        amount = Fraction(math.ceil(times * budget.amount * step), step)
+        if _fits(wanted, amount / budget.amount, most):
+            return f"set budget: {_said(amount, budget)}"
     return f"raise max_repeat: {float(wanted.max_repeat):g}, within which no budget gives every stream its share"
 
 
-def _fitting(wanted: Wanted, budget: Budget) -> Iterator[Fraction]:
-    """Budgets that fit. First the one of which every stream draws a sample at least, then one at which no rounding matters, so
-    that streams which grow change nothing; where streams are too small for these, others between."""
-    drawn = [(n, s) for n, s in zip(wanted.ideal, wanted.streams, strict=True) if n]
-    least = max(1 / n for n, _ in drawn)
-    sure = max(s.counted for _, s in drawn) * len(drawn) / NEAR / wanted.whole
-    most = min(wanted.max_repeat * s.samples / n for n, s in drawn)
-    between, times = list[Fraction](), least
-    while times < min(sure, most):
-        between.append(times)
-        times *= STEP
-    step = _parts(budget)
-    for times in (least, sure, *between, most):
-        amount = Fraction(math.ceil(times * budget.amount * step), step)
-        if _fits(wanted, amount / budget.amount, most):
-            yield amount
+def _nearest_first(samples: Fraction, most: Fraction) -> Iterator[Fraction]:
+    """Factors of a budget whose epoch draws so many samples, as epochs of whole samples have them: up to `most`, then down to one sample.
+    A twentieth of the distance is skipped, so that a thousandfold budget is reached in some 200 steps."""
+    for start, sign in ((math.ceil(samples), 1), (math.floor(samples), -1)):
+        distance = 0
+        while 1 <= start + sign * distance <= samples * most:
+            yield (start + sign * distance) / samples
+            distance += 1 + distance // 20
+        if sign > 0:
+            yield most
 
 
 def _fits(wanted: Wanted, times: Fraction, most: Fraction) -> bool:
