@@ -58,6 +58,9 @@ class Told:
     def on_bad(self, records: int) -> None:
         self.bad += records
 
+    def on_step(self, sentence: str) -> None:
+        self.said.append(sentence)
+
     def say(self, sentence: str) -> None:
         self.said.append(sentence)
 

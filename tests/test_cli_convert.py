@@ -360,6 +360,21 @@ def test_quietly_only_warnings_are_said_and_on_stderr(
     assert mdsmix("verify", tmp_path / "out/web", "-q").out.startswith("fault ")
 
 
+def test_quietly_no_step_is_said_that_goes_as_it_should(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer that is looked at for the first time, units read for duplicates, parts that have finished, streams without a sample."""
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "cache"))
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": f"text {n}"} for n in range(20)])
+    streams = {
+        "web": documents(source, duplicates="drop"),
+        "held": documents(source, split="validation"),
+    }
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=4)
+    for more in (["--part", "1/1"], ["--finish"], ["--budget", "40"]):
+        assert mdsmix("convert", recipe, "-q", *more) == Answer(0, "", "")
+
+
 def test_converting_checking_and_rendering_import_nothing_heavy(
     recipe: Path, tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path
 ) -> None:

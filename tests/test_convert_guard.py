@@ -6,8 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from mdsmix.convert.planning import Options
+from mdsmix.convert.preview import preview
 from mdsmix.errors import RecipeError
-from tests.converting import documents, files, manifest_of, run_recipe, write_jsonl, write_recipe
+from mdsmix.kinds import open_recipe
+from tests.converting import (
+    documents,
+    files,
+    list_in_parts,
+    manifest_of,
+    run_recipe,
+    write_jsonl,
+    write_recipe,
+)
 from tests.published import CONCAT, TOKEN_ROW, publish
 
 
@@ -100,3 +111,66 @@ def test_the_quarantine_is_no_source(recipe: Path, tmp_path: Path) -> None:
             RecipeError, match=r"finds .*/web/train/quarantine/.*narrow the pattern"
         ):
             run_recipe(recipe, everything, **settings)
+
+
+def vanishing(tmp_path: Path, tokenizer_folder: Path, kept: int, gone: int) -> Path:
+    """A recipe over a folder with two files of records of one length, whose second has vanished since it was published."""
+    for name, count in (("a", kept), ("b", gone)):
+        texts = [f"{name} {n:04} a text of some words" for n in range(count)]
+        write_jsonl(tmp_path / "g" / f"{name}.jsonl", [{"text": text} for text in texts])
+    streams = {"g": documents(tmp_path / "g" / "*.jsonl")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    run_recipe(recipe)
+    (tmp_path / "g" / "b.jsonl").rename(tmp_path / "b.jsonl")
+    return recipe
+
+
+def test_a_source_file_that_has_vanished_is_told_up_to_a_tenth_of_the_stream(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    recipe = vanishing(tmp_path, tokenizer_folder, kept=95, gone=5)
+    words = "g/b.jsonl is no longer among its sources: about 5 of the 100 records published, 5.0% of their bytes"
+    assert words in "".join(preview(open_recipe(recipe), Options()))
+    (outcome,) = run_recipe(recipe)
+    assert outcome.manifest.records.read == 95
+    assert [note for note in outcome.notes if note.startswith("WARNING: ") and words in note]
+    assert not any("no longer" in note for note in run_recipe(recipe)[0].notes)
+
+
+def test_more_than_a_tenth_that_has_vanished_is_refused_as_other_sources_are(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    recipe = vanishing(tmp_path, tokenizer_folder, kept=30, gone=300)
+    published = tmp_path / "out" / "g" / "train"
+    before = files(published)
+    refusal = (
+        r"stream g: g/b.jsonl is no longer among its sources: about 300 of the 330 "
+        r"records published, 90.9% of their bytes; bring it back, or pass --reencode to replace .*/g/train by a stream without it"
+    )
+    for attempt in (
+        lambda: list(preview(open_recipe(recipe), Options())),
+        lambda: run_recipe(recipe),
+    ):
+        with pytest.raises(RecipeError, match=refusal) as refused:
+            attempt()
+        assert refused.value.exit_code == 2
+    assert files(published) == before
+    assert run_recipe(recipe, reencode=True)[0].manifest.records.read == 30
+
+
+@pytest.mark.parametrize("is_listed_in_parts", [False, True])
+def test_a_file_that_was_moved_within_the_source_has_not_vanished(
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_listed_in_parts: bool,
+) -> None:
+    if is_listed_in_parts:
+        list_in_parts(monkeypatch)
+    recipe = vanishing(tmp_path, tokenizer_folder, kept=30, gone=300)
+    with pytest.raises(RecipeError, match="no longer among"):
+        run_recipe(recipe)
+    (tmp_path / "b.jsonl").rename(tmp_path / "g" / "c.jsonl")
+    (outcome,) = run_recipe(recipe)
+    assert outcome.manifest.records.read == 330
+    assert not any("no longer" in note for note in outcome.notes)

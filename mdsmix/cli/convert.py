@@ -154,7 +154,7 @@ def convert(
     bound = [] if max_bad is None else [f'max_bad="{max_bad}"']
     loaded = open_recipe(recipe, [*(overrides or ()), *bound, *_budget(budget)])
     if budget is not None:
-        loaded = _sampled(loaded)
+        loaded = _sampled(loaded, quiet)
     options = Options(
         only=only or (),
         limit=limit,
@@ -194,7 +194,7 @@ def _budget(written: str | None) -> list[str]:
         ) from None
 
 
-def _sampled(recipe: Recipe) -> Recipe:
+def _sampled(recipe: Recipe, quiet: bool) -> Recipe:
     """Every stream takes what the budget wants; what is taken otherwise is said."""
     from mdsmix.recipe.sampling import BY_BUDGET, sample_contradictions, with_budget
 
@@ -202,7 +202,7 @@ def _sampled(recipe: Recipe) -> Recipe:
     for stream in sampled.sourced:
         for sentence in sample_contradictions(sampled, stream):
             raise RecipeError(f"--budget: streams.{stream.name}: {sentence}")
-        if stream.sample != BY_BUDGET:
+        if stream.sample != BY_BUDGET and not quiet:
             taken = (
                 f"sample: {stream.sample} of it"
                 if stream.sample

@@ -124,8 +124,8 @@ def _whole(work: Work, damaged: Collection[str]) -> list[Hashed]:
             work.watcher.on_progress(size_of(unit.files), 0)
     todo = [number for number in range(len(units)) if number not in found]
     if todo:
-        work.say(
-            f"reads {plural(len(todo), 'work unit')} for duplicates, before they are converted"
+        work.watcher.on_step(
+            f"{job.name}: reads {plural(len(todo), 'work unit')} for duplicates, before they are converted"
         )
         open_tokenizer_backend(job)  # once, for all workers that are forked, which then convert
         prepare(units)

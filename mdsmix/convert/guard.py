@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
 from heapq import nsmallest
 
 from mdsmix import sources
@@ -10,12 +13,16 @@ from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER, is_of_earlier
 from mdsmix.convert.quarantine import QUARANTINE
 from mdsmix.convert.standing import Standing
-from mdsmix.errors import Earlier, RecipeError, Unreachable
+from mdsmix.errors import Damaged, Earlier, RecipeError, Unreachable
+from mdsmix.shards.beside import SourceEntry
 from mdsmix.shards.links import refuse_links
 from mdsmix.shards.manifest import Manifest
-from mdsmix.sources import SourceFile
+from mdsmix.sources import Content, SourceFile, Unit
 from mdsmix.storage import Location
-from mdsmix.words import listed, percent
+from mdsmix.words import does, listed, percent, plural
+
+MOST_LOST = Fraction(1, 10)
+"Of a stream's source bytes: a run that would publish it with less asks first."
 
 
 def published_manifest(job: Job, standing: Standing, reencode: bool) -> Manifest | None:
@@ -81,7 +88,87 @@ def _why_not(job: Job, manifest: Manifest, files: list[SourceFile]) -> str | Non
             f"stream {job.name}: {job.target} holds a stream made of {listed(old, of=manifest.source_count) or 'other streams'}, none of which is "
             f"among its sources now ({listed(sorted({file.name for file in files}))}); publish elsewhere, or pass --reencode to replace it."
         )
+    names = {file.name for file in files if file.stat.size}
+    lost = find_lost(job, manifest, names)
+    # Where there are new files, one of them may be a lost one that was moved or compressed: that is known when they were read.
+    if lost and lost.is_much and len(names) + len(lost.names) == manifest.source_count:
+        return lost.refusal(job)
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """Source files that a published stream was made of, and that are gone or empty now."""
+
+    names: Sequence[str]
+    share: Fraction
+    "Of the bytes of all its sources."
+    records: int
+    "Of the whole stream: those of one file are not counted."
+
+    @property
+    def is_much(self) -> bool:
+        return self.share > MOST_LOST
+
+    @property
+    def said(self) -> str:
+        return (
+            f"{listed(self.names)} {does(self.names, 'is', 'are')} no longer among its sources: about {float(self.share * self.records):,.0f} "
+            f"of the {plural(self.records, 'record')} published, {float(self.share):.1%} of their bytes"
+        )
+
+    def refusal(self, job: Job) -> str:
+        them = does(self.names, "it", "them")
+        return f"stream {job.name}: {self.said}; bring {them} back, or pass --reencode to replace {job.target} by a stream without {them}."
+
+
+def find_lost(
+    job: Job, manifest: Manifest, names: Collection[str], hashes: Collection[str] = ()
+) -> Lost | None:
+    """Which files of the published stream are gone; None where all are there, by name or, where the hashes of what the sources hold
+    now are known, by content."""
+    gone, total = list[SourceEntry](), 0
+    with suppress(
+        Damaged
+    ):  # a part of the list: what it named is not known, and a publication writes it anew
+        for source in manifest.read_sources(job.folder):
+            total += source.size
+            if source.path not in names and source.hash not in hashes:
+                gone.append(source)
+    if not gone:
+        return None
+    return Lost(
+        names=sorted(source.path for source in gone),
+        share=Fraction(sum(source.size for source in gone), total),
+        records=manifest.records.read,
+    )
+
+
+def told_of_lost(
+    job: Job, old: Manifest | None, entries: Sequence[SourceEntry], reencode: bool
+) -> str:
+    """A warning where files of the published stream are not among these; RecipeError where they are more than a run may leave out
+    unasked."""
+    if job.limit or not old:
+        return ""
+    lost = find_lost(job, old, {e.path for e in entries}, {e.hash for e in entries})
+    if lost and lost.is_much and not reencode:
+        raise RecipeError(f"{lost.refusal(job)} What was converted is kept.")
+    return f"WARNING: {lost.said}" if lost else ""
+
+
+def source_entries(units: Iterable[Unit], contents: Iterable[Content]) -> list[SourceEntry]:
+    """Each source file once, with the hash of what it holds."""
+    digests: dict[str, list[str]] = {}
+    sizes: dict[str, int] = {}
+    for unit, content in zip(units, contents, strict=False):
+        for file, digest in zip(unit.files, content.files, strict=True):
+            sizes[file.name] = file.stat.size
+            digests.setdefault(file.name, []).append(digest)
+    return [
+        SourceEntry(path=name, size=sizes[name], hash=sources.file_hash(of_units))
+        for name, of_units in digests.items()
+    ]
 
 
 def _share_a_file(job: Job, manifest: Manifest, files: list[SourceFile]) -> bool:

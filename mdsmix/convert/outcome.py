@@ -25,6 +25,9 @@ class Watcher(Protocol):
     def on_bad(self, records: int) -> None:
         """So many more records were quarantined, now or by an earlier run, in units that are done."""
 
+    def on_step(self, sentence: str) -> None:
+        """Something begins that takes a while, as it should: no news to a user who asked for quiet."""
+
     def say(self, sentence: str) -> None:
         """Something that the user should know now."""
 

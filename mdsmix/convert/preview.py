@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from mdsmix import sources
 from mdsmix.convert.budget import said_of_mean
 from mdsmix.convert.dropping import known_dropped
-from mdsmix.convert.guard import published_manifest, why_rebuilt
+from mdsmix.convert.guard import published_manifest, source_entries, told_of_lost, why_rebuilt
 from mdsmix.convert.images import whole_content
 from mdsmix.convert.job import Job, on_day, with_versions
 from mdsmix.convert.keys import Dropped, window_keys
@@ -20,7 +20,7 @@ from mdsmix.convert.results import recorded
 from mdsmix.convert.standing import Standing
 from mdsmix.convert.stored import listing
 from mdsmix.convert.verdict import refuse_too_many_bad
-from mdsmix.errors import TooManyBadRecords
+from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.recipe import Recipe
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import Content, Unit
@@ -67,11 +67,16 @@ def _preview_stream(
     if old is None:
         yield f"  {older or 'nothing is published there yet'}"
         return
-    was, gone = _sources_before(job, old, todo, files)
+    was = _hashes_before(job, old, todo)
     reasons = list(_changes(job, old)) or _of_units(todo, contents, old, was)
     yield from (f"  {reason}" for reason in reasons)
-    if gone:
-        yield f"  no longer among the sources: {listed(gone, 5)}"
+    try:
+        if lost := told_of_lost(
+            job, old, source_entries(contents, contents.values()), options.reencode
+        ):
+            yield f"  {lost}"
+    except RecipeError as refusal:
+        yield f"  it would be refused: {refusal}"
     if todo:
         return
     try:
@@ -82,19 +87,11 @@ def _preview_stream(
         yield f"  what is finished would be published: it is not, or not all, at {job.place(old.index_hash)}"
 
 
-def _sources_before(
-    job: Job, old: Manifest, todo: Iterable[Unit], files: Iterable[sources.SourceFile]
-) -> tuple[dict[str, str], list[str]]:
-    """What the files of the units to do were published with, name -> hash, and the published names that are gone: of millions
-    of sources only these are kept."""
-    wanted, now = {file.name for unit in todo for file in unit.files}, {file.name for file in files}
-    was, gone = dict[str, str](), list[str]()
-    for source in old.read_sources(job.folder):
-        if source.path in wanted:
-            was[source.path] = source.hash
-        elif source.path not in now:
-            gone.append(source.path)
-    return was, sorted(gone)
+def _hashes_before(job: Job, old: Manifest, todo: Iterable[Unit]) -> dict[str, str]:
+    """What the files of the units to do were published with, name -> hash: of millions of sources only these are kept."""
+    wanted = {file.name for unit in todo for file in unit.files}
+    sources = old.read_sources(job.folder)
+    return {source.path: source.hash for source in sources if source.path in wanted}
 
 
 def _undone(

@@ -16,7 +16,13 @@ from mdsmix.convert.compaction import Compaction
 from mdsmix.convert.damage import delete_damaged
 from mdsmix.convert.doing import do_units, publish_bad
 from mdsmix.convert.engine import counting, engine_of
-from mdsmix.convert.guard import published_manifest, why_rebuilt, why_whole
+from mdsmix.convert.guard import (
+    published_manifest,
+    source_entries,
+    told_of_lost,
+    why_rebuilt,
+    why_whole,
+)
 from mdsmix.convert.hashes import duplicates_among
 from mdsmix.convert.images import forget_stamps
 from mdsmix.convert.job import Job, on_day, with_versions
@@ -75,7 +81,7 @@ def convert(
     None: processes of this machine, as many as the options say. One that is given is left open.
     """
     address_of(options.engine)  # refused before sources are looked for
-    planned, is_fresh = planned_jobs(recipe, options, watcher.say), True
+    planned, is_fresh = planned_jobs(recipe, options, watcher.on_step), True
     _publish_beside([job for job, _, _ in planned])
     failed, done = list[MdsmixError](), list[str]()
     with ExitStack() as ends:
@@ -113,7 +119,7 @@ def convert_part(
     recipe: Recipe, options: Options, watcher: Watcher, part: Part
 ) -> Iterator[PartOutcome]:
     """Does the work units of one part of each chosen stream; nothing is published."""
-    planned = planned_jobs(recipe, options, watcher.say)
+    planned = planned_jobs(recipe, options, watcher.on_step)
     _publish_beside([job for job, _, _ in planned])
     watcher.expect({job.name: _bytes_to_read(job, files) // part.of for job, files, _ in planned})
     failed: list[MdsmixError] = []
@@ -163,7 +169,7 @@ def _convert_stream(
     cache = source_hashes(job, options, units, standing)
     job, old = _as_published(job, standing, options)
     if options.is_finish:
-        watcher.say(f"{job.name}: {learn(job, cache, units)}")
+        watcher.on_step(f"{job.name}: {learn(job, cache, units)}")
     again = options.again or options.verify_target
     if old and not again and is_up_to_date(job, old, standing, units, cache):
         refuse_too_many_bad(job, old.records)
@@ -181,8 +187,10 @@ def _convert_stream(
             job, results, notes = do_units(work)
             if time.monotonic() - run.began > LOOK_AGAIN_SECONDS:
                 _publish_beside([job])
+            entries = source_entries(units, [result.content for result in results])
+            lost = told_of_lost(job, old, entries, options.reencode)
             compaction = Compaction(job, stored, [r for result in results for r in result.records])
-            manifest, index = _publish(job, units, results, standing, held, compaction)
+            manifest, index = _publish(job, units, results, entries, standing, held, compaction)
             compaction.finish(held)
         if options.is_finish:
             forget(job, held)
@@ -190,7 +198,7 @@ def _convert_stream(
             cache.save(units, contents := [result.content for result in results])
             note_objects(job, units, contents)
             forget_stamps(job, contents)
-    notes = (*filter(None, [said]), *notes, *run.engine.warnings())
+    notes = (*filter(None, [lost, said]), *notes, *run.engine.warnings())
     return _outcome(job, manifest, index, results, began, notes, run.engine.peak)
 
 
@@ -203,6 +211,7 @@ def _publish(
     job: Job,
     units: list[Unit],
     results: list[UnitResult],
+    entries: list[SourceEntry],
     standing: Standing,
     held: Lease,
     compaction: Compaction,
@@ -213,24 +222,10 @@ def _publish(
     noticed = None if job.drops else duplicates_among(job, records, compaction.fingerprints.note)
     if standing.quarantined and not (standing.manifest or standing.damage):
         delete_stale_files(job.folder, quarantined, held)  # of a run that was refused
-    manifest, index = publish(job, records, _source_files(units, results), held, noticed)
+    manifest, index = publish(job, records, entries, held, noticed)
     if standing.folders:  # else the quarantine holds what this run has put there
         delete_stale_files(job.folder, quarantined, held)
     return manifest, index
-
-
-def _source_files(units: list[Unit], results: list[UnitResult]) -> list[SourceEntry]:
-    """Each source file once, with the hash of what it holds."""
-    digests: dict[str, list[str]] = {}
-    sizes: dict[str, int] = {}
-    for unit, result in zip(units, results, strict=False):
-        for file, digest in zip(unit.files, result.content.files, strict=True):
-            sizes[file.name] = file.stat.size
-            digests.setdefault(file.name, []).append(digest)
-    return [
-        SourceEntry(path=name, size=sizes[name], hash=sources.file_hash(of_units))
-        for name, of_units in digests.items()
-    ]
 
 
 def _outcome(

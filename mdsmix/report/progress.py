@@ -78,6 +78,8 @@ class Silent:
 
     def on_bad(self, records: int) -> None: ...
 
+    def on_step(self, sentence: str) -> None: ...
+
     def say(self, sentence: str) -> None:
         with suppress(BrokenPipeError):  # nobody listens any more, which ends no work
             print(printable(sentence), file=sys.stderr, flush=True)
@@ -110,6 +112,9 @@ class PlainLines(Silent):
 
     def on_bad(self, records: int) -> None:
         self._bad += records
+
+    def on_step(self, sentence: str) -> None:
+        self.say(sentence)
 
     def _line(self, now: float) -> str:
         rate = _rate(self._done, self._tokens, now - self._began, self._bad)
@@ -156,6 +161,9 @@ class Bars:
     def on_bad(self, records: int) -> None:
         self._bad += records
         self._show()
+
+    def on_step(self, sentence: str) -> None:
+        self.say(sentence)
 
     def _show(self) -> None:
         rate = _rate(self._done, self._tokens, time.monotonic() - self._began, self._bad)
