@@ -33,6 +33,8 @@ from mdsmix.shards.sample import read_head
 from mdsmix.storage import locate
 
 Record = Mapping[str, Any]
+_PLAN = sources.plan
+"As it is outside of tests: one that has set windows may set others."
 
 
 @dataclass
@@ -122,9 +124,8 @@ def run_recipe(recipe: Path, *overrides: str, **settings: Any) -> list[Outcome]:
 
 def windows(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Work units of `size` uncompressed bytes."""
-    plan = sources.plan
     monkeypatch.setattr(
-        sources, "plan", lambda files, **given: plan(files, **given | {"window_bytes": size})
+        sources, "plan", lambda files, **given: _PLAN(files, **given | {"window_bytes": size})
     )
 
 

@@ -64,7 +64,9 @@ def test_a_dry_run_names_five_files_and_counts_the_rest(recipe: Path) -> None:
     for n in range(7):
         (recipe.parent / f"new-{n}.jsonl").unlink()
     gone = said(recipe, reencode=True)
-    assert "new-0.jsonl, new-1.jsonl, new-2.jsonl and 4 more are no longer among its sources" in gone
+    assert (
+        "new-0.jsonl, new-1.jsonl, new-2.jsonl and 4 more are no longer among its sources" in gone
+    )
 
 
 def test_a_dry_run_says_that_too_many_are_bad(recipe: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_source_that_is_bad_from_the_beginning_is_not_gone_through(
     assert said(answer) == (
         "error: stream web: 30 of 30 records are bad (30 missing_field) in the first 3 of 40 work units, and max_bad "
         "is 10%, so the others were not waited for; nothing new is published, finished units are kept. "
-        "The recipe reads text; a bad record of data/01.jsonl has the fields body. "
+        "The recipe reads text; a bad record of data/00.jsonl has the fields body. "
         f"They lie in {published}/quarantine (mdsmix quarantine shows them): mend the source, or raise max_bad (1.0 allows any number)."
     )
     assert not (published / "index.json").exists()
