@@ -68,7 +68,6 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "share": lambda value: f"{_about(value)}{value:.1%}",
     "fine": lambda value: f"{_about(value)}{value:.2%}",
     "finest": lambda value: f"{_about(value)}{value:.3%}",
-    "points": lambda value: f"{100 * value:.1f}",
     "times": lambda value: f"{_about(value)}{value:,.2f}",
     "size": lambda value: f"{_about(value)}{size_of(value)}",
     "seconds": lambda value: f"{value:.1f}",

@@ -26,6 +26,8 @@ class Placed(Row):
     place: Place
     cut: int
     "Tokens of the sample that the loader cuts off."
+    is_text: bool
+    "Pretraining text, of several documents perhaps; under the finetuning loader its first token is stored as a prompt."
     stored: Row
     "With one token an image."
     images: Sequence[tuple[int, int, int]]
@@ -76,6 +78,7 @@ def placed(place: Place, sample: Sample, collate: Collate, images: Images | None
     sizes = stored.pictures.sizes if stored.pictures else []
     row.images = [(h, w, n) for (h, w), n in zip(sizes, counts, strict=True)]
     turns = turns_of(sample, collate.rules.token_encoding_type)
+    row.is_text = row.is_plain or [turn.prompt.size for turn in turns] == [1]
     sides = [row.input_ids.size] if collate.rules.decoder_only_format else [_size(row)]
     whole = sum(part.size for turn in turns for part in turn) + sum(counts) - len(counts)
     row.cut = max(0, whole - sum(sides))
@@ -132,11 +135,11 @@ class Worker:
         return most
 
     def _documents(self, row: Placed) -> int:
-        """Documents that a row holds a part of: a packed row says so, a plain row may be cut out of several, told apart by EOS, else
+        """Documents that a row holds a part of: a packed row says so, a row of text may be cut out of several, told apart by EOS, else
         by BOS."""
         if row.documents is not None:
             return int(row.documents.size)
-        if not row.is_plain:
+        if not row.is_text:
             return 1
         ids = self.collate.rules.ids
         ends = int((row.input_ids[:-1] == ids.eos).sum()) if ids.eos is not None else 0

@@ -1,16 +1,15 @@
-"""What an epoch draws of each stream, window by window of its steps, beside what chance would draw.
+"""What an epoch draws of each stream, in windows of its steps: the lowest and the highest window say whether the mix is steady.
 
-A window of m samples out of an epoch's M holds a stream of share p with a standard deviation of
-sqrt(p (1 - p) / m * (M - m) / (M - 1)). Of tokens the same is said of e = t (x - p) / mean(t), t being a sample's tokens and
-x whether it is of the stream. Where a batch of a device or of all devices is of one stream, it is what is drawn at random,
-and samples are counted in such batches. What is told as a drift is both beyond chance (the sum of squared deviations of a
-stream's windows, one false alarm in some thousand previews) and large enough to matter (a point, or a tenth of its share).
+A stream drifts where the shares of its lowest and highest window lie farther apart than a tenth of its share, and than 6.5 times
+the standard deviation that a window's share has where samples are drawn at random: of ten windows drawn so, one stream in hundreds
+lies there. Where a batch is of one stream, such a batch is what is drawn. Streams that windows hold a handful of are not judged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +18,11 @@ from mdsmix.preview.layout import NOBODY, Ids, Layout
 from mdsmix.preview.lengths import Lengths
 
 Floats = NDArray[np.float64]
-BEYOND = 4.0
-"Standard deviations of a normal distribution that chance does not explain: 1 in 30,000."
-LEAST = 0.01
-"A point of the share; of a stream with less than a tenth, a tenth of its share."
+SCATTERS = 6.5
+FEWEST = 4
+"Samples of a stream in a window, on average: of fewer the scatter says little."
+APART = 0.1
+"Of a stream's share: windows that lie nearer change no training."
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +33,15 @@ class Counts:
     tokens: Floats | None
     "None where a stream's are not known."
     squares: Floats
-    "float64 [streams]: the sum of t * t over the epoch's samples, t being tokens, or 1 where these are not known."
+    "float64 [streams]: the sum of squared sizes over the epoch's samples."
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """The window of a stream that is farthest from its share in the epoch."""
+class Drift(NamedTuple):
+    """A stream that comes unevenly: the numbers of the stream and of its lowest and highest window."""
 
     stream: int
-    window: int
-    found: float
-    expected: float
-    surprise: float
-    "Of all windows of the stream, as standard deviations of a normal distribution."
-
-    @property
-    def matters(self) -> bool:
-        away = abs(self.found - self.expected)
-        return self.surprise > BEYOND and away > min(LEAST, 0.1 * self.expected)
+    lowest: int
+    highest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +54,19 @@ class Windows:
     shares: Floats
     epoch: Floats
     "float64 [streams]: the shares in the whole epoch."
-    chance: Floats
-    "float64 [windows, streams]: the standard deviation of a window by chance."
-    step_spread: Floats
-    "float64 [streams]: the standard deviation from step to step."
-    step_chance: Floats
+    scatter: Floats
+    "float64 [streams]: the standard deviation of a window's share, where samples are drawn at random."
     of_tokens: bool
 
     @property
-    def farthest(self) -> list[Drift]:
-        """One for each stream."""
-        ratio = deviations(self.shares, self.epoch, self.chance)
-        at, beyond = np.abs(ratio).argmax(axis=0), surprise(ratio)
-        return [
-            Drift(s, int(w), float(self.shares[w, s]), float(self.epoch[s]), float(beyond[s]))
-            for s, w in enumerate(at)
-        ]
+    def drifts(self) -> list[Drift]:
+        """The streams that drift, the one that drifts most before the others."""
+        apart = np.ptp(self.shares, axis=0)
+        least = np.maximum(APART * self.epoch, SCATTERS * self.scatter)
+        least[self.samples.mean(axis=0) < FEWEST] = np.inf
+        low, high = self.shares.argmin(axis=0), self.shares.argmax(axis=0)
+        order = np.argsort(least - apart)
+        return [Drift(int(s), int(low[s]), int(high[s])) for s in order if apart[s] > least[s]]
 
 
 def count(layout: Layout, ids: Ids, lengths: Sequence[Lengths | None]) -> Counts:
@@ -107,57 +95,16 @@ def windows_of(counts: Counts, most: int, unit: int) -> Windows:
     """The epoch cut into at most so many windows. `unit`: samples that are drawn as one, since they are of one stream."""
     steps = len(counts.samples)
     edges = np.linspace(0, steps, min(most, steps) + 1).astype(np.int64)
-    weights = counts.samples if counts.tokens is None else counts.tokens
-    epoch = weights.sum(axis=0) / weights.sum()
-    samples = np.add.reduceat(counts.samples, edges[:-1], axis=0)
-    sums = np.add.reduceat(weights, edges[:-1], axis=0)
-    shares, by_step = (
-        sums / sums.sum(axis=1, keepdims=True),
-        weights / weights.sum(axis=1, keepdims=True),
-    )
-    per_step = counts.samples.sum(axis=1)
+    sizes = counts.samples if counts.tokens is None else counts.tokens
+    sums = np.add.reduceat(sizes, edges[:-1], axis=0)
+    epoch = sizes.sum(axis=0) / sizes.sum()
+    others = counts.squares.sum() - counts.squares
+    variance = (1 - epoch) ** 2 * counts.squares + epoch**2 * others
     return Windows(
         edges=edges,
-        samples=samples,
-        shares=shares,
+        samples=np.add.reduceat(counts.samples, edges[:-1], axis=0),
+        shares=sums / sums.sum(axis=1, keepdims=True),
         epoch=epoch,
-        chance=_chance(counts, epoch, samples.sum(axis=1), unit),
-        step_spread=np.sqrt(((by_step - epoch) ** 2).mean(axis=0)),
-        step_chance=_chance(counts, epoch, np.array([per_step.mean()]), unit)[0],
+        scatter=np.sqrt(unit * (len(sums) - 1) * variance) / sizes.sum(),
         of_tokens=counts.tokens is not None,
     )
-
-
-def deviations(shares: Floats, epoch: Floats, chance: Floats) -> Floats:
-    """float64 [windows, streams]: standard deviations from the epoch's share, by Anscombe's arcsine, which keeps its tails where
-    a window holds a handful of a rare stream's samples."""
-    odds = epoch * (1 - epoch)
-    n = np.divide(odds, chance**2, out=np.zeros_like(shares), where=chance > 1e-12)
-
-    def angle(share: Floats) -> Floats:
-        found: Floats = np.arcsin(np.sqrt(np.clip((share * n + 3 / 8) / (n + 3 / 4), 0, 1)))
-        return found
-
-    away: Floats = angle(shares) - angle(np.broadcast_to(epoch, shares.shape))
-    away *= 2 * np.sqrt(n + 1 / 2)
-    return away
-
-
-def surprise(ratio: Floats) -> Floats:
-    """float64 [streams]: the sum of squares of [windows, streams] as a standard normal deviate, by Wilson and Hilferty."""
-    free = max(1, len(ratio) - 1)
-    unit = 2 / (9 * free)
-    found: Floats = (np.cbrt((ratio**2).sum(axis=0) / free) - (1 - unit)) / np.sqrt(unit)
-    return found
-
-
-def _chance(counts: Counts, epoch: Floats, drawn: Floats, unit: int) -> Floats:
-    """float64 [windows, streams]: the standard deviation of a share in so many samples drawn at random."""
-    total = float(counts.samples.sum())
-    weights = counts.samples if counts.tokens is None else counts.tokens
-    mean = float(weights.sum()) / total
-    others = counts.squares.sum() - counts.squares
-    variance = ((1 - epoch) ** 2 * counts.squares + epoch**2 * others) / total / mean**2
-    left = np.clip((total - drawn) / max(1.0, total - 1), 0, None)
-    spread: Floats = np.sqrt(variance[None, :] * (left * unit / np.maximum(1, drawn))[:, None])
-    return spread

@@ -9,7 +9,6 @@ import numpy as np
 
 from mdsmix.preview.figures import Preview
 from mdsmix.preview.layout import NOBODY, Layout
-from mdsmix.preview.shares import Drift
 from mdsmix.words import does, listed, plural
 
 
@@ -37,25 +36,26 @@ def verdict(preview: Preview) -> list[Said]:
 
 
 def _drifts(preview: Preview) -> Iterator[Said]:
-    windows, layout = preview.windows, preview.layout
-    found = sorted((d for d in windows.farthest if d.matters), key=lambda d: -d.surprise)
-    if not found:
+    windows = preview.windows
+    if not (drifts := windows.drifts):
         return
-    worst, names = found[0], [preview.streams[d.stream] for d in found]
-    first, last = _steps_of(preview, worst)
-    chance = windows.chance[worst.window, worst.stream]
-    of = "tokens" if windows.of_tokens else "samples"
+    worst, names = drifts[0], [preview.streams[drift.stream] for drift in drifts]
+    low, high = (
+        f"{windows.shares[window, worst.stream]:.1%} of the {'tokens' if windows.of_tokens else 'samples'} of steps {steps}"
+        for window in (worst.lowest, worst.highest)
+        for steps in [_steps_of(preview, window)]
+    )
     others = f" So it is with {listed(names[1:])} too." if names[1:] else ""
     yield Said(
         "drift",
-        f"The mix drifts: {names[0]} makes {worst.found:.1%} of the {of} of steps {first:,} to {last:,}, and {worst.expected:.1%} of "
-        f"the epoch's, where chance would leave {100 * chance:.1f} points (standard deviation). {_cause(layout)}{others}",
+        f"The mix drifts: {names[0]} makes {low}, {high} and {windows.epoch[worst.stream]:.1%} of the epoch's. "
+        f"{_cause(preview.layout)}{others}",
     )
 
 
-def _steps_of(preview: Preview, drift: Drift) -> tuple[int, int]:
-    edges = preview.windows.edges + preview.epochs[0].first
-    return int(edges[drift.window]), int(edges[drift.window + 1]) - 1
+def _steps_of(preview: Preview, window: int) -> str:
+    first, end = preview.windows.edges[window : window + 2] + preview.epochs[0].first
+    return f"{first:,} to {end - 1:,}"
 
 
 def _cause(layout: Layout) -> str:
@@ -97,11 +97,9 @@ def _of_one_stream(preview: Preview) -> Iterator[Said]:
     method = preview.layout.batching_method
     whose = {"per_stream": "Every step", "device_per_stream": "Every device's batch"}.get(method)
     if whose and len(preview.streams) > 1:
-        spread = preview.windows.step_spread.max()
         yield Said(
             "one-stream",
-            f"{whose} is of one stream (batching_method: {method}), so shares lie {100 * spread:.1f} points from the epoch's from step "
-            "to step (standard deviation); random or stratified batches mix the streams in every step.",
+            f"{whose} is of one stream (batching_method: {method}); random or stratified batches mix the streams in every step.",
         )
 
 

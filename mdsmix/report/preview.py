@@ -19,6 +19,8 @@ from mdsmix.words import plural, printable
 
 TOKENS_SHOWN = 256
 "Of a sample, half of them from its beginning and half from its end."
+CUT = "\ufffd"
+"What a decoder makes of a part of a character's bytes."
 DRAWN = (
     Column("stream", "text"),
     Column("samples"),
@@ -35,11 +37,8 @@ STEP = (
 )
 EPOCH = (
     *DRAWN,
-    Column("a step ±", "points", key="step_deviation"),
-    Column("by chance", "points", key="step_chance"),
     Column("lowest", "share", key="lowest_window"),
     Column("highest", "share", key="highest_window"),
-    Column("by chance", "points", key="window_chance"),
 )
 
 
@@ -77,7 +76,7 @@ def _step_row(name: str, part: Part | None, total: Part, planned: float) -> Row:
 
 
 def epoch_table(preview: Preview) -> Table:
-    """A row a stream: what the epoch holds, and how far steps and windows of steps lie from it."""
+    """A row a stream: what the epoch holds, and its lowest and highest window of steps."""
     w = preview.windows
     samples = w.samples.sum(axis=0)
     tokens = preview.tokens
@@ -97,11 +96,8 @@ def epoch_table(preview: Preview) -> Table:
                 figure,
                 None if tokens is None else float(tokens[n] / tokens.sum()),
                 None if figure is None or share is None else _figure(figure * share, False),
-                float(w.step_spread[n]),
-                float(w.step_chance[n]),
                 float(w.shares[:, n].min()),
                 float(w.shares[:, n].max()),
-                float(w.chance[:, n].max()),
             )
         )
     return Table(columns=EPOCH, rows=rows)
@@ -178,8 +174,7 @@ def print_preview(preview: Preview, decoder: Decoder | None, with_ids: bool) -> 
     _say(
         console,
         "",
-        f"{rest}, {plural(len(epoch.ids), 'step')}, in shares of {of}: how far steps lie from the epoch, and the lowest and highest of the "
-        "windows below; by chance: the standard deviation in points that a random draw would have",
+        f"{rest}, {plural(len(epoch.ids), 'step')}, in shares of {of}, and the lowest and highest of the windows below",
     )
     print_table(epoch_table(preview), console)
     print_table(windows_table(preview), console)
@@ -239,13 +234,27 @@ def row_segments(row: Placed) -> list[Segment]:
 def sample_runs(row: Placed, decoder: Decoder | None) -> Iterator[Run]:
     """The row for a person, the middle of a long one left out."""
     parts = row_segments(row)
-    many, half = sum(len(part.ids) for part in parts), TOKENS_SHOWN // 2
-    if many <= TOKENS_SHOWN:
+    ids = [token for part in parts for token in part.ids]
+    if len(ids) <= TOKENS_SHOWN:
         yield from marked(parts, decoder)
         return
-    yield from marked(_between(parts, 0, half), decoder)
-    yield f" ... {many - 2 * half:,} tokens ... ", "text"
-    yield from marked(_between(parts, many - half, many), decoder)
+    stop, start = _whole_characters(ids, decoder)
+    yield from marked(_between(parts, 0, stop), decoder)
+    yield f" ... {start - stop:,} tokens ... ", "text"
+    yield from marked(_between(parts, start, len(ids)), decoder)
+
+
+def _whole_characters(ids: Sequence[int], decoder: Decoder | None) -> tuple[int, int]:
+    """Where the beginning of a long row ends and its end begins: half of TOKENS_SHOWN each, less what belongs to a cut character,
+    which takes four tokens at most."""
+    half = TOKENS_SHOWN // 2
+    stop, start = half, len(ids) - half
+    if decoder:
+        while stop > half - 3 and decoder.text(ids[stop - 8 : stop]).endswith(CUT):
+            stop -= 1
+        while start < len(ids) - half + 3 and decoder.text(ids[start : start + 8]).startswith(CUT):
+            start += 1
+    return stop, start
 
 
 def _between(parts: Sequence[Segment], start: int, stop: int) -> list[Segment]:
