@@ -185,41 +185,6 @@ def test_samples_are_shown_by_their_numbers(many: Path) -> None:
 def test_the_longest_is_found_wherever_it_lies(many: Path) -> None:
     ((number, _),) = shown(many, "--longest")
     assert number == 137
-    out = mdsmix("inspect", many, "--longest").out
-    assert re.search(r"^the longest: \d\d tokens\nsample 137 ─", out, re.M)
-
-
-def test_the_longest_of_some_is_not_called_the_longest(
-    many: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mdsmix.report.choice.MOST_TABLES", 1)
-    out = mdsmix("inspect", many, "--longest").out
-    assert "the longest of the 16 that are largest in bytes among the first " in out
-    assert " of 200 samples, the manifest says " in out
-    assert "sample 137" not in out
-
-
-def test_a_shard_that_says_it_holds_billions_is_not_looked_through(
-    many: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A small compressed one may be a bomb: its table would be decompressed into memory."""
-    monkeypatch.setattr("mdsmix.report.choice.MOST_ROWS", 1)
-    answer = mdsmix("inspect", many, "--longest")
-    assert (answer.code, answer.err.count("\n")) == (4, 1)
-    assert "too many to look through" in answer.err
-
-
-def test_of_token_lists_as_json_the_largest_are_counted(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    """Many short ids take fewer bytes than a few long ones: bytes alone would show the wrong conversation."""
-    row = [{"turns": [{"input_ids": [1] * 9, "labels": [2]}]}, {"turns": [{"input_ids": [100_000] * 6, "labels": [2]}]}]  # fmt: skip
-    publish(tmp_path, {"turns": "json"}, row, card={})
-    ((number, note),) = [
-        (one["number"], one["note"])
-        for one in json.loads(mdsmix("inspect", tmp_path, "--longest", "--json").out)["shown"]
-    ]
-    assert (number, note) == (0, "the longest: 10 tokens")
 
 
 def test_random_samples_are_the_same_for_the_same_seed(many: Path) -> None:

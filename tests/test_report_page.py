@@ -414,7 +414,7 @@ def test_nothing_to_show_is_one_sentence_and_no_page(tmp_path: Path) -> None:
 
 def test_a_page_that_cannot_be_written_is_told_before_streams_are_read(tmp_path: Path) -> None:
     publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5)
-    for out, code in ((tmp_path, 2), (tmp_path / "no/r.html", 4), (Path("/proc/r.html"), 4)):
+    for out, code in ((tmp_path, 2), (tmp_path / "no/r.html", 2), (Path("/proc/r.html"), 4)):
         answer = mdsmix("report", tmp_path / "web", "--no-preview", "-o", out)
         assert answer.code == code
         assert answer.err.startswith("error: ")
@@ -422,7 +422,7 @@ def test_a_page_that_cannot_be_written_is_told_before_streams_are_read(tmp_path:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["web"]
 
 
-def test_a_conversion_on_a_terminal_names_the_report_and_leaves_its_seconds(
+def test_a_conversion_on_a_terminal_names_the_report(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminal(converting.io.StringIO):
@@ -435,15 +435,4 @@ def test_a_conversion_on_a_terminal_names_the_report_and_leaves_its_seconds(
         patch.setattr(converting.io, "StringIO", Terminal)
         answer = mdsmix("convert", recipe, "max_bad=50%")
     assert answer.out.splitlines()[-1] == f"look at it: mdsmix report {recipe} max_bad=50% -o report.html"  # fmt: skip
-    page, _ = report(recipe, out=tmp_path / "r.html")
-    assert "Converted in " in page.text
-    assert "tokens a second" in page.text
     assert "mdsmix report" not in mdsmix("convert", recipe).out, "of what is no terminal"
-    page, _ = report(recipe, out=tmp_path / "r.html")
-    assert "Converted in " in page.text, "a run that did nothing took nothing"
-    write_jsonl(tmp_path / "a.jsonl", [{"text": f"Other {n} of them."} for n in range(50)])
-    with monkeypatch.context() as patch:  # another machine publishes anew
-        patch.setenv("MDSMIX_CACHE", str(tmp_path / "cache"))
-        assert mdsmix("convert", recipe).code == 0
-    page, _ = report(recipe, out=tmp_path / "r.html")
-    assert "is not known on this machine" in page.text

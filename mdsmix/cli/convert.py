@@ -217,7 +217,6 @@ def _convert(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> No
     from mdsmix.convert.run import convert
     from mdsmix.report.progress import watching
     from mdsmix.report.summary import print_summary, summary_json, warnings
-    from mdsmix.report.took import keep_took
 
     outcomes: list[Outcome] = []
     try:
@@ -231,7 +230,6 @@ def _convert(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> No
             echo_each(warnings(outcomes))
         elif outcomes:
             print_summary(outcomes)
-        keep_took(outcomes)
 
 
 def _offer_report(recipe: Path, overrides: Sequence[str]) -> None:

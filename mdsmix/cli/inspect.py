@@ -27,7 +27,7 @@ def inspect(
         typer.Option(min=0, metavar="N", help="Show sample N, the first is 0; may be repeated."),
     ] = None,
     longest: Annotated[
-        bool, typer.Option("--longest", help="Show the longest sample, as far as it is found.")
+        bool, typer.Option("--longest", help="Show the sample of the most bytes.")
     ] = False,
     at_random: Annotated[
         bool, typer.Option("--random", help="Show samples from anywhere in the stream.")
@@ -111,8 +111,6 @@ def _print(found: Inspection, choice: Choice) -> None:
     if choice.seed is not None:
         echo(f"at random, --seed {choice.seed}")
     for chosen in found.samples:
-        if chosen.note:
-            echo(chosen.note)
         name = found.ids.get(chosen.number)
         said = "" if name is None else f", {_named(name)}"
         console.rule(f"sample {chosen.number:,}{said}", align="left")

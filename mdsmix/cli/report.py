@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
@@ -13,8 +12,8 @@ from mdsmix.cli.options import Mixes, Nodes, batch_option, decoder_option, echo,
 def report(
     targets: Mixes,
     out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="FILE", help="Write the page here.")
-    ] = Path("report.html"),
+        str, typer.Option("-o", "--out", metavar="FILE", help="Write the page here.")
+    ] = "report.html",
     samples: Annotated[
         int, typer.Option("-n", "--samples", min=0, metavar="N", help="Samples of each stream.")
     ] = 12,
@@ -44,12 +43,12 @@ def report(
     It opens from anywhere and reaches no network. What could not be looked at is said on it, and by the exit code.
     """
     from mdsmix.errors import all_of
+    from mdsmix.mix.output import require_place, write
     from mdsmix.report.page.gather import Asked, gather
     from mdsmix.report.page.show import page_html
-    from mdsmix.report.page.write import require_writable, write_page
     from mdsmix.table import size_of
 
-    require_writable(out)
+    require_place(out)
     asked = Asked(
         samples=samples,
         seed=seed,
@@ -60,7 +59,8 @@ def report(
         has_preview=preview,
     )
     page = gather(targets, asked, lambda sentence: echo(sentence, err=True))
-    size = write_page(out, page_html(page))
-    echo(f"wrote {out}, {size_of(size)}")
+    text = page_html(page)
+    write(out, text)
+    echo(f"wrote {out}, {size_of(len(text.encode()))}")
     if page.failed:
         raise all_of(page.failed)

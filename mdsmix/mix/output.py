@@ -28,7 +28,7 @@ def require_place(target: str) -> None:
         return
     path = os.path.realpath(place.url)
     if os.path.isdir(path):
-        raise RecipeError(f"{target} is a folder, and the YAML is one file: name a file in it.")
+        raise RecipeError(f"{target} is a folder: name a file in it.")
     if not os.path.exists(place.url) and not os.path.isdir(os.path.dirname(path)):
         raise RecipeError(
             f"{target} cannot be written: there is no folder {os.path.dirname(path)}; make it or correct the path."

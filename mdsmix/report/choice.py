@@ -1,36 +1,24 @@
-"""Which samples of a stream are shown: its first ones, those at given places, the longest, or some at random.
-
-The longest is found by the tables at the heads of shards, which say how many bytes a sample takes. Tables are read up to a
-bound, and of token lists as JSON, whose bytes do not tell how many they are, the largest few are counted; so it is said
-whether the one that is shown is the longest or only among those that were looked at.
-"""
+"""Which samples of a stream are shown: its first ones, those at given places, the one of the most bytes, or some at random."""
 
 from __future__ import annotations
 
 import random
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.errors import RecipeError
 from mdsmix.report.pictures import Picture, pictures_of
 from mdsmix.report.samples import Sample, as_shown
-from mdsmix.shards.index import Index, Shard
+from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Manifest
-from mdsmix.shards.sample import HEAD_BYTES, read_head, read_sample, sample_sizes
+from mdsmix.shards.sample import read_head, read_sample, sample_sizes
 from mdsmix.storage import Location, together
 from mdsmix.words import plural
-
-MOST_TABLES = 4096
-"Shards whose tables are read for the longest sample: 256 GB of stream, some seconds at a store."
-MOST_ROWS = 1 << 24
-"Samples in these tables: 64 MiB of offsets."
-COUNTED = 16
-"The largest samples, whose tokens are counted."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +39,6 @@ class Chosen:
 
     number: int
     sample: Sample
-    note: str = ""
-    "What is known of it: that it is the longest."
     pictures: Sequence[Picture] = ()
     "Its images."
 
@@ -61,13 +47,11 @@ def choose(
     folder: Location, index: Index, manifest: Manifest | None, choice: Choice
 ) -> Iterator[Chosen]:
     """The samples that were asked for; RecipeError where there is no such sample, Unreachable where one cannot be read."""
-    if choice.longest:
-        yield from _longest(folder, index, manifest)
-        return
     places = _random(index, choice) if choice.seed is not None else choice.places
-    for place in places:
+    for place in _largest(folder, index) if choice.longest else places:
         yield _chosen(place, _read(folder, index, place), manifest)
-    if not places and choice.seed is None and index.shards and choice.count:
+    is_first = not places and choice.seed is None and not choice.longest
+    if is_first and index.shards and choice.count:
         for number, sample in enumerate(read_head(folder, index.shards[0], choice.count)):
             yield _chosen(number, sample, manifest)
 
@@ -94,55 +78,7 @@ def _read(folder: Location, index: Index, place: int) -> dict[str, Any]:
     return read_sample(folder, shard, place - (ends[number] - shard.samples))
 
 
-def _longest(folder: Location, index: Index, manifest: Manifest | None) -> Iterator[Chosen]:
-    shards = _bounded(index.shards)
-    if not index.samples:
-        return
-    if not any(shard.samples for shard in shards):
-        raise Unreachable(
-            f"the first shard of {folder} is said to hold more than {MOST_ROWS:,} samples, too many to look through for the "
-            "longest: name one by --sample, or let --random choose."
-        )
-    sizes = np.concatenate(together(lambda shard: sample_sizes(folder, shard), shards))
-    candidates = np.argsort(-sizes, kind="stable")[:COUNTED].tolist()
-    budget, read = COUNTED * HEAD_BYTES, list[Chosen]()
-    for place in candidates:
-        if not read or budget >= sizes[place]:
-            read.append(_chosen(place, _read(folder, index, place), manifest))
-            budget -= int(sizes[place])
-    found = max(read, key=lambda chosen: _length(chosen.sample))  # of equals the first
-    is_sure = _is_longest(found, index, manifest, len(sizes))
-    said = "the longest" if is_sure else _among(len(read), len(sizes), index, manifest)
-    yield replace(found, note=f"{said}: {_measure(found.sample)}")
-
-
-def _bounded(shards: Sequence[Shard]) -> list[Shard]:
-    """The first shards, as many as may be looked at: none where the first is beyond the bound, as a hostile index may say."""
-    rows = accumulate(shard.samples for shard in shards)
-    first = zip(shards[:MOST_TABLES], rows, strict=False)
-    return [shard for shard, total in first if total <= MOST_ROWS]
-
-
-def _is_longest(found: Chosen, index: Index, manifest: Manifest | None, seen: int) -> bool:
-    if isinstance(found.sample, Mapping):
-        return False
-    if manifest and manifest.index_hash == index.hash:
-        return _length(found.sample) == manifest.totals.longest
-    columns = index.shards[0].columns.values()
-    return seen == index.samples and all(encoding.startswith("ndarray") for encoding in columns)
-
-
-def _among(counted: int, seen: int, index: Index, manifest: Manifest | None) -> str:
-    of = "all" if seen == index.samples else f"the first {seen:,} of {index.samples:,}"
-    longest = f", the manifest says {manifest.totals.longest:,} tokens" if manifest else ""
-    return f"the longest of the {counted} that are largest in bytes among {of} samples{longest}"
-
-
-def _length(sample: Sample) -> int:
-    if isinstance(sample, Mapping):
-        return sum(len(str(value)) for value in sample.values())
-    return sum(len(part.ids) for part in sample)
-
-
-def _measure(sample: Sample) -> str:
-    return plural(_length(sample), "character" if isinstance(sample, Mapping) else "token")
+def _largest(folder: Location, index: Index) -> list[int]:
+    """The sample of the most bytes, by the tables at the heads of the shards; none of an empty stream."""
+    sizes = together(lambda shard: sample_sizes(folder, shard), index.shards)
+    return [int(np.concatenate(sizes).argmax())] if index.samples else []

@@ -52,7 +52,6 @@ def inspection_json(found: Inspection) -> dict[str, Any]:
     samples = [
         {
             "number": chosen.number,
-            "note": chosen.note,
             **({} if (name := found.ids.get(chosen.number)) is None else {"id": name}),
             "sample": sample_json(chosen.sample, found.decoder),
             **({"images": [p.as_json() for p in chosen.pictures]} if chosen.pictures else {}),

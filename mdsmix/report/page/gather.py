@@ -32,9 +32,7 @@ from mdsmix.report.bad_records import BadRecords, find_bad_records
 from mdsmix.report.choice import Choice
 from mdsmix.report.inspection import Inspection, inspect
 from mdsmix.report.page.places import Place, places_of
-from mdsmix.report.took import Took, find_took
-from mdsmix.shards.published import working_folder
-from mdsmix.storage import locate, together
+from mdsmix.storage import together
 from mdsmix.training.keys import whole
 from mdsmix.words import does, listed, plural
 
@@ -91,7 +89,6 @@ class OneStream:
     bad: BadRecords | None = None
     bad_problem: str = ""
     "Why they are not known."
-    took: Took | None = None
     problem: str = ""
     failed: tuple[MdsmixError, ...] = ()
 
@@ -197,7 +194,6 @@ def _stream(asked: Asked, place: Place) -> OneStream:
         found=found,
         bad=bad,
         bad_problem=bad_problem,
-        took=_took(found),
         problem=problem,
         failed=tuple({str(error): error for error in failed}.values()),
     )
@@ -209,12 +205,6 @@ def _bad(place: Place, found: Inspection | None) -> BadRecords | None:
     if found and not (found.manifest and found.manifest.records.bad):
         return None
     return find_bad_records(place.url, EXAMPLES, most=MOST_BAD)
-
-
-def _took(found: Inspection | None) -> Took | None:
-    if found is None or found.manifest is None:
-        return None
-    return find_took(str(working_folder(locate(found.where))), found.manifest.index_hash)
 
 
 def _check(page: Gathered) -> None:
