@@ -7,9 +7,8 @@ line. `tags` rename the keys and roles of messages.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import orjson
 
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.init.finding import find_data
-from mdsmix.init.grouping import Draft, named_apart, paths_of
+from mdsmix.init.grouping import Draft, Sorted, named_apart, paths_of, plain_name
 from mdsmix.init.head import Head, head_of
 from mdsmix.init.recognise import read_by
 from mdsmix.record import Conversation
@@ -56,18 +55,9 @@ class NotSaid(Exception):
     """An entry that no stream can stand for, and why."""
 
 
-@dataclass(slots=True)
-class Entries:
-    """What a dataset_info.json comes to."""
-
-    drafts: list[Draft] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    "A sentence for each entry that is no stream."
-
-
-def read_dataset_info(path: str, names: Sequence[str], base: Path) -> Entries:
+def read_dataset_info(path: str, names: Sequence[str], base: Path) -> Sorted:
     """The streams of the entries, or of those that are named; RecipeError where the file is none, or a name is not in it."""
-    entries, found = _entries(path), Entries()
+    entries, found = _entries(path), Sorted()
     for name in names:
         if name not in entries:
             raise RecipeError(f"{path} has no entry {name}; {hint(name, list(entries), 'it has')}")
@@ -118,7 +108,7 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
     images = _images(columns.get("images"), shape)
     told = find_shape(None, fields)
     return Draft(
-        name=re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip("._-") or "data",
+        name=plain_name(name),
         kind="pretraining" if shape == "text" else "finetuning",
         files=files,
         paths=paths_of(files, files),

@@ -63,6 +63,8 @@ class Sorted:
     """Files that were looked at."""
 
     drafts: list[Draft] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    "Sentences on what is in no stream."
     unknown: list[tuple[Head, list[Guess]]] = field(default_factory=list)
     "Files of no shape, and what they may be."
     failed: list[MdsmixError] = field(default_factory=list)
@@ -220,6 +222,11 @@ def _with_a_train_split(drafts: list[Draft]) -> list[Draft]:
     if any(draft.split == "train" for draft in drafts):
         return drafts
     return [replace(draft, split="train") for draft in drafts]
+
+
+def plain_name(name: str) -> str:
+    """A name that a recipe takes for a stream."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip("._-") or "data"
 
 
 def named_apart(drafts: Iterable[Draft]) -> Iterator[Draft]:

@@ -102,9 +102,9 @@ def begin(asked: Asked) -> Begun:
         RecipeError: nothing was found, or nothing of what was found can be converted.
         Unreachable: a file or the tokenizer cannot be read.
     """
-    drafts, left_out, found = _drafts(asked)
+    found = _sorted(asked)
     unknown = [line for head, best in found.unknown for line in _unknown(head, best)]
-    left_out = [*left_out, *map(str, found.failed)]
+    drafts, left_out = found.drafts, [*found.left_out, *map(str, found.failed)]
     if not drafts:
         if found.failed and not unknown:
             raise found.failed[0]
@@ -130,17 +130,16 @@ def begin(asked: Asked) -> Begun:
     )
 
 
-def _drafts(asked: Asked) -> tuple[list[Draft], list[str], Sorted]:
+def _sorted(asked: Asked) -> Sorted:
     if asked.dataset_info:
-        entries = read_dataset_info(asked.dataset_info, asked.files, asked.folder)
-        return entries.drafts, entries.left_out, Sorted()
+        return read_dataset_info(asked.dataset_info, asked.files, asked.folder)
     own = locate(os.path.expanduser(asked.tokenizer))
     if asked.mixture:
-        of = match(asked.mixture, asked.files, asked.folder, bool(asked.budget), but=[own])
-        return of.drafts, of.left_out, of.found
+        return match(asked.mixture, asked.files, asked.folder, bool(asked.budget), but=[own])
     data = find_data(asked.files, asked.folder, but=[own])
     found = sort_out(data.files)
-    return found.drafts, data.sentences, found
+    found.left_out = data.sentences
+    return found
 
 
 def _seeing(
