@@ -72,12 +72,25 @@ class Ragged:
             return Ragged.from_lengths(
                 self.values[np.repeat(rows, self.lengths)], self.lengths[rows]
             )
-        lengths = self.lengths[rows]
-        starts = np.repeat(self.offsets[:-1][rows] - _exclusive_sum(lengths), lengths)
-        return Ragged.from_lengths(
-            self.values[starts + np.arange(lengths.sum(), dtype=np.int64)], lengths
-        )
+        return self._pieces(self.offsets[:-1][rows], self.lengths[rows])
 
+    def every(self, step: int, first: int) -> Ragged:
+        """The row `first` and each `step` rows behind it."""
+        return self.take(np.arange(first, len(self), step))
 
-def _exclusive_sum(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.cumsum(lengths) - lengths
+    def cut(self, starts: NDArray[np.int64] | int, lengths: NDArray[np.int64]) -> Ragged:
+        """Of each row `lengths[i]` values, from `starts[i]` on; the rows themselves where that is all."""
+        if np.array_equal(lengths, self.lengths):
+            return self
+        return self._pieces(self.offsets[:-1] + starts, lengths)
+
+    def first(self, most: NDArray[np.int64] | int) -> Ragged:
+        """At most the first `most` values of each row."""
+        return self.cut(0, np.minimum(self.lengths, most))
+
+    def _pieces(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Ragged:
+        """Slices of bytes, joined: 0.3 us a row and a copy, where indexing by value takes ten times the copy."""
+        data, width = np.ascontiguousarray(self.values).view(np.uint8).data, self.values.itemsize
+        begins, ends = ((at * width).tolist() for at in (starts, starts + lengths))
+        joined = bytearray().join(map(data.__getitem__, map(slice, begins, ends)))
+        return Ragged.from_lengths(np.frombuffer(joined, self.values.dtype), lengths)

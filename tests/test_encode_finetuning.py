@@ -49,13 +49,13 @@ def chat(tmp_path: Path) -> Any:
         special: str = "escape",
         policy: Any = {},  # noqa: B006
         template: str | None = None,
-        is_compact: bool = False,
+        columns: Any = "turns",
     ) -> Reading:
         parts = encoder_of(tmp_path, policy, {})
         encoder = Chat(
             specials=SpecialStrings.of(parts["tokenizer"].special_tokens),
             template=open_template(template, {"bos_token": "<s>"}, "2026-01-01"),
-            is_compact=is_compact,
+            columns=columns,
             special_tokens_in_text=special,
             **parts,
         )
@@ -242,7 +242,7 @@ def test_a_template_brings_its_own_special_tokens_and_the_tokenizer_adds_none(ch
 
 def test_compact_holds_all_before_the_last_answer_and_that_answer(chat: Any) -> None:
     records = [dialogue("a", "b", "c", "d"), dialogue(), dialogue("e", "f")]
-    wide, compact = chat().encode(records), chat(is_compact=True).encode(records)
+    wide, compact = chat().encode(records), chat(columns="pair").encode(records)
     flat = [(list(chain(*chain(*row[:-1]), row[-1][0])), row[-1][1]) for row in turns(wide)]
     assert rows(compact) == flat
     assert compact.columns["labels"].values.dtype == "uint16"
@@ -251,14 +251,14 @@ def test_compact_holds_all_before_the_last_answer_and_that_answer(chat: Any) -> 
 
 
 def test_compact_is_cut_to_max_seq_len(chat: Any) -> None:
-    found = chat(policy={"max_seq_len": 24}, is_compact=True).encode([dialogue("a", "b" * 30)])
+    found = chat(policy={"max_seq_len": 24}, columns="pair").encode([dialogue("a", "b" * 30)])
     assert rows(found)[0][1] == [98] * 4
     assert (found.loss_tokens, found.lost_tokens) == (4, 28)
 
 
 def test_compact_is_refused_where_more_than_the_last_answer_trains(chat: Any) -> None:
     with pytest.raises(RecipeError, match="columns: compact"):
-        chat(policy={"target_responses": "all"}, is_compact=True)
+        chat(policy={"target_responses": "all"}, columns="pair")
 
 
 def test_every_bad_conversation_has_its_reason_and_the_good_ones_stay(chat: Any) -> None:
@@ -337,7 +337,7 @@ def test_a_batch_without_a_good_record_is_empty(faq: Any, chat: Any, records: li
     for found in (
         faq().encode(records),
         chat().encode(records),
-        chat(is_compact=True).encode(records),
+        chat(columns="pair").encode(records),
     ):
         assert all(len(column) == 0 for column in found.columns.values())
         assert (found.tokens, found.loss_tokens, found.largest_id) == (0, 0, -1)

@@ -199,7 +199,6 @@ def chat(folder: Path, rule: Any, **policy: Any) -> Chat:
         backend=open_backend(tokenizer, "reference"),
         template=open_template(DEEPSEEK_R1, {"bos_token": "", "eos_token": "."}),
         targets=Targets(**{"max_seq_len": 200, "target_responses": "all", **policy}),
-        is_compact=False,
         special_tokens_in_text="allow",
         specials=SpecialStrings.of(tokenizer.special_tokens),
         rewritten_history=rule,

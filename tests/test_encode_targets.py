@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode.targets import VERDICTS, Targets, Turns, count_cut, count_losses, judge
+from mdsmix.encode.targets import VERDICTS, Targets, Turns, label
 from mdsmix.errors import RecipeError
+from mdsmix.ragged import Ragged
 
 Conversation = list[tuple[int, int]]
 "The lengths of each prompt and response."
 
 
-def turns_of(*conversations: Conversation) -> Turns:
-    lengths = np.array([pair for turns in conversations for pair in turns], np.int64).reshape(-1, 2)
-    offsets = np.cumsum([0, *map(len, conversations)])
-    return Turns(lengths[:, 0], lengths[:, 1], offsets)
+EOS, WORD, IMAGE = 0, 1, 2
+
+
+def turns_of(
+    batch: Sequence[Conversation], gets_eos: Sequence[bool] = (), images: Any = None
+) -> Turns:
+    """Words, with EOS at the end of those that get none, and images where they are wanted."""
+    lengths = np.array([part for turns in batch for pair in turns for part in pair], np.int64)
+    counts = np.array([len(turns) for turns in batch], np.int64)
+    turns = Turns(Ragged.from_lengths(np.full(lengths.sum(), WORD), lengths), counts)
+    for end, gets in zip(turns.samples.offsets[1:], gets_eos, strict=False):
+        if end and not gets:
+            turns.ids.values[end - 1] = EOS
+    if images is not None:
+        turns.ids.values[images] = IMAGE
+    return turns
 
 
 def verdict(policy: Targets, conversation: Conversation) -> str:
-    return VERDICTS[judge(policy, turns_of(conversation))[0]]
+    return VERDICTS[label(policy, turns_of([conversation]), None).verdicts()[0]]
 
 
 def losses(policy: Targets, conversation: Conversation, gets_eos: bool = False) -> int:
-    return int(count_losses(policy, turns_of(conversation), np.array([gets_eos]))[0])
+    return int(label(policy, turns_of([conversation], [gets_eos]), EOS).losses()[0])
 
 
 @pytest.mark.parametrize(
@@ -99,16 +115,25 @@ def test_a_batch_is_judged_as_its_conversations_are_alone() -> None:
     for prompts in ("none", "all", "length>=4"):
         for responses in ("last", "all"):
             policy = Targets(max_seq_len=12, target_prompts=prompts, target_responses=responses)
-            found = judge(policy, turns_of(*batch))
-            counts = count_losses(policy, turns_of(*batch), eos)
+            made = label(policy, turns_of(batch, eos), EOS)
+            found, counts = made.verdicts(), made.losses()
             assert [VERDICTS[v] for v in found] == [verdict(policy, c) for c in batch]
             plain = [np.array(_laid_out(policy, c, e)) for c, e in zip(batch, eos, strict=True)]
-            assert counts.tolist() == [sum(trained[1:12]) for trained in plain]
+            ends = [all(map(all, c)) for c in batch]  # an empty one has no end to lack EOS
+            expected = [sum(trained[1:12]) for trained in plain]
+            assert [n for n, is_whole in zip(counts, ends, strict=True) if is_whole] == [
+                n for n, is_whole in zip(expected, ends, strict=True) if is_whole
+            ]
             images = [rng.random(sum(map(sum, c))) < 0.3 for c in batch]
-            left = count_losses(policy, turns_of(*batch), eos, np.concatenate(images))
+            for image in images:
+                image[-1:] = False
+            left = label(policy, turns_of(batch, eos, np.concatenate(images)), EOS, IMAGE).losses()
             for row, image in zip(plain, images, strict=True):
                 row[: len(image)] = row[: len(image)] & ~image
-            assert left.tolist() == [sum(trained[1:12]) for trained in plain]
+            expected = [sum(trained[1:12]) for trained in plain]
+            assert [n for n, is_whole in zip(left, ends, strict=True) if is_whole] == [
+                n for n, is_whole in zip(expected, ends, strict=True) if is_whole
+            ]
             usable = [all(map(all, c)) and any(_laid_out(policy, c, False)[:12]) for c in batch]
             assert (found == 0).tolist() == usable
             assert 0 < sum(usable) < 300
@@ -127,9 +152,8 @@ def _laid_out(policy: Targets, conversation: Conversation, gets_eos: bool) -> li
 
 
 def test_no_conversation_at_all_is_no_error() -> None:
-    nothing = turns_of()
-    assert not len(judge(Targets(max_seq_len=8), nothing))
-    assert not len(count_losses(Targets(max_seq_len=8), nothing, np.zeros(0, bool)))
+    made = label(Targets(max_seq_len=8), turns_of([]), EOS)
+    assert [len(made.verdicts()), len(made.losses()), len(made.cut())] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +189,7 @@ def test_what_the_loader_cuts_off_is_what_is_beyond_its_rows(
 ) -> None:
     """Laid out token by token: one row in all, or a context and a target."""
     policy = Targets(max_seq_len=max_seq_len, decoder_only_format=is_decoder_only)
-    for conversation, cut in zip(batch, count_cut(policy, turns_of(*batch)), strict=True):
+    for conversation, cut in zip(batch, label(policy, turns_of(batch), None).cut(), strict=True):
         row = [part for turn in conversation for part in turn]
         parts = [sum(row)] if is_decoder_only else [sum(row[:-1]), row[-1]]
         assert cut == sum(len(range(part)[max_seq_len:]) for part in parts)

@@ -1,4 +1,4 @@
-"""What becomes of conversations longer than max_seq_len, and what each value of too_long is said to keep."""
+"""What becomes of conversations longer than max_seq_len, with the EOS that the loader appends to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mdsmix.encode.special import SpecialStrings
 from mdsmix.encode.targets import Targets
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.record import Conversation
-from tests.converting import chats, manifest_of, mdsmix, pairs, write_jsonl, write_recipe
+from tests.converting import manifest_of, mdsmix, pairs, write_jsonl, write_recipe
 from tests.styles import letters
 
 LONGEST = 10
@@ -32,13 +32,15 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return letters(tmp_path_factory.mktemp("letters"))
 
 
-def encoded(tokenizer: Tokenizer, said: list[Sizes], **policy: Any) -> Encoded:
+def encoded(tokenizer: Tokenizer, said: list[Sizes], end: str = "", **policy: Any) -> Encoded:
     chat = Chat(
         tokenizer=tokenizer,
         backend=open_backend(tokenizer, "reference"),
-        template=open_template("{% for m in messages %}{{ m.content }}{% endfor %}", {}),
+        template=open_template(
+            f"{{% for m in messages %}}{{{{ m.content }}}}{{{{ '{end}' if m.role == 'assistant' }}}}{{% endfor %}}",
+            {},
+        ),
         targets=Targets(**{"max_seq_len": LONGEST, "target_responses": "all"} | policy),
-        is_compact=False,
         special_tokens_in_text="allow",
         specials=SpecialStrings.of(()),
     )
@@ -50,16 +52,16 @@ def messages(sizes: Sizes) -> list[dict[str, Any]]:
     return [{"role": role, "content": text} for role, text in said]
 
 
-def whole(sizes: Sizes) -> Sizes:
-    """The turns that end within a row."""
-    return [turn for i, turn in enumerate(sizes) if sum(map(sum, sizes[: i + 1])) <= LONGEST]
+def whole(sizes: Sizes, added: int) -> Sizes:
+    """The turns that end within a row; `added`: the EOS that the loader appends."""
+    return [turn for i, turn in enumerate(sizes) if sum(map(sum, sizes[: i + 1])) + added <= LONGEST]  # fmt: skip
 
 
-def losses(sizes: Sizes, responses: str) -> int:
+def losses(sizes: Sizes, responses: str, added: int) -> int:
     """Trained tokens of a row: by letters, with the EOS that the collator appends, without the first."""
     trained = [responses == "all" or i == len(sizes) - 1 for i in range(len(sizes))]
     row = "".join("-" * q + ("a" if is_trained else "-") * a for (q, a), is_trained in zip(sizes, trained, strict=True))  # fmt: skip
-    return (row + "a")[1:LONGEST].count("a")
+    return (row + "a" * added)[1:LONGEST].count("a")
 
 
 def usable(sizes: Sizes, responses: str) -> bool:
@@ -68,58 +70,37 @@ def usable(sizes: Sizes, responses: str) -> bool:
     return sum(map(sum, sizes)) - sizes[-1][1] < LONGEST
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(SIZES, max_size=5), st.sampled_from(["cut", "filter", "first_turns"]), st.sampled_from(["last", "all"]))  # fmt: skip
+@settings(max_examples=60, deadline=None)
+@given(st.lists(SIZES, max_size=5), st.sampled_from(["cut", "filter", "first_turns"]), st.sampled_from(["last", "all"]), st.booleans())  # fmt: skip
 def test_each_way_keeps_what_it_says(
-    tokenizer: Tokenizer, said: list[Sizes], rule: str, responses: str
+    tokenizer: Tokenizer, said: list[Sizes], rule: str, responses: str, ends: bool
 ) -> None:
-    found = encoded(tokenizer, said, too_long=rule, target_responses=responses)
-    fits = [sum(map(sum, sizes)) <= LONGEST for sizes in said]
-    long = [sizes for sizes, is_whole in zip(said, fits, strict=True) if not is_whole]
+    """`ends`: the template ends each answer in EOS; else the loader appends one to a row, which `filter` and `first_turns` keep."""
+    end = "</s>" if ends else ""
+    found = encoded(tokenizer, said, end, too_long=rule, target_responses=responses)
+    said, added = [[(q, a + ends) for q, a in sizes] for sizes in said], 1 - ends
     rows = {
         "cut": [sizes for sizes in said if usable(sizes, responses)],
-        "filter": [sizes for sizes, is_whole in zip(said, fits, strict=True) if is_whole],
-        "first_turns": [whole(sizes) for sizes in said if whole(sizes)],
+        "filter": [sizes for sizes in said if whole(sizes, added) == sizes],
+        "first_turns": [whole(sizes, added) for sizes in said if whole(sizes, added)],
     }[rule]
     column = found.columns["turns"]
     stored = [[(len(t["input_ids"]), len(t["labels"])) for t in json.loads(column[i].tobytes())] for i in range(len(column))]  # fmt: skip
     assert stored == rows
-    assert found.loss_tokens == sum(losses(sizes, responses) for sizes in rows)
+    assert found.loss_tokens == sum(losses(sizes, responses, added) for sizes in rows)
     reasons = {r.reason for r in found.rejected}
     assert reasons <= {"no_loss_tokens" if rule == "cut" else "too_long"}
     assert all(r.filtered for r in found.rejected)
-    lost = [sizes[len(whole(sizes)) :] for sizes in said if whole(sizes)]
+    lost = [sizes[len(kept) :] for sizes in said if (kept := whole(sizes, added))]
     assert found.lost_tokens == (sum(sum(map(sum, sizes)) for sizes in lost) if rule == "first_turns" else 0)  # fmt: skip
-    if not long:
-        assert found.too_long == {}
-        return
-    cut = [sizes for sizes in long if usable(sizes, responses)]
-    first = [whole(sizes) for sizes in long if whole(sizes)]
-    assert found.too_long == {
-        "conversations": len(long),
-        "cut": len(cut),
-        "cut_tokens": sum(losses(sizes, responses) for sizes in cut),
-        "first_turns": len(first),
-        "first_turns_tokens": sum(losses(sizes, responses) for sizes in first),
-    }
 
 
-def test_the_summary_says_what_each_way_keeps(tmp_path: Path, tokenizer_folder: Path) -> None:
-    said = [messages([(1, 1)] * n) for n in (1, 1, 9)]
-    path = write_jsonl(tmp_path / "chat.jsonl", [{"messages": m} for m in said])
-    kept = {}
-    for rule in ("cut", "filter", "first_turns"):
-        streams = {"chat": chats(path, too_long=rule)}
-        recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64, target_responses="all")  # fmt: skip
-        out = mdsmix("convert", recipe, "--reencode").out
-        manifest = manifest_of(tmp_path / "out/chat/train")
-        kept[rule] = manifest.records.written, manifest.totals.loss_tokens
-        assert "1 conversation longer than max_seq_len: too_long: cut keeps 1 with " in out
-        assert manifest.totals.cut_rows == (rule == "cut")
-    told = manifest.records.too_long
-    assert [n for n, _ in kept.values()] == [3, 2, 3]
-    assert kept["cut"][1] - kept["filter"][1] == told["cut_tokens"]
-    assert kept["first_turns"][1] - kept["filter"][1] == told["first_turns_tokens"]
+@pytest.mark.parametrize("rule", ["filter", "first_turns"])
+def test_a_row_that_is_full_without_the_eos_of_the_loader_is_too_long(
+    tokenizer: Tokenizer, rule: str
+) -> None:
+    for size, written in ((LONGEST - 2, 1), (LONGEST - 1, 0)):
+        assert len(encoded(tokenizer, [[(1, size)]], too_long=rule).lengths) == written
 
 
 def test_a_pair_that_is_too_long_is_left_out_where_that_is_asked_for(

@@ -80,7 +80,6 @@ def test_the_ids_are_those_of_the_text(tmp_path: Path) -> None:
         backend=open_backend(tokenizer, "reference"),
         template=opened(styles.QWEN_2_5.replace("ö", "o")),
         targets=Targets(max_seq_len=10_000, target_responses="all"),
-        is_compact=False,
         special_tokens_in_text="allow",
         specials=SpecialStrings.of(()),
     )

@@ -38,3 +38,11 @@ def test_concat_and_slice(one: list[list[int]], other: list[list[int]]) -> None:
 
 def test_bytes_are_read_as_the_dtype() -> None:
     assert lists(Ragged.of([b"ab", b"", b"c"], np.uint8)) == [[97, 98], [], [99]]
+
+
+def test_cut_takes_a_stretch_of_each_row() -> None:
+    rows = Ragged.of([[1, 2, 3], [], [4, 5]], "uint16")
+    assert lists(rows.cut(np.array([1, 0, 0]), np.array([2, 0, 1]))) == [[2, 3], [], [4]]
+    assert lists(rows.first(2)) == [[1, 2], [], [4, 5]]
+    assert rows.first(3) is rows
+    assert lists(rows.every(2, 0)) == [[1, 2, 3], [4, 5]]

@@ -70,8 +70,6 @@ class Tally:
             read=len(piece),
             written=written,
             filtered=dict(dropped),
-            ways_out=dict(encoded.ways_out),
-            too_long=dict(encoded.too_long),
         )
 
     def end(self, batch: RecordBatch, without: Collection[int]) -> None:

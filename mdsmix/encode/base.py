@@ -45,10 +45,6 @@ class Encoded:
     "Records whose text holds the string of a special token."
     unread: Mapping[str, int] = field(default_factory=dict)
     "What the chat template does not print of the messages -> records that hold it."
-    ways_out: Mapping[str, int] = field(default_factory=dict)
-    "Setting of the recipe -> filtered records that it would keep."
-    too_long: Mapping[str, int] = field(default_factory=dict)
-    "Of conversations longer than max_seq_len: how many there are, and what each way of dealing with them would keep."
     rows_of: Any = None
     "int64: rows of each record that is not rejected, in order; None: one each."
     ids: Sequence[str | int | None] = ()

@@ -1,15 +1,14 @@
-"""Which tokens of a conversation are trained: Foundry's target policies, worked out on lengths alone.
+"""Which tokens of a sample are trained: Foundry's target policies as one mask over a batch.
 
-A conversation is laid end to end as prompt, response, prompt, response ... and a policy trains a
-segment or does not. So whether anything is left to train on, and how many positions give a loss,
-follow from the segments' lengths: one pass of numpy over a batch, never a loop over tokens. The
-labels themselves are made by the collator at training time.
+A sample is laid end to end as prompt, response, prompt, response ..., and a policy trains a segment or does not. The mask is made
+once; whether anything is left to train, how many positions give a loss and what a loader cuts off are sums over it. The labels
+themselves are made by the collator at training time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,15 @@ from numpy.typing import NDArray
 
 from mdsmix.encode.base import Rejected
 from mdsmix.errors import RecipeError
+from mdsmix.ragged import Ragged
 from mdsmix.recipe.rules import target_contradictions
 
 Lengths = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 USABLE, EMPTY_PROMPT, EMPTY_RESPONSE, NO_LOSS_TOKENS, TOO_LONG = range(5)
 VERDICTS = ("", "empty_prompt", "empty_response", "no_loss_tokens", "too_long")
-"The reason code of each verdict of `judge`."
+"The reason code of each verdict."
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -75,49 +76,131 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The lengths of a batch of conversations, each of at least one turn."""
+    """A batch of samples, each of one turn or more."""
 
-    prompts: Lengths
-    "int64 [turns]: tokens of each prompt."
-    responses: Lengths
-    "int64 [turns]: tokens of each response."
-    offsets: Lengths
-    "int64 [n + 1]: conversation i is the turns offsets[i] to offsets[i + 1]."
+    ids: Ragged
+    "The tokens of each prompt and response: prompt, response, prompt, response ..."
+    counts: Lengths
+    "int64 [n]: the turns of each sample."
 
-    @staticmethod
-    def single(prompts: Lengths, responses: Lengths) -> Turns:
-        """Conversations of one turn each."""
-        return Turns(prompts, responses, np.arange(len(prompts) + 1))
+    @property
+    def firsts(self) -> Lengths:
+        """int64 [n + 1]: the first prompt of sample i is row firsts[i] of `ids`."""
+        return 2 * np.concatenate([[0], np.cumsum(self.counts)])
 
-    @staticmethod
-    def interleaved(lengths: Lengths, counts: Lengths) -> Turns:
-        """Conversations of `counts` turns, from the lengths of rows prompt, response, prompt, response ..."""
-        return Turns(lengths[0::2], lengths[1::2], np.concatenate([[0], np.cumsum(counts)]))
+    @property
+    def samples(self) -> Ragged:
+        """The tokens of each sample, its turns end to end."""
+        return Ragged(self.ids.values, self.ids.offsets[self.firsts])
 
-
-def judge(targets: Targets, turns: Turns) -> NDArray[np.int64]:
-    """int64 [n]: USABLE, or why a conversation cannot be trained on.
-
-    The rule of Foundry's `is_valid_ift_example`: no prompt and no response is empty, and at least
-    one trained token is left after the cut to max_seq_len, before any EOS is appended.
-    Encoder-decoder rows cut context and target apart from each other, so that there a long prompt
-    takes nothing from the response.
-    """
-    verdicts = np.full(len(turns.offsets) - 1, USABLE)
-    if not len(verdicts):
-        return verdicts
-    if targets.decoder_only_format:
-        starts, _, trained = _segments(targets, turns, turns.responses)
-        first = _per_conversation(np.minimum, np.where(trained, starts, _NEVER), 2 * turns.offsets)
-        verdicts[first >= targets.max_seq_len] = NO_LOSS_TOKENS
-    if targets.too_long != "cut":
-        verdicts[count_cut(targets, turns) > 0] = TOO_LONG
-    verdicts[_per_conversation(np.minimum, turns.responses, turns.offsets) == 0] = EMPTY_RESPONSE
-    verdicts[_per_conversation(np.minimum, turns.prompts, turns.offsets) == 0] = EMPTY_PROMPT
-    return verdicts
+    def take(self, keep: Flags) -> Turns:
+        """The samples of a bool mask."""
+        if keep.all():
+            return self
+        return Turns(self.ids.take(np.repeat(keep, 2 * self.counts)), self.counts[keep])
 
 
-def filtered_by(verdicts: NDArray[np.int64], positions: Sequence[int]) -> list[Rejected]:
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What a loader trains of a batch of samples."""
+
+    targets: Targets
+    turns: Turns
+    trained: Flags
+    "bool [tokens]: one sample behind the other."
+    gets_eos: Flags
+    "bool [n]: the samples that Foundry's collator ends with the EOS that they lack. That EOS is trained."
+
+    def losses(self) -> Lengths:
+        """int64 [n]: the positions that give a loss: with the EOS that the collator appends, cut to max_seq_len, and without the
+        token at position 0, which nothing predicts. An encoder-decoder's target is not shifted, so that all of it counts."""
+        longest = self.targets.max_seq_len
+        if not self.targets.decoder_only_format:
+            return np.asarray(np.minimum(self._last_responses + self.gets_eos, longest))
+        has_room = self.turns.samples.lengths < longest
+        return np.asarray(self._trained_between(1, longest) + (self.gets_eos & has_room))
+
+    def cut(self) -> Lengths:
+        """int64 [n]: the tokens beyond max_seq_len, which the collator cuts off; an encoder-decoder's context and target are cut apart."""
+        whole, longest = self.turns.samples.lengths, self.targets.max_seq_len
+        if self.targets.decoder_only_format:
+            return np.asarray(np.maximum(whole - longest, 0))
+        last = self._last_responses
+        beyond = np.maximum(whole - last - longest, 0) + np.maximum(last - longest, 0)
+        return np.asarray(beyond)
+
+    def verdicts(self) -> Lengths:
+        """int64 [n]: USABLE, or why a sample cannot be trained on.
+
+        The rule of Foundry's `is_valid_ift_example`: no prompt and no response is empty, and at least one trained token is left
+        after the cut to max_seq_len, before any EOS is appended. A sample is too long with the EOS that it gets.
+        """
+        lengths, longest = self.turns.ids.lengths, self.targets.max_seq_len
+        found = np.full(len(self.turns.counts), USABLE)
+        if not len(found):
+            return found
+        if self.targets.decoder_only_format:
+            found[self._trained_between(0, longest) == 0] = NO_LOSS_TOKENS
+        if self.targets.too_long != "cut":
+            found[self.turns.samples.lengths + self.gets_eos > longest] = TOO_LONG
+        for side, verdict in ((1, EMPTY_RESPONSE), (0, EMPTY_PROMPT)):
+            shortest = np.minimum.reduceat(lengths[side::2], self.turns.firsts[:-1] // 2)
+            found[shortest == 0] = verdict
+        return found
+
+    def take(self, keep: Flags) -> Labels:
+        """Those of the samples of a bool mask."""
+        if keep.all():
+            return self
+        trained = self.trained[np.repeat(keep, self.turns.samples.lengths)]
+        return Labels(self.targets, self.turns.take(keep), trained, self.gets_eos[keep])
+
+    @property
+    def _last_responses(self) -> Lengths:
+        return np.asarray(self.turns.ids.lengths[self.turns.firsts[1:] - 1])
+
+    def _trained_between(self, first: int, last: int) -> Lengths:
+        """int64 [n]: the trained tokens of each sample at its positions from `first` to `last`, exclusive."""
+        before, offsets = np.concatenate([[0], np.cumsum(self.trained)]), self.turns.samples.offsets
+        start, end = (np.minimum(offsets[:-1] + at, offsets[1:]) for at in (first, last))
+        return np.asarray(before[end] - before[start])
+
+
+def label(targets: Targets, turns: Turns, eos: int | None, never: int | None = None) -> Labels:
+    """The labels of a batch. `never`: a token that no policy trains, such as the one that stands for an image."""
+    lengths, samples = turns.ids.lengths, turns.samples
+    segments = np.full(len(lengths), targets.target_responses == "all")
+    segments[0::2] = lengths[0::2] >= targets.least_trained_prompt
+    segments[turns.firsts[1:] - 1] = True
+    trained = np.repeat(segments, lengths)
+    if never is not None:
+        trained &= samples.values != never
+    return Labels(targets, turns, trained, lacks_eos(samples.values, samples.offsets[1:], eos))
+
+
+def lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:
+    """bool [n]: which of the rows that end there in `values` do not end in EOS; none where the tokenizer has no EOS."""
+    if eos is None or not len(values):
+        return np.zeros(len(ends), bool)
+    return np.asarray(values[ends - 1] != eos)
+
+
+def first_turns(
+    turns: Turns, longest: int, eos: int | None, lengths: Lengths | None = None
+) -> Turns:
+    """Of each sample the turns that end within `longest` tokens, with the EOS that the loader appends; the first turn where none
+    does. `lengths`: of prompts and responses, where images will have become more tokens."""
+    ids, starts = turns.ids, turns.firsts[:-1] // 2
+    ends = np.cumsum(ids.lengths if lengths is None else lengths)[1::2]
+    before = np.concatenate([[0], ends])[starts]
+    whole = ends - np.repeat(before, turns.counts) + lacks_eos(ids.values, ids.offsets[2::2], eos)
+    kept = whole <= longest
+    kept[starts] = True
+    counts = np.add.reduceat(kept, starts, dtype=np.int64) if len(starts) else turns.counts
+    return Turns(ids.take(np.repeat(kept, 2)), counts)
+
+
+def filtered_by(verdicts: Lengths, positions: Sequence[int]) -> list[Rejected]:
     """The records none of whose rows can be trained on, each with the reason of its first row."""
     dropped = np.flatnonzero(verdicts != USABLE).tolist()
     if not dropped:
@@ -125,101 +208,3 @@ def filtered_by(verdicts: NDArray[np.int64], positions: Sequence[int]) -> list[R
     written = {positions[i] for i in np.flatnonzero(verdicts == USABLE).tolist()}
     reasons = {positions[i]: VERDICTS[verdicts[i]] for i in reversed(dropped)}
     return [Rejected(at, why, True) for at, why in sorted(reasons.items()) if at not in written]
-
-
-def ways_out(targets: Targets, turns: Turns, verdicts: NDArray[np.int64]) -> dict[str, int]:
-    """Of the conversations that have nothing to train on: setting of the recipe -> how many it would keep."""
-    if not (lost := verdicts == NO_LOSS_TOKENS).any():
-        return {}
-    changes: dict[str, dict[str, Any]] = {
-        f"max_seq_len: {2 * targets.max_seq_len}": {"max_seq_len": 2 * targets.max_seq_len}
-    }
-    if targets.target_responses == "last":
-        changes["target_responses: all"] = {"target_responses": "all"}
-    kept = {
-        said: int(np.sum(judge(replace(targets, **change), turns)[lost] == USABLE))
-        for said, change in changes.items()
-    }
-    return {said: n for said, n in kept.items() if n}
-
-
-def count_losses(
-    targets: Targets,
-    turns: Turns,
-    gets_eos: NDArray[np.bool_],
-    untrained: NDArray[np.bool_] | None = None,
-) -> Lengths:
-    """int64 [n]: the positions of each conversation that give a loss. `untrained`: which of all their tokens, one conversation
-    behind the other, no policy trains.
-
-    Counted as the model sees a row after Foundry's collator: with the EOS that it appends to a last
-    response without one (`gets_eos`), cut to max_seq_len, and less the token at position 0, which
-    nothing predicts. An encoder-decoder's target is not shifted, so that all of it counts.
-    """
-    if not len(gets_eos):
-        return np.zeros(0, np.int64)
-    last = turns.offsets[1:] - 1
-    responses = turns.responses.copy()
-    responses[last] += gets_eos
-    if not targets.decoder_only_format:
-        return np.asarray(np.minimum(responses[last], targets.max_seq_len))
-    starts, ends, trained = _segments(targets, turns, responses)
-    starts, ends = (np.clip(at, 1, targets.max_seq_len) for at in (starts, ends))
-    kept = ends - starts
-    if untrained is not None and untrained.any():
-        kept -= _within(turns, starts, ends, untrained)
-    return _per_conversation(np.add, kept * trained, 2 * turns.offsets)
-
-
-def _within(
-    turns: Turns, starts: Lengths, ends: Lengths, marked: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    """int64 [2 * turns]: how many marked tokens stand between two places of each prompt's and response's conversation, behind
-    which an EOS may stand that is among no tokens yet."""
-    before = np.concatenate([[0], np.cumsum(marked)])
-    tokens = np.concatenate([[0], np.cumsum(turns.prompts + turns.responses)])[turns.offsets]
-    begins, ends_at = (
-        np.repeat(at, 2 * np.diff(turns.offsets)) for at in (tokens[:-1], tokens[1:])
-    )
-    first, last = (before[np.minimum(begins + at, ends_at)] for at in (starts, ends))
-    return np.asarray(last - first)
-
-
-def count_cut(targets: Targets, turns: Turns) -> Lengths:
-    """int64 [n]: the tokens of each conversation that Foundry's collator cuts off, because they are beyond max_seq_len; an
-    encoder-decoder's context and target are each cut to max_seq_len."""
-    lasts = turns.offsets[1:] - 1
-    whole = (
-        _per_conversation(np.add, turns.prompts + turns.responses, turns.offsets)
-        if len(lasts)
-        else lasts
-    )
-    if targets.decoder_only_format:
-        return np.maximum(whole - targets.max_seq_len, 0)
-    target = turns.responses[lasts]
-    beyond = (np.maximum(part - targets.max_seq_len, 0) for part in (whole - target, target))
-    return np.asarray(sum(beyond))
-
-
-def _segments(
-    targets: Targets, turns: Turns, responses: Lengths
-) -> tuple[Lengths, Lengths, NDArray[np.bool_]]:
-    """Start and end of every prompt and response (interleaved) in its conversation, and whether it is trained."""
-    lengths = np.stack([turns.prompts, responses], axis=1).ravel()
-    ends = np.cumsum(lengths)
-    bases = (ends - lengths)[2 * turns.offsets[:-1]]
-    ends -= np.repeat(bases, 2 * np.diff(turns.offsets))
-    return ends - lengths, ends, trained_segments(targets, turns)
-
-
-def trained_segments(targets: Targets, turns: Turns) -> NDArray[np.bool_]:
-    """bool [2 * turns]: whether each prompt and each response (interleaved) is trained."""
-    trained = np.zeros((len(turns.responses), 2), bool)
-    trained[:, 0] = turns.prompts >= targets.least_trained_prompt
-    trained[:, 1] = targets.target_responses == "all"
-    trained[turns.offsets[1:] - 1, 1] = True
-    return trained.ravel()
-
-
-def _per_conversation(reduce: np.ufunc, values: NDArray[Any], offsets: Lengths) -> NDArray[Any]:
-    return np.asarray(reduce.reduceat(values, offsets[:-1]))

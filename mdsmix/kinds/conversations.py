@@ -9,7 +9,7 @@ from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoder
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.base import packed_columns
-from mdsmix.kinds.finetuning import Finetuning, targets_of
+from mdsmix.kinds.finetuning import Finetuning, columns_of, targets_of
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation
 from mdsmix.shards.manifest import Encoding
@@ -112,9 +112,8 @@ class Conversations(Finetuning):
             backend=backend,
             template=self.template(encoding, tokenizer),
             targets=targets_of(encoding),
-            is_compact=encoding.compact,
+            columns=columns_of(encoding, "turns"),
             special_tokens_in_text=encoding.special_tokens_in_text,
             specials=SpecialStrings.of(tokenizer.special_tokens),
             rewritten_history=encoding.rewritten_history,
-            is_packed=encoding.pack,
         )

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mdsmix.encode.pairs import lacks_eos
-from mdsmix.encode.targets import Lengths, Targets, Turns, count_cut, count_losses
+from mdsmix.encode.columns import Columns
+from mdsmix.encode.targets import Lengths, Targets, Turns, label
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.base import Kind
+from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.tokens import Tokens
@@ -47,19 +47,26 @@ class Finetuning(Kind):
             )
 
     def losses(self, tokens: Tokens, encoding: Encoding, eos: int | None) -> Lengths:
-        gets_eos, untrained = lacks_eos(tokens.ids, eos), self.untrained(tokens, encoding)
-        return count_losses(targets_of(encoding), _turns(tokens), gets_eos, untrained)
-
-    def untrained(self, tokens: Tokens, encoding: Encoding) -> NDArray[np.bool_] | None:
-        """Which tokens of stored samples no policy trains; None: each may be."""
-        return None
+        return label(targets_of(encoding), _turns(tokens), eos, self.never(encoding)).losses()
 
     def cut(self, tokens: Tokens, encoding: Encoding) -> Lengths:
-        return count_cut(targets_of(encoding), _turns(tokens))
+        return label(targets_of(encoding), _turns(tokens), None).cut()
+
+    def never(self, encoding: Encoding) -> int | None:
+        """A token that no policy trains."""
+        return None
 
 
 def _turns(tokens: Tokens) -> Turns:
-    return Turns(tokens.prompts, tokens.responses, tokens.turns)
+    lengths = np.stack([tokens.prompts, tokens.responses], axis=1).ravel()
+    return Turns(Ragged.from_lengths(tokens.ids.values, lengths), np.diff(tokens.turns))
+
+
+def columns_of(encoding: Encoding, whole: Columns) -> Columns:
+    """How a stream's samples are laid out; `whole`: where neither pack nor compact asks for less."""
+    if encoding.pack:
+        return "packed"
+    return "pair" if encoding.compact else whole
 
 
 def targets_of(encoding: Encoding) -> Targets:

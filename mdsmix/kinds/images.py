@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoded, Encoder
@@ -28,7 +27,6 @@ from mdsmix.shapes import SHAPES
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.mds import SHARD_BYTES, Layout, Rows
-from mdsmix.shards.tokens import Tokens
 from mdsmix.words import hint
 
 COLUMNS = {"images": "list[jpeg]", "sizes": "json", "turns": "json"}
@@ -130,9 +128,8 @@ class Images(Conversations):
     def open_rows(self, encoding: Encoding, layout: Layout, dtype: str) -> Assembler:
         return ImageRows()
 
-    def untrained(self, tokens: Tokens, encoding: Encoding) -> NDArray[np.bool_]:
-        """Those that stand for an image."""
-        return np.asarray(tokens.ids.values == encoding.images["id"])
+    def never(self, encoding: Encoding) -> int:
+        return int(encoding.images["id"])
 
     def pieces(self, sample: Mapping[str, Any], encoding: Encoding) -> Iterator[Piece]:
         """As of any conversation, but a token that stands for an image is never trained."""

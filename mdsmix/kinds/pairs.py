@@ -6,7 +6,7 @@ from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoder
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.base import packed_columns
-from mdsmix.kinds.finetuning import Finetuning, targets_of
+from mdsmix.kinds.finetuning import Finetuning, columns_of, targets_of
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Pair
 from mdsmix.shards.manifest import Encoding
@@ -29,5 +29,5 @@ class Pairs(Finetuning):
             backend=backend,
             targets=targets_of(encoding),
             special_tokens_in_text=encoding.special_tokens_in_text,
-            is_packed=encoding.pack,
+            columns=columns_of(encoding, "pair"),
         )

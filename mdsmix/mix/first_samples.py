@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mdsmix.encode.targets import Turns, count_losses
+from mdsmix.encode.targets import Labels, Targets, Turns, label
 from mdsmix.errors import MixRefused
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.streams import Loader, Stream
+from mdsmix.ragged import Ragged
 from mdsmix.shards.turns import Ids, Turn, layout_of, turns_of
 
 TOKEN_COLUMNS = ("tokens", "input_ids", "labels")
@@ -103,7 +104,7 @@ def losses_per_sample(stream: Stream, loader: Loader) -> PerSample | None:
     if loader.is_text:
         losses = np.array([min(s.length, targets.max_seq_len) - 1 for s in found], np.int64)
     else:
-        losses = count_losses(targets, turns(found), np.zeros(len(found), np.bool_))
+        losses = labels(found, targets).losses()
     return PerSample(float(losses.mean()), False)
 
 
@@ -132,11 +133,11 @@ def is_trained_alike(stream: Stream, loader: Loader) -> bool:
     )
 
 
-def turns(found: Sequence[TokenSample]) -> Turns:
-    """The lengths of what the samples are made of."""
-    lengths = np.array([[len(p), len(r)] for sample in found for p, r in sample.turns], np.int64)
-    offsets = np.cumsum([0, *(len(sample.turns) for sample in found)])
-    return Turns(lengths[:, 0], lengths[:, 1], offsets)
+def labels(found: Sequence[TokenSample], targets: Targets) -> Labels:
+    """What the loader trains of the samples, without the EOS that it appends."""
+    ids = Ragged.of([side for sample in found for turn in sample.turns for side in turn], np.int64)
+    counts = np.array([len(sample.turns) for sample in found], np.int64)
+    return label(targets, Turns(ids, counts), None)
 
 
 def largest_id(stream: Stream, loader: Loader) -> int | None:

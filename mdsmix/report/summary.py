@@ -166,7 +166,6 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
             f"{totals.cut_rows:,} of {plural(totals.samples, 'row')} are longer than max_seq_len: the loader cuts off "
             f"{totals.cut_tokens:,} tokens, {totals.cut_tokens / totals.tokens:.1%} of all, which are not counted above"
         )
-    notes += _too_long(records)
     if totals.lost_tokens:
         verb = "is" if totals.lost_tokens == 1 else "are"
         lost = plural(totals.lost_tokens, "token")
@@ -180,15 +179,6 @@ def _notes(manifest: Manifest, outcome: Outcome) -> list[str]:
     return notes
 
 
-def _too_long(records: Records) -> Iterator[str]:
-    """What each way of dealing with long conversations would keep."""
-    if long := records.too_long:
-        yield (
-            f"{plural(long['conversations'], 'conversation')} longer than max_seq_len: too_long: cut keeps {long['cut']:,} with "
-            f"{long['cut_tokens']:,} trained tokens, first_turns {long['first_turns']:,} with {long['first_turns_tokens']:,}, filter none"
-        )
-
-
 def _filtered(records: Records) -> Iterator[str]:
     """Good records that a rule leaves out, where they are many, and what would keep them."""
     dropped = records.dropped - sum(
@@ -198,12 +188,8 @@ def _filtered(records: Records) -> Iterator[str]:
     if dropped <= FILTERED_SHARE * records.sampled:
         return
     said = f"WARNING: {dropped / records.sampled:.1%} of the records are filtered"
-    if records.ways_out:
-        lost = records.filtered.get("no_loss_tokens", 0)
-        ways = " and ".join(
-            f"{setting} would keep {n:,}" for setting, n in records.ways_out.items()
-        )
-        said += f"; {lost:,} have nothing to train within max_seq_len, of which {ways}"
+    if lost := records.filtered.get("no_loss_tokens"):
+        said += f"; {lost:,} have nothing to train within max_seq_len: a larger one, or target_responses: all, may keep them"
     yield said
 
 

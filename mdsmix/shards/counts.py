@@ -32,12 +32,8 @@ class Records:
     "The same of a columnar file, which was not looked into and does not tell: all records."
     placeholders: dict[str, int] = field(default_factory=dict)
     "Placeholder of a medium, such as <image> -> finetuning records that hold it as text."
-    ways_out: dict[str, int] = field(default_factory=dict)
-    "Setting of the recipe -> records filtered as no_loss_tokens that it would keep."
     nulls: dict[str, int] = field(default_factory=dict)
     "Field of messages or tools -> records with null entries inside, which are rendered."
-    too_long: dict[str, int] = field(default_factory=dict)
-    "Of rows longer than max_seq_len: conversations, and how many of these and of tokens with a loss too_long: cut and first_turns keep."
     duplicates: int = 0
     "Records that an earlier one of the stream equals, and that are in it all the same."
     unhashed: int = 0
@@ -79,9 +75,7 @@ class Records:
             unread=_added(self.unread, other.unread),
             unseen=_added(self.unseen, other.unseen),
             placeholders=_added(self.placeholders, other.placeholders),
-            ways_out=_added(self.ways_out, other.ways_out),
             nulls=_added(self.nulls, other.nulls),
-            too_long=_added(self.too_long, other.too_long),
             duplicates=self.duplicates + other.duplicates,
             unhashed=self.unhashed + other.unhashed,
         )

@@ -34,13 +34,6 @@ target_responses: all
 streams:
   calls: {{kind: finetuning, source: {{path: calls.jsonl, {}}}}}
 """
-LONG = """tokenizer: ./tokenizer
-max_seq_len: 100
-local: ./long
-target_responses: all
-streams:
-  long: {kind: finetuning, source: {path: long.jsonl, messages: messages}}
-"""
 
 
 def damaged() -> None:
@@ -193,25 +186,6 @@ def calls() -> None:
 
 def shape_openai() -> None:
     Path("recipe.yaml").write_text(CALLS.format("shape: openai"))
-
-
-def long_chats() -> None:
-    """Two conversations of more tokens than fit."""
-    turns = [
-        ("user", "What?"),
-        ("assistant", "A house. " * 14),
-        ("user", "What else? " * 16),
-        ("assistant", "A tree."),
-    ]
-    messages = [{"role": role, "content": content} for role, content in turns]
-    _write(
-        "long.jsonl",
-        [
-            {"messages": messages},
-            {"messages": [{"role": "user", "content": "Which?"}, *messages[1:]]},
-        ],
-    )
-    Path("long.yaml").write_text(LONG)
 
 
 def few() -> None:
@@ -376,7 +350,7 @@ def _write(name: str, records: Iterable[Any]) -> None:
 MAKERS: dict[str, Callable[[], dict[str, Any] | None]] = {
     each.__name__: each
     for each in (
-        articles_and_chats, broken_lines, calls, chats, damaged, edited_nine_days_ago, few, foundry_tiny, four_bad_lines, long_chats,
+        articles_and_chats, broken_lines, calls, chats, damaged, edited_nine_days_ago, few, foundry_tiny, four_bad_lines,
         others_chats, published_anew, seeing_model, shape_openai, sights, slimpajama, small_llama, table_and_chats, texts, two_alike,
     )
 }  # fmt: skip

@@ -78,9 +78,9 @@ def cases(
 ) -> Iterator[tuple[dict[str, Any], Encoded]]:
     """Every policy over both shapes, and compact chats under the one that allows them."""
     for targets in map(policy, range(len(POLICIES))):
-        shapes: list[tuple[str, dict[str, Any]]] = [("pairs", {}), ("chats", {"is_compact": False})]
+        shapes: list[tuple[str, dict[str, Any]]] = [("pairs", {}), ("chats", {"columns": "turns"})]
         if (targets["target_prompts"], targets["target_responses"]) == ("none", "last"):
-            shapes.append(("chats", {"is_compact": True}))
+            shapes.append(("chats", {"columns": "pair"}))
         for name, chat in shapes:
             encoded = encoder(tokenizer, Targets(**targets), date, **chat).encode(records[name])
             is_pair = "turns" not in encoded.columns

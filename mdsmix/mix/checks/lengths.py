@@ -6,15 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mdsmix.encode.targets import count_cut
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.findings import check_loaders, check_streams, listed, names
 from mdsmix.mix.first_samples import (
+    labels,
     longest,
     row_length,
     token_samples,
-    turns,
 )
 from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.training.rules import Hit
@@ -101,7 +100,7 @@ def _cut_of_first(stream: Stream, loader: Loader) -> str | None:
     found, targets = token_samples(stream, loader), loader.target_policies
     if not found or targets is None:
         return None
-    cut = count_cut(targets, turns(found))
+    cut = labels(found, targets).cut()
     tokens = sum(sample.length for sample in found)
     told = _share(int(np.count_nonzero(cut)), len(found), int(cut.sum()), tokens, stream)
     return f"of the first samples, {told}" if cut.any() else None

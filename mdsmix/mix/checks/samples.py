@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mdsmix.encode.targets import USABLE, VERDICTS, judge
+from mdsmix.encode.targets import USABLE, VERDICTS
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.findings import check_streams
 from mdsmix.mix.first_samples import (
+    labels,
     token_samples,
-    turns,
 )
 from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.training.keys import OWN
@@ -86,6 +86,6 @@ def _token_reasons(stream: Stream, loader: Loader) -> Iterator[str]:
     """The verdicts on token samples, by the rule that the encoder itself uses."""
     found, targets = token_samples(stream, loader), loader.target_policies
     if targets and found and shape(stream, "finetuning") in ("turns", "input_ids"):
-        for verdict in judge(targets, turns(found)):
+        for verdict in labels(found, targets).verdicts():
             if verdict != USABLE:
                 yield VERDICTS[int(verdict)]

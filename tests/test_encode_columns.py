@@ -1,0 +1,129 @@
+"""Columns of samples: documents beside the collator's rule written out token by token; of pairs, what is cut could not train."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdsmix.encode.base import Encoded
+from mdsmix.encode.columns import as_document, as_pair
+from mdsmix.encode.targets import USABLE, Targets, Turns, label
+from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.ragged import Ragged
+from tests.styles import EOS, letters
+
+Talk = list[tuple[list[int], list[int]]]
+POLICIES = [
+    ("none", "last"),
+    ("none", "all"),
+    ("all", "last"),
+    ("all", "all"),
+    ("length>=3", "all"),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return letters(tmp_path_factory.mktemp("letters"))
+
+
+def by_token(talk: Talk, targets: Targets, eos: int | None) -> tuple[list[int], list[int]]:
+    """Ids and loss mask of one conversation, as LLM-Foundry's collator stitches and cuts it."""
+    ids, mask = list[int](), list[int]()
+    for number, (prompt, response) in enumerate(talk):
+        is_last = number == len(talk) - 1
+        if is_last and eos is not None and response[-1] != eos:
+            response = [*response, eos]
+        ids += prompt + response
+        mask += [int(targets.trains_prompt(len(prompt)))] * len(prompt)
+        mask += [int(targets.trains_response(is_last))] * len(response)
+    mask[0] = 0
+    return ids[: targets.max_seq_len], mask[: targets.max_seq_len]
+
+
+token = st.sampled_from([EOS, 40, 41, 42])
+part = st.lists(token, min_size=1, max_size=6)
+talks = st.lists(st.lists(st.tuples(part, part), min_size=1, max_size=3), max_size=5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(talks, st.sampled_from(POLICIES), st.integers(2, 30), st.booleans())
+def test_documents_are_what_the_collator_makes_of_each_sample(
+    tokenizer: Tokenizer, found: list[Talk], policy: tuple[str, str], length: int, has_eos: bool
+) -> None:
+    targets = Targets(max_seq_len=length, target_prompts=policy[0], target_responses=policy[1])
+    known = tokenizer if has_eos else replace(tokenizer, eos_id=None)
+    segments = Ragged.of([side for talk in found for turn in talk for side in turn], np.int64)
+    counts = np.array([len(talk) for talk in found], np.int64)
+    whole = label(targets, Turns(segments, counts), known.eos_id)
+    keep = whole.verdicts() == USABLE
+    labels = whole.take(keep)
+    expected = [by_token(t, targets, known.eos_id) for t, k in zip(found, keep, strict=True) if k]
+
+    encoded = as_document(labels, known)
+    ids, mask = encoded.columns["input_ids"], encoded.columns["loss_mask"]
+    assert [(ids[i].tolist(), mask[i].tolist()) for i in range(len(ids))] == expected
+    assert ids.values.dtype == np.dtype(known.dtype)
+    assert encoded.tokens == sum(len(row) for row, _ in expected)
+    assert encoded.lengths.tolist() == [len(row) for row, _ in expected]
+    assert encoded.loss_tokens == sum(sum(flags) for _, flags in expected) == labels.losses().sum()
+    whole_lengths = [
+        sum(len(p) + len(r) for p, r in t) for t, k in zip(found, keep, strict=True) if k
+    ]
+    beyond = [n - length for n in whole_lengths]
+    assert encoded.lost_tokens == sum(n for n in beyond if n > 0)
+
+
+@pytest.fixture
+def encode(tokenizer: Tokenizer) -> Any:
+    def run(contexts: list[list[int]], targets: list[list[int]], **policy: Any) -> Encoded:
+        ids = Ragged.of([s for pair in zip(contexts, targets, strict=True) for s in pair], "uint16")
+        turns = Turns(ids, np.ones(len(contexts), np.int64))
+        return as_pair(label(Targets(**policy), turns, tokenizer.eos_id), tokenizer)
+
+    return run
+
+
+def columns(encoded: Encoded) -> list[tuple[list[int], list[int]]]:
+    ids, labels = encoded.columns["input_ids"], encoded.columns["labels"]
+    return [(ids[i].tolist(), labels[i].tolist()) for i in range(len(ids))]
+
+
+def test_rows_that_fit_are_kept_as_they_are(encode: Any) -> None:
+    found = encode([[5, 6], [7]], [[8], [9, EOS]], max_seq_len=3)
+    assert columns(found) == [([5, 6], [8]), ([7], [9, EOS])]
+    assert (found.tokens, found.lost_tokens, found.largest_id) == (6, 0, 9)
+    # 8 trains, the EOS that the collator adds to it is cut off; 9 and its own EOS train.
+    assert found.loss_tokens == 1 + 2
+    assert found.lengths.tolist() == [3, 3]
+
+
+def test_a_long_response_is_cut_where_the_row_ends(encode: Any) -> None:
+    found = encode([[5, 6]], [[7, 8, 9, EOS]], max_seq_len=4)
+    assert columns(found) == [([5, 6], [7, 8])]
+    assert (found.loss_tokens, found.lost_tokens) == (2, 2)
+
+
+def test_a_long_trained_prompt_leaves_one_token_to_the_response(encode: Any) -> None:
+    """Foundry's collator reads the last token of the target, and cuts it off afterwards."""
+    found = encode([[5, 6, 7, 8]], [[9, EOS]], max_seq_len=3, target_prompts="all")
+    assert columns(found) == [([5, 6, 7], [9])]
+    assert (found.loss_tokens, found.lost_tokens) == (2, 2)
+
+
+def test_an_encoder_context_ends_in_eos_where_it_is_cut(encode: Any) -> None:
+    policy = {"max_seq_len": 3, "decoder_only_format": False}
+    found = encode([[5, 6, 7, 8], [5, 6, 7]], [[9], [9, 8, 7, 6]], **policy)
+    assert columns(found) == [([5, 6, EOS], [9]), ([5, 6, 7], [9, 8, 7])]
+    assert found.loss_tokens == 2 + 3
+
+
+def test_no_rows_give_empty_columns(encode: Any) -> None:
+    found = encode([], [], max_seq_len=3)
+    assert columns(found) == []
+    assert (found.tokens, found.loss_tokens, found.largest_id) == (0, 0, -1)
