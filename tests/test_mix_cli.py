@@ -19,6 +19,7 @@ from mdsmix.mix.check import findings
 from mdsmix.mix.findings import Finding
 from mdsmix.mix.view import view_streams
 from mdsmix.report.findings import print_findings
+from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 from tests.corpus import train_tokenizer
 from tests.published import (
     CONCAT,
@@ -306,3 +307,27 @@ def _raised(result: Result) -> None:
     """The error that the console script turns into a sentence and an exit code."""
     assert result.exception is not None
     raise result.exception
+
+
+def test_streams_that_are_not_published_are_all_named_with_what_was_refused(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """Of three streams one is published, one was refused, and one was never converted."""
+    good, bad = [{"text": f"text {n}"} for n in range(9)], [{"no": "text"}] * 9
+    records = {"a": good, "b": bad, "c": good}
+    made = {
+        name: documents(write_jsonl(tmp_path / f"{name}.jsonl", of), layout="document")
+        for name, of in records.items()
+    }
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=made, max_bad="10%")
+    assert mdsmix("convert", recipe, "--only", "a").code == 0
+    assert mdsmix("convert", recipe, "--only", "b").code == 5
+    out = tmp_path / "out"
+    for command in ("check", "render-yaml"):
+        answer = mdsmix(command, recipe)
+        assert (answer.code, answer.out) == (4, "")
+        assert answer.err == (
+            f"error: 2 streams are not published: b at {out}/b/train, where a conversion was refused for bad records (9 missing_field; "
+            f"`mdsmix quarantine {out}/b/train` shows them: mend the source, or raise max_bad); c at {out}/c/train: run `mdsmix convert` "
+            "on this recipe first.\n"
+        )

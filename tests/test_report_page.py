@@ -358,7 +358,8 @@ def test_a_recipe_of_which_nothing_is_converted_is_planned(
     plan = told("plan", recipe, *NUMBERS)
     assert float(page.figures["step.epoch_tokens"][0]) == plan["step"]["epoch_tokens"]["value"]
     assert "not converted yet" in page.text
-    said = f"2 streams are not published (a, b): run `mdsmix convert {recipe}` first"
+    out = tmp_path / "out"
+    said = f"2 streams are not published: a at {out}/a/train; b at {out}/b/train: run `mdsmix convert` on this recipe first."
     assert answer.err == f"error: {said}\n", "one cause, one sentence"
     assert said.replace("`", "") in page.text, "in code's letters, not in backticks"
     assert "Nothing is published yet." in page.text

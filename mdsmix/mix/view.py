@@ -17,6 +17,7 @@ from mdsmix.mix import sections
 from mdsmix.mix.node_tokenizer import home_of
 from mdsmix.mix.shares import apportion
 from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.mix.unpublished import unpublished
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.read import parted
 from mdsmix.shards.index import BASENAME, read_index
@@ -83,7 +84,9 @@ def view_recipe(
     """
     specs, known = recipe.streams.values(), known or {}
     opened = together(lambda spec: _of_recipe(recipe, spec, known.get(spec.name)), specs)
-    streams = dict(zip(recipe.streams, opened, strict=True))
+    streams = {stream.name: stream for stream in opened if stream}
+    if absent := [spec for spec in specs if spec.name not in streams]:
+        raise unpublished(recipe, absent)
     found = None
     if recipe.is_by_share:
         found = apportion(recipe, _measured(recipe, path, streams), may_estimate)
@@ -221,14 +224,13 @@ def place_of(recipe: Recipe, spec: StreamSpec) -> str:
     return at if is_flat else f"{at}/{spec.split}"
 
 
-def _of_recipe(recipe: Recipe, spec: StreamSpec, known: Published | None) -> Stream:
-    """A stream of the recipe, where `place_of` says; the read that looks whether it is there opens it too."""
+def _of_recipe(recipe: Recipe, spec: StreamSpec, known: Published | None) -> Stream | None:
+    """A stream of the recipe, where `place_of` says; None where it is to be converted first. The read that looks whether it is there
+    opens it too."""
     place = locate(recipe.published(spec))
     found = known or read_published(place / spec.split)
     if found is None and spec.source:
-        raise NotPublished(
-            f"the stream {spec.name} is not published at {place / spec.split}: run `mdsmix convert` on this recipe first"
-        )
+        return None
     found = found or read_published(place)
     if found is None:
         raise nothing_published(place / spec.split)

@@ -6,7 +6,6 @@ tells; what does not apply, as a plan of streams without a length, is a note on 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,7 +33,7 @@ from mdsmix.report.inspection import Inspection, inspect
 from mdsmix.report.page.places import Place, places_of
 from mdsmix.storage import together
 from mdsmix.training.keys import whole
-from mdsmix.words import does, listed, plural
+from mdsmix.words import plural
 
 if TYPE_CHECKING:
     from mdsmix.preview.figures import Preview
@@ -144,22 +143,10 @@ def gather(targets: Sequence[str], asked: Asked, say: Callable[[str], None]) -> 
 
 
 def _tell_failed(page: Gathered) -> None:
-    """What failed of each stream. That some are not published is one cause and one sentence, though the mix fails of it too."""
+    """What failed of each stream. That some are not published is one cause and one sentence, the mix's."""
     told = set(page.notes.values())
     every = [(s, e) for s in page.streams for e in s.failed if str(e) not in told]
-    absent = [s.place for s, e in every if isinstance(e, NotPublished)]
-    made = [place for place in absent if place.is_made]
-    if absent:
-        page.failed = [e for e in page.failed if not isinstance(e, NotPublished)]
-    if made:
-        page.notes["findings"] = _unpublished(made, page.targets)
-        page.failed.append(NotPublished(page.notes["findings"]))
-    page.failed += [e for s, e in every if not (s.place in made and isinstance(e, NotPublished))]
-
-
-def _unpublished(made: Sequence[Place], targets: Sequence[str]) -> str:
-    names, are = listed([place.name for place in made], 5), does(made, "is", "are")
-    return f"{plural(len(made), 'stream')} {are} not published ({names}): run `mdsmix convert {shlex.join(targets)}` first"
+    page.failed += [e for s, e in every if not (s.place.is_made and isinstance(e, NotPublished))]
 
 
 def _try(page: Gathered, part: str, do: Callable[[], T]) -> T | None:
