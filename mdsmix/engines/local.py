@@ -69,8 +69,8 @@ class LocalEngine:
             return ()
         return (
             f"WARNING: {self.budget.peak / 1e6:,.0f} MB of memory were held, more than --memory allows "
-            f"({self.budget.cap / 1e6:,.0f} MB): one worker at one record and the rows of its unit takes so much; raise it, or "
-            "split the largest records",
+            f"({self.budget.cap / 1e6:,.0f} MB): one worker at one record and the rows of its unit takes so much; pass --memory "
+            f"{self.budget.holding >> 20}MiB, or split the largest records",
         )
 
     def close(self) -> None:
@@ -138,6 +138,7 @@ class WorkerPool:
 
     def end(self) -> None:
         """Stops whoever is at work, and returns when all have ended."""
+        self._engine.budget.look_now([*self._pids(self.workers), *self._pids(self._engine.idle)])
         stop_all(self.workers)
         for worker in [*self.workers, *self._dismissed]:
             worker.end()
@@ -164,6 +165,10 @@ class WorkerPool:
         """The worker of a finished task gets the next one, waits for the next stream, or ends."""
         self._engine.budget.on_finished_unit(self._pids(self.workers))
         is_worn = worker.is_worn
+        if is_worn:
+            self._engine.budget.look_now(
+                [*self._pids(self.workers), *self._pids(self._engine.idle)]
+            )
         if self.queue and not is_worn:
             worker.give(*self.queue.take())
             return

@@ -9,6 +9,7 @@ a worker grows by its rows until its unit is finished.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import re
 import time
@@ -62,7 +63,8 @@ class MemoryBudget:
 
     cap: int
     peak: int = 0
-    "The most that all processes held together (PSS: memory that several share counts once)."
+    """The most that all processes held together (PSS: memory that several share counts once). What a process took and freed between
+    two looks is told by the kernel's own mark of the most it ever held; such spikes of several processes count as if they came at once."""
     aside: int = 0
     "What is kept free for a process that is no worker."
     beside: Callable[[], Sequence[int]] = tuple
@@ -72,30 +74,41 @@ class MemoryBudget:
     _is_known: bool = False
     "A unit is finished, so the need of a worker is known."
     _held: int = 0
+    _marks: dict[int, int] = field(default_factory=lambda: {os.getpid(): most(os.getpid())})
+    "The most that each process had ever held at the last look."
     _next: float = field(default_factory=lambda: time.monotonic() + PERIOD)
 
     def look(self, pids: Sequence[int]) -> None:
         """Adds up the memory of these workers and of this process, at most ten times a second. It may take no more than a
         twentieth of the time, since adding up a GB in small pages takes 40 ms."""
         if time.monotonic() >= self._next:
-            self._look(pids)
+            self.look_now(pids)
 
     def on_finished_unit(self, pids: Sequence[int]) -> None:
         """The first finished unit shows what a worker takes: its rows have grown to their end."""
         if not self._is_known:
             self._is_known = True
-            self._look(pids)
+            self.look_now(pids)
 
-    def _look(self, pids: Sequence[int]) -> None:
-        began = time.monotonic()
-        others = sum(map(held, self.beside()))
+    def look_now(self, pids: Sequence[int]) -> None:
+        """The same at once: before a worker ends, since nobody can ask afterwards what it held."""
+        began, beside = time.monotonic(), self.beside()
+        others = sum(map(held, beside))
         self.aside = max(self.aside, others)
         self._held = others + sum(map(held, [os.getpid(), *pids]))
-        self.peak = max(self.peak, self._held)
+        self.peak = max(
+            self.peak, self._held + sum(map(self._freed, [os.getpid(), *beside, *pids]))
+        )
         inherited = own(os.getpid())
         self._worst = max([self._worst, *(most_own(pid) - inherited for pid in pids)])
         now = time.monotonic()
         self._next = now + max(PERIOD, 20 * (now - began))
+
+    def _freed(self, pid: int) -> int:
+        """How much less a process holds now than the most it ever held, where it held that since the last look."""
+        mark, before = most(pid), self._marks.get(pid, 0)
+        self._marks[pid] = mark
+        return mark - resident(pid) if mark > before else 0
 
     def allowed_workers(self, workers: int) -> int:
         """How many of so many workers may be at work now, at least one."""
@@ -105,6 +118,11 @@ class MemoryBudget:
         if self._held > most:
             return 1
         return max(1, min(workers, (most - self.aside - resident(os.getpid())) // self._worst))
+
+    @property
+    def holding(self) -> int:
+        """A cap that this run would have kept, in whole MiB: a tenth more than its peak, as much as runs of one source differ."""
+        return math.ceil(self.peak * 1.1 / (10 << 20)) * (10 << 20)
 
     def share(self, workers: int) -> int:
         """What each of so many workers may hold."""
@@ -127,6 +145,11 @@ def resident(pid: int) -> int:
     return _field(f"/proc/{pid}/status", "VmRSS:")
 
 
+def most(pid: int) -> int:
+    """The largest resident set size that a process has had, as the kernel keeps it."""
+    return _field(f"/proc/{pid}/status", "VmHWM:")
+
+
 def own(pid: int) -> int:
     """Resident memory of a process without mapped files, since all workers share the libraries."""
     return _field(f"/proc/{pid}/status", "RssAnon:")
@@ -134,8 +157,7 @@ def own(pid: int) -> int:
 
 def most_own(pid: int) -> int:
     """The most of such memory that a process has had."""
-    status = f"/proc/{pid}/status"
-    return _field(status, "VmHWM:") - _field(status, "RssFile:")
+    return most(pid) - _field(f"/proc/{pid}/status", "RssFile:")
 
 
 def _field(path: str, name: str) -> int:
