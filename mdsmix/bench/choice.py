@@ -7,14 +7,12 @@ keeps up, the one whose steps wait least is chosen. The other ranks are not simu
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mdsmix.errors import RecipeError
-from mdsmix.mix.view import is_recipe
 from mdsmix.table import Column, Table
 from mdsmix.training.keys import whole
 from mdsmix.training.read import read_yaml
@@ -163,11 +161,6 @@ class RankLoader:
 
 def read_rank(path: str, loader: str, batch: int | None, ranks: int) -> RankLoader:
     """RecipeError where the YAML cannot be read, is a recipe, has no such loader, or its batch cannot be divided by the ranks."""
-    if os.path.isfile(path) and is_recipe(path):
-        raise RecipeError(
-            f"{path} is a recipe, which says how streams are made and not how they are loaded: render it with `mdsmix render-yaml "
-            f"{path} -o train.yaml`, and bench train.yaml."
-        )
     yaml = read_yaml(path, judged=(loader.partition(".")[0], "tokenizer"))
     section = yaml.loader(loader)
     if section.trains:

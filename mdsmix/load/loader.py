@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from numbers import Integral
 from typing import Any, NoReturn
 
 import torch
@@ -31,6 +32,7 @@ from mdsmix.training.lock import settings_of as lock_settings
 from mdsmix.training.read import Config
 from mdsmix.training.rules.rule import refusal
 from mdsmix.training.rules.values import SEPARATORS, separator_differs
+from mdsmix.words import plural
 
 log = logging.getLogger(__name__)
 PROFILED = 100
@@ -114,8 +116,7 @@ def open_loader(
     settings: LoaderSettings, batch_size: int, ids: TokenIds, accept_changed: bool = False
 ) -> MixLoader:
     """The same from settings that were read: the one way to a loader, in a loop of one's own and under LLM-Foundry."""
-    if batch_size < 1:
-        raise RecipeError(f"batch_size is {batch_size}; a batch needs a row at least.")
+    batch_size = _rows(batch_size)
     rules, vision = rules_of(settings, ids), named_vision(settings)
     ratio = _packing_ratio(settings, rules, batch_size)
     drawn, bins = int(batch_size * ratio), batch_size if ratio > 1 else None
@@ -123,6 +124,7 @@ def open_loader(
     accepts = accept_changed or (isinstance(own, OwnLoaderKeys) and own.accept_changed)
     resuming = {"bins": bins, "accept_changed": accepts, "locked": _locked(settings, ids)}
     dataset = _dataset(settings, rules, drawn, **resuming)
+    _refuse_empty(settings, len(dataset), drawn)
     if dataset.has_images and not vision:
         vision = published_vision(settings)
     if vision:
@@ -136,6 +138,26 @@ def open_loader(
         batch_size=drawn,
         collate_fn=collate,
         **torch_keys(settings.loader),
+    )
+
+
+def _rows(batch_size: Any) -> int:
+    if not isinstance(batch_size, Integral) or batch_size < 1:
+        raise RecipeError(
+            f"batch_size is {batch_size!r}: it must be a whole number of rows, 1 or more."
+        )
+    return int(batch_size)
+
+
+def _refuse_empty(settings: LoaderSettings, samples: int, drawn: int) -> None:
+    """RecipeError where the samples that an epoch gives each device fill no batch: Streaming's pass would end before it begins."""
+    is_stratified = settings.streaming.get("batching_method") == "stratified"
+    if samples >= drawn or not (settings.loader.drop_last or is_stratified):
+        return
+    method = "batching_method: stratified" if is_stratified else "drop_last: true"
+    raise RecipeError(
+        f"{settings.section.label}: an epoch gives each device {plural(samples, 'sample')}, and {samples:,} samples fill no batch of "
+        f"{drawn:,} under {method}, so training would never take a step; give a smaller batch_size, or raise the weights."
     )
 
 

@@ -33,14 +33,12 @@ from mdsmix.shards.turns import PACKED, layout_of
 from mdsmix.storage import Location, locate, together
 from mdsmix.training.keys import OWN
 from mdsmix.training.read import parse, read_text, unresolved
-from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml
+from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml, is_recipe_tree
 
 if TYPE_CHECKING:
     from mdsmix.encode.tokenizer import Tokenizer
 
 KEEP = "; `render-yaml --into FILE --keep-evals` keeps evaluations that are not the recipe's unseen"
-DATA_KEYS = {"streams", "remote", "local", "hf_name"}
-"How a training YAML names its data, under train_loader.dataset."
 
 
 def view(targets: Sequence[str], may_estimate: bool = False) -> Mix:
@@ -61,15 +59,11 @@ def view(targets: Sequence[str], may_estimate: bool = False) -> Mix:
 
 
 def is_recipe(path: str) -> bool:
-    """A recipe names its streams at the top level; a training YAML has a model, and data in train_loader.dataset."""
+    """Whether the file is a recipe; what cannot be read is none, and view_yaml says where it breaks."""
     try:
-        tree = unresolved(read_text(path), path)
+        return is_recipe_tree(unresolved(read_text(path), path))
     except RecipeError:
-        return False  # view_yaml says where it breaks
-    loader = tree.get("train_loader")
-    dataset = loader.get("dataset") if isinstance(loader, Mapping) else None
-    names_data = isinstance(dataset, Mapping) and bool(DATA_KEYS & set(dataset))
-    return "streams" in tree and "model" not in tree and not names_data
+        return False
 
 
 def view_recipe(

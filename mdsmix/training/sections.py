@@ -17,6 +17,17 @@ from mdsmix.recipe import TokenizerSpec
 from mdsmix.training.keys import LOADERS, OWN, WEIGHT_KEYS, LoaderKeys, whole
 from mdsmix.typed import brief
 
+DATA_KEYS = {"streams", "remote", "local", "hf_name"}
+"How a training YAML names its data, under train_loader.dataset."
+
+
+def is_recipe_tree(tree: Mapping[str, Any]) -> bool:
+    """A recipe names its streams at the top level; a training YAML has a model, and data in train_loader.dataset."""
+    loader = tree.get("train_loader")
+    dataset = loader.get("dataset") if isinstance(loader, Mapping) else None
+    names_data = isinstance(dataset, Mapping) and bool(DATA_KEYS & set(dataset))
+    return "streams" in tree and "model" not in tree and not names_data
+
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSection:
@@ -142,6 +153,7 @@ class TrainingYaml:
     @property
     def train(self) -> LoaderSection:
         """RecipeError where there is none, or none that reads streams."""
+        self._refuse_recipe()
         section = self.config.get("train_loader")
         if not isinstance(section, Mapping):
             raise RecipeError(
@@ -165,6 +177,7 @@ class TrainingYaml:
         """`train_loader`, or `eval_loader.<label>`; RecipeError where it is not there, or not one."""
         if name == "train_loader":
             return self.train
+        self._refuse_recipe()
         kind, _, label = name.partition(".")
         known = self.evals if kind == "eval_loader" else ()
         chosen = [e for e in known if not label or str(e.section.get("label")) == label]
@@ -174,6 +187,13 @@ class TrainingYaml:
                 f"{name} is not one loader of {self.origin}; name train_loader, or eval_loader.<label> of {labels}."
             )
         return chosen[0]
+
+    def _refuse_recipe(self) -> None:
+        if is_recipe_tree(self.config):
+            raise RecipeError(
+                f"{self.origin} is a recipe, which says how streams are made and not how they are loaded: render it with `mdsmix render-yaml "
+                f"{self.origin} -o train.yaml`, and give train.yaml."
+            )
 
     def _of_streams(self, loader: LoaderSection) -> LoaderSection:
         if loader.hub_name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,18 @@ def test_a_file_without_a_loader_is_refused(text: str, why: str, tmp_path: Path)
     with pytest.raises(RecipeError) as caught:
         read_settings(tmp_path / "train.yaml")
     assert why in str(caught.value)
+
+
+def test_a_recipe_is_refused_with_the_command_that_renders_it(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    for loader in ({}, {"train_loader": {"dataset": {"shuffle": True}}}):
+        tree = {"tokenizer": "./tok", "streams": {"web": {"source": "a.jsonl"}}} | loader
+        recipe.write_text(json.dumps(tree))
+        for name in ("train_loader", "eval_loader.x"):
+            with pytest.raises(
+                RecipeError, match=r"is a recipe.*`mdsmix render-yaml .*recipe.yaml -o"
+            ):
+                read_settings(recipe, name)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -254,6 +255,35 @@ def test_what_streaming_refuses_is_one_sentence(
     streams = {"a": {"local": str(write_tokens(tmp_path, 2))} | stream}
     with pytest.raises(RecipeError, match=why):
         build_loader(config(streams, "text", **dataset), 1, ids=IDS)
+
+
+def test_an_epoch_that_fills_no_batch_is_refused(tmp_path: Path) -> None:
+    """Streaming gives a pass without a batch and without a word; where the last batch may be short, it is one."""
+    streams = {n: {"local": str(write_tokens(tmp_path / n, 30))} for n in "ab"}
+    for dataset, workers, size in product(
+        ({}, {"drop_last": True}, {"batching_method": "stratified"}, {"packing_ratio": 2.0}),
+        (0, 2),
+        (60, 61, 200),
+    ):
+        name = "finetuning" if "packing_ratio" in dataset else "text"
+        made = config(streams, name, num_workers=workers, **{"drop_last": False, **dataset})
+        drawn = size * int(dataset.get("packing_ratio", 1))
+        if drawn <= 60 or (
+            "batching_method" not in dataset and not made["train_loader"]["drop_last"]
+        ):
+            assert len(list(build_loader(made, size, ids=IDS))) == 1
+            gc.collect()
+            continue
+        with pytest.raises(RecipeError, match=rf"60 samples fill no batch of {drawn:,}\b"):
+            build_loader(made, size, ids=IDS)
+
+
+def test_a_batch_size_that_is_no_number_of_rows_is_refused(tmp_path: Path) -> None:
+    streams = {"a": {"local": str(write_tokens(tmp_path, 4))}}
+    for size in ("8", 2.5, 0, -1, None):
+        with pytest.raises(RecipeError, match=r"^batch_size is .*: it must be a whole number of"):
+            build_loader(config(streams, "text"), size, ids=IDS)  # type: ignore[arg-type]
+    assert build_loader(config(streams, "text"), np.int64(2), ids=IDS).batch_size == 2  # type: ignore[arg-type]
 
 
 def test_a_cache_folder_in_use_is_refused_until_its_loader_is_gone(tmp_path: Path) -> None:
