@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from decimal import Decimal
 from typing import Any
 
@@ -158,6 +159,18 @@ def test_parallel_calls_have_results_one_after_the_other() -> None:
     both = call(tool_calls=[*call()["tool_calls"], {"id": "c2", "function": {"name": "f", "arguments": "{}"}}])  # fmt: skip
     said = [ASKED, both, RESULT, RESULT | {"tool_call_id": "c2"}, ANSWERED]
     assert len(read(*said).messages) == len(read(*said, consecutive_roles="merge").messages) == 5
+
+
+def test_an_empty_text_vanishes_in_a_merge_and_an_answer_that_stays_empty_is_bad() -> None:
+    """The same in `messages`, where LLM-Foundry takes an empty answer."""
+    for texts in itertools.product(("", "so", "more"), repeat=2):
+        said = [ASKED, *({"role": "assistant", "content": text} for text in texts)]
+        whole = "\n\n".join(filter(None, texts))
+        merged = [ASKED, {"role": "assistant", "content": whole}]
+        assert strict.read({"messages": said}, FIELDS, consecutive_roles="merge") == Conversation(merged)  # fmt: skip
+        expected = Conversation(merged) if whole else "empty_answer"
+        assert read(*said, tools=None, consecutive_roles="merge") == expected
+        assert read(*said, tools=None) == ("repeated_role" if all(texts) else "empty_answer")
 
 
 @pytest.mark.parametrize("levels", [150, 250, 990, 5000])

@@ -56,8 +56,6 @@ def _message(given: Any) -> Marked:
         message["tool_calls"] = calls_of(calls)
     if not isinstance(content, str) and not (content is None and calls):
         raise Fault("content_not_text")
-    if given["role"] == "assistant" and not content and not calls:
-        raise Fault("empty_answer")
     return message, flag
 
 

@@ -53,8 +53,6 @@ def _message(item: Any) -> Marked:
         raise Fault("unknown_role")
     if not isinstance(item["value"], str):
         raise Fault("content_not_text")
-    if role == "assistant" and not item["value"]:
-        raise Fault("empty_answer")
     return {"role": role, "content": item["value"]}, trained_flag(item)
 
 

@@ -24,8 +24,6 @@ def _exchange(each: Any) -> list[Message]:
         raise Fault("bad_message_keys")
     if not all(isinstance(text, str) for text in each.values()):
         raise Fault("content_not_text")
-    if not each["assistant"]:
-        raise Fault("empty_answer")
     return exchange(each["human"], each["assistant"])
 
 

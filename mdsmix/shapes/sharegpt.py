@@ -91,8 +91,6 @@ def _message(item: Any, words: Mapping[str, str], roles: Mapping[str, str]) -> M
         raise Fault("unknown_role")
     if not isinstance(content, str):
         raise Fault("content_not_text")
-    if role == "assistant" and not content:
-        raise Fault("empty_answer")
     return {**more, "role": role, "content": content}, flag
 
 

@@ -31,6 +31,10 @@ def conversation_of(
     messages, trained = [m for m, _ in pairs], [flag is not False for _, flag in pairs]
     if consecutive_roles == "merge":
         messages, trained = merged(messages, trained)
+    if any(
+        m["role"] == "assistant" and not (m.get("content") or m.get("tool_calls")) for m in messages
+    ):
+        raise Fault("empty_answer")
     if fault := order_fault(messages):
         raise Fault(fault)
     is_plain = tools is None and all(map(_is_plain, messages))
