@@ -120,6 +120,7 @@ def test_one_token_alone_has_no_loss_and_is_filtered_from_samples_but_not_from_j
         ([BOS], [EOS], True, True, [BOS], [EOS]),
         ([], [EOS], True, True, [BOS], [EOS]),
         ([START], [START], True, True, [BOS, START], [START, EOS]),
+        ([BOS, START], [START, EOS], True, True, [BOS, START], [START, EOS]),
     ],
 )
 def test_bos_and_eos_are_added_where_the_tokenizer_adds_none(

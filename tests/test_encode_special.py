@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.encode.backends import Reference
@@ -102,6 +102,8 @@ class Codes:
     st.sets(st.sampled_from("ABCDZ"), max_size=4),
     st.sampled_from(["escape", "allow", "reject"]),
 )
+@example(["AB"], {"B"}, "reject")  # the largest id of the batch is the least special one
+@example(["DZ"], {"D"}, "reject")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_a_record_holds_a_special_token_where_one_of_its_ids_is_special(
     tmp_path: Path, texts: list[str], special: set[str], rule: str

@@ -141,18 +141,7 @@ class CheckedBackend:
         true = self.reference.encode(texts, match_special)
         for row, text in enumerate(texts):
             if not np.array_equal(ids[row], true[row]):
-                raise Unequal(self.label, self._smallest(text, match_special))
-
-    def _smallest(self, text: str, match_special: bool) -> str:
-        """A short part of `text` on which the two still differ, found by halving: a string to look at."""
-        while True:
-            half, quarter = len(text) // 2, len(text) // 4
-            parts = [text[:half], text[half:], text[quarter : quarter + half]]
-            fast, true = (b.encode(parts, match_special) for b in (self.fast, self.reference))
-            differ = [p for i, p in enumerate(parts) if not np.array_equal(fast[i], true[i])]
-            if not differ or differ[0] == text:
-                return text
-            text = differ[0]
+                raise Unequal(self.label, text)
 
 
 def _hashed(ids: Ragged) -> Any:

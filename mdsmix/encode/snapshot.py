@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import sys
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
@@ -20,60 +21,6 @@ PROBES = ("a", "Hello, world!", "one two  three\n", "déjà vu, 東京", "12345"
 "Texts from which the tokens that a tokenizer adds by itself are read off."
 SAVED = (".json", ".jinja")
 "What a tokenizer is saved as; its own code is not copied."
-
-
-TAKEN = frozenset(
-    [
-        "bos_token",
-        "eos_token",
-        "unk_token",
-        "sep_token",
-        "pad_token",
-        "cls_token",
-        "mask_token",
-        "additional_special_tokens",
-        "extra_special_tokens",
-        "added_tokens_decoder",
-        "model_max_length",
-        "max_len",
-        "padding_side",
-        "truncation_side",
-        "model_input_names",
-        "chat_template",
-        "name_or_path",
-        "clean_up_tokenization_spaces",
-        "split_special_tokens",
-        "add_prefix_space",
-        "fix_mistral_regex",
-        "from_slow",
-        "legacy",
-        "src_lang",
-        "tgt_lang",
-        "tokenizer_object",
-        "tokenizer_file",
-        "vocab_file",
-        "merges_file",
-        "gguf_file",
-        "config",
-        "tokenizer_class",
-        "tokenizer_type",
-        "processor_class",
-        "use_fast",
-        "cache_dir",
-        "force_download",
-        "resume_download",
-        "local_files_only",
-        "proxies",
-        "token",
-        "use_auth_token",
-        "revision",
-        "code_revision",
-        "subfolder",
-        "trust_remote_code",
-        "verbose",
-    ]
-)
-"Keyword arguments that AutoTokenizer.from_pretrained of transformers 4.51 to 4.57 reads, whatever the tokenizer's class."
 
 
 def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -157,11 +104,15 @@ def _load(name: str, kwargs: dict[str, Any]) -> Any:
 
 
 def _unread(of: type, kwargs: dict[str, Any]) -> list[str]:
-    """The arguments that nothing reads: transformers keeps them without a word. Code that came with a tokenizer may read any."""
+    """The arguments whose names the code of transformers that opens this class does not mention: it keeps them without a word. Code
+    that came with a tokenizer may read any."""
+    from transformers import AutoTokenizer
+
     if of.__module__.startswith("transformers_modules."):
         return []
-    named = {name for each in of.__mro__ for name in inspect.signature(each).parameters}
-    return [name for name in kwargs if name not in TAKEN | named]
+    modules = {inspect.getmodule(each) for each in (AutoTokenizer, *of.__mro__[:-1])}
+    code = "".join(inspect.getsource(module) for module in modules if module)
+    return [name for name in kwargs if not re.search(rf"\b{re.escape(name)}\b", code)]
 
 
 def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
