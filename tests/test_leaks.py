@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -310,3 +311,26 @@ def test_what_cannot_be_compared_is_refused(
         answer = mdsmix("leaks", tmp_path / "out/web", "--eval", tmp_path / "out/quiz/eval")
         assert "which mean different texts" in answer.err
     assert answer.code == 2
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"column_encodings": ["ndarray:uint16:999999999999"], "column_sizes": [1999999999998]},
+        {"column_sizes": [10**18]},
+        {"column_sizes": [-1]},
+        {"samples": 10**9},
+    ],
+)
+def test_an_index_that_lies_is_one_sentence(
+    recipe: Path, tmp_path: Path, lie: dict[str, Any]
+) -> None:
+    for stream in ("web/train", "quiz/eval"):
+        at = tmp_path / "out" / stream / "index.json"
+        whole = at.read_bytes()
+        edit(at, lambda tree: tree["shards"][0].update(lie))
+        answer = mdsmix("leaks", tmp_path / "out/web", "--eval", tmp_path / "out/quiz/eval")
+        at.write_bytes(whole)
+        assert answer.code == 4
+        (line,) = answer.err.splitlines()
+        assert f"{stream}/index.json is no index that Streaming could read" in line

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 import yaml
 
 import mdsmix.mix.checks
@@ -25,6 +26,7 @@ from mdsmix.mix.view import mix_of, view_streams
 from mdsmix.mix.weights import epoch_table, shares_of
 from mdsmix.shards.counts import Records
 from mdsmix.shards.manifest import TokenizerCard
+from mdsmix.shards.verify import Fault
 from mdsmix.storage import locate
 from tests.published import (
     CARD,
@@ -39,6 +41,7 @@ from tests.published import (
     TOKEN_ROW,
     TURNS,
     TURNS_ROW,
+    edit,
     publish,
 )
 
@@ -186,7 +189,8 @@ def first_damaged(lab: Lab, is_damaged: bool) -> Mix:
 
 def unlike_shards(lab: Lab, encoding: str) -> Mix:
     def change(tree: dict[str, Any]) -> None:
-        tree["shards"][1]["column_encodings"] = [encoding]
+        size = 16 if encoding == CONCAT["tokens"] else None
+        tree["shards"][1].update(column_encodings=[encoding], column_sizes=[size])
 
     return lab.text(web=edit_index(lab.web(shards=2, card=None), change))
 
@@ -270,6 +274,31 @@ def read_through(lab: Lab, damage: bytes) -> Mix:
     data = shard_file(section).read_bytes()
     shard_file(section).write_bytes(data[: len(data) - len(damage)] + damage)
     return with_bytes_read(lab.text(web=section), Quiet())
+
+
+def sided(lab: Lab, is_lost: bool) -> Mix:
+    """A stream whose manifest names a file beside its shards."""
+    section = lab.web()
+    home, digest = Path(section["local"]) / "train", xxhash.xxh128_hexdigest(b"ids")
+    side = {"name": f"{digest}.ids.side", "bytes": 3, "hash": digest, "kind": "ids", "shard": ""}
+    edit(home / "mdsmix.manifest", lambda tree: tree.update(side_files=[side]))
+    if not is_lost:
+        (home / side["name"]).write_bytes(b"ids")
+    return lab.text(web=section)
+
+
+def set_aside(lab: Lab, bad: int) -> Mix:
+    """A stream of which every byte is read, without the bad records that it counts."""
+    records = quarantined(bad) if bad else Records(read=9, written=9)
+    return with_bytes_read(lab.text(web=lab.web(card={"records": records})), Quiet())
+
+
+def damaged_once(lab: Lab, is_damaged: bool) -> Mix:
+    mix = with_bytes_read(lab.text(web=lab.web(card=None)), Quiet())
+    fault = Fault(rule="shard-contents", file="a.mds", problem="its xxh128 is 1", fix="look")
+    changes = {"in_transit": (fault,)} if is_damaged else {}
+    verified = {url: dataclasses.replace(r, **changes) for url, r in mix.verified.items()}
+    return dataclasses.replace(mix, verified=verified)
 
 
 Make = Callable[[Lab], Mix]
@@ -521,18 +550,9 @@ CASES: dict[str, tuple[Make, Make]] = {
         lambda lab: batched(lab, "stratified", 0, 30, 10),
         lambda lab: batched(lab, "random", 0, 30, 10),
     ),
-    "shard-missing": (
-        lambda lab: first_missing(lab, True),
-        lambda lab: first_missing(lab, False),
-    ),
-    "shard-size": (lambda lab: first_resized(lab, b"x"), lambda lab: first_resized(lab, b"")),
     "shard-damaged": (
         lambda lab: first_damaged(lab, True),
         lambda lab: first_damaged(lab, False),
-    ),
-    "shard-contents": (
-        lambda lab: read_through(lab, b"!"),
-        lambda lab: read_through(lab, b""),
     ),
     "validate-hash": (
         lambda lab: lab.text(web=lab.web(), dataset={"validate_hash": "sha1"}),
@@ -546,6 +566,19 @@ CASES: dict[str, tuple[Make, Make]] = {
         lambda lab: lab.text(web=lab.web(), dataset={"cache_limit": "1kb"}),
         lambda lab: lab.text(web=lab.web(), dataset={"cache_limit": "1mb"}),
     ),
+    "shard-missing": (
+        lambda lab: first_missing(lab, True),
+        lambda lab: first_missing(lab, False),
+    ),
+    "shard-size": (lambda lab: first_resized(lab, b"x"), lambda lab: first_resized(lab, b"")),
+    "shard-contents": (
+        lambda lab: read_through(lab, b"!"),
+        lambda lab: read_through(lab, b""),
+    ),
+    "shard-basenames": (
+        lambda lab: renamed(lab, "shard.00000.mds"),
+        lambda lab: renamed(lab, "shard.00001.mds"),
+    ),
     "publication-interrupted": (
         lambda lab: lab.text(web=lab.web(card={"index_hash": "0" * 32})),
         lambda lab: lab.text(web=lab.web()),
@@ -553,6 +586,12 @@ CASES: dict[str, tuple[Make, Make]] = {
     "manifest-contradicts": (
         lambda lab: lab.text(web=lab.web(card={"totals": {"samples": 41}})),
         lambda lab: lab.text(web=lab.web()),
+    ),
+    "side-files": (lambda lab: sided(lab, True), lambda lab: sided(lab, False)),
+    "quarantine": (lambda lab: set_aside(lab, 2), lambda lab: set_aside(lab, 0)),
+    "damage-in-transit": (
+        lambda lab: damaged_once(lab, True),
+        lambda lab: damaged_once(lab, False),
     ),
     "records-bad": (
         lambda lab: lab.text(web=lab.web(card={"records": quarantined(2)})),
@@ -565,10 +604,6 @@ CASES: dict[str, tuple[Make, Make]] = {
     "index-empty": (
         lambda lab: lab.text(web=lab.web(n=0), docs=lab.web("docs")),
         lambda lab: lab.text(web=lab.web(n=1), docs=lab.web("docs")),
-    ),
-    "shard-basenames": (
-        lambda lab: renamed(lab, "shard.00000.mds"),
-        lambda lab: renamed(lab, "shard.00001.mds"),
     ),
     "shard-format": (lambda lab: formatted(lab, "jsonl"), lambda lab: formatted(lab, "mds")),
     "length-model": (
@@ -916,7 +951,7 @@ def test_the_command_is_named_only_for_streams_that_the_recipe_makes(tmp_path: P
     again = "have old published again by whoever made it"
     assert f"re-encode web: {command}; {again}; or" in fixes["columns-loader", "web"]
     assert fixes["shard-missing", "web"].startswith("publish again web: `mdsmix convert mix.yaml`;")
-    assert fixes["shard-missing", "old"] == f"{again}; or copy it there."
+    assert fixes["shard-missing", "old"] == f"{again}; or copy the files again."
 
 
 def test_what_a_batching_method_drops_is_counted_and_the_epoch_with_it(tmp_path: Path) -> None:
@@ -959,7 +994,7 @@ def test_one_thing_and_many_are_spoken_of_rightly(tmp_path: Path) -> None:
         "web, docs have no manifest, so their tokenizers are not known.",
     ]
     (resized,) = [f for f in findings(first_resized(lab, b"x")) if f.id == "shard-size"]
-    assert resized.message.startswith("1 shard of web has another size than the index says")
+    assert resized.message == "shard.00000.mds of web: expected 998 bytes, found 999."
 
 
 @pytest.mark.parametrize(("loader", "other"), [("text", "finetuning"), ("finetuning", "text")])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tracemalloc
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 import xxhash
 import zstandard
@@ -400,7 +403,7 @@ def test_a_shard_deleted_while_it_is_looked_at_is_a_fault_and_an_unreadable_disk
     def hindered(self: LocalPath, *arguments: Any) -> bytes:
         if self.name == victim.name:
             if is_deleted:
-                victim.unlink()
+                victim.unlink(missing_ok=True)
             raise Unreachable("the disk failed")
         return read(self, *arguments)
 
@@ -411,3 +414,83 @@ def test_a_shard_deleted_while_it_is_looked_at_is_a_fault_and_an_unreadable_disk
     is_deleted = True
     ((file, _),) = faults(web)
     assert file == victim.name
+
+
+def test_damage_that_a_second_read_does_not_find_is_told_as_damage_in_transit(
+    web: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, victim, times = LocalPath.read, shards(web)[0].name, Counter[str]()
+
+    def flipped(self: LocalPath, *arguments: Any) -> bytes:
+        data = read(self, *arguments)
+        times[self.name] += 1
+        bad = self.name == victim and times[self.name] == 1
+        return bytes([data[0] ^ 1]) + data[1:] if bad else data
+
+    monkeypatch.setattr(LocalPath, "read", flipped)
+    report = look(web)
+    assert report.faults == ()
+    ((told,),) = [report.in_transit]
+    assert (told.file, "xxh128" in told.problem) == (victim, True)
+    assert "repair" not in str(told).replace("needs no repair", "")
+    times.clear()
+    answer = mdsmix("verify", web)
+    assert answer.code == 0
+    assert f"damaged on its way: {victim}" in answer.err
+    times.clear()
+    assert "damage-in-transit" in mdsmix("check", web, "--deep").out
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("tokenizer.hash", "0" * 32), ("tokenizer.chat_template_hash", "0" * 32)),
+        *(("tokenizer.bos_id", 7), ("parts.0.key", "0" * 32), ("sources.0.hash", "0" * 32)),
+        *(("records.unread", {"a": 1}), ("tool_version", "9")),
+    ],
+)
+def test_no_changed_key_of_a_manifest_is_called_whole(web: Path, key: str, value: Any) -> None:
+    """Of those that no shard tells of."""
+    *parents, last = [int(each) if each.isdigit() else each for each in key.split(".")]
+    at = web / "mdsmix.manifest"
+    tree = json.loads(at.read_bytes())
+    node = tree
+    for each in parents:
+        node = node[each]
+    node[last] = value
+    at.write_bytes(orjson.dumps(tree, option=orjson.OPT_INDENT_2))
+    for command in ("verify", "check"):
+        answer = mdsmix(command, web)
+        assert answer.code in (3, 4)
+        assert "it was changed since it was written" in answer.out + answer.err
+
+
+@pytest.mark.parametrize("way", ["in place", "versioned"])
+def test_bad_records_that_are_lost_or_garbled_are_a_fault_and_repair_brings_them_back(
+    tmp_path: Path, tokenizer_folder: Path, way: str
+) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(b'{"text": "a document"}\n' * 9 + b"not json\n")
+    streams = {"web": documents(source)}
+    publish = {"publish": "versioned"} if way == "versioned" else {}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, **publish)
+    assert mdsmix("convert", recipe).code == 0
+    stream = tmp_path / "out/web"
+    (kept,) = stream.glob("train/quarantine/*.zst")
+    before = kept.read_bytes()
+    for change in (
+        kept.unlink,
+        lambda: kept.write_bytes(b""),
+        lambda: flip(kept, -8),
+        lambda: kept.write_bytes(b"not zstd"),
+        lambda: shutil.copy(kept, kept.with_name("0" + kept.name[1:])),
+    ):
+        change()
+        answer = mdsmix("verify", stream)
+        assert answer.code == 3
+        assert answer.out.startswith("fault quarantine: ")
+        assert "mdsmix repair" in answer.out
+        assert mdsmix("check", stream).code == 0, "training reads none of them"
+        assert mdsmix("repair", stream, "--recipe", recipe).code == 0
+        assert mdsmix("verify", stream).code == 0
+        assert [path.read_bytes() for path in stream.glob("train/quarantine/*")] == [before]

@@ -53,6 +53,8 @@ def _look(stream: str, quick: bool, quiet: bool) -> Report:
 
 
 def _print(report: Report, quick: bool, quiet: bool) -> None:
+    for damage in report.in_transit:
+        echo(f"damaged on its way: {damage}", err=True)
     for fault in report.faults:
         echo(f"fault {fault}")
     if not quiet or report.faults:

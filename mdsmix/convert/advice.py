@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from mdsmix.convert.job import Job
-from mdsmix.convert.quarantine import first_of, read_quarantine
+from mdsmix.convert.quarantine import first_of
 from mdsmix.kinds import shape_of
 from mdsmix.record import Document
 from mdsmix.shapes import SHAPES, Fields, Shape
@@ -18,6 +18,7 @@ from mdsmix.shapes.fields import value_at
 from mdsmix.shapes.pictures import PLACEHOLDER
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.shards.counts import Records
+from mdsmix.shards.quarantined import read_quarantine
 from mdsmix.typed import brief
 from mdsmix.words import plural, printable
 

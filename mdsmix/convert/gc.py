@@ -31,7 +31,6 @@ from mdsmix.convert.packs import (
     rewrite,
 )
 from mdsmix.convert.parts import NOTE
-from mdsmix.convert.quarantine import QUARANTINE
 from mdsmix.engines.ray_worker import MEETING
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
@@ -40,6 +39,7 @@ from mdsmix.shards.index import Shard, parse_index, read_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.shards.manifest import read_manifest
 from mdsmix.shards.published import find_published, versions, working_folder
+from mdsmix.shards.quarantined import QUARANTINE
 from mdsmix.storage import Location, Stat, locate
 
 KEEP_SECONDS = 7 * 86_400

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import orjson
 import xxhash
 
 from mdsmix.convert.ledger import FOLDER
-from mdsmix.errors import Unreachable
 from mdsmix.shards.lease import Lease
+from mdsmix.shards.quarantined import QUARANTINE, read_lines, read_quarantine
 from mdsmix.shards.writing import write_if_new
 from mdsmix.sources import BadRecord, Window
 from mdsmix.storage import Location, together
 
-QUARANTINE = "quarantine"
 MOST_FIELDS = 64
 "Names of a record's fields that are kept beside it."
 _IMAGE = re.compile(r"[A-Za-z0-9+/_%\\-]{1000,}={0,2}")
@@ -53,12 +52,12 @@ class PackedRecords:
             self._lines = bytearray()
 
     def frame(self) -> bytes:
-        """All of them as one Zstandard frame that says its size, as most readers want it."""
+        """All of them as one Zstandard frame with a checksum, that says its size, as most readers want it."""
         from zstandard import ZstdCompressor, decompress
 
         if not self._pieces:
             return _packed(self._lines)
-        frame = ZstdCompressor().compressobj(size=self._size)
+        frame = ZstdCompressor(write_checksum=True).compressobj(size=self._size)
         parts = [frame.compress(decompress(piece)) for piece in self._pieces]
         return b"".join([*parts, frame.compress(self._lines), frame.flush()])
 
@@ -118,34 +117,9 @@ def first_of(folder: Location, reason: str) -> dict[str, Any] | None:
     return next((record for record in records if record["reason"] == reason), None)
 
 
-def read_quarantine(folder: Location) -> Iterator[dict[str, Any]]:
-    """All bad records of a stream, in the order of the files' names; Unreachable where a file is damaged."""
-    quarantine = folder / QUARANTINE
-    for name, _ in quarantine.list():
-        yield from map(orjson.loads, read_lines(quarantine / name))
-
-
 def _shifted(line: bytes, before: Mapping[str, int]) -> bytes:
     record = orjson.loads(line)
     return orjson.dumps(record | {key: record[key] + n for key, n in before.items()})
-
-
-def read_lines(at: Location) -> Iterator[bytes]:
-    """The lines of a file of bad records, without holding it; Unreachable where it is damaged or was cut off."""
-    from zstandard import ZstdDecompressor, ZstdError
-
-    frame, rest = ZstdDecompressor().decompressobj(), b""
-    try:
-        with at.open() as stored:
-            while packed := stored.read(1 << 20):
-                *lines, rest = (rest + frame.decompress(packed)).split(b"\n")
-                yield from lines
-        if not frame.eof:
-            raise ZstdError("it was cut off")
-    except ZstdError as error:
-        raise Unreachable(
-            f"{at} is damaged ({error}), and it holds bad records; delete it and run convert again, which writes it anew."
-        ) from None
 
 
 def stale_files(files: Iterable[str], names: Collection[str]) -> list[str]:
@@ -172,4 +146,4 @@ def _kept(folder: Location, name: str) -> Location:
 def _packed(lines: bytearray) -> bytes:
     from zstandard import ZstdCompressor
 
-    return ZstdCompressor().compress(lines)
+    return ZstdCompressor(write_checksum=True).compress(lines)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from mdsmix.convert.job import Job
-from mdsmix.convert.quarantine import QUARANTINE
 from mdsmix.errors import Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.index import Index, find_description, parse_index
 from mdsmix.shards.manifest import Manifest, read_manifest
+from mdsmix.shards.quarantined import QUARANTINE
 from mdsmix.storage import Location, Stat
 
 

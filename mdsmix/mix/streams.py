@@ -16,6 +16,7 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.mix.apportion import Apportioned
 from mdsmix.mix.changes import Change
 from mdsmix.mix.model import find_tokenizer, pretrained_name
+from mdsmix.shards.contradictions import Contradiction, contradictions
 from mdsmix.shards.index import Index, Shard
 from mdsmix.shards.manifest import Manifest, TokenizerCard
 from mdsmix.shards.verify import Report
@@ -65,6 +66,11 @@ class Stream(StreamSection):
     def files(self) -> Mapping[str, Stat]:
         """Name -> size of what is stored beside the index: one listing, however many shards."""
         return dict(self.folder.list())
+
+    @cached_property
+    def contradictions(self) -> Sequence[Contradiction]:
+        """What index, manifest and the files that lie there contradict each other in."""
+        return list(contradictions(self.index, self.manifest, self.files))
 
     def holds(self, shard: Shard) -> bool:
         stored = self.files.get(shard.stored.basename)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from mdsmix.convert.quarantine import QUARANTINE, read_quarantine
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards.published import find_published, working_folder
+from mdsmix.shards.quarantined import QUARANTINE, read_quarantine
 from mdsmix.storage import Location, locate
 from mdsmix.words import printable
 

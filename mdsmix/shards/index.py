@@ -7,19 +7,25 @@ shard. Unknown top-level keys are ignored, as Streaming ignores them. Source: st
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import xxhash
 
 from mdsmix import typed
 from mdsmix.errors import Unreachable
-from mdsmix.shards.mds import Layout
+from mdsmix.shards.codecs import CODECS
+from mdsmix.shards.mds import Column, Layout
 from mdsmix.storage import Location, Stat
 
 BASENAME = "index.json"
+COMPRESSION = re.compile(
+    r"(br(:(\d|1[01]))?|bz2(:[1-9])?|gz(:\d)?|snappy|zstd(:([1-9]|1\d|2[0-2]))?)", re.ASCII
+)
+"What Streaming undoes, with the levels that it knows."
 LARGEST = 1 << 28
 "256 MiB: the index of 400,000 shards, 26 TB as a rule. More would take more memory than a look at a stream should."
 
@@ -168,17 +174,57 @@ def find_description(at: Location) -> bytes | None:
 
 def _shard(entry: Any, number: int) -> Shard:
     shard = typed.read(Shard, entry, f"shards[{number}]")
-    for file in (shard.raw_data, shard.zip_data):
-        if file and not _is_inside(file.basename):
-            raise typed.Misfit(
-                f"shards[{number}] names the file {typed.brief(file.basename)}, which is not inside the stream's folder"
-            )
-        if file and not 0 <= file.bytes < 1 << 32:
-            raise typed.Misfit(f"shards[{number}] says it has {typed.brief(file.bytes)} bytes")
-    columns = {len(c) for c in (shard.column_names, shard.column_encodings, shard.column_sizes)}
-    if shard.samples < 0 or len(columns) != 1:
-        raise typed.Misfit(f"shards[{number}] contradicts itself in samples or columns")
+    if problem := _problem(shard):
+        raise typed.Misfit(f"shards[{number}] {problem}")
     return shard
+
+
+def _problem(shard: Shard) -> str | None:
+    """What a reader of this shard would stumble over."""
+    for file in filter(None, (shard.raw_data, shard.zip_data)):
+        if not _is_inside(file.basename):
+            return f"names the file {typed.brief(file.basename)}, which is not inside the stream's folder"
+        if not 0 <= file.bytes < 1 << 32:
+            return f"says it has {typed.brief(file.bytes)} bytes"
+    packed = shard.compression
+    if packed and not COMPRESSION.fullmatch(packed):
+        return f"says it is compressed by {typed.brief(packed)}, which Streaming does not know"
+    if bool(packed) != bool(shard.zip_data):
+        return "contradicts itself in whether it is compressed"
+    names, encodings, sizes = shard.column_names, shard.column_encodings, shard.column_sizes
+    if shard.samples < 0 or not len(names) == len(encodings) == len(sizes):
+        return "contradicts itself in samples or columns"
+    least, problem = _least_bytes(tuple(names), tuple(encodings), tuple(sizes))
+    # In front of the samples stand their number and where each begins and the last one ends.
+    if problem or shard.samples * (4 + least) + 8 <= shard.raw_data.bytes:
+        return problem
+    return (
+        f"says that {shard.raw_data.basename} holds {typed.brief(shard.samples)} samples of at least {typed.brief(least)} bytes, "
+        f"and has {shard.raw_data.bytes:,} bytes"
+    )
+
+
+@lru_cache(maxsize=64)
+def _least_bytes(
+    names: tuple[str, ...], encodings: tuple[str, ...], sizes: tuple[int | None, ...]
+) -> tuple[int, str | None]:
+    """The bytes of a sample but for what is in columns of any size, or what is wrong with the columns: all shards of a stream have
+    the same, as a rule."""
+    for name, encoding, size in zip(names, encodings, sizes, strict=True):
+        try:
+            fixed = Column(name, encoding).size
+        except (TypeError, ValueError, ArithmeticError):
+            return (
+                0,
+                f"has the column {typed.brief(name)} of the encoding {typed.brief(encoding)}, which is none",
+            )
+        is_known = encoding.partition(":")[0] in CODECS
+        if size != fixed if is_known else size is not None and size < 1:
+            return 0, (
+                f"says that a value of the column {typed.brief(name)} has {typed.brief(size)} bytes, and its encoding "
+                f"{typed.brief(encoding)} gives {typed.brief(fixed)}"
+            )
+    return sum(size or 4 for size in sizes), None
 
 
 def _is_inside(basename: str) -> bool:

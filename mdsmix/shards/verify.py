@@ -11,27 +11,35 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, replace
 
 from mdsmix.errors import Earlier, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
+from mdsmix.shards.contradictions import (
+    BESIDE,
+    CONTRADICTS,
+    MISSING,
+    SIZE,
+    Contradiction,
+    contradictions,
+)
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.decode import decode
-from mdsmix.shards.index import (
-    Index,
-    Shard,
-    StoredFile,
-    find_description,
-    parse_index,
-    read_description,
-)
-from mdsmix.shards.manifest import Manifest, parse_manifest
+from mdsmix.shards.index import Shard, StoredFile, find_description, parse_index, read_description
+from mdsmix.shards.manifest import Manifest, parse_manifest, read_manifest
+from mdsmix.shards.published import working_folder
+from mdsmix.shards.quarantined import QUARANTINE, read_quarantine
 from mdsmix.shards.sample import DECOMPRESSED
 from mdsmix.shards.whole import check_stored, samples_of
 from mdsmix.storage import Location
 
+CONTENTS, BAD_RECORDS = "shard-contents", "quarantine"
+"The rules on what only reading finds."
+IN_TRANSIT = (
+    "read again it was whole, so it was damaged on its way: look at the network, its caches and this machine's memory; what is stored "
+    "needs no repair"
+)
 IN_FLIGHT_BYTES = 1 << 30
 "Memory for the shards that are being looked at, 64 MiB each as a rule; one larger shard is looked at alone."
 COPIES = 4
@@ -43,6 +51,8 @@ S3_THREADS = 16
 class Fault:
     """One thing that is not as it should be."""
 
+    rule: str
+    "As `check` names it."
     file: str
     "A shard, the index, the manifest or a file that it names, by its name in the stream's folder."
     problem: str
@@ -66,6 +76,8 @@ class Report:
     unhashed: int = 0
     "Shards for which the index has no hash: damage that leaves the layout whole is not seen."
     faults: tuple[Fault, ...] = ()
+    in_transit: tuple[Fault, ...] = ()
+    "Damage that a second read did not find: what is stored is whole."
 
 
 def verify(
@@ -86,32 +98,35 @@ def verify(
     try:
         index = parse_index(content, str(at))
     except Unreachable as error:
-        return Report(
-            stream=str(folder),
-            faults=(*faults, Fault(file=at.name, problem=_problem(error), fix=fix)),
-        )
-    found = dict(folder.list())
-    beside = [file.stored for file in manifest.beside] if manifest else []
-    files = [*index.files, *beside]
-    wrong = {file.basename: p for file in files if (p := file.missing_from(found))}
-    whole = [shard for shard in index.shards if shard.stored.basename not in wrong]
-    problems = [*wrong.items(), *_contradictions(index, manifest)]
-    undecoded = 0
+        problem = Fault(rule="index", file=at.name, problem=_problem(error), fix=fix)
+        return Report(stream=str(folder), faults=(*faults, problem))
+    problems = list(contradictions(index, manifest, dict(folder.list())))
+    missing = {each.file for each in problems if each.rule in (MISSING, SIZE, BESIDE)}
+    looks: list[_Inside] = []
     if not quick:
+        whole = [shard for shard in index.shards if shard.stored.basename not in missing]
         begin(str(folder), sum(shard.stored.bytes for shard in whole))
-        damage, totals, undecoded = _look_inside_all(folder, whole, on_progress)
-        damage += _damage(folder, [file for file in beside if file.basename not in wrong])
-        problems += damage
-        if not problems and not undecoded:
-            problems += _miscounts(totals, manifest)
+        looks = _look_inside_all(folder, whole, on_progress)
+        problems += [
+            Contradiction(CONTENTS, each.file, each.problem) for each in looks if each.problem
+        ]
+        beside = [f.stored for f in manifest.beside if f.name not in missing] if manifest else []
+        problems += _damage(folder, beside)
+        problems += _miscounts(looks, manifest) if not problems else ()
+        problems += _lost_records(folder, manifest) if manifest else ()
     return Report(
         stream=str(folder),
         shards=len(index.shards),
         samples=index.samples,
         bytes=index.bytes,
-        undecoded=undecoded,
+        undecoded=sum(not each.is_decoded for each in looks),
         unhashed=sum(not file.hashes for file in index.files),
-        faults=(*faults, *(Fault(file=f, problem=p, fix=fix) for f, p in problems)),
+        faults=(*faults, *(Fault(**each._asdict(), fix=fix) for each in problems)),
+        in_transit=tuple(
+            Fault(rule=CONTENTS, file=each.file, problem=each.in_transit, fix=IN_TRANSIT)
+            for each in looks
+            if each.in_transit
+        ),
     )
 
 
@@ -126,7 +141,7 @@ def _read_manifest(folder: Location) -> tuple[Manifest | None, list[Fault]]:
         raise
     except Unreachable as error:
         fix = "mdsmix convert RECIPE --reencode writes it anew from the finished work units"
-        return None, [Fault(file=at.name, problem=_problem(error), fix=fix)]
+        return None, [Fault(rule="manifest", file=at.name, problem=_problem(error), fix=fix)]
 
 
 def _problem(error: Unreachable) -> str:
@@ -142,87 +157,67 @@ def _fix(folder: Location, manifest: Manifest | None, is_damaged: bool) -> str:
     return "publish the stream again with the tool that made it"
 
 
-def _damage(folder: Location, files: list[StoredFile]) -> Iterator[tuple[str, str]]:
-    """(name, problem) of the files that are not shards, one at a time in memory."""
+def _damage(folder: Location, files: list[StoredFile]) -> Iterator[Contradiction]:
+    """The files beside the manifest whose bytes are not those that it names, one at a time in memory."""
     for file in files:
         try:
             check_stored(file, (folder / file.basename).read(), "manifest")
         except ValueError as error:
-            yield file.basename, str(error)
+            yield Contradiction(BESIDE, file.basename, str(error))
 
 
-def _contradictions(index: Index, manifest: Manifest | None) -> Iterator[tuple[str, str]]:
-    """(file, problem) where index and manifest contradict each other, as far as that shows without reading shards."""
-    for name, times in Counter(file.basename for file in index.files).items():
-        if times > 1:
-            yield name, f"expected once in the index, found {times} times"
-    if manifest is None:
+def _lost_records(folder: Location, manifest: Manifest) -> Iterator[Contradiction]:
+    """Where the quarantine does not hold the bad records that the manifest counts. That of versions lies beside them, of the current one."""
+    split = working_folder(folder)
+    current = manifest if split == folder else read_manifest(split)
+    if manifest.mixed or current is None or current.index_hash != manifest.index_hash:
         return
-    if index.hash != manifest.index_hash:
-        yield (
-            index_file.BASENAME,
-            f"expected the xxh128 {manifest.index_hash} of the manifest, found {index.hash}: "
-            "a publication was interrupted, or the index was changed",
-        )
+    try:
+        found = dict(Counter(record["reason"] for record in read_quarantine(split)))
+    except (Unreachable, ValueError, LookupError, TypeError) as error:
+        problem = _problem(error) if isinstance(error, Unreachable) else str(error)
+        yield Contradiction(BAD_RECORDS, QUARANTINE, f"its files cannot be read: {problem}")
         return
-    for shard in index.shards:
-        if shard.columns != manifest.encoding.columns:
-            yield (
-                shard.stored.basename,
-                f"expected the columns {manifest.encoding.columns}, found {shard.columns}",
-            )
-    yield from ((manifest_file.BASENAME, problem) for problem in _sums(index, manifest))
+    if found != current.records.quarantined:
+        said = f"expected the bad records {current.records.quarantined}, found {found}"
+        yield Contradiction(BAD_RECORDS, QUARANTINE, said)
 
 
-def _sums(index: Index, manifest: Manifest) -> Iterator[str]:
-    parts, total = manifest.parts, manifest.totals.samples
-    if index.samples != total:
-        yield f"expected {total:,} samples in the index, found {index.samples:,}"
-    if not manifest.records.adds_up:
-        yield f"expected as many records read as written, filtered and quarantined, found {manifest.records}"
-    if sum(part.shards for part in parts) != len(index.shards):
-        listed = sum(part.shards for part in parts)
-        yield f"expected {listed:,} shards of all parts in the index, found {len(index.shards):,}"
+def _miscounts(looks: Iterable[_Inside], manifest: Manifest | None) -> Iterator[Contradiction]:
+    """Totals that the samples contradict, where all of them could be counted."""
+    counted = [each.totals for each in looks]
+    if manifest is None or None in counted:
         return
-    ends = accumulate((part.shards for part in parts), initial=0)
-    for part, (start, stop) in zip(parts, pairwise(ends), strict=True):
-        held = sum(shard.samples for shard in index.shards[start:stop])
-        if held != part.samples:
-            yield f"expected {part.samples:,} samples in part {part.key}, found {held:,}"
-
-
-def _miscounts(totals: Totals | None, manifest: Manifest | None) -> Iterator[tuple[str, str]]:
-    if manifest is None or totals is None:
-        return
+    totals = sum(filter(None, counted), Totals())
     for what in ("tokens", "largest_id", "longest", "lengths", "documents"):
-        said, counted = getattr(manifest.totals, what), getattr(totals, what)
-        if said != counted:
-            yield manifest_file.BASENAME, f"expected {what} {said}, counted {counted}"
+        said, found = getattr(manifest.totals, what), getattr(totals, what)
+        if said != found:
+            problem = f"expected {what} {said}, counted {found}"
+            yield Contradiction(CONTRADICTS, manifest_file.BASENAME, problem)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Inside:
-    problem: str | None = None
+    """What reading a shard came to."""
+
+    file: str
+    problem: str = ""
+    in_transit: str = ""
+    "The problem that a second read did not find."
     totals: Totals | None = None
     is_decoded: bool = True
 
 
 def _look_inside_all(
     folder: Location, shards: list[Shard], on_progress: Callable[[int, int], None]
-) -> tuple[list[tuple[str, str]], Totals | None, int]:
-    """Problems, what the samples come to (None where some cannot be counted), and how many shards were not decoded."""
-    problems: list[tuple[str, str]] = []
-    totals: Totals | None = Totals()
-    undecoded = 0
+) -> list[_Inside]:
+    found = []
     with ThreadPoolExecutor(_threads(folder, shards)) as pool:
         looks: Iterable[_Inside] = pool.map(lambda shard: _look_inside(folder, shard), shards)
         for shard, inside in zip(shards, looks, strict=True):
-            if inside.problem:
-                problems.append((shard.stored.basename, inside.problem))
-            totals = totals + inside.totals if totals and inside.totals else None
-            undecoded += not inside.is_decoded
+            found.append(inside)
             on_progress(shard.stored.bytes, inside.totals.tokens if inside.totals else 0)
-    return problems, totals, undecoded
+    return found
 
 
 def _threads(folder: Location, shards: list[Shard]) -> int:
@@ -233,17 +228,25 @@ def _threads(folder: Location, shards: list[Shard]) -> int:
 
 
 def _look_inside(folder: Location, shard: Shard) -> _Inside:
+    """Damage is read a second time: what is damaged on its way is whole in its place."""
+    first = _look_once(folder, shard)
+    second = _look_once(folder, shard) if first.problem else first
+    return first if second.problem else replace(second, in_transit=first.problem)
+
+
+def _look_once(folder: Location, shard: Shard) -> _Inside:
     at = folder / shard.stored.basename
     try:
         data = at.read()
     except Unreachable:
         if at.stat() is None:
-            return _Inside("expected the file that was listed, found it deleted since")
+            gone = "expected the file that was listed, found it deleted since"
+            return _Inside(file=at.name, problem=gone)
         raise
     try:
         if shard.zip_data and str(shard.compression).split(":")[0] not in DECOMPRESSED:
             check_stored(shard.stored, data)
-            return _Inside(is_decoded=False)
-        return _Inside(totals=decode(shard, samples_of(shard, data)))
+            return _Inside(file=at.name, is_decoded=False)
+        return _Inside(file=at.name, totals=decode(shard, samples_of(shard, data)))
     except Exception as error:  # whatever a decoder makes of damaged bytes
-        return _Inside(str(error).rstrip(".") or type(error).__name__)
+        return _Inside(file=at.name, problem=str(error).rstrip(".") or type(error).__name__)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from streaming import MDSWriter
+from streaming.base.compression import get_compressions
 
 from mdsmix.ragged import Ragged
 from mdsmix.shards import mds
-from mdsmix.shards.index import make_index
+from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index
 from mdsmix.shards.mds import HASHES, Layout, Rows, fixed_rows, lay_out, shard_parts, split
 from mdsmix.shards.shardfiles import store_shards
 from mdsmix.storage import locate
@@ -141,3 +142,18 @@ def test_a_shards_last_offset_fits_32_bits_or_the_shard_is_refused() -> None:
     assert np.frombuffer(written, "<u4", 3).tolist() == [1, head, last]
     with pytest.raises(ValueError, match=f"a sample of {last + 1} bytes"):
         shard_parts(layout, Rows(body, np.array([last + 1 - head], np.int64)))
+
+
+def test_what_streaming_reads_is_no_fault() -> None:
+    """Columns of encodings that mdsmix does not know, every compression of Streaming, and an empty shard."""
+    columns = {"a": "pkl", "b": "jpeg", "c": "str", "d": "int", "e": "ndarray"}
+    sizes = [None, None, None, 8, None]
+    for packed in (None, *get_compressions()):
+        file = StoredFile(basename="ab.mds", bytes=100)
+        tree = json.loads(make_index([Shard.of(Layout.of({}), 3, file, None)]).content)
+        tree["shards"][0] |= {"column_names": [*columns], "column_encodings": [*columns.values()]}
+        zipped = tree["shards"][0]["raw_data"] if packed else None
+        tree["shards"][0] |= {"column_sizes": sizes, "compression": packed, "zip_data": zipped}
+        assert parse_index(json.dumps(tree).encode(), "x").shards[0].columns == columns
+    tree["shards"][0]["samples"] = 0
+    assert parse_index(json.dumps(tree).encode(), "x").samples == 0

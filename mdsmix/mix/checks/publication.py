@@ -1,47 +1,105 @@
-"""Whether what lies at a stream's place is one whole publication: index and manifest of one another."""
+"""Whether what lies at a stream's place is one whole publication, by the rules that `verify` judges by too."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mdsmix.mix.findings import check_streams
 from mdsmix.mix.streams import Loader, Mix, Stream
-from mdsmix.training.rules import Hit
+from mdsmix.shards.contradictions import (
+    BESIDE,
+    CONTRADICTS,
+    INTERRUPTED,
+    MISSING,
+    SIZE,
+    TWICE,
+    Contradiction,
+)
+from mdsmix.shards.verify import BAD_RECORDS, CONTENTS, Fault
+from mdsmix.training.rules import Hit, Severity
 from mdsmix.words import plural
 
+AGAIN = "{makers}; or copy the files again."
+REPAIR = "`mdsmix repair {folder} --recipe RECIPE` makes it anew."
 
-@check_streams(
-    "publication-interrupted",
+
+def _rule(id: str, severity: Severity, why: str, fix: str) -> None:
+    """Registers a rule of `mdsmix.shards.contradictions`, or of what only reading finds."""
+
+    def broken(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+        report = mix.verified.get(stream.folder.url)
+        every: Sequence[Fault | Contradiction] = report.faults if report else stream.contradictions
+        if told := [each for each in every if each.rule == id]:
+            more = f" (and {plural(len(told) - 1, 'more file')})" if told[1:] else ""
+            problem = told[0].problem.rstrip(".")
+            advice = fix.format(makers=mix.makers([stream], "publish again"), folder=stream.folder)
+            yield Hit(
+                f"{told[0].file} of {stream.name}: {problem}{more}.",
+                advice.replace("RECIPE", mix.recipe or "RECIPE"),
+            )
+
+    check_streams(id, severity, why)(broken)
+
+
+_rule(
+    MISSING,
+    "error",
+    "Streaming raises nothing: without workers the epoch ends early, with workers training hangs.",
+    AGAIN,
+)
+_rule(
+    SIZE,
+    "error",
+    "A shard that was cut off or replaced gives wrong samples, or fails its checksum and ends the epoch without a word.",
+    AGAIN,
+)
+_rule(
+    CONTENTS,
+    "error",
+    "A shard that was changed in place gives wrong samples, or fails its checksum and ends the epoch without a word.",
+    REPAIR,
+)
+_rule(
+    TWICE,
+    "error",
+    "Two entries of the index name one file, so one of the two shards is read twice and the other never.",
+    "publish the stream again; merge_index joins folders of one name into this.",
+)
+_rule(
+    INTERRUPTED,
     "error",
     "The index is the one before, or was replaced by hand: what the manifest says of tokens and tokenizer is not about these shards.",
+    "run `mdsmix convert` again, which completes the publication; if shards were changed by hand, delete mdsmix.manifest.",
 )
-def publication_interrupted(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
-    if stream.manifest and not stream.trusted_manifest:
-        yield Hit(
-            f"the manifest of {stream.name} was written for the index {stream.manifest.short_hash}, and the index there is {stream.index.hash[:8]}.",
-            "run `mdsmix convert` again, which completes the publication; if shards were changed by hand, delete mdsmix.manifest.",
-        )
+_rule(
+    CONTRADICTS,
+    "error",
+    "The manifest counts other data than the shards hold, so nothing that it says can be believed.",
+    "convert the stream again.",
+)
+_rule(
+    BESIDE,
+    "warning",
+    "Training reads none of them; `inspect` names no record without them, and a conversion is refused.",
+    REPAIR,
+)
+_rule(
+    BAD_RECORDS,
+    "warning",
+    "Training reads none of them; what was set aside can no longer be looked at.",
+    REPAIR,
+)
 
 
 @check_streams(
-    "manifest-contradicts",
-    "error",
-    "The manifest counts other data than the index lists, so nothing that it says can be believed.",
+    "damage-in-transit",
+    "warning",
+    "What is stored is whole, and came damaged once: training reads it the same way.",
 )
-def manifest_contradicts(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
-    manifest = stream.trusted_manifest
-    if not manifest or not stream.shards:
-        return
-    for what, said, found in (
-        ("samples", manifest.totals.samples, stream.index.samples),
-        ("columns", manifest.encoding.columns, dict(stream.columns)),
-    ):
-        if said != found:
-            yield Hit(
-                f"the manifest of {stream.name} says {what}: {said}, and it is {found}.",
-                "convert the stream again.",
-            )
+def damage_in_transit(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    report = mix.verified.get(stream.folder.url)
+    for damage in report.in_transit if report else ():
+        yield Hit(f"{damage.file} of {stream.name}: {damage.problem}.", f"{damage.fix}.")
 
 
 @check_streams(
@@ -82,21 +140,6 @@ def index_empty(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
         yield Hit(
             f"the index of {stream.name} lists {plural(len(stream.shards), 'shard')} and 0 samples.",
             "look at what was filtered or quarantined when converting, or take the stream out.",
-        )
-
-
-@check_streams(
-    "shard-basenames",
-    "error",
-    "Two entries of the index name one file, so one of the two shards is read twice and the other never.",
-)
-def shard_basenames(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
-    counts = Counter(shard.stored.basename for shard in stream.shards)
-    twice = sorted(name for name, count in counts.items() if count > 1)
-    if twice:
-        yield Hit(
-            f"the index of {stream.name} names {twice[0]} {counts[twice[0]]} times.",
-            "publish the stream again; merge_index joins folders of one name into this.",
         )
 
 

@@ -15,45 +15,9 @@ from mdsmix.shards.index import BASENAME, Shard
 from mdsmix.storage import locate
 from mdsmix.training.keys import BYTE_UNITS, in_units
 from mdsmix.training.rules import Hit
-from mdsmix.words import does, listed, plural
 
 SHARDS_CACHED = 4
 "Streaming refuses a cache that holds fewer of the largest shard."
-
-
-def _shown(shards: list[Shard]) -> str:
-    return listed([shard.stored.basename for shard in shards])
-
-
-@check_streams(
-    "shard-missing",
-    "error",
-    "Streaming raises nothing: without workers the epoch ends early, with workers training hangs.",
-)
-def shard_missing(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
-    lost = [s for s in stream.shards if s.stored.basename not in stream.files]
-    if lost:
-        yield Hit(
-            f"{len(lost)} of {plural(len(stream.shards), 'shard')} of {stream.name} {does(lost, 'is', 'are')} not at "
-            f"{stream.folder}: {_shown(lost)}.",
-            f"{mix.makers([stream], 'publish again')}; or copy {does(lost, 'it', 'them')} there.",
-        )
-
-
-@check_streams(
-    "shard-size",
-    "error",
-    "A shard that was cut off or replaced gives wrong samples, or fails its checksum and ends the epoch without a word.",
-)
-def shard_size(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
-    other = [s for s in stream.shards if s.stored.basename in stream.files and not stream.holds(s)]
-    if other:
-        first = other[0].stored
-        yield Hit(
-            f"{plural(len(other), 'shard')} of {stream.name} {does(other, 'has', 'have')} another size than the index says ({_shown(other)}): "
-            f"{first.basename} has {stream.files[first.basename].size} bytes, the index says {first.bytes}.",
-            f"{mix.makers([stream], 'publish again')}; or copy {does(other, 'it', 'them')} again.",
-        )
 
 
 @check_streams("shard-damaged", "error", "Samples of this shard cannot be decoded.")
@@ -62,20 +26,6 @@ def shard_damaged(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
         yield Hit(
             f"{stream.head.damage.partition(';')[0]}.", f"{mix.makers([stream], 'publish again')}."
         )
-
-
-@check_streams(
-    "shard-contents",
-    "error",
-    "A shard that was changed in place gives wrong samples, or fails its checksum and ends the epoch without a word.",
-)
-def shard_contents(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
-    told = {shard.stored.basename for shard in stream.shards if not stream.holds(shard)}
-    report = mix.verified.get(stream.folder.url)
-    for fault in report.faults if report else ():
-        if fault.file not in told:
-            fix = fault.fix.replace("RECIPE", str(mix.recipe)) if mix.recipe else fault.fix
-            yield Hit(f"{fault.file} of {stream.name}: {fault.problem.rstrip('.')}.", f"{fix}.")
 
 
 @check_streams(
