@@ -11,13 +11,15 @@ from mdsmix.errors import Unreachable
 from mdsmix.storage import Location
 
 QUARANTINE = "quarantine"
+SUFFIX = ".jsonl.zst"
 
 
 def read_quarantine(folder: Location) -> Iterator[dict[str, Any]]:
     """All bad records of a stream, in the order of the files' names; Unreachable where a file is damaged."""
     quarantine = folder / QUARANTINE
     for name, _ in quarantine.list():
-        yield from map(orjson.loads, read_lines(quarantine / name))
+        if name.endswith(SUFFIX):
+            yield from map(orjson.loads, read_lines(quarantine / name))
 
 
 def read_lines(at: Location) -> Iterator[bytes]:
