@@ -88,7 +88,8 @@ def test_a_terminal_gets_records_folded_between_words(
     target = convert(tmp_path, tokenizer_folder, ['{"text": "good"}', raw])
     whole = mdsmix("quarantine", target).out
     assert f"    {raw}\n" in whole, "what is no terminal gets whole lines"
-    monkeypatch.setattr("mdsmix.report.table.terminal_width", lambda: 60)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
     folded = mdsmix("quarantine", target).out.splitlines()
     record = [line for line in folded if line.startswith("    ")]
     assert len(record) > 2
@@ -98,4 +99,4 @@ def test_a_terminal_gets_records_folded_between_words(
 
 def test_a_record_that_is_no_text_is_shown_as_far_as_it_is() -> None:
     record = {"file": "a.jsonl", "length": 9, "reason": "invalid_utf8", "raw_base64": "eyJhIjogIv8ifQ=="}  # fmt: skip
-    assert list(bad_record_lines(record))[1] == ("    ", '{"a": "\\xff"}')
+    assert list(bad_record_lines(record))[1] == '{"a": "\\xff"}'

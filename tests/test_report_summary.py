@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from mdsmix.convert.outcome import Outcome
-from mdsmix.report.summary import COLUMNS, print_summary
+from mdsmix.report.show import show
+from mdsmix.report.summary import COLUMNS, summary
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import make_index
 from mdsmix.shards.manifest import Manifest, Part
@@ -30,7 +31,7 @@ def outcome(name: str, records: Records | None = None, **changes: Any) -> Outcom
 
 
 def printed(capsys: pytest.CaptureFixture[str], *outcomes: Outcome) -> list[str]:
-    print_summary(outcomes)
+    show(summary(outcomes))
     out, err = capsys.readouterr()
     assert err == ""
     return [line.rstrip() for line in out.splitlines() if line.strip()]

@@ -93,11 +93,12 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Measure the loader of TRAIN.yaml with 0 to N workers, and say whether it or the model waits."""
-    from mdsmix.bench.choice import Cores, chosen, read_rank, settings, verdict
+    from mdsmix.bench.choice import Cores, chosen, read_rank, settings, table, verdict
     from mdsmix.bench.speed import Plan, run
     from mdsmix.engines.limits import cpu_count
     from mdsmix.errors import RecipeError
     from mdsmix.mix.output import require_place, write
+    from mdsmix.report.show import show
 
     cores = Cores(count=cpu_count(), ranks=gpus)
     rank = read_rank(train, loader, batch, gpus)
@@ -126,7 +127,7 @@ def bench(
     if as_json:
         echo_json(_report(plan, cores, measured, said) | {"wrote": out})
         return
-    _print(measured)
+    show(table(measured))
     rendered = f"$(cat {out})" if out else " ".join(best.setting.overrides)
     echo(said, f"to render: mdsmix render-yaml RECIPE {rendered}")
 
@@ -169,22 +170,15 @@ def _report(plan: Plan, cores: Cores, measured: Sequence[Measured], said: str) -
 
 def _interrupted(plan: Plan, measured: Sequence[Measured], as_json: bool, code: int) -> None:
     """What is known so far is shown; caches, workers and shared memory are gone by now. `code` is 143 where a scheduler ended it."""
+    from mdsmix.bench.choice import table
     from mdsmix.errors import Interrupted
+    from mdsmix.report.show import show
 
     if measured and not as_json:
-        _print(measured)
+        show(table(measured))
     end = Interrupted(
         f"interrupted after {len(measured)} of {len(plan.settings)} settings: no setting was chosen or written, and the caches that were "
         "made are deleted."
     )
     end.exit_code = code
     raise end
-
-
-def _print(measured: Sequence[Measured]) -> None:
-    from rich.console import Console
-
-    from mdsmix.bench.choice import table
-    from mdsmix.report.table import print_table
-
-    print_table(table(measured), Console())

@@ -41,10 +41,11 @@ def check(
     from mdsmix.mix.check import as_json as report
     from mdsmix.mix.check import findings, in_order, is_refused, looked, verdict, with_bytes_read
     from mdsmix.mix.lock import hold
+    from mdsmix.mix.shares_table import shares_table, title
     from mdsmix.mix.view import view
     from mdsmix.report.findings import print_findings
     from mdsmix.report.progress import watching
-    from mdsmix.report.shares import print_shares
+    from mdsmix.report.show import show
 
     mix = view(targets, estimate)
     if deep:
@@ -60,7 +61,7 @@ def check(
     else:
         print_findings(found)
         if mix.shares:
-            print_shares(mix.shares)
+            show(title(mix.shares), shares_table(mix.shares))
         held_lines = held.lines if held else ()
         echo(verdict(mix, found), looked(mix), *held_lines)
     if is_refused(found):

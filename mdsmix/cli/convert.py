@@ -216,7 +216,8 @@ def _convert(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> No
     """Streams that are published are told of, whatever becomes of others."""
     from mdsmix.convert.run import convert
     from mdsmix.report.progress import watching
-    from mdsmix.report.summary import print_summary, summary_json, warnings
+    from mdsmix.report.show import show
+    from mdsmix.report.summary import summary, summary_json, warnings
 
     outcomes: list[Outcome] = []
     try:
@@ -229,7 +230,7 @@ def _convert(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> No
         elif quiet:
             echo_each(warnings(outcomes))
         elif outcomes:
-            print_summary(outcomes)
+            show(summary(outcomes))
 
 
 def _offer_report(recipe: Path, overrides: Sequence[str]) -> None:

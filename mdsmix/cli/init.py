@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from mdsmix.cli.options import AsJson, echo, echo_json
+from mdsmix.cli.options import AsJson, echo, echo_each, echo_json
 from mdsmix.errors import RecipeError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mdsmix.init.start import Begun
+    from mdsmix.report.show import Item
 
 
 def init(
@@ -83,6 +86,7 @@ def init(
     """
     from mdsmix.init.start import Asked, begin
     from mdsmix.mix.output import require_place, write
+    from mdsmix.report.show import show
 
     if not files and not dataset_info:
         raise RecipeError(
@@ -124,7 +128,11 @@ def init(
         return
     if not out:
         typer.echo(begun.text, nl=False)
-    _print(begun, out)
+    show(*_shown(begun), err=not out)
+    echo_each([*begun.not_read, *begun.left_out, *begun.unknown])
+    if out:
+        convert = f"mdsmix convert {out}" if begun.live else "mend what keeps its streams out"
+        echo(f"wrote {out}; next: {convert}")
 
 
 ROWS = re.compile(r"(\d{1,9}):(.*)")
@@ -155,38 +163,21 @@ def _budget(written: str | None, mixture: str | None) -> tuple[str | None, int |
     ) if rows else None
 
 
-def _print(begun: Begun, out: str | None) -> None:
-    """To stderr, where the recipe itself goes to stdout."""
-    from rich.console import Console
-    from rich.text import Text
-
+def _shown(begun: Begun) -> Iterator[Item]:
+    """The first records, and what is in no stream."""
     from mdsmix.encode.tokenizer import decoder_of
-    from mdsmix.report.samples import STYLES, segments, shown
+    from mdsmix.report.samples import segments, shown
+    from mdsmix.report.show import Rule, SampleText, shortened
 
-    console, decoder = Console(highlight=False, stderr=not out), decoder_of(begun.tokenizer)
-    live = [draft for draft in begun.drafts if not draft.refused]
-    for draft in live[:MOST_SAMPLES]:
-        console.rule(f"{draft.name}, the first record", align="left")
+    decoder = decoder_of(begun.tokenizer)
+    for draft in begun.live[:MOST_SAMPLES]:
+        yield Rule(f"{draft.name}, the first record")
         if (pieces := begun.trials[draft.name].pieces) is not None:
-            runs = [(text, STYLES[form]) for text, form in shown(segments(pieces), decoder)]
-            console.print(_cut(Text.assemble(*runs)), soft_wrap=True)
-    for line in [*begun.not_read, *begun.left_out, *begun.unknown]:
-        echo(line, err=True)
-    if out:
-        convert = f"mdsmix convert {out}" if live else "mend what keeps its streams out"
-        echo(f"wrote {out}; next: {convert}")
+            yield SampleText(shortened(shown(segments(pieces), decoder), MOST_CHARACTERS))
 
 
 MOST_SAMPLES = 4
 MOST_CHARACTERS = 600
-
-
-def _cut(text: Any) -> Any:
-    """A long text without its middle: what is trained is at its end."""
-    if len(text) <= MOST_CHARACTERS:
-        return text
-    half = MOST_CHARACTERS // 2
-    return text[:half] + f" ... {len(text) - 2 * half:,} characters ... " + text[-half:]
 
 
 def _json(begun: Begun, out: str | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import typer
 from mdsmix.cli.options import AsJson, decoder_option, echo
 from mdsmix.cli.several import Streams, for_each
 from mdsmix.errors import RecipeError
-from mdsmix.words import plural, printable
+from mdsmix.words import plural
 
 if TYPE_CHECKING:
     from mdsmix.report.choice import Choice
@@ -55,7 +55,8 @@ def inspect(
     Text that only looks like a control token stands in no ⟨ ⟩: it is ordinary tokens.
     """
     from mdsmix.report.inspection import inspect as inspect_stream
-    from mdsmix.report.inspection import inspection_json
+    from mdsmix.report.inspection import inspection_json, inspection_shown
+    from mdsmix.report.show import show
 
     choice = _choice(samples, sample or [], longest, at_random, seed)
 
@@ -64,7 +65,7 @@ def inspect(
         written = _write(found, images) if images else []
         if as_json:
             return inspection_json(found) | {"seed": choice.seed}
-        _print(found, choice)
+        show(*inspection_shown(found, choice))
         return echo(f"wrote {plural(len(written), 'image')} into {images}") if images else None
 
     for_each(streams, as_json, one)
@@ -96,46 +97,3 @@ def _write(found: Inspection, folder: Path) -> list[Path]:
         for chosen in found.samples
         for path in write_pictures(folder, f"{of}-{chosen.number}", chosen.pictures)
     ]
-
-
-def _print(found: Inspection, choice: Choice) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    from mdsmix.report.card import card_rows
-    from mdsmix.report.samples import STYLES, shown
-    from mdsmix.report.table import print_pairs
-
-    console = Console(highlight=False)
-    print_pairs(list(card_rows(found.where, found.index, found.manifest)), console)
-    if choice.seed is not None:
-        echo(f"at random, --seed {choice.seed}")
-    for chosen in found.samples:
-        name = found.ids.get(chosen.number)
-        said = "" if name is None else f", {_named(name)}"
-        console.rule(f"sample {chosen.number:,}{said}", align="left")
-        runs = [(text, STYLES[form]) for text, form in shown(chosen.sample, found.decoder)]
-        console.print(Text.assemble(*runs), soft_wrap=True)  # no line break that is not in the text
-        for number, picture in enumerate(chosen.pictures):
-            echo(f"image {number}: {picture}")
-    if left_out := _left_out(found, choice):
-        echo(left_out)
-
-
-def _left_out(found: Inspection, choice: Choice) -> str:
-    """Why there are fewer samples than were asked for, though the stream holds more."""
-    count = len(found.samples)
-    is_first = choice.seed is None and not choice.places and not choice.longest
-    if not is_first or count >= min(choice.count, found.index.samples):
-        return ""
-    return (
-        f"{count:,} of {plural(found.index.samples, 'sample')}: the first are read from the first mebibyte of the first shard; "
-        "--sample N shows any other, --random some from anywhere"
-    )
-
-
-def _named(name: object) -> str:
-    """The record that a sample is of, or those that are packed in it."""
-    if isinstance(name, list):
-        return f"ids {printable(', '.join(map(str, name)))}"
-    return f"id {printable(str(name))}"

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from mdsmix.cli.options import AsJson, decoder_option, echo, echo_json
+from mdsmix.cli.options import AsJson, decoder_option, echo_json
 
 if TYPE_CHECKING:
-    from mdsmix.encode.tokenizer import Decoder
-    from mdsmix.leaks.audit import Audit
     from mdsmix.mix.streams import Stream
 
 
@@ -58,8 +56,9 @@ def leaks(
     """
     from mdsmix.encode.tokenizer import find_decoder
     from mdsmix.leaks.audit import audit
-    from mdsmix.report.leaks import leaks_json
+    from mdsmix.report.leaks import leaks_json, leaks_shown
     from mdsmix.report.progress import watching
+    from mdsmix.report.show import show
 
     streams, evals = _streams(targets, evaluations or [])
     with watching() as watcher:
@@ -69,7 +68,7 @@ def leaks(
     if as_json:
         echo_json(leaks_json(found, decoder, samples))
     else:
-        _print(found, decoder, samples)
+        show(*leaks_shown(found, decoder, samples))
 
 
 def _streams(targets: list[str], evaluations: list[str]) -> tuple[list[Stream], list[Stream]]:
@@ -87,21 +86,3 @@ def _streams(targets: list[str], evaluations: list[str]) -> tuple[list[Stream], 
             "questions becomes one by `mdsmix convert`, under the tokenizer of the mix."
         )
     return distinct(mix.train.streams), distinct(given)
-
-
-def _print(found: Audit, decoder: Decoder | None, samples: int) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    from mdsmix.report.leaks import passages, summary, table
-    from mdsmix.report.samples import STYLES
-    from mdsmix.report.table import print_table
-
-    console = Console(highlight=False)
-    if found.leaks:
-        print_table(table(found), console)
-    for leak in found.leaks[:samples]:
-        for headline, runs in passages(found, leak, decoder):
-            console.rule(Text(headline), align="left")
-            console.print(Text.assemble(*((t, STYLES[form]) for t, form in runs)), soft_wrap=True)
-    echo(*summary(found))

@@ -57,8 +57,9 @@ def mix(
     from mdsmix.mix.offline.plan import findings_on_streams, make_plan, view_training
     from mdsmix.mix.offline.run import mix_offline
     from mdsmix.report.findings import print_briefly
-    from mdsmix.report.mixture import mixture_json, print_mixture
+    from mdsmix.report.mixture import mixture, mixture_json
     from mdsmix.report.progress import watching
+    from mdsmix.report.show import show
     from mdsmix.storage import locate
 
     loaded = open_recipe(recipe, overrides or ())
@@ -74,4 +75,4 @@ def mix(
     if as_json:
         echo_json(mixture_json(outcome))
     elif not quiet:
-        print_mixture(outcome)
+        show(mixture(outcome))

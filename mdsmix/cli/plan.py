@@ -60,7 +60,8 @@ def plan(
     from mdsmix.errors import MixRefused
     from mdsmix.mix.plan.make import Asked, make_plan, problems, see
     from mdsmix.report.findings import print_findings
-    from mdsmix.report.plan import plan_json, print_plan
+    from mdsmix.report.plan import plan_json, plan_shown
+    from mdsmix.report.show import show
     from mdsmix.words import plural
 
     asked = Asked(
@@ -82,4 +83,4 @@ def plan(
     if as_json:
         echo_json(plan_json(made))
     else:
-        print_plan(made)
+        show(*plan_shown(made))

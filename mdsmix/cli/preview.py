@@ -119,15 +119,16 @@ def _size(text: str) -> int:
 def _show(mix: Mix, asked: Asked, ids: bool, as_json: bool) -> None:
     # Streaming and torch are imported here, after all that is wrong without them has been told.
     from mdsmix.preview.run import preview as run
-    from mdsmix.report.preview import print_preview
+    from mdsmix.report.preview import preview_shown
     from mdsmix.report.preview_json import preview_json
+    from mdsmix.report.show import show
 
     found = run(mix, asked)
     decoder = _decoder(mix)
     if as_json:
         echo_json(preview_json(found, decoder))
     else:
-        print_preview(found, decoder, ids)
+        show(*preview_shown(found, decoder, ids))
 
 
 def _decoder(mix: Mix) -> Any:

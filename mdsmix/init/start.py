@@ -88,6 +88,11 @@ class Begun:
     "Lines on files of no known shape: what they hold, and what the nearest shapes lack."
 
     @property
+    def live(self) -> list[Draft]:
+        """The streams that are not written as comments."""
+        return [draft for draft in self.drafts if not draft.refused]
+
+    @property
     def not_read(self) -> Iterator[str]:
         """Lines on fields that hold something and are in no token."""
         for name, trial in self.trials.items():

@@ -15,7 +15,7 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards.published import find_published, working_folder
 from mdsmix.shards.quarantined import QUARANTINE, read_quarantine
 from mdsmix.storage import Location, locate
-from mdsmix.words import printable
+from mdsmix.words import plural, printable
 
 MOST_SHOWN = 300
 "Characters of a record, or of what explains it, that a person is shown."
@@ -88,13 +88,23 @@ def bad_records_json(found: BadRecords) -> dict[str, Any]:
     return {"stream": found.where, "bad": found.count, "reasons": reasons}
 
 
-def bad_record_lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(indent, line): where the record stands, how it begins, and what else is known of why it is bad."""
+def bad_records_shown(found: BadRecords) -> Iterator[str]:
+    """Each reason with its number, and the first records below it."""
+    yield f"{found.where}: {plural(found.count, 'bad record')}"
+    for reason in found.reasons:
+        yield from ("", f"{reason.code}: {reason.count:,}")
+        for record in reason.records:
+            place, *lines = bad_record_lines(record)
+            yield from (f"  {place}", *(f"    {line}" for line in lines))
+
+
+def bad_record_lines(record: dict[str, Any]) -> Iterator[str]:
+    """Where the record stands, how it begins, and what else is known of why it is bad."""
     place = [f"{key} {_number(value)}" for key, value in record.items() if key not in _NOT_PLACE]
-    yield "  ", ", ".join([printable(record["file"]), *place, f"{record['length']:,} bytes"])
-    yield "    ", _shown(record.get("raw") or _bytes(record.get("raw_base64", "")))
+    yield ", ".join([printable(record["file"]), *place, f"{record['length']:,} bytes"])
+    yield _shown(record.get("raw") or _bytes(record.get("raw_base64", "")))
     for what, value in record.get("detail", {}).items():
-        yield "    ", f"{what}: {_shown(value)}"
+        yield f"{what}: {_shown(value)}"
 
 
 def _bytes(encoded: str) -> str:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mdsmix.encode.tokenizer import Decoder, find_decoder
-from mdsmix.report.card import card
+from mdsmix.report.card import card, card_rows
 from mdsmix.report.choice import Choice, Chosen, choose
-from mdsmix.report.samples import sample_json
+from mdsmix.report.samples import sample_json, shown
+from mdsmix.report.show import Item, Pairs, Rule, SampleText
 from mdsmix.shards.ids import Name, id_of
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.published import find_published
 from mdsmix.storage import locate
+from mdsmix.words import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,27 @@ def inspect(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
         ids={each.number: id_of(folder, index, sides, each.number) for each in samples if sides},
         decoder=find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None),
     )
+
+
+def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
+    """The card, and the samples."""
+    yield Pairs(card_rows(found.where, found.index, found.manifest))
+    if choice.seed is not None:
+        yield f"at random, --seed {choice.seed}"
+    for chosen in found.samples:
+        name = found.ids.get(chosen.number)
+        of = "" if name is None else f", id {name}"
+        if isinstance(name, list):
+            of = f", ids {', '.join(map(str, name))}"
+        yield Rule(f"sample {chosen.number:,}{of}")
+        yield SampleText(shown(chosen.sample, found.decoder))
+        yield from (f"image {number}: {picture}" for number, picture in enumerate(chosen.pictures))
+    is_first = choice.seed is None and not choice.places and not choice.longest
+    if is_first and len(found.samples) < min(choice.count, found.index.samples):
+        yield (
+            f"{len(found.samples):,} of {plural(found.index.samples, 'sample')}: the first are read from the first mebibyte of the first "
+            "shard; --sample N shows any other, --random some from anywhere"
+        )
 
 
 def inspection_json(found: Inspection) -> dict[str, Any]:

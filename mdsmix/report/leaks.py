@@ -8,7 +8,8 @@ from typing import Any
 from mdsmix.encode.tokenizer import Decoder
 from mdsmix.leaks.audit import Audit, Ids, Leak, Passage, Where, name_of, passage, shard_of
 from mdsmix.leaks.items import LENGTH
-from mdsmix.report.samples import Run, Segment, shown
+from mdsmix.report.samples import Segment, shown
+from mdsmix.report.show import Item, Rule, Run, SampleText
 from mdsmix.table import Column, Table
 from mdsmix.words import does, plural
 
@@ -113,6 +114,16 @@ def _runs(shared: Ids, around: tuple[Ids, Ids], decoder: Decoder | None) -> list
 
 def _marked(parts: Sequence[tuple[Ids, bool]], decoder: Decoder | None) -> list[Run]:
     return shown([Segment(ids.tolist(), mark) for ids, mark in parts if len(ids)], decoder)
+
+
+def leaks_shown(found: Audit, decoder: Decoder | None, samples: int) -> Iterator[Item]:
+    """The table, both passages of the first `samples` findings, and what there is to say."""
+    if found.leaks:
+        yield table(found)
+    for leak in found.leaks[:samples]:
+        for headline, runs in passages(found, leak, decoder):
+            yield from (Rule(headline), SampleText(runs))
+    yield from summary(found)
 
 
 def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> dict[str, Any]:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from mdsmix.mix.offline.run import MixOutcome
-from mdsmix.report.table import print_table
 from mdsmix.shards.manifest import Mixed
 from mdsmix.table import Column, Row, Table, as_json
-from mdsmix.words import plural, printable
+from mdsmix.words import plural
 
 COLUMNS = (
     Column("stream", "text"),
@@ -30,16 +29,6 @@ def mixture(outcome: MixOutcome) -> Table:
 
 def mixture_json(outcome: MixOutcome) -> dict[str, Any]:
     return as_json(mixture(outcome)) | {"target": outcome.target, "seed": outcome.record.seed}
-
-
-def print_mixture(outcome: MixOutcome) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console, table = Console(soft_wrap=True, highlight=False), mixture(outcome)
-    print_table(table, console)
-    for sentence in table.notes:
-        console.print(Text(printable(sentence)))
 
 
 def mixture_rows(mixed: Sequence[Mixed]) -> list[Row]:

@@ -10,9 +10,9 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from mdsmix.mix.plan.figures import BASES, Figure, Plan, total, weakest
-from mdsmix.report.table import folded, print_pairs, print_table, terminal_width
+from mdsmix.report.show import Item, Pairs
 from mdsmix.table import Column, Table, shown
-from mdsmix.words import plural, printable
+from mdsmix.words import plural
 
 EPOCH = (
     Column("stream", "text"),
@@ -32,7 +32,6 @@ RUN = (
     Column("state", "text"),
 )
 COUNT, SHARE, TIMES, SIZE = (Column("", form) for form in ("count", "share", "times", "size"))
-Pairs = Iterator[tuple[str, str]]
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -92,7 +91,7 @@ def _told(column: Column, figure: Figure, word: str = "") -> str:
     return f"{said} {word}".rstrip()
 
 
-def step_pairs(plan: Plan) -> Pairs:
+def step_pairs(plan: Plan) -> Iterator[tuple[str, str]]:
     """A step and the run."""
     step, run = plan.step, plan.run
     packed = (
@@ -122,7 +121,7 @@ def step_pairs(plan: Plan) -> Pairs:
         yield "hours", _told(TIMES, run.hours)
 
 
-def node_pairs(plan: Plan) -> Pairs:
+def node_pairs(plan: Plan) -> Iterator[tuple[str, str]]:
     """What a node reads and keeps."""
     node, every = plan.node, plural(plan.nodes, "node")
     yield (
@@ -140,22 +139,13 @@ def node_pairs(plan: Plan) -> Pairs:
     yield "a node keeps", f"{_told(SIZE, node.kept_bytes)} on its disk{most}"
 
 
-def print_plan(plan: Plan) -> None:
-    from rich.console import Console
-
-    console, width = Console(highlight=False), terminal_width()
-    console.out(*folded(printable(_headline(plan)), "", width), sep="\n", highlight=False)
-    print_table(epoch_of(plan), console)
-    print_table(run_of(plan), console)
-    print_pairs([*step_pairs(plan), *node_pairs(plan)], console)
-    console.out("\nsettings", highlight=False)
-    values = [(s.key, f"{s.use or 'leave out'}: {s.why} ({s.rests_on})") for s in plan.settings]
-    print_pairs(values, console)
-    console.out("", highlight=False)
-    for note in plan.notes:
-        console.out(*folded(printable(note), "", width), sep="\n", highlight=False)
-    if legend := _legend(plan):
-        console.out(*folded(legend, "", width), sep="\n", highlight=False)
+def plan_shown(plan: Plan) -> Iterator[Item]:
+    """All of it for a person."""
+    yield _headline(plan)
+    yield from (epoch_of(plan), run_of(plan), Pairs([*step_pairs(plan), *node_pairs(plan)]))
+    yield from ("", "settings")
+    yield Pairs([(s.key, f"{s.use or 'leave out'}: {s.why} ({s.rests_on})") for s in plan.settings])
+    yield from ("", *plan.notes, *filter(None, [_legend(plan)]))
 
 
 def _headline(plan: Plan) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from mdsmix.encode.tokenizer import Decoder
 from mdsmix.load.training_rows import IGNORED
@@ -12,10 +11,10 @@ from mdsmix.preview.batches import Part, Placed
 from mdsmix.preview.figures import Preview, Rank, Step
 from mdsmix.preview.layout import Place
 from mdsmix.preview.verdict import verdict
-from mdsmix.report.samples import STYLES, Run, Segment, marked, segments
-from mdsmix.report.table import print_table
+from mdsmix.report.samples import Segment, marked, segments
+from mdsmix.report.show import Item, Rule, Run, SampleText
 from mdsmix.table import Column, Estimate, Row, Table
-from mdsmix.words import plural, printable
+from mdsmix.words import plural
 
 TOKENS_SHOWN = 256
 "Of a sample, half of them from its beginning and half from its end."
@@ -156,36 +155,23 @@ def step_line(preview: Preview, step: Step) -> str:
     )
 
 
-def print_preview(preview: Preview, decoder: Decoder | None, with_ids: bool) -> None:
-    from rich.console import Console
-
-    console = Console(soft_wrap=True, highlight=False)
-    _say(console, *head(preview))
+def preview_shown(preview: Preview, decoder: Decoder | None, with_ids: bool) -> Iterator[Item]:
+    """All of it for a person."""
+    yield from head(preview)
     for step in preview.steps:
-        _say(console, "", step_line(preview, step))
-        print_table(step_table(preview, step), console)
+        yield from ("", step_line(preview, step), step_table(preview, step))
         if with_ids:
-            _say(console, *(f"  {line}" for rank in step.ranks for line in id_lines(preview, rank)))
+            yield from (f"  {line}" for rank in step.ranks for line in id_lines(preview, rank))
         for shown in step.shown:
-            _print_sample(console, preview, shown.rank, shown.row, decoder)
+            yield from _sample_shown(preview, shown.rank, shown.row, decoder)
     of = "tokens" if preview.windows.of_tokens else "samples"
     epoch = preview.epochs[0]
     rest = f"what is left of epoch {epoch.epoch}" if epoch.first else f"epoch {epoch.epoch}"
-    _say(
-        console,
-        "",
-        f"{rest}, {plural(len(epoch.ids), 'step')}, in shares of {of}, and the lowest and highest of the windows below",
-    )
-    print_table(epoch_table(preview), console)
-    print_table(windows_table(preview), console)
-    _say(console, *(said.sentence for said in verdict(preview)), read_line(preview))
-
-
-def _say(console: Any, *lines: str) -> None:
-    from rich.text import Text
-
-    for line in lines:
-        console.print(Text(printable(line)))
+    yield ""
+    yield f"{rest}, {plural(len(epoch.ids), 'step')}, in shares of {of}, and the lowest and highest of the windows below"
+    yield from (epoch_table(preview), windows_table(preview))
+    yield from (said.sentence for said in verdict(preview))
+    yield read_line(preview)
 
 
 def read_line(preview: Preview) -> str:
@@ -206,18 +192,14 @@ def shard_of(preview: Preview, place: Place) -> str:
     return preview.shards[place.stream][place.shard]
 
 
-def _print_sample(
-    console: Any, preview: Preview, rank: int, row: Placed, decoder: Decoder | None
-) -> None:
-    from rich.text import Text
-
-    title = f"rank {rank}: {_where(preview, row.place)}"
-    console.rule(printable(title), align="left")
+def _sample_shown(
+    preview: Preview, rank: int, row: Placed, decoder: Decoder | None
+) -> Iterator[Item]:
+    yield Rule(f"rank {rank}: {_where(preview, row.place)}")
     if row.images:
         each = ", ".join(f"{w:,} x {h:,}: {plural(n, 'token')}" for h, w, n in row.images)
-        _say(console, f"{plural(len(row.images), 'image')} ({each})")
-    runs = [(text, STYLES[form]) for text, form in sample_runs(row, decoder)]
-    console.print(Text.assemble(*runs), soft_wrap=True)
+        yield f"{plural(len(row.images), 'image')} ({each})"
+    yield SampleText(sample_runs(row, decoder))
 
 
 def row_segments(row: Placed) -> list[Segment]:

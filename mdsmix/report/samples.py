@@ -19,6 +19,7 @@ from typing import Any
 from mdsmix.encode.tokenizer import Decoder
 from mdsmix.kinds import Piece, kind_of, stored_pieces
 from mdsmix.kinds.base import document_pieces
+from mdsmix.report.show import Run
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.turns import PACKED, documents_of, layout_of
 from mdsmix.words import WRITTEN, plural, printable
@@ -26,8 +27,6 @@ from mdsmix.words import WRITTEN, plural, printable
 TRAINED, CONTROL, DOCUMENT = "⟦⟧", "⟨⟩", "⟪⟫"
 "What stands around trained tokens, around each control token, and around what is said of a document of a packed row."
 _MARKS = str.maketrans({mark: ascii(mark)[1:-1] for mark in TRAINED + CONTROL + DOCUMENT})
-STYLES = {"text": "", "mark": "bold", "control": "cyan"}
-"How the runs of a sample look on a terminal."
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +70,6 @@ def segments(pieces: Iterable[Piece]) -> list[Segment]:
     flags = [trained and place > 0 for place, (_, trained) in enumerate(tokens)]
     paired = zip((token for token, _ in tokens), flags, strict=True)
     return [Segment([t for t, _ in run], flag) for flag, run in groupby(paired, lambda p: p[1])]
-
-
-Run = tuple[str, str]
-"Text, and what it is: a key of STYLES."
 
 
 def shown(sample: Sample, decoder: Decoder | None) -> list[Run]:

@@ -13,13 +13,12 @@ from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
 from mdsmix.kinds.noticed import TAG
 from mdsmix.report.card import packed
 from mdsmix.report.sampled import budget_json, said_of_budget, said_of_sample
-from mdsmix.report.table import print_table
 from mdsmix.shapes.pictures import FIELDS, PLACEHOLDER
 from mdsmix.shapes.where import NO_MATCH
 from mdsmix.shards.counts import NOT_SAMPLED, Records
 from mdsmix.shards.manifest import Encoding, Manifest
 from mdsmix.table import Column, Row, Table, as_json
-from mdsmix.words import plural, printable
+from mdsmix.words import plural
 
 FILTERED_SHARE = 0.05
 "More records than this that a rule leaves out are warned of."
@@ -65,17 +64,6 @@ def summary(outcomes: Sequence[Outcome]) -> Table:
     peak = max((outcome.peak for outcome in outcomes), default=0)
     notes += [f"peak memory: {peak / 1e6:,.0f} MB"] if peak else []
     return Table(columns=COLUMNS, rows=rows, total=total, notes=notes)
-
-
-def print_summary(outcomes: Sequence[Outcome]) -> None:
-    """The table, then what became of the other records."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console, table = Console(soft_wrap=True, highlight=False), summary(outcomes)
-    print_table(table, console)
-    for sentence in table.notes:
-        console.print(Text(printable(sentence)))
 
 
 def warnings(outcomes: Sequence[Outcome]) -> list[str]:

@@ -48,7 +48,7 @@ def _bad(found: BadRecords) -> list[tuple[Reason, list[tuple[str, list[str]]]]]:
 
 
 def _bad_record(record: dict[str, Any]) -> tuple[str, list[str]]:
-    place, *lines = [line for _, line in bad_record_lines(record)]
+    place, *lines = bad_record_lines(record)
     return place, lines
 
 

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from mdsmix.report.table import print_pairs, print_table
+from mdsmix.report.show import Pairs, shortened, show
 from mdsmix.table import Column, Table, as_json
 
 TABLE = Table(
@@ -25,7 +25,7 @@ TABLE = Table(
 
 def printed(width: int) -> list[str]:
     out = io.StringIO()
-    print_table(TABLE, Console(file=out, width=width, force_terminal=True, color_system=None))
+    show(TABLE, console=Console(file=out, width=width, force_terminal=True, color_system=None))
     return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
 
 
@@ -43,7 +43,7 @@ def test_programs_get_raw_values() -> None:
 
 
 def test_people_get_them_spelled() -> None:
-    head, _, first, second, *_, total = printed(100)
+    head, _, first, second, *_, total, _ = printed(100)
     assert head.split() == ["stream", "tokens", "share", "seconds"]
     assert first.split() == ["web[a]", "123,456,789,012", "25.0%", "1.3"]
     assert second.split() == ["chat", "?", "75.0%", "up", "to", "date"]
@@ -61,7 +61,7 @@ def test_a_narrow_terminal_folds_columns_and_never_a_number(width: int) -> None:
 
 def test_what_is_no_terminal_gets_whole_lines() -> None:
     out = io.StringIO()
-    print_table(TABLE, Console(file=out, width=20))
+    show(TABLE, console=Console(file=out, width=20))
     assert any(
         line.split() == ["web[a]", "123,456,789,012", "25.0%", "1.3"]
         for line in out.getvalue().splitlines()
@@ -71,9 +71,9 @@ def test_what_is_no_terminal_gets_whole_lines() -> None:
 def pairs(width: int, is_terminal: bool) -> list[str]:
     out = io.StringIO()
     value = "a/path/that/is/longer/than/the/terminal 123,456,789 and words [bold] :smile: \x1b[31m"
-    print_pairs(
-        [("what", value), ("more", "1")],
-        Console(file=out, width=width, force_terminal=is_terminal, color_system=None),
+    show(
+        Pairs([("what", value), ("more", "1")]),
+        console=Console(file=out, width=width, force_terminal=is_terminal, color_system=None),
     )
     return out.getvalue().splitlines()
 
@@ -91,10 +91,23 @@ def test_what_is_no_terminal_gets_whole_values() -> None:
     assert len(pairs(34, is_terminal=False)) == 2
 
 
+def test_a_long_text_keeps_its_ends() -> None:
+    runs = [("abc", "text"), ("defgh", "mark"), ("ij", "text")]
+    for most in range(2, 12, 2):
+        said = "".join(text for text, _ in shortened(runs, most))
+        if most >= 10:
+            assert said == "abcdefghij"
+        else:
+            assert (
+                said
+                == f"{'abcdefghij'[: most // 2]} ... {10 - most} characters ... {'abcdefghij'[10 - most // 2 :]}"
+            )
+
+
 def test_a_cell_steers_no_terminal_and_is_no_emoji() -> None:
     out = io.StringIO()
     table = Table(columns=(Column("stream", "text"),), rows=[("a\x1b[2J\nb :smile: [red]",)])
-    print_table(table, Console(file=out, width=80))
+    show(table, console=Console(file=out, width=80))
     assert "a\\x1b[2J\\nb :smile: [red]" in out.getvalue()
 
 
@@ -102,9 +115,9 @@ def test_wide_letters_take_two_places_and_a_terminal_without_a_rule_has_dashes()
     raw = io.BytesIO()
     table = Table(columns=(Column("n", "text"), Column("tokens")), rows=[("日", 7), ("ab", 12)])
     plain = io.TextIOWrapper(raw, "ascii", "replace")
-    print_table(table, Console(file=plain, width=80))
+    show(table, console=Console(file=plain, width=80))
     out = io.StringIO()
-    print_table(table, Console(file=out, width=80))
+    show(table, console=Console(file=out, width=80))
     wide = ["", "  n    tokens", " ─────────────", "  日        7", "  ab       12", ""]
     assert [line.rstrip() for line in out.getvalue().splitlines()] == wide
     assert b" ------" in raw.getvalue(), "what its encoding lacks"
