@@ -348,6 +348,25 @@ def test_what_is_missing_or_damaged_is_said_and_the_rest_is_there(tmp_path: Path
     assert answer.err.count("\n") == 1
 
 
+def test_a_lost_shard_is_told_as_the_check_tells_it(tmp_path: Path) -> None:
+    """Reading its samples fails too, and says less."""
+    streams = [publish(tmp_path / n, CONCAT, [TOKEN_ROW] * 5, card={}) for n in "ab"]
+    next((streams[0] / "train").glob("*.mds")).unlink()
+    folders = [stream / "train" for stream in streams]
+    page, answer = report(*folders, out=tmp_path / "r.html", code=4)
+    (finding,) = (
+        f
+        for f in json.loads(mdsmix("check", *folders, "--json").out)["findings"]
+        if f["id"] == "shard-missing"
+    )
+    told = f"{finding['message']} Fix: {finding['fix']}"
+    assert answer.err.strip() == f"error: {told}"
+    assert page.text.count(finding["message"]) == 2, (
+        "where the stream stands, and among the findings"
+    )
+    assert "no such file" not in page.text
+
+
 def test_a_recipe_of_which_nothing_is_converted_is_planned(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:

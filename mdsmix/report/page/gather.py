@@ -53,6 +53,8 @@ READ = 64 << 20
 STEPS, WINDOWS = 3, 12
 NOT_YET = "not published yet"
 "All that is said of such a stream of a recipe in its place: the page says once which these are."
+LOST = ("shard-missing", "shard-size")
+"Findings of the check that say why a stream's samples cannot be read."
 T = TypeVar("T")
 
 
@@ -133,8 +135,8 @@ def gather(targets: Sequence[str], asked: Asked, say: Callable[[str], None]) -> 
         ]
     once = {place.url: place for place in reversed(places)}.values()  # several loaders may read one
     page.streams = together(lambda place: _stream(asked, place), list(once)[::-1])
-    _tell_failed(page)
     _check(page)
+    _tell_failed(page)
     _plan(page)
     _preview(page, say)
     if page.failed and page.plan is None and not any(s.found or s.bad for s in page.streams):
@@ -143,10 +145,20 @@ def gather(targets: Sequence[str], asked: Asked, say: Callable[[str], None]) -> 
 
 
 def _tell_failed(page: Gathered) -> None:
-    """What failed of each stream. That some are not published is one cause and one sentence, the mix's."""
+    """What failed of each stream. That some are not published is one cause and one sentence, the mix's; of a lost shard the check
+    says more than who could not read it."""
+    lost = {s: f for f in page.findings if f.id in LOST for s in f.streams}
+    page.streams = [_as_checked(s, lost.get(s.place.name)) for s in page.streams]
     told = set(page.notes.values())
     every = [(s, e) for s in page.streams for e in s.failed if str(e) not in told]
     page.failed += [e for s, e in every if not (s.place.is_made and isinstance(e, NotPublished))]
+
+
+def _as_checked(stream: OneStream, lost: Finding | None) -> OneStream:
+    if lost is None or not stream.problem:
+        return stream
+    error = Unreachable(f"{lost.message} Fix: {lost.fix}")
+    return replace(stream, problem=str(error), failed=(error,))
 
 
 def _try(page: Gathered, part: str, do: Callable[[], T]) -> T | None:
