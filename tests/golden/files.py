@@ -1,0 +1,229 @@
+"""The made records as files of every format, and images of every format that needs no library to be written."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import shutil
+import struct
+import tarfile
+import zlib
+from base64 import b64encode
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+from tests.formats import write_mds
+from tests.golden import made
+from tests.golden.made import Draws, Record
+
+BAD_LINES = (
+    b'{"text": "cut',
+    b"[1]",
+    b'{"text": 5}',
+    b"\xff\xfe",
+    b'{"other": "field"}',
+    b"",
+    b" ",
+)
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "zst": zstandard.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+}
+JPEGS = Path(__file__).parent / "jpegs"
+
+
+def write_sources(folder: Path) -> None:
+    """All sources of all streams."""
+    folder.mkdir()
+    documents = list(made.documents("documents", 90))
+    lines(folder / "documents.jsonl", documents, bad=BAD_LINES)
+    lines(folder / "documents.ndjson", documents[:60])
+    for packing, pack in PACKED.items():
+        packed = pack((folder / "documents.jsonl").read_bytes())
+        (folder / f"documents.jsonl.{packing}").write_bytes(packed)
+    (folder / "documents.json").write_text(json.dumps(documents[:60], indent=1))
+    plain = [{"text": d["text"] or "empty", "id": d["id"]} for d in documents]
+    texts = [each["text"] for each in plain]
+    (folder / "lines.txt").write_text("\n".join(t.replace("\n", " ") for t in texts))
+    (folder / "paragraphs.txt.gz").write_bytes(gzip.compress("\n\n \n".join(texts).encode()))
+    (folder / "texts").mkdir()
+    for number in range(0, 90, 3):
+        (folder / "texts" / f"{number}.txt").write_text("\n".join(texts[number : number + 3]))
+    table(folder / "documents.csv", plain, ",")
+    table(folder / "headless.tsv.zst", plain, "\t", pack=zstandard.compress)
+    archive(folder / "documents.tar", [{"txt": each["text"].encode()} for each in plain])
+    archive(folder / "documents.tgz", [{"txt": each["text"].encode()} for each in plain], "w:gz")
+    columns(folder, "documents", plain)
+    write_mds(folder / "documents.mds", plain)
+
+    pairs = list(made.pairs("pairs", 100))
+    lines(folder / "pairs.jsonl", pairs, bad=BAD_LINES)
+    columns(folder, "pairs", [pair | {"id": str(pair["id"])} for pair in pairs])
+    chats = list(made.messages("messages", 90))
+    lines(folder / "messages.jsonl", chats, bad=(b'{"messages": "none"}', b"{}", b"null"))
+    table(folder / "messages.csv", chats, ",")
+    columns(folder, "messages", chats)
+    (folder / "messages.json.xz").write_bytes(lzma.compress(json.dumps(chats).encode()))
+    write_mds(folder / "messages.mds", chats)
+    lines(folder / "openai.jsonl", made.openai("openai", 90))
+    lines(folder / "sharegpt.jsonl", made.sharegpt("sharegpt", 90))
+    renamed = {"user": "asks", "assistant": "says", "from": "who", "value": "what"}
+    lines(folder / "tagged.jsonl", made.sharegpt("tagged", 60, **renamed))
+    lines(folder / "alpaca.jsonl", made.alpaca("alpaca", 90))
+    lines(folder / "rounds.jsonl", made.rounds("rounds", 90))
+    write_pictures(folder)
+
+
+def write_pictures(folder: Path) -> None:
+    """Records with images, in each way in which a record may hold them."""
+    images = folder / "images"
+    images.mkdir()
+    for jpeg in sorted(JPEGS.glob("*.jpg")):
+        shutil.copy(jpeg, images)
+    for number in range(6):
+        (images / f"{number}.png").write_bytes(png(20 + 9 * number, 40 - 5 * number, number))
+        (images / f"{number}.bmp").write_bytes(bmp(8 + number, 12 + 3 * number, number))
+    (images / "cut.png").write_bytes(png(30, 30, 9)[:400])
+    (images / "none.jpg").write_bytes(b"no image")
+    names = [*sorted(path.name for path in images.iterdir()), "missing.png"]
+    found = list(made.pictured("pictures", 70, names))
+    lines(
+        folder / "llava.jsonl",
+        (r | ({"image": n[0] if len(n) == 1 else n} if n else {}) for r, n in found),
+    )
+    lines(folder / "qwen_vl.jsonl", (_inside(*each) for each in found))
+    lines(folder / "parts.jsonl", (_parts(images, *each) for each in found))
+    whole = [
+        r | {"images": [{"bytes": (images / n).read_bytes(), "path": None} for n in of]}
+        for r, of in found
+        if "missing.png" not in of
+    ]
+    schema = pa.schema(
+        [
+            ("conversations", pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))),
+            ("images", pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))),
+        ]
+    )
+    pq.write_table(pa.Table.from_pylist(whole, schema), folder / "images.parquet", row_group_size=5)
+    one = [(r, n[0]) for r, n in found if len(n) == 1 and n[0] != "missing.png"]
+    archive(
+        folder / "images.tar",
+        (
+            {
+                "conversations": json.dumps(r["conversations"]).encode(),
+                n.rpartition(".")[2]: (images / n).read_bytes(),
+            }
+            for r, n in one
+        ),
+    )
+
+
+def _inside(record: Record, names: list[str]) -> Record:
+    said = [dict(message) for message in record["conversations"]]
+    for name in names:
+        said[0]["value"] = said[0]["value"].replace("<image>", f"<img>{name}</img>", 1)
+    return {"conversations": said}
+
+
+def _parts(images: Path, record: Record, names: list[str]) -> Record:
+    """Parts of OpenAI's messages: the first image by its path, the others as data."""
+    messages = list[Record]()
+    for message in record["conversations"]:
+        role = "user" if message["from"] == "human" else "assistant"
+        texts = message["value"].split("<image>\n")
+        parts: list[Any] = [{"type": "text", "text": texts[-1]}]
+        for number, name in enumerate(names[: len(texts) - 1]):
+            kept = images / name
+            url = f"images/{name}"
+            if number and kept.exists():
+                url = f"data:image/png;base64,{b64encode(kept.read_bytes()).decode()}"
+            parts.insert(number, {"type": "image_url", "image_url": {"url": url}})
+        messages.append({"role": role, "content": parts if len(parts) > 1 else texts[-1]})
+    return {"messages": messages}
+
+
+def lines(path: Path, records: Iterable[Record], bad: tuple[bytes, ...] = ()) -> None:
+    """JSON Lines, with lines that are bad among them."""
+    written = [json.dumps(record, ensure_ascii=False).encode() for record in records]
+    for number, line in enumerate(bad):
+        written.insert(5 + 9 * number, line)
+    path.write_bytes(b"\n".join(written) + b"\n")
+
+
+def table(
+    path: Path, records: list[Record], delimiter: str, pack: Callable[[bytes], bytes] = bytes
+) -> None:
+    """Cells that hold lists are JSON; a table that is packed has no header."""
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, delimiter=delimiter)
+    if pack is bytes:
+        writer.writerow(records[0])
+    for number, record in enumerate(records):
+        cells = [v if isinstance(v, str) else json.dumps(v) for v in record.values()]
+        writer.writerow(cells[:1] if len(cells) > 1 and number == 20 else cells)
+    path.write_bytes(pack(out.getvalue().encode()))
+
+
+def archive(path: Path, records: Iterable[dict[str, bytes]], mode: Any = "w") -> None:
+    with tarfile.open(path, mode) as out:
+        for number, record in enumerate(records):
+            for name, data in record.items():
+                info = tarfile.TarInfo(f"{number:05}.{name}")
+                info.size = len(data)
+                out.addfile(info, io.BytesIO(data))
+
+
+def columns(folder: Path, name: str, records: list[Record]) -> None:
+    """Parquet, Arrow as a file, as a stream and as `save_to_disk` leaves it: rows in groups of seven."""
+    made_of = pa.Table.from_pylist(records)
+    pq.write_table(made_of, folder / f"{name}.parquet", row_group_size=7, compression="NONE")
+    saved = folder / f"{name}.saved"
+    saved.mkdir()
+    files = [f"data-{number}.arrow" for number in (3, 0, 2, 1)]
+    for number, file in enumerate(files):
+        _arrow(saved / file, made_of.slice(25 * number, 25), pa.ipc.new_stream)
+    (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": f} for f in files]}))
+    _arrow(folder / f"{name}.feather", made_of, pa.ipc.new_file)
+
+
+def _arrow(path: Path, rows: pa.Table, new: Callable[..., Any]) -> None:
+    with path.open("wb") as out, new(out, rows.schema) as writer:
+        writer.write_table(rows, max_chunksize=7)
+
+
+def _pixels(width: int, height: int, seed: int) -> list[bytes]:
+    """Rows of RGB."""
+    draws = Draws(f"pixels {seed}")
+    tile = bytes(draws.below(256) for _ in range(48))
+    return [(tile[y % 16 :] + tile * (width // 8 + 1))[: 3 * width] for y in range(height)]
+
+
+def png(width: int, height: int, seed: int) -> bytes:
+    """With its pixels stored as they are, since releases of zlib compress differently."""
+    raw = b"".join(b"\0" + row for row in _pixels(width, height, seed))
+    stored = struct.pack("<BHH", 1, len(raw), len(raw) ^ 0xFFFF) + raw
+    body = b"\x78\x01" + stored + struct.pack(">I", zlib.adler32(raw))
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", body), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )
+
+
+def bmp(width: int, height: int, seed: int) -> bytes:
+    rows = [row + bytes(-len(row) % 4) for row in _pixels(width, height, seed)]
+    body = b"".join(rows)
+    head = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, len(body), 0, 0, 0, 0)
+    return b"BM" + struct.pack("<IHHI", 54 + len(body), 0, 0, 54) + head + body

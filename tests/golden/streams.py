@@ -1,0 +1,227 @@
+"""The recipes: between them every kind, shape, format, compression, loader and policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Tree = dict[str, Any]
+
+
+def documents(path: str, source: Tree | None = None, **settings: Any) -> Tree:
+    return {
+        "kind": "pretraining",
+        "source": {"path": path, "text": "text", **(source or {})},
+        **settings,
+    }
+
+
+def finetuning(path: str, source: Tree | str, **settings: Any) -> Tree:
+    """A stream of pairs or conversations; a `source` that is a word is the field that its shape is told by."""
+    named = {source: source} if isinstance(source, str) else source
+    return {"kind": "finetuning", "source": {"path": path, **named}, **settings}
+
+
+PAIR = {"prompt": "prompt", "response": "response"}
+ALPACA = {key: key for key in ("instruction", "input", "output", "history")}
+SHAREGPT = {"conversations": "conversations", "system": "system"}
+TOOLS = {"messages": "messages", "tools": "tools"}
+TAGS = {"role_tag": "who", "content_tag": "what", "user_tag": "asks", "assistant_tag": "says"}
+TEMPLATE = "# {meta.title}\n\n{text}"
+
+
+def pairs(path: str = "pairs.jsonl", **settings: Any) -> Tree:
+    return finetuning(path, PAIR, **settings)
+
+
+def chats(path: str = "messages.jsonl", **settings: Any) -> Tree:
+    return finetuning(path, "messages", **settings)
+
+
+def pictured(path: str = "llava.jsonl", source: Tree | str | None = None, **images: Any) -> Tree:
+    """Records with images; LLaVA's, where nothing else is said."""
+    return finetuning(
+        path,
+        source or {"shape": "llava"},
+        images={"root": "images", "token": "<|image|>", **images},
+    )
+
+
+CONVERSATIONS: dict[str, Tree] = {
+    "pairs": pairs(),
+    "messages": chats(),
+    "compact": chats(columns="compact"),
+    "merged": chats(consecutive_roles="merge"),
+    "openai": finetuning("openai.jsonl", TOOLS),
+    "openai-nulls": finetuning(
+        "openai.jsonl", {**TOOLS, "nulls": "drop"}, consecutive_roles="merge"
+    ),
+    "openai-untooled": finetuning("openai.jsonl", {"messages": "messages", "shape": "openai"}),
+    "sharegpt": finetuning("sharegpt.jsonl", {**SHAREGPT, "tools": "tools"}),
+    "tagged": finetuning("tagged.jsonl", {**SHAREGPT, "tags": TAGS}),
+    "alpaca": finetuning("alpaca.jsonl", ALPACA),
+    "alpaca-joined": finetuning("alpaca.jsonl", {**ALPACA, "joined_by": ""}),
+    "rounds": finetuning("rounds.jsonl", "conversation"),
+}
+"Each shape of finetuning, as it is under any loader that reads them."
+LONG: dict[str, Tree] = {
+    f"{name}-{policy}": stream | {"too_long": policy}
+    for name, stream in (("pairs", pairs()), ("messages", chats()))
+    for policy in ("filter", "first_turns")
+}
+FORMATS: dict[str, Tree] = {
+    **{
+        f"jsonl.{packing}": documents(f"documents.jsonl.{packing}")
+        for packing in ("gz", "zst", "bz2", "xz")
+    },
+    "ndjson": documents("documents.ndjson"),
+    "json": documents("documents.json"),
+    "csv": documents("documents.csv"),
+    "tsv.zst": documents("headless.tsv.zst", {"header": ["text", "id"]}),
+    "lines": documents("lines.txt", {"split_by": "line"}),
+    "paragraphs.gz": documents("paragraphs.txt.gz", {"split_by": "paragraph"}),
+    "files": documents("texts/*.txt", {"split_by": "file"}),
+    "tar": documents("documents.tar", {"text": "txt"}),
+    "tgz": documents("documents.tgz", {"text": "txt"}),
+    "parquet": documents("documents.parquet", layout="document"),
+    "feather": documents("documents.feather", layout="document"),
+    "saved": documents("documents.saved", layout="document"),
+    "mds": documents("documents.mds", layout="document"),
+    "pairs.parquet": pairs("pairs.parquet"),
+    "pairs.feather": pairs("pairs.feather"),
+    "messages.csv": chats("messages.csv"),
+    "messages.parquet": chats("messages.parquet"),
+    "messages.saved": chats("messages.saved"),
+    "messages.mds": chats("messages.mds"),
+    "messages.json.xz": chats("messages.json.xz"),
+}
+LAYOUTS: dict[str, Tree] = {
+    "concat": documents("documents.jsonl"),
+    "concat-bos": documents("documents.jsonl", add_bos=True, min_tokens=8, max_tokens=90),
+    "concat-plain": documents("documents.jsonl", add_eos=False),
+    "document": documents("documents.jsonl", layout="document"),
+    "document-bos": documents("documents.jsonl", layout="document", add_bos=True, min_tokens=8),
+}
+RECORDS: dict[str, Tree] = {
+    "where": documents(
+        "documents.jsonl", {"where": "lang == 'en' and (score > 0.3 or len(text) < 60)"}
+    ),
+    "template": documents("documents.jsonl", {"text": TEMPLATE, "where": "exists(meta.title)"}),
+    "path": documents("documents.jsonl", {"text": "meta.title", "id": "id"}, layout="document"),
+    "sample": documents("documents.jsonl", sample="40%"),
+    "dropped": documents("documents.jsonl", duplicates="drop"),
+    "held": documents("documents.jsonl", holdout="30%", duplicates="drop", sample=0.8),
+    "several": documents("documents.*json*", duplicates="drop"),
+}
+"Policies that say which records are in a stream."
+PACKED: dict[str, Tree] = {
+    "document": documents("documents.jsonl", layout="document", pack=True),
+    "document-bos": documents("documents.jsonl", layout="document", pack=True, add_bos=True),
+    "pairs": pairs(pack=True),
+    "pairs-filtered": pairs(pack=True, too_long="filter", duplicates="drop"),
+    "messages": chats(pack=True),
+    "messages-first": chats(pack=True, too_long="first_turns", consecutive_roles="merge"),
+    "sharegpt": finetuning("sharegpt.jsonl", {**SHAREGPT, "tools": "tools"}, pack=True),
+}
+PICTURES: dict[str, Tree] = {
+    "llava": pictured(),
+    "llava-few": pictured(max_images=1, max_pixels=2000, decode="header"),
+    "llava-long": pictured() | {"too_long": "first_turns"},
+    "resized": pictured(resize={"longest": 24}),
+    "reencoded": pictured(reencode={"format": "png"}),
+    "qwen_vl": pictured("qwen_vl.jsonl", {"shape": "qwen_vl"}),
+    "parts": pictured("parts.jsonl", "messages", root="."),
+    "parquet": pictured("images.parquet"),
+    "tar": pictured("images.tar", field=["png", "bmp", "jpg"]),
+}
+
+
+def _loader(name: str) -> Tree:
+    return {"train_loader": {"name": name}}
+
+
+def _of(streams: Mapping[str, Tree], *names: str) -> Mapping[str, Tree]:
+    return {name: streams[name] for name in names}
+
+
+def _all(**more: Any) -> Tree:
+    return {
+        "target_prompts": "all",
+        "target_responses": "all",
+        "special_tokens_in_text": "allow",
+    } | more
+
+
+SOME = {
+    "pairs": pairs(),
+    "messages": chats(),
+    "dropped": chats(duplicates="drop", too_long="first_turns"),
+    "compact": chats(columns="compact"),
+}
+FORGETS, DATED = {"style": "forgets"}, {"style": "dated"}
+RECIPES: dict[str, tuple[Tree, Mapping[str, Tree]]] = {
+    "text": ({"max_seq_len": 48, **_loader("text")}, {**LAYOUTS, **RECORDS}),
+    "finetuning": (
+        _loader("finetuning"),
+        {**_of(LAYOUTS, "concat", "concat-bos", "document"), **CONVERSATIONS, **LONG, **FORMATS},
+    ),
+    "mdsmix": (
+        _loader("mdsmix"),
+        {
+            **_of(LAYOUTS, "concat", "document"),
+            **SOME,
+            "pairs-held": pairs(sample="40%", holdout="20%"),
+        },
+    ),
+    "all": (
+        _all(template=FORGETS, **_loader("finetuning")),
+        {
+            "pairs": pairs(),
+            "concat": documents("documents.jsonl"),
+            "reject": chats(),
+            "each": chats(rewritten_history="each"),
+            "last": chats(rewritten_history="last"),
+            "each-first": chats(rewritten_history="each", too_long="first_turns"),
+            "openai": finetuning("openai.jsonl", TOOLS, rewritten_history="each"),
+        },
+    ),
+    "length": (
+        {
+            "target_prompts": "length>=12",
+            "target_responses": "all",
+            "special_tokens_in_text": "reject",
+            "compression": "zstd:3",
+            "template": DATED,
+            **_loader("mdsmix"),
+        },
+        {
+            "pairs": pairs(),
+            "messages": chats(date_string="1 May 2024"),
+            "messages-filtered": chats(date_string="2 May 2024", too_long="filter"),
+            "concat": documents("documents.jsonl"),
+        },
+    ),
+    "encoder": (
+        {"decoder_only_format": False, "compression": "zstd", **_loader("finetuning")},
+        {"pairs": pairs(), "messages": chats(), "compact": chats(columns="compact")},
+    ),
+    "packed": ({"max_seq_len": 320, **_loader("mdsmix")}, PACKED),
+    "packed-all": (
+        _all(max_seq_len=320, template=FORGETS, compression="zstd", **_loader("mdsmix")),
+        {
+            **_of(PACKED, "document", "pairs", "messages-first", "sharegpt"),
+            "messages": chats(pack=True, rewritten_history="each"),
+        },
+    ),
+    "images": (_loader("mdsmix"), PICTURES),
+    "images-all": (_all(**_loader("mdsmix")), {"llava": pictured(), "parts": PICTURES["parts"]}),
+    "wide": (
+        {"tokenizer": "wide", **_loader("finetuning")},
+        {**_of(LAYOUTS, "concat", "concat-plain", "document-bos"), **SOME},
+    ),
+    "wide-packed": (
+        {"tokenizer": "wide", "max_seq_len": 320, **_loader("mdsmix")},
+        _of(PACKED, "document-bos", "pairs", "messages"),
+    ),
+}
+"Name -> the settings of the recipe, and its streams. `template`: variables of the chat template."
