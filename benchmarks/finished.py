@@ -17,7 +17,7 @@ from mdsmix.convert.compaction import Compaction
 from mdsmix.convert.job import Job
 from mdsmix.convert.keys import window_key
 from mdsmix.convert.ledger import UnitRecord, read_record
-from mdsmix.convert.planning import Options, plan, planned_jobs
+from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.convert.publish import publish
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import Stored
@@ -34,8 +34,8 @@ SHARD = b"no sample: this stands for a shard"
 
 def finish_units(recipe: Path, like: Location) -> None:
     """Publishes the one stream of `recipe`. `like`: a published stream of one unit, whose record says what one is."""
-    ((job, files, _),) = planned_jobs(open_recipe(recipe), Options())
-    units, job = plan(job, files), replace(job, is_new=True)
+    (plan,) = plan_streams(open_recipe(recipe), Options())
+    units, job = plan.units, replace(plan.job, is_new=True)
     contents = [sources.content_of(unit) for unit in units]
     records = list(_records(job, contents, _record(like)))
     publish_tokenizer(job)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from mdsmix.convert.job import Job, make_job, on_day
-from mdsmix.convert.planning import plan
+from mdsmix.convert.planning import Options, StreamPlan
+from mdsmix.convert.standing import Standing
 from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
@@ -59,7 +60,9 @@ def test_chats_are_cut_into_smaller_units_than_text(tmp_path: Path, kind: str, u
     source = tmp_path / "a.jsonl"
     with source.open("wb") as file:
         file.truncate(96 << 20)  # a hole: no byte of it is read
-    assert len(plan(job_of(letters(tmp_path), kind), find([str(source)], tmp_path))) == units
+    found = find([str(source)], tmp_path)
+    plan = StreamPlan.of(job_of(letters(tmp_path), kind), found, Standing(), Options())
+    assert len(plan.units) == units
 
 
 def test_who_works_and_where_is_not_in_a_key(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from mdsmix.convert import needless, run, unit
 from mdsmix.convert.gc import delete_garbage, find_garbage
 from mdsmix.convert.job import Job
-from mdsmix.convert.planning import Options, planned_jobs
+from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.convert.tokenizer_folder import CARD, at_hand, publish_tokenizer
 from mdsmix.encode import processor
 from mdsmix.errors import RecipeError, Unreachable
@@ -40,7 +40,7 @@ WEEK = 7 * 86_400.0
 @pytest.fixture
 def cache(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the cache, to be taken away."""
-    planned_jobs(open_recipe(recipe), Options())
+    plan_streams(open_recipe(recipe), Options())
     shutil.copytree(Path(os.environ["MDSMIX_CACHE"]) / "tokenizers", tmp_path / "cache/tokenizers")
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
@@ -55,7 +55,7 @@ def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
 
 @pytest.fixture
 def job(recipe: Path) -> Job:
-    return planned_jobs(open_recipe(recipe), Options())[0][0]
+    return plan_streams(open_recipe(recipe), Options())[0].job
 
 
 def home(folder: Path) -> Path:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -62,13 +62,15 @@ class Wanted:
         return min(Fraction(1), step_above(float(self.share) * 1.02 * self.tokens / came))
 
 
-def sampled(recipe: Recipe, stream: StreamSpec, job: Job, files: Sequence[SourceFile]) -> Job:
-    """The job of a stream, with the sample that its share of the budget wants, where that is what it takes.
+def sampled(
+    recipe: Recipe, stream: StreamSpec, job: Job, files: Sequence[SourceFile]
+) -> tuple[Job, Wanted | None]:
+    """Sets the sample of a job so that the stream fills its share of the budget, where its recipe says so.
 
     Under a limit all of the first records are taken: of few of them a small share is none.
     """
     if stream.sample != BY_BUDGET or job.limit:
-        return job
+        return job, None
     source = estimate_source(job, files)
     if source is None:
         raise RecipeError(
@@ -78,14 +80,14 @@ def sampled(recipe: Recipe, stream: StreamSpec, job: Job, files: Sequence[Source
     wanted = _wanted(recipe, stream, source, job)
     share = None if wanted.share == 1 else str(wanted.share)
     job = replace(job, encoding=replace(job.encoding, sample=share))
-    return job if stream.held_out_of else replace(job, wanted=wanted)
+    return job, None if stream.held_out_of else wanted
 
 
-def refuse_empty(jobs: Sequence[Job]) -> None:
+def refuse_empty(wanted: Mapping[str, Wanted | None]) -> None:
     """RecipeError where a stream's share of the budget is less than a sample of it, so that most likely nothing would come out: a run
-    would publish the others first."""
-    wanted = {job.name: job.wanted for job in jobs if job.wanted and job.wanted.share < 1}
-    few = {name: of for name, of in wanted.items() if of.least > read_budget(of.budget).amount}
+    would publish the others first. `wanted`: by the stream's name."""
+    sampled = {name: of for name, of in wanted.items() if of and of.share < 1}
+    few = {name: of for name, of in sampled.items() if of.least > read_budget(of.budget).amount}
     if few:
         told = listed([f"{name} {plural(of.tokens, 'token')}" for name, of in few.items()])
         raise RecipeError(

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.outcome import Watcher
-from mdsmix.convert.planning import Options, Planned
+from mdsmix.convert.planning import Options, StreamPlan
 from mdsmix.encode.counting import BYTES, processes, shared
 from mdsmix.encode.processor import Counter
 from mdsmix.engines.base import Engine
@@ -25,11 +25,11 @@ UNTOLD = (
 
 
 def engine_of(
-    recipe: Recipe, planned: Sequence[Planned], options: Options, watcher: Watcher
+    recipe: Recipe, plans: Sequence[StreamPlan], options: Options, watcher: Watcher
 ) -> Engine:
     address = address_of(options.engine)
     if address is None:
-        return local_engine(planned, options, watcher)
+        return local_engine(plans, options, watcher)
     from mdsmix.engines.ray_engine import RayEngine, RaySettings
 
     return RayEngine(
@@ -38,43 +38,43 @@ def engine_of(
             workers=options.workers,
             memory=options.memory,
             set_aside=options.quarantine_crashes,
-            local=() if recipe.shared else _local_places(planned),
-            meeting=planned[0][0].folder / FOLDER,
+            local=() if recipe.shared else _local_places(plans),
+            meeting=plans[0].job.folder / FOLDER,
         )
     )
 
 
-def _local_places(planned: Sequence[Planned]) -> list[str]:
+def _local_places(plans: Sequence[StreamPlan]) -> list[str]:
     """Folders that tasks read and write, those of this machine."""
-    found = {job.root.url: job.root.is_s3 for job, _, _ in planned}
-    for job, files, _ in planned:
-        found |= {file.location.parent.url: file.location.is_s3 for file in files}
-        if root := job.images_root:
+    found = {plan.job.root.url: plan.job.root.is_s3 for plan in plans}
+    for plan in plans:
+        found |= {file.location.parent.url: file.location.is_s3 for file in plan.files}
+        if root := plan.job.images_root:
             found[root.url] = root.is_s3
     return [url for url, is_s3 in found.items() if not is_s3]
 
 
-def local_engine(planned: Sequence[Planned], options: Options, watcher: Watcher) -> LocalEngine:
+def local_engine(plans: Sequence[StreamPlan], options: Options, watcher: Watcher) -> LocalEngine:
     """A process per processor; one more with a store, so that one loads or uploads while the others tokenize."""
     if not is_told():
         watcher.say(UNTOLD)
     with_store = any(
-        job.folder.is_s3 or any(file.location.is_s3 for file in files) for job, files, _ in planned
+        plan.job.folder.is_s3 or any(file.location.is_s3 for file in plan.files) for plan in plans
     )
     return LocalEngine(
         PoolSettings(
             workers=options.workers or cpu_count() + with_store,
             memory=options.memory or default_cap(),
-            aside=BYTES if any(_starts_counting(job) for job, _, _ in planned) else 0,
+            aside=BYTES if any(_starts_counting(plan.job) for plan in plans) else 0,
             beside=processes,
             set_aside=options.quarantine_crashes,
         )
     )
 
 
-def counting(planned: Sequence[Planned]) -> AbstractContextManager[None]:
+def counting(plans: Sequence[StreamPlan]) -> AbstractContextManager[None]:
     """The workers of streams of images ask one process how many tokens these become."""
-    return shared() if any(job.processor for job, _, _ in planned) else nullcontext()
+    return shared() if any(plan.job.processor for plan in plans) else nullcontext()
 
 
 def _starts_counting(job: Job) -> bool:

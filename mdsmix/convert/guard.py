@@ -56,18 +56,17 @@ def refuse_quarantine(
 
 
 def refuse_replacing(
-    jobs: Sequence[tuple[Job, list[SourceFile]]], standings: Sequence[Standing], reencode: bool
+    streams: Sequence[tuple[Job, Manifest | None, list[SourceFile]]], reencode: bool
 ) -> None:
     """RecipeError that names every stream which would be replaced by another one, not by its new version.
 
     What `--limit` publishes is made to be thrown away.
     """
     sentences = []
-    for (job, files), standing in zip(jobs, standings, strict=True):
+    for job, old, files in streams:
         stream = job.folder.parent
         refuse_links(stream.parent, stream.name, job.folder.name)
-        old = None if job.limit else published_manifest(job, standing, reencode)
-        if old and not reencode and (sentence := _why_not(job, old, files)):
+        if old and not job.limit and not reencode and (sentence := _why_not(job, old, files)):
             sentences.append(sentence)
     if sentences:
         raise RecipeError(" ".join(sentences))
@@ -195,9 +194,9 @@ def _hash(file: SourceFile, fields: tuple[str, ...]) -> str:
     return sources.file_hash(digest for content in found for digest in content.files)
 
 
-def why_whole(job: Job, old: Manifest | None) -> str | None:
+def why_whole(job: Job, old: Manifest | None, wanted: object) -> str | None:
     """A sentence where the published stream is a sample, and nothing says so now: most likely --budget was left out."""
-    if old is None or old.encoding.sample is None or job.encoding.sample or job.wanted or job.limit:
+    if old is None or old.encoding.sample is None or job.encoding.sample or wanted or job.limit:
         return None
     return (
         f"{job.name}: published is a sample of {percent(old.encoding.sample)} of its source, and this run takes all of it: sample, or --budget, "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import orjson
 import xxhash
@@ -21,9 +20,6 @@ from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.mds import Layout
 from mdsmix.shards.published import version_folder, versions
 from mdsmix.storage import Location, locate
-
-if TYPE_CHECKING:
-    from mdsmix.convert.budget import Wanted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +41,6 @@ class Job:
     "Of a stream of images whose recipe names one; its hash is in the encoding."
     limit: int | None = None
     "Only the first records are read: a first look."
-    wanted: Wanted | None = None
-    "For its share of a budget, where a sample is taken for it."
-    expected_mean: float | None = None
-    "Tokens that a record is said to hold on average; what is found is held against it."
     unequal: str = ""
     "The fast backend that this machine has found to differ from the reference; a worker on another machine has not."
     is_versioned: bool = False
@@ -162,7 +154,6 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
         max_bad=recipe.max_bad_share,
         images=(stream.images and stream.images.root) or "",
         limit=limit,
-        expected_mean=stream.expected_mean_tokens,
         is_versioned=recipe.publish == "versioned" and not limit,
     )
 

@@ -1,4 +1,4 @@
-"""Plans a run: the streams of a recipe, what is published at their targets, and whether that is up to date.
+"""Plans a run: what is to be done for each stream of a recipe, and whether what is published is up to date.
 
 Nothing is written here. Sources are found and stat-ed, not read.
 """
@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 from mdsmix import sources
-from mdsmix.convert.budget import refuse_empty, sampled
+from mdsmix.convert.budget import Wanted, refuse_empty, sampled
 from mdsmix.convert.dropping import known_dropped
-from mdsmix.convert.guard import refuse_quarantine, refuse_replacing
+from mdsmix.convert.guard import published_manifest, refuse_quarantine, refuse_replacing
 from mdsmix.convert.images import confirmed
-from mdsmix.convert.job import Job, make_job
+from mdsmix.convert.job import Job, make_job, on_day
 from mdsmix.convert.keys import window_keys
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.publish import is_published
@@ -22,6 +24,7 @@ from mdsmix.convert.quarantine import bad_name, stale_files
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.source_notes import learn_objects
 from mdsmix.convert.standing import Standing, standing_of
+from mdsmix.encode.backends import known_unequal
 from mdsmix.encode.processor import open_processor
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import RecipeError
@@ -57,14 +60,92 @@ class Options:
     again: bool = False
     "Go through the units of a published stream too: a repair has deleted some of their shards."
 
+    @property
+    def looks_through(self) -> bool:
+        """Whether the units of a stream that is published are gone through too."""
+        return self.again or self.verify_target
 
-Planned = tuple[Job, list[sources.SourceFile], Standing]
-"A stream's job, the files of its source, and what stands at its target."
+
+@dataclass(frozen=True, kw_only=True)
+class StreamPlan:
+    """What is to be done for a stream: built once, for a run, a part, a dry run and a repair. No worker needs more of it than the job."""
+
+    job: Job
+    "With the day that the published stream has."
+    files: list[sources.SourceFile]
+    "Of its source."
+    standing: Standing
+    "What lies at its target."
+    old: Manifest | None
+    "Of the stream that is published, where a run can go on from it."
+    options: Options
+    wanted: Wanted | None = None
+    "Its share of a budget, where a sample is taken for it."
+    expected_mean: float | None = None
+    "Tokens that a record is said to hold on average; what comes is held against it."
+
+    @staticmethod
+    def of(
+        job: Job, files: list[sources.SourceFile], standing: Standing, options: Options, **more: Any
+    ) -> StreamPlan:
+        old = published_manifest(job, standing, options.reencode)
+        job = on_day(job, old.encoding.date_string if old else None)
+        unequal = known_unequal(job.tokenizer)
+        job = replace(job, unequal=unequal.label if unequal else "")
+        return StreamPlan(job=job, files=files, standing=standing, old=old, options=options, **more)
+
+    def looked_at_again(self) -> StreamPlan:
+        """The plan by what lies at the target now: of a stream whose turn comes after others."""
+        more = {"wanted": self.wanted, "expected_mean": self.expected_mean}
+        return StreamPlan.of(self.job, self.files, standing_of(self.job), self.options, **more)
+
+    @property
+    def bytes_to_read(self) -> int:
+        """Where duplicates are dropped, sources are read twice."""
+        return sources.size_of(self.files) * (2 if self.job.drops else 1)
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        return sources.plan(
+            self.files,
+            window_bytes=self.job.kind.window_bytes,
+            fields=self.job.fields_read,
+            parsed=self.job.fields_parsed,
+            line_bytes=self.job.kind.line_bytes,
+            blobs=self.job.fields_of_bytes,
+        )
+
+    @cached_property
+    def cache(self) -> SourceHashCache:
+        """What is known of the sources, here and beside the stream; nothing where they are to be read again."""
+        if self.options.verify_source:
+            return SourceHashCache.at(self.job.target)
+        cache = SourceHashCache.of(self.job.target)
+        if FOLDER in self.standing.folders:
+            learn_objects(self.job, self.units, cache)
+        return confirmed(self.job, cache)
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Whether each unit's content is known by its stamp, and just these parts and bad records are published."""
+        known = [content for unit in self.units if (content := self.cache.content(unit))]
+        if self.old is None or not known or len(known) < len(self.units):
+            return False
+        dropped = known_dropped(self.job, known, self.cache)
+        if dropped is None:
+            return False
+        each = zip(known, dropped, strict=True)
+        keys = [key for content, gone in each for key in window_keys(self.job, content, gone)]
+        if not is_published(self.job, self.old, self.standing, keys):
+            return False
+        windows = [window for content in known for window in content.windows]
+        names = set(map(bad_name, keys, windows))
+        return not stale_files(self.standing.quarantined, names)
 
 
-def planned_jobs(
+def plan_streams(
     recipe: Recipe, options: Options, say: Callable[[str], None] | None = None
-) -> list[Planned]:
+) -> list[StreamPlan]:
     """The chosen streams, in the order of the recipe; RecipeError where one of them may not be published so."""
     streams = [(s, s.source) for s in _chosen(recipe, options.only) if s.source]
     tokenizer = open_tokenizer(recipe.tokenizer, say)
@@ -80,14 +161,21 @@ def planned_jobs(
     for job, _ in jobs:
         _refuse_lost_root(job)
     refuse_quarantine(jobs, {locate(recipe.published(stream)) for stream in recipe.sourced})
-    jobs = [
-        (sampled(recipe, stream, job, files), files)
-        for (stream, _), (job, files) in zip(streams, jobs, strict=True)
+    found = [
+        sampled(recipe, stream, *each) for (stream, _), each in zip(streams, jobs, strict=True)
     ]
-    refuse_empty([job for job, _ in jobs])
-    standings = together(standing_of, [job for job, _ in jobs])
-    refuse_replacing(jobs, standings, options.reencode)
-    return [(*planned, standing) for planned, standing in zip(jobs, standings, strict=True)]
+    refuse_empty({job.name: wanted for job, wanted in found})
+    standings = together(standing_of, [job for job, _ in found])
+    plans = [
+        StreamPlan.of(
+            job, files, standing, options, wanted=wanted, expected_mean=stream.expected_mean_tokens
+        )
+        for (stream, _), (_, files), (job, wanted), standing in zip(
+            streams, jobs, found, standings, strict=True
+        )
+    ]
+    refuse_replacing([(plan.job, plan.old, plan.files) for plan in plans], options.reencode)
+    return plans
 
 
 def _refuse_lost_root(job: Job) -> None:
@@ -111,46 +199,3 @@ def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
         raise RecipeError("no stream of the recipe has a source, so there is nothing to convert.")
     wanted = set(only or names)
     return [s for s in recipe.sourced if wanted & {s.name, s.held_out_of}]
-
-
-def plan(job: Job, files: list[sources.SourceFile]) -> list[Unit]:
-    """The work units of the stream."""
-    return sources.plan(
-        files,
-        window_bytes=job.kind.window_bytes,
-        fields=job.fields_read,
-        parsed=job.fields_parsed,
-        line_bytes=job.kind.line_bytes,
-        blobs=job.fields_of_bytes,
-    )
-
-
-def source_hashes(
-    job: Job, options: Options, units: Sequence[Unit], standing: Standing
-) -> SourceHashCache:
-    """What is known of the sources, here and beside the stream; nothing where they are to be read again."""
-    if options.verify_source:
-        return SourceHashCache.at(job.target)
-    cache = SourceHashCache.of(job.target)
-    if FOLDER in standing.folders:
-        learn_objects(job, units, cache)
-    return confirmed(job, cache)
-
-
-def is_up_to_date(
-    job: Job, old: Manifest, standing: Standing, units: Sequence[Unit], cache: SourceHashCache
-) -> bool:
-    """Whether each unit's content is known by its stamp, and just these parts and bad records are published."""
-    known = [content for unit in units if (content := cache.content(unit))]
-    if not known or len(known) < len(units):
-        return False
-    dropped = known_dropped(job, known, cache)
-    if dropped is None:
-        return False
-    each = zip(known, dropped, strict=True)
-    keys = [key for content, gone in each for key in window_keys(job, content, gone)]
-    if not is_published(job, old, standing, keys):
-        return False
-    windows = [window for content in known for window in content.windows]
-    names = set(map(bad_name, keys, windows))
-    return not stale_files(standing.quarantined, names)

@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 from mdsmix import sources
 from mdsmix.convert.budget import said_of_mean
 from mdsmix.convert.dropping import known_dropped
-from mdsmix.convert.guard import published_manifest, source_entries, told_of_lost, why_rebuilt
+from mdsmix.convert.guard import source_entries, told_of_lost, why_rebuilt
 from mdsmix.convert.images import whole_content
-from mdsmix.convert.job import Job, on_day, with_versions
+from mdsmix.convert.job import Job, with_versions
 from mdsmix.convert.keys import Dropped, window_keys
 from mdsmix.convert.parts import learn
-from mdsmix.convert.planning import Options, plan, planned_jobs, source_hashes
+from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.publish import is_published
 from mdsmix.convert.put import is_put
 from mdsmix.convert.results import recorded
@@ -30,21 +30,16 @@ from mdsmix.words import listed
 
 def preview(recipe: Recipe, options: Options) -> Iterator[str]:
     """A sentence or more per stream."""
-    for job, files, standing in planned_jobs(recipe, options):
-        yield from _preview_stream(job, files, standing, options)
+    for plan in plan_streams(recipe, options):
+        yield from _preview_stream(plan)
 
 
-def _preview_stream(
-    job: Job, files: list[sources.SourceFile], standing: Standing, options: Options
-) -> Iterator[str]:
+def _preview_stream(plan: StreamPlan) -> Iterator[str]:
+    job, old, standing, units, cache = plan.job, plan.old, plan.standing, plan.units, plan.cache
     if job.limit:  # which units hold them only reading tells
         yield f"{job.name}: the first {job.limit} records would be converted, where that is not done, into {job.target}"
         return
-    old = published_manifest(job, standing, options.reencode)
-    job = on_day(job, old.encoding.date_string if old else None)
-    units = plan(job, files)
-    cache = source_hashes(job, options, units, standing)
-    if options.is_finish:
+    if plan.options.is_finish:
         yield f"{job.name}: {learn(job, cache, units)}"
     known = {unit: cache.content(unit) for unit in units}
     contents = {unit: content or whole_content(job, unit) for unit, content in known.items()}
@@ -53,10 +48,10 @@ def _preview_stream(
     losses = dict(zip(contents, dropped or [{}] * len(units), strict=True))
     todo = _undone(job, old if is_known else None, standing, contents, losses)
     yield f"{job.name}: {len(todo)} of {len(units)} work units would be converted, into {job.target}"
-    if job.wanted:
-        yield f"  {job.wanted.said}"
-        mean = job.wanted.source.tokens / job.wanted.source.records
-        if far := said_of_mean(mean, job.expected_mean):
+    if plan.wanted:
+        yield f"  {plan.wanted.said}"
+        mean = plan.wanted.source.tokens / plan.wanted.source.records
+        if far := said_of_mean(mean, plan.expected_mean):
             yield f"  a record that was looked at holds {mean:,.1f} tokens on average, {far}"
     if dropped is None:
         yield (
@@ -72,7 +67,7 @@ def _preview_stream(
     yield from (f"  {reason}" for reason in reasons)
     try:
         if lost := told_of_lost(
-            job, old, source_entries(contents, contents.values()), options.reencode
+            job, old, source_entries(contents, contents.values()), plan.options.reencode
         ):
             yield f"  {lost}"
     except RecipeError as refusal:

@@ -14,10 +14,10 @@ from itertools import accumulate, pairwise
 
 from mdsmix.convert.damage import stored_hash
 from mdsmix.convert.guard import published_manifest
-from mdsmix.convert.job import Job, on_day
+from mdsmix.convert.job import Job
 from mdsmix.convert.outcome import Watcher
 from mdsmix.convert.packs import drop_records
-from mdsmix.convert.planning import Options, planned_jobs
+from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.run import convert
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.recipe import Recipe
@@ -61,11 +61,10 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
         if not report.faults:
             return Repaired(stream=str(folder), faults=(), shards=(), units=0, of=0)
         recipe = _sampled_as_published(recipe, options.only[0], split)
-        ((job, files, standing),) = planned_jobs(recipe, options)
+        (plan,) = plan_streams(recipe, options)
         faults = report.faults
         bad = {fault.file for fault in faults}
-        manifest = published_manifest(job, standing, reencode=False)
-        manifest = _refuse_others(job, files, manifest, folder, bad)
+        manifest = _refuse_others(plan, folder, bad)
         if any(fault.file == index_file.BASENAME for fault in faults):
             # Only the right index tells which shards there are to be; the unit records hold it.
             list(convert(recipe, options, watcher))
@@ -120,21 +119,16 @@ def _refuse_older(folder: Location, split: Location) -> None:
         )
 
 
-def _refuse_others(
-    job: Job,
-    files: Sequence[SourceFile],
-    manifest: Manifest | None,
-    folder: Location,
-    bad: Collection[str],
-) -> Manifest:
+def _refuse_others(plan: StreamPlan, folder: Location, bad: Collection[str]) -> Manifest:
     """The manifest; RecipeError where the recipe would now make another stream."""
+    job, files = plan.job, plan.files
+    manifest = published_manifest(job, plan.standing, reencode=False)
     if manifest is None:
         raise RecipeError(
             f"{job.target} has no manifest, so nothing tells what it is to be; run mdsmix convert with --reencode."
         )
     if job.place(manifest.index_hash) != folder:
         raise _another(job, f"publish in the recipe would not publish it at {folder} again")
-    job = on_day(job, manifest.encoding.date_string)
     is_same = job.encoding == manifest.encoding and job.tokenizer.hash == manifest.tokenizer.hash
     if not is_same:
         raise _another(job, "the recipe or its tokenizer was changed since")

@@ -11,13 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
-from mdsmix import sources
 from mdsmix.convert.compaction import Compaction
 from mdsmix.convert.damage import delete_damaged
 from mdsmix.convert.doing import do_units, publish_bad
 from mdsmix.convert.engine import counting, engine_of
 from mdsmix.convert.guard import (
-    published_manifest,
     source_entries,
     told_of_lost,
     why_rebuilt,
@@ -25,22 +23,15 @@ from mdsmix.convert.guard import (
 )
 from mdsmix.convert.hashes import duplicates_among
 from mdsmix.convert.images import forget_stamps
-from mdsmix.convert.job import Job, on_day, with_versions
+from mdsmix.convert.job import Job, with_versions
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.parts import Part, PartOutcome, do_part, forget, learn
-from mdsmix.convert.planning import (
-    Options,
-    is_up_to_date,
-    plan,
-    planned_jobs,
-    source_hashes,
-)
+from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.processor_folder import publish_processor
 from mdsmix.convert.publish import publish
 from mdsmix.convert.quarantine import delete_stale_files
 from mdsmix.convert.results import UnitResult
 from mdsmix.convert.source_notes import note_objects
-from mdsmix.convert.standing import Standing, standing_of
 from mdsmix.convert.stored import listing
 from mdsmix.convert.tokenizer_folder import publish_tokenizer
 from mdsmix.convert.verdict import refuse_too_many_bad
@@ -54,7 +45,6 @@ from mdsmix.shards.beside import SourceEntry
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.shards.manifest import Manifest
-from mdsmix.sources import Unit
 
 LOOK_AGAIN_SECONDS = 3600
 """A run that takes longer than this checks before each publication that the tokenizer is still there, because `gc` deletes one
@@ -66,7 +56,6 @@ class _Run:
     """What the streams of a run share."""
 
     began: float
-    options: Options
     engine: Engine
     watcher: Watcher
 
@@ -81,29 +70,27 @@ def convert(
     None: processes of this machine, as many as the options say. One that is given is left open.
     """
     address_of(options.engine)  # refused before sources are looked for
-    planned, is_fresh = planned_jobs(recipe, options, watcher.on_step), True
-    _publish_beside([job for job, _, _ in planned])
-    failed, done = list[MdsmixError](), list[str]()
+    plans = plan_streams(recipe, options, watcher.on_step)
+    _publish_beside([plan.job for plan in plans])
+    failed, done, is_fresh = list[MdsmixError](), list[str](), True
     with ExitStack() as ends:
-        ends.enter_context(counting(planned))
+        ends.enter_context(counting(plans))
         if engine is None:
-            engine = ends.enter_context(closing(engine_of(recipe, planned, options, watcher)))
-        run = _Run(began=time.monotonic(), options=options, engine=engine, watcher=watcher)
-        watcher.expect({job.name: _bytes_to_read(job, files) for job, files, _ in planned})
-        for job, files, standing in planned:
+            engine = ends.enter_context(closing(engine_of(recipe, plans, options, watcher)))
+        run = _Run(began=time.monotonic(), engine=engine, watcher=watcher)
+        watcher.expect({plan.job.name: plan.bytes_to_read for plan in plans})
+        for plan in plans:
             try:
-                outcome = _convert_stream(
-                    job, files, standing if is_fresh else standing_of(job), run
-                )
+                outcome = _convert_stream(plan if is_fresh else plan.looked_at_again(), run)
             except MdsmixError as error:
                 failed.append(error)
                 is_fresh = False
                 continue
             is_fresh = is_fresh and not outcome.units  # else time has gone by
-            done.append(job.target)
+            done.append(plan.job.target)
             yield outcome
     if failed:
-        if done and any(job.wanted for job, _, _ in planned):
+        if done and any(plan.wanted for plan in plans):
             watcher.say(f"of what the budget wants these are published: {', '.join(done)}")
         raise all_of(failed)
 
@@ -119,105 +106,78 @@ def convert_part(
     recipe: Recipe, options: Options, watcher: Watcher, part: Part
 ) -> Iterator[PartOutcome]:
     """Does the work units of one part of each chosen stream; nothing is published."""
-    planned = planned_jobs(recipe, options, watcher.on_step)
-    _publish_beside([job for job, _, _ in planned])
-    watcher.expect({job.name: _bytes_to_read(job, files) // part.of for job, files, _ in planned})
-    failed: list[MdsmixError] = []
-    with counting(planned), closing(engine_of(recipe, planned, options, watcher)) as engine:
-        run = _Run(began=time.monotonic(), options=options, engine=engine, watcher=watcher)
-        for job, files, standing in planned:
+    plans, failed = plan_streams(recipe, options, watcher.on_step), list[MdsmixError]()
+    _publish_beside([plan.job for plan in plans])
+    sizes = {plan.job.name: plan.bytes_to_read // part.of for plan in plans}
+    watcher.expect(sizes)
+    with counting(plans), closing(engine_of(recipe, plans, options, watcher)) as engine:
+        run = _Run(began=time.monotonic(), engine=engine, watcher=watcher)
+        for plan in plans:
             try:
-                size = _bytes_to_read(job, files) // part.of
-                yield do_part(_part_work(job, files, standing, run), part, size)
+                if why := why_rebuilt(plan.job, plan.standing):
+                    watcher.say(why)
+                yield do_part(_work(plan, run), part, sizes[plan.job.name])
             except MdsmixError as error:
                 failed.append(error)
     if failed:
         raise all_of(failed)
 
 
-def _part_work(job: Job, files: list[sources.SourceFile], standing: Standing, run: _Run) -> Work:
-    units = plan(job, files)
-    cache = source_hashes(job, run.options, units, standing)
-    job, old = _as_published(job, standing, run.options)
-    if why := why_rebuilt(job, standing):
-        run.watcher.say(why)
-    job = _beside(job, old, standing, run.engine)
-    return Work(job=job, units=units, cache=cache, engine=run.engine, watcher=run.watcher)
-
-
-def _beside(job: Job, old: Manifest | None, standing: Standing, engine: Engine) -> Job:
-    """The job with what lies at its target already, which new workers are to know too."""
-    if standing.is_empty:
-        return replace(job, is_new=True)
-    engine.refresh()
-    return with_versions(job, old)
-
-
-def _as_published(job: Job, standing: Standing, options: Options) -> tuple[Job, Manifest | None]:
-    """The job with what it keeps of the stream that is published, and that stream's manifest."""
-    old = published_manifest(job, standing, options.reencode)
-    unequal = known_unequal(job.tokenizer)
-    job = on_day(job, old.encoding.date_string if old else None)
-    return replace(job, unequal=unequal.label if unequal else ""), old
-
-
-def _convert_stream(
-    job: Job, files: list[sources.SourceFile], standing: Standing, run: _Run
-) -> Outcome:
-    began, options, watcher = time.monotonic(), run.options, run.watcher
-    units = plan(job, files)
-    cache = source_hashes(job, options, units, standing)
-    job, old = _as_published(job, standing, options)
-    if options.is_finish:
-        watcher.on_step(f"{job.name}: {learn(job, cache, units)}")
-    again = options.again or options.verify_target
-    if old and not again and is_up_to_date(job, old, standing, units, cache):
+def _convert_stream(plan: StreamPlan, run: _Run) -> Outcome:
+    """Plan, work, publish. A stream that is up to date costs a look."""
+    began, job, old, watcher = time.monotonic(), plan.job, plan.old, run.watcher
+    if plan.options.is_finish:
+        watcher.on_step(f"{job.name}: {learn(job, plan.cache, plan.units)}")
+    if old and not plan.options.looks_through and plan.is_up_to_date:
         refuse_too_many_bad(job, old.records)
-        return _outcome(job, old, standing.index, [], began)
-    for why in filter(None, (why_rebuilt(job, standing), why_whole(job, old))):
+        return _outcome(plan, job, old, plan.standing.index, [], began)
+    for why in filter(None, (why_rebuilt(job, plan.standing), why_whole(job, old, plan.wanted))):
         watcher.say(why)
-    said = ""
+    looked = ""
     with lease(job.folder, watcher.say) as held:
-        job = _beside(job, old, standing, run.engine)
-        if options.verify_target:
-            said = delete_damaged(job, held, watcher.say)
-        watcher.begin(job.name, _bytes_to_read(job, files))
-        work = Work(job=job, units=units, cache=cache, engine=run.engine, watcher=watcher)
-        with listing(job) as stored:
+        work = _work(plan, run)
+        if plan.options.verify_target:
+            looked = delete_damaged(work.job, held, watcher.say)
+        watcher.begin(job.name, plan.bytes_to_read)
+        with listing(work.job) as stored:
             job, results, notes = do_units(work)
             if time.monotonic() - run.began > LOOK_AGAIN_SECONDS:
                 _publish_beside([job])
-            entries = source_entries(units, [result.content for result in results])
-            lost = told_of_lost(job, old, entries, options.reencode)
+            entries = source_entries(plan.units, [result.content for result in results])
+            lost = told_of_lost(job, old, entries, plan.options.reencode)
             compaction = Compaction(job, stored, [r for result in results for r in result.records])
-            manifest, index = _publish(job, units, results, entries, standing, held, compaction)
+            manifest, index = _publish(plan, job, results, entries, held, compaction)
             compaction.finish(held)
-        if options.is_finish:
+        if plan.options.is_finish:
             forget(job, held)
         if not job.limit:
-            cache.save(units, contents := [result.content for result in results])
-            note_objects(job, units, contents)
+            plan.cache.save(plan.units, contents := [result.content for result in results])
+            note_objects(job, plan.units, contents)
             forget_stamps(job, contents)
-    notes = (*filter(None, [lost, said]), *notes, *run.engine.warnings())
-    return _outcome(job, manifest, index, results, began, notes, run.engine.peak)
+    notes = (*filter(None, [lost, looked]), *notes, *run.engine.warnings())
+    return _outcome(plan, job, manifest, index, results, began, notes, run.engine.peak)
 
 
-def _bytes_to_read(job: Job, files: list[sources.SourceFile]) -> int:
-    """Where duplicates are dropped, sources are read twice."""
-    return sources.size_of(files) * (2 if job.drops else 1)
+def _work(plan: StreamPlan, run: _Run) -> Work:
+    """The stream's units, with what lies at its target already, which new workers are to know too."""
+    if plan.standing.is_empty:
+        job = replace(plan.job, is_new=True)
+    else:
+        run.engine.refresh()
+        job = with_versions(plan.job, plan.old)
+    return Work(job=job, units=plan.units, cache=plan.cache, engine=run.engine, watcher=run.watcher)
 
 
 def _publish(
+    plan: StreamPlan,
     job: Job,
-    units: list[Unit],
     results: list[UnitResult],
     entries: list[SourceEntry],
-    standing: Standing,
     held: Lease,
     compaction: Compaction,
 ) -> tuple[Manifest, Index]:
     """Bad records first, then the index; bad records of units that are gone are deleted last."""
-    quarantined = publish_bad(job, units, results)
+    standing, quarantined = plan.standing, publish_bad(job, plan.units, results)
     records = [record for result in results for record in result.records]
     noticed = None if job.drops else duplicates_among(job, records, compaction.fingerprints.note)
     if standing.quarantined and not (standing.manifest or standing.damage):
@@ -229,6 +189,7 @@ def _publish(
 
 
 def _outcome(
+    plan: StreamPlan,
     job: Job,
     manifest: Manifest,
     index: Index | None,
@@ -253,8 +214,8 @@ def _outcome(
         reused=reused,
         new_tokens=tokens - sum(result.reused_tokens for result in results),
         seconds=time.monotonic() - began,
-        wanted=job.wanted,
-        expected_mean=job.expected_mean,
+        wanted=plan.wanted,
+        expected_mean=plan.expected_mean,
         notes=notes,
         peak=peak,
     )
