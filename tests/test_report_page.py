@@ -21,7 +21,7 @@ from mdsmix.kinds.base import Piece
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.report.page import svg, thumbnails
 from mdsmix.report.page.show import TEMPLATES
-from mdsmix.report.page.spans import shown, spans
+from mdsmix.report.page.spans import BROKEN, shown, spans
 from mdsmix.report.page.thumbnails import thumbnail
 from mdsmix.report.pictures import Picture
 from mdsmix.report.samples import segments
@@ -188,7 +188,7 @@ def named(text: str) -> str:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.text(max_size=40))
+@given(st.text(max_size=40).filter(lambda text: BROKEN not in text))
 def test_spans_are_the_text_and_all_its_tokens(decoder: Any, text: str) -> None:
     ids = decoder.model.encode(text, add_special_tokens=False).ids
     found = list(spans(ids, None, decoder))
@@ -201,18 +201,16 @@ def test_spans_are_the_text_and_all_its_tokens(decoder: Any, text: str) -> None:
         assert named("".join(span.text for span in found)) == kept
 
 
-def test_a_character_of_several_tokens_is_one_span_and_a_part_of_one_is_its_bytes(decoder: Any) -> None:  # fmt: skip
+def test_a_character_of_several_tokens_is_one_span_and_a_part_of_one_is_marked(
+    decoder: Any,
+) -> None:
     ids = decoder.model.encode("a𝔘b", add_special_tokens=False).ids
     forms = [(span.text, span.form, len(span.ids)) for span in spans(ids, None, decoder)]
     assert forms[0][:2] == ("a", "text")
     assert forms[1] == ("𝔘", "split", len(ids) - 2)
     assert len(ids) > 3, "the tokenizer knows the character, so nothing is tried"
     (cut,) = list(spans(ids[1:2], ids[0], decoder))
-    assert cut.form == "bytes"
-    assert bytes.fromhex(cut.text.replace("\\x", "")) in "𝔘".encode()
-    genuine = decoder.model.encode("\ufffd", add_special_tokens=False).ids
-    assert "".join(s.text for s in spans(genuine, None, decoder)) == "\ufffd"
-    assert all(s.form != "bytes" for s in spans(genuine, None, decoder))
+    assert (cut.text, cut.form) == ("\ufffd", "bytes")
 
 
 def test_of_a_long_sample_beginning_and_end_are_shown(decoder: Any) -> None:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from mdsmix.convert.outcome import Watcher
@@ -47,26 +47,6 @@ def _watcher(quiet: bool) -> Iterator[Watcher]:
         yield Bars(progress)
 
 
-@dataclass(slots=True)
-class _Whole:
-    """How much of all streams is done: those that were begun before the present one are."""
-
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    "Bytes of each stream, in the order in which they are done; empty where they were not told."
-
-    @property
-    def total(self) -> int:
-        return max(1, sum(self.sizes.values()))
-
-    def done(self, stream: str, of_it: int) -> int:
-        before = list(self.sizes).index(stream)
-        return sum(list(self.sizes.values())[:before]) + min(of_it, self.sizes[stream])
-
-    def share(self, stream: str, of_it: int) -> float | None:
-        """Of all streams; None where this is the only one."""
-        return self.done(stream, of_it) / self.total if len(self.sizes) > 1 else None
-
-
 class Silent:
     """No progress; whatever else is to be said is a line."""
 
@@ -85,89 +65,101 @@ class Silent:
             print(printable(sentence), file=sys.stderr, flush=True)
 
 
-class PlainLines(Silent):
+class Counting(Silent):
+    """What is done of the present stream, and of all."""
+
+    def __init__(self) -> None:
+        self._sizes: Mapping[str, int] = {}
+        "Bytes of each stream, in the order in which they are done; empty where they were not told."
+        self._stream, self._size, self._done, self._tokens, self._bad, self._read = (
+            "",
+            1,
+            0,
+            0,
+            0,
+            0,
+        )
+        self._start = self._began = time.monotonic()
+
+    def expect(self, sizes: Mapping[str, int]) -> None:
+        self._sizes = sizes
+
+    def begin(self, stream: str, size: int) -> None:
+        self._stream, self._size = stream, max(size, 1)
+        self._done = self._tokens = self._bad = 0
+        self._began = time.monotonic()
+
+    def on_progress(self, size: int, tokens: int) -> None:
+        self._done += size
+        self._read += size
+        self._tokens += tokens
+
+    def on_bad(self, records: int) -> None:
+        self._bad += records
+
+    def on_step(self, sentence: str) -> None:
+        self.say(sentence)
+
+    def _rate(self) -> str:
+        seconds = max(time.monotonic() - self._began, 1e-3)
+        rate = (
+            f"{self._done / seconds / 1e6:.1f} MB/s, {self._tokens / seconds / 1e6:.2f} M tokens/s"
+        )
+        return f"{rate}, {self._bad:,} quarantined" if self._bad else rate
+
+    def _of_all(self) -> tuple[int, int]:
+        """Bytes of all streams that are done, and all their bytes: a stream that was begun before the present one is done."""
+        before = islice(self._sizes.values(), list(self._sizes).index(self._stream))
+        done = sum(before) + min(self._done, self._sizes[self._stream])
+        return done, max(1, sum(self._sizes.values()))
+
+
+class PlainLines(Counting):
     """A line every half minute."""
 
     def __init__(self) -> None:
-        self._stream, self._size, self._done, self._tokens, self._bad = "", 1, 0, 0, 0
-        self._whole, self._all = _Whole(), 0
-        self._start = self._began = self._said = time.monotonic()
-
-    def expect(self, sizes: Mapping[str, int]) -> None:
-        self._whole = _Whole(sizes)
-
-    def begin(self, stream: str, size: int) -> None:
-        self._stream, self._size, self._done, self._tokens = stream, max(size, 1), 0, 0
-        self._bad = 0
-        self._began = time.monotonic()
+        super().__init__()
+        self._said = self._start
 
     def on_progress(self, size: int, tokens: int) -> None:
-        self._done += size
-        self._all += size
-        self._tokens += tokens
+        super().on_progress(size, tokens)
         now = time.monotonic()
         if now - self._said >= PLAIN_SECONDS:
             self._said = now
-            self.say(self._line(now))
+            line = f"{self._stream}: {min(self._done / self._size, 1):.0%}, {self._rate()}"
+            self.say(line + (self._left(now) if len(self._sizes) > 1 else ""))
 
-    def on_bad(self, records: int) -> None:
-        self._bad += records
-
-    def on_step(self, sentence: str) -> None:
-        self.say(sentence)
-
-    def _line(self, now: float) -> str:
-        rate = _rate(self._done, self._tokens, now - self._began, self._bad)
-        line = f"{self._stream}: {min(self._done / self._size, 1):.0%}, {rate}"
-        share = self._whole.share(self._stream, self._done)
-        if share is None:
-            return line
-        line = f"{line}; all streams: {share:.0%}"
-        if share < LEAST_SHARE:
-            return line
-        left = self._whole.total - self._whole.done(self._stream, self._done)
-        seconds = left * (now - self._start) / max(self._all, 1)
-        return f"{line}, about {_duration(seconds)} left"
+    def _left(self, now: float) -> str:
+        done, every = self._of_all()
+        said = f"; all streams: {done / every:.0%}"
+        if done / every < LEAST_SHARE:
+            return said
+        seconds = (every - done) * (now - self._start) / max(self._read, 1)
+        return f"{said}, about {_duration(seconds)} left"
 
 
-class Bars:
+class Bars(Counting):
     """A bar for all streams together, and one for each."""
 
     def __init__(self, progress: Any) -> None:
-        self._progress = progress
-        self._whole = _Whole()
-        self._total: Any = None
-        self._task, self._stream, self._done, self._tokens, self._began = None, "", 0, 0, 0.0
-        self._bad = 0
+        super().__init__()
+        self._progress, self._total, self._task = progress, None, None
 
     def expect(self, sizes: Mapping[str, int]) -> None:
-        self._whole = _Whole(sizes)
+        super().expect(sizes)
         if len(sizes) > 1:
-            self._total = self._progress.add_task("all streams", total=self._whole.total, rate="")
+            every = max(1, sum(sizes.values()))
+            self._total = self._progress.add_task("all streams", total=every, rate="")
 
     def begin(self, stream: str, size: int) -> None:
-        self._task = self._progress.add_task(printable(stream), total=max(size, 1), rate="")
-        self._stream, self._done, self._tokens, self._bad = stream, 0, 0, 0
-        self._began = time.monotonic()
+        super().begin(stream, size)
+        self._task = self._progress.add_task(printable(stream), total=self._size, rate="")
 
     def on_progress(self, size: int, tokens: int) -> None:
-        self._done += size
-        self._tokens += tokens
-        self._show()
+        super().on_progress(size, tokens)
+        self._progress.update(self._task, completed=self._done, rate=self._rate())
         if self._total is not None:
-            done = self._whole.done(self._stream, self._done)
-            self._progress.update(self._total, completed=done)
-
-    def on_bad(self, records: int) -> None:
-        self._bad += records
-        self._show()
-
-    def on_step(self, sentence: str) -> None:
-        self.say(sentence)
-
-    def _show(self) -> None:
-        rate = _rate(self._done, self._tokens, time.monotonic() - self._began, self._bad)
-        self._progress.update(self._task, completed=self._done, rate=rate)
+            self._progress.update(self._total, completed=self._of_all()[0])
 
     def say(self, sentence: str) -> None:
         from rich.text import Text
@@ -181,9 +173,3 @@ def _duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02} min"
-
-
-def _rate(size: int, tokens: int, seconds: float, bad: int) -> str:
-    seconds = max(seconds, 1e-3)
-    rate = f"{size / seconds / 1e6:.1f} MB/s, {tokens / seconds / 1e6:.2f} M tokens/s"
-    return f"{rate}, {bad:,} quarantined" if bad else rate

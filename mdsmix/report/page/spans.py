@@ -1,14 +1,12 @@
 """A sample, token by token: the text of each, and what a person must not be spared.
 
-Most tokens are whole characters. Some hold a part of one, so the tokens that make it up together are one span, which says so; bytes
-that never become a character are shown as bytes. What is decoded token by token is, joined, what the whole decodes to.
+Most tokens are whole characters. Some hold a part of one, so the tokens that make it up together are one span, which says so. What is decoded token by token is, joined, what the whole decodes to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -111,46 +109,19 @@ def _span(ids: Sequence[int], at: int, before: int | None, decoder: Decoder) -> 
         return Span(printable(text), (token,), "control")
     if BROKEN not in text:
         return Span(_written(text), (token,), "line" if text.endswith("\n") else "text")
-    for stop in range(at + 1, min(at + MOST_PARTS, len(ids)) + 1):
+    for stop in range(at + 2, min(at + MOST_PARTS, len(ids)) + 1):
         part = list(ids[at:stop])
         whole = decoder.text(part, before)
         if any(each in decoder.control for each in part):
             break
-        if BROKEN not in whole or _bytes(decoder, part).decode("utf-8", "ignore") == whole:
-            return Span(_written(whole), tuple(part), "split" if len(part) > 1 else "text")
-    return Span(_named(_bytes(decoder, [token])) or BROKEN, (token,), "bytes")
+        if BROKEN not in whole:
+            return Span(_written(whole), tuple(part), "split")
+    return Span(text, (token,), "bytes")
 
 
 def _written(text: str) -> str:
     """A token's text. One that is a joiner and no more, as between two emoji, is named: nothing would be seen of it."""
     return printable(text, WRITTEN if text.strip("\u200c\u200d") else "")
-
-
-def _named(raw: bytes) -> str:
-    """Bytes of which some are no character, each of those by its number."""
-    return printable(raw.decode("utf-8", "backslashreplace"), WRITTEN)
-
-
-def _bytes(decoder: Decoder, ids: Sequence[int]) -> bytes:
-    """What the vocabulary holds for these tokens; none where it does not spell bytes."""
-    found = bytearray()
-    for token in ids:
-        piece = decoder.model.id_to_token(token) or ""
-        if len(piece) == 6 and piece.startswith("<0x"):  # byte fallback
-            found.append(int(piece[3:5], 16))
-        elif all(c in _alphabet() for c in piece):
-            found += bytes(_alphabet()[c] for c in piece)
-        else:
-            return b""
-    return bytes(found)
-
-
-@cache
-def _alphabet() -> Mapping[str, int]:
-    """Character -> byte, as byte-level tokenizers write their vocabulary (GPT-2's)."""
-    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in own]
-    return {chr(b): b for b in own} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
 def by_document(runs: Sequence[Run]) -> Iterator[tuple[int | None, list[Run]]]:

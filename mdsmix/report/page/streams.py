@@ -34,7 +34,6 @@ def drawn(stream: OneStream, css: str) -> dict[str, Any]:
         "manifest": manifest,
         "lengths": _lengths(name, manifest, css) if manifest else None,
         "fate": _fate(name, manifest, css) if manifest and not manifest.mixed else None,
-        "sizes": svg.shard_sizes(f"{name}: sizes of {plural(len(sizes), 'shard')}", sizes, css),
         "smallest": min(sizes, default=0),
         "largest": max(sizes, default=0),
         "bad": _bad(stream.bad) if stream.bad else [],

@@ -10,18 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import numpy as np
 from markupsafe import Markup, escape
 
-from mdsmix.table import size_of
 from mdsmix.words import plural, printable
 
 COLOURS, TEXTURES = 10, 4
 THINNEST = 1.2
 "Percent of the width that a bar of a histogram has at least."
 MOST_TICKS = 7
-MOST_SHARDS = 96
-"Bars of shard sizes; more shards share a bar, which is as high as the largest of them."
 
 
 def colour(number: int) -> str:
@@ -135,30 +131,6 @@ def _short(tokens: int) -> str:
         if tokens >= size:
             return f"{tokens // size}{unit}"
     return str(tokens)
-
-
-def shard_sizes(label: str, sizes: Sequence[int], css: str) -> Markup:
-    """A bar a shard, in their order."""
-    most = max(sizes, default=0)
-    groups = np.array_split(np.array(sizes, np.int64), min(MOST_SHARDS, len(sizes)) or 1)
-    wide, first, drawn = 100 / max(len(groups), 12), 0, list[Markup]()
-    for number, group in enumerate(groups):
-        top = int(group.max(initial=0))
-        last = first + len(group) - 1
-        which = f"shard {first:,}" if last == first else f"shards {first:,} to {last:,}, at most"
-        height = 100 * top / most if most else 0
-        drawn.append(
-            _rect(
-                css,
-                wide * number + wide * 0.08,
-                wide * 0.84,
-                f"{which}: {size_of(top)}",
-                100 - height,
-                height,
-            )
-        )
-        first += len(group)
-    return _svg("shards", label, 48, drawn)
 
 
 def windows(
