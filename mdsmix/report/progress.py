@@ -143,7 +143,9 @@ class Bars(Counting):
 
     def __init__(self, progress: Any) -> None:
         super().__init__()
-        self._progress, self._total, self._task = progress, None, None
+        self._progress = progress
+        self._total: Any = None
+        self._task: Any = None
 
     def expect(self, sizes: Mapping[str, int]) -> None:
         super().expect(sizes)
