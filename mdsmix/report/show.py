@@ -47,7 +47,7 @@ class SampleText:
     runs: Iterable[Run]
 
 
-class Head(str):
+class Headings(str):
     """The headings of a table."""
 
     __slots__ = ()
@@ -84,7 +84,7 @@ def show(*items: Item, err: bool = False, console: Console | None = None) -> Non
             to.print(text, soft_wrap=True)
         else:
             for line in _lines(item, to):
-                to.out(line, style="bold" if isinstance(line, Head) else None, highlight=False)
+                to.out(line, style="bold" if isinstance(line, Headings) else None, highlight=False)
 
 
 def folded(line: str, indent: str, width: int | None) -> list[str]:
@@ -135,7 +135,7 @@ def _table(table: Table, width: int | None, rule: str) -> Iterator[str]:
         blank = " " * cell_len(head)
         if table.rows and table.total:
             rows.insert(-1, blank)
-        yield from (blank, Head(head), f" {rule * (cell_len(head) - 2)} ", *rows, blank)
+        yield from (blank, Headings(head), f" {rule * (cell_len(head) - 2)} ", *rows, blank)
 
 
 def _aligned(table: Table, i: int) -> list[str]:
