@@ -22,9 +22,9 @@ from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.load.collate import Batch, Collate, Separator
 from mdsmix.load.config import LoaderSettings, read_settings
 from mdsmix.load.dataset import MixDataset
+from mdsmix.load.internals import drop_stale_memory
 from mdsmix.load.pack import Packer, best_ratio, ratios
 from mdsmix.load.processor import named_vision, published_vision
-from mdsmix.load.stale import drop_stale_memory
 from mdsmix.load.stream import CheckedStream, reason
 from mdsmix.load.training_rows import Row, RowRules, TokenIds
 from mdsmix.training.keys import LoaderKeys, OwnLoaderKeys

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from streaming import StreamingDataset
 from streaming.base.world import World
 
 from mdsmix.errors import MixRefused, RecipeError
@@ -22,9 +23,6 @@ from mdsmix.training.lock import (
     shard_word,
 )
 
-if TYPE_CHECKING:
-    from mdsmix.load.dataset import MixDataset
-
 log = logging.getLogger(__name__)
 KEY = "mdsmix_lock"
 "Of a state: the lock as text."
@@ -32,19 +30,12 @@ WHERE = "the lock in the checkpoint"
 ACCEPT = "accept_changed: true (train_loader of name: mdsmix; build_loader(..., accept_changed=True)) goes on all the same"
 
 
-def lock_of(dataset: MixDataset) -> LoaderLock:
-    """What the dataset is drawn from."""
+def lock_of(dataset: StreamingDataset, settings: Mapping[str, Any]) -> LoaderLock:
+    """What the dataset is drawn from. `settings`: those that a state is locked to beside the streams."""
     ranks = World.detect().num_ranks // (dataset.replication or 1)
-    return LoaderLock(
-        streams=_streams(dataset),
-        settings={**dataset.locked, "batch": (dataset.batch_size or 0) * ranks},
-    )
-
-
-def _streams(dataset: MixDataset) -> list[LockedStream]:
     words = [_word(shard) for shard in dataset.shards]
     begins, counts = dataset.shard_offset_per_stream, dataset.shards_per_stream
-    return [
+    streams = [
         LockedStream(
             name=stream.name,
             drawn=int(stream.choose),
@@ -52,6 +43,8 @@ def _streams(dataset: MixDataset) -> list[LockedStream]:
         )
         for stream, begin, count in zip(dataset.streams, begins, counts, strict=True)
     ]
+    batch = (dataset.batch_size or 0) * ranks
+    return LoaderLock(streams=streams, settings={**settings, "batch": batch})
 
 
 def _word(shard: Any) -> str:
@@ -70,39 +63,37 @@ def must_be_state(state: Mapping[str, Any]) -> None:
             )
 
 
-def judge(dataset: MixDataset, text: Any, state: Mapping[str, Any]) -> None:
-    """Holds a state's lock against the dataset that is to go on from it.
+def tell_unlocked() -> None:
+    log.warning(
+        "The checkpoint holds no lock of its data, as one of another loader: whether its samples are those of this run is not known."
+    )
+
+
+def judge(now: LoaderLock, text: str, state: Mapping[str, Any], accept_changed: bool) -> None:
+    """Holds a state's lock against that of the dataset that is to go on from it.
 
     Args:
-        text: the lock; None where the state holds none.
+        text: the state's lock.
         state: Streaming's part of it.
 
     Raises:
         MixRefused: the data is not what the state was counted on, and `accept_changed` is not set.
     """
-    if text is None:
-        log.warning(
-            "The checkpoint holds no lock of its data, as one of another loader or an older mdsmix: whether its samples are "
-            "those of this run is not known."
-        )
-        return
-    now = dataset.lock
     try:
-        was = as_run(parse_loader_lock(str(text), WHERE), now, state)
+        was = as_run(parse_loader_lock(text, WHERE), now, state)
     except RecipeError as error:
-        if not dataset.accept_changed:
+        if not accept_changed:
             raise RecipeError(f"{str(error).rstrip('.')}; {ACCEPT}.") from None
         log.warning("%s", error)
         return
-    if found := differences(was, now):
-        told = "; ".join(difference.sentence for difference in found)
-        if not dataset.accept_changed:
-            raise MixRefused(
-                f"The checkpoint was written on other data: {told}. Resumed on this data, samples would come twice and "
-                f"others never. Fix: go on with the data and the settings of the checkpoint (publish: versioned keeps both); {ACCEPT}."
-            )
-        if World.detect().is_local_leader:
-            log.warning("accept_changed: the checkpoint was written on other data: %s.", told)
+    told = "; ".join(difference.sentence for difference in differences(was, now))
+    if told and not accept_changed:
+        raise MixRefused(
+            f"The checkpoint was written on other data: {told}. Resumed on this data, samples would come twice and "
+            f"others never. Fix: go on with the data and the settings of the checkpoint (publish: versioned keeps both); {ACCEPT}."
+        )
+    if told and World.detect().is_local_leader:
+        log.warning("accept_changed: the checkpoint was written on other data: %s.", told)
 
 
 def as_run(was: LoaderLock, now: LoaderLock, state: Mapping[str, Any]) -> LoaderLock:

@@ -13,8 +13,8 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
-from io import BytesIO
 from pathlib import Path
 from time import time
 from typing import Any
@@ -34,37 +34,34 @@ KEPT_FROM = 4_000_000
 "Samples of an epoch: the order of fewer takes less than a second."
 KEPT = 4
 "Orders of this node's runs, the last used ones: 400 MB each for 100 M samples."
-HEAD = 4096
-"Bytes: numpy's description of an array stands in fewer."
+SHAPE, DIGEST = 40, 16
+"Bytes of the five lengths of an order that a file begins with, and of the hash that it ends with."
 ABANDONED = 3600
 "Seconds since the last byte of a file that nobody writes any more."
 DECIDE = (
-    *(
-        "epoch_size",
-        "batching_method",
-        "sampling_method",
-        "sampling_granularity",
-        "epoch_seed_change",
-    ),
-    *("partition_algo", "num_canonical_nodes", "initial_physical_nodes", "batch_size"),
-    *("shuffle", "shuffle_algo", "shuffle_seed", "shuffle_block_size"),
+    "epoch_size",
+    "batching_method",
+    "sampling_method",
+    "sampling_granularity",
+    "epoch_seed_change",
+    "partition_algo",
+    "num_canonical_nodes",
+    "initial_physical_nodes",
+    "batch_size",
+    "shuffle",
+    "shuffle_algo",
+    "shuffle_seed",
+    "shuffle_block_size",
 )
 "Attributes of a StreamingDataset that its batching methods read, but for the streams."
-Order = NDArray[np.int64] | NDArray[np.int32]
+Ids = NDArray[np.int64]
 
 
-def order_of(dataset: StreamingDataset, world: World, epoch: int, start: int) -> Order:
-    """int64 [nodes, ranks, workers, batches, batch size], int32 where it was kept: sample ids of the epoch from sample `start` on, -1
-    for none."""
-
-    def work_out() -> Order:
-        found: Order = generate_work(dataset.batching_method, dataset, world, epoch, start)
-        return found
-
-    if dataset.epoch_size < KEPT_FROM:
-        return work_out()
+def order_of(dataset: StreamingDataset, world: World, epoch: int, start: int) -> Ids:
+    """int64 [nodes, ranks, workers, batches, batch size]: sample ids of the epoch from sample `start` on, -1 for none."""
     key = _key(_what_decides(dataset, world, epoch, start))
-    return _kept(cache_folder() / "orders" / f"{key}.npy", work_out)
+    work_out = partial(generate_work, dataset.batching_method, dataset, world, epoch, start)
+    return _kept(cache_folder() / "orders" / key, work_out)
 
 
 def _what_decides(dataset: Any, world: World, epoch: int, start: int) -> Iterator[Any]:
@@ -83,49 +80,47 @@ def _key(parts: Iterator[Any]) -> str:
     return digest.hexdigest()
 
 
-def _kept(path: Path, work_out: Callable[[], Order]) -> Order:
-    found = _read(path)
-    if found is None:
-        found = work_out()
+def _kept(path: Path, work_out: Callable[[], Ids]) -> Ids:
+    if (ids := _read(path)) is None:
+        ids = work_out()
         try:
-            _keep(path, found)
+            _keep(path, ids)
         except OSError as error:
             log.warning("The order of this epoch is not kept for the next start: %s", error)
-    return found
+    return ids
 
 
-def _read(path: Path) -> Order | None:
-    """The array in the file, which is mapped and not copied."""
+def _read(path: Path) -> Ids | None:
+    """The ids in the file; None where there is none, or a damaged one."""
     try:
         whole = np.memmap(path, np.uint8, "r")
-        if xxhash.xxh3_128_digest(whole[:-16]) != whole[-16:].tobytes():
+        if xxhash.xxh3_128_digest(whole[:-DIGEST]) != whole[-DIGEST:].tobytes():
             return None
         with suppress(OSError):  # of another user, or where nothing may be written
             path.touch()
     except (OSError, ValueError):  # none there, or an empty one
         return None
-    begin = BytesIO(whole[:HEAD].tobytes())
-    np.lib.format.read_magic(begin)  # type: ignore[no-untyped-call]
-    shape, _, dtype = np.lib.format.read_array_header_1_0(begin)  # type: ignore[no-untyped-call]
-    stored: Order = whole[begin.tell() : -16].view(dtype).reshape(shape)
-    return stored
+    shape, body = whole[:SHAPE].view(np.int64), whole[SHAPE:-DIGEST]
+    is_small = body.size == 4 * shape.prod()
+    return body.view(np.int32 if is_small else np.int64).reshape(shape).astype(np.int64)
 
 
-def _keep(path: Path, order: Order) -> None:
+def _keep(path: Path, ids: Ids) -> None:
     """Writes it by a rename, and deletes those that have not been used for longest."""
-    fits = order.size and order.max() < 1 << 31
-    small = np.ascontiguousarray(order, np.int32 if fits else np.int64)
+    is_small = ids.size and ids.max() < 1 << 31
+    small = np.ascontiguousarray(ids, np.int32 if is_small else np.int64)
     path.parent.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(path.parent).free < 2 * small.nbytes:
         raise OSError(f"{path.parent} has no room for {small.nbytes:,} bytes")
+    shape = np.array(ids.shape, np.int64).tobytes()
+    digest = xxhash.xxh3_128(shape)
+    digest.update(small.data)
     # Nodes that share the folder may have processes of one number.
     temporary = path.with_suffix(f".{uuid4().hex}.tmp")
     try:
-        with temporary.open("w+b") as file:
-            np.save(file, small)
-            file.flush()
-            written = np.memmap(file, np.uint8, "r")
-            file.write(xxhash.xxh3_128_digest(written))
+        with temporary.open("wb") as file:
+            for part in (shape, small.data, digest.digest()):
+                file.write(part)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -135,7 +130,8 @@ def _keep(path: Path, order: Order) -> None:
 def _tidy(folder: Path) -> None:
     """Deletes the orders that have not been used for longest, and what killed starts had begun to write."""
     with suppress(OSError):  # another start does the same
-        by_use = sorted(folder.glob("*.npy"), key=lambda p: p.stat().st_mtime)
-        killed = [p for p in folder.glob("*.tmp") if p.stat().st_mtime < time() - ABANDONED]
+        partly = set(folder.glob("*.tmp"))
+        by_use = sorted(set(folder.iterdir()) - partly, key=lambda p: p.stat().st_mtime)
+        killed = [p for p in partly if p.stat().st_mtime < time() - ABANDONED]
         for old in (*by_use[:-KEPT], *killed):
             old.unlink(missing_ok=True)

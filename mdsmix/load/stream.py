@@ -18,6 +18,7 @@ from streaming.base.hashing import get_hash, is_hash
 from streaming.base.world import World
 
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.load.internals import drop_connection
 
 BEST_HASH = "best"
 "`validate_hash` when the YAML does not say: the fastest algorithm that every shard of the index holds, else none."
@@ -53,9 +54,7 @@ class CheckedStream(Stream):  # type: ignore[misc]
                 f"Stream {self.name}: index.json under {self.url} cannot be used ({reason(error)}), so none of its "
                 "rows can be loaded; convert the stream, or correct its remote, local and split."
             ) from error
-        # The S3 client that fetched the index keeps its connection. Forked workers would all talk on it: 24 rows took two of
-        # them 31 s from a MinIO on the same machine, and 1 s with a client each.
-        self._downloader.clean_up()
+        drop_connection(self)
         if not any(len(shard) for shard in shards):
             raise Unreachable(
                 f"Stream {self.name}: index.json under {self.url} lists no samples; convert the stream again or take "

@@ -334,6 +334,6 @@ def test_the_batch_of_a_lock_is_that_of_all_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = opened({"a": publish(tmp_path / "a", range(24))}).dataset
-    assert lock_of(dataset).settings["batch"] == BATCH
+    assert lock_of(dataset, {}).settings["batch"] == BATCH
     monkeypatch.setattr(World, "detect", lambda: World(2, 2, 1, 0))
-    assert lock_of(dataset).settings["batch"] == 4 * BATCH
+    assert lock_of(dataset, {}).settings["batch"] == 4 * BATCH
