@@ -114,7 +114,7 @@ def test_a_lost_shard_is_one_sentence(recipe: Path) -> None:
     assert len(answer.err.splitlines()) == 1
 
 
-def test_a_page_names_the_steps_of_short_epochs_apart(recipe: Path, tmp_path: Path) -> None:
+def test_a_page_names_its_parts_apart(recipe: Path, tmp_path: Path) -> None:
     """Who listens to a page goes from part to part by their names."""
     few = ("mix.docs.choose=4", "mix.chat.choose=4", "--batch", 8, "--gpus", 1, "-n", 1)
     answer = mdsmix("report", recipe, *few, "-o", tmp_path / "r.html")
@@ -122,4 +122,4 @@ def test_a_page_names_the_steps_of_short_epochs_apart(recipe: Path, tmp_path: Pa
     regions = re.findall(r'role="region"[^>]*aria-label="([^"]+)"|aria-label="([^"]+)"[^>]*role="region"', (tmp_path / "r.html").read_text("utf-8"))  # fmt: skip
     names = ["".join(each) for each in regions]
     assert len(set(names)) == len(names), sorted(n for n in names if names.count(n) > 1)
-    assert {"step 0 of epoch 0", "step 0 of epoch 1", "step 0 of epoch 2"} <= set(names)
+    assert sum(name.startswith("The first batches, ") for name in names) > 3

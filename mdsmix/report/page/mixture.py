@@ -13,7 +13,6 @@ from mdsmix.mix.streams import Mix
 from mdsmix.mix.weights import Share
 from mdsmix.report.page import svg
 from mdsmix.report.page.gather import Gathered
-from mdsmix.report.plan import epoch_of, node_pairs, run_of, step_pairs
 from mdsmix.table import Column, Estimate
 from mdsmix.table import shown as told
 
@@ -148,16 +147,14 @@ def _asked(mix: Mix | None, stream: str) -> dict[str, float]:
     return {mix.shares.count: asked[stream]} if stream in asked else {}
 
 
-def plan_of(plan: Plan | None) -> dict[str, Any] | None:
-    """Its tables and lines, and what the positions of a step hold, drawn."""
+def positions_of(plan: Plan | None) -> dict[str, Any] | None:
+    """What the positions of a step hold, drawn."""
     if plan is None:
         return None
     row = list(_row(plan.step))
     said = [f"{what} {share:.1%}" for what, _, share in row]
     parts = [(css, share, text) for (_, css, share), text in zip(row, said, strict=True)]
     return {
-        "tables": [("An epoch", epoch_of(plan)), ("The run", run_of(plan))],
-        "pairs": [*step_pairs(plan), *node_pairs(plan)],
         "row": row,
         "ribbon": svg.ribbon(f"the positions of a step: {', '.join(said)}", parts, 34),
     }

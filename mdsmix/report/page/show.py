@@ -10,7 +10,7 @@ import hashlib
 import shlex
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -21,14 +21,18 @@ from mdsmix.mix.streams import Mix
 from mdsmix.recipe.read import parted
 from mdsmix.report.findings import alike
 from mdsmix.report.page import svg
-from mdsmix.report.page.batches import batches_of
 from mdsmix.report.page.gather import MOST_BAD, NOT_YET, ROWS, Gathered
-from mdsmix.report.page.mixture import figure, mix_rows, plan_of, ribbons
+from mdsmix.report.page.mixture import figure, mix_rows, positions_of, ribbons
 from mdsmix.report.page.samples import samples_of
 from mdsmix.report.page.streams import UNSEEN, drawn
+from mdsmix.report.plan import plan_shown
+from mdsmix.report.show import Item, Pairs, Rule
 from mdsmix.table import Table, size_of
 from mdsmix.table import shown as spelled
 from mdsmix.words import WRITTEN, plural, printable
+
+if TYPE_CHECKING:
+    from mdsmix.preview.figures import Preview
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -72,6 +76,11 @@ def _environment() -> Environment:
         "plural": plural,
         "ticks": ticks,
     }
+    made.tests |= {
+        "a_table": lambda item: isinstance(item, Table),
+        "pairs": lambda item: isinstance(item, Pairs),
+        "rule": lambda item: isinstance(item, Rule),
+    }
     return made
 
 
@@ -113,8 +122,10 @@ def _context(page: Gathered) -> dict[str, Any]:
         "samples": samples,
         "left_out": left_out,
         "streams": [drawn(each, colours[each.place.name]) for each in there],
-        "plan": plan_of(page.plan),
-        "preview": batches_of(page, colours),
+        "plan": list(plan_shown(page.plan)) if page.plan else [],
+        "positions": positions_of(page.plan),
+        "windows": _windows(page.preview),
+        "preview": _preview(page),
         "lost": lost,
         "notes": {part: UNSEEN if said in told else said for part, said in page.notes.items()},
         "most_bad": MOST_BAD,
@@ -127,6 +138,29 @@ def _colours(page: Gathered) -> dict[str, str]:
     mixed = [s.stream for s in (page.plan.streams if page.plan else page.epoch)]
     every = dict.fromkeys([*mixed, *(s.place.name for s in page.streams)])
     return {name: svg.colour(number) for number, name in enumerate(every)}
+
+
+def _preview(page: Gathered) -> list[Item]:
+    """What `mdsmix preview` shows. Imported with it, since it imports streaming."""
+    if page.preview is None:
+        return []
+    from mdsmix.report.preview import preview_shown
+
+    return list(preview_shown(page.preview, page.decoder, with_ids=False))
+
+
+def _windows(found: Preview | None) -> Markup:
+    """The epoch in windows of steps: a mix that drifts is seen here."""
+    if found is None:
+        return Markup("")
+    from mdsmix.report.preview import windows_table
+
+    said = [
+        [f"steps {row[0]}, {name}: {s:.1%}" for name, s in zip(found.streams, row[1:], strict=True)]
+        for row in windows_table(found).rows
+    ]
+    label = f"shares of {plural(len(found.streams), 'stream')} in {plural(len(said), 'window')} of the epoch's steps"
+    return svg.windows(label, found.windows.shares.tolist(), said)
 
 
 def _title(page: Gathered) -> str:
