@@ -191,9 +191,9 @@ class Body:
 def test_patience_begins_anew_with_each_part_of_a_body_that_came(
     known: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def get(wanted: dict[str, str], client: object) -> tuple[str, Body]:
+    def get(wanted: dict[str, str], client: object) -> dict[str, Any]:
         start = wanted.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0]
-        return "etag", Body(int(start), known)
+        return {"ETag": "etag", "Body": Body(int(start), known), "ContentLength": 5}
 
     monkeypatch.setattr(s3_reader, "_get", get)
     assert locate("s3://b/x").read() == b"abcde"
@@ -204,7 +204,8 @@ def test_fewer_bytes_than_an_object_had_are_another_object(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a store that heeds no If-Match."""
-    monkeypatch.setattr(s3_reader, "_get", lambda wanted, client: ("new", io.BytesIO(b"ab")))
+    answer = {"ETag": "new", "Body": io.BytesIO(b"ab"), "ContentLength": 2}
+    monkeypatch.setattr(s3_reader, "_get", lambda wanted, client: answer)
     with (
         locate("s3://b/x").open_random(Stat(9, "old", 0)) as file,
         pytest.raises(Unreachable, match="was changed while it was being read"),

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
-from mdsmix.convert.quarantine import read_quarantine
 from mdsmix.errors import NotPublished
 from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.shards.quarantined import read_quarantine
 from mdsmix.storage import Location, locate
 from mdsmix.words import does, plural
 

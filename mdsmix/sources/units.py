@@ -65,6 +65,8 @@ class SourceFile:
         """A sequential reader of the version that was found, from byte `start`; `until`: where reading will most likely end."""
         if self.held is not None:
             return io.BytesIO(self.held)
+        if start == 0 and until is not None and until >= self.stat.size:
+            until = None  # of an object that is asked for as a whole its store knows a checksum
         return self.location.open(start, until, self.stat.stamp)
 
     def open_random(self, ahead: int = 1 << 20) -> BinaryIO:

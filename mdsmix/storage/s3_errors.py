@@ -73,9 +73,15 @@ _EXCEPTIONS = {
     "ParamValidationError": "this is not a valid bucket or object name; correct it",
 }
 
+
+class DamagedOnItsWay(Unreachable):
+    """The bytes that came are not those that the store holds."""
+
+
 AWS = "AWS"
 "The store, where nothing names another endpoint."
 _KINDS: dict[str, type[Unreachable]] = {
+    "FlexibleChecksumError": DamagedOnItsWay,
     "AccessDenied": Denied,
     "AllAccessDisabled": Denied,
     "403": Denied,
