@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mdsmix.convert import publish
-from mdsmix.encode.pretraining import Documents
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
+from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.shards.index import read_index
 from mdsmix.shards.published import current
 from mdsmix.storage import locate
@@ -211,8 +211,8 @@ def test_counts_that_do_not_add_up_are_never_published(
     wrong: Callable[[list[Any]], list[Any]],
 ) -> None:
     """An encoder that loses a record, or writes it twice, without a word."""
-    encode = Documents.encode
-    monkeypatch.setattr(Documents, "encode", lambda self, records: encode(self, wrong(records)))
+    encode = Pretraining.encode
+    monkeypatch.setattr(Pretraining, "encode", lambda self, records: encode(self, wrong(records)))
     with pytest.raises(MdsmixError, match=r"30 records read, but \d+ written, 0 filtered"):
         run_recipe(recipe, f"streams.web.layout={layout}")
     assert not {"index.json", "mdsmix.manifest"} & set(files(published))

@@ -17,9 +17,9 @@ from mdsmix.convert import run, unit
 from mdsmix.convert.planning import Options
 from mdsmix.convert.repair import Repaired, repair
 from mdsmix.encode import chat
-from mdsmix.encode.pretraining import Documents
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
+from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
 from mdsmix.storage import locate
@@ -309,14 +309,14 @@ def test_the_command(published: Path, recipe: Path) -> None:
 def test_records_that_workers_die_of_are_set_aside_as_they_were(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode = Documents.encode
+    encode = Pretraining.encode
 
-    def dying(self: Documents, records: list[Any]) -> Any:
+    def dying(self: Pretraining, records: list[Any]) -> Any:
         if any(record.text == TEXTS[7]["text"] for record in records):
             os.kill(os.getpid(), signal.SIGKILL)
         return encode(self, records)
 
-    monkeypatch.setattr(Documents, "encode", dying)
+    monkeypatch.setattr(Pretraining, "encode", dying)
     run_recipe(recipe, only=["web"], quarantine_crashes=True)
     before, published = files(tmp_path / "out"), tmp_path / "out" / "web" / "train"
     flip(shards(published)[0])

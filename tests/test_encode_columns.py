@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.encode.base import Encoded
-from mdsmix.encode.columns import as_document, as_pair
+from mdsmix.encode.columns import as_documents, as_pairs
 from mdsmix.encode.targets import USABLE, Targets, Turns, label
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.ragged import Ragged
@@ -65,7 +65,7 @@ def test_documents_are_what_the_collator_makes_of_each_sample(
     labels = whole.take(keep)
     expected = [by_token(t, targets, known.eos_id) for t, k in zip(found, keep, strict=True) if k]
 
-    encoded = as_document(labels, known)
+    encoded = as_documents(labels, known)
     ids, mask = encoded.columns["input_ids"], encoded.columns["loss_mask"]
     assert [(ids[i].tolist(), mask[i].tolist()) for i in range(len(ids))] == expected
     assert ids.values.dtype == np.dtype(known.dtype)
@@ -84,7 +84,7 @@ def encode(tokenizer: Tokenizer) -> Any:
     def run(contexts: list[list[int]], targets: list[list[int]], **policy: Any) -> Encoded:
         ids = Ragged.of([s for pair in zip(contexts, targets, strict=True) for s in pair], "uint16")
         turns = Turns(ids, np.ones(len(contexts), np.int64))
-        return as_pair(label(Targets(**policy), turns, tokenizer.eos_id), tokenizer)
+        return as_pairs(label(Targets(**policy), turns, tokenizer.eos_id), tokenizer)
 
     return run
 

@@ -9,35 +9,21 @@ from typing import Any
 import orjson
 import pytest
 
-from mdsmix.encode.backends import open_backend
 from mdsmix.encode.base import Encoded
-from mdsmix.encode.chat import open_template
-from mdsmix.encode.conversations import Chat
-from mdsmix.encode.prompt_response import PromptResponse
-from mdsmix.encode.special import SpecialStrings
-from mdsmix.encode.targets import Targets
-from mdsmix.errors import RecipeError
+from mdsmix.kinds.pairs import Pairs
 from mdsmix.kinds.reading import Reading
 from mdsmix.shapes import SHAPES
+from tests.encoders import chats, opened
 from tests.styles import BOS, END, EOS, LLAMA_3, START, letters
 
 Outcome = tuple[int, str, bool]
 
 
-def encoder_of(folder: Path, policy: dict[str, Any], snapshot: dict[str, Any]) -> dict[str, Any]:
-    tokenizer = letters(folder, **snapshot)
-    return {
-        "tokenizer": tokenizer,
-        "backend": open_backend(tokenizer, "reference"),
-        "targets": Targets(**{"max_seq_len": 100, **policy}),
-    }
-
-
 @pytest.fixture
 def faq(tmp_path: Path) -> Any:
     def make(special: str = "escape", policy: Any = {}, **snapshot: Any) -> Reading:  # noqa: B006
-        parts = encoder_of(tmp_path, policy, snapshot)
-        encoder = PromptResponse(special_tokens_in_text=special, **parts)
+        settings = {"special_tokens_in_text": special, **policy}
+        encoder = opened(Pairs, letters(tmp_path, **snapshot), **settings)
         return Reading(SHAPES["prompt_response"], {"prompt": "q", "response": "a"}, encoder)
 
     return make
@@ -51,14 +37,8 @@ def chat(tmp_path: Path) -> Any:
         template: str | None = None,
         columns: Any = "turns",
     ) -> Reading:
-        parts = encoder_of(tmp_path, policy, {})
-        encoder = Chat(
-            specials=SpecialStrings.of(parts["tokenizer"].special_tokens),
-            template=open_template(template, {"bos_token": "<s>"}, "2026-01-01"),
-            columns=columns,
-            special_tokens_in_text=special,
-            **parts,
-        )
+        settings = {"special_tokens_in_text": special, "columns": columns, **policy}
+        encoder = chats(letters(tmp_path), template, {"bos_token": "<s>"}, **settings)
         return Reading(SHAPES["messages"], {"messages": "m"}, encoder)
 
     return make
@@ -254,11 +234,6 @@ def test_compact_is_cut_to_max_seq_len(chat: Any) -> None:
     found = chat(policy={"max_seq_len": 24}, columns="pair").encode([dialogue("a", "b" * 30)])
     assert rows(found)[0][1] == [98] * 4
     assert (found.loss_tokens, found.lost_tokens) == (4, 28)
-
-
-def test_compact_is_refused_where_more_than_the_last_answer_trains(chat: Any) -> None:
-    with pytest.raises(RecipeError, match="columns: compact"):
-        chat(policy={"target_responses": "all"}, columns="pair")
 
 
 def test_every_bad_conversation_has_its_reason_and_the_good_ones_stay(chat: Any) -> None:

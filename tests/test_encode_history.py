@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.backends import open_backend
 from mdsmix.encode.chat import NotRendered, open_template
-from mdsmix.encode.conversations import Chat
 from mdsmix.encode.history import rendered_rows
-from mdsmix.encode.special import SpecialStrings
-from mdsmix.encode.targets import Targets
 from mdsmix.record import Conversation
+from tests import encoders
 from tests.styles import (
     DEEPSEEK_R1,
     DEEPSEEK_V3,
@@ -192,19 +189,6 @@ def test_the_template_s_own_message_is_kept() -> None:
     assert fault.value.detail == {"template": "System role not supported"}
 
 
-def chat(folder: Path, rule: Any, **policy: Any) -> Chat:
-    tokenizer = letters(folder)
-    return Chat(
-        tokenizer=tokenizer,
-        backend=open_backend(tokenizer, "reference"),
-        template=open_template(DEEPSEEK_R1, {"bos_token": "", "eos_token": "."}),
-        targets=Targets(**{"max_seq_len": 200, "target_responses": "all", **policy}),
-        special_tokens_in_text="allow",
-        specials=SpecialStrings.of(tokenizer.special_tokens),
-        rewritten_history=rule,
-    )
-
-
 def test_a_record_counts_once_however_many_rows_it_gives(tmp_path: Path) -> None:
     said = [
         Conversation(
@@ -215,7 +199,12 @@ def test_a_record_counts_once_however_many_rows_it_gives(tmp_path: Path) -> None
         )
         for texts in (("a", "b", "c", "d"), ("a", "b", "c" * 300, "d"), ("a" * 300, "b", "c", "d"))
     ]
-    found = chat(tmp_path, "each").encode(said)
+    settings = {"max_seq_len": 200, "target_responses": "all", "special_tokens_in_text": "allow"}
+    variables = {"bos_token": "", "eos_token": "."}
+    encoder = encoders.chats(
+        letters(tmp_path), DEEPSEEK_R1, variables, rewritten_history="each", **settings
+    )
+    found = encoder.encode(said)
     assert len(found.lengths) == 3  # two of the first, one of the second
     assert [(one.position, one.reason, one.filtered) for one in found.rejected] == [
         (2, "no_loss_tokens", True)

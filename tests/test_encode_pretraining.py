@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode.backends import Reference
 from mdsmix.encode.base import Encoded
-from mdsmix.encode.pretraining import Documents, add_special_tokens, as_targets, rows_in, split_rows
+from mdsmix.encode.documents import add_special_tokens, as_targets, rows_in, split_rows
+from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.kinds.reading import Reading
 from mdsmix.ragged import Ragged
 from mdsmix.shapes import SHAPES
+from tests.encoders import opened
 from tests.styles import BOS, EOS, START, letters
 
 
@@ -27,15 +28,12 @@ def encode(tmp_path: Path) -> Any:
         snapshot = letters(tmp_path, **tokenizer or {})
         common: dict[str, Any] = {
             "max_seq_len": 4,
-            "is_concat": False,
-            "has_targets": False,
+            "layout": "document",
+            "loader": "text",
             "add_bos": False,
             "add_eos": True,
-            "min_tokens": 0,
-            "max_tokens": None,
-            "special_tokens_in_text": "escape",
         }
-        encoder = Documents(tokenizer=snapshot, backend=Reference(snapshot), **common | changes)
+        encoder = opened(Pretraining, snapshot, **common | changes)
         return Reading(SHAPES["text"], {"text": "text"}, encoder).encode(records)
 
     return run
@@ -85,10 +83,10 @@ def test_min_and_max_count_the_special_tokens_too(
     assert all(rejected.filtered for rejected in encoded.rejected)
 
 
-@pytest.mark.parametrize("is_concat", [False, True])
-def test_every_record_becomes_rows_or_has_one_reason(encode: Any, is_concat: bool) -> None:
+@pytest.mark.parametrize("layout", ["document", "concat"])
+def test_every_record_becomes_rows_or_has_one_reason(encode: Any, layout: str) -> None:
     records = [*texts("", "a", "ab", "abcdefgh"), {}, {"text": 1}, 7, {"text": "\ud800"}]
-    encoded = encode(records, is_concat=is_concat, add_eos=False, min_tokens=2, max_tokens=6)
+    encoded = encode(records, layout=layout, add_eos=False, min_tokens=2, max_tokens=6)
     found = {(r.position, r.reason, r.filtered) for r in encoded.rejected}
     assert len(encoded.rejected) == len(found)
     assert found == {
@@ -107,7 +105,7 @@ def test_one_token_alone_has_no_loss_and_is_filtered_from_samples_but_not_from_j
     encode: Any,
 ) -> None:
     assert [r.reason for r in encode(texts("a"), add_eos=False).rejected] == ["one_token"]
-    assert rows(encode(texts("a"), add_eos=False, is_concat=True)) == [ids("a")]
+    assert rows(encode(texts("a"), add_eos=False, layout="concat")) == [ids("a")]
 
 
 @pytest.mark.parametrize(
@@ -134,8 +132,8 @@ def test_bos_and_eos_are_added_where_the_tokenizer_adds_none(
 ) -> None:
     around = {"prefix_ids": prefix, "suffix_ids": suffix}
     wanted = {"add_bos": add_bos, "add_eos": add_eos, "max_seq_len": 99}
-    for is_concat in (False, True):
-        encoded = encode(texts("abc"), around, is_concat=is_concat, **wanted)
+    for layout in ("document", "concat"):
+        encoded = encode(texts("abc"), around, layout=layout, **wanted)
         assert rows(encoded) == [[*head, *ids("abc"), *tail]]
 
 
@@ -160,7 +158,7 @@ def test_the_text_of_a_special_token_follows_the_rule(
 def test_under_the_finetuning_loader_the_first_token_is_context_and_the_rest_is_trained(
     encode: Any,
 ) -> None:
-    encoded = encode(texts("ab", "abcdef"), has_targets=True)
+    encoded = encode(texts("ab", "abcdef"), loader="finetuning")
     assert rows(encoded, "input_ids") == [ids("a"), ids("a"), ids("e")]
     assert rows(encoded, "labels") == [[ord("b"), EOS], ids("bcd"), [ord("f"), EOS]]
     assert encoded.loss_tokens == 7
@@ -168,8 +166,8 @@ def test_under_the_finetuning_loader_the_first_token_is_context_and_the_rest_is_
 
 def test_a_batch_without_a_good_record_gives_no_row(encode: Any) -> None:
     for records in ([], [7], texts("")):
-        for layout in (True, False):
-            encoded = encode(records, is_concat=layout)
+        for layout in ("document", "concat"):
+            encoded = encode(records, layout=layout)
             assert (rows(encoded), encoded.tokens, encoded.largest_id) == ([], 0, -1)
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import mdsmix.encode
+import mdsmix.kinds
 import mdsmix.shapes
 from mdsmix.encode.targets import VERDICTS
 from mdsmix.kinds.fingerprints import DUPLICATE
@@ -14,13 +15,16 @@ from mdsmix.shapes.where import LEFT_OUT
 from mdsmix.shards.counts import NOT_SAMPLED
 
 FOLDER = Path(mdsmix.encode.__file__).parent
+KINDS = Path(mdsmix.kinds.__file__).parent
 SHAPES = Path(mdsmix.shapes.__file__).parent
 GIVEN = r"""(?:NotRendered|Fault)\("(\w+)"[,)]|wrapped\(\w+, "(\w+)"|NOTHING_TRAINED = "(\w+)"|return "([a-z]+_[a-z_]+)"|Rejected\(.*?"(\w+)"|"(\w+)": .*(?:whole|bare)"""
 
 
 def test_the_readme_explains_every_reason_code() -> None:
     source = "\n".join(
-        path.read_text("utf-8") for folder in (FOLDER, SHAPES) for path in folder.glob("*.py")
+        path.read_text("utf-8")
+        for folder in (FOLDER, KINDS, SHAPES)
+        for path in folder.glob("*.py")
     )
     found = {code for match in re.findall(GIVEN, source) for code in match if code}
     found |= {"no_messages", DUPLICATE, HELD_OUT, NOT_HELD_OUT, NOT_SAMPLED, *LEFT_OUT} | {

@@ -10,14 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode.backends import open_backend
 from mdsmix.encode.base import Encoded
-from mdsmix.encode.chat import open_template
-from mdsmix.encode.conversations import Chat
-from mdsmix.encode.special import SpecialStrings
-from mdsmix.encode.targets import Targets
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.record import Conversation
+from tests import encoders
 from tests.converting import manifest_of, mdsmix, pairs, write_jsonl, write_recipe
 from tests.styles import letters
 
@@ -33,17 +29,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def encoded(tokenizer: Tokenizer, said: list[Sizes], end: str = "", **policy: Any) -> Encoded:
-    chat = Chat(
-        tokenizer=tokenizer,
-        backend=open_backend(tokenizer, "reference"),
-        template=open_template(
-            f"{{% for m in messages %}}{{{{ m.content }}}}{{{{ '{end}' if m.role == 'assistant' }}}}{{% endfor %}}",
-            {},
-        ),
-        targets=Targets(**{"max_seq_len": LONGEST, "target_responses": "all"} | policy),
-        special_tokens_in_text="allow",
-        specials=SpecialStrings.of(()),
-    )
+    template = f"{{% for m in messages %}}{{{{ m.content }}}}{{{{ '{end}' if m.role == 'assistant' }}}}{{% endfor %}}"
+    settings = {
+        "max_seq_len": LONGEST,
+        "target_responses": "all",
+        "special_tokens_in_text": "allow",
+    }
+    chat = encoders.chats(tokenizer, template, {}, **settings | policy)
     return chat.encode([Conversation(messages(sizes)) for sizes in said])
 
 

@@ -10,16 +10,13 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.backends import open_backend
 from mdsmix.encode.chat import ChatTemplate, NotRendered, open_template
-from mdsmix.encode.conversations import Chat
 from mdsmix.encode.history import rendered_rows
-from mdsmix.encode.special import SpecialStrings
-from mdsmix.encode.targets import Targets
 from mdsmix.encode.tool_forms import fitted, forms_of, unread
 from mdsmix.record import Conversation, RichConversation
 from mdsmix.shapes import openai
 from tests import tool_styles as styles
+from tests.encoders import chats
 from tests.styles import letters
 from tests.test_encode_history import VARIABLES, theirs
 from tests.tool_styles import FORM, TOOLED, TOOLS, as_objects, called
@@ -75,14 +72,8 @@ def test_each_text_is_what_transformers_renders(name: str) -> None:
 
 def test_the_ids_are_those_of_the_text(tmp_path: Path) -> None:
     tokenizer = letters(tmp_path)
-    chat = Chat(
-        tokenizer=tokenizer,
-        backend=open_backend(tokenizer, "reference"),
-        template=opened(styles.QWEN_2_5.replace("ö", "o")),
-        targets=Targets(max_seq_len=10_000, target_responses="all"),
-        special_tokens_in_text="allow",
-        specials=SpecialStrings.of(()),
-    )
+    settings = {"max_seq_len": 10_000, "target_responses": "all", "special_tokens_in_text": "allow"}
+    chat = chats(tokenizer, styles.QWEN_2_5.replace("ö", "o"), VARIABLES, **settings)
     records = [(m, t) for m, t in called(20) if json.dumps([m, t], ensure_ascii=False).isascii()]
     encoded = chat.encode([read(messages, tools) for messages, tools in records])
     assert len(encoded.lengths) == len(records) > 5

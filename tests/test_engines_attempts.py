@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from mdsmix.convert import tally
-from mdsmix.encode.pretraining import Documents
 from mdsmix.engines.attempts import (
     MOST_DEATHS,
     Attempt,
@@ -20,6 +19,7 @@ from mdsmix.engines.attempts import (
     pieces,
 )
 from mdsmix.errors import MdsmixError
+from mdsmix.kinds.pretraining import Pretraining
 from tests.converting import (
     chats,
     documents,
@@ -138,14 +138,14 @@ def test_batches_of_any_size_give_the_same_bytes(
 def deadly(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two files of one unit; the 41st record of the first kills the process that encodes it, that of the second stands at the
     same byte."""
-    encode = Documents.encode
+    encode = Pretraining.encode
 
-    def dying(self: Documents, records: list[Any]) -> Any:
+    def dying(self: Pretraining, records: list[Any]) -> Any:
         if any(record.text == DEADLY for record in records):
             os.kill(os.getpid(), signal.SIGKILL)
         return encode(self, records)
 
-    monkeypatch.setattr(Documents, "encode", dying)
+    monkeypatch.setattr(Pretraining, "encode", dying)
     texts = [f"text number {n:04}" for n in range(100)]
     write_jsonl(tmp_path / "b.jsonl", [{"text": text} for text in texts])
     texts[40] = DEADLY

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.pretraining import Documents
 from mdsmix.engines import hang
 from mdsmix.engines.attempts import Attempt, Place
 from mdsmix.engines.base import Reporter
 from mdsmix.errors import MdsmixError
+from mdsmix.kinds.pretraining import Pretraining
 from tests.alarm import at_most
 from tests.converting import (
     chats,
@@ -190,14 +190,14 @@ def test_the_patience_is_longer_than_a_silent_store_lasts() -> None:
 @pytest.fixture
 def stuck(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A source of which the 8th record's encoding waits for ever."""
-    encode = Documents.encode
+    encode = Pretraining.encode
 
-    def encoding(self: Documents, records: list[Any]) -> Any:
+    def encoding(self: Pretraining, records: list[Any]) -> Any:
         if any(record.text == "stuck" for record in records):
             read_what_never_comes()
         return encode(self, records)
 
-    monkeypatch.setattr(Documents, "encode", encoding)
+    monkeypatch.setattr(Pretraining, "encode", encoding)
     texts = ["stuck" if n == 7 else f"text number {n:04}" for n in range(30)]
     write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in texts])
     streams = {"web": documents(tmp_path / "a.jsonl")}
@@ -250,15 +250,15 @@ def test_a_unit_that_was_stopped_once_gives_the_same_rows(
     streams = {"web": documents(tmp_path / "a.jsonl")}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
     run_recipe(recipe, f"local={tmp_path / 'whole'}")
-    encode, was_stopped = Documents.encode, tmp_path / "stopped"
+    encode, was_stopped = Pretraining.encode, tmp_path / "stopped"
 
-    def encoding(self: Documents, records: list[Any]) -> Any:
+    def encoding(self: Pretraining, records: list[Any]) -> Any:
         if not was_stopped.exists():
             was_stopped.touch()
             stop()
         return encode(self, records)
 
-    monkeypatch.setattr(Documents, "encode", encoding)
+    monkeypatch.setattr(Pretraining, "encode", encoding)
     with at_most(120):
         run_recipe(recipe)
     assert was_stopped.exists()

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoded
 from mdsmix.encode.targets import Lengths
 from mdsmix.kinds import KINDS, Kind
@@ -45,22 +44,18 @@ class CountedQuestions(Kind):
 
     name, word, reads, has_targets = "lengths", "finetuning", Length, True
 
-    def columns(self, recipe: Any, stream: Any, tokenizer: Any) -> dict[str, str]:
+    @classmethod
+    def columns(cls, recipe: Any, stream: Any, tokenizer: Any) -> dict[str, str]:
         return dict.fromkeys(("input_ids", "labels"), f"ndarray:{tokenizer.dtype}")
 
-    def open_encoder(self, encoding: Any, tokenizer: Any, backend: Backend) -> Any:
-        return _Counting()
-
-    def losses(self, tokens: Any, encoding: Any, eos: int | None) -> Lengths:
-        return np.ones(len(tokens.turns) - 1, np.int64)
-
-
-class _Counting:
     def encode(self, records: list[Length]) -> Encoded:
         rows = Ragged.of([[int(n)] for n in records], np.uint16)
         ends = Ragged.of([[5] for _ in records], np.uint16)
         count = len(records)
         return Encoded(columns={"input_ids": rows, "labels": ends}, tokens=2 * count, loss_tokens=count, lengths=np.full(count, 2, np.int64), largest_id=max([5, *map(int, records)]))  # fmt: skip
+
+    def losses(self, tokens: Any, eos: int | None) -> Lengths:
+        return np.ones(len(tokens.turns) - 1, np.int64)
 
 
 def _read_length(record: Any, fields: Any) -> Length | str:
@@ -71,7 +66,7 @@ def _read_length(record: Any, fields: Any) -> Length | str:
 def lengths(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A kind, and a shape that gives what it reads."""
     monkeypatch.setitem(SHAPES, "length", Shape(name="length", gives=Length, read=_read_length))
-    KINDS.append(CountedQuestions())
+    KINDS.append(CountedQuestions)
     yield
     KINDS.pop()
 
@@ -101,14 +96,10 @@ def test_a_kind_is_one_class_and_one_line(tmp_path: Path, tokenizer_folder: Path
 class Scored(CountedQuestions):
     """The kind above with one more column, of an encoding that Streaming has and mdsmix does not know yet."""
 
-    def columns(self, recipe: Any, stream: Any, tokenizer: Any) -> dict[str, str]:
+    @classmethod
+    def columns(cls, recipe: Any, stream: Any, tokenizer: Any) -> dict[str, str]:
         return super().columns(recipe, stream, tokenizer) | {"score": "str_decimal"}
 
-    def open_encoder(self, encoding: Any, tokenizer: Any, backend: Backend) -> Any:
-        return _Scoring()
-
-
-class _Scoring(_Counting):
     def encode(self, records: list[Length]) -> Encoded:
         encoded = super().encode(records)
         scores = Ragged.of([f"{n}.50".encode() for n in records], np.uint8)
@@ -120,7 +111,7 @@ def test_a_codec_is_one_object_and_one_line(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(CODECS, "str_decimal", Codec(decode=lambda _, data: Decimal(data.decode())))
-    KINDS[-1] = Scored()
+    KINDS[-1] = Scored
     converted(tmp_path, tokenizer_folder, "length")
     scores = [sample["score"] for sample in samples(tmp_path / "out/quiz/train")]
     assert scores == [Decimal("5.50"), Decimal("3.50")]

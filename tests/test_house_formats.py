@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mdsmix.convert.source_hashes import fingerprint
-from mdsmix.encode.pretraining import Documents
+from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.sources import find, plan, read
 from mdsmix.sources.registry import FORMATS
 from mdsmix.storage import locate
@@ -128,13 +128,13 @@ def test_a_unit_that_kills_its_worker_is_named_by_its_words(
 ) -> None:
     """The sentence names the split and the record."""
 
-    def dying(self: Documents, records: list[Any]) -> Any:
+    def dying(self: Pretraining, records: list[Any]) -> Any:
         if any("number 77 of b" in record.text for record in records):
             os._exit(9)
         return encode(self, records)
 
-    encode = Documents.encode
-    monkeypatch.setattr(Documents, "encode", dying)
+    encode = Pretraining.encode
+    monkeypatch.setattr(Pretraining, "encode", dying)
     answer = mdsmix("convert", recipe_of(zips, tokenizer_folder), "--workers", "1")
     assert answer.code == 1
     assert "of the record at member 77.txt of b.zip" in answer.err

@@ -148,7 +148,7 @@ def test_sample_holdout_and_duplicates_go_together(tmp_path: Path, tokenizer_fol
 def test_what_is_not_in_is_not_tokenized(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mdsmix.encode.pretraining import Documents as Encoder
+    from mdsmix.kinds.pretraining import Pretraining as Encoder
 
     seen, encode = list[Any](), Encoder.encode
     monkeypatch.setattr(Encoder, "encode", lambda self, of: seen.extend(of) or encode(self, of))

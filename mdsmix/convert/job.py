@@ -99,7 +99,7 @@ class Job:
     @property
     def joins_units(self) -> bool:
         """Whether units leave tokens over, which are joined into the stream's last part."""
-        return self.kind.joins_units(self.encoding)
+        return self.kind.joins_units
 
     @property
     def drops(self) -> bool:
@@ -170,7 +170,7 @@ def on_day(job: Job, published: str | None) -> Job:
 
     LLM-Foundry prints today's. Here a published stream keeps the day it has, or every morning would rebuild it.
     """
-    template = job.kind.template(job.encoding, job.tokenizer)
+    template = job.kind.template(job.tokenizer)
     if template is None or job.encoding.date_string:
         return job
     from mdsmix.encode.chat import today

@@ -197,8 +197,8 @@ def _begin(job: Job, dropped: bytes) -> _Made:
         compared=backend.compared,
         seen=seen,
         reading=reading,
-        rows=job.kind.open_rows(job.encoding, job.layout, job.tokenizer.dtype),
-        tally=Tally(job.kind.splits_records(job.encoding), reading.sample, job.kind.has_images),
+        rows=job.kind.open_rows(job.layout, job.tokenizer.dtype),
+        tally=Tally(job.kind.splits_records, reading.sample, job.kind.has_images),
     )
 
 

@@ -1,45 +1,25 @@
 """Samples that can be trained on, as the columns of a stream.
 
-`turns` is JSON and whole, as Foundry's converter stores it. `pair` is a context and a target, a third of the bytes; a row is stored
+Turns are JSON and whole, as Foundry's converter stores them. A pair is a context and a target, a third of the bytes; a row is stored
 only as far as max_seq_len lets it train, and the collator makes the same sample of it, the end of an encoder's context included.
-`packed` is a document of a packed row: the EOS, the policies and the cut are in it, since a row of several samples can state none
+A document is a part of a packed row: the EOS, the policies and the cut are in it, since a row of several samples can state none
 of them any more. `tests/foundry/test_packed.py` holds documents against the collator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 import orjson
 
-from mdsmix.encode.base import Encoded, Rejected
-from mdsmix.encode.targets import USABLE, Labels, Lengths, Turns, filtered_by
+from mdsmix.encode.base import Encoded
+from mdsmix.encode.targets import Labels, Turns
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.ragged import Ragged
 
-Columns = Literal["turns", "pair", "packed"]
-
-
-def laid_out(
-    labels: Labels,
-    verdicts: Lengths,
-    positions: Sequence[int],
-    whole: Lengths,
-    columns: Columns,
-    tokenizer: Tokenizer,
-    rejected: list[Rejected],
-) -> Encoded:
-    """The samples whose verdict is that they can be trained on. `positions`: the record of each sample; `whole`: its tokens before any were left out."""
-    keep = verdicts == USABLE
-    rejected += filtered_by(verdicts, positions)
-    kept = labels.take(keep)
-    made = LAYOUTS[columns](kept, tokenizer)
-    left_out = int((whole[keep] - kept.turns.samples.lengths).sum())
-    return replace(made, rejected=rejected, lost_tokens=made.lost_tokens + left_out)
+LayOut = Callable[[Labels, Tokenizer], Encoded]
 
 
 def as_turns(labels: Labels, tokenizer: Tokenizer) -> Encoded:
@@ -55,7 +35,7 @@ def as_turns(labels: Labels, tokenizer: Tokenizer) -> Encoded:
     )
 
 
-def as_pair(labels: Labels, tokenizer: Tokenizer) -> Encoded:
+def as_pairs(labels: Labels, tokenizer: Tokenizer) -> Encoded:
     """`input_ids`: all before the last response; `labels`: that response."""
     turns, longest = labels.turns, labels.targets.max_seq_len
     before = len(turns.ids.values)
@@ -77,7 +57,7 @@ def as_pair(labels: Labels, tokenizer: Tokenizer) -> Encoded:
     )
 
 
-def as_document(labels: Labels, tokenizer: Tokenizer) -> Encoded:
+def as_documents(labels: Labels, tokenizer: Tokenizer) -> Encoded:
     """`input_ids` and `loss_mask` (uint8, 1 where a token is trained), as the collator would make them of each sample."""
     samples, ends = labels.turns.samples, labels.turns.samples.offsets[1:][labels.gets_eos]
     ids = np.insert(samples.values, ends, tokenizer.eos_id or 0).astype(tokenizer.dtype)
@@ -95,9 +75,6 @@ def as_document(labels: Labels, tokenizer: Tokenizer) -> Encoded:
         largest_id=largest_id(documents),
         lost_tokens=int(labels.cut().sum()),
     )
-
-
-LAYOUTS = {"turns": as_turns, "pair": as_pair, "packed": as_document}
 
 
 def largest_id(*columns: Ragged) -> int:

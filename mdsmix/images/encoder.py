@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mdsmix.encode.base import Encoded, Rejected
-from mdsmix.encode.conversations import Chat
 from mdsmix.encode.processor import Counter
 from mdsmix.images.pictures import Failed, Image, Pictures, judged
 from mdsmix.record import Conversation
@@ -19,7 +18,8 @@ from mdsmix.storage import Location
 class Pictured:
     """The encoder of conversations with images."""
 
-    chat: Chat
+    chats: Callable[[Sequence[Conversation], Sequence[Sequence[int]] | None], Encoded]
+    "The encoder of conversations, which is told how many tokens each image of each becomes."
     pictures: Pictures
     counter: Counter | None = None
     "Of a recipe with a processor."
@@ -34,7 +34,7 @@ class Pictured:
         rejected = [each for each in read if isinstance(each, Rejected)]
         good = [i for i, each in enumerate(read) if not isinstance(each, Rejected)]
         spans = [[image.tokens for image in _of(read[i])] for i in good] if self.counter else None
-        encoded = self.chat.encode([conversations[i] for i in good], spans)
+        encoded = self.chats([conversations[i] for i in good], spans)
         out = {each.position for each in encoded.rejected}
         left = [at for number, at in enumerate(good) if number not in out]
         if encoded.rows_of is not None:

@@ -84,7 +84,7 @@ def try_stream(
             if each.detail and "template" in each.detail
         },
         unread=dict(reading.noticed.unread),
-        pieces=None if kept is None else list(kind.pieces(_sample(reading, kept), encoding)),
+        pieces=None if kept is None else list(kind(encoding).pieces(_sample(reading, kept))),
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from mdsmix.encode.backends import Backend
-from mdsmix.encode.base import Encoder
+from mdsmix.encode.base import Encoded, Encoder
 from mdsmix.encode.targets import Lengths, Targets
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.assemble import Assembler, PackedRows, SampleRows
@@ -32,7 +32,7 @@ Piece = tuple[Sequence[int], bool]
 
 
 class Kind(ABC):
-    """One kind of stream. It holds no state, so one object stands for all streams of the kind."""
+    """A stream of one kind. The class answers for recipes; an object is made of a stream's encoding, and encodes once it is opened."""
 
     name: ClassVar[str]
     word: ClassVar[Literal["pretraining", "finetuning"]]
@@ -53,15 +53,29 @@ class Kind(ABC):
     has_targets: ClassVar[bool] = True
     "The run's target policies decide what of a sample is trained; else all of it is."
 
+    tokenizer: Tokenizer
+    backend: Backend
+    "Given when it is opened."
+
+    def __init__(self, encoding: Encoding) -> None:
+        self.encoding = encoding
+
+    @classmethod
     @abstractmethod
-    def columns(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
+    def columns(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
         """Column name -> MDS encoding. Decided by the recipe, never by the content of a record."""
 
-    @abstractmethod
-    def open_encoder(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> Encoder:
-        """What turns the records that its shapes give into samples."""
+    def open_encoder(self, tokenizer: Tokenizer, backend: Backend) -> Encoder:
+        """What turns the records that its shapes give into samples: as a rule the kind itself."""
+        self.tokenizer, self.backend = tokenizer, backend
+        return self
 
-    def contradictions(self, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+    @abstractmethod
+    def encode(self, records: Any) -> Encoded:
+        """The samples of records, once it is opened."""
+
+    @classmethod
+    def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         """Sentences on what cannot be right in a recipe about such a stream."""
         if stream.pack and not recipe.decoder_only_format:
             yield (
@@ -74,43 +88,49 @@ class Kind(ABC):
                 "row apart: set train_loader.name: mdsmix or leave the name out, or take pack out."
             )
 
-    def lacking(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
+    @classmethod
+    def lacking(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
         """Sentences on what the stream wants and the tokenizer does not have."""
         yield from ()
 
+    @classmethod
     def settings(
-        self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
+        cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
     ) -> Mapping[str, Any]:
         """Keys of Encoding that shape its samples, beyond those that all kinds share."""
         return {}
 
-    def template(self, encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate | None:
+    def template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
         """The chat template that renders its records; None where none does."""
         return None
 
-    def open_rows(self, encoding: Encoding, layout: Layout, dtype: str) -> Assembler:
+    def open_rows(self, layout: Layout, dtype: str) -> Assembler:
         """What puts encoded batches together as the rows of a work unit."""
-        return PackedRows(layout, encoding.max_seq_len) if encoding.pack else SampleRows(layout)
+        if self.encoding.pack:
+            return PackedRows(layout, self.encoding.max_seq_len)
+        return SampleRows(layout)
 
-    def joins_units(self, encoding: Encoding) -> bool:
+    @property
+    def joins_units(self) -> bool:
         """Whether a row may hold parts of several records, so that every unit leaves tokens over for the last part."""
         return False
 
-    def splits_records(self, encoding: Encoding) -> bool:
+    @property
+    def splits_records(self) -> bool:
         """Whether a record may become several rows."""
         return False
 
     @abstractmethod
-    def losses(self, tokens: Tokens, encoding: Encoding, eos: int | None) -> Lengths:
+    def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
         """int64 [n]: the positions of stored samples that give a loss."""
 
-    def cut(self, tokens: Tokens, encoding: Encoding) -> Lengths:
+    def cut(self, tokens: Tokens) -> Lengths:
         """int64 [n]: tokens of stored samples that the loader cuts off."""
         return np.zeros(len(tokens.turns) - 1, np.int64)
 
-    def pieces(self, sample: Mapping[str, Any], encoding: Encoding) -> Iterator[Piece]:
+    def pieces(self, sample: Mapping[str, Any]) -> Iterator[Piece]:
         """A stored sample, decoded, as runs of tokens that are trained or not, in order."""
-        return stored_pieces(sample, encoding.target_prompts, encoding.target_responses)
+        return stored_pieces(sample, self.encoding.target_prompts, self.encoding.target_responses)
 
 
 def packed_columns(tokens: str, has_targets: bool) -> dict[str, str]:

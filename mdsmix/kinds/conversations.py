@@ -1,24 +1,34 @@
-"""Conversations: rendered by the tokenizer's chat template, and cut into the turns that are trained."""
+"""Conversations: rendered by the tokenizer's chat template, and cut into the turns that are trained, as Foundry's converter makes them.
+
+A batch is one call of the tokenizer, with all turns of its conversations in one list; what follows is arithmetic on lengths.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar
 
-from mdsmix.encode.backends import Backend
-from mdsmix.encode.base import Encoder
+import numpy as np
+
+from mdsmix.encode import tool_forms
+from mdsmix.encode.base import Encoded, Rejected
+from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn, answers, open_template
+from mdsmix.encode.history import rendered_rows
+from mdsmix.encode.image_tokens import ImageToken, Wrong, fitted, overgrown
+from mdsmix.encode.special import SpecialStrings
+from mdsmix.encode.targets import USABLE, Turns, first_turns, label
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.base import packed_columns
-from mdsmix.kinds.finetuning import Finetuning, columns_of, targets_of
+from mdsmix.kinds.finetuning import Finetuning
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.record import Conversation
-from mdsmix.shards.manifest import Encoding
+from mdsmix.record import Conversation, RichConversation
 from mdsmix.words import hint
 
-if TYPE_CHECKING:
-    from mdsmix.encode.chat import ChatTemplate
-
-
+NOTHING_TRAINED = "nothing_trained"
+"Why a conversation of which no answer is to be trained is left out."
 OWN_VARIABLES = {
     "messages": "the records hold them.",
     "tools": "the records hold them.",
@@ -45,15 +55,17 @@ class Conversations(Finetuning):
     called = "messages"
     has_template = True
 
-    def columns(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
+    @classmethod
+    def columns(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
         if stream.pack:
             return packed_columns(f"ndarray:{tokenizer.dtype}", has_targets=True)
         if stream.columns == "turns":
             return {"turns": "json"}
         return dict.fromkeys(("input_ids", "labels"), f"ndarray:{tokenizer.dtype}")
 
+    @classmethod
     def settings(
-        self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
+        cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
     ) -> Mapping[str, Any]:
         return {
             **super().settings(recipe, stream, tokenizer),
@@ -63,7 +75,8 @@ class Conversations(Finetuning):
             "template": dict(recipe.tokenizer.template),
         }
 
-    def contradictions(self, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+    @classmethod
+    def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         yield from super().contradictions(recipe, stream)
         policies = (recipe.target_prompts, recipe.target_responses)
         if stream.columns == "compact" and policies != ("none", "last"):
@@ -81,12 +94,12 @@ class Conversations(Finetuning):
                 "rewritten_history: last."
             )
 
-    def splits_records(self, encoding: Encoding) -> bool:
-        return encoding.rewritten_history == "each"
+    @property
+    def splits_records(self) -> bool:
+        return self.encoding.rewritten_history == "each"
 
-    def lacking(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
-        from mdsmix.encode.chat import open_template
-
+    @classmethod
+    def lacking(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
         reads = open_template(tokenizer.chat_template, {}).reads
         for name in recipe.tokenizer.template:
             if name in OWN_VARIABLES:
@@ -97,23 +110,116 @@ class Conversations(Finetuning):
                     f"read it: {hint(name, sorted(reads - set(OWN_VARIABLES)))}"
                 )
 
-    def template(self, encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate:
-        from mdsmix.encode.chat import open_template
+    def template(self, tokenizer: Tokenizer) -> ChatTemplate:
+        variables = tokenizer.template_variables | self.encoding.template
+        return open_template(tokenizer.chat_template, variables, self.encoding.date_string)
 
-        variables = tokenizer.template_variables | encoding.template
-        return open_template(tokenizer.chat_template, variables, encoding.date_string)
+    @cached_property
+    def opened_template(self) -> ChatTemplate:
+        return self.template(self.tokenizer)
 
-    def open_encoder(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> Encoder:
-        from mdsmix.encode.conversations import Chat
-        from mdsmix.encode.special import SpecialStrings
+    @cached_property
+    def specials(self) -> SpecialStrings:
+        return SpecialStrings.of(self.tokenizer.special_tokens)
 
-        return Chat(
-            tokenizer=tokenizer,
-            backend=backend,
-            template=self.template(encoding, tokenizer),
-            targets=targets_of(encoding),
-            columns=columns_of(encoding, "turns"),
-            special_tokens_in_text=encoding.special_tokens_in_text,
-            specials=SpecialStrings.of(tokenizer.special_tokens),
-            rewritten_history=encoding.rewritten_history,
-        )
+    @cached_property
+    def image(self) -> ImageToken | None:
+        """What stands for an image, in a stream of images."""
+        return None
+
+    def encode(
+        self,
+        conversations: Sequence[Conversation],
+        spans: Sequence[Sequence[int]] | None = None,
+    ) -> Encoded:
+        """Column `turns` (json), `input_ids` and `labels`, or those of documents, one row per conversation that can be trained on; several
+        where its history is rewritten and each answer gets a row. `spans`: the tokens that each image of each conversation becomes."""
+        with self.opened_template.bounded(conversations):
+            rendered, positions, rejected, specials, unread = self._render(conversations)
+        texts = [text for turns in rendered for turn in turns for text in turn]
+        ids = self.backend.encode(texts, match_special=True)
+        counts = np.array([len(turns) for turns in rendered], np.int64)
+        if self.image:
+            wrong = self.image.miscounted(ids, counts, positions, conversations)
+            rejected += wrong.rejected
+            ids, counts, positions = wrong.take(ids, counts, positions)
+        turns, eos = Turns(ids, counts), self.tokenizer.eos_id
+        whole = turns.samples.lengths
+        if self.image and spans is not None:
+            turns, wrong = self._with_whole_images(turns, positions, spans)
+            rejected += wrong.rejected
+            whole = whole[wrong.keep]
+            ids, counts, positions = wrong.take(turns.ids, turns.counts, positions)
+            turns = Turns(ids, counts)
+        elif self.targets.too_long == "first_turns":
+            turns = first_turns(turns, self.targets.max_seq_len, eos)
+        labels = label(self.targets, turns, eos, self.untrained)
+        encoded, keep = self.samples(labels, positions, whole, rejected)
+        encoded = replace(encoded, specials=specials, unread=unread)
+        if self.image:
+            kept = turns.take(keep)
+            encoded = replace(encoded, placeholders=self.image.count(kept.ids, kept.counts))
+        if (
+            self.encoding.rewritten_history == "each"
+        ):  # what is dropped is a row, and seldom all of a record
+            rows_of = np.unique(np.array(positions, np.int64)[keep], return_counts=True)[1]
+            gone = {each.position for each in rejected}
+            is_lost = np.array([at not in gone for at in positions], bool) & ~keep
+            lost = encoded.lost_tokens + int(turns.samples.lengths[is_lost].sum())
+            encoded = replace(encoded, lost_tokens=lost, rows_of=rows_of)
+        return encoded
+
+    def _with_whole_images(
+        self, turns: Turns, positions: Sequence[int], spans: Sequence[Sequence[int]]
+    ) -> tuple[Turns, Wrong]:
+        """The conversations, shortened where need be, and those of which an image would be cut off at max_seq_len."""
+        assert self.image is not None
+        of_rows, longest = [spans[position] for position in positions], self.targets.max_seq_len
+        if self.targets.too_long == "first_turns":
+            grown = self.image.grown(turns.ids, turns.counts, of_rows)
+            turns = first_turns(turns, longest, self.tokenizer.eos_id, grown)
+        verdicts = label(self.targets, turns, self.tokenizer.eos_id, self.image.id).verdicts()
+        may_outgrow = (verdicts == USABLE) & (self.image.count(turns.ids, turns.counts) > 0)
+        grown = self.image.grown(turns.ids, turns.counts, of_rows)
+        return turns, overgrown(may_outgrow, grown, turns.counts, positions, longest)
+
+    def _render(
+        self, conversations: Sequence[Conversation]
+    ) -> tuple[list[list[Turn]], list[int], list[Rejected], int, Counter[str]]:
+        """The turns of each row, which conversation it is of, those that give none, how many hold a special token, and what
+        the template does not print."""
+        rendered, positions, rejected, specials = [], [], [], 0
+        rule = self.encoding.rewritten_history
+        unread = Counter[str]()
+        for position, conversation in enumerate(conversations):
+            try:
+                if self._holds_special(conversation):
+                    specials += 1
+                    if self.encoding.special_tokens_in_text != "allow":
+                        raise NotRendered("special_token_in_text")
+                if conversation.trained is not None:
+                    self._refuse_flags(conversation)
+                if self.image:
+                    conversation = fitted(self.opened_template, self.image, conversation)
+                if isinstance(conversation, RichConversation):
+                    conversation = tool_forms.fitted(self.opened_template, conversation)
+                    unread.update(set(tool_forms.unread(self.opened_template, conversation)))
+                rows = rendered_rows(self.opened_template, conversation, rule)
+                rendered += rows
+                positions += [position] * len(rows)
+            except NotRendered as fault:
+                is_good = fault.reason == NOTHING_TRAINED
+                rejected.append(Rejected(position, fault.reason, is_good, fault.detail))
+        return rendered, positions, rejected, specials, unread
+
+    def _refuse_flags(self, conversation: Conversation) -> None:
+        """NotRendered for a conversation of which nothing is trained, or of which an answer is that is not to be."""
+        trained = list(answers(conversation))
+        if not trained:
+            raise NotRendered(NOTHING_TRAINED)
+        every = list(answers(conversation._replace(trained=None)))
+        if self.targets.target_prompts != "none" and every[: len(trained)] != trained:
+            raise NotRendered("untrained_in_prompt")
+
+    def _holds_special(self, conversation: Conversation) -> bool:
+        return self.specials.within(conversation.said)

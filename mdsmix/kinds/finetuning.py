@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
-from mdsmix.encode.columns import Columns
-from mdsmix.encode.targets import Lengths, Targets, Turns, label
+from mdsmix.encode.base import Encoded, Rejected
+from mdsmix.encode.columns import LayOut, as_documents, as_pairs, as_turns
+from mdsmix.encode.targets import (
+    USABLE,
+    Flags,
+    Labels,
+    Lengths,
+    Targets,
+    Turns,
+    filtered_by,
+    label,
+)
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.base import Kind
 from mdsmix.ragged import Ragged
@@ -27,12 +39,14 @@ class Finetuning(Kind):
     called = "finetuning"
     window_bytes = WINDOW_BYTES
 
+    @classmethod
     def settings(
-        self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
+        cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
     ) -> Mapping[str, Any]:
         return {"too_long": stream.too_long, "pack": stream.pack}
 
-    def contradictions(self, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+    @classmethod
+    def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         yield from super().contradictions(recipe, stream)
         if recipe.loader == "text":
             yield (
@@ -46,27 +60,45 @@ class Finetuning(Kind):
                 "apart: set too_long: cut."
             )
 
-    def losses(self, tokens: Tokens, encoding: Encoding, eos: int | None) -> Lengths:
-        return label(targets_of(encoding), _turns(tokens), eos, self.never(encoding)).losses()
+    @cached_property
+    def targets(self) -> Targets:
+        return targets_of(self.encoding)
 
-    def cut(self, tokens: Tokens, encoding: Encoding) -> Lengths:
-        return label(targets_of(encoding), _turns(tokens), None).cut()
-
-    def never(self, encoding: Encoding) -> int | None:
+    @property
+    def untrained(self) -> int | None:
         """A token that no policy trains."""
         return None
+
+    def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
+        return label(self.targets, _turns(tokens), eos, self.untrained).losses()
+
+    def cut(self, tokens: Tokens) -> Lengths:
+        return label(self.targets, _turns(tokens), None).cut()
+
+    def samples(
+        self, labels: Labels, positions: Sequence[int], whole: Lengths, rejected: list[Rejected]
+    ) -> tuple[Encoded, Flags]:
+        """The samples that can be trained on, and which of all they are. `positions`: the record of each; `whole`: its tokens before any
+        were left out; `rejected` takes the others."""
+        verdicts = labels.verdicts()
+        keep = verdicts == USABLE
+        rejected += filtered_by(verdicts, positions)
+        kept = labels.take(keep)
+        made = self._lay_out(kept, self.tokenizer)
+        left_out = int((whole[keep] - kept.turns.samples.lengths).sum())
+        lost = made.lost_tokens + left_out
+        return replace(made, rejected=rejected, lost_tokens=lost), keep
+
+    @property
+    def _lay_out(self) -> LayOut:
+        if self.encoding.pack:
+            return as_documents
+        return as_turns if "turns" in self.encoding.columns else as_pairs
 
 
 def _turns(tokens: Tokens) -> Turns:
     lengths = np.stack([tokens.prompts, tokens.responses], axis=1).ravel()
     return Turns(Ragged.from_lengths(tokens.ids.values, lengths), np.diff(tokens.turns))
-
-
-def columns_of(encoding: Encoding, whole: Columns) -> Columns:
-    """How a stream's samples are laid out; `whole`: where neither pack nor compact asks for less."""
-    if encoding.pack:
-        return "packed"
-    return "pair" if encoding.compact else whole
 
 
 def targets_of(encoding: Encoding) -> Targets:

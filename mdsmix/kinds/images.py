@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -16,7 +17,9 @@ import orjson
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.base import Encoded, Encoder
+from mdsmix.encode.image_tokens import ImageToken
 from mdsmix.encode.processor import Counter, Processor, open_processor
+from mdsmix.encode.special import SpecialStrings
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.assemble import Assembled, Assembler, totals_of
 from mdsmix.kinds.base import Kind, Piece
@@ -25,7 +28,6 @@ from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES
 from mdsmix.shards.counts import Totals
-from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.mds import SHARD_BYTES, Layout, Rows
 from mdsmix.words import hint
 
@@ -49,11 +51,13 @@ class Images(Conversations):
     window_bytes = Kind.window_bytes
     line_bytes = LINE_BYTES
 
-    def columns(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
+    @classmethod
+    def columns(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
         return dict(COLUMNS)
 
+    @classmethod
     def settings(
-        self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
+        cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
     ) -> Mapping[str, Any]:
         given = stream.images or DEFAULTS
         processor = open_processor(recipe.processor) if recipe.processor else None
@@ -65,7 +69,8 @@ class Images(Conversations):
         common = super().settings(recipe, stream, tokenizer)
         return {**common, "compact": False, "compression": None, "images": found}
 
-    def contradictions(self, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+    @classmethod
+    def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         yield from super().contradictions(recipe, stream)
         given = stream.images or DEFAULTS
         if stream.pack:
@@ -85,7 +90,8 @@ class Images(Conversations):
         if given.reencode and not 1 <= given.reencode.quality <= 100:
             yield f"images.reencode.quality is {given.reencode.quality}; it must be from 1 to 100."
 
-    def lacking(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
+    @classmethod
+    def lacking(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
         from mdsmix.images.check import require_pillow
 
         require_pillow()
@@ -109,32 +115,38 @@ class Images(Conversations):
                 f"that images could not be found in the tokens: {hint(token, known or tokenizer.special_tokens, 'its own tokens are')}"
             )
 
-    def open_encoder(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> Encoder:
-        from mdsmix.encode.image_tokens import ImageToken
-        from mdsmix.encode.special import SpecialStrings
+    def open_encoder(self, tokenizer: Tokenizer, backend: Backend) -> Encoder:
         from mdsmix.images.check import require_pillow
         from mdsmix.images.encoder import Pictured
         from mdsmix.images.pictures import Pictures
 
         require_pillow()
-        chat: Any = super().open_encoder(encoding, tokenizer, backend)
-        token = ImageToken(encoding.images["token"], encoding.images["id"])
-        specials = SpecialStrings.of([*tokenizer.special_tokens, token.text])
-        chat = replace(chat, image=token, specials=specials)
-        digest = encoding.images.get("processor")
+        super().open_encoder(tokenizer, backend)
+        digest = self.encoding.images.get("processor")
         counter = Counter(digest) if digest else None
-        return Pictured(chat=chat, pictures=Pictures.of(encoding.images), counter=counter)
+        return Pictured(
+            chats=self.encode, pictures=Pictures.of(self.encoding.images), counter=counter
+        )
 
-    def open_rows(self, encoding: Encoding, layout: Layout, dtype: str) -> Assembler:
+    @cached_property
+    def image(self) -> ImageToken:
+        return ImageToken(self.encoding.images["token"], self.encoding.images["id"])
+
+    @cached_property
+    def specials(self) -> SpecialStrings:
+        return SpecialStrings.of([*self.tokenizer.special_tokens, self.image.text])
+
+    @property
+    def untrained(self) -> int:
+        return self.image.id
+
+    def open_rows(self, layout: Layout, dtype: str) -> Assembler:
         return ImageRows()
 
-    def never(self, encoding: Encoding) -> int:
-        return int(encoding.images["id"])
-
-    def pieces(self, sample: Mapping[str, Any], encoding: Encoding) -> Iterator[Piece]:
+    def pieces(self, sample: Mapping[str, Any]) -> Iterator[Piece]:
         """As of any conversation, but a token that stands for an image is never trained."""
-        for ids, is_trained in super().pieces(sample, encoding):
-            for is_image, run in groupby(ids, encoding.images["id"].__eq__):
+        for ids, is_trained in super().pieces(sample):
+            for is_image, run in groupby(ids, self.image.id.__eq__):
                 yield list(run), is_trained and not is_image
 
 

@@ -1,21 +1,33 @@
-"""Documents for plain language modelling: joined and cut into full rows, or one row a document."""
+"""Documents for plain language modelling.
+
+`concat` joins documents and cuts rows of exactly max_seq_len: no padding, and documents that begin and end inside rows.
+`document` makes one sample of each document and splits longer ones, so nothing is cut off: documents stay whole, at the
+price of padding (or of packing in the loader). Under the finetuning loader a row is written as its first token and the rest, for which
+LLM-Foundry's collator computes exactly the language-modelling loss.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mdsmix.encode.backends import Backend
-from mdsmix.encode.base import Encoder
+import numpy as np
+from numpy.typing import NDArray
+
+from mdsmix.encode.base import Encoded, Rejected
+from mdsmix.encode.documents import add_special_tokens, as_targets, rows_in, split_rows
+from mdsmix.encode.special import encode_texts
 from mdsmix.encode.targets import Lengths
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.assemble import Assembler, JoinedRows
 from mdsmix.kinds.base import Kind, packed_columns
+from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Document
-from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.mds import Layout
 from mdsmix.shards.tokens import Tokens
+
+SPECIAL = "special_token_in_text"
 
 
 class Pretraining(Kind):
@@ -28,7 +40,8 @@ class Pretraining(Kind):
     called = "pretraining"
     has_targets = False
 
-    def columns(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
+    @classmethod
+    def columns(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
         tokens = f"ndarray:{tokenizer.dtype}"
         if stream.pack:
             return packed_columns(tokens, has_targets=False)
@@ -39,16 +52,18 @@ class Pretraining(Kind):
             return {"input_ids": f"{tokens}:1", "labels": f"{tokens}:{row - 1}"}
         return {"input_ids": tokens, "labels": tokens}
 
+    @classmethod
     def settings(
-        self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
+        cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
     ) -> Mapping[str, Any]:
         return {
             "target_prompts": "none",
             "target_responses": "last",
-            **{key: getattr(stream, key) for key in self.keys},
+            **{key: getattr(stream, key) for key in cls.keys},
         }
 
-    def contradictions(self, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+    @classmethod
+    def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         if stream.min_tokens < 0:
             yield f"min_tokens is {stream.min_tokens}; it cannot be below 0."
         if stream.max_tokens is not None and stream.max_tokens < max(1, stream.min_tokens):
@@ -72,7 +87,8 @@ class Pretraining(Kind):
                 "that the data does not hold and train on it."
             )
 
-    def lacking(self, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
+    @classmethod
+    def lacking(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
         wanted = (
             ("bos", stream.add_bos, tokenizer.bos_id),
             ("eos", stream.add_eos, tokenizer.eos_id),
@@ -85,33 +101,83 @@ class Pretraining(Kind):
                     f"set add_{name}: false for this stream, or name one in tokenizer.kwargs ({name}_token)."
                 )
 
-    def open_encoder(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> Encoder:
-        from mdsmix.encode.pretraining import Documents
+    def open_rows(self, layout: Layout, dtype: str) -> Assembler:
+        if self.joins_units:
+            return JoinedRows(layout, self.encoding.max_seq_len, dtype)
+        return super().open_rows(layout, dtype)
 
-        return Documents(
-            tokenizer=tokenizer,
-            backend=backend,
-            max_seq_len=encoding.max_seq_len,
-            is_concat=self.joins_units(encoding),
-            has_targets=encoding.loader == "finetuning",
-            add_bos=bool(encoding.add_bos),
-            add_eos=bool(encoding.add_eos),
-            min_tokens=encoding.min_tokens or 0,
-            max_tokens=encoding.max_tokens,
-            special_tokens_in_text=encoding.special_tokens_in_text,
-            is_packed=encoding.pack,
-        )
+    @property
+    def joins_units(self) -> bool:
+        return self.encoding.layout == "concat"
 
-    def open_rows(self, encoding: Encoding, layout: Layout, dtype: str) -> Assembler:
-        if self.joins_units(encoding):
-            return JoinedRows(layout, encoding.max_seq_len, dtype)
-        return super().open_rows(encoding, layout, dtype)
+    @property
+    def splits_records(self) -> bool:
+        return self.encoding.layout == "document"
 
-    def joins_units(self, encoding: Encoding) -> bool:
-        return encoding.layout == "concat"
-
-    def splits_records(self, encoding: Encoding) -> bool:
-        return encoding.layout == "document"
-
-    def losses(self, tokens: Tokens, encoding: Encoding, eos: int | None) -> Lengths:
+    def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
         return tokens.ids.lengths - 1
+
+    def encode(self, documents: Sequence[Document]) -> Encoded:
+        """Concat: one row per document, under `tokens`, to be joined and cut by the caller. Document: finished rows."""
+        texts = [document.text for document in documents]
+        ids, marked, stopped = encode_texts(
+            self.backend, texts, self.encoding.special_tokens_in_text, self.tokenizer
+        )
+        rows = add_special_tokens(ids, *self._special_tokens, self.tokenizer.dtype)
+        refused = np.zeros(len(rows), bool)
+        refused[stopped] = True
+        keep, dropped = self._keep(ids.lengths, rows.lengths, refused)
+        rejected = [Rejected(position, why, why != SPECIAL) for position, why in dropped]
+        return self._encoded(rows.take(keep), rejected, len(marked))
+
+    @property
+    def _special_tokens(self) -> tuple[list[int], list[int]]:
+        """What stands around every document: the tokenizer's own tokens, BOS and EOS added where they are not there."""
+        head, tail = self.tokenizer.prefix_ids, self.tokenizer.suffix_ids
+        bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
+        if self.encoding.add_bos and bos is not None and head[:1] != [bos]:
+            head = [bos, *head]
+        if self.encoding.add_eos and eos is not None and tail[-1:] != [eos]:
+            tail = [*tail, eos]
+        return head, tail
+
+    def _keep(
+        self, bare: NDArray[np.int64], whole: NDArray[np.int64], refused: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.bool_], list[tuple[int, str]]]:
+        """Which documents stay, and why the others go: a reason code for each, the first that fits."""
+        least, most = self.encoding.min_tokens or 0, self.encoding.max_tokens
+        rules = {
+            SPECIAL: refused,
+            "empty": bare == 0,
+            "min_tokens": whole < least,
+            "max_tokens": whole > (np.iinfo(np.int64).max if most is None else most),
+            "one_token": (whole < 2) & (not self.joins_units),
+        }
+        keep = ~np.logical_or.reduce(list(rules.values()))
+        reasons = {int(i): r for r, hit in reversed(rules.items()) for i in np.flatnonzero(hit)}
+        return keep, sorted(reasons.items())
+
+    def _columns(self, rows: Ragged) -> Mapping[str, Ragged]:
+        if self.encoding.pack:
+            return {"input_ids": rows}
+        if self.joins_units or self.encoding.loader == "text":
+            return {"tokens": rows}
+        return as_targets(rows)
+
+    def _encoded(self, rows: Ragged, rejected: list[Rejected], specials: int) -> Encoded:
+        lost, rows_of = 0, None
+        if not self.joins_units:
+            rows_of = rows_in(rows.lengths, self.encoding.max_seq_len)
+            rows, lost = split_rows(rows, self.encoding.max_seq_len)
+        lengths = rows.lengths
+        return Encoded(
+            columns=self._columns(rows),
+            tokens=len(rows.values),
+            loss_tokens=int(np.maximum(lengths - 1, 0).sum()),
+            lengths=lengths,
+            largest_id=int(rows.values.max()) if len(rows.values) else -1,
+            rejected=rejected,
+            specials=specials,
+            lost_tokens=lost,
+            rows_of=rows_of,
+        )

@@ -166,7 +166,7 @@ def open_reading(
     root: Location | None = None,
 ) -> Reading:
     """What turns the raw records of a stream into its samples. `root`: where the paths of images begin."""
-    encoder = kind_of(encoding).open_encoder(encoding, tokenizer, backend)
+    encoder = kind_of(encoding).open_encoder(tokenizer, backend)
     reading = _open(encoding, encoder, fingerprints)
     if reading.pictures:
         reading.pictures.root = root

@@ -20,15 +20,15 @@ from mdsmix.shapes.pictures import FIELDS, with_images
 from mdsmix.shapes.where import Where, parse_where
 from mdsmix.shards.manifest import Encoding
 
-KINDS: list[Kind] = [Pretraining(), Pairs(), Conversations(), Images()]
+KINDS: list[type[Kind]] = [Pretraining, Pairs, Conversations, Images]
 
 
-def kinds_of_word(word: str | None) -> list[Kind]:
+def kinds_of_word(word: str | None) -> list[type[Kind]]:
     """The kinds that the recipe's `kind:` may mean."""
     return [kind for kind in KINDS if kind.word == word]
 
 
-def kind_of_stream(stream: StreamSpec) -> Kind | None:
+def kind_of_stream(stream: StreamSpec) -> type[Kind] | None:
     """The kind of a stream with a source; None where the recipe gives none, or fields that none reads."""
     shape = stream.source and shape_of_source(stream.source)
     if not shape:
@@ -72,7 +72,7 @@ def kind_of(encoding: Encoding) -> Kind:
     has_images = bool(encoding.images)
     read = [_reading(encoding.kind, shape, has_images) for shape in _shapes(encoding)]
     known = [kind for kind in kinds_of_word(encoding.kind) if kind.has_images == has_images]
-    return max(list(filter(None, read)) or known, key=KINDS.index)
+    return max(list(filter(None, read)) or known, key=KINDS.index)(encoding)
 
 
 def fields_read(encoding: Encoding) -> frozenset[str]:
@@ -129,7 +129,7 @@ def _shapes(encoding: Encoding) -> Iterator[Shape]:
     yield from (s for s in SHAPES.values() if s.fields and encoding.fields.keys() >= set(s.fields))
 
 
-def _reading(word: str | None, shape: Shape, has_images: bool = False) -> Kind | None:
+def _reading(word: str | None, shape: Shape, has_images: bool = False) -> type[Kind] | None:
     kinds = (kind for kind in kinds_of_word(word) if kind.has_images == has_images)
     return next((kind for kind in kinds if kind.reads is shape.gives), None)
 

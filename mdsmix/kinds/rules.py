@@ -121,11 +121,11 @@ def _tags(source: SourceSpec) -> Iterator[str]:
         yield f"source.tags gives role and content the key {words['role_tag']}: name them apart."
 
 
-def _shapes(kind: Kind) -> list[Shape]:
+def _shapes(kind: type[Kind]) -> list[Shape]:
     return [shape for shape in SHAPES.values() if shape.gives is kind.reads and shape.fields]
 
 
-def _foreign_keys(kind: Kind, stream: StreamSpec) -> Iterator[str]:
+def _foreign_keys(kind: type[Kind], stream: StreamSpec) -> Iterator[str]:
     """Keys of another kind of stream, which would change nothing."""
     plain = StreamSpec(name=stream.name)
     for other in KINDS:

@@ -55,7 +55,7 @@ def as_shown(sample: Mapping[str, Any], manifest: Manifest | None) -> Sample:
         ]
     if manifest is None:  # by LLM-Foundry's default policies
         return segments(stored_pieces(sample))
-    return segments(kind_of(manifest.encoding).pieces(sample, manifest.encoding))
+    return segments(kind_of(manifest.encoding).pieces(sample))
 
 
 def _has_tokens(sample: Mapping[str, Any]) -> bool:

@@ -16,15 +16,14 @@ import pytest
 
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.base import Encoded
-from mdsmix.encode.chat import open_template, today
-from mdsmix.encode.conversations import Chat
-from mdsmix.encode.prompt_response import PromptResponse
-from mdsmix.encode.special import SpecialStrings
-from mdsmix.encode.targets import Targets
+from mdsmix.encode.chat import today
 from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
+from mdsmix.kinds.conversations import Conversations
+from mdsmix.kinds.pairs import Pairs
 from mdsmix.kinds.reading import Reading
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shapes import SHAPES
+from tests.encoders import opened
 from tests.foundry.conftest import Foundry
 from tests.foundry.records import POLICIES, ROWS, chat_records, pairs, policy
 from tests.styles import STYLES
@@ -46,19 +45,21 @@ REFUSALS = {
 }
 
 
-def encoder(tokenizer: Tokenizer, targets: Targets, date: str, **chat: Any) -> Any:
-    parts = {
-        "tokenizer": tokenizer,
-        "backend": open_backend(tokenizer),
-        "targets": targets,
+def encoder(tokenizer: Tokenizer, targets: dict[str, Any], date: str, columns: str) -> Any:
+    settings = {
         "special_tokens_in_text": "allow",
+        "date_string": date,
+        "columns": columns,
+        **targets,
     }
-    if not chat:
+    if columns == "":
         fields = {"prompt": "prompt", "response": "response"}
-        return Reading(SHAPES["prompt_response"], fields, PromptResponse(**parts))
-    template = open_template(tokenizer.chat_template, tokenizer.template_variables, date)
-    specials = SpecialStrings.of(tokenizer.special_tokens)
-    rendered = Chat(template=template, specials=specials, **chat, **parts)
+        return Reading(
+            SHAPES["prompt_response"],
+            fields,
+            opened(Pairs, tokenizer, open_backend(tokenizer), **settings),
+        )
+    rendered = opened(Conversations, tokenizer, open_backend(tokenizer), **settings)
     return Reading(SHAPES["messages"], {"messages": "messages"}, rendered)
 
 
@@ -78,11 +79,11 @@ def cases(
 ) -> Iterator[tuple[dict[str, Any], Encoded]]:
     """Every policy over both shapes, and compact chats under the one that allows them."""
     for targets in map(policy, range(len(POLICIES))):
-        shapes: list[tuple[str, dict[str, Any]]] = [("pairs", {}), ("chats", {"columns": "turns"})]
+        shapes = [("pairs", ""), ("chats", "turns")]
         if (targets["target_prompts"], targets["target_responses"]) == ("none", "last"):
-            shapes.append(("chats", {"columns": "pair"}))
-        for name, chat in shapes:
-            encoded = encoder(tokenizer, Targets(**targets), date, **chat).encode(records[name])
+            shapes.append(("chats", "pair"))
+        for name, columns in shapes:
+            encoded = encoder(tokenizer, targets, date, columns).encode(records[name])
             is_pair = "turns" not in encoded.columns
             case = {**targets, "records": name, "rows": stored(encoded), "is_pair": is_pair}
             yield case, encoded

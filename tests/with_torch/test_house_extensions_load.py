@@ -20,7 +20,7 @@ def test_a_new_kind_with_a_new_codec_is_loaded(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(CODECS, "str_decimal", Codec(decode=lambda _, data: data.decode()))
-    KINDS[-1] = Scored()
+    KINDS[-1] = Scored
     recipe = converted(tmp_path, tokenizer_folder, "length")
     train = tmp_path / "train.yaml"
     assert mdsmix("render-yaml", recipe, "-o", train, "train_loader.num_workers=0").code == 0

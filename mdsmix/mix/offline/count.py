@@ -42,9 +42,8 @@ def _losses(tokens: Tokens, manifest: Manifest) -> tuple[NDArray[np.int64], NDAr
     one itself, and nothing of it is cut."""
     if tokens.trained is not None:
         return tokens.trained, np.zeros_like(tokens.trained)
-    kind, encoding = kind_of(manifest.encoding), manifest.encoding
-    losses = kind.losses(tokens, encoding, manifest.tokenizer.eos_id)
-    return losses, kind.cut(tokens, encoding)
+    kind = kind_of(manifest.encoding)
+    return kind.losses(tokens, manifest.tokenizer.eos_id), kind.cut(tokens)
 
 
 def count_images(

@@ -114,7 +114,7 @@ class Rows:
         encoding = self._encoding
         layout = Layout.of(encoding.columns, encoding.compression)
         encoded = self._reading.encode(records, folders=folders)
-        rows = kind_of(encoding).open_rows(encoding, layout, self._tokenizer.dtype)
+        rows = kind_of(encoding).open_rows(layout, self._tokenizer.dtype)
         parts = [*rows.add(encoded)]
         rest, totals, leftover, _ = rows.finish()
         parts.append(rest)

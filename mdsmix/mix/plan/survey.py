@@ -151,7 +151,7 @@ def _forecast(
 
 
 def _joins(encoding: Encoding) -> bool:
-    return kind_of(encoding).joins_units(encoding)
+    return kind_of(encoding).joins_units
 
 
 def _figures(encoding: Encoding, places: Sequence[Place]) -> dict[str, Sequence[float]]:
