@@ -131,7 +131,7 @@ def test_a_full_disk_and_a_cache_that_cannot_be_written(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = shutil._ntuple_diskusage(1 << 40, 1 << 40, 3)  # type: ignore[attr-defined]
-    monkeypatch.setattr("mdsmix.doctor.places.shutil.disk_usage", lambda path: full)
+    monkeypatch.setattr("mdsmix.doctor.diagnose.shutil.disk_usage", lambda path: full)
     (tmp_path / "blocked").write_text("")
     monkeypatch.setattr(machine, "cache_folder", lambda: tmp_path / "blocked" / "cache")
     code, found = states(recipe)

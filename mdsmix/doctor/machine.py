@@ -1,4 +1,4 @@
-"""This machine: the packages that are installed, memory and processors, the folders that are written on every run."""
+"""This machine: the packages that are installed, memory and processors, the folders that are written on every run; and how a diagnosis reads."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import platform
 import secrets
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import metadata
+from typing import Literal
 
 from packaging.requirements import Requirement
 
 from mdsmix import __version__
-from mdsmix.doctor.diagnosis import Diagnosis, ok, problem, warning
 from mdsmix.encode.tokenizer import cache_folder, keep_in_cache
 from mdsmix.engines.limits import cpu_count, default_cap
 from mdsmix.engines.memory import WORKER_BYTES, is_told
@@ -23,6 +24,36 @@ SHOWN = ("mosaicml-streaming", "torch", "transformers", "tokenizers", "boto3")
 SHARED_MEMORY = "/dev/shm"
 LEAST_SHARED = 256 << 20
 "A container has 64 MB where nothing is said: DataLoader workers hand their batches over there, and die of a bus error."
+State = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """One thing that a run needs."""
+
+    what: str
+    "`versions`, `memory`, `source web`, `target`, ..."
+    state: State
+    "A problem ends a run; a warning may."
+    said: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        fix = f" Fix: {self.fix}" if self.fix else ""
+        return f"{self.state:<8} {self.what}: {self.said}{fix}"
+
+
+def ok(what: str, said: str) -> Diagnosis:
+    return Diagnosis(what=what, state="ok", said=said)
+
+
+def warning(what: str, said: str, fix: str) -> Diagnosis:
+    return Diagnosis(what=what, state="warning", said=said, fix=fix)
+
+
+def problem(what: str, said: str, fix: str = "") -> Diagnosis:
+    """`fix` is blank where the sentence already says what to do, as those of errors do."""
+    return Diagnosis(what=what, state="problem", said=said, fix=fix)
 
 
 def machine() -> Iterator[Diagnosis]:
