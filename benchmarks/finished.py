@@ -35,7 +35,7 @@ SHARD = b"no sample: this stands for a shard"
 def finish_units(recipe: Path, like: Location) -> None:
     """Publishes the one stream of `recipe`. `like`: a published stream of one unit, whose record says what one is."""
     (plan,) = plan_streams(open_recipe(recipe), Options())
-    units, job = plan.units, replace(plan.job, is_new=True)
+    units, job = plan.units, plan.job
     contents = [sources.content_of(unit) for unit in units]
     records = list(_records(job, contents, _record(like)))
     publish_tokenizer(job)

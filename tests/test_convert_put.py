@@ -11,6 +11,7 @@ import pytest
 from mdsmix.convert import put as put_module
 from mdsmix.convert import standing
 from mdsmix.convert.outcome import Outcome
+from mdsmix.convert.stored import Stored
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.mix.view import view
 from mdsmix.shards.index import read_index
@@ -73,8 +74,7 @@ def is_readable(folder: Location) -> bool:
 def test_a_version_never_changes_and_shares_its_unchanged_shards(recipe: Path, split: Path) -> None:
     _, first = publish(recipe, TEXTS)
     assert first.name == f"train-{manifest_of(split).short_hash}"
-    (mark,) = manifest_of(first).side_files
-    assert files(first).keys() == {*names(first), mark.name, "index.json", "mdsmix.manifest"}
+    assert files(first).keys() == {*names(first), "index.json", "mdsmix.manifest"}
     before, stamps, rows = files(first), times(first), token_rows(first)
     outcome, second = publish(recipe, edited(2))
     assert (outcome.done, outcome.reused) == (1, outcome.units - 1)
@@ -224,7 +224,7 @@ def test_a_shard_that_disappears_while_publishing_is_told(
     recipe: Path, split: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, first = publish(recipe, TEXTS)
-    monkeypatch.setattr("mdsmix.convert.results._is_there", lambda *_: True)
+    monkeypatch.setattr(Stored, "has", lambda *_: True)
     (first / min(names(first))).unlink()
     with pytest.raises(Unreachable, match=r"was deleted from .* while the stream was being"):
         publish(recipe, edited(2))

@@ -117,8 +117,10 @@ def test_only_the_units_of_damaged_shards_are_converted_again(
     assert (done.units, done.of, len(done.faults)) == (2, len(parts), 2)
     assert done.shards == tuple(path.name for path in bad)
     written = {name for name, stamp in times(published).items() if stamp != stamps[name]}
-    records = [published / ".mdsmix" / key for key in converted()]
-    assert written == {str(path) for path in (*bad, *records)}
+    units = [
+        published / ".mdsmix" / f"{key}{end}" for key in converted() for end in ("", ".hashes")
+    ]
+    assert written == {str(path) for path in (*bad, *units)}
 
 
 def test_the_part_of_leftovers_is_made_of_the_unit_records(

@@ -14,11 +14,8 @@ import numpy as np
 import pytest
 
 from mdsmix.convert.outcome import Outcome
-from mdsmix.convert.planning import Options
-from mdsmix.convert.run import convert
 from mdsmix.engines import memory
 from mdsmix.errors import RecipeError, TooManyBadRecords
-from mdsmix.kinds import open_recipe
 from mdsmix.shards.index import read_index
 from mdsmix.storage import locate
 from tests.converting import (
@@ -38,7 +35,6 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
-from tests.here import Here
 
 EOS = 0
 TEXTS = [f"Document {n}: " + "the quick brown fox " * (n % 7) for n in range(40)]
@@ -465,25 +461,3 @@ def test_a_stream_that_fails_ends_no_other(tmp_path: Path, tokenizer_folder: Pat
     alone = mdsmix("convert", recipe, "--only", "bad", "--only", "good")
     assert alone.code == 5
     assert "good: up to date" in alone.out
-
-
-def test_workers_are_made_anew_only_before_a_stream_whose_target_holds_something(
-    tmp_path: Path, tokenizer_folder: Path, texts: Path
-) -> None:
-    """They share the listing of it, which is made then; at an empty target nothing is listed, and 200 small streams cost two workers."""
-    told: list[str] = []
-
-    class Recording(Here):
-        def refresh(self) -> None:
-            told.append("refresh")
-
-        def run(self, *given: Any) -> Any:
-            told.append("run")
-            return super().run(*given)
-
-    streams = {name: documents(texts / f"{n}.jsonl") for n, name in enumerate("abc")}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
-    list(convert(open_recipe(recipe, ()), Options(only=["b"]), Told(), Here()))
-    write_jsonl(texts / "1.jsonl", [{"text": text} for text in TEXTS])
-    list(convert(open_recipe(recipe, ()), Options(), Told(), Recording()))
-    assert told == ["run", "refresh", "run", "run"]

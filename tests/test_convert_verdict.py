@@ -13,7 +13,7 @@ import pytest
 
 from mdsmix.convert.job import make_job
 from mdsmix.convert.ledger import UnitRecord
-from mdsmix.convert.results import UnitResult
+from mdsmix.convert.stored import UnitResult
 from mdsmix.convert.verdict import FirstUnits, refuse_too_many_bad
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import TooManyBadRecords

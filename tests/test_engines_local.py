@@ -233,26 +233,6 @@ def test_workers_wait_for_the_next_run_where_that_is_said() -> None:
     assert children() == []
 
 
-LEARNED: list[str] = []
-
-
-def tell(attempt: Attempt, reporter: Reporter) -> list[str]:
-    return LEARNED
-
-
-def test_workers_of_a_refreshed_engine_know_what_this_process_has_learned(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As the listing of a target: a worker that was forked before it would ask the store for every file."""
-    with closing(LocalEngine(settings(1))) as engine:
-        found = []
-        for refresh in (lambda: None, lambda: None, engine.refresh):
-            refresh()
-            found += [known for _, known in engine.run([call(tell)], silent, print)]
-            monkeypatch.setattr(sys.modules[__name__], "LEARNED", ["a"])
-    assert found == [[], [], ["a"]]
-
-
 def test_a_task_whose_worker_died_is_tried_again_before_all_others() -> None:
     """What kills workers is known early, and not when all else is done."""
     queue = TaskQueue([call(square, n, 0) for n in range(3)], set_aside=False)

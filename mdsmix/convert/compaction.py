@@ -78,7 +78,8 @@ class Compaction:
     """What the publication of these units is to pack."""
 
     def __init__(self, job: Job, stored: Stored, units: Sequence[UnitRecord]) -> None:
-        self._folder, self._stored, packed = job.folder, stored, stored.packed
+        self._folder, packed = job.folder, stored.packed
+        self.packed = packed
         self._units = {unit.key: unit for unit in units if unit.key not in packed.records}
         self.is_worth_it = len(self._units) >= FEWEST
         new = self._units.values() if self.is_worth_it else ()
@@ -97,7 +98,7 @@ class Compaction:
         missing = list(self.fingerprints.missing)
         self.fingerprints.finish(stored_hashes(self._folder, missing, {}))
         new = together(lambda pack: write_pack(self._folder, pack), self._packs())
-        for name, pack in self._stored.packed.packs.items():
+        for name, pack in self.packed.packs.items():
             left = {k: line for k, line in pack.records.items() if k not in self._units}
             if len(left) < len(pack.records) and name not in new:
                 rewrite(self._folder, name, replace(pack, records=left), held.delete)

@@ -5,17 +5,16 @@ Results are kept in the order of the plan, whoever did a unit and whenever it en
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
 from mdsmix.convert.dropping import find_dropped
 from mdsmix.convert.job import Job
 from mdsmix.convert.quarantine import bad_name, publish_quarantine
-from mdsmix.convert.results import UnitResult, recorded
 from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.convert.stored import list_stored, stored_at
-from mdsmix.convert.unit import UnitTask, open_tokenizer_backend
+from mdsmix.convert.stored import UnitResult
+from mdsmix.convert.unit import LookTask, UnitTask, open_tokenizer_backend
 from mdsmix.convert.verdict import FirstUnits
 from mdsmix.convert.work import Work
 from mdsmix.encode.backends import Unequal, remember_unequal
@@ -47,17 +46,17 @@ def _results(work: Work) -> list[UnitResult]:
     job, units, cache = work.job, work.units, work.cache
     if job.limit:
         return list(_limited(work, job.limit))
+    if _may_be_elsewhere(work):
+        _look(work)
     found, first = _done_before(work), FirstUnits(job, units)
     work.watcher.on_progress(sum(map(_size, found.values())), 0)
     work.watcher.on_bad(sum(map(_bad, found.values())))
     _refuse_hopeless(first, found)
     todo = [number for number in range(len(units)) if number not in found]
-    look = not (job.drops and not job.kind.has_images)
-    look = look and not _are_explained(job, cache, units)
     if todo:
         open_tokenizer_backend(job)  # once, for all workers that are forked
         prepare(units)
-    with closing(work.run([_task(work, number, look) for number in todo])) as finished:
+    with closing(work.run([_task(work, number) for number in todo])) as finished:
         for position, result in finished:
             found[todo[position]] = result
             cache.note(units[todo[position]], result.content)
@@ -70,7 +69,8 @@ def _done_before(work: Work) -> dict[int, UnitResult]:
     """Finished units by their numbers: the cache knows their content without reading, and all their records are stored."""
     known = enumerate(map(work.cache.content, work.units))
     asked = [(number, content) for number, content in known if content]
-    done = together(lambda each: recorded(work.job, each[1], work.dropped_from(each[0])), asked)
+    stored, job = work.stored, work.job
+    done = together(lambda each: stored.find_unit(job, each[1], work.dropped_from(each[0])), asked)
     return {number: result for (number, _), result in zip(asked, done, strict=True) if result}
 
 
@@ -82,21 +82,47 @@ def _bad(result: UnitResult) -> int:
     return sum(record.records.bad for record in result.records)
 
 
-def _task(work: Work, number: int, look: bool) -> UnitTask:
-    unit, dropped = work.units[number], work.dropped_from(number)
-    if content := work.cache.content(unit):
-        windows = {window.number: window for window in content.windows}
-    else:
-        windows = {} if look else work.cache.begun(unit)
-    return UnitTask(job=work.job, unit=unit, windows=windows, look=look, dropped=dropped)
+def _task(work: Work, number: int) -> UnitTask:
+    job, unit, dropped = work.job, work.units[number], work.dropped_from(number)
+    content = work.cache.content(unit)
+    windows = content.windows if content else work.cache.begun(unit).values()
+    each = {w.number: work.stored.find(job, w, dropped.get(w.number, b"")) for w in windows}
+    return UnitTask(
+        job=job,
+        unit=unit,
+        windows={window.number: window for window in windows},
+        records={number: record for number, record in each.items() if record},
+        dropped=dropped,
+    )
 
 
-def _are_explained(job: Job, cache: SourceHashCache, units: Iterable[Unit]) -> bool:
-    """Whether the cache explains every record at the target by a unit of this plan, as at a first conversion or when a
-    killed one goes on. Then a unit that the cache does not know has no record there, and need not be hashed beforehand."""
-    explained = {job.key(digest) for digest in cache.digests(units)}
-    stored = stored_at(job)
-    return all(key in explained for key in (stored or list_stored(job)).records)
+def _may_be_elsewhere(work: Work) -> bool:
+    """Whether a record at the target belongs to no known source, as after a file was moved. At a first conversion, or when a killed one
+    goes on, the cache explains every record by a unit of this plan. Records that are dropped are found by reading all units anyway."""
+    if work.job.drops and not work.job.kind.has_images:
+        return False
+    explained = {work.job.key(digest) for digest in work.cache.digests(work.units)}
+    return not all(key in explained for key in work.stored.records)
+
+
+def _look(work: Work) -> None:
+    """Learns what the units hold of which the cache knows nothing, since their records may be stored; images too, of which an equal one
+    may lie elsewhere."""
+    has_images, cache = work.job.kind.has_images, work.cache
+    unknown = {
+        number: unit
+        for number, unit in enumerate(work.units)
+        if not cache.content(unit) and (has_images or not cache.begun(unit))
+    }
+    numbers = list(unknown)
+    prepare(list(unknown.values()))
+    tasks = [
+        LookTask(job=work.job, unit=unit, dropped=work.dropped_from(number))
+        for number, unit in unknown.items()
+    ]
+    with closing(work.run(tasks)) as looked:
+        for position, content in looked:
+            cache.learn({work.units[numbers[position]]: content})
 
 
 def _limited(work: Work, limit: int) -> Iterator[UnitResult]:
@@ -106,7 +132,7 @@ def _limited(work: Work, limit: int) -> Iterator[UnitResult]:
             return
         # The rest of the limit is part of the unit's key, since it depends on how many records the earlier units held.
         job, dropped = replace(work.job, limit=limit), work.dropped_from(number)
-        task = UnitTask(job=job, unit=unit, look=True, dropped=dropped)
+        task = UnitTask(job=job, unit=unit, dropped=dropped)
         ((_, result),) = work.run([task])
         limit -= sum(record.records.read for record in result.records)
         work.watcher.on_bad(_bad(result))

@@ -92,7 +92,7 @@ def find_dropped(work: Work, damaged: Collection[str] = ()) -> list[Dropped]:
     keys, lost = [key for unit in hashed for key in unit.keys], list[str]()
     bits = _remembered(work.cache, keys)
     if bits is None:
-        bits = find_repeats(_there(work.job, keys, lost))
+        bits = find_repeats(_there(work, keys, lost))
         if lost and damaged:
             raise Unreachable(
                 f"{work.job.name}: the fingerprints {lost[0]} of {work.job.target} cannot be read back: run the same command again"
@@ -119,7 +119,7 @@ def _whole(work: Work, damaged: Collection[str]) -> list[Hashed]:
     for number, unit in enumerate(units):
         content = work.cache.content(unit)
         keys = lines_keys(job, content) if content else []
-        if content and all(key not in damaged and are_kept(job, key) for key in keys):
+        if content and all(key not in damaged and are_kept(work.stored, key) for key in keys):
             found[number] = Hashed(job=job, content=content)
             work.watcher.on_progress(size_of(unit.files), 0)
     todo = [number for number in range(len(units)) if number not in found]
@@ -148,9 +148,10 @@ def _limited(work: Work) -> Iterator[Hashed]:
         yield hashed
 
 
-def _there(job: Job, keys: Sequence[str], lost: list[str]) -> Iterator[Fingerprints]:
+def _there(work: Work, keys: Sequence[str], lost: list[str]) -> Iterator[Fingerprints]:
     """The fingerprints of these keys; one that is not there or damaged is named in `lost`."""
-    for key, found in zip(keys, all_hashes(job, keys), strict=True):
+    packed = work.stored.packed.fingerprints
+    for key, found in zip(keys, all_hashes(work.job.folder, keys, packed), strict=True):
         if found is None:
             lost.append(key)
         else:

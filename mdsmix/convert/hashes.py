@@ -8,16 +8,15 @@ looked at for duplicates, which is said, and `duplicates: drop` reads them again
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
-from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER, UnitRecord
-from mdsmix.convert.packs import decompressed, read_stored
+from mdsmix.convert.packs import Place, decompressed, read_stored
 from mdsmix.convert.repeats import Fingerprints, count_repeats
-from mdsmix.convert.stored import stored_at
+from mdsmix.convert.stored import Stored
 from mdsmix.shards.counts import Records
 from mdsmix.storage import Location
 
@@ -28,12 +27,9 @@ def hashes_name(key: str) -> str:
     return f"{key}.hashes"
 
 
-def are_kept(job: Job, key: str) -> bool:
+def are_kept(stored: Stored, key: str) -> bool:
     """Whether the fingerprints lay at the target when the work on it began."""
-    stored = stored_at(job)
-    if stored:
-        return hashes_name(key) in stored.kept or key in stored.packed.fingerprints
-    return _at(job.folder, key).stat() is not None
+    return hashes_name(key) in stored.kept or key in stored.packed.fingerprints
 
 
 def keep_hashes(folder: Location, key: str, content: bytes) -> None:
@@ -56,29 +52,33 @@ stored_hashes = partial(read_stored, hashes_name)
 
 
 def all_hashes(
-    job: Job, keys: Sequence[str], note: Callable[[str, bytes], None] | None = None
+    folder: Location,
+    keys: Sequence[str],
+    packed: Mapping[str, Place],
+    note: Callable[[str, bytes], None] | None = None,
 ) -> Iterator[Fingerprints | None]:
     """The fingerprints of all keys, in their order. `note` is told of each as it is stored. Those of a damaged pack that were read
     again since have a file of their own."""
-    listed = stored_at(job)
-    packed = listed.packed.fingerprints if listed else {}
-    for key, content in zip(keys, stored_hashes(job.folder, keys, packed), strict=True):
+    for key, content in zip(keys, stored_hashes(folder, keys, packed), strict=True):
         found = parse_hashes(content)
         if found is None and key in packed:
-            found = parse_hashes(next(stored_hashes(job.folder, [key], {})))
+            found = parse_hashes(next(stored_hashes(folder, [key], {})))
         if note and content:
             note(key, content)
         yield found
 
 
 def duplicates_among(
-    job: Job, units: Sequence[UnitRecord], note: Callable[[str, bytes], None] | None = None
+    folder: Location,
+    units: Sequence[UnitRecord],
+    packed: Mapping[str, Place],
+    note: Callable[[str, bytes], None] | None = None,
 ) -> Records:
     """How many records of these units, in the order of the plan, an earlier one equals, and how many were not looked at."""
     unhashed, keys = list[int](), [unit.base or unit.key for unit in units]
 
     def looked_at() -> Iterator[Fingerprints]:
-        for unit, hashes in zip(units, all_hashes(job, keys, note), strict=True):
+        for unit, hashes in zip(units, all_hashes(folder, keys, packed, note), strict=True):
             if hashes is None:
                 unhashed.append(unit.records.read)
             else:

@@ -59,14 +59,12 @@ def cut_by_images(pieces: Iterable[range], pictures: Pictures) -> Iterator[range
             start = stop
 
 
-def whole_content(
-    job: Job, unit: Unit, limit: int | None = None, dropped: Dropped | None = None
-) -> Content:
+def whole_content(job: Job, unit: Unit, dropped: Dropped | None = None) -> Content:
     """What the unit holds, and what the images that it names hold; nothing is kept of it but how it is known again."""
     if not job.kind.has_images:
-        return content_of(unit, limit)
+        return content_of(unit)
     digests, beside = Digests(unit), folders_of(job, unit)
-    for number, batches in groupby(read(unit, limit, digests=digests), lambda batch: batch.window):
+    for number, batches in groupby(read(unit, digests=digests), lambda batch: batch.window):
         bits = np.frombuffer((dropped or {}).get(number, b""), np.uint8)
         seen = Fingerprints(np.unpackbits(bits, bitorder="little") > 0)
         reading, first = open_looking(job.encoding, seen, job.images_root), 0
@@ -80,8 +78,7 @@ def whole_content(
                 )
             first += len(batch.records)
         digests.add_images(number, pictures.seen.digest)
-        if not limit:
-            keep_stamps(job, digests.window(number), pictures.seen.stamps)
+        keep_stamps(job, digests.window(number), pictures.seen.stamps)
     return digests.content()
 
 

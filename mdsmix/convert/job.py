@@ -45,8 +45,6 @@ class Job:
     "The fast backend that this machine has found to differ from the reference; a worker on another machine has not."
     is_versioned: bool = False
     "Published as versions beside the target, not in it."
-    is_new: bool = False
-    "Nothing lay at the target when the work on it began."
     versions: tuple[str, ...] = ()
     "Published versions, the current one first: their shards are reused."
 

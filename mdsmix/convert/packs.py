@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import accumulate
 
 import orjson
@@ -175,22 +175,6 @@ def _parsed(content: bytes) -> Pack:
     said = orjson.loads(head)["fingerprints"]
     fingerprints = {file: [(key, size) for key, size in of] for file, of in said.items()}
     return Pack({line[_KEY].decode(): line for line in lines}, fingerprints)
-
-
-@lru_cache(maxsize=64)
-def _held(folder: Location, name: str) -> Pack | None:
-    """A pack never changes, so whoever asks for one unit after the other need not read it again."""
-    return read_pack(folder, name)
-
-
-def packed_record(folder: Location, key: str) -> UnitRecord | None:
-    """A record from the packs that lie there now: for a process that knows of no listing, and for a unit that another
-    run has packed since it was listed."""
-    for name, _ in (folder / FOLDER).list():
-        pack = _held(folder, name) if NAME.fullmatch(name) else None
-        if pack and key in pack.records:
-            return parse_record(pack.records[key], key)
-    return None
 
 
 def decompressed(stored: bytes | None) -> bytes | None:

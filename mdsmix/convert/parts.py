@@ -22,9 +22,8 @@ from mdsmix.convert.doing import do_units
 from mdsmix.convert.dropping import find_dropped
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER, unsealed, write_sealed
-from mdsmix.convert.results import UnitResult
 from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.convert.stored import listing
+from mdsmix.convert.stored import UnitResult
 from mdsmix.convert.work import Work
 from mdsmix.errors import RecipeError
 from mdsmix.shards.counts import Records
@@ -91,10 +90,9 @@ def do_part(work: Work, part: Part, size: int) -> PartOutcome:
     began = time.monotonic()
     if not any(map(part.has, range(len(work.units)))):
         return _outcome(work, part, [], (), began)
-    with listing(work.job):  # before duplicates are looked for, since fingerprints may be packed
-        mine = _own(work, part)
-        work.watcher.begin(work.job.name, size)
-        job, results, notes = do_units(mine)
+    mine = _own(work, part)
+    work.watcher.begin(work.job.name, size)
+    job, results, notes = do_units(mine)
     content = work.cache.lines(mine.units, [result.content for result in results])
     write_sealed(job.folder / FOLDER / part.note, _made_with(job) + content)
     return _outcome(work, part, results, notes, began)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from mdsmix import sources
 from mdsmix.convert.budget import said_of_mean
@@ -16,9 +16,8 @@ from mdsmix.convert.parts import learn
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.publish import is_published
 from mdsmix.convert.put import is_put
-from mdsmix.convert.results import recorded
 from mdsmix.convert.standing import Standing
-from mdsmix.convert.stored import listing
+from mdsmix.convert.stored import Stored, list_stored
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.recipe import Recipe
@@ -100,9 +99,8 @@ def _undone(
     keys = {unit: window_keys(job, content, dropped[unit]) for unit, content in contents.items()}
     if old and is_published(job, old, standing, [key for of in keys.values() for key in of]):
         return {}
-    job = with_versions(replace(job, is_new=standing.is_empty), old)
-    with listing(job):
-        found = together(lambda unit: recorded(job, contents[unit], dropped[unit]), contents)
+    stored = Stored() if standing.is_empty else list_stored(with_versions(job, old))
+    found = together(lambda unit: stored.find_unit(job, contents[unit], dropped[unit]), contents)
     return {unit: keys[unit] for unit, done in zip(contents, found, strict=True) if not done}
 
 

@@ -122,7 +122,7 @@ def _has_manifest(version: Location, index: Index) -> bool:
 
 def _mark_replaced(job: Job, place: Location) -> None:
     """Where another version is current, notes for `mdsmix gc` that it is replaced now. Nobody asks for one where nothing was."""
-    if job.is_new:
+    if not job.versions:
         return
     with suppress(Unreachable):  # a damaged manifest names none
         before = named_version(job.folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mdsmix.convert.compaction import Compaction
 from mdsmix.convert.damage import delete_damaged
@@ -30,9 +30,8 @@ from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.processor_folder import publish_processor
 from mdsmix.convert.publish import publish
 from mdsmix.convert.quarantine import delete_stale_files
-from mdsmix.convert.results import UnitResult
 from mdsmix.convert.source_notes import note_objects
-from mdsmix.convert.stored import listing
+from mdsmix.convert.stored import Stored, UnitResult, list_stored
 from mdsmix.convert.tokenizer_folder import publish_tokenizer
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.convert.work import Work
@@ -133,21 +132,20 @@ def _convert_stream(plan: StreamPlan, run: _Run) -> Outcome:
         return _outcome(plan, job, old, plan.standing.index, [], began)
     for why in filter(None, (why_rebuilt(job, plan.standing), why_whole(job, old, plan.wanted))):
         watcher.say(why)
-    looked = ""
     with lease(job.folder, watcher.say) as held:
-        work = _work(plan, run)
+        looked = ""
         if plan.options.verify_target:
-            looked = delete_damaged(work.job, held, watcher.say)
+            looked = delete_damaged(with_versions(job, old), held, watcher.say)
         watcher.begin(job.name, plan.bytes_to_read)
-        with listing(work.job) as stored:
-            job, results, notes = do_units(work)
-            if time.monotonic() - run.began > LOOK_AGAIN_SECONDS:
-                _publish_beside([job])
-            entries = source_entries(plan.units, [result.content for result in results])
-            lost = told_of_lost(job, old, entries, plan.options.reencode)
-            compaction = Compaction(job, stored, [r for result in results for r in result.records])
-            manifest, index = _publish(plan, job, results, entries, held, compaction)
-            compaction.finish(held)
+        work = _work(plan, run)
+        job, results, notes = do_units(work)
+        if time.monotonic() - run.began > LOOK_AGAIN_SECONDS:
+            _publish_beside([job])
+        entries = source_entries(plan.units, [result.content for result in results])
+        lost = told_of_lost(job, old, entries, plan.options.reencode)
+        compaction = Compaction(job, work.stored, [r for result in results for r in result.records])
+        manifest, index = _publish(plan, job, results, entries, held, compaction)
+        compaction.finish(held)
         if plan.options.is_finish:
             forget(job, held)
         if not job.limit:
@@ -159,13 +157,17 @@ def _convert_stream(plan: StreamPlan, run: _Run) -> Outcome:
 
 
 def _work(plan: StreamPlan, run: _Run) -> Work:
-    """The stream's units, with what lies at its target already, which new workers are to know too."""
-    if plan.standing.is_empty:
-        job = replace(plan.job, is_new=True)
-    else:
-        run.engine.refresh()
-        job = with_versions(plan.job, plan.old)
-    return Work(job=job, units=plan.units, cache=plan.cache, engine=run.engine, watcher=run.watcher)
+    """The stream's units, with what lies at its target already: nothing is listed of one that was just seen to be empty."""
+    is_empty = plan.standing.is_empty
+    job = plan.job if is_empty else with_versions(plan.job, plan.old)
+    return Work(
+        job=job,
+        units=plan.units,
+        cache=plan.cache,
+        stored=Stored() if is_empty else list_stored(job),
+        engine=run.engine,
+        watcher=run.watcher,
+    )
 
 
 def _publish(
@@ -179,7 +181,10 @@ def _publish(
     """Bad records first, then the index; bad records of units that are gone are deleted last."""
     standing, quarantined = plan.standing, publish_bad(job, plan.units, results)
     records = [record for result in results for record in result.records]
-    noticed = None if job.drops else duplicates_among(job, records, compaction.fingerprints.note)
+    noticed = None
+    if not job.drops:
+        packed, note = compaction.packed.fingerprints, compaction.fingerprints.note
+        noticed = duplicates_among(job.folder, records, packed, note)
     if standing.quarantined and not (standing.manifest or standing.damage):
         delete_stale_files(job.folder, quarantined, held)  # of a run that was refused
     manifest, index = publish(job, records, entries, held, noticed)

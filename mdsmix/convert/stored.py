@@ -1,21 +1,22 @@
-"""What lay at a target when the work on it began: two listings and the packs of unit records, instead of a request for every shard
-and every unit record.
+"""What lies at a target when the work on it begins: two listings and the packs of unit records, instead of a request for every shard
+and every unit record; and how a finished unit is found in it.
 
-A listed file stays, because `gc` and `repair` delete only under the lease, which this run holds. Files that the run itself
-writes are not listed, so a shard that two units share is written twice, with the same bytes. Forked workers share the
-listing; any other process has none and asks for each file.
+A window's record says which shards and other files it has. The window counts as done only while all of them are there. A listed
+file stays, because `gc` and `repair` delete only under the lease, which this run holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from mdsmix.convert.job import Job
-from mdsmix.convert.ledger import FOLDER, RECORD
+from mdsmix.convert.keys import Dropped, window_key
+from mdsmix.convert.ledger import FOLDER, RECORD, UnitRecord, read_record
 from mdsmix.convert.packs import Packed, read_packs
+from mdsmix.convert.quarantine import bad_name, kept_name
 from mdsmix.shards.index import StoredFile
+from mdsmix.sources import Content, Window
 from mdsmix.storage import Location, together
 
 
@@ -41,23 +42,44 @@ class Stored:
         shard = file.basename, file.bytes
         return shard in self.shards or shard in self.versions
 
+    def find(self, job: Job, window: Window, dropped: bytes = b"") -> UnitRecord | None:
+        """The record of a finished window, None where the window is to be done (again): it never was, or its shards are gone."""
+        key = window_key(job, window, dropped)
+        is_alone = key in self.kept
+        record = read_record(job.folder, key) if is_alone else self.packed.record(key)
+        if record is None or not job.trusts(record.backend):
+            return None
+        if record.records.bad and kept_name(bad_name(key, window)) not in self.kept:
+            return None
+        files = [shard.stored for shard in record.shards]
+        files += [side.stored for side in record.side_files]
+        return record if all(map(self.has, files)) else None
 
-_listed: dict[str, Stored] = {}
+    def find_unit(self, job: Job, content: Content, dropped: Dropped) -> UnitResult | None:
+        """The unit as it was done before, where every window of it was."""
+        records = [self.find(job, w, dropped.get(w.number, b"")) for w in content.windows]
+        done = [record for record in records if record]
+        if len(done) < len(records):
+            return None
+        kept = tokens_of(done)
+        return UnitResult(content=content, records=done, reused=len(done), reused_tokens=kept)
 
 
-def stored_at(job: Job) -> Stored | None:
-    """What was listed of the job's target; None in a process that knows of no listing."""
-    return Stored() if job.is_new else _listed.get(job.target)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitResult:
+    """A unit that is done, by this run or by one before."""
+
+    content: Content
+    records: list[UnitRecord]
+    "One per window."
+    reused: int
+    "Records that were there already."
+    reused_tokens: int
+    "In their samples."
 
 
-@contextmanager
-def listing(job: Job) -> Iterator[Stored]:
-    """Inside of the block `stored_at` answers. Nothing is listed of a target that was just seen to be empty."""
-    _listed[job.target] = Stored() if job.is_new else list_stored(job)
-    try:
-        yield _listed[job.target]
-    finally:
-        _listed.pop(job.target, None)  # gone where another run of this process was at it
+def tokens_of(records: Iterable[UnitRecord]) -> int:
+    return sum(record.totals.tokens for record in records)
 
 
 def list_stored(job: Job) -> Stored:

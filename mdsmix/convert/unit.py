@@ -13,16 +13,15 @@ from itertools import groupby
 
 import numpy as np
 
-from mdsmix.convert.hashes import are_kept, keep_hashes
+from mdsmix.convert.hashes import keep_hashes
 from mdsmix.convert.images import folders_of, keep_stamps, whole_content
 from mdsmix.convert.job import Job
 from mdsmix.convert.keys import Dropped, lines_key, window_key
-from mdsmix.convert.ledger import UnitRecord, pack_tokens, write_record
+from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
 from mdsmix.convert.processor_folder import fetch_processor
 from mdsmix.convert.quarantine import bad_name, keep
-from mdsmix.convert.results import UnitResult, find_record, recorded, tokens_of
 from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.convert.stored import stored_at
+from mdsmix.convert.stored import UnitResult, tokens_of
 from mdsmix.convert.tally import Pace, Tally
 from mdsmix.convert.tokenizer_folder import at_hand
 from mdsmix.encode.backends import Backend, open_backend
@@ -36,6 +35,7 @@ from mdsmix.shards.ids import RowIds
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shardfiles import store_shards
 from mdsmix.sources import (
+    Content,
     Digests,
     RecordBatch,
     Unit,
@@ -51,6 +51,26 @@ STALE = (
 )
 
 
+NOTHING: frozenset[tuple[str, int]] = frozenset()
+"Of what a unit stores nothing is looked for at the target: it is written, most likely for the first time."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookTask:
+    """Reads a unit for what it holds, and what its images hold, as a task of an engine: its records may be stored under another name."""
+
+    job: Job
+    unit: Unit
+    dropped: Dropped = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"of {shown_unit(self.unit)}"
+
+    def do(self, attempt: Attempt, reporter: Reporter) -> Content:
+        return whole_content(self.job, self.unit, self.dropped)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitTask:
     """One work unit as a task of an engine."""
@@ -58,10 +78,9 @@ class UnitTask:
     job: Job
     unit: Unit
     windows: Mapping[int, Window] = field(default_factory=dict)
-    "What the source-hash cache knows of the unit: windows by their numbers, whose records are most likely stored."
-    look: bool = False
-    """Whether windows that the cache does not know may be stored too, because some record at the target belongs to no known
-    source. If so, the unit is hashed before anything is converted."""
+    "What is known of the unit: windows by their numbers."
+    records: Mapping[int, UnitRecord] = field(default_factory=dict)
+    "Of those of them that are done."
     dropped: Dropped = field(default_factory=dict)
 
     @property
@@ -70,17 +89,10 @@ class UnitTask:
 
     def do(self, attempt: Attempt, reporter: Reporter) -> UnitResult:
         """Converts the unit's unfinished windows. Their bytes are hashed while they are read, which gives the records their keys."""
-        job, unit, limit, known = self.job, self.unit, self.job.limit, self.windows
-        looks = bool(attempt.deaths or (self.look and (job.kind.has_images or not known)))
-        if looks:
-            found = whole_content(job, unit, limit, self.dropped)
-            known = {window.number: window for window in found.windows}
-            if done := recorded(job, found, self.dropped):
-                reporter.on_progress(sum(record.size for record in done.records), 0)
-                return done
-        # Under a limit all windows are done again, since how many records a unit may give depends on the units before it.
-        stored = {} if limit else {n: self._find(window) for n, window in known.items()}
-        records = {number: record for number, record in stored.items() if record}
+        job, unit, limit = self.job, self.unit, self.job.limit
+        known, records = {**self.windows}, {**self.records}
+        if attempt.deaths:
+            self._learn_of_the_dead(known, records)
         reporter.on_progress(sum(record.size for record in records.values()), 0)
         reused, digests = frozenset(records), Digests(unit)
         batches = read(unit, limit, reporter.memory, digests, reused)
@@ -96,17 +108,23 @@ class UnitTask:
             raise Unreachable(STALE.format(url=unit.files[0].location.url))
         if any(windows.get(number) != known[number] for number in reused):
             # The cache was wrong: a file was changed and kept its size and stamp.
-            if looks:
+            if attempt.deaths:
                 raise Unreachable(CHANGED.format(url=unit.files[0].location.url))
-            return replace(self, windows={}, look=True).do(attempt, reporter)
+            return replace(self, windows={}, records={}).do(attempt, reporter)
         if not records:  # no record starts in the unit
             records[0] = self._convert(0, iter(()), digests, attempt, reporter)
         done_now = [records[number] for number in windows]
         kept = tokens_of(records[number] for number in reused)
         return UnitResult(content=content, records=done_now, reused=len(reused), reused_tokens=kept)
 
-    def _find(self, window: Window) -> UnitRecord | None:
-        return find_record(self.job, window, self.dropped.get(window.number, b""))
+    def _learn_of_the_dead(self, known: dict[int, Window], records: dict[int, UnitRecord]) -> None:
+        """Adds the windows that workers of this machine had stored of the unit before they died."""
+        job = self.job
+        for number, window in SourceHashCache.of(job.target).begun(self.unit).items():
+            key = window_key(job, window, self.dropped.get(number, b""))
+            record = read_record(job.folder, key)
+            if record and job.trusts(record.backend):
+                known[number], records[number] = window, record
 
     def _convert(
         self,
@@ -146,7 +164,7 @@ def _convert(
         digests.add_images(number, pictures.seen.digest)
     window = digests.window(number)  # all of it has been read now
     base, key = lines_key(job, window), window_key(job, window, dropped)
-    made.shards += store_shards(job.folder, job.layout, rest, _held(job))
+    made.shards += store_shards(job.folder, job.layout, rest, NOTHING)
     record = UnitRecord(
         key=key,
         base=base if base != key else "",
@@ -162,7 +180,7 @@ def _convert(
     )
     if made.tally.bad:
         keep(job.folder, bad_name(record.key, window), made.tally.bad)
-    if not job.drops and not are_kept(job, base):  # where some are dropped, they were there first
+    if not job.drops:  # where some are dropped, they were there first
         keep_hashes(job.folder, base, made.seen.finish(made.read))
     write_record(job.folder, record)
     if pictures and not job.limit:
@@ -219,18 +237,13 @@ def _encode(
             folders = [beside[name] for name in batch.files(piece)] if beside else ()
             encoded = made.reading.encode(records, made.read + piece.start, folders)
             for full in made.rows.add(encoded):
-                made.shards += store_shards(job.folder, job.layout, full, _held(job))
+                made.shards += store_shards(job.folder, job.layout, full, NOTHING)
             made.ids.add(encoded.ids)
             made.tally.add(batch, piece, encoded)
             reporter.on_progress(batch.size * len(piece) // len(batch.records), encoded.tokens)
         made.tally.end(batch, without)
         made.reading.noticed.look_at_columns(batch.unread, batch.unseen)
         made.read += len(batch.records)
-
-
-def _held(job: Job) -> frozenset[tuple[str, int]] | None:
-    stored = stored_at(job)
-    return stored.shards if stored else None
 
 
 _backends: dict[tuple[str, str], Backend] = {}

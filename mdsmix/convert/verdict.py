@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from mdsmix.convert.advice import advice
 from mdsmix.convert.job import Job
-from mdsmix.convert.results import UnitResult
+from mdsmix.convert.stored import UnitResult
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.shards.counts import Records
 from mdsmix.sources import Unit, most_records

@@ -67,10 +67,6 @@ class Engine(Protocol):
         raises, no worker of this machine is at work any more.
         """
 
-    def refresh(self) -> None:
-        """Is called before a stream whose target holds something already. An engine whose workers are forked from this
-        process ends those that wait, since new ones share the listing of the target that is made now."""
-
     def warnings(self) -> Sequence[str]:
         """What the user should know of the run so far, printed with the summary of each stream."""
 

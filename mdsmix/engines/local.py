@@ -61,9 +61,6 @@ class LocalEngine:
         finally:
             pool.end()
 
-    def refresh(self) -> None:
-        self.close()
-
     def warnings(self) -> Sequence[str]:
         if self.budget.peak <= self.budget.cap:
             return ()

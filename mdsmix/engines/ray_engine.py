@@ -101,9 +101,6 @@ class RayEngine:
             with terminable_later():
                 run.end()
 
-    def refresh(self) -> None:
-        """Workers of a cluster share nothing of this process."""
-
     def warnings(self) -> Sequence[str]:
         return ()
 
