@@ -362,7 +362,7 @@ def test_a_lost_shard_is_told_as_the_check_tells_it(tmp_path: Path) -> None:
     assert page.text.count(finding["message"]) == 2, (
         "where the stream stands, and among the findings"
     )
-    assert "no such file" not in page.text
+    assert "there is no such file" not in page.text
 
 
 def test_a_recipe_of_which_nothing_is_converted_is_planned(

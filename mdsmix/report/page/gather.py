@@ -26,7 +26,6 @@ from mdsmix.mix.plan.make import Asked as AskedOfPlan
 from mdsmix.mix.plan.make import Seen, make_plan, problems, see
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.view import view
-from mdsmix.mix.weights import Share, shares_of
 from mdsmix.report.bad_records import BadRecords, find_bad_records
 from mdsmix.report.choice import Choice
 from mdsmix.report.inspection import Inspection, inspect
@@ -103,7 +102,6 @@ class Gathered:
     origin: str
     streams: Sequence[OneStream] = ()
     mix: Mix | None = None
-    epoch: Sequence[Share] = ()
     findings: Sequence[Finding] = ()
     verdict: str = ""
     looked: Sequence[str] = ()
@@ -214,10 +212,6 @@ def _check(page: Gathered) -> None:
     if found is not None:
         page.findings, page.is_refused = in_order(found), is_refused(found)
         page.verdict, page.looked = verdict(mix, found), (looked(mix),)
-    try:
-        page.epoch = shares_of(mix.train, page.asked.batch or mix.yaml.batch_size)
-    except MdsmixError as error:
-        page.notes["epoch"] = str(error)
 
 
 def _plan(page: Gathered) -> None:

@@ -10,13 +10,12 @@ from markupsafe import Markup
 
 from mdsmix.mix.plan.figures import Figure, Plan, StepPlan, StreamPlan
 from mdsmix.mix.streams import Mix
-from mdsmix.mix.weights import Share
 from mdsmix.report.page import svg
 from mdsmix.report.page.gather import Gathered
-from mdsmix.table import Column, Estimate
+from mdsmix.table import Column
 from mdsmix.table import shown as told
 
-COUNT, PASSES = Column(""), Column("", "times")
+PASSES = Column("", "times")
 
 
 class Measure(NamedTuple):
@@ -97,9 +96,9 @@ def _ribbon(
 
 
 def _measured(page: Gathered) -> list[Measured]:
-    """By the plan, or where there is none by what `check` says of an epoch."""
+    """By the plan."""
     if page.plan is None:
-        return list(map(_checked, page.epoch))
+        return []
     return [_planned(n, each, page.plan.step) for n, each in enumerate(page.plan.streams)]
 
 
@@ -122,17 +121,6 @@ def _planned(number: int, stream: StreamPlan, step: StepPlan) -> Measured:
             for key, what, name, found, whole in of
         ],
     )
-
-
-def _checked(share: Share) -> Measured:
-    tokens = share.tokens
-    if tokens is not None and not share.is_exact:
-        tokens = Estimate(tokens)
-    measures = [
-        Measure("samples", "samples", told(COUNT, share.delivered), share.share),
-        Measure("tokens", "tokens", told(COUNT, tokens), share.tokens_share),
-    ]
-    return Measured(share.stream, f"{share.samples:,} samples in it", measures)
 
 
 def _part(found: Figure, of: Figure) -> float | None:

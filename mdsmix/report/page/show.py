@@ -135,7 +135,7 @@ def _context(page: Gathered) -> dict[str, Any]:
 
 def _colours(page: Gathered) -> dict[str, str]:
     """Stream -> class. Those of the mix come first, in its order, as everywhere; evaluations after them."""
-    mixed = [s.stream for s in (page.plan.streams if page.plan else page.epoch)]
+    mixed = [s.stream for s in page.plan.streams] if page.plan else []
     every = dict.fromkeys([*mixed, *(s.place.name for s in page.streams)])
     return {name: svg.colour(number) for number, name in enumerate(every)}
 
