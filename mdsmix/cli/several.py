@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -29,7 +28,13 @@ def for_each(
     JSON of one stream that is named is its own document; else they are listed as `streams`, with an `error` where one
     failed. `only_made`: of a recipe only the streams that it makes.
     """
-    streams, is_one = _streams(targets, only_made)
+    from mdsmix.report.targets import targets_of
+
+    every = targets_of(targets)
+    streams = [t.url for t in every if t.is_made or not only_made or t.url in targets]
+    if not streams:
+        raise RecipeError(f"{targets[0]} makes no stream: none of its streams has a source.")
+    is_one = streams == list(targets)[:1]
     found, failed = list[Any](), list[MdsmixError]()
     for stream in streams:
         try:
@@ -43,31 +48,3 @@ def for_each(
         echo_json(found[0])
     if failed:
         raise all_of(failed)
-
-
-def _streams(targets: Sequence[str], only_made: bool) -> tuple[list[str], bool]:
-    """The streams, and whether it is one that was named itself."""
-    from mdsmix.recipe.read import parted
-    from mdsmix.shards.index import BASENAME
-
-    named, overrides = parted(targets)
-    recipes = [t for t in named if os.path.isfile(t) and os.path.basename(t) != BASENAME]
-    if not recipes and not overrides:
-        return named, len(named) == 1
-    if len(recipes) != 1 or len(named) != 1:
-        raise RecipeError(
-            f"`{' '.join(targets)}` names neither one recipe (with key=value overrides) nor streams alone: name one recipe, "
-            "or folders and s3:// URLs of streams."
-        )
-    return _of_recipe(recipes[0], overrides, only_made), False
-
-
-def _of_recipe(path: str, overrides: Sequence[str], only_made: bool) -> list[str]:
-    from mdsmix.kinds import open_recipe
-    from mdsmix.mix.view import place_of
-
-    recipe = open_recipe(path, overrides)
-    specs = recipe.sourced if only_made else recipe.streams.values()
-    if not specs:
-        raise RecipeError(f"{path} makes no stream: none of its streams has a source.")
-    return [place_of(recipe, spec) for spec in specs]

@@ -29,7 +29,7 @@ from mdsmix.mix.view import view
 from mdsmix.report.bad_records import BadRecords, find_bad_records
 from mdsmix.report.choice import Choice
 from mdsmix.report.inspection import Inspection, inspect
-from mdsmix.report.page.places import Place, places_of
+from mdsmix.report.targets import Target, targets_of
 from mdsmix.storage import together
 from mdsmix.training.keys import whole
 from mdsmix.words import plural
@@ -84,7 +84,7 @@ class Asked:
 class OneStream:
     """A stream as it was found, or why it was not."""
 
-    place: Place
+    place: Target
     found: Inspection | None = None
     bad: BadRecords | None = None
     bad_problem: str = ""
@@ -122,12 +122,12 @@ def gather(targets: Sequence[str], asked: Asked, say: Callable[[str], None]) -> 
     """`say` hears of what takes its time. RecipeError where the recipe, the YAML or the command line is wrong, and what failed
     where there is nothing to show."""
     page = Gathered(targets=targets, asked=asked, origin=", ".join(targets))
-    places = places_of(targets)
+    places = targets_of(targets)
     page.mix = _try(page, "findings", lambda: view(targets, may_estimate=True))
     if page.mix:
         page.origin = page.mix.recipe or page.mix.yaml.origin
         places = [
-            Place(name=s.name, url=str(s.folder), loader=loader.label)
+            Target(name=s.name, url=str(s.folder), loader=loader.label)
             for loader in page.mix.loaders
             for s in loader.streams
         ]
@@ -169,7 +169,7 @@ def _try(page: Gathered, part: str, do: Callable[[], T]) -> T | None:
     return None
 
 
-def _stream(asked: Asked, place: Place) -> OneStream:
+def _stream(asked: Asked, place: Target) -> OneStream:
     """A stream of which no sample can be read is still known by its index."""
     failed, found = list[MdsmixError](), None
     for choice in (Choice(count=asked.samples, seed=asked.seed), Choice(count=0)):
@@ -196,7 +196,7 @@ def _stream(asked: Asked, place: Place) -> OneStream:
     )
 
 
-def _bad(place: Place, found: Inspection | None) -> BadRecords | None:
+def _bad(place: Target, found: Inspection | None) -> BadRecords | None:
     """The bad records, also of a conversion that published nothing since there were too many; none are looked for where the
     manifest counts none."""
     if found and not (found.manifest and found.manifest.records.bad):

@@ -8,7 +8,7 @@ from mdsmix.report.bad_records import BadRecords, Reason, bad_record_lines
 from mdsmix.report.lengths import by_power
 from mdsmix.report.page import svg
 from mdsmix.report.page.gather import MOST_BAD, NOT_YET, OneStream
-from mdsmix.report.page.places import TRAINED
+from mdsmix.report.targets import TRAINED
 from mdsmix.shards.manifest import Manifest
 from mdsmix.words import plural
 
