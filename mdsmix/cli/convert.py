@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Optional
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
 import typer
 
@@ -22,12 +23,16 @@ from mdsmix.cli.options import (
 from mdsmix.errors import RecipeError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from mdsmix.convert.outcome import Outcome
+    from mdsmix.convert.outcome import Outcome, Watcher
+    from mdsmix.convert.parts import PartOutcome
     from mdsmix.convert.planning import Options
     from mdsmix.recipe import Recipe
+    from mdsmix.report.show import Item
+
+T = TypeVar("T")
 
 
 def convert(
@@ -169,8 +174,7 @@ def convert(
     )
     if part is not None:
         _convert_part(loaded, options, part, quiet, as_json)
-        return
-    if not dry_run:
+    elif not dry_run:
         _convert(loaded, options, quiet, as_json)
         if limit is None and not as_json and not quiet:
             _offer_report(recipe, overrides or ())
@@ -213,24 +217,54 @@ def _sampled(recipe: Recipe, quiet: bool) -> Recipe:
 
 
 def _convert(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> None:
-    """Streams that are published are told of, whatever becomes of others."""
     from mdsmix.convert.run import convert
-    from mdsmix.report.progress import watching
-    from mdsmix.report.show import show
     from mdsmix.report.summary import summary, summary_json, warnings
 
-    outcomes: list[Outcome] = []
+    def start(watcher: Watcher) -> Iterator[Outcome]:
+        return convert(recipe, options, watcher)
+
+    _run(start, quiet, as_json, summary_json, lambda done: [summary(done)], warnings)
+
+
+def _convert_part(recipe: Recipe, options: Options, text: str, quiet: bool, as_json: bool) -> None:
+    from mdsmix.convert.parts import parse
+    from mdsmix.convert.run import convert_part
+    from mdsmix.report.summary import part_warnings, parts_json, parts_shown
+
+    part = parse(text)
+
+    def start(watcher: Watcher) -> Iterator[PartOutcome]:
+        return convert_part(recipe, options, watcher, part)
+
+    _run(start, quiet, as_json, partial(parts_json, part), parts_shown, part_warnings)
+    if not (as_json or quiet):
+        echo("nothing is published yet: when all parts have ended, mdsmix convert RECIPE --finish")
+
+
+def _run(
+    start: Callable[[Watcher], Iterator[T]],
+    quiet: bool,
+    as_json: bool,
+    tree: Callable[[list[T]], Any],
+    shown: Callable[[list[T]], Iterable[Item]],
+    warnings: Callable[[list[T]], Iterable[str]],
+) -> None:
+    """Does it, and tells of streams that are done, whatever becomes of others."""
+    from mdsmix.report.progress import watching
+    from mdsmix.report.show import show
+
+    outcomes: list[T] = []
     try:
         with watching(quiet) as watcher:
-            for outcome in convert(recipe, options, watcher):
+            for outcome in start(watcher):
                 outcomes.append(outcome)
     finally:
         if as_json:
-            echo_json(summary_json(outcomes))
+            echo_json(tree(outcomes))
         elif quiet:
             echo_each(warnings(outcomes))
         elif outcomes:
-            show(summary(outcomes))
+            show(*shown(outcomes))
 
 
 def _offer_report(recipe: Path, overrides: Sequence[str]) -> None:
@@ -240,25 +274,3 @@ def _offer_report(recipe: Path, overrides: Sequence[str]) -> None:
 
     if sys.stdout.isatty():
         echo(f"look at it: {shlex.join(['mdsmix', 'report', str(recipe), *overrides, '-o', 'report.html'])}")  # fmt: skip
-
-
-def _convert_part(recipe: Recipe, options: Options, text: str, quiet: bool, as_json: bool) -> None:
-    from mdsmix.convert.parts import parse
-    from mdsmix.convert.run import convert_part
-    from mdsmix.report.parts import part_json, part_sentences, part_warnings
-    from mdsmix.report.progress import watching
-
-    part, outcomes = parse(text), []
-    try:
-        with watching(quiet) as watcher:
-            for outcome in convert_part(recipe, options, watcher, part):
-                outcomes.append(outcome)
-    finally:
-        if as_json:
-            echo_json({"part": str(part), "streams": [part_json(outcome) for outcome in outcomes]})
-        elif quiet:
-            echo_each(part_warnings(outcomes))
-        else:
-            echo(*(line for outcome in outcomes for line in part_sentences(outcome)))
-    if not (as_json or quiet):
-        echo("nothing is published yet: when all parts have ended, mdsmix convert RECIPE --finish")

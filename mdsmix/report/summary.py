@@ -7,6 +7,7 @@ from typing import Any
 
 from mdsmix.convert.advice import ARRAY
 from mdsmix.convert.outcome import Outcome
+from mdsmix.convert.parts import Part, PartOutcome
 from mdsmix.kinds import kind_of, shape_of
 from mdsmix.kinds.fingerprints import DUPLICATE
 from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
@@ -22,6 +23,8 @@ from mdsmix.words import plural
 
 FILTERED_SHARE = 0.05
 "More records than this that a rule leaves out are warned of."
+MANY_BAD = 0.01
+"Of a part: more bad records than this are."
 NO_TEMPLATE = (
     "WARNING: the tokenizer has no chat template, so conversations are rendered as ChatML, as LLM-Foundry does; its <|im_start|> and "
     "<|im_end|> are ordinary text unless they are special tokens of this tokenizer: give it the template of the model "
@@ -242,3 +245,51 @@ def _not_read(placeholder: str, encoding: Encoding) -> str:
     if shape_of(encoding).has_images == "inside":
         return "images of the shape qwen_vl are paths between <img> and </img>; shape: llava reads <image>"
     return "the images of such a record are parts of its messages"
+
+
+def _part_sentences(outcome: PartOutcome) -> Iterator[str]:
+    """A line for the stream, and one for what of its records is bad."""
+    records = outcome.records
+    yield (
+        f"{outcome.stream}: part {outcome.part}: {outcome.units:,} of {plural(outcome.units_in_all, 'work unit')}, "
+        f"{outcome.reused:,} of their records were there already; {records.read:,} records read, {records.written:,} written, "
+        f"{outcome.tokens:,} tokens, {outcome.seconds:.1f} s; into {outcome.target}"
+    )
+    if records.bad:
+        reasons = ", ".join(f"{n:,} {reason}" for reason, n in records.quarantined.items())
+        warn = "WARNING: " * (records.bad > MANY_BAD * records.sampled)
+        yield f"  {warn}{records.bad:,} records are bad ({reasons}); mdsmix quarantine shows them when the stream is published"
+    yield from (f"  {note}" for note in outcome.notes)
+
+
+def parts_shown(outcomes: Iterable[PartOutcome]) -> list[str]:
+    """What one part of an array of jobs came to in each stream."""
+    return [line for outcome in outcomes for line in _part_sentences(outcome)]
+
+
+def part_warnings(outcomes: Iterable[PartOutcome]) -> list[str]:
+    """Of these lines those that warn."""
+    return [line for o in outcomes for line in loud(o.stream, _part_sentences(o))]
+
+
+def parts_json(part: Part, outcomes: Iterable[PartOutcome]) -> dict[str, Any]:
+    """The same for programs."""
+    return {"part": str(part), "streams": list(map(_part_json, outcomes))}
+
+
+def _part_json(outcome: PartOutcome) -> dict[str, Any]:
+    records = outcome.records
+    return {
+        "stream": outcome.stream,
+        "target": outcome.target,
+        "units": outcome.units,
+        "units_in_all": outcome.units_in_all,
+        "reused": outcome.reused,
+        "read": records.read,
+        "written": records.written,
+        "filtered": records.filtered,
+        "quarantined": records.quarantined,
+        "tokens": outcome.tokens,
+        "seconds": outcome.seconds,
+        "peak_bytes": outcome.peak,
+    }
