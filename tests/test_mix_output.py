@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -50,16 +48,6 @@ def test_a_fifo_is_written_into_and_stays_one(tmp_path: Path) -> None:
     assert fifo.is_fifo()
 
 
-@pytest.mark.parametrize("mode", ["w", "a"])
-def test_stdout_by_its_name_is_the_file_that_the_shell_opened(tmp_path: Path, mode: str) -> None:
-    target = tmp_path / "out.yaml"
-    target.write_text("before\n")
-    program = "from mdsmix.mix.output import write; write('/dev/stdout', 'new\\n')"
-    with target.open(mode) as out:
-        subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
-    assert target.read_text() == ("new\n" if mode == "w" else "before\nnew\n")
-
-
 def test_a_folder_of_memory_below_dev_holds_files() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         write(f"{folder}/x.yaml", "new")
@@ -80,10 +68,10 @@ def test_what_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monk
     target = tmp_path / "x.yaml"
     target.write_text("old")
 
-    def full(descriptor: int, mode: int) -> None:
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fchmod", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(Unreachable, match="No space left"):
         write(str(target), "new")
     assert target.read_text() == "old"

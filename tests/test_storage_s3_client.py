@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
-from botocore.utils import parse_timestamp
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage import Stat, locate, s3_client, s3_conditions, s3_objects, s3_reader, waiting
@@ -305,17 +304,3 @@ def test_a_store_that_takes_a_connection_and_is_silent_is_asked_once(
         with pytest.raises(Unreachable, match="the store stopped answering") as refusal:
             locate("s3://bucket/x").stat()
     assert "tried" not in str(refusal.value)
-
-
-WRITTEN = """2026-11-22T16:00:00.123Z, 2026-11-22T16:00:00+01:00, 2026-11-22T16:00:00.123456789Z,
-22 Nov 2026 16:00:00 GMT, 1785000000, 2026-11-22"""
-
-
-@pytest.mark.parametrize("said", [said.strip() for said in WRITTEN.split(",")])
-def test_the_time_of_an_object_is_the_one_that_botocore_reads(said: str) -> None:
-    assert s3_client._moment(said) == parse_timestamp(said)
-
-
-def test_the_client_reads_times_so() -> None:
-    found = s3_client._quick_session().get_component("response_parser_factory")
-    assert found.create_parser("rest-xml")._timestamp_parser is s3_client._moment

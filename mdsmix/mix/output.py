@@ -7,18 +7,16 @@ exist is a slip of the pen. The price is a second writer beside the one in stora
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.storage import locate
-
-DESCRIPTORS = ("/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
-"""Behind one of these may stand a regular file that the shell holds open: it is written into, never replaced. Of all else the
-file system says what it is, since `/dev/shm` is a folder like any other."""
 
 
 def require_place(target: str) -> None:
@@ -44,23 +42,26 @@ def write(target: str, text: str) -> None:
         return
     with _explained(target):
         if is_device(place.url):
-            _write_all(os.open(place.url, os.O_WRONLY | os.O_APPEND), content)
+            with Path(place.url).open("wb", buffering=0) as device:
+                _write_all(device, content)
         else:
             _replace(os.path.realpath(place.url), content)
 
 
 def is_device(path: str) -> bool:
     """Whether it is written into, and no file that lies there."""
-    return path.startswith(DESCRIPTORS) or (os.path.exists(path) and not os.path.isfile(path))
+    return os.path.exists(path) and not os.path.isfile(path)
 
 
 def _replace(path: str, content: bytes) -> None:
-    """The file with its mode, and where this user may give it away its owner, in one rename."""
-    old = os.stat(path) if os.path.exists(path) else None
+    """The file with the mode of before, in one rename."""
     temporary = f"{path}.{secrets.token_hex(8)}.tmp"
-    made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if old else 0o666)
     try:
-        _write_all(made, content, old)
+        with Path(temporary).open("xb", buffering=0) as file:
+            _write_all(file, content)
+            os.fsync(file.fileno())
+        if os.path.exists(path):
+            os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
@@ -68,16 +69,9 @@ def _replace(path: str, content: bytes) -> None:
         raise
 
 
-def _write_all(descriptor: int, content: bytes, like: os.stat_result | None = None) -> None:
-    with open(descriptor, "wb", buffering=0) as file:
-        if like:
-            with suppress(OSError):
-                os.fchown(descriptor, like.st_uid, like.st_gid)
-            os.fchmod(descriptor, stat.S_IMODE(like.st_mode))
-        while content:
-            content = content[file.write(content) :]
-        with suppress(OSError):  # a FIFO has nothing to flush
-            os.fsync(descriptor)
+def _write_all(file: io.FileIO, content: bytes) -> None:
+    while content:
+        content = content[file.write(content) :]
 
 
 @contextmanager
