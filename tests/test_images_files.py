@@ -30,7 +30,7 @@ class Store:
 class Asked:
     store: Store
     size: int
-    is_s3 = True
+    is_store = True
 
     def fetch(self, _: int) -> tuple[Stat, bytes]:
         with self.store.lock:

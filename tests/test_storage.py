@@ -140,7 +140,7 @@ def test_a_location_knows_its_parts_and_survives_a_pickle(tmp_path: Path) -> Non
     for url in (str(tmp_path / "a" / "b"), "s3://bucket/a/b"):
         place = locate(url)
         assert (str(place), place.name, place.parent.name) == (url, "b", "a")
-        assert place.is_s3 == url.startswith("s3://")
+        assert place.is_store == url.startswith("s3://")
         assert pickle.loads(pickle.dumps(place)) == place
     assert locate("s3://bucket/").url == "s3://bucket"
     assert (locate("s3://bucket") / "a").url == "s3://bucket/a"

@@ -46,12 +46,12 @@ def engine_of(
 
 def _local_places(plans: Sequence[StreamPlan]) -> list[str]:
     """Folders that tasks read and write, those of this machine."""
-    found = {plan.job.root.url: plan.job.root.is_s3 for plan in plans}
+    found = {plan.job.root.url: plan.job.root.is_store for plan in plans}
     for plan in plans:
-        found |= {file.location.parent.url: file.location.is_s3 for file in plan.files}
+        found |= {file.location.parent.url: file.location.is_store for file in plan.files}
         if root := plan.job.images_root:
-            found[root.url] = root.is_s3
-    return [url for url, is_s3 in found.items() if not is_s3]
+            found[root.url] = root.is_store
+    return [url for url, is_store in found.items() if not is_store]
 
 
 def local_engine(plans: Sequence[StreamPlan], options: Options, watcher: Watcher) -> LocalEngine:
@@ -59,7 +59,8 @@ def local_engine(plans: Sequence[StreamPlan], options: Options, watcher: Watcher
     if not is_told():
         watcher.say(UNTOLD)
     with_store = any(
-        plan.job.folder.is_s3 or any(file.location.is_s3 for file in plan.files) for plan in plans
+        plan.job.folder.is_store or any(file.location.is_store for file in plan.files)
+        for plan in plans
     )
     return LocalEngine(
         PoolSettings(

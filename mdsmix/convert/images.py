@@ -142,7 +142,7 @@ def _stat_of(url: str) -> Stat | None:
     try:
         return place.stat()
     except Unreachable as error:
-        if place.is_s3 and not isinstance(error, Denied | NoSuchPlace):
+        if place.is_store and not isinstance(error, Denied | NoSuchPlace):
             raise
         return None
 

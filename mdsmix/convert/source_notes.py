@@ -51,7 +51,7 @@ def note_objects(job: Job, units: Sequence[Unit], contents: Sequence[Content]) -
 
 
 def _is_stored(unit: Unit) -> bool:
-    return all(file.location.is_s3 and file.stat.stamp for file in unit.files)
+    return all(file.location.is_store and file.stat.stamp for file in unit.files)
 
 
 def _identity(unit: Unit) -> str:

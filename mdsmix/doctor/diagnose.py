@@ -45,7 +45,7 @@ def diagnose(recipe: Recipe) -> Iterator[Diagnosis]:
         if not (is_shut and _lies_in_bucket(recipe, stream)):
             yield from _stream(recipe, stream, found)
     root = locate(str(recipe.remote or recipe.local))
-    if recipe.sourced and not (is_shut and root.is_s3):
+    if recipe.sourced and not (is_shut and root.is_store):
         yield from target(root, sum(file.stat.size for file in found))
 
 
@@ -113,7 +113,7 @@ def stores(recipe: Recipe) -> Iterator[Diagnosis]:
 
 def target(place: Location, source_bytes: int) -> Iterator[Diagnosis]:
     """What publishing does: list, write, read, copy, delete, write on a condition; the clock, and room on a disk."""
-    folder = place if place.is_s3 else _existing(place)
+    folder = place if place.is_store else _existing(place)
     trial = folder / f".mdsmix-doctor-{secrets.token_hex(8)}"
     copied = folder / f"{trial.name}-copied"
     skew: list[float] = []
@@ -167,7 +167,7 @@ def _skew(trial: Location) -> Iterator[float]:
 
 def conditions(place: Location, trial: Location) -> Iterator[Diagnosis]:
     """Whether of two runs that publish one stream at a moment only one does."""
-    if place.is_s3 and not trial.keeps_conditions():
+    if place.is_store and not trial.keeps_conditions():
         yield warning(
             f"target {place}",
             "the store keeps no conditions (If-Match, If-None-Match), so two runs that write one stream cannot be kept apart for certain",
@@ -182,13 +182,13 @@ def clock(place: Location, skew: list[float]) -> Iterator[Diagnosis]:
         if abs(seconds) > MOST_SKEW:
             why = "a store refuses what a clock 15 minutes off signs, and leases are judged by it"
             yield warning("clock", f"{said}; {why}", "let it be set by NTP")
-        elif place.is_s3:
+        elif place.is_store:
             yield ok("clock", said)
 
 
 def room(place: Location, folder: Location, source_bytes: int) -> Iterator[Diagnosis]:
     """Free bytes of the target's disk beside the bytes of the sources; a store does not tell."""
-    if place.is_s3:
+    if place.is_store:
         return
     free = shutil.disk_usage(folder.url).free
     said = f"{size_of(free)} are free for {place}; the sources hold {size_of(source_bytes)}"

@@ -64,7 +64,7 @@ class Files:
         said of that image alone."""
         if any(at.place is None for at in places):
             found = self._ahead(AT_ONCE, places)
-        elif self._seconds > SLOW_SECONDS or any(at.place and at.place.is_s3 for at in places):
+        elif self._seconds > SLOW_SECONDS or any(at.place and at.place.is_store for at in places):
             found = self._ahead(IN_FLIGHT, places)
         else:
             found = map(self._one, places)
@@ -92,11 +92,11 @@ class Files:
         except NoSuchPlace as error:
             return Read(reason="image_not_found", why=_without_path(error))
         except Unreachable as error:
-            if at.place.is_s3 and not isinstance(error, Denied):
+            if at.place.is_store and not isinstance(error, Denied):
                 raise
             return Read(reason="image_unreadable", why=_without_path(error))
         if found is None:
-            is_folder = not at.place.is_s3 and os.path.isdir(at.url)
+            is_folder = not at.place.is_store and os.path.isdir(at.url)
             why = "it is a folder" if is_folder else "there is no such file"
             why += ": a backslash is a letter of a name here, / parts folders" * ("\\" in at.url)
             return Read(reason="image_not_found", why=why)

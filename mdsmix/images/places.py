@@ -48,7 +48,7 @@ def _placed(path: str, base: Location) -> Location:
         raise Bad("bad_image_path", "no path holds a NUL character")
     if "://" in path:
         return locate(path)
-    if not base.is_s3 or path.startswith("/"):
+    if not base.is_store or path.startswith("/"):
         return locate(os.path.join(base.url, path))
     scheme, _, rest = base.url.partition("://")
     names, called = _TOPS[scheme]
@@ -60,7 +60,7 @@ def _placed(path: str, base: Location) -> Location:
 
 
 def _is_below(place: Location, base: Location) -> bool:
-    if place.is_s3 or base.is_s3:
+    if place.is_store or base.is_store:
         # In S3 `..` is a name like others, for stores over folders and over HTTP it is a step up.
         below = place.url.removeprefix(f"{base.url.rstrip('/')}/")
         return below != place.url and ".." not in below.split("/")

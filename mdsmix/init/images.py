@@ -50,7 +50,7 @@ def settled(draft: Draft, tokenizer: Tokenizer, folder: Path) -> tuple[Draft, li
     beside = draft.files[0].location.parent
     base = _root(paths, beside)
     if base.url != beside.url:
-        keys["root"] = base.url if base.is_s3 else os.path.relpath(base.url, folder)
+        keys["root"] = base.url if base.is_store else os.path.relpath(base.url, folder)
         why.append("where the paths were found")
     lost = [path for path in paths if not _is_there(path, base)]
     notes = [*draft.notes, _note(draft, paths, lost)]

@@ -90,7 +90,7 @@ def scan(
 
 def threads(folder: Location, index: Index) -> int:
     """As many as processors; with a store more, of which most wait for bytes. NumPy lets the others work meanwhile."""
-    wanted = 8 if folder.is_s3 else os.cpu_count() or 1
+    wanted = 8 if folder.is_store else os.cpu_count() or 1
     return max(1, min(wanted, len(index.shards)))
 
 

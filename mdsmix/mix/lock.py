@@ -39,7 +39,7 @@ TRAIN = "train_loader"
 def place_of(target: str) -> str | None:
     """Where the lock of a YAML lies; None where the YAML goes into a pipe or a device."""
     place = locate(target)
-    return None if not place.is_s3 and is_device(place.url) else f"{target}{SUFFIX}"
+    return None if not place.is_store and is_device(place.url) else f"{target}{SUFFIX}"
 
 
 def lock_of(mix: Mix) -> Lock:

@@ -22,7 +22,7 @@ from mdsmix.storage import locate
 def require_place(target: str) -> None:
     """RecipeError where the target cannot be a file, before any work is done for it."""
     place = locate(target)
-    if place.is_s3:
+    if place.is_store:
         return
     path = os.path.realpath(place.url)
     if os.path.isdir(path):
@@ -37,7 +37,7 @@ def write(target: str, text: str) -> None:
     """The text into the target: one PUT, straight into a FIFO or device, else by a rename behind the symlinks."""
     require_place(target)
     place, content = locate(target), text.encode()
-    if place.is_s3:
+    if place.is_store:
         place.write(content)
         return
     with _explained(target):

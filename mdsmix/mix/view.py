@@ -255,7 +255,7 @@ def _at(url: str) -> Stream:
     """The stream that a user points at: by the folder of its split, the index in it, or the folder above one split."""
     place = at.parent if (at := locate(url)).name == BASENAME else at
     found = read_published(place) or _in(find_published(place))
-    folder, where = found.folder, "remote" if place.is_s3 else "local"
+    folder, where = found.folder, "remote" if place.is_store else "local"
     if folder == place:
         return _stream(_name(url, folder), found, {where: str(place)})
     name = place.name if folder.parent == place else _name(url, place)

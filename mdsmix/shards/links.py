@@ -25,7 +25,7 @@ def refuse_links(root: Location, *names: str) -> None:
 
 
 def _refuse_link(folder: Location) -> None:
-    if not folder.is_s3 and os.path.islink(folder.url):
+    if not folder.is_store and os.path.islink(folder.url):
         raise RecipeError(
             f"{folder} is a link to {os.path.realpath(folder.url)}, outside of the folder that the stream is published "
             "in, where nothing is to be written: take the link away, or publish to that place by its own name."

@@ -223,7 +223,7 @@ def _look_inside_all(
 def _threads(folder: Location, shards: list[Shard]) -> int:
     """Memory sets the limit, since hashing, decompressing and waiting for bytes release Python's lock."""
     largest = max((s.stored.bytes + s.raw_data.bytes for s in shards), default=1) or 1
-    wanted = S3_THREADS if folder.is_s3 else (os.cpu_count() or 1) + 1
+    wanted = S3_THREADS if folder.is_store else (os.cpu_count() or 1) + 1
     return max(1, min(wanted, len(shards), 2 * IN_FLIGHT_BYTES // (COPIES * largest)))
 
 

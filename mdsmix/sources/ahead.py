@@ -36,7 +36,7 @@ def fetched_ahead(files: Sequence[SourceFile]) -> Iterator[SourceFile]:
 
 
 def _is_small(file: SourceFile) -> bool:
-    return file.location.is_s3 and file.stat.size <= SMALL_BYTES
+    return file.location.is_store and file.stat.size <= SMALL_BYTES
 
 
 def _fetched(file: SourceFile) -> SourceFile:

@@ -43,7 +43,7 @@ class Arrow(Format):
 
     def records(self, file: SourceFile) -> int | None:
         """Of a file in a bucket it would take all of its batches."""
-        if file.location.is_s3:
+        if file.location.is_store:
             return None
         with _opened(file, ()) as (reader, *_):
             whole = Span(start=0, end=None, before=0, window_bytes=1)
@@ -71,7 +71,7 @@ def _opened(
             is_file = stored.read(len(_FILE_MAGIC)) == _FILE_MAGIC
             if not is_file:
                 _check_end(file, stored)
-            source = stored if file.location.is_s3 else pa.memory_map(file.location.url)
+            source = stored if file.location.is_store else pa.memory_map(file.location.url)
             make = pa.ipc.open_file if is_file else pa.ipc.open_stream
             source.seek(0)
             names = make(source).schema.names

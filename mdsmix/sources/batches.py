@@ -186,7 +186,7 @@ def _unchanged(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:
 
     A store gives bytes of the version that was asked for or none, so it is not asked again.
     """
-    if file.location.is_s3:
+    if file.location.is_store:
         yield from blocks
         return
     window = None

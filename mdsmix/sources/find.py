@@ -51,7 +51,7 @@ def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[
 def name_of(location: Location, base: str | os.PathLike[str]) -> str:
     """Its URL in a bucket, else its path from `base`: no other entry and no other file has a part in it, so that one
     more of them changes no name, and folder and recipe may be moved together."""
-    return location.url if location.is_s3 else os.path.relpath(location.url, base)
+    return location.url if location.is_store else os.path.relpath(location.url, base)
 
 
 def _absolute(path: str, base: str | os.PathLike[str]) -> Location:

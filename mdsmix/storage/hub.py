@@ -35,10 +35,6 @@ class HubPath(Location):
         return self.path.rpartition("/")[2]
 
     @property
-    def is_s3(self) -> bool:
-        return True  # a store: requests take long, and what they bring is of the version that was asked for
-
-    @property
     def parent(self) -> HubPath:
         return HubPath(self.path.rpartition("/")[0])
 

@@ -58,7 +58,7 @@ class LocalPath(Location):
         return os.path.basename(self.path)
 
     @property
-    def is_s3(self) -> bool:
+    def is_store(self) -> bool:
         return False
 
     @property

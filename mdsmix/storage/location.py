@@ -61,8 +61,9 @@ class Location(ABC):
         """The last part of the path."""
 
     @property
-    @abstractmethod
-    def is_s3(self) -> bool: ...
+    def is_store(self) -> bool:
+        """Whether a request takes long, and brings the version that was asked for: a bucket or a hub, no disk."""
+        return True
 
     @property
     @abstractmethod

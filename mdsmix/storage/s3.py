@@ -52,10 +52,6 @@ class S3Path(Location):
         return self.key.rpartition("/")[2]
 
     @property
-    def is_s3(self) -> bool:
-        return True
-
-    @property
     def parent(self) -> S3Path:
         return S3Path(self.bucket, self.key.rpartition("/")[0])
 
