@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.init.head import Head
+from mdsmix.init.first_records import FirstRecords
 from mdsmix.init.recognise import guesses, nearest
 from mdsmix.record import Pair
 from mdsmix.shapes import SHAPES, Shape
@@ -37,10 +37,10 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
 }  # fmt: skip
 
 
-def head(*records: Any, bad: Mapping[str, int] | None = None) -> Head:
+def head(*records: Any, bad: Mapping[str, int] | None = None) -> FirstRecords:
     place = locate("a.jsonl")
     file = SourceFile(location=place, stat=Stat(1, ""), name="a.jsonl")
-    return Head(file=file, records=list(records), bad=Counter(bad or {}))
+    return FirstRecords(file=file, records=list(records), bad=Counter(bad or {}))
 
 
 @pytest.mark.parametrize("case", KNOWN)

@@ -20,11 +20,11 @@ from mdsmix.encode.tokenizer import decoder_of, open_tokenizer
 from mdsmix.kinds.base import Piece
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.report.page import svg, thumbnails
-from mdsmix.report.page.show import TEMPLATES
+from mdsmix.report.page.html import TEMPLATES
 from mdsmix.report.page.spans import BROKEN, shown, spans
 from mdsmix.report.page.thumbnails import thumbnail
-from mdsmix.report.pictures import Picture
-from mdsmix.report.samples import segments
+from mdsmix.report.sample_images import Picture
+from mdsmix.report.segments import segments
 from tests import converting
 from tests.converting import Answer, chats, documents, mdsmix, pairs, write_jsonl, write_recipe
 from tests.pages import Page

@@ -9,7 +9,7 @@ import pytest
 
 from mdsmix.encode.tokenizer import Decoder
 from mdsmix.kinds import stored_pieces
-from mdsmix.report.samples import Segment, marked, segments
+from mdsmix.report.segments import Segment, marked, segments
 
 TURNS = {
     "turns": [{"input_ids": [1, 2], "labels": [3]}, {"input_ids": [4], "labels": [5, 6]}],

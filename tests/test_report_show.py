@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from mdsmix.report.show import Pairs, shortened, show
+from mdsmix.report.show import NamedValues, shortened, show
 from mdsmix.table import Column, Table, as_json
 
 TABLE = Table(
@@ -72,7 +72,7 @@ def pairs(width: int, is_terminal: bool) -> list[str]:
     out = io.StringIO()
     value = "a/path/that/is/longer/than/the/terminal 123,456,789 and words [bold] :smile: \x1b[31m"
     show(
-        Pairs([("what", value), ("more", "1")]),
+        NamedValues([("what", value), ("more", "1")]),
         console=Console(file=out, width=width, force_terminal=is_terminal, color_system=None),
     )
     return out.getvalue().splitlines()

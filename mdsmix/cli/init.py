@@ -84,7 +84,7 @@ def init(
 
     Shows a record of each stream as it will be trained, and whatever is not recognised with what is missing.
     """
-    from mdsmix.init.start import Asked, begin
+    from mdsmix.init.start import Request, begin
     from mdsmix.mix.output import require_place, write
     from mdsmix.report.show import show
 
@@ -110,7 +110,7 @@ def init(
     folder = Path.cwd() if not out or "://" in out else Path(out).absolute().parent
     tokens, length = _budget(budget, mixture)
     begun = begin(
-        Asked(
+        Request(
             files=files or (),
             tokenizer=tokenizer,
             dataset_info=dataset_info,
@@ -166,12 +166,12 @@ def _budget(written: str | None, mixture: str | None) -> tuple[str | None, int |
 def _shown(begun: Begun) -> Iterator[Item]:
     """The first records, and what is in no stream."""
     from mdsmix.encode.tokenizer import decoder_of
-    from mdsmix.report.samples import segments, shown
-    from mdsmix.report.show import Rule, SampleText, shortened
+    from mdsmix.report.segments import segments, shown
+    from mdsmix.report.show import SampleText, Title, shortened
 
     decoder = decoder_of(begun.tokenizer)
     for draft in begun.live[:MOST_SAMPLES]:
-        yield Rule(f"{draft.name}, the first record")
+        yield Title(f"{draft.name}, the first record")
         if (pieces := begun.trials[draft.name].pieces) is not None:
             yield SampleText(shortened(shown(segments(pieces), decoder), MOST_CHARACTERS))
 
@@ -182,7 +182,7 @@ MOST_CHARACTERS = 600
 
 def _json(begun: Begun, out: str | None) -> dict[str, Any]:
     from mdsmix.encode.tokenizer import decoder_of
-    from mdsmix.report.samples import sample_json, segments
+    from mdsmix.report.segments import sample_json, segments
 
     decoder = decoder_of(begun.tokenizer)
     streams = {}

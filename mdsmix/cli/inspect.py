@@ -13,8 +13,8 @@ from mdsmix.errors import RecipeError
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from mdsmix.report.choice import Choice
     from mdsmix.report.inspection import Inspection
+    from mdsmix.report.which_samples import Choice
 
 
 def inspect(
@@ -76,7 +76,7 @@ def _choice(
 ) -> Choice:
     import random
 
-    from mdsmix.report.choice import Choice
+    from mdsmix.report.which_samples import Choice
 
     if bool(places) + longest + at_random > 1:
         raise RecipeError("--sample, --longest and --random exclude each other: give one of them.")
@@ -89,7 +89,7 @@ def _choice(
 
 def _write(found: Inspection, folder: Path) -> list[Path]:
     """The images of the samples, in files called after stream and sample."""
-    from mdsmix.report.pictures import write_pictures
+    from mdsmix.report.sample_images import write_pictures
 
     of = "-".join(Path(found.where).parts[-2:])
     return [

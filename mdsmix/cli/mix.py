@@ -57,7 +57,7 @@ def mix(
     from mdsmix.mix.offline.plan import findings_on_streams, make_plan, view_training
     from mdsmix.mix.offline.run import mix_offline
     from mdsmix.report.findings import print_briefly
-    from mdsmix.report.mixture import mixture, mixture_json
+    from mdsmix.report.mix_summary import mixture, mixture_json
     from mdsmix.report.progress import watching
     from mdsmix.report.show import show
     from mdsmix.storage import locate

@@ -44,12 +44,12 @@ def report(
     """
     from mdsmix.errors import all_of
     from mdsmix.mix.output import require_place, write
-    from mdsmix.report.page.gather import Asked, gather
-    from mdsmix.report.page.show import page_html
+    from mdsmix.report.page.gather import PageOptions, gather
+    from mdsmix.report.page.html import page_html
     from mdsmix.table import size_of
 
     require_place(out)
-    asked = Asked(
+    asked = PageOptions(
         samples=samples,
         seed=seed,
         nodes=nodes,

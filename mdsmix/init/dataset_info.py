@@ -16,8 +16,8 @@ import orjson
 
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.init.finding import find_data
+from mdsmix.init.first_records import FirstRecords, head_of
 from mdsmix.init.grouping import Draft, Sorted, named_apart, paths_of, plain_name
-from mdsmix.init.head import Head, head_of
 from mdsmix.init.recognise import read_by
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, find_shape
@@ -142,7 +142,7 @@ def _pictures(
     fields: Mapping[str, str],
     options: Mapping[str, Any],
     images: tuple[str, ...] | None,
-    head: Head,
+    head: FirstRecords,
 ) -> tuple[str | bytes, ...]:
     if images is None:
         return ()

@@ -41,7 +41,7 @@ MOST_NAMED = 3
 
 
 @dataclass(slots=True)
-class Found:
+class DataFiles:
     """What was found where data was looked for."""
 
     files: list[SourceFile] = field(default_factory=list)
@@ -60,14 +60,14 @@ class Found:
         return [*self.left_alone, *([said] if named else [])]
 
 
-def find_data(names: Sequence[str], base: Path, but: Collection[Location] = ()) -> Found:
+def find_data(names: Sequence[str], base: Path, but: Collection[Location] = ()) -> DataFiles:
     """The files that hold data; RecipeError where a name finds nothing.
 
     Args:
         base: the folder from which files are named.
         but: folders that are not looked through.
     """
-    found = Found()
+    found = DataFiles()
     for name in names:
         place = locate(name)
         matches = place.expand()
@@ -89,7 +89,7 @@ def find_data(names: Sequence[str], base: Path, but: Collection[Location] = ()) 
 
 
 def _look_through(
-    place: Location, below: dict[str, Stat], base: Path, but: Collection[Location], found: Found
+    place: Location, below: dict[str, Stat], base: Path, but: Collection[Location], found: DataFiles
 ) -> None:
     saved = {_folder(name) for name in below if _last(name) == STATE}
     for folder in sorted(saved):
@@ -108,7 +108,7 @@ def _saved(folder: Location, base: Path) -> Iterator[SourceFile]:
 
 
 def _visible(
-    place: Location, below: dict[str, Stat], but: Collection[Location], found: Found
+    place: Location, below: dict[str, Stat], but: Collection[Location], found: DataFiles
 ) -> Iterator[tuple[str, Stat]]:
     """The files of a folder that are neither hidden, nor of a stream that mdsmix has published there, nor in `but`."""
     own = {_folder(name) for name in below if _last(name) == BASENAME} - {""}
@@ -131,7 +131,7 @@ def _visible(
         found.left_alone.append(f"hidden files were left alone: {hidden}")
 
 
-def _take(found: Found, file: SourceFile, is_named: bool = True) -> None:
+def _take(found: DataFiles, file: SourceFile, is_named: bool = True) -> None:
     name = _last(file.name)
     if not file.stat.size:
         found.left_alone.append(f"{file.name} is empty")

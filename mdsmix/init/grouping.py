@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from mdsmix.errors import MdsmixError
-from mdsmix.init.head import Head, head_of
+from mdsmix.init.first_records import FirstRecords, head_of
 from mdsmix.init.recognise import Guess, guesses
 from mdsmix.sources import SourceFile
 
@@ -65,7 +65,7 @@ class Sorted:
     drafts: list[Draft] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     "Sentences on what is in no stream."
-    unknown: list[tuple[Head, list[Guess]]] = field(default_factory=list)
+    unknown: list[tuple[FirstRecords, list[Guess]]] = field(default_factory=list)
     "Files of no shape, and what they may be."
     failed: list[MdsmixError] = field(default_factory=list)
     "Files that could not be read."
@@ -74,7 +74,7 @@ class Sorted:
 def sort_out(files: Sequence[SourceFile]) -> Sorted:
     """The streams that these files make."""
     found = Sorted()
-    alike: dict[tuple[Any, ...], list[tuple[list[SourceFile], Head, Guess]]] = {}
+    alike: dict[tuple[Any, ...], list[tuple[list[SourceFile], FirstRecords, Guess]]] = {}
     for run in _runs(files).values():
         for members, head in _looked_at(run, found):
             best = guesses(head)
@@ -100,7 +100,9 @@ def _runs(files: Iterable[SourceFile]) -> dict[tuple[Any, ...], list[SourceFile]
     return runs
 
 
-def _looked_at(run: list[SourceFile], found: Sorted) -> Iterator[tuple[list[SourceFile], Head]]:
+def _looked_at(
+    run: list[SourceFile], found: Sorted
+) -> Iterator[tuple[list[SourceFile], FirstRecords]]:
     """The files of a run with the beginning of one of them: together where the first and the last are alike, else one by one."""
     heads = [head for file in dict.fromkeys((run[0], run[-1])) if (head := _read(file, found))]
     if len(heads) == 2 and len({_best(head) for head in heads}) == 1:
@@ -113,7 +115,7 @@ def _looked_at(run: list[SourceFile], found: Sorted) -> Iterator[tuple[list[Sour
             yield [file], head
 
 
-def _read(file: SourceFile, found: Sorted) -> Head | None:
+def _read(file: SourceFile, found: Sorted) -> FirstRecords | None:
     try:
         return head_of(file)
     except MdsmixError as error:
@@ -121,18 +123,20 @@ def _read(file: SourceFile, found: Sorted) -> Head | None:
         return None
 
 
-def _best(head: Head) -> Any:
+def _best(head: FirstRecords) -> Any:
     found = guesses(head)
     return found[0].same() if found and found[0].is_right else None
 
 
 def _joined(
-    same: list[tuple[list[SourceFile], Head, Guess]],
-) -> tuple[list[SourceFile], Head, Guess]:
+    same: list[tuple[list[SourceFile], FirstRecords, Guess]],
+) -> tuple[list[SourceFile], FirstRecords, Guess]:
     return [file for files, _, _ in same for file in files], same[0][1], same[0][2]
 
 
-def _draft(files: list[SourceFile], head: Head, guess: Guess, known: Sequence[SourceFile]) -> Draft:
+def _draft(
+    files: list[SourceFile], head: FirstRecords, guess: Guess, known: Sequence[SourceFile]
+) -> Draft:
     from mdsmix.shapes import find_shape
 
     told = find_shape(None, guess.fields)
@@ -151,7 +155,7 @@ def _draft(files: list[SourceFile], head: Head, guess: Guess, known: Sequence[So
     )
 
 
-def _judged(guess: Guess, head: Head) -> dict[str, str]:
+def _judged(guess: Guess, head: FirstRecords) -> dict[str, str]:
     """The condition that keeps good answers, where a field of every record says by true and false which are."""
     records = [record for record in head.records if isinstance(record, dict)]
     for name in guess.left if guess.kind == "finetuning" else ():

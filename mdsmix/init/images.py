@@ -16,8 +16,8 @@ from mdsmix.errors import MdsmixError
 from mdsmix.images.check import Bad
 from mdsmix.images.http import is_http
 from mdsmix.images.places import find
+from mdsmix.init.first_records import is_image
 from mdsmix.init.grouping import Draft
-from mdsmix.init.head import is_image
 from mdsmix.kinds.images import token_of
 from mdsmix.recipe import ImagesSpec
 from mdsmix.shapes.pictures import PLACEHOLDER

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from mdsmix.init.head import Head, fields_of_images
+from mdsmix.init.first_records import FirstRecords, fields_of_images
 from mdsmix.kinds import KINDS
 from mdsmix.recipe import SourceSpec
 from mdsmix.record import Conversation
@@ -65,14 +65,14 @@ class Guess:
         return self.shape.name, repr(sorted(self.fields.items())), repr(self.options), self.images
 
 
-def guesses(head: Head) -> list[Guess]:
+def guesses(head: FirstRecords) -> list[Guess]:
     """What the records may be, the best first: that reads most of them, and of those that read as many, most of their fields."""
     found = [guess for shape in SHAPES.values() for guess in _guesses(shape, head)]
     found += _seeing(head)
     return sorted(found, key=_rank, reverse=True)
 
 
-def _seeing(head: Head) -> Iterator[Guess]:
+def _seeing(head: FirstRecords) -> Iterator[Guess]:
     """What records with images may be: conversations that say where each image stands, or questions with one image each."""
     names = fields_of_images(head)
     for plain in SHAPES.values():
@@ -85,7 +85,7 @@ def _seeing(head: Head) -> Iterator[Guess]:
                 yield replace(guess, images=names, left=left)
 
 
-def _as_pairs(shape: Shape, head: Head) -> Iterator[Guess]:
+def _as_pairs(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
     """Questions and answers as instruction and output, with a place for the image before a question that names none."""
     pair = _fields(SHAPES["prompt_response"], head)
     if "instruction" not in shape.fields or not pair.keys() >= {"prompt", "response"}:
@@ -95,7 +95,7 @@ def _as_pairs(shape: Shape, head: Head) -> Iterator[Guess]:
         yield read_by(shape, fields, {}, head)
 
 
-def _by_own_names(shape: Shape, head: Head) -> Iterator[Guess]:
+def _by_own_names(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
     """A shape whose keys are all its fields' names: Qwen-VL's `input` and `output`."""
     if shape.has_images == "inside":
         fields = {key: key for key in (*shape.fields, *shape.optional)}
@@ -135,7 +135,7 @@ def _rank(guess: Guess) -> tuple[Any, ...]:
     )
 
 
-def _guesses(shape: Shape, head: Head) -> Iterator[Guess]:
+def _guesses(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
     fields = _fields(shape, head)
     missing = tuple(key for key in shape.fields if key not in fields)
     if missing:
@@ -149,7 +149,7 @@ def _guesses(shape: Shape, head: Head) -> Iterator[Guess]:
 
 
 def read_by(
-    shape: Shape, fields: Mapping[str, str], options: Mapping[str, Any], head: Head
+    shape: Shape, fields: Mapping[str, str], options: Mapping[str, Any], head: FirstRecords
 ) -> Guess:
     """How a shape that is known reads the records."""
     return _tried(shape, fields, options, list(_prepared(shape, fields, head)), head)
@@ -160,7 +160,7 @@ def _tried(
     fields: Mapping[str, str],
     options: Mapping[str, Any],
     records: list[Any],
-    head: Head,
+    head: FirstRecords,
 ) -> Guess:
     answers = [shape.read(record, fields, **options) for record in records]
     reasons = Counter(answer for answer in answers if isinstance(answer, str)) + head.bad
@@ -178,7 +178,7 @@ def _tried(
     )
 
 
-def _fields(shape: Shape, head: Head) -> dict[str, str]:
+def _fields(shape: Shape, head: FirstRecords) -> dict[str, str]:
     """The fields that the records have for the keys of a shape, at their top, else one level down."""
     present = Counter(_places(head))
     for depth in (0, 1):
@@ -191,7 +191,7 @@ def _fields(shape: Shape, head: Head) -> dict[str, str]:
     return {key: name for key in shape.fields if (name := _best(names_of(shape, key), present))}
 
 
-def _places(head: Head) -> Iterator[str]:
+def _places(head: FirstRecords) -> Iterator[str]:
     """The fields that each record has, and those of objects in them, which may be JSON in a cell of text."""
     are_texts = format_of(head.file).cells_are_texts
     for record in head.records:
@@ -217,7 +217,7 @@ def _best(names: Sequence[str], present: Mapping[str, int]) -> str | None:
     )
 
 
-def _prepared(shape: Shape, fields: Mapping[str, str], head: Head) -> Iterator[Any]:
+def _prepared(shape: Shape, fields: Mapping[str, str], head: FirstRecords) -> Iterator[Any]:
     """The records as the shape will be given them: with the values of paths, and lists and objects where cells can only be texts."""
     derive = derived(fields.values())
     entered = frozenset[str]().union(*(parse(name).entered for name in fields.values()))

@@ -15,13 +15,13 @@ from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.init.dataset_info import read_dataset_info
 from mdsmix.init.finding import find_data, first_bytes
+from mdsmix.init.first_records import FirstRecords, sizes
+from mdsmix.init.flag_embedding import match
 from mdsmix.init.grouping import Draft, Sorted, sort_out
-from mdsmix.init.head import Head, sizes
 from mdsmix.init.images import settled
-from mdsmix.init.mixture import match
+from mdsmix.init.recipe_text import Top, text_of
 from mdsmix.init.recognise import Guess, names_of, nearest
 from mdsmix.init.trying import Trial, try_stream
-from mdsmix.init.writing import Top, text_of
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shapes import SHAPES
@@ -54,7 +54,7 @@ MOST_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Request:
     """What the user says."""
 
     files: Sequence[str]
@@ -100,7 +100,7 @@ class Begun:
                 yield f"not read of {name}: {_listed(unread)}"
 
 
-def begin(asked: Asked) -> Begun:
+def begin(asked: Request) -> Begun:
     """Looks at the files and writes the recipe's text.
 
     Raises:
@@ -135,7 +135,7 @@ def begin(asked: Asked) -> Begun:
     )
 
 
-def _sorted(asked: Asked) -> Sorted:
+def _sorted(asked: Request) -> Sorted:
     if asked.dataset_info:
         return read_dataset_info(asked.dataset_info, asked.files, asked.folder)
     own = locate(os.path.expanduser(asked.tokenizer))
@@ -160,7 +160,7 @@ def _seeing(
     return found, said
 
 
-def _top(asked: Asked, tokenizer: Tokenizer) -> Top:
+def _top(asked: Request, tokenizer: Tokenizer) -> Top:
     length, why = (asked.max_seq_len, "as asked") if asked.max_seq_len else _length(tokenizer)
     name = asked.tokenizer
     if os.path.exists(os.path.expanduser(name)):
@@ -249,7 +249,7 @@ def _listed(names: Iterable[str]) -> str:
     return listed(list(map(printable, names)), MOST_SHOWN)
 
 
-def _unknown(head: Head, best: Sequence[Guess]) -> Iterator[str]:
+def _unknown(head: FirstRecords, best: Sequence[Guess]) -> Iterator[str]:
     """A file of no known shape: what it holds, and what the nearest shapes would want."""
     if not head.records and not head.bad:
         yield f"{head.file.name} holds no record"
@@ -275,14 +275,14 @@ def _unknown(head: Head, best: Sequence[Guess]) -> Iterator[str]:
             yield f"  {guess.shape.name}: of {guess.of} records {guess.read} can be read by {read} ({why})"
 
 
-def _list_inside(head: Head) -> str:
+def _list_inside(head: FirstRecords) -> str:
     """The field whose list holds the records, of a file that is one object; empty where there is none."""
     found = LIST_INSIDE.match(first_bytes(head.file)) if len(head.records) < 2 else None
     lists = {name for shape in SHAPES.values() for key in shape.structured for name in names_of(shape, key)}  # fmt: skip
     return found[1].decode() if found and found[1].decode() not in lists else ""
 
 
-def _instead(head: Head) -> str:
+def _instead(head: FirstRecords) -> str:
     """What a file without a record may be, and what to do."""
     looks = "" if packing_of(head.file.name) else begins_as(head.file)
     if looks == "JSON Lines":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from mdsmix.report.lengths import bars
+from mdsmix.report.length_bars import bars
 from mdsmix.shapes import find_shape
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Encoding, Manifest

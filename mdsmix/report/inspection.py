@@ -8,9 +8,9 @@ from typing import Any
 
 from mdsmix.encode.tokenizer import Decoder, find_decoder
 from mdsmix.report.card import card, card_rows
-from mdsmix.report.choice import Choice, Chosen, choose
-from mdsmix.report.samples import sample_json, shown
-from mdsmix.report.show import Item, Pairs, Rule, SampleText
+from mdsmix.report.segments import sample_json, shown
+from mdsmix.report.show import Item, NamedValues, SampleText, Title
+from mdsmix.report.which_samples import Choice, Chosen, choose
 from mdsmix.shards.ids import Name, id_of
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
@@ -51,7 +51,7 @@ def inspect(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
 
 def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
     """The card, and the samples."""
-    yield Pairs(card_rows(found.where, found.index, found.manifest))
+    yield NamedValues(card_rows(found.where, found.index, found.manifest))
     if choice.seed is not None:
         yield f"at random, --seed {choice.seed}"
     for chosen in found.samples:
@@ -59,7 +59,7 @@ def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
         of = "" if name is None else f", id {name}"
         if isinstance(name, list):
             of = f", ids {', '.join(map(str, name))}"
-        yield Rule(f"sample {chosen.number:,}{of}")
+        yield Title(f"sample {chosen.number:,}{of}")
         yield SampleText(shown(chosen.sample, found.decoder))
         yield from (f"image {number}: {picture}" for number, picture in enumerate(chosen.pictures))
     is_first = choice.seed is None and not choice.places and not choice.longest

@@ -8,8 +8,8 @@ from typing import Any
 from mdsmix.encode.tokenizer import Decoder
 from mdsmix.leaks.audit import Audit, Ids, Leak, Passage, Where, name_of, passage, shard_of
 from mdsmix.leaks.items import LENGTH
-from mdsmix.report.samples import Segment, shown
-from mdsmix.report.show import Item, Rule, Run, SampleText
+from mdsmix.report.segments import Segment, shown
+from mdsmix.report.show import Item, Run, SampleText, Title
 from mdsmix.table import Column, Table
 from mdsmix.words import does, plural
 
@@ -122,7 +122,7 @@ def leaks_shown(found: Audit, decoder: Decoder | None, samples: int) -> Iterator
         yield table(found)
     for leak in found.leaks[:samples]:
         for headline, runs in passages(found, leak, decoder):
-            yield from (Rule(headline), SampleText(runs))
+            yield from (Title(headline), SampleText(runs))
     yield from summary(found)
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from mdsmix.mix.plan.figures import BASES, Figure, Plan, total, weakest
-from mdsmix.report.show import Item, Pairs
+from mdsmix.report.show import Item, NamedValues
 from mdsmix.table import Column, Table, shown
 from mdsmix.words import plural
 
@@ -142,9 +142,11 @@ def node_pairs(plan: Plan) -> Iterator[tuple[str, str]]:
 def plan_shown(plan: Plan) -> Iterator[Item]:
     """All of it for a person."""
     yield _headline(plan)
-    yield from (epoch_of(plan), run_of(plan), Pairs([*step_pairs(plan), *node_pairs(plan)]))
+    yield from (epoch_of(plan), run_of(plan), NamedValues([*step_pairs(plan), *node_pairs(plan)]))
     yield from ("", "settings")
-    yield Pairs([(s.key, f"{s.use or 'leave out'}: {s.why} ({s.rests_on})") for s in plan.settings])
+    yield NamedValues(
+        [(s.key, f"{s.use or 'leave out'}: {s.why} ({s.rests_on})") for s in plan.settings]
+    )
     yield from ("", *plan.notes, *filter(None, [_legend(plan)]))
 
 

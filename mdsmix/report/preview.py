@@ -11,8 +11,8 @@ from mdsmix.preview.batches import Part, Placed
 from mdsmix.preview.figures import Preview, Rank, Step
 from mdsmix.preview.layout import Place
 from mdsmix.preview.verdict import verdict
-from mdsmix.report.samples import Segment, marked, segments
-from mdsmix.report.show import Item, Rule, Run, SampleText
+from mdsmix.report.segments import Segment, marked, segments
+from mdsmix.report.show import Item, Run, SampleText, Title
 from mdsmix.table import Column, Estimate, Row, Table
 from mdsmix.words import plural
 
@@ -195,7 +195,7 @@ def shard_of(preview: Preview, place: Place) -> str:
 def _sample_shown(
     preview: Preview, rank: int, row: Placed, decoder: Decoder | None
 ) -> Iterator[Item]:
-    yield Rule(f"rank {rank}: {_where(preview, row.place)}")
+    yield Title(f"rank {rank}: {_where(preview, row.place)}")
     if row.images:
         each = ", ".join(f"{w:,} x {h:,}: {plural(n, 'token')}" for h, w, n in row.images)
         yield f"{plural(len(row.images), 'image')} ({each})"

@@ -9,7 +9,7 @@ from mdsmix.preview.batches import Placed
 from mdsmix.preview.figures import Preview, Step
 from mdsmix.preview.verdict import verdict
 from mdsmix.report.preview import epoch_table, row_segments, shard_of, step_table, windows_table
-from mdsmix.report.samples import sample_json
+from mdsmix.report.segments import sample_json
 from mdsmix.table import as_json
 
 

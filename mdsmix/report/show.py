@@ -27,14 +27,14 @@ Run = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class NamedValues:
     """(what, value) lines as two columns. A word that is too long, as a path or a hash, goes over the edge and can be copied whole."""
 
     lines: Iterable[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Title:
     """A line across the terminal that begins with a title."""
 
     title: str
@@ -53,7 +53,7 @@ class Headings(str):
     __slots__ = ()
 
 
-Item = str | Table | Pairs | Rule | SampleText
+Item = str | Table | NamedValues | Title | SampleText
 
 
 def shortened(runs: Iterable[Run], most: int) -> Iterator[Run]:
@@ -77,7 +77,7 @@ def show(*items: Item, err: bool = False, console: Console | None = None) -> Non
 
     to = console or Console(stderr=err, highlight=False)
     for item in items:
-        if isinstance(item, Rule):
+        if isinstance(item, Title):
             to.rule(Text(printable(item.title)), align="left")
         elif isinstance(item, SampleText):
             text = Text.assemble(*((text, STYLES[form]) for text, form in item.runs))
@@ -102,12 +102,12 @@ def folded(line: str, indent: str, width: int | None) -> list[str]:
     return wide.wrap(line) or [indent]
 
 
-def _lines(item: str | Table | Pairs, to: Console) -> Iterator[str]:
+def _lines(item: str | Table | NamedValues, to: Console) -> Iterator[str]:
     width = to.width if to.is_terminal else None
     if isinstance(item, Table):
         yield from _table(item, width, "-" if to.options.ascii_only else "─")
         sentences: Sequence[str] = item.notes
-    elif isinstance(item, Pairs):
+    elif isinstance(item, NamedValues):
         yield from _pairs(list(item.lines), width)
         return
     else:

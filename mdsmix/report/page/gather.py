@@ -27,9 +27,9 @@ from mdsmix.mix.plan.make import Seen, make_plan, problems, see
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.view import view
 from mdsmix.report.bad_records import BadRecords, find_bad_records
-from mdsmix.report.choice import Choice
 from mdsmix.report.inspection import Inspection, inspect
 from mdsmix.report.targets import Target, targets_of
+from mdsmix.report.which_samples import Choice
 from mdsmix.storage import together
 from mdsmix.training.keys import whole
 from mdsmix.words import plural
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PageOptions:
     """What the command line says."""
 
     samples: int = 12
@@ -74,7 +74,7 @@ class Asked:
     def options(self) -> Iterator[str]:
         """Those that were given, as the command line spells them."""
         for key in ("samples", "seed", "nodes", "gpus", "batch", "tokenizer"):
-            if (given := getattr(self, key)) != getattr(Asked(), key):
+            if (given := getattr(self, key)) != getattr(PageOptions(), key):
                 yield from (f"--{key}", str(given))
         if not self.has_preview:
             yield "--no-preview"
@@ -98,7 +98,7 @@ class Gathered:
     """All of it. `notes`: name of a part -> why it is not there."""
 
     targets: Sequence[str]
-    asked: Asked
+    asked: PageOptions
     origin: str
     streams: Sequence[OneStream] = ()
     mix: Mix | None = None
@@ -118,7 +118,7 @@ class Gathered:
     failed: list[MdsmixError] = field(default_factory=list)
 
 
-def gather(targets: Sequence[str], asked: Asked, say: Callable[[str], None]) -> Gathered:
+def gather(targets: Sequence[str], asked: PageOptions, say: Callable[[str], None]) -> Gathered:
     """`say` hears of what takes its time. RecipeError where the recipe, the YAML or the command line is wrong, and what failed
     where there is nothing to show."""
     page = Gathered(targets=targets, asked=asked, origin=", ".join(targets))
@@ -169,7 +169,7 @@ def _try(page: Gathered, part: str, do: Callable[[], T]) -> T | None:
     return None
 
 
-def _stream(asked: Asked, place: Target) -> OneStream:
+def _stream(asked: PageOptions, place: Target) -> OneStream:
     """A stream of which no sample can be read is still known by its index."""
     failed, found = list[MdsmixError](), None
     for choice in (Choice(count=asked.samples, seed=asked.seed), Choice(count=0)):

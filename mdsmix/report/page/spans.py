@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from mdsmix.encode.tokenizer import Decoder
-from mdsmix.report.samples import Sample, Segment
+from mdsmix.report.segments import Sample, Segment
 from mdsmix.words import WRITTEN, printable
 
 BROKEN = "\ufffd"
@@ -23,7 +23,7 @@ MOST_TEXT = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenSpan:
     """One token, or those that make up a character together."""
 
     text: str
@@ -34,10 +34,10 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SpanRun:
     """Neighbouring spans that are all trained, or all not; or a gap where tokens are left out."""
 
-    spans: Sequence[Span]
+    spans: Sequence[TokenSpan]
     is_trained: bool
     document: int | None = None
     gap: int = 0
@@ -45,23 +45,23 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class TokenText:
     """A sample for a page."""
 
-    runs: Sequence[Run] = ()
+    runs: Sequence[SpanRun] = ()
     tokens: int = 0
     trained: int = 0
     columns: Mapping[str, str] | None = None
     "Of a sample that holds no tokens: name -> text, cut."
 
 
-def shown(sample: Sample, decoder: Decoder | None, most: int) -> Shown:
+def shown(sample: Sample, decoder: Decoder | None, most: int) -> TokenText:
     """The sample, of a long one the first and last tokens, `most` in all."""
     if isinstance(sample, Mapping):
-        return Shown(columns={name: _cut(value) for name, value in sample.items()})
+        return TokenText(columns={name: _cut(value) for name, value in sample.items()})
     count = sum(len(part.ids) for part in sample)
     trained = sum(len(part.ids) for part in sample if part.is_trained)
-    return Shown(runs=list(_runs(sample, decoder, count, most)), tokens=count, trained=trained)
+    return TokenText(runs=list(_runs(sample, decoder, count, most)), tokens=count, trained=trained)
 
 
 def _cut(value: Any) -> str:
@@ -72,7 +72,7 @@ def _cut(value: Any) -> str:
 
 def _runs(
     sample: Sequence[Segment], decoder: Decoder | None, count: int, most: int
-) -> Iterator[Run]:
+) -> Iterator[SpanRun]:
     half, at, before = most // 2, 0, None
     for part in sample:
         ids, start = part.ids, at
@@ -80,19 +80,19 @@ def _runs(
         head = ids if count <= most else ids[: max(0, half - start)]
         tail = [] if count <= most else ids[max(len(head), count - half - start) :]
         if head:
-            yield Run(list(spans(head, before, decoder)), part.is_trained, part.document)
+            yield SpanRun(list(spans(head, before, decoder)), part.is_trained, part.document)
         if count > most and start <= half < at:
-            yield Run((), False, gap=count - 2 * half)
+            yield SpanRun((), False, gap=count - 2 * half)
         if tail:
             first = ids[len(ids) - len(tail) - 1] if len(tail) < len(ids) else before
-            yield Run(list(spans(tail, first, decoder)), part.is_trained, part.document)
+            yield SpanRun(list(spans(tail, first, decoder)), part.is_trained, part.document)
         before = ids[-1] if ids else before
 
 
-def spans(ids: Sequence[int], before: int | None, decoder: Decoder | None) -> Iterator[Span]:
+def spans(ids: Sequence[int], before: int | None, decoder: Decoder | None) -> Iterator[TokenSpan]:
     """The spans of these tokens; `before`: the id in front of them."""
     if decoder is None:
-        yield from (Span(str(token), (token,), "id") for token in ids)
+        yield from (TokenSpan(str(token), (token,), "id") for token in ids)
         return
     at = 0
     while at < len(ids):
@@ -102,21 +102,21 @@ def spans(ids: Sequence[int], before: int | None, decoder: Decoder | None) -> It
         before = span.ids[-1]
 
 
-def _span(ids: Sequence[int], at: int, before: int | None, decoder: Decoder) -> Span:
+def _span(ids: Sequence[int], at: int, before: int | None, decoder: Decoder) -> TokenSpan:
     token = ids[at]
     text = decoder.text([token], before)
     if token in decoder.control:
-        return Span(printable(text), (token,), "control")
+        return TokenSpan(printable(text), (token,), "control")
     if BROKEN not in text:
-        return Span(_written(text), (token,), "line" if text.endswith("\n") else "text")
+        return TokenSpan(_written(text), (token,), "line" if text.endswith("\n") else "text")
     for stop in range(at + 2, min(at + MOST_PARTS, len(ids)) + 1):
         part = list(ids[at:stop])
         whole = decoder.text(part, before)
         if any(each in decoder.control for each in part):
             break
         if BROKEN not in whole:
-            return Span(_written(whole), tuple(part), "split")
-    return Span(text, (token,), "bytes")
+            return TokenSpan(_written(whole), tuple(part), "split")
+    return TokenSpan(text, (token,), "bytes")
 
 
 def _written(text: str) -> str:
@@ -124,7 +124,7 @@ def _written(text: str) -> str:
     return printable(text, WRITTEN if text.strip("\u200c\u200d") else "")
 
 
-def by_document(runs: Sequence[Run]) -> Iterator[tuple[int | None, list[Run]]]:
+def by_document(runs: Sequence[SpanRun]) -> Iterator[tuple[int | None, list[SpanRun]]]:
     """The runs of each document of a packed row; of any other row all of them, under None."""
     for document, some in groupby(runs, lambda run: run.document):
         yield document, list(some)

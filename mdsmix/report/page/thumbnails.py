@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mdsmix.errors import RecipeError
 from mdsmix.images.check import WITHOUT, Bad, Rules, look, opened, require_pillow
-from mdsmix.report.pictures import Picture
+from mdsmix.report.sample_images import Picture
 
 SIDE = 144
 QUALITY = 70

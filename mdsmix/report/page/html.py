@@ -21,12 +21,12 @@ from mdsmix.mix.streams import Mix
 from mdsmix.recipe.read import parted
 from mdsmix.report.findings import alike
 from mdsmix.report.page import svg
+from mdsmix.report.page.bars import figure, mix_rows, positions_of, ribbons
+from mdsmix.report.page.browser import samples_of
 from mdsmix.report.page.gather import MOST_BAD, NOT_YET, ROWS, Gathered
-from mdsmix.report.page.mixture import figure, mix_rows, positions_of, ribbons
-from mdsmix.report.page.samples import samples_of
-from mdsmix.report.page.streams import UNSEEN, drawn
+from mdsmix.report.page.stream_cards import UNSEEN, drawn
 from mdsmix.report.plan import plan_shown
-from mdsmix.report.show import Item, Pairs, Rule
+from mdsmix.report.show import Item, NamedValues, Title
 from mdsmix.table import Table, size_of
 from mdsmix.table import shown as spelled
 from mdsmix.words import WRITTEN, plural, printable
@@ -78,8 +78,8 @@ def _environment() -> Environment:
     }
     made.tests |= {
         "a_table": lambda item: isinstance(item, Table),
-        "pairs": lambda item: isinstance(item, Pairs),
-        "rule": lambda item: isinstance(item, Rule),
+        "pairs": lambda item: isinstance(item, NamedValues),
+        "rule": lambda item: isinstance(item, Title),
     }
     return made
 

@@ -8,11 +8,11 @@ from itertools import accumulate
 
 from markupsafe import escape
 
-from mdsmix.report.choice import Chosen
 from mdsmix.report.inspection import Inspection
 from mdsmix.report.page.gather import OneStream
-from mdsmix.report.page.spans import Run, Shown, by_document, shown
+from mdsmix.report.page.spans import SpanRun, TokenText, by_document, shown
 from mdsmix.report.page.thumbnails import Thumbnail, thumbnail
+from mdsmix.report.which_samples import Chosen
 from mdsmix.words import listed, plural
 
 PAGE_BYTES = 1_200_000
@@ -33,14 +33,14 @@ class OneSample:
     number: int
     name: str
     "Of its record, or records; empty where the source names none."
-    shown: Shown
+    shown: TokenText
     limit: int | None
     "max_seq_len, where the loader cuts what is longer and nothing but tokens is in a row."
     images: Sequence[Thumbnail]
     more_images: int
 
     @property
-    def documents(self) -> list[tuple[int | None, list[Run]]]:
+    def documents(self) -> list[tuple[int | None, list[SpanRun]]]:
         return list(by_document(self.shown.runs))
 
     @property

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from mdsmix.errors import RecipeError
-from mdsmix.report.pictures import Picture, pictures_of
-from mdsmix.report.samples import Sample, as_shown
+from mdsmix.report.sample_images import Picture, pictures_of
+from mdsmix.report.segments import Sample, as_shown
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.sample import read_head, read_sample, sample_sizes

@@ -18,7 +18,7 @@ MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class FirstRecords:
     """The beginning of a file."""
 
     file: SourceFile
@@ -33,13 +33,13 @@ class Head:
         return list(dict.fromkeys(str(name) for record in objects for name in record))
 
 
-def head_of(file: SourceFile) -> Head:
+def head_of(file: SourceFile) -> FirstRecords:
     """The first records of a file; MdsmixError where it cannot be read."""
     records, bad = list[Any](), Counter[str]()
     for batch in read(plan([file], MOST_BYTES)[0], limit=RECORDS):
         records += batch.records
         bad.update(each.reason for each in batch.bad)
-    return Head(file=file, records=records, bad=bad)
+    return FirstRecords(file=file, records=records, bad=bad)
 
 
 def sizes(files: Iterable[SourceFile]) -> int:
@@ -47,7 +47,7 @@ def sizes(files: Iterable[SourceFile]) -> int:
     return sum(file.stat.size for file in files)
 
 
-def fields_of_images(head: Head) -> tuple[str, ...]:
+def fields_of_images(head: FirstRecords) -> tuple[str, ...]:
     """The fields at the top of the records that hold images; none where these are the usual ones, or there are none."""
     objects = [record for record in head.records if isinstance(record, dict)]
     held = [name for name in head.fields if any(is_image(record.get(name)) for record in objects)]

@@ -29,7 +29,7 @@ class Measure(NamedTuple):
     "Of the epoch; None where it is not known."
 
 
-class Measured(NamedTuple):
+class StreamBars(NamedTuple):
     """A stream in an epoch."""
 
     stream: str
@@ -38,7 +38,7 @@ class Measured(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Bar:
     """A bar, drawn."""
 
     what: str
@@ -54,7 +54,7 @@ class MixRow:
     stream: str
     css: str
     said: str
-    parts: Sequence[Part]
+    parts: Sequence[Bar]
 
 
 def figure(found: Figure, form: str, name: str = "") -> Markup:
@@ -71,7 +71,7 @@ def mix_rows(page: Gathered, colours: Mapping[str, str]) -> Iterator[MixRow]:
     for name, said, measures in _measured(page):
         css, asked = colours[name], _asked(page.mix, name)
         parts = [
-            Part(what, text, share, svg.bar(f"{name}: {what}", share or 0.0, css, asked.get(key)))
+            Bar(what, text, share, svg.bar(f"{name}: {what}", share or 0.0, css, asked.get(key)))
             for key, what, text, share in measures
         ]
         yield MixRow(stream=name, css=css, said=said, parts=parts)
@@ -95,14 +95,14 @@ def _ribbon(
     return svg.ribbon(f"{what} of an epoch: {', '.join(told)}", parts)
 
 
-def _measured(page: Gathered) -> list[Measured]:
+def _measured(page: Gathered) -> list[StreamBars]:
     """By the plan."""
     if page.plan is None:
         return []
     return [_planned(n, each, page.plan.step) for n, each in enumerate(page.plan.streams)]
 
 
-def _planned(number: int, stream: StreamPlan, step: StepPlan) -> Measured:
+def _planned(number: int, stream: StreamPlan, step: StepPlan) -> StreamBars:
     passes = f"{told(PASSES, stream.passes.shown)} passes"
     said = passes if stream.state == "published" else f"not converted yet, {passes}"
     measures = (
@@ -111,7 +111,7 @@ def _planned(number: int, stream: StreamPlan, step: StepPlan) -> Measured:
         ("loss_tokens", "trained tokens", "epoch_trained", step.epoch_trained),
     )
     of = [(key, what, name, getattr(stream, name), whole) for key, what, name, whole in measures]
-    return Measured(
+    return StreamBars(
         stream.stream,
         said,
         [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mdsmix.report.bad_records import BadRecords, Reason, bad_record_lines
-from mdsmix.report.lengths import by_power
+from mdsmix.report.length_bars import by_power
 from mdsmix.report.page import svg
 from mdsmix.report.page.gather import MOST_BAD, NOT_YET, OneStream
 from mdsmix.report.targets import TRAINED
