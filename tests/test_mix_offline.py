@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,11 +22,14 @@ from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.offline import buckets, plan, run
 from mdsmix.mix.offline import publish as publishing
+from mdsmix.mix.offline.count import count
 from mdsmix.mix.offline.draw import Draw, random_keys, seed_of
 from mdsmix.mix.weights import draws
+from mdsmix.shards.counts import Totals
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest, TokenizerCard, read_manifest
+from mdsmix.shards.tokens import tokens_of
 from mdsmix.shards.whole import read_whole
 from mdsmix.storage import Location, locate
 from tests.published import CARD, CONCAT, LENGTH, PAIR, SPLIT, SPLIT_ROW, TOKENIZER, TURNS, publish
@@ -250,6 +254,22 @@ def test_totals_are_those_of_the_streams(tmp_path: Path) -> None:
         assert sum(found.lengths.values()) == 180
 
 
+def test_what_was_not_drawn_is_in_no_total(tmp_path: Path) -> None:
+    """Of rows of 4, 9 and 2 tokens the second, which has the largest id and is the longest, is never drawn."""
+    rows = [{"input_ids": [2], "labels": [n] * (size - 1)} for n, size in ((5, 4), (9, 9), (7, 2))]
+    publish(tmp_path / "faq", PAIR, rows, card={"kind": "finetuning"})
+    place = locate(tmp_path / "faq" / "train")
+    [shard] = read_index(place).shards
+    tokens = tokens_of(shard, read_whole(place, shard))
+    assert tokens is not None
+    found = count(tokens, np.array([2, 0, 1]), manifest(tmp_path / "faq" / "train"))
+    assert (found.samples, found.tokens, found.largest_id, found.longest) == (3, 10, 7, 4)
+    # The loader appends an EOS to each response, which is trained.
+    assert (found.loss_tokens, found.lengths) == (2 * 4 + 2, {"2^2": 2, "2^1": 1})
+    nothing = count(tokens, np.zeros(3, np.int64), manifest(tmp_path / "faq" / "train"))
+    assert nothing == Totals()
+
+
 def test_losses_are_counted_as_each_stream_is_trained(tmp_path: Path) -> None:
     home = tmp_path
     rows = [{"input_ids": [2, 3], "labels": [4, 0]}, {"input_ids": [2], "labels": [4, 5]}]
@@ -302,6 +322,14 @@ def test_a_second_run_writes_nothing_and_other_weights_a_new_version(two: Path) 
     assert "up to date, seed 0" in invoke(two, "--out", two.parent / "out").output
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == stamps
     assert len(samples(mix(two, "mix.a.repeat=2", "--replace"))) == 800
+
+
+def test_a_mix_whose_index_was_replaced_is_not_up_to_date(two: Path) -> None:
+    folder = mix(two)
+    before = (folder / "index.json").read_bytes()
+    shutil.copy(two.parent / "a" / "train" / "index.json", folder)
+    assert "up to date" not in invoke(two, "--out", two.parent / "out").output
+    assert (folder / "index.json").read_bytes() == before
 
 
 def test_the_table_shows_samples_tokens_and_shares(two: Path) -> None:

@@ -267,6 +267,31 @@ def test_into_keeps_what_the_recipe_does_not_name(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "old",
+    [
+        "remote: s3://theirs/mix",
+        "local: /cache/theirs",
+        "split: val",
+        "processor: theirs",
+        "hf_name: theirs/chat",
+        "hf_kwargs: {a: 1}",
+        "preprocessing_fn: theirs:read",
+        "safe_load: true",
+        "allowed_dataset_keys: [a]",
+        "target_prompts: all",
+        "decoder_only_format: false",
+    ],
+)
+def test_into_keeps_nothing_that_says_which_data_is_read(tmp_path: Path, old: str) -> None:
+    """A stream without a split takes that of its dataset, so one that is left over sends the loader into another folder."""
+    before = f"train_loader:\n  name: finetuning\n  dataset:\n    {old}\n    shuffle_seed: 17\n"
+    _, config = into(tmp_path, before)
+    _, clean = into(tmp_path, before.replace(f"    {old}\n", ""))
+    assert config["train_loader"] == clean["train_loader"]
+    assert config["train_loader"]["dataset"]["shuffle_seed"] == 17
+
+
 def test_a_kept_key_that_the_loader_does_not_take_is_a_finding(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(OWN_LOADER)
     mix, _ = render(write_recipe(tmp_path), [], str(tmp_path / "config.yaml"))

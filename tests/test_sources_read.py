@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import lzma
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -262,6 +263,25 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
     (tmp_path / "x.jsonl").write_bytes(b"1\n2\n3\n")
     with pytest.raises(Unreachable, match="was changed while it was being read"):
         list(read(unit))
+
+
+@pytest.mark.parametrize("change", ["touched", "cut", "gone"])
+def test_no_window_is_handed_out_of_a_file_that_has_changed_since(
+    tmp_path: Path, change: str
+) -> None:
+    """A window is published under the key of the file that was planned, so the end of the file is too late to look."""
+    path = tmp_path / "x.jsonl.gz"
+    path.write_bytes(gzip.compress(b"123456789\n" * 50))
+    windows = read(*units_of(tmp_path, window_bytes=100))
+    assert next(windows).window == 0
+    if change == "touched":
+        os.utime(path, ns=(0, 0))
+    elif change == "cut":
+        path.write_bytes(path.read_bytes()[:-9])
+    else:
+        path.unlink()
+    with pytest.raises(Unreachable, match="was changed while it was being read"):
+        next(windows)
 
 
 def seconds_to_place(folder: Path, between: bytes, records: int) -> float:
