@@ -21,9 +21,10 @@ TEMPLATE = (
     "{% if part.type == 'image' %}<|image|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
     "{% for call in m.tool_calls or [] %}<call>{{ call.function.name }} {{ call.function.arguments | tojson }}</call>{% endfor %}"
     "<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if style is defined and style == 'opens' %}<think>\n{% endif %}{% endif %}"
 )
-"ChatML with tools and images; `style` makes it print the day, or forget the reasoning of earlier answers."
+"ChatML with tools and images; `style` makes it print the day, forget the reasoning of earlier answers, or begin an answer by it."
 
 
 class Draws:

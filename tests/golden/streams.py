@@ -158,7 +158,7 @@ SOME = {
     "dropped": chats(duplicates="drop", too_long="first_turns"),
     "compact": chats(columns="compact"),
 }
-FORGETS, DATED = {"style": "forgets"}, {"style": "dated"}
+FORGETS, DATED, OPENS = ({"style": style} for style in ("forgets", "dated", "opens"))
 RECIPES: dict[str, tuple[Tree, Mapping[str, Tree]]] = {
     "text": ({"max_seq_len": 48, **_loader("text")}, {**LAYOUTS, **RECORDS}),
     "finetuning": (
@@ -184,6 +184,10 @@ RECIPES: dict[str, tuple[Tree, Mapping[str, Tree]]] = {
             "each-first": chats(rewritten_history="each", too_long="first_turns"),
             "openai": finetuning("openai.jsonl", TOOLS, rewritten_history="each"),
         },
+    ),
+    "opens": (
+        _all(template=OPENS, **_loader("finetuning")),
+        {policy: chats(rewritten_history=policy) for policy in ("each", "last")},
     ),
     "length": (
         {
