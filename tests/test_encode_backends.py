@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import unicodedata
 from collections.abc import Sequence
@@ -30,7 +32,6 @@ from mdsmix.recipe import TokenizerSpec
 from tests.converting import (
     Told,
     documents,
-    manifest_of,
     mdsmix,
     run_recipe,
     token_rows,
@@ -162,24 +163,42 @@ def test_a_tokenizer_that_the_fast_one_does_not_take_is_the_references(
         open_backend(tokenizer, "fastokens")
 
 
-def test_what_is_counted_follows_from_the_texts_alone(tokenizer: Tokenizer) -> None:
-    """The manifest counts it, so how a run cuts its batches must not show."""
-    texts = [f"{n} is {n * n} " * (n % 17) for n in range(9000)]
-    counts = []
-    for size in (9000, 700, 3):
-        backend = CheckedBackend(tokenizer, Fastokens(tokenizer))
-        for start in range(0, len(texts), size):
-            backend.encode(texts[start : start + size], True)
-        counts.append(backend.compared)
-    assert counts[0] == counts[1] == counts[2] > 0
-    assert len(backend.encode([], True)) == 0
+class Seeing(Reference):
+    """Keeps what it is asked."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        self.seen: list[str] = []
+
+    def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
+        self.seen.extend(texts)
+        return super().encode(texts, match_special)
 
 
-def test_texts_that_begin_end_and_measure_alike_are_chosen_one_by_one(tokenizer: Tokenizer) -> None:
-    """Prompts made of a form would else be compared all or, nearly always, none."""
+@pytest.mark.parametrize("sizes", [[1], [7], [16, 70], [900]])
+def test_texts_are_compared_densely_at_first_and_at_every_doubling(
+    tokenizer: Tokenizer, sizes: list[int]
+) -> None:
+    """The bound that the module states, after every batch of a stream, however it is cut; and of the next stream again."""
     backend = CheckedBackend(tokenizer, Fastokens(tokenizer))
-    backend.encode([f"Translate {n:05} to French:" for n in range(30_000)], True)
-    assert 15 <= backend.compared <= 60
+    backend.encode(["proved"], True)
+    for stream in ("one", "two"):
+        backend.reference = found = Seeing(tokenizer)
+        backend.begin(stream)
+        done, batches = 0, itertools.cycle(sizes)
+        while done < 600:
+            size = next(batches)
+            texts = [f"{n} is {n * n}" for n in range(done, done + size)]
+            backend.encode(texts, True)
+            backend.begin(stream)
+            done += size
+            bound = 16 + 8 * math.floor(math.log2(done / 16)) if done >= 16 else done
+            late = (
+                0 if size >= 8 else 8
+            )  # texts that a doubling asks for, of batches that have fewer
+            assert bound - late <= len(found.seen) <= bound
+        assert found.seen[:16] == [f"{n} is {n * n}" for n in range(16)] or sizes[0] > 1
+        assert len(set(found.seen)) == len(found.seen)
 
 
 @pytest.mark.parametrize("texts", [["", "", "", LIE], [f"{n} is {n}" for n in range(10)] + [LIE]])
@@ -187,24 +206,6 @@ def test_a_difference_in_a_small_source_is_found(tokenizer: Tokenizer, texts: li
     """Whatever their hashes, sixteen texts of the source are compared before one id is used."""
     with pytest.raises(Unequal, match=LIE):
         CheckedBackend(tokenizer, Lying(tokenizer)).encode(texts, True)
-
-
-def test_of_every_batch_something_is_compared(tokenizer: Tokenizer) -> None:
-    seen: list[str] = []
-
-    class Seeing(Reference):
-        def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
-            seen.extend(texts)
-            return super().encode(texts, match_special)
-
-    backend = CheckedBackend(tokenizer, Fastokens(tokenizer))
-    backend.encode(["proved"], True)
-    backend.reference = Seeing(tokenizer)
-    for n in range(20):
-        seen.clear()
-        backend.encode([f"batch {n}", "one", "two", "", ""], True)
-        assert len(seen) == 2
-        assert set(seen) < {f"batch {n}", "one", "two"}
 
 
 def test_a_lie_on_a_hard_string_is_found_before_anything_is_encoded(
@@ -233,10 +234,10 @@ def test_the_list_keeps_the_text_as_evidence(tokenizer: Tokenizer) -> None:
 @pytest.fixture
 def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three units; the lie stands in the last."""
-    windows(monkeypatch, 500)
+    windows(monkeypatch, 700)
     for n in range(2):
         write_jsonl(tmp_path / f"{n}.jsonl", [{"text": f"file {n} is told the truth of"}] * 8)
-    write_jsonl(tmp_path / "2.jsonl", [{"text": LIE}] * 8)
+    write_jsonl(tmp_path / "2.jsonl", [{"text": LIE}] * 20)
     streams = {"web": documents(tmp_path / "*.jsonl", layout="document")}
     return write_recipe(tmp_path, tokenizer_folder, streams=streams)
 
@@ -251,7 +252,6 @@ def test_a_lie_found_while_running_redoes_the_whole_stream_with_the_reference(
     watcher = Told()
     (outcome,) = run_recipe(recipe, workers=workers, watcher=watcher)
     assert outcome.manifest.backend.startswith("tokenizers ")
-    assert outcome.manifest.totals.compared == 0
     assert (outcome.done, outcome.reused) == (3, 0)
     assert token_rows(outcome.target) == token_rows(tmp_path / "true" / "web" / "train")
     assert [LIE in sentence for sentence in watcher.said] == [True]
@@ -285,18 +285,6 @@ def test_the_recipe_may_ask_for_the_reference(recipe: Path) -> None:
     assert outcome.manifest.backend.startswith("tokenizers ")
     (again,) = run_recipe(recipe)
     assert (again.state, again.manifest) == ("up to date", outcome.manifest)
-
-
-def test_the_manifest_says_who_encoded_and_how_much_was_compared(
-    tmp_path: Path, tokenizer_folder: Path, tokenizer: Tokenizer
-) -> None:
-    source = tmp_path / "many.jsonl"
-    write_jsonl(source, [{"text": f"{n} is {n * n} " * (n % 17)} for n in range(9000)])
-    streams = {"web": documents(source, layout="document")}
-    run_recipe(write_recipe(tmp_path, tokenizer_folder, streams=streams))
-    manifest = manifest_of(tmp_path / "out" / "web" / "train")
-    assert manifest.backend == Fastokens(tokenizer).label
-    assert 1 <= manifest.totals.compared <= 90
 
 
 def test_ids_are_uint32_whatever_the_backend(tokenizer: Tokenizer) -> None:

@@ -90,7 +90,9 @@ def test_what_even_ordinary_text_makes_a_control_token_is_refused_where_it_is_to
 class Codes:
     """The ids of a text are the codes of its characters; as ordinary text an upper-case one is lower case."""
 
-    label, compared = "codes", 0
+    label = "codes"
+
+    def begin(self, stream: str) -> None: ...
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         read = str if match_special else str.lower

@@ -179,7 +179,6 @@ def test_nothing_adds_nothing() -> None:
         longest=20,
         lengths={"2^3": 3},
         specials=1,
-        compared=2,
     )
     assert records + Records() == Records() + records == records
     assert totals + Totals() == Totals() + totals == totals

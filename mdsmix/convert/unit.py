@@ -172,7 +172,7 @@ def _convert(
         backend=made.backend.label,
         shards=made.shards,
         side_files=made.ids.store(job.folder, made.shards) if job.names_rows else [],
-        totals=replace(totals, compared=made.backend.compared - made.compared),
+        totals=totals,
         records=replace(made.tally.records, **made.reading.noticed.counts),
         size=made.tally.size,
         lines=made.tally.lines,
@@ -193,8 +193,6 @@ class _Made:
     """What a window has come to while its batches are encoded."""
 
     backend: Backend
-    compared: int
-    "Texts that the backend had compared before this window."
     seen: Fingerprints
     reading: Reading
     rows: Assembler
@@ -207,12 +205,12 @@ class _Made:
 
 def _begin(job: Job, dropped: bytes) -> _Made:
     backend = open_tokenizer_backend(job)
+    backend.begin(job.name)
     seen = Fingerprints(np.unpackbits(np.frombuffer(dropped, np.uint8), bitorder="little") > 0)
     fetch_processor(job)
     reading = open_reading(job.encoding, job.tokenizer, backend, seen, job.images_root)
     return _Made(
         backend=backend,
-        compared=backend.compared,
         seen=seen,
         reading=reading,
         rows=job.kind.open_rows(job.layout, job.tokenizer.dtype),

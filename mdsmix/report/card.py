@@ -45,7 +45,7 @@ def card_rows(where: str, index: Index, manifest: Manifest | None) -> Iterator[t
         "special tokens in text",
         f"{encoding.special_tokens_in_text}, {totals.specials:,} records",
     )
-    yield "encoded by", f"{manifest.backend}, {totals.compared:,} texts compared with the reference"
+    yield "encoded by", manifest.backend
     yield (
         "index",
         manifest.index_hash

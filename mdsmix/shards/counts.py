@@ -98,8 +98,6 @@ class Totals:
     "Samples by length: key `2^k` counts those of 2^k to 2^(k+1) - 1 tokens."
     specials: int = 0
     "Records whose text held the string of a special token."
-    compared: int = 0
-    "Texts encoded by the reference tokenizer too, and found equal."
     cut_rows: int = 0
     "Samples of which the loader cuts something off, since they are longer than max_seq_len."
     cut_tokens: int = 0
