@@ -27,7 +27,7 @@ def main() -> None:
     for folder in sys.argv[1:]:
         seeing = LoadedProcessor(folder)
         learned = [seeing.learned(size) for size in SIZES]
-        assert seeing.counts(SIZES) == learned
+        assert [seeing.count(size) for size in SIZES] == learned
         card = seeing.card()
         print(card["class_name"], seeing.token, *learned, card["hash"][:8], flush=True)
         print(f"  by {card['counts_by']}", file=sys.stderr)

@@ -48,7 +48,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         def write(self, line: str) -> None:
             _, at, _ = json.loads(line)
             found.append(Path(at))
-            seeing = SimpleNamespace(counts_or_why=lambda sizes: [[h * w] for h, w in sizes])
+            seeing = SimpleNamespace(answer=lambda sizes: [[h * w] for h, w in sizes])
             serving = threading.Thread(target=counting.serve, args=(seeing, at, os.getpid()))
             ready = lambda *_, **__: os.write(self._said, b"ready\n")  # noqa: E731
             monkeypatch.setattr(counting, "print", ready, raising=False)

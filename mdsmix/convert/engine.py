@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.outcome import Watcher
 from mdsmix.convert.planning import Options, StreamPlan
 from mdsmix.encode.counting import BYTES, processes, shared
-from mdsmix.encode.processor import Counter
 from mdsmix.engines.base import Engine
 from mdsmix.engines.limits import cpu_count, default_cap
 from mdsmix.engines.local import LocalEngine, PoolSettings
@@ -66,7 +64,7 @@ def local_engine(plans: Sequence[StreamPlan], options: Options, watcher: Watcher
         PoolSettings(
             workers=options.workers or cpu_count() + with_store,
             memory=options.memory or default_cap(),
-            aside=BYTES if any(_starts_counting(plan.job) for plan in plans) else 0,
+            aside=BYTES if any(plan.job.processor for plan in plans) else 0,
             beside=processes,
             set_aside=options.quarantine_crashes,
         )
@@ -76,8 +74,3 @@ def local_engine(plans: Sequence[StreamPlan], options: Options, watcher: Watcher
 def counting(plans: Sequence[StreamPlan]) -> AbstractContextManager[None]:
     """The workers of streams of images ask one process how many tokens these become."""
     return shared() if any(plan.job.processor for plan in plans) else nullcontext()
-
-
-def _starts_counting(job: Job) -> bool:
-    """Whether the tokens of images are to be counted, and this machine knows no count of its processor yet."""
-    return bool(job.processor) and Counter(job.encoding.images["processor"]).is_new

@@ -28,6 +28,7 @@ from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.parts import Part, PartOutcome, do_part, forget, learn
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.processor_folder import publish_processor
+from mdsmix.convert.processor_proof import refuse_unproved
 from mdsmix.convert.publish import publish
 from mdsmix.convert.quarantine import delete_stale_files
 from mdsmix.convert.source_notes import note_objects
@@ -157,7 +158,9 @@ def _convert_stream(plan: StreamPlan, run: _Run) -> Outcome:
 
 
 def _work(plan: StreamPlan, run: _Run) -> Work:
-    """The stream's units, with what lies at its target already: nothing is listed of one that was just seen to be empty."""
+    """The stream's units, with what lies at its target already: nothing is listed of one that was just seen to be empty.
+    RecipeError where its processor is not proved equal."""
+    refuse_unproved(plan.job, plan.files)
     is_empty = plan.standing.is_empty
     job = plan.job if is_empty else with_versions(plan.job, plan.old)
     return Work(

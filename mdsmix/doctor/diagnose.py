@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mdsmix import sources
+from mdsmix.convert.job import make_job
+from mdsmix.convert.processor_proof import refuse_unproved
 from mdsmix.doctor.machine import Diagnosis, machine, ok, problem, warning
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import Denied, MdsmixError
@@ -79,6 +81,21 @@ def _stream(
     else:
         found.extend(files)
         yield from source(stream.name, files)
+        if stream.has_images and recipe.processor:
+            yield _processor(recipe, stream, files)
+
+
+def _processor(recipe: Recipe, stream: StreamSpec, files: list[sources.SourceFile]) -> Diagnosis:
+    """Whether the recipe's processor is equal on the stream."""
+    what = f"processor of {stream.name}"
+    try:
+        job = make_job(recipe, stream, open_tokenizer(recipe.tokenizer), None)
+        refuse_unproved(job, files)
+    except MdsmixError as error:
+        return problem(what, str(error))
+    return ok(
+        what, f"{recipe.processor} makes of whole conversations what the loader makes of rows"
+    )
 
 
 def _published(what: str, place: Location) -> Iterator[Diagnosis]:

@@ -14,7 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -67,29 +67,29 @@ def processes() -> list[int]:
     return [int(file.read_text() or 0) for file in Path(home).glob("*.pid")] if home else []
 
 
-def ask(digest: str, folder: Path, sizes: Sequence[Sequence[int]]) -> Any:
-    """Its counts of heights and widths, each a number or why there is none; {"error": why} for all. `folder`: from which the processor of that hash is opened. Unreachable where
-    it cannot be started, or ends twice over this question."""
+def ask(digest: str, folder: Path, question: Mapping[str, Any]) -> Any:
+    """Its answer to a question (`LoadedProcessor.answer`); {"error": why} where it has none. `folder`: from which the processor of that
+    hash is opened. Unreachable where it cannot be started, or ends twice over this question."""
     name = f"{digest[:16]}.socket"
     for _ in range(TRIES):
         at = Path(_home() or _own_home()) / name
         with suppress(OSError, ValueError):
-            return _told(at, sizes)
+            return _told(at, question)
         with suppress(FileNotFoundError):  # the folder went with who had made it
             _start(at, folder)
     with suppress(OSError, ValueError):
-        return _told(at, sizes)
+        return _told(at, question)
     raise Unreachable(
         "the process that counts the tokens of images has ended, most likely for want of memory: run again with fewer workers; "
         "the counts that it gave are kept."
     )
 
 
-def _told(at: Path, sizes: Sequence[Sequence[int]]) -> Any:
+def _told(at: Path, question: Mapping[str, Any]) -> Any:
     with socket.socket(socket.AF_UNIX) as asking:
         asking.connect(str(at))
         with asking.makefile("rw") as lines:
-            lines.write(json.dumps(sizes) + "\n")
+            lines.write(json.dumps(question) + "\n")
             lines.flush()
             return json.loads(lines.readline())
 
@@ -170,7 +170,7 @@ def _answer(seeing: Any, asked: socket.socket) -> None:
         if not (line := lines.readline()):
             return  # somebody looked whether it listens
         try:
-            answer: Any = seeing.counts_or_why(json.loads(line))
+            answer: Any = seeing.answer(json.loads(line))
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         lines.write(json.dumps(answer) + "\n")

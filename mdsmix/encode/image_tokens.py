@@ -51,6 +51,12 @@ class ImageToken:
 
     text: str
     id: int
+    around: tuple[str, str] = ("", "")
+    "Text that the recipe's processor prints before and after an image."
+
+    def in_text(self, text: str) -> str:
+        """A rendered text with what the processor prints around each image."""
+        return text.replace(self.text, self.text.join(self.around))
 
     def count(self, ids: Ragged, counts: Counts) -> Counts:
         """int64 [n]: how many stand in each row, of `counts` turns."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import xxhash
@@ -25,7 +26,7 @@ from mdsmix.encode.tokenizer import cache_folder, files_of, is_lost, keep_in_cac
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.recipe import TokenizerSpec
 
-FORMAT = 2
+FORMAT = 3
 CARD = "mdsmix.processor"
 "In a folder of one that was published beside the streams, written last."
 Size = tuple[int, int]
@@ -42,6 +43,8 @@ class Processor:
     class_name: str
     image_token: str
     "What it expands in a text."
+    around: list[str]
+    "Text that it prints before and after an image, which is tokenized with the text that stands there."
     counts_by: str
     "`function`: its own function tells the tokens of a size; `learned`: a blank image of that size is put through it."
     path: str
@@ -146,11 +149,6 @@ class Counter:
         return {size: self._known[size] for size in wanted}
 
     @property
-    def is_new(self) -> bool:
-        """Whether no count is known yet, so that the process is sure to be started."""
-        return not self._kept()
-
-    @property
     def _path(self) -> Path:
         return cache_folder() / "processors" / f"{self.digest}.counts"
 
@@ -165,9 +163,71 @@ class Counter:
             keep_in_cache(self._path, orjson.dumps([[*size, n] for size, n in known.items()]))
 
     def _asked(self, sizes: list[Size]) -> list[int | str]:
-        answer = ask(self.digest, snapshot_of(self.digest), sizes)
-        if not isinstance(answer, list):
-            raise MdsmixError(
-                f"the processor cannot tell how many tokens an image becomes ({answer['error']}): name another, or leave processor out."
-            )
-        return answer
+        return _answer(self.digest, {"sizes": sizes})
+
+
+MANY = ("two images", "several rows")
+"What the names of rows begin with that have more than one image."
+
+
+class StoredRow(NamedTuple):
+    """A row of a stream of images, by which a processor is tried."""
+
+    name: str
+    "What it is, for the sentence of a refusal."
+    ids: Sequence[int]
+    "One token for each image."
+    images: Sequence[bytes]
+
+
+class Difference(NamedTuple):
+    """Where a batch is another than what transformers makes of the whole text."""
+
+    family: str
+    "Class of the processor."
+    row: str
+    key: str
+    whole: str
+    loaded: str
+
+    def __str__(self) -> str:
+        return (
+            f"of {self.row} {self.family} makes {self.key} {self.whole} where it is given the whole text, and the loader would make "
+            f"{self.loaded} of the stored row"
+        )
+
+    @property
+    def way_out(self) -> str:
+        if self.row.startswith(MANY):
+            return "set images.max_images: 1, since rows with one image are equal, or name the processor of another model"
+        return "name the processor of another model (docs/images.md lists those that are equal)"
+
+
+def first_difference(digest: str, rows: Sequence[StoredRow]) -> Difference | None:
+    """The first in batches of these rows; None where they are equal, which this machine then remembers of each row."""
+    marks = {_mark_of_equal(digest, row): row for row in rows}
+    left = [row for mark, row in marks.items() if not mark.exists()]
+    shown = [(name, ids, [b64encode(i).decode() for i in images]) for name, ids, images in left]
+    for difference in _answer(digest, {"rows": shown}) if left else ():
+        return Difference(*difference)
+    with suppress(Unreachable):  # all that is lost is a question
+        for mark in marks:
+            keep_in_cache(mark, b"")
+    return None
+
+
+def _mark_of_equal(digest: str, row: StoredRow) -> Path:
+    key = xxhash.xxh128(orjson.dumps([FORMAT, version("transformers"), list(row.ids)]))
+    for image in row.images:
+        key.update(f"{len(image)} ")
+        key.update(image)
+    return cache_folder() / "processors" / f"{digest}.equal" / key.hexdigest()
+
+
+def _answer(digest: str, question: dict[str, Any]) -> list[Any]:
+    answer = ask(digest, snapshot_of(digest), question)
+    if not isinstance(answer, list):
+        raise MdsmixError(
+            f"the processor fails ({answer['error']}): name another, or leave processor out."
+        )
+    return answer

@@ -1,16 +1,18 @@
-"""A processor of transformers, asked which tokens an image becomes. Imports transformers and torch: a process of its own, and loaders.
+"""A processor of transformers, asked which tokens an image becomes, and whether rows put together here are those that it makes itself.
 
-As `python -m mdsmix.encode.processor_process take` it reads a name and prints a card; with `count` it reads lines of sizes and answers
-each with a line of counts, or of why there is none.
+It imports transformers and torch, so only loaders and a process of its own import it. `python -m mdsmix.encode.processor_process` reads a
+name and prints a card; with a socket beside the name it answers questions there (`counting.serve`).
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import cached_property
 from itertools import pairwise
@@ -26,8 +28,10 @@ from mdsmix.encode.counting import serve
 PROBES = ((56, 56), (100, 333), (700, 250))
 "Heights and widths at which a processor's function is compared with what it makes of an image."
 NARROW = 28
-"""Height or width below which a function is not believed: of an image 1 or 3 high transformers takes the height for the channels, and
+"""Height or width below which no function is asked: of an image 1 or 3 high transformers takes the height for the channels, and
 Idefics3 makes nothing of one of 799 x 4."""
+SHOWN = 8
+"Values of a tensor that a difference shows."
 SAVED = (".json", ".jinja", ".txt", ".model")
 COSMETIC = re.compile(
     r"_?processor_class|.*_processor_type|auto_map|device|return_tensors|disable_grouping|.*data_format|default_to_square|"
@@ -75,6 +79,27 @@ class LoadedProcessor:
         )
 
     @cached_property
+    def around(self) -> tuple[str, str]:
+        """The plain text that it prints before and after an image: Gemma 3 blank lines, which become one token with those that stand there."""
+        whole = self._whole([f"{self.mark}{self.token}{self.mark}"], [[blank(PROBES[0])]])
+        start, end = np.flatnonzero(whole["input_ids"][0].numpy() == self.mark_id)
+        ids = whole["input_ids"][0].numpy()[start + 1 : end]
+        kept = self._without_text(ids)
+        return self._text(ids[: kept.start]), self._text(ids[kept.stop :])
+
+    def _text(self, ids: Any) -> str:
+        return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    @cached_property
+    def _added(self) -> Any:
+        return np.array(sorted(self.tokenizer.get_added_vocab().values()), np.int64)
+
+    def _without_text(self, ids: Any) -> slice:
+        """The ids from the first to the last that no text gives; all where there is none."""
+        found = np.flatnonzero(np.isin(ids, self._added))
+        return slice(int(found[0]), int(found[-1]) + 1) if len(found) else slice(0, len(ids))
+
+    @cached_property
     def token_id(self) -> int:
         return int(self.tokenizer.convert_tokens_to_ids(self.token))
 
@@ -86,32 +111,19 @@ class LoadedProcessor:
         except Exception:
             return False
 
-    def counts(self, sizes: Sequence[Sequence[int]]) -> list[int]:
-        """Tokens of an image of each height and width."""
-        return self._told(sizes) if self.has_function else [self.learned(s) for s in sizes]
+    def answer(self, question: Mapping[str, Any]) -> Any:
+        """Of `sizes` the counts, of `rows` the differences."""
+        if "sizes" in question:
+            return [self.count(size) for size in question["sizes"]]
+        return list(self.differences(question["rows"]))
 
-    def counts_or_why(self, sizes: Sequence[Sequence[int]]) -> list[int | str]:
-        """The same, with why there is none of a size that it refuses: Qwen2.5-VL one of 200 times as wide as high."""
+    def count(self, size: Sequence[int]) -> int | str:
+        """Tokens of an image of this height and width, or why it refuses one: Qwen2.5-VL one of 200 times as wide as high."""
         try:
-            if all(min(size) >= NARROW for size in sizes):
-                return list(self.counts(sizes))
-            return self._each(sizes) if len(sizes) > 1 else [self._proved(sizes[0])]
+            believes = self.has_function and min(size) >= NARROW
+            return self._told([size])[0] if believes else self.learned(size)
         except Exception as error:
-            if len(sizes) > 1:
-                return self._each(sizes)
-            return [" ".join(f"{type(self.processor).__name__} refuses it: {error}".split())]
-
-    def _each(self, sizes: Sequence[Sequence[int]]) -> list[int | str]:
-        return [self.counts_or_why([size])[0] for size in sizes]
-
-    def _proved(self, size: Sequence[int]) -> int:
-        """Tokens of a narrow image, which is put through it, whatever its function says."""
-        (told,), made = self.counts([size]), self.learned(size)
-        if told != made:
-            raise ValueError(
-                f"it makes {made} tokens of {size[1]} x {size[0]} pixels, and its function says {told}"
-            )
-        return made
+            return " ".join(f"{type(self.processor).__name__} refuses it: {error}".split())
 
     def _told(self, sizes: Sequence[Sequence[int]]) -> list[int]:
         found = self.processor._get_num_multimodal_tokens(image_sizes=[list(s) for s in sizes])
@@ -121,9 +133,7 @@ class LoadedProcessor:
         return self._once(self.token, size)
 
     def _once(self, token: str, size: Sequence[int]) -> int:
-        from PIL import Image
-
-        (row,), _ = self.see([[Image.new("RGB", (size[1], size[0]))]], token)
+        (row,), _ = self.see([[blank(size)]], token)
         return len(row[0]["input_ids"])
 
     def see(
@@ -131,18 +141,11 @@ class LoadedProcessor:
     ) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
         """Rows of one image or more, through the processor.
 
-        Returns: for each row and image the ids that stand for it, with what else the processor says of each token; what it makes of
-        the pixels, as the model takes it.
+        Returns: for each row and image the ids that stand for it, without text `around` them, with what else the processor says of
+        each token; what it makes of the pixels, as the model takes it.
         """
         mark, token = self.mark, token or self.token
-        texts = [mark + (token + mark) * len(of) for of in images]
-        found = self.processor(
-            text=texts,
-            images=[list(of) for of in images],
-            padding=True,
-            add_special_tokens=False,
-            return_tensors="pt",
-        )
+        found = self._whole([mark + (token + mark) * len(of) for of in images], images)
         ids = found["input_ids"]
         said = [k for k, v in found.items() if getattr(v, "shape", None) == ids.shape]
         mask = found["attention_mask"].bool().numpy()
@@ -159,7 +162,77 @@ class LoadedProcessor:
         marks = np.flatnonzero(row["input_ids"] == self.mark_id)
         if len(marks) != count + 1:
             raise ValueError(f"it made {len(marks) - 1} places of {count} images")
-        return [{k: v[start + 1 : end] for k, v in row.items()} for start, end in pairwise(marks)]
+        found = []
+        for start, end in pairwise(marks):
+            piece = {key: values[start + 1 : end] for key, values in row.items()}
+            kept = self._without_text(piece["input_ids"])
+            found.append({key: values[kept] for key, values in piece.items()})
+        return found
+
+    def _whole(self, texts: Sequence[str], images: Sequence[Sequence[Any]]) -> Any:
+        """What transformers makes of texts and their images."""
+        return self.processor(
+            text=list(texts),
+            images=[list(of) for of in images] if any(images) else None,
+            padding=True,
+            add_special_tokens=False,
+            return_tensors="pt",
+        )
+
+    def differences(self, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, ...]]:
+        """Where a batch of stored rows is another than what transformers makes of their whole texts: each row by itself, and those with
+        images together. `rows`: a name, token ids with one for each image, and the images as base64.
+
+        Yields: the processor's class, the row's name, the key of the batch, what transformers has there, and what a loader has.
+        """
+        family = type(self.processor).__name__
+        opened = [(name, ids, [upright(base64.b64decode(i)) for i in of]) for name, ids, of in rows]
+        together = [row for row in opened if row[2]]
+        for some in [*([row] for row in opened), together]:
+            name = some[0][0] if len(some) == 1 else "several rows in one batch"
+            texts = [self._text(ids) for _, ids, _ in some]
+            try:
+                for difference in self._compared(texts, [images for *_, images in some]):
+                    yield family, name, *difference
+            except Exception as error:
+                yield family, name, "input_ids", " ".join(str(error).split())[:300], "as stored"
+
+    def _compared(
+        self, texts: Sequence[str], images: Sequence[Sequence[Any]]
+    ) -> Iterator[tuple[str, str, str]]:
+        stored = self.token.join(self.around)
+        whole = self._whole([text.replace(stored, self.token) for text in texts], images)
+        made, pixels = self.see(images) if any(images) else ([[] for _ in texts], {})
+        for of, pieces in zip(images, made, strict=True):
+            told = [self.count((image.height, image.width)) for image in of]
+            tokens = [len(piece["input_ids"]) for piece in pieces]
+            if told != tokens:
+                yield "the tokens of each image", str(tokens), str(told)
+        is_token = whole["attention_mask"].bool()
+        rows = [self._row(text, pieces) for text, pieces in zip(texts, made, strict=True)]
+        for key, value in whole.items():
+            if getattr(value, "shape", None) != is_token.shape:
+                if not same(value, pixels.get(key)):
+                    yield key, *_shown(value, pixels.get(key))
+                continue
+            for theirs, row, mask in zip(value, rows, is_token, strict=True):
+                ours = row.get(key, np.zeros(len(row["input_ids"]), np.int64))
+                if not np.array_equal(theirs[mask].numpy(), ours):
+                    yield key, *_shown(theirs[mask].numpy(), ours)
+                    break
+
+    def _row(self, text: str, pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What a loader makes of the text's ids."""
+        ids = np.array(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int64)
+        spots = np.flatnonzero(ids == self.token_id)
+        if len(spots) != len(pieces):
+            raise ValueError(f"{len(spots)} tokens {self.token} stand for {len(pieces)} images")
+        row = {
+            key: replaced(np.zeros(len(ids), np.int64), spots, [piece[key] for piece in pieces])
+            for key in (pieces[0] if pieces else ())
+        }
+        row["input_ids"] = replaced(ids, spots, [piece["input_ids"] for piece in pieces])
+        return row | {"attention_mask": np.ones(len(row["input_ids"]), np.int64)}
 
     @cached_property
     def digest(self) -> str:
@@ -181,6 +254,7 @@ class LoadedProcessor:
             "hash": self.digest,
             "class_name": type(self.processor).__name__,
             "image_token": self.token,
+            "around": self.around,
             "counts_by": "function" if self.has_function else "learned",
             "files": files,
         }
@@ -195,6 +269,57 @@ class LoadedProcessor:
             "vision_feature_select_strategy",
         )
         return {k: getattr(self.processor, k) for k in keys if hasattr(self.processor, k)}
+
+
+def blank(size: Sequence[int]) -> Any:
+    """An image of this height and width."""
+    from PIL import Image
+
+    return Image.new("RGB", (size[1], size[0]))
+
+
+def upright(content: Any) -> Any:
+    """An image as it is seen: decoded, turned as its EXIF asks, in RGB. `content`: its bytes, or Pillow's image."""
+    from PIL import Image, ImageOps
+
+    image = Image.open(io.BytesIO(content)) if isinstance(content, bytes) else content
+    return ImageOps.exif_transpose(image).convert("RGB")
+
+
+def replaced(values: Any, spots: Any, pieces: Sequence[Any]) -> Any:
+    """int64: the values with a piece in place of each of those at `spots`."""
+    first, *others = np.split(values, spots)
+    parts = [first]
+    for piece, other in zip(pieces, others, strict=True):
+        parts += [np.asarray(piece, np.int64), other[1:]]
+    return np.concatenate(parts)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two tensors, or lists of them, are equal."""
+    if isinstance(one, list):
+        return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and np.array_equal(_array(one), _array(other))
+
+
+def _array(value: Any) -> Any:
+    """A tensor, or what a list of them holds; NumPy has no bfloat16, in which Llama 4 has its pixels."""
+    is_float = getattr(value, "is_floating_point", bool)()
+    return np.asarray(value.float() if is_float else value)
+
+
+def _shown(theirs: Any, ours: Any) -> tuple[str, str]:
+    """Both, by their shapes, or by the values at the first place where they differ."""
+    one, other = _array(theirs), _array(ours)
+    if ours is None:
+        return str(one.shape), "missing"
+    if one.shape != other.shape and one.ndim > 1:
+        return str(one.shape), str(other.shape)
+    one, other = one.ravel(), other.ravel()
+    shorter = min(one.size, other.size)
+    at = next(iter(np.flatnonzero(one[:shorter] != other[:shorter]).tolist()), shorter)
+    said = [", ".join(map(str, each[at : at + SHOWN].tolist())) for each in (one, other)]
+    return f"{said[0]} from {at} on of {one.size}", f"{said[1]} of {other.size}"
 
 
 def _plain(image_processor: Any) -> dict[str, Any]:

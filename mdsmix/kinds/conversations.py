@@ -137,6 +137,8 @@ class Conversations(Finetuning):
         with self.opened_template.bounded(conversations):
             rendered, positions, rejected, specials, unread = self._render(conversations)
         texts = [text for turns in rendered for turn in turns for text in turn]
+        if self.image and any(self.image.around):
+            texts = [self.image.in_text(text) for text in texts]
         ids = self.backend.encode(texts, match_special=True)
         counts = np.array([len(turns) for turns in rendered], np.int64)
         if self.image:

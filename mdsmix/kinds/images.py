@@ -66,6 +66,8 @@ class Images(Conversations):
         found = {"token": token, "id": id_of(token, tokenizer), **_stated(given)}
         if processor:
             found["processor"] = processor.hash
+            if any(processor.around):
+                found["around"] = list(processor.around)
         common = super().settings(recipe, stream, tokenizer)
         return {**common, "compact": False, "compression": None, "images": found}
 
@@ -130,7 +132,8 @@ class Images(Conversations):
 
     @cached_property
     def image(self) -> ImageToken:
-        return ImageToken(self.encoding.images["token"], self.encoding.images["id"])
+        around: Any = tuple(self.encoding.images.get("around", ("", "")))
+        return ImageToken(self.encoding.images["token"], self.encoding.images["id"], around)
 
     @cached_property
     def specials(self) -> SpecialStrings:

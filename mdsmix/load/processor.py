@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from mdsmix.encode.fetched import fetched_processor, processor_at_hand
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.config import LoaderSettings
@@ -16,7 +18,10 @@ def named_vision(settings: LoaderSettings) -> Vision | None:
         return None
     refuse_packing(settings)
     places = [stream.place for stream in settings.section.stream_sections if stream.place]
-    return _vision(settings, processor_at_hand(str(name), places))
+    vision = _vision(settings, processor_at_hand(str(name), places))
+    if any(vision.seeing.around):
+        _refuse_bare_text(settings, vision)
+    return vision
 
 
 def published_vision(settings: LoaderSettings) -> Vision | None:
@@ -39,16 +44,29 @@ def published_vision(settings: LoaderSettings) -> Vision | None:
     return None
 
 
-def _homes(settings: LoaderSettings) -> list[tuple[Location, Manifest]]:
-    """Where the processor of each stream was published."""
-    found = []
+def _refuse_bare_text(settings: LoaderSettings, vision: Vision) -> None:
+    """MixRefused where rows lack the text that the processor prints around an image: it becomes tokens when a stream is converted."""
+    for root, manifest in _manifests(settings):
+        if (images := manifest.encoding.images) and not images.get("around"):
+            raise MixRefused(
+                f"{root} was converted without a processor, and {vision.name} prints text around each image, which its rows lack: write "
+                "processor: into the recipe and convert it again."
+            )
+
+
+def _manifests(settings: LoaderSettings) -> Iterator[tuple[Location, Manifest]]:
     for stream in settings.section.stream_sections:
         if stream.place:
             root = locate(stream.place)
-            manifest = read_manifest(root / str(stream.settings.get("split") or ""))
-            if manifest and manifest.processor_folder:
-                found.append((root.parent / manifest.processor_folder, manifest))
-    return found
+            if manifest := read_manifest(root / str(stream.settings.get("split") or "")):
+                yield root, manifest
+
+
+def _homes(settings: LoaderSettings) -> Iterator[tuple[Location, Manifest]]:
+    """Where the processor of each stream was published."""
+    for root, manifest in _manifests(settings):
+        if manifest.processor_folder:
+            yield root.parent / manifest.processor_folder, manifest
 
 
 def _refuse_other(home: Location, folder: str, planned: str) -> None:

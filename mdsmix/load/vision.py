@@ -7,15 +7,15 @@ makes of each placeholder take its place. Nothing of a family of models is known
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from mdsmix.encode.processor_process import LoadedProcessor
+from mdsmix.encode.processor_process import LoadedProcessor, blank, replaced, same, upright
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.training_rows import IGNORED, Pictures, Row, RowRules, cut_to
 
@@ -51,7 +51,6 @@ class Vision:
     "A batch without an image gets a masked one, so that no rank leaves out what the others wait for."
     is_split: bool = False
     "Batches are cut into microbatches: each row is put through the processor by itself, and ROWS says what of the pixels is whose."
-    _planned: dict[tuple[int, int], int] = field(default_factory=dict)
     _is_compared: bool = False
 
     @property
@@ -68,16 +67,13 @@ class Vision:
         made, pixels = see(images, shown[0][1].where)
         if self.is_split:
             pixels[ROWS] = _of_all(pixels[ROWS], [n for n, _ in shown], len(rows))
-        for (number, pictures), of, pieces in zip(shown, images, made, strict=True):
-            self._compare(pictures.where, of, pieces)
+        for (number, pictures), pieces in zip(shown, made, strict=True):
             found[number] = expanded(rows[number], pictures, pieces, rules)
         return found, pixels
 
     def dummy(self) -> tuple[dict[str, Any], Pixels]:
         """What stands for an image that nobody looks at, and its pixels."""
-        from PIL import Image
-
-        (row,), pixels = self.seeing.see([[Image.new("RGB", DUMMY[::-1])]])
+        (row,), pixels = self.seeing.see([[blank(DUMMY)]])
         return row[0], pixels
 
     def _seen(self, images: Sequence[Sequence[Any]], where: str) -> Any:
@@ -96,7 +92,8 @@ class Vision:
         made, apart = [rows[0] for rows, _ in each], [pixels for _, pixels in each]
         joint = _joint(apart)
         if not self._is_compared and len(images) > 1:
-            if not _same(joint, self._seen(images, where)[1]):
+            together = self._seen(images, where)[1]
+            if not all(same(together[key], joint.get(key)) for key in together):
                 raise MixRefused(
                     f"{where}: the processor {self.name} makes other pixels of a batch than of its rows, so that its batches cannot be cut "
                     "into microbatches: read the stream by mdsmix.load in a training loop of your own."
@@ -104,20 +101,6 @@ class Vision:
             self._is_compared = True
         joint[ROWS] = {key: [len(pixels[key]) for pixels in apart] for key in joint}
         return made, joint
-
-    def _compare(self, where: str, images: Sequence[Any], pieces: Sequence[dict[str, Any]]) -> None:
-        """MixRefused where an image became other than what its size was planned for."""
-        if not self.seeing.has_function:
-            return
-        sizes = [(image.height, image.width) for image in images]
-        if missing := sorted(set(sizes) - self._planned.keys()):
-            self._planned |= zip(missing, self.seeing.counts(missing), strict=True)
-        for size, piece in zip(sizes, pieces, strict=True):
-            if len(piece["input_ids"]) != self._planned[size]:
-                raise MixRefused(
-                    f"{where}: an image of {size[1]} x {size[0]} became {len(piece['input_ids'])} tokens, and the processor's own count "
-                    f"is {self._planned[size]}; name the processor that the stream was converted for."
-                )
 
 
 def _joint(apart: Sequence[Pixels]) -> Pixels:
@@ -137,10 +120,6 @@ def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     )
 
 
-def _same(one: Pixels, other: Pixels) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
-
-
 def _of_all(
     counts: Mapping[str, Sequence[int]], shown: Sequence[int], rows: int
 ) -> dict[str, list[int]]:
@@ -154,10 +133,8 @@ def _of_all(
 
 def decoded(pictures: Pictures, number: int) -> Any:
     """An image as it is seen; MixRefused where it does not decode, or has another size than was stored."""
-    from PIL import ImageOps
-
     try:
-        image = ImageOps.exif_transpose(pictures.images[number]).convert("RGB")
+        image = upright(pictures.images[number])
     except Exception as error:
         raise MixRefused(
             f"{pictures.where}: image {number} does not decode ({' '.join(str(error).split())}); convert the data with decode: full."
@@ -173,37 +150,26 @@ def expanded(
     row: Row, pictures: Pictures, pieces: Sequence[dict[str, Any]], rules: RowRules
 ) -> Row:
     """The row with what stands for each image in place of its token; MixRefused where one would be cut."""
-    ids, labels = ([*_parts(each, pictures.spots)] for each in (row.input_ids, row.labels))
-    end = sum(map(len, ids[:-1])) + sum(len(piece["input_ids"]) for piece in pieces)
+    lengths = [len(piece["input_ids"]) for piece in pieces]
+    end = int(pictures.spots[-1]) + 1 - len(pieces) + sum(lengths)
     if end > rules.max_seq_len:
         raise MixRefused(
             f"{pictures.where}: its images end at token {end:,} of at most {rules.max_seq_len:,}, and no image is cut; convert the stream with "
             "this processor in the recipe (processor: ...), which leaves such records out."
         )
-    nothing = [np.full(len(piece["input_ids"]), IGNORED) for piece in pieces]
-    zeros = [np.zeros(len(part), np.int64) for part in ids]
-    woven = {key: _woven(zeros, [piece[key] for piece in pieces]) for key in pieces[0]}
-    woven["input_ids"] = _woven(ids, [piece["input_ids"] for piece in pieces])
+    said = {
+        key: replaced(
+            np.zeros_like(row.input_ids), pictures.spots, [piece[key] for piece in pieces]
+        )
+        for key in pieces[0].keys() - {"input_ids"}
+    }
     grown = row._replace(
-        input_ids=woven.pop("input_ids"), labels=_woven(labels, nothing), said=woven, pictures=None
+        input_ids=replaced(row.input_ids, pictures.spots, [p["input_ids"] for p in pieces]),
+        labels=replaced(row.labels, pictures.spots, [np.full(n, IGNORED) for n in lengths]),
+        said=said,
+        pictures=None,
     )
     try:
         return cut_to(grown, rules)
     except MixRefused as refusal:
         raise MixRefused(f"{pictures.where}: {refusal}") from refusal
-
-
-def _parts(values: Any, spots: Any) -> Iterator[Any]:
-    """What stands before, between and after the placeholders."""
-    start = 0
-    for spot in spots.tolist():
-        yield values[start:spot]
-        start = spot + 1
-    yield values[start:]
-
-
-def _woven(parts: Sequence[Any], between: Sequence[Any]) -> Any:
-    pieces = [parts[0]]
-    for one, other in zip(between, parts[1:], strict=True):
-        pieces += [np.asarray(one, np.int64), other]
-    return np.concatenate(pieces)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from mdsmix.encode import processor
-from mdsmix.encode.processor import Counter
 from tests.docs.homes import Homes
 from tests.docs.page import Counts
 from tests.docs.shell import command_folder
@@ -33,7 +32,9 @@ def reader(
     commands = command_folder(tmp_path_factory.getbasetemp() / "commands")
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     monkeypatch.setattr(processor, "_ask", lambda name: _opened(name).card())
-    monkeypatch.setattr(Counter, "_asked", _counted_here)
+    monkeypatch.setattr(
+        processor, "ask", lambda _, folder, asked: _opened(str(folder)).answer(asked)
+    )
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(Path.cwd())
     return COUNTS
@@ -44,10 +45,6 @@ def _opened(name: str) -> Any:
     from mdsmix.load.vision import opened
 
     return opened(name)
-
-
-def _counted_here(counter: Counter, sizes: Any) -> Any:
-    return _opened(str(processor.snapshot_of(counter.digest))).counts(sizes)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

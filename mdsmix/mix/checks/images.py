@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mdsmix.encode.fetched import processor_at_hand, processor_card_of, read_processor_card
-from mdsmix.encode.processor import CARD, open_processor
+from mdsmix.encode.fetched import (
+    at_hand,
+    fetched_processor,
+    processor_at_hand,
+    processor_card_of,
+    read_processor_card,
+)
+from mdsmix.encode.processor import CARD, open_processor, snapshot_of
+from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
 from mdsmix.errors import MdsmixError
+from mdsmix.kinds.processor_proof import difference, row_of
 from mdsmix.mix.findings import check_loaders, listed, names
 from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.recipe.rules import PROCESSOR_FOLDER
 from mdsmix.shards.turns import has_images
+from mdsmix.storage import Location
 from mdsmix.training.rules import Hit
 from mdsmix.words import does
 
@@ -47,8 +57,8 @@ def planned_for(stream: Stream) -> str | None:
 @check_loaders(
     "images-processor",
     "error",
-    "Another processor makes other tokens of an image, so that rows no longer fit and training ends at the first that does not; without "
-    "one it ends at once.",
+    "Rows for another processor do not fit and end training; of one that is not equal a model is given other tokens, masks or pixels than "
+    "transformers gives it; without one training ends at once.",
 )
 def images_processor(mix: Mix, loader: Loader) -> Iterator[Hit]:
     seeing = _seeing(loader) if loader.is_own else []
@@ -82,6 +92,8 @@ def images_processor(mix: Mix, loader: Loader) -> Iterator[Hit]:
             f"{mix.makers(short, 'convert', f' max_seq_len={longest}')}.",
             names(short),
         )
+    for stream in seeing:
+        yield from _unequal(mix, loader, stream)
 
 
 def _unnamed(mix: Mix, seeing: list[Stream], planned: list[Stream]) -> Iterator[Hit]:
@@ -101,12 +113,17 @@ def _unnamed(mix: Mix, seeing: list[Stream], planned: list[Stream]) -> Iterator[
 
 
 def _is_beside(stream: Stream) -> bool:
-    manifest = stream.trusted_manifest
-    assert manifest is not None, "it was planned"
-    home = stream.folder.parent.parent / str(manifest.processor_folder)
+    home = _home_of(stream)
     found = (home / CARD).fetch()
     card = read_processor_card(home, found[1]) if found else None
     return bool(card and card.processor.hash == planned_for(stream))
+
+
+def _home_of(stream: Stream) -> Location:
+    """Where the processor that it was converted for was published."""
+    manifest = stream.trusted_manifest
+    assert manifest is not None, "it was planned"
+    return stream.folder.parent.parent / str(manifest.processor_folder)
 
 
 def processor_hash(mix: Mix, name: Any) -> str | None:
@@ -118,6 +135,37 @@ def processor_hash(mix: Mix, name: Any) -> str | None:
         return open_processor(folder).hash
     except MdsmixError:
         return None
+
+
+def _unequal(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    """What the processor makes of whole conversations and the loader not of the stream's rows."""
+    digest, tokenizer = _digest(mix, loader, stream), _tokenizer(mix)
+    if digest and tokenizer and stream.trusted_manifest:
+        own = [row_of("a row of the stream", sample) for sample in stream.head.samples]
+        if found := difference(digest, stream.trusted_manifest.encoding, tokenizer, own):
+            yield Hit(f"{found}.", f"{found.way_out}.", (stream.name,))
+
+
+def _digest(mix: Mix, loader: Loader, stream: Stream) -> str | None:
+    """Of the processor that the loader will take; None where it cannot be opened here."""
+    digest = planned_for(stream)
+    if name := loader.dataset.get("processor"):
+        digest = processor_hash(mix, name)
+    elif digest:
+        fetched_processor(_home_of(stream))
+    with suppress(MdsmixError):
+        return digest if digest and snapshot_of(digest) else None
+    return None
+
+
+def _tokenizer(mix: Mix) -> Tokenizer | None:
+    with suppress(MdsmixError):
+        return (
+            open_tokenizer(at_hand(mix.yaml.tokenizer, mix.yaml.places))
+            if mix.yaml.tokenizer
+            else None
+        )
+    return None
 
 
 @check_loaders(

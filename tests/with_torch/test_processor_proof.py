@@ -1,0 +1,139 @@
+"""A processor is used only where it is equal: what a loader makes of stored rows is what transformers makes of whole conversations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from mdsmix.encode.processor import open_processor
+from mdsmix.encode.processor_process import LoadedProcessor
+from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.load import build_loader
+from tests.converting import manifest_of, mdsmix, run_recipe, write_jsonl, write_recipe
+from tests.pictures import record, stream, write_drawings
+from tests.processors import FAMILIES, look_here, made
+
+UNEQUAL = {
+    "mllama": ("MllamaProcessor", "of one image", "cross_attention_mask"),
+    "paligemma": ("PaliGemmaProcessor", "of one image", "input_ids"),
+}
+OF_ONE_IMAGE = {
+    "idefics2": ("Idefics2Processor", "of two images side by side", "input_ids"),
+    "llava_onevision": ("LlavaOnevisionProcessor", "of two images", "the tokens of each image"),
+    "lfm2": ("Lfm2VlProcessor", "of two images side by side", "input_ids"),
+}
+"Processors that are equal on rows of one image."
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_here(monkeypatch)
+
+
+def converted(folder: Path, tokenizer: Path, family: str, **images: Any) -> tuple[Path, Path]:
+    """A recipe of two records for the family's processor, and that processor."""
+    if family == "lfm2" and not hasattr(transformers, "Lfm2VlProcessor"):
+        pytest.skip("this transformers has none")
+    words, processor = made(family, tokenizer, folder)
+    names = [f"img/{path.name}" for path in write_drawings(folder / "img", 2, (70, 40))]
+    data = write_jsonl(folder / "a.jsonl", [record(names[0]), record(), record(names[1])])
+    loader = {"num_workers": 0, "dataset": {"shuffle": False}}
+    more = {"max_seq_len": 160, "processor": str(processor), "train_loader": loader}
+    streams = {"see": stream(data, images=images)}
+    return write_recipe(folder, words, streams=streams, **more), processor
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "llava", "pixtral"])
+def test_families_that_are_equal_are_converted(
+    tmp_path: Path, tokenizer_folder: Path, family: str
+) -> None:
+    recipe, _ = converted(tmp_path, tokenizer_folder, family)
+    run_recipe(recipe)
+    assert manifest_of(tmp_path / "out/see/train").records.written == 3
+    assert mdsmix("check", recipe).code == 0
+
+
+@pytest.mark.parametrize("family", [*UNEQUAL, *OF_ONE_IMAGE])
+def test_what_differs_is_refused_with_the_family_the_key_and_both_values(
+    tmp_path: Path, tokenizer_folder: Path, family: str
+) -> None:
+    recipe, processor = converted(tmp_path, tokenizer_folder, family)
+    with pytest.raises(RecipeError) as refusal:
+        run_recipe(recipe)
+    sentence = str(refusal.value)
+    name, row, key = {**UNEQUAL, **OF_ONE_IMAGE}[family]
+    assert row in sentence
+    assert f"{name} makes {key}" in sentence
+    assert not (tmp_path / "out/see/train/index.json").exists()
+    diagnosed = mdsmix("doctor", recipe)
+    assert (diagnosed.code, sentence in " ".join(diagnosed.out.split())) == (4, True)
+    blind = run_recipe(recipe, "processor=null")
+    assert blind[0].manifest.records.written == 3
+    checked = mdsmix("check", recipe, "--json")
+    assert checked.code == 3
+    assert "images-processor" in checked.out
+    assert f"{name} makes {key}" in checked.out
+    assert str(processor) in sentence
+
+
+@pytest.mark.parametrize("family", OF_ONE_IMAGE)
+def test_families_that_are_equal_on_one_image_are_converted_where_records_have_no_more(
+    tmp_path: Path, tokenizer_folder: Path, family: str
+) -> None:
+    recipe, _ = converted(tmp_path, tokenizer_folder, family, max_images=1)
+    run_recipe(recipe)
+    assert mdsmix("check", recipe).code == 0
+
+
+@pytest.mark.parametrize("key", ["input_ids", "token_type_ids", "pixel_values"])
+def test_a_difference_in_any_key_is_seen(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    recipe, _ = converted(tmp_path, tokenizer_folder, "gemma3")
+    see = LoadedProcessor.see
+
+    def other(self: LoadedProcessor, images: Any, token: str | None = None) -> Any:
+        rows, pixels = see(self, images, token)
+        if key == "pixel_values":
+            return rows, pixels | {key: pixels[key] + torch.eye(pixels[key].shape[-1])}
+        return [[{**piece, key: piece[key] + 1} for piece in row] for row in rows], pixels
+
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "cache"))
+    open_processor.cache_clear()
+    open_processor(str(tmp_path / "gemma3"))
+    monkeypatch.setattr(LoadedProcessor, "see", other)
+    with pytest.raises(RecipeError, match=f"of one image Gemma3Processor makes {key}"):
+        run_recipe(recipe)
+
+
+def test_rows_without_the_text_around_an_image_are_not_loaded(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """Gemma 3 prints blank lines around an image, which become one token with those that stand there."""
+    recipe, processor = converted(tmp_path, tokenizer_folder, "gemma3")
+    run_recipe(recipe, "processor=null")
+    config = tmp_path / "train.yaml"
+    dataset = {"streams": {"see": {"local": str(tmp_path / "out/see"), "split": "train"}}}
+    dataset |= {"max_seq_len": 160, "processor": str(processor)}
+    loader = {"name": "mdsmix", "dataset": dataset, "num_workers": 0, "drop_last": False}
+    words = {"name": str(tmp_path / "gemma3-tokenizer")}
+    config.write_text(str({"tokenizer": words, "max_seq_len": 160, "train_loader": loader}))
+    with pytest.raises(MixRefused, match="prints text around each image, which its rows lack"):
+        build_loader(str(config), 2)
+
+
+def test_what_was_equal_once_is_not_asked_again(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, _ = converted(tmp_path, tokenizer_folder, "qwen")
+    run_recipe(recipe)
+    monkeypatch.setattr(LoadedProcessor, "differences", None)
+    run_recipe(recipe, "max_seq_len=150")
+    assert mdsmix("check", recipe, "max_seq_len=150").code == 0
+    write_drawings(tmp_path / "img", 2, (71, 41))
+    with pytest.raises(Exception, match="not callable"):
+        run_recipe(recipe)
