@@ -26,7 +26,7 @@ import pytest
 
 from benchmarks.finished import finish_units
 from mdsmix.mix.check import findings
-from mdsmix.mix.view import view
+from mdsmix.mix.resolve import resolve
 from mdsmix.storage import locate
 from tests.converting import documents, run_recipe, windows, write_jsonl, write_recipe
 from tests.corpus import train_tokenizer
@@ -69,7 +69,7 @@ def check(bench: Bench, n: int) -> Counted:
     recipe = bench.recipe(bench.streams(n))
     run_recipe(recipe)
     with counted(bench.proxy) as found:
-        findings(view([str(recipe)]))
+        findings(resolve([str(recipe)]))
     return found
 
 
@@ -77,7 +77,7 @@ def check_versioned(bench: Bench, n: int) -> Counted:
     recipe = bench.recipe(bench.streams(n), publish="versioned")
     run_recipe(recipe)
     with counted(bench.proxy) as found:
-        findings(view([str(recipe)]))
+        findings(resolve([str(recipe)]))
     return found
 
 

@@ -5,6 +5,7 @@ A terminal (`mdsmix.report.table`), JSON and the comment at the head of a render
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +38,39 @@ class Table:
 
 
 class Estimate(float):
-    """A figure that a few samples suggest, and that nobody counted: shown with a `~`."""
+    """A figure that nobody counted, shown with a `~`. What is worked out from it is an Estimate too. NaN: not known, shown as `?`."""
+
+    def __add__(self, other: float) -> Estimate:
+        return Estimate(float(self) + other)
+
+    def __sub__(self, other: float) -> Estimate:
+        return Estimate(float(self) - other)
+
+    def __rsub__(self, other: float) -> Estimate:
+        return Estimate(other - float(self))
+
+    def __mul__(self, other: float) -> Estimate:
+        return Estimate(float(self) * other)
+
+    def __truediv__(self, other: float) -> Estimate:
+        return Estimate(float(self) / other)
+
+    def __rtruediv__(self, other: float) -> Estimate:
+        return Estimate(other / float(self))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+UNKNOWN = Estimate("nan")
+
+
+def is_known(figure: float) -> bool:
+    return not math.isnan(figure)
+
+
+def about(figure: float, is_exact: bool = False) -> float:
+    """The figure as an Estimate, unless it is exact."""
+    return figure if is_exact else Estimate(figure)
 
 
 def spelled(value: Any) -> str:
@@ -77,7 +110,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
 
 def shown(column: Column, value: Any) -> str:
     """The value as a person reads it, in one line; a word, such as `up to date`, in a column of numbers stays a word."""
-    if value is None:
+    if value is None or (isinstance(value, Estimate) and not is_known(value)):
         return "?"
     return printable(value if isinstance(value, str) else FORMS[column.form](value))
 

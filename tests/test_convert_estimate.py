@@ -128,7 +128,7 @@ def test_what_was_seen_is_remembered_until_it_changes(
     write_jsonl(tmp_path / "data/a.jsonl", texts(50))
     first, _ = estimated(tmp_path, tokenizer_folder)
     with monkeypatch.context() as patched:
-        patched.setattr(estimate, "_encoded", None)
+        patched.setattr(estimate, "look", None)
         assert estimated(tmp_path, tokenizer_folder)[0] == first
         assert estimated(tmp_path, tokenizer_folder, holdout="10%", sample="3%")[0] == first
     write_jsonl(tmp_path / "data/a.jsonl", texts(80, 1))

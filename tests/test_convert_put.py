@@ -13,7 +13,7 @@ from mdsmix.convert import standing
 from mdsmix.convert.outcome import Outcome
 from mdsmix.convert.stored import Stored
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
-from mdsmix.mix.view import view
+from mdsmix.mix.resolve import resolve
 from mdsmix.shards.index import read_index
 from mdsmix.shards.published import current, find_published, versions
 from mdsmix.storage import Location, locate
@@ -134,7 +134,7 @@ def test_everything_that_reads_a_stream_finds_the_current_version(
     _, second = publish(recipe, edited(2))
     place = second if named == "version" else split.parent / named
     assert find_published(locate(place)) == locate(second)
-    (stream,) = view([str(place)]).streams
+    (stream,) = resolve([str(place)]).streams
     assert stream.folder == locate(second)
     assert stream.trusted_manifest is not None
     assert mdsmix("verify", place).out.startswith(f"{second}: ")
@@ -144,9 +144,9 @@ def test_everything_that_reads_a_stream_finds_the_current_version(
 
 def test_what_is_rendered_reads_the_version(recipe: Path, split: Path, tmp_path: Path) -> None:
     _, first = publish(recipe, TEXTS)
-    (stream,) = view([str(recipe)]).streams
+    (stream,) = resolve([str(recipe)]).streams
     assert stream.settings == {"local": str(split.parent), "split": first.name}
-    (stream,) = view([str(recipe), f"remote={tmp_path / 'out'}", "local=/cache"]).streams
+    (stream,) = resolve([str(recipe), f"remote={tmp_path / 'out'}", "local=/cache"]).streams
     assert stream.settings == {
         "local": f"/cache/web-{first.name[-8:]}",
         "remote": str(split.parent),
@@ -155,11 +155,11 @@ def test_what_is_rendered_reads_the_version(recipe: Path, split: Path, tmp_path:
     rendered = tmp_path / "train.yaml"
     assert mdsmix("render-yaml", recipe, "-o", rendered).code == 0
     publish(recipe, edited(2))
-    (stream,) = view([str(rendered)]).streams
+    (stream,) = resolve([str(rendered)]).streams
     assert stream.folder == locate(first), "what was rendered before stays what it was"
     rendered.write_text(rendered.read_text().replace(first.name, "train"))
     with pytest.raises(Unreachable, match=r"no index\.json; set its split to train-[0-9a-f]{8}"):
-        view([str(rendered)])
+        resolve([str(rendered)])
 
 
 def test_a_recipe_that_only_mixes_finds_the_current_version(
@@ -172,7 +172,7 @@ def test_a_recipe_that_only_mixes_finds_the_current_version(
         folder = tmp_path / f"of {place.name}"
         folder.mkdir()
         mixing = write_recipe(folder, tokenizer_folder, streams=streams, train_loader=loader)
-        (stream,) = view([str(mixing)]).streams
+        (stream,) = resolve([str(mixing)]).streams
         assert stream.folder == locate(first)
         assert stream.settings == {"local": str(split.parent), "split": first.name}
 

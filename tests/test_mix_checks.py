@@ -17,13 +17,13 @@ import mdsmix.mix.checks
 from mdsmix.encode.fetched import CARD as CARD_FILE
 from mdsmix.errors import Unreachable
 from mdsmix.mix.changes import Change
-from mdsmix.mix.check import as_json, findings, is_refused, looked, with_bytes_read
+from mdsmix.mix.check import findings, is_refused, looked, report, with_bytes_read
+from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.findings import CHECKS, Finding
 from mdsmix.mix.head import head
 from mdsmix.mix.model import moved
+from mdsmix.mix.resolve import mix_of, mix_of_streams
 from mdsmix.mix.streams import Mix
-from mdsmix.mix.view import mix_of, view_streams
-from mdsmix.mix.weights import epoch_table, shares_of
 from mdsmix.shards.counts import Records
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.shards.verify import Fault
@@ -881,7 +881,7 @@ def test_packed_rows_are_led_to_the_loader_that_keeps_their_documents_apart(
     )
     mix = lab.own(chat=lab.packed(), web=lab.web(), faq=lab.stream("faq", PAIR, PAIR_ROW))
     assert not [f for f in findings(mix) if f.severity == "error"]
-    said = {share.stream: share.tokens for share in shares_of(mix.train)}
+    said = {share.stream: share.tokens for share in epoch_of(mix.train)}
     assert said["chat"] == 40 * 6
 
 
@@ -927,13 +927,13 @@ def test_a_model_of_transformers_cannot_be_told_of_documents(tmp_path: Path) -> 
 def test_packed_streams_alone_are_looked_at_as_their_loader_reads_them(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     folders = [lab.packed()["local"], lab.web()["local"]]
-    mix = view_streams(folders)
+    mix = mix_of_streams(folders)
     assert mix.train.is_own
     assert not [f for f in findings(mix) if f.severity == "error"]
     # Under the policies that the first was packed for; one that was packed for others cannot stand beside it.
     other = lab.packed("other", more={"target_responses": "all"})["local"]
-    assert not [f for f in findings(view_streams([other])) if f.severity == "error"]
-    found = findings(view_streams([*folders, other]))
+    assert not [f for f in findings(mix_of_streams([other])) if f.severity == "error"]
+    found = findings(mix_of_streams([*folders, other]))
     assert [f.id for f in found if f.severity == "error"] == ["targets-packed"]
 
 
@@ -959,9 +959,9 @@ def test_what_a_batching_method_drops_is_counted_and_the_epoch_with_it(tmp_path:
     (clipped,) = [f for f in findings(mix) if f.id == "batching-clips"]
     assert "delivers 90 of the epoch's 109 samples in batches of 10" in clipped.message
     assert "17.4% are dropped" in clipped.message
-    epoch = as_json(mix, [])["epoch"]
+    epoch = report(mix, [])["epoch"]
     assert [(e["drawn"], e["delivered"]) for e in epoch] == [(100, 81), (9, 9)]
-    table = epoch_table(shares_of(mix.train, mix.yaml.batch_size))
+    table = epoch_table(epoch_of(mix.train, mix.yaml.batch_size))
     assert [row[2] for row in (*table.rows, table.total or ())] == [81, 9, 90]
     assert "(what batching_method: stratified delivers of it in batches of 10" in head(mix)
     unknown = batched(Lab(tmp_path / "other"), "stratified", 0, 100, 9)
@@ -1053,10 +1053,10 @@ def test_what_was_not_looked_at_is_said(tmp_path: Path) -> None:
     mix = Lab(tmp_path).text(web=(web := Lab(tmp_path).web(shards=2)), more=web | {"repeat": 2})
     size = sum(shard_file(web, n).stat().st_size for n in (0, 1))
     assert looked(mix).startswith(f"not looked at: the contents of 2 shards, {size:,} bytes, known")
-    assert as_json(mix, [])["contents"] == {"read": False, "streams": []}
+    assert report(mix, [])["contents"] == {"read": False, "streams": []}
     deep = with_bytes_read(mix, Quiet())
     assert looked(deep) == f"read and hashed: 2 shards, {size:,} bytes"
-    assert [each["shards"] for each in as_json(deep, [])["contents"]["streams"]] == [2]
+    assert [each["shards"] for each in report(deep, [])["contents"]["streams"]] == [2]
 
 
 def test_damage_that_keeps_the_size_is_found_by_reading_alone(tmp_path: Path) -> None:
@@ -1089,7 +1089,7 @@ def test_what_is_cut_is_counted_in_rows_and_tokens(tmp_path: Path) -> None:
     assert cut(lab.finetuning(chat=chat)) == [
         "3 of 40 conversations of chat are cut, by 16 of 160 tokens (10.0%), and max_seq_len of train_loader is 8."
     ]
-    assert shares_of(lab.finetuning(chat=chat).train)[0].tokens == 144
+    assert epoch_of(lab.finetuning(chat=chat).train)[0].tokens == 144
     wider = lab.finetuning(chat=chat, dataset={"max_seq_len": LENGTH + 1})
     assert cut(wider)[0].startswith("the longest conversation of chat has 17 tokens")
     pair = lab.stream(

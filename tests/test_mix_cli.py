@@ -17,7 +17,7 @@ from mdsmix.cli.main import app
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.mix.check import findings
 from mdsmix.mix.findings import Finding
-from mdsmix.mix.view import view_streams
+from mdsmix.mix.resolve import mix_of_streams
 from mdsmix.report.findings import print_findings
 from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 from tests.corpus import train_tokenizer
@@ -72,7 +72,7 @@ def test_a_stream_is_called_as_the_user_names_it(
 ) -> None:
     publish(streams / "flat", SPLIT, [SPLIT_ROW] * 10, split=".")
     monkeypatch.chdir(streams)
-    assert [s.name for s in view_streams([target]).streams] == [name]
+    assert [s.name for s in mix_of_streams([target]).streams] == [name]
 
 
 def test_two_kinds_are_refused_with_exit_code_3(streams: Path) -> None:
@@ -276,7 +276,7 @@ def test_on_a_terminal_the_fix_stands_on_its_own_line(
     streams: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    print_findings(findings(view_streams([str(streams / "plain"), str(streams / "chat")])))
+    print_findings(findings(mix_of_streams([str(streams / "plain"), str(streams / "chat")])))
     plain = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     assert plain.startswith("error columns-loader [plain, chat]\n  plain (tokens)")
     assert "\n  Fix: train both kinds with the finetuning" in plain

@@ -12,9 +12,9 @@ import yaml
 
 from mdsmix.encode import tokenizer as encode_tokenizer
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.mix.check import as_json, findings, verdict
+from mdsmix.mix.check import findings, report, verdict
 from mdsmix.mix.render import render
-from mdsmix.mix.view import view
+from mdsmix.mix.resolve import resolve
 from tests.published import LENGTH, SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish
 
 VALUES: list[Any] = [
@@ -102,9 +102,9 @@ def answer(act: Callable[[], str]) -> str:
 
 
 def judge(path: Path) -> str:
-    mix = view([str(path)])
+    mix = resolve([str(path)])
     found = findings(mix)
-    assert as_json(mix, found)
+    assert report(mix, found)
     return verdict(mix, found)
 
 
@@ -182,7 +182,7 @@ def test_a_recipes_dataset_that_holds_no_keys_is_refused(home: Path, value: str)
     recipe = {"tokenizer": "tok", "max_seq_len": LENGTH, "streams": streams}
     (home / "mix.yaml").write_text(written(recipe))
     with pytest.raises(RecipeError, match=r"train_loader\.dataset is .* must hold keys"):
-        view([str(home / "mix.yaml"), f"train_loader.dataset={value}"])
+        resolve([str(home / "mix.yaml"), f"train_loader.dataset={value}"])
 
 
 def test_a_stray_streams_key_does_not_make_a_recipe(home: Path) -> None:
@@ -192,6 +192,6 @@ def test_a_stray_streams_key_does_not_make_a_recipe(home: Path) -> None:
         (home / "stray.yaml").write_text(written(left))
         if lacking == ("train_loader",):
             with pytest.raises(RecipeError, match="has no train_loader"):
-                view([str(home / "stray.yaml")])
+                resolve([str(home / "stray.yaml")])
         else:
-            assert view([str(home / "stray.yaml")]).recipe is None
+            assert resolve([str(home / "stray.yaml")]).recipe is None

@@ -24,6 +24,7 @@ from mdsmix.mix.offline import buckets, plan, run
 from mdsmix.mix.offline import publish as publishing
 from mdsmix.mix.offline.count import count
 from mdsmix.mix.offline.draw import Draw, random_keys, seed_of
+from mdsmix.mix.resolve import mix_of_recipe, training
 from mdsmix.mix.weights import draws
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.index import read_index
@@ -39,7 +40,7 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def _known_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mdsmix.mix.view._tokenizer", lambda config, recipe: (TOKENIZER, None))
+    monkeypatch.setattr("mdsmix.mix.resolve._tokenizer", lambda config, recipe: (TOKENIZER, None))
 
 
 def concat_rows(n: int, first: int = 2) -> Rows:
@@ -511,7 +512,7 @@ def test_an_interrupted_run_publishes_nothing_and_leaves_no_temporary_file(
     assert {name: after[name] for name in mixed_before} == mixed_before
     assert list(temporary.iterdir()) == []
     monkeypatch.undo()
-    monkeypatch.setattr("mdsmix.mix.view._tokenizer", lambda config, recipe: (TOKENIZER, None))
+    monkeypatch.setattr("mdsmix.mix.resolve._tokenizer", lambda config, recipe: (TOKENIZER, None))
     again = files(mix(two))
     assert {name: again[name] for name in whole} == whole
 
@@ -554,7 +555,7 @@ def test_who_watches_is_told_of_every_byte_twice_and_of_every_token(two: Path) -
             raise AssertionError(sentence)
 
     loaded = open_recipe(two, ["mix.a.repeat=2"])
-    planned = plan.make_plan(plan.view_training(loaded, two), None, 0)
+    planned = plan.make_plan(mix_of_recipe(training(loaded, two), two), None, 0)
     out = locate(two.parent / "out")
     run.mix_offline(planned, out, replace=False, temporary=None, watcher=Watcher())
     assert told.keys() == {"out"}

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mdsmix.encode import tokenizer as encode_tokenizer
 from mdsmix.errors import MixRefused
 from mdsmix.kinds import open_recipe
-from mdsmix.mix import spread
-from mdsmix.mix.offline.plan import make_plan, view_training
+from mdsmix.mix.offline.plan import make_plan
 from mdsmix.mix.render import render
-from mdsmix.mix.view import view, view_recipe
-from mdsmix.shards.counts import histogram
-from tests.converting import manifest_of, mdsmix
+from mdsmix.mix.resolve import mix_of_recipe, resolve, training
+from tests.converting import mdsmix
 from tests.published import (
     CARD,
     CONCAT,
@@ -90,7 +83,7 @@ HALVES = {"web": {"share": "50%"}, "chat": {"share": 0.5}}
 
 
 def chosen(path: str, may_estimate: bool = False) -> dict[str, int]:
-    mix = view([path], may_estimate)
+    mix = resolve([path], may_estimate)
     assert mix.shares is not None
     assert [s.weight for s in mix.train.streams] == [{"choose": p.choose} for p in mix.shares.parts]
     return {part.stream: part.choose for part in mix.shares.parts}
@@ -139,7 +132,7 @@ def test_the_shares_are_rendered_shown_and_told(home: Path) -> None:
     assert not any({"share", "repeat"} & set(s) for s in streams.values())
     head = [line.split() for line in text.splitlines() if line.startswith("# mdsmix:")]
     assert "# mdsmix: shares of an epoch's tokens; budget: 36,000 tokens" in text
-    seen = "web 4,000 2,250 0.56 50.00% 50.00% 0.000% 43.8% 19.1% 3.7%"
+    seen = "web 4,000 2,250 0.56 50.00% 50.00% 43.8% 19.1% 3.7%"
     assert ["#", "mdsmix:", *seen.split()] in head
     assert render(path, (), None)[1] == text
     done = mdsmix("check", path)
@@ -154,7 +147,6 @@ def test_the_shares_are_rendered_shown_and_told(home: Path) -> None:
         "passes": 1.0,
         "asked": 0.5,
         "reached": 0.5,
-        "deviation_at_most": 0.0,
         "unseen_in_1": 0.0,
         "unseen_in_2": 0.0,
         "unseen_in_4": 0.0,
@@ -173,7 +165,7 @@ def test_into_a_config_goes_the_choose_and_the_mix_keeps_its_shares(
     streams = yaml.safe_load(text)["train_loader"]["dataset"]["streams"]
     assert streams["web"]["choose"] == 2250
     config.write_text(text)
-    again = view([str(config)])
+    again = resolve([str(config)])
     assert [s.weight["choose"] for s in again.train.streams] == [2250, 4000]
     assert again.shares is None
 
@@ -268,7 +260,7 @@ def test_what_the_data_cannot_give_is_one_sentence_with_its_numbers(
     publish(home / "mute", TURNS, TALK, card={"totals": {"loss_tokens": 0}})
     path = write(home, *streams, **{"mix": HALVES} | keys)
     with pytest.raises(MixRefused) as refusal:
-        view([path])
+        resolve([path])
     assert words in str(refusal.value)
     assert "\n" not in str(refusal.value)
     done = mdsmix("render-yaml", path)
@@ -297,12 +289,12 @@ def test_estimates_are_taken_where_they_are_asked_for_and_called_so(home: Path) 
 
 def test_an_offline_mix_is_of_the_same_counts_and_knows_the_share(home: Path) -> None:
     path = write(home, mix=HALVES, budget="36k tokens")
-    mix = view_training(open_recipe(path), path)
+    mix = mix_of_recipe(training(open_recipe(path), path), path)
     mix.train.streams[0].columns  # noqa: B018 - opened
     with pytest.raises(MixRefused, match="one set of columns"):
         make_plan(mix, None, 0)
     alone = write(home, "web", mix={"web": {"share": 1}}, budget="12,000 tokens")
-    plan = make_plan(view_recipe(open_recipe(alone), alone), None, 0)
+    plan = make_plan(mix_of_recipe(open_recipe(alone), alone), None, 0)
     assert [(s.drawn, s.weight) for s in plan.sources] == [(1500, {"share": 1, "budget": 12000})]
 
 
@@ -315,7 +307,7 @@ def test_what_was_counted_for_another_length_is_not_taken_for_counted(
     publish(home / "long", TURNS, TALK, card=card)
     path = write(home, "long", mix={}, count=count, budget="3 passes of long")
     with pytest.raises(MixRefused, match=f"the {count} of long were not counted .its manifest"):
-        view([path])
+        resolve([path])
     publish(home / "long", TURNS, TALK, card={"max_seq_len": 2 * LENGTH, "totals": totals(1)})
     assert chosen(path) == {"long": 12}, "no sample is longer than the shorter length"
 
@@ -344,52 +336,9 @@ def test_shares_of_tokens_are_not_told_to_be_other_shares_of_samples(home: Path)
 def test_fixed_sampling_sees_no_more_in_later_epochs(home: Path) -> None:
     for method, left in (("fixed", 0.4375), ("balanced", 0.4375**4)):
         loader = {"num_workers": 0, "dataset": {"sampling_method": method}}
-        found = view([write(home, mix=HALVES, train_loader=loader)]).shares
+        found = resolve([write(home, mix=HALVES, train_loader=loader)]).shares
         assert found is not None
         assert found.unseen(found.parts[0], 4) == pytest.approx(left)
-
-
-def test_shares_of_a_sum_deviate_as_drawn_ones_do() -> None:
-    """Held against 20,000 epochs of three streams that are drawn apart from each other."""
-    held, deviations = np.array([50.0, 20.0, 30.0]), np.array([0.5, 0.2, 0.0])
-    drawn = np.random.default_rng(5).normal(held, deviations, (20_000, 3))
-    real = (drawn / drawn.sum(1, keepdims=True)).std(0)
-    assert spread.of_shares(held.tolist(), deviations.tolist()) == pytest.approx(real, rel=0.03)
-
-
-LENGTHS = st.lists(st.integers(1, 300), min_size=2, max_size=40)
-
-
-@settings(max_examples=60, deadline=None)
-@given(LENGTHS)
-def test_the_printed_deviation_is_never_below_the_real_one(lengths: list[int]) -> None:
-    values = np.array(lengths)
-    counted = histogram(values)
-    rows = [
-        (n, 2 ** int(k[2:]), min(2 ** (int(k[2:]) + 1) - 1, max(lengths)))
-        for k, n in counted.items()
-    ]
-    bound = spread.most(rows, sum(lengths))
-    assert bound >= values.std(ddof=1) - 1e-9
-    if len(set(lengths)) == 1:
-        assert bound == 0
-    assert bound <= max(lengths)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(1, 30), min_size=2, max_size=7), st.data())
-def test_a_draw_deviates_as_all_subsets_do(values: list[int], data: st.DataObject) -> None:
-    """Held against every subset of that size, one by one."""
-    from itertools import combinations
-
-    drawn = data.draw(st.integers(0, 3 * len(values)))
-    whole, part = divmod(drawn, len(values))
-    sums = [whole * sum(values) + sum(c) for c in combinations(values, part)]
-    real = math.sqrt(
-        sum((Fraction(s) - Fraction(sum(sums), len(sums))) ** 2 for s in sums) / len(sums)
-    )
-    deviation = float(np.std(values, ddof=1))
-    assert spread.of_draw(deviation, drawn, len(values)) == pytest.approx(real, abs=1e-9)
 
 
 @pytest.mark.parametrize("counts", ["no EOS", "cut"])
@@ -403,23 +352,4 @@ def test_what_the_model_sees_of_a_sample_is_what_counts(counts: str, tmp_path: P
     publish(tmp_path / "chat", TURNS, talk * 1000, card={"totals": totals(1000) | held})
     path = write(tmp_path, mix=HALVES, budget="36k tokens")
     assert chosen(path) == {"web": 2250, "chat": 4000}
-    assert [part.adds_eos for part in view([path]).shares.parts] == [False, counts == "no EOS"]  # type: ignore[union-attr]
-
-
-def test_an_absolute_share_deviates_by_its_own_draw_alone(home: Path) -> None:
-    """Rows of one length do not, whatever the others; of two shares of one sum both do."""
-    for is_absolute in (True, False):
-        shares = {"web": {"share": 0.3}, "chat": {"share": 0.1}}
-        path = write(home, mix=shares, absolute=is_absolute, budget="20k tokens")
-        found = view([path]).shares
-        assert found is not None
-        assert [part.deviation > 0 for part in found.parts] == [not is_absolute, True]
-
-
-def test_rows_that_are_cut_to_one_length_do_not_deviate(tmp_path: Path) -> None:
-    counts = {"tokens": 28, "cut_tokens": 12, "cut_rows": 1, "longest": 20}
-    lengths = {"lengths": {"2^3": 1, "2^4": 1}}
-    publish(tmp_path / "chat", TURNS, TALK[:2], card={"totals": counts | lengths})
-    manifest = manifest_of(tmp_path / "chat/train")
-    assert manifest.encoding.max_seq_len == LENGTH
-    assert spread.most_of_tokens(manifest.totals, manifest.encoding) == 0
+    assert [part.adds_eos for part in resolve([path]).shares.parts] == [False, counts == "no EOS"]  # type: ignore[union-attr]

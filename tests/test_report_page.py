@@ -95,9 +95,9 @@ def test_figures_are_those_of_the_plan(recipe: Path, page: Page) -> None:
         found: Any = plan
         for key in name.split("."):
             found = found[int(key) if key.isdigit() else key]
-        assert (float(value) if value else None) == found["value"], name
-        assert text.startswith("~") == (found["basis"] == "estimated"), name
-    assert {"step.epoch_tokens", "step.padding", "streams.2.epoch_trained"} <= page.figures.keys()
+        assert (float(value) if value else None) == found, name
+        assert text.startswith("~") == (name in plan["estimated"]), name
+    assert {"epoch.tokens", "step.padding", "streams.2.trained"} <= page.figures.keys()
 
 
 def test_findings_and_shares_are_those_of_the_check(recipe: Path, page: Page) -> None:
@@ -240,7 +240,7 @@ def test_a_page_of_ten_streams_of_long_samples_is_small(
     assert len(shown_of) == 10
     assert "would make the page too large" in found.text
     assert "10 streams may be mixed" in found.text
-    assert found.figures["step.samples"][0], "streams alone are planned too, by 8 rows a device"
+    assert found.figures["epoch.samples"][0], "streams alone are planned too, by 8 rows a device"
     assert "8 rows a device are taken" in found.text
     assert "wrote" in answer.out
 
@@ -373,7 +373,7 @@ def test_a_recipe_of_which_nothing_is_converted_is_planned(
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=made)
     page, answer = report(recipe, *NUMBERS, out=tmp_path / "r.html", code=4)
     plan = told("plan", recipe, *NUMBERS)
-    assert float(page.figures["step.epoch_tokens"][0]) == plan["step"]["epoch_tokens"]["value"]
+    assert float(page.figures["epoch.tokens"][0]) == plan["epoch"]["tokens"]
     assert "not converted yet" in page.text
     out = tmp_path / "out"
     said = f"2 streams are not published: a at {out}/a/train; b at {out}/b/train: run `mdsmix convert` on this recipe first."

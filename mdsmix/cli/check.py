@@ -38,16 +38,23 @@ def check(
 ) -> None:
     """Say whether streams may be mixed, from indexes, manifests and first samples. Exit code 3: they may not."""
     from mdsmix.errors import RecipeError
-    from mdsmix.mix.check import as_json as report
-    from mdsmix.mix.check import findings, in_order, is_refused, looked, verdict, with_bytes_read
+    from mdsmix.mix.check import (
+        findings,
+        in_order,
+        is_refused,
+        looked,
+        report,
+        verdict,
+        with_bytes_read,
+    )
     from mdsmix.mix.lock import hold
+    from mdsmix.mix.resolve import resolve
     from mdsmix.mix.shares_table import shares_table, title
-    from mdsmix.mix.view import view
     from mdsmix.report.findings import print_findings
     from mdsmix.report.progress import watching
     from mdsmix.report.show import show
 
-    mix = view(targets, estimate)
+    mix = resolve(targets, estimate)
     if deep:
         with watching() as watcher:
             mix = with_bytes_read(mix, watcher)

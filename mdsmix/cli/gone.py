@@ -15,6 +15,7 @@ GONE: dict[str, str] = {
     "what the run was planned with.",
     "check --eval": "an estimate refused nothing; mdsmix leaks MIX --eval STREAM finds the shared passages exactly",
     "render-yaml --tuned": "`mdsmix bench -o FILE` writes key=value lines: mdsmix render-yaml RECIPE $(cat FILE) renders them.",
+    "plan --limit": "a survey reads the beginnings of 32 parts of a source, and all of one below 2 MiB; leave it out",
 }
 "`command --option` -> what follows `is gone: `. Give the reason, then what to use in its place."
 

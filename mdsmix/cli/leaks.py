@@ -74,11 +74,11 @@ def leaks(
 def _streams(targets: list[str], evaluations: list[str]) -> tuple[list[Stream], list[Stream]]:
     """What is trained, and what is evaluated on; each folder once."""
     from mdsmix.errors import RecipeError
+    from mdsmix.mix.resolve import mix_of_streams, resolve
     from mdsmix.mix.streams import distinct
-    from mdsmix.mix.view import view, view_streams
 
-    mix = view(targets)
-    named = view_streams(evaluations).train.streams if evaluations else ()
+    mix = resolve(targets)
+    named = mix_of_streams(evaluations).train.streams if evaluations else ()
     given = named or mix.evaluations
     if not given:
         raise RecipeError(

@@ -54,8 +54,9 @@ def mix(
     from mdsmix.kinds import open_recipe
     from mdsmix.mix.check import is_refused, verdict
     from mdsmix.mix.offline.existing import refuse_sources
-    from mdsmix.mix.offline.plan import findings_on_streams, make_plan, view_training
+    from mdsmix.mix.offline.plan import findings_on_streams, make_plan
     from mdsmix.mix.offline.run import mix_offline
+    from mdsmix.mix.resolve import mix_of_recipe, training
     from mdsmix.report.findings import print_briefly
     from mdsmix.report.mix_summary import mixture, mixture_json
     from mdsmix.report.progress import watching
@@ -63,7 +64,7 @@ def mix(
     from mdsmix.storage import locate
 
     loaded = open_recipe(recipe, overrides or ())
-    streams = view_training(loaded, recipe, estimate)
+    streams = mix_of_recipe(training(loaded, recipe), recipe, estimate)
     refuse_sources(loaded, streams.train.streams, locate(out))
     found = findings_on_streams(streams)
     print_briefly(found, [str(recipe), *(overrides or ())])

@@ -44,21 +44,14 @@ def plan(
             help="What all devices together train, padding counted: then the hours are told.",
         ),
     ] = None,
-    limit: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Records to look at of each stream that is not converted, spread over its source.",
-        ),
-    ] = 1000,
     as_json: AsJson = False,
 ) -> None:
     """Say what a run comes to: tokens, padding, steps, what each node fetches and keeps, and the settings to use.
 
-    From indexes and manifests. Streams that are not converted are looked at, and told with their errors.
+    From indexes and manifests. Of streams that are not converted, a survey of their sources is taken for it.
     """
     from mdsmix.errors import MixRefused
-    from mdsmix.mix.plan.make import Asked, make_plan, problems, see
+    from mdsmix.mix.plan.make import Asked, make_plan, problems, resolve_for_plan
     from mdsmix.report.findings import print_findings
     from mdsmix.report.plan import plan_json, plan_shown
     from mdsmix.report.show import show
@@ -71,15 +64,14 @@ def plan(
         tokens=tokens,
         disk=disk,
         speed=speed,
-        limit=limit,
     )
-    seen = see(targets, limit)
-    if found := problems(seen):
+    mix = resolve_for_plan(targets)
+    if found := problems(mix):
         print_findings(found, to_stderr=True)
         raise MixRefused(
             f"the mix has {plural(len(found), 'error')}, so no run comes of it and nothing was planned."
         )
-    made = make_plan(seen, asked)
+    made = make_plan(mix, asked)
     if as_json:
         echo_json(plan_json(made))
     else:

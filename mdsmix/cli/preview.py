@@ -67,14 +67,14 @@ def preview(
 
     The order is Streaming's own for these nodes, GPUs and workers; nothing is written, and no local folder of the YAML is touched.
     """
-    from mdsmix.mix.view import view
+    from mdsmix.mix.resolve import resolve
     from mdsmix.preview.asked import Asked, read_state
 
     if state and (epoch or from_step or seed is not None):
         raise RecipeError(
             "--state says the epoch, the step and the seed: leave --epoch, --from-step and --seed out."
         )
-    mix = view(targets)
+    mix = resolve(targets)
     asked = Asked(
         cluster=_cluster(mix, nodes, gpus, workers, batch),
         steps=steps,

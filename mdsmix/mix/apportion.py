@@ -52,8 +52,6 @@ class Part:
     "The share that was asked for, 0 to 1."
     reached: float
     "What that many samples come to on average."
-    deviation: float
-    "Its standard deviation from epoch to epoch, at most."
     is_exact: bool
     adds_eos: bool
     "As in Measured."
@@ -76,8 +74,6 @@ class Apportioned:
     is_absolute: bool
     is_fixed: bool
     "Each epoch draws the same samples of a partial pass."
-    granularity: int
-    "Samples that are drawn at a time from one shard."
     parts: tuple[Part, ...]
 
     @property

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.findings import CHECKS, Finding
 from mdsmix.mix.shares_table import shares_json
 from mdsmix.mix.streams import Mix
-from mdsmix.mix.weights import shares_of
 from mdsmix.shards.verify import verify
+from mdsmix.table import as_json
 from mdsmix.words import plural
 
 
@@ -61,8 +62,10 @@ def is_refused(found: Sequence[Finding]) -> bool:
     return any(finding.severity == "error" for finding in found)
 
 
-def as_json(mix: Mix, found: Sequence[Finding]) -> dict[str, Any]:
+def report(mix: Mix, found: Sequence[Finding]) -> dict[str, Any]:
     """Verdict, findings and what an epoch comes to, for machines."""
+    epoch = epoch_of(mix.train, mix.yaml.batch_size)
+    rows = as_json(epoch_table(epoch))["rows"]
     return {
         "origin": mix.yaml.origin,
         "loader": mix.train.name,
@@ -74,7 +77,7 @@ def as_json(mix: Mix, found: Sequence[Finding]) -> dict[str, Any]:
         },
         "changed": [asdict(change) for change in mix.changed],
         "unseen": unseen(mix),
-        "epoch": [asdict(share) for share in shares_of(mix.train, mix.yaml.batch_size)],
+        "epoch": [{**row, "drawn": each.drawn} for row, each in zip(rows, epoch, strict=True)],
     } | ({"shares": shares_json(mix.shares)} if mix.shares else {})
 
 

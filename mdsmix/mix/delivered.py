@@ -10,56 +10,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+
+from mdsmix.mix.world import World
 
 METHODS = ("stratified", "per_stream", "device_per_stream")
 "The batching methods that drop."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Devices:
-    """Where the batches go."""
-
-    batch: int
-    "Samples that one device draws at a time."
-    nodes: int = 1
-    ranks: int = 1
-    "Devices of a node."
-    canonical_nodes: int | None = None
-    "None: as many as nodes."
-    is_shuffled: bool = True
-    "Streaming then wants a sample of each stream for each canonical node."
-
-    @property
-    def global_batch(self) -> int:
-        return self.batch * self.nodes * self.ranks
-
-    @property
-    def canonical(self) -> int:
-        return self.canonical_nodes or self.nodes
-
-
-def delivered(
-    method: str, drawn: Sequence[int], parts: Sequence[float], devices: Devices
-) -> list[int]:
+def delivered(method: str, drawn: Sequence[int], parts: Sequence[float], world: World) -> list[int]:
     """Samples of each stream that an epoch delivers; where one is 0, Streaming gives no epoch at all.
 
     Args:
         drawn: samples that the weights draw of each stream.
         parts: the streams' parts of a batch, which sum to 1.
     """
-    least = devices.canonical if devices.is_shuffled and method in METHODS else 0
+    # Streaming shuffles a stream only where it has a sample for each canonical node.
+    least = world.canonical if world.algo != "none" and method in METHODS else 0
     drawn = [n if n >= least else 0 for n in drawn]
     if method == "stratified":
-        return _stratified(drawn, portions(parts, devices.global_batch), devices)
+        return _stratified(drawn, portions(parts, world.drawn_together), world)
     if method == "per_stream":
-        batches = [per_device(n, devices) // devices.batch for n in drawn]
-        return [count * devices.global_batch for count in batches]
+        batches = [per_device(n, world) // world.drawn for n in drawn]
+        return [count * world.drawn_together for count in batches]
     if method == "device_per_stream":
         return [
-            _per_node(n, devices) // devices.batch * devices.batch * devices.nodes for n in drawn
+            _per_node(n, world) // world.drawn * world.drawn * world.layout_nodes for n in drawn
         ]
     return drawn
 
@@ -74,28 +51,28 @@ def portions(parts: Sequence[float], batch: int) -> list[int]:
     return [int(n) for n in whole]
 
 
-def _stratified(drawn: Sequence[int], shares: Sequence[int], devices: Devices) -> list[int]:
+def _stratified(drawn: Sequence[int], shares: Sequence[int], world: World) -> list[int]:
     """As many batches as the scarcest stream fills its part of."""
     if min(shares) < 1 or not all(drawn):
         return [n if share >= 1 else 0 for share, n in zip(shares, drawn, strict=True)]
-    padded = [_up(_up(n, devices.canonical), devices.ranks) for n in drawn]
+    padded = [_up(_up(n, world.canonical), world.layout_ranks) for n in drawn]
     batches = min(n // share for n, share in zip(padded, shares, strict=True))
     return [batches * share for share in shares]
 
 
-def per_device(samples: int, devices: Devices) -> int:
+def per_device(samples: int, world: World) -> int:
     """Samples of a stream that each device gets; some come twice, so that all get equally many."""
-    a_canonical_node = -(-samples // devices.canonical)
-    if devices.canonical < devices.nodes:
-        a_canonical_node = _up(a_canonical_node, devices.nodes // devices.canonical)
-    a_node = a_canonical_node * devices.canonical // devices.nodes
-    return math.ceil(a_node / devices.ranks)
+    a_canonical_node = -(-samples // world.canonical)
+    if world.canonical < world.layout_nodes:
+        a_canonical_node = _up(a_canonical_node, world.layout_nodes // world.canonical)
+    a_node = a_canonical_node * world.canonical // world.layout_nodes
+    return math.ceil(a_node / world.layout_ranks)
 
 
-def _per_node(samples: int, devices: Devices) -> int:
+def _per_node(samples: int, world: World) -> int:
     """Samples of a stream that a node gets of its canonical nodes; none where it has none of its own."""
-    a_canonical_node = _up(-(-samples // devices.canonical), devices.ranks)
-    return a_canonical_node * (devices.canonical // devices.nodes)
+    a_canonical_node = _up(-(-samples // world.canonical), world.layout_ranks)
+    return a_canonical_node * (world.canonical // world.layout_nodes)
 
 
 def _up(number: int, step: int) -> int:

@@ -9,10 +9,11 @@ from typing import Any
 from mdsmix import __version__
 from mdsmix.mix.apportion import Apportioned
 from mdsmix.mix.delivered import METHODS
+from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.node_tokenizer import fetch_line
 from mdsmix.mix.shares_table import shares_table, title
 from mdsmix.mix.streams import Mix
-from mdsmix.mix.weights import batching, delivered_of, epoch_table, shares_of
+from mdsmix.mix.weights import batching, delivered_of
 from mdsmix.table import lines
 
 MARK = "# mdsmix:"
@@ -35,13 +36,13 @@ def _head_lines(mix: Mix) -> Iterator[str]:
     recipe = os.path.basename(mix.recipe or mix.yaml.origin)
     yield f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} loader comes to"
     yield from _counted(mix)
-    for line in lines(epoch_table(shares_of(mix.train, mix.yaml.batch_size))):
+    for line in lines(epoch_table(epoch_of(mix.train, mix.yaml.batch_size))):
         yield f"  {line}"
     if mix.shares:
         yield from _shares(mix.shares)
     for loader in mix.evals:
-        for share in shares_of(loader):
-            yield f"evaluated on {share.stream}: {share.drawn:,} samples"
+        for each in epoch_of(loader):
+            yield f"evaluated on {each.stream}: {each.drawn:,} samples"
     if mix.train.is_own:
         yield "name: mdsmix is read where mdsmix is installed beside LLM-Foundry: docs/plugin.md"
     if mix.tokenizer_home:

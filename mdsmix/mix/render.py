@@ -16,9 +16,9 @@ from mdsmix.mix.changes import changes
 from mdsmix.mix.head import dump, head
 from mdsmix.mix.into import set_into
 from mdsmix.mix.node_tokenizer import fetch_line
+from mdsmix.mix.resolve import is_recipe, mix_of, mix_of_recipe
 from mdsmix.mix.sections import is_train, sections
 from mdsmix.mix.streams import Mix
-from mdsmix.mix.view import is_recipe, mix_of, view_recipe
 from mdsmix.storage.s3_errors import AWS, shown_endpoint
 from mdsmix.training.read import read_text, unresolved
 
@@ -46,7 +46,7 @@ def render(
         may_estimate: shares may be worked out from first samples where nobody counted.
     """
     recipe = open_recipe(path, overrides)
-    mix = view_recipe(recipe, path, may_estimate)
+    mix = mix_of_recipe(recipe, path, may_estimate)
     streams = {stream.name: stream.settings for stream in mix.streams}
     if into is None:
         return mix, head(mix) + dump(sections(recipe, streams))

@@ -7,13 +7,10 @@ open, and what comes of it is a `choose` of each stream: whatever renders, check
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from mdsmix.errors import MixRefused
-from mdsmix.kinds import kind_of
-from mdsmix.mix import spread
 from mdsmix.mix.apportion import (
     Apportioned,
     Measured,
@@ -25,20 +22,13 @@ from mdsmix.mix.apportion import (
     rounded,
     shares,
 )
-from mdsmix.mix.first_samples import (
-    added_eos,
-    is_seen_alike,
-    losses_per_sample,
-    per_sample,
-    row_length,
-    token_samples,
-)
+from mdsmix.mix.counts import eos_of, is_seen_alike, tokens_of, trained_of
 from mdsmix.mix.streams import Loader, Stream
 from mdsmix.mix.unfit import Wanted, percent, refuse_counts, refuse_few, refuse_many
 from mdsmix.recipe import Recipe
 from mdsmix.recipe.budget import Budget, Unit
 from mdsmix.recipe.mix_rules import budget_of, written_shares
-from mdsmix.training.keys import whole
+from mdsmix.table import Estimate, is_known
 
 
 def apportion(recipe: Recipe, loader: Loader, may_estimate: bool = False) -> Apportioned:
@@ -65,14 +55,12 @@ def apportion(recipe: Recipe, loader: Loader, may_estimate: bool = False) -> App
     total = wanted.whole if recipe.absolute else None
     got = reached(chosen, streams, total)
     refuse_counts(wanted, chosen, got)
-    deviations = _deviations(loader, wanted, chosen, total)
     return Apportioned(
         count=unit,
         budget=str(budget) if budget else None,
         is_absolute=recipe.absolute,
         is_fixed=loader.dataset.get("sampling_method") == "fixed",
-        granularity=whole(loader.dataset.get("sampling_granularity")) or 1,
-        parts=tuple(_parts(recipe, wanted, chosen, got, deviations)),
+        parts=tuple(_parts(recipe, wanted, chosen, got)),
     )
 
 
@@ -81,7 +69,6 @@ def _parts(
     wanted: Wanted,
     chosen: Sequence[int],
     got: Sequence[Fraction],
-    deviations: Sequence[float],
 ) -> Iterator[Part]:
     written = written_shares(recipe)
     for i, stream in enumerate(wanted.streams):
@@ -91,7 +78,6 @@ def _parts(
             choose=chosen[i],
             asked=float(wanted.shares[i]),
             reached=float(got[i]),
-            deviation=deviations[i],
             is_exact=stream.is_exact,
             adds_eos=stream.adds_eos,
             weight=_weight(written[stream.name], wanted.budget),
@@ -126,7 +112,7 @@ def _measured(
         counted=means[units[0]][0],
         budgeted=means[units[1]][0],
         is_exact=all(is_exact for _, is_exact in means.values()),
-        adds_eos="tokens" in units and added_eos(stream, loader) > 0,
+        adds_eos="tokens" in units and eos_of(stream, loader) > 0,
     )
 
 
@@ -134,25 +120,21 @@ def _mean(stream: Stream, loader: Loader, unit: Unit, may_estimate: bool) -> tup
     """What a sample of the stream holds of the unit, and whether that was counted."""
     if unit == "samples" or not stream.index.samples:
         return Fraction(bool(stream.index.samples)), True
-    found = (per_sample if unit == "tokens" else losses_per_sample)(stream, loader)
-    if found is None:
+    held = (tokens_of if unit == "tokens" else trained_of)(stream, loader)
+    if not is_known(held):
         raise MixRefused(
             f"the {unit} of {stream.name} are not known, since the loader itself tokenizes it, so no share of them can be worked "
             "out: convert the stream, or write count: samples and a budget of samples."
         )
-    is_exact = found.is_exact and is_seen_alike(stream, loader)
+    is_exact = not isinstance(held, Estimate) and is_seen_alike(stream, loader)
     if not is_exact and not may_estimate:
         raise MixRefused(
-            f"the {unit} of {stream.name} were not counted ({_why(stream)}): its first samples suggest {found.tokens:,.1f} a "
-            "sample; pass --estimate to take that for all of them, convert the stream, or write count: samples and a budget of "
-            "samples."
+            f"the {unit} of {stream.name} were not counted ({_why(stream)}): its first samples suggest "
+            f"{held / stream.index.samples:,.1f} a sample; pass --estimate to take that for all of them, convert the stream, or write "
+            "count: samples and a budget of samples."
         )
-    added = Fraction(added_eos(stream, loader)) if unit == "tokens" else Fraction(0)
-    if found.is_exact and (manifest := stream.trusted_manifest):
-        totals = manifest.totals
-        held = totals.seen_tokens if unit == "tokens" else totals.loss_tokens
-        return Fraction(held, totals.samples) + added, is_exact
-    return Fraction(found.tokens) + added, is_exact
+    added = eos_of(stream, loader) if unit == "tokens" else 0
+    return (Fraction(held) + Fraction(added)) / stream.index.samples, is_exact
 
 
 def _why(stream: Stream) -> str:
@@ -197,35 +179,3 @@ def _ideal(
             "of another stream."
         )
     return of_passes(asked, streams, budget.amount, budget.stream)
-
-
-def _deviations(
-    loader: Loader, wanted: Wanted, chosen: Sequence[int], total: Fraction | None
-) -> list[float]:
-    """Standard deviation of each share from one epoch to another: of a fixed whole, or, to first order, of what is drawn."""
-    of = [
-        spread.of_draw(_of_sample(stream, loader, wanted.unit), n, stream.index.samples)
-        for stream, n in zip(loader.streams, chosen, strict=True)
-    ]
-    if total is not None:
-        return [each / float(total) for each in of]
-    held = [float(n * s.counted) for s, n in zip(wanted.streams, chosen, strict=True)]
-    return spread.of_shares(held, of)
-
-
-def _of_sample(stream: Stream, loader: Loader, unit: Unit) -> float:
-    """The largest standard deviation that a sample may have; of streams without a manifest that of the first ones."""
-    if unit == "samples":
-        return 0.0
-    if (manifest := stream.trusted_manifest) is None:
-        found = [sample.length for sample in token_samples(stream, loader)]
-        return 0.0 if row_length(stream) else math.sqrt(_variance(found))
-    kind = kind_of(manifest.encoding)
-    if unit == "tokens":
-        return spread.most_of_tokens(manifest.totals, manifest.encoding)
-    return spread.most_of_losses(manifest.totals, manifest.encoding, kind.has_targets)
-
-
-def _variance(values: Sequence[int]) -> float:
-    mean = sum(values) / max(1, len(values))
-    return sum((v - mean) ** 2 for v in values) / max(1, len(values) - 1)

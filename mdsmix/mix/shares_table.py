@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mdsmix.mix.apportion import Apportioned
-from mdsmix.table import Column, Estimate, Table, as_json
+from mdsmix.table import Column, Table, about, as_json
 from mdsmix.words import listed
 
 EPOCHS = (1, 2, 4)
@@ -18,7 +18,6 @@ SHARES = (
     Column("passes", "times"),
     Column("share asked", "fine", key="asked"),
     Column("reached", "fine"),
-    Column("± at most", "finest", key="deviation_at_most"),
     *(
         Column(f"unseen in {n}" if n > 1 else "unseen in 1 epoch", "share", key=f"unseen_in_{n}")
         for n in EPOCHS
@@ -35,8 +34,7 @@ def shares_table(found: Apportioned) -> Table:
             part.choose,
             part.passes,
             part.asked,
-            part.reached if part.is_exact else Estimate(part.reached),
-            part.deviation if part.is_exact else Estimate(part.deviation),
+            about(part.reached, part.is_exact),
             *(found.unseen(part, epochs) for epochs in EPOCHS),
         )
         for part in found.parts
@@ -68,13 +66,6 @@ def _notes(found: Apportioned) -> Iterator[str]:
     ended = [part.stream for part in found.parts if part.adds_eos]
     if ended:
         yield f"{listed(ended)}: with the EOS that the loader adds to an answer without one, which no stream holds"
-    if any(part.deviation for part in found.parts):
-        yield (
-            "±: the standard deviation of the share in one epoch, since rows of unequal length are drawn at random; at most, since "
-            "lengths are counted by powers of two"
-        )
-    if found.granularity > 1:
-        yield f"±: of draws one by one; sampling_granularity: {found.granularity} takes more of fewer shards"
     if any(found.unseen(part, 1) for part in found.parts):
         yield (
             "unseen: sampling_method: fixed draws the same part of a stream in every epoch"

@@ -13,6 +13,7 @@ from typing import Any
 
 from mdsmix.encode.targets import Targets
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.kinds.survey import Survey
 from mdsmix.mix.apportion import Apportioned
 from mdsmix.mix.changes import Change
 from mdsmix.mix.model import find_tokenizer, pretrained_name
@@ -46,6 +47,8 @@ class Stream(StreamSection):
     manifest: Manifest | None
     is_sourced: bool = False
     "The recipe names its source, so `mdsmix convert` on that recipe makes it."
+    survey: Survey | None = None
+    "Of a stream that is not published: its index and manifest are estimated from a look at its source."
 
     @property
     def trusted_manifest(self) -> Manifest | None:
@@ -80,7 +83,7 @@ class Stream(StreamSection):
     def head(self) -> Head:
         from mdsmix.shards.sample import read_head
 
-        if not self.shards or not self.holds(self.shards[0]):
+        if self.survey or not self.shards or not self.holds(self.shards[0]):
             return Head()
         try:
             return Head(samples=tuple(read_head(self.folder, self.shards[0])))

@@ -1,49 +1,23 @@
-"""What an epoch comes to: the samples and tokens that each stream gives, exactly as Streaming computes them.
+"""The samples that an epoch draws of each stream by its weight, exactly as Streaming computes them.
 
-Weights count samples, never tokens: `proportion: 0.5` for short chats beside 2,048-token rows is far from half of the
-tokens, so both shares are shown. Source: Stream.apply_weights in streaming/base/stream.py, 0.12 and 0.13 alike. What
-the weights draw is not yet what training sees: `delivered.py`.
+Source: Stream.apply_weights in streaming/base/stream.py, 0.12 and 0.13 alike. What the weights draw is not yet what training sees:
+`delivered.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from mdsmix.mix.delivered import METHODS, Devices, delivered
-from mdsmix.mix.first_samples import per_sample
+from mdsmix.mix.delivered import METHODS, delivered
 from mdsmix.mix.streams import Loader
-from mdsmix.table import Column, Estimate, Table
+from mdsmix.mix.world import LARGEST_BATCH, World
 from mdsmix.training.keys import COUNT_UNITS, in_units, is_number, whole
 
 SHUFFLE_SEED = 9176
 "Streaming's default; it decides which streams get the samples that rounding leaves over."
-LARGEST_BATCH = 1 << 40
-"No data set fills it; above it, sums of floats would not hold."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """One stream's part of an epoch."""
-
-    stream: str
-    samples: int
-    "In the stream."
-    drawn: int
-    "Samples an epoch, by its weight."
-    delivered: int
-    "Samples an epoch that reach the training loop: all that are drawn, unless the batching method drops some."
-    share: float
-    "Of the epoch's samples that are delivered, 0 to 1."
-    tokens: float | None
-    "Tokens an epoch; None where the loader itself tokenizes."
-    tokens_share: float | None
-    "Of the epoch's tokens; None where a stream's are unknown."
-    is_exact: bool
-    "Tokens were counted, not taken from the first samples."
 
 
 def draws(
@@ -125,81 +99,37 @@ def batching(loader: Loader) -> str:
     return str(loader.dataset.get("batching_method") or "random")
 
 
-def devices_of(loader: Loader, batch: int | None) -> Devices | None:
+def world_of(loader: Loader, batch: int | None) -> World | None:
     """One device that draws the whole global batch; None where the batch, or what is packed into it, is not known."""
     ratio = loader.dataset.get("packing_ratio") or 1
     if not batch or batch < 1 or not is_number(ratio) or ratio < 1:
         return None
-    canonical = max(0, whole(loader.dataset.get("num_canonical_nodes")) or 0)
-    if not canonical and loader.dataset.get("shuffle_algo") in ("py1s", "py2s"):
-        canonical = 64
-    return Devices(
-        batch=int(min(batch * ratio, LARGEST_BATCH)),
-        canonical_nodes=canonical or None,
-        is_shuffled=bool(loader.dataset.get("shuffle")),
+    return World(
+        batch=min(batch, LARGEST_BATCH),
+        packing=min(float(ratio), LARGEST_BATCH / batch),
+        num_canonical_nodes=max(0, whole(loader.dataset.get("num_canonical_nodes")) or 0),
+        algo=shuffle_algo(loader),
     )
 
 
-def delivered_of(loader: Loader, batch: int | None) -> list[int] | None:
-    """Samples of each stream that an epoch delivers in global batches of this size; None where that is not known.
+def shuffle_algo(loader: Loader) -> str:
+    """`none` where nothing is shuffled."""
+    dataset = loader.dataset
+    return str(dataset.get("shuffle_algo") or "py1e") if dataset.get("shuffle") else "none"
 
-    Where one is 0, Streaming cannot put its batches together and the epoch fails.
-    """
-    drawn, devices = draws_of(loader), devices_of(loader, batch)
+
+def delivered_in(loader: Loader, drawn: Sequence[int], world: World) -> list[int]:
+    """Samples of each stream that an epoch delivers on these machines. Where one is 0, Streaming cannot put its batches together and the
+    epoch fails."""
+    if batching(loader) not in METHODS:
+        return list(drawn)
+    weights, samples = zip(*((s.weight, s.index.samples) for s in loader.streams), strict=True)
+    return delivered(batching(loader), drawn, parts(weights, samples, epoch_size(loader)), world)
+
+
+def delivered_of(loader: Loader, batch: int | None) -> list[int] | None:
+    """The same in global batches of this size, counted for one device; None where that is not known."""
+    drawn, world = draws_of(loader), world_of(loader, batch)
     if not drawn or batching(loader) not in METHODS:
         return drawn
-    if devices is None or not sum(drawn):
-        return None
-    weights, samples = zip(*((s.weight, s.index.samples) for s in loader.streams), strict=True)
-    return delivered(batching(loader), drawn, parts(weights, samples, epoch_size(loader)), devices)
-
-
-def shares_of(loader: Loader, batch: int | None = None) -> list[Share]:
-    """What an epoch of the loader comes to, one Share a stream; empty where Streaming refuses the weights.
-
-    `batch`: samples that all devices draw together at a time. Without it, nothing is taken to be dropped.
-    """
-    drawn = draws_of(loader) or []
-    came = delivered_of(loader, batch) or drawn
-    means = [per_sample(stream, loader) for stream, _ in zip(loader.streams, drawn, strict=False)]
-    tokens = [None if m is None else m.tokens * n for m, n in zip(means, came, strict=True)]
-    total = None if None in tokens else sum(t or 0.0 for t in tokens)
-    return [
-        Share(
-            stream=stream.name,
-            samples=stream.index.samples,
-            drawn=drawn[i],
-            delivered=came[i],
-            share=came[i] / max(1, sum(came)),
-            tokens=count,
-            tokens_share=None if total is None or count is None else count / max(1.0, total),
-            is_exact=mean is not None and mean.is_exact,
-        )
-        for i, (stream, mean, count) in enumerate(zip(loader.streams, means, tokens, strict=False))
-    ]
-
-
-EPOCH = (
-    Column("stream", "text"),
-    Column("in it", key="samples"),
-    Column("an epoch", key="delivered"),
-    Column("share", "share", key="share_of_samples"),
-    Column("tokens"),
-    Column("share", "share", key="share_of_tokens"),
-)
-
-
-def epoch_table(shares: Sequence[Share]) -> Table:
-    """A row a stream, and the sum."""
-    rows = [
-        (s.stream, s.samples, s.delivered, s.share, _figure(s.tokens, s.is_exact), s.tokens_share)
-        for s in shares
-    ]
-    tokens = None if any(s.tokens is None for s in shares) else sum(s.tokens or 0 for s in shares)
-    figure = _figure(tokens, all(s.is_exact for s in shares))
-    total = (sum(s.samples for s in shares), sum(s.delivered for s in shares), 1.0, figure)
-    return Table(columns=EPOCH, rows=rows, total=("all", *total, 1.0 if tokens else None))
-
-
-def _figure(tokens: float | None, is_exact: bool) -> float | None:
-    return tokens if tokens is None or is_exact else Estimate(tokens)
+    return delivered_in(loader, drawn, world) if world and sum(drawn) else None

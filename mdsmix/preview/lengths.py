@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.mix.first_samples import per_sample, row_length
+from mdsmix.mix.counts import tokens_of
+from mdsmix.mix.first_samples import row_length
 from mdsmix.mix.streams import Loader, Stream
 from mdsmix.preview.reading import Reader
 from mdsmix.shards.index import Shard
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.turns import has_images
+from mdsmix.table import Estimate, is_known
 
 Floats = NDArray[np.float64]
 
@@ -49,17 +51,18 @@ def lengths_of(number: int, stream: Stream, loader: Loader, reader: Reader) -> L
         return Lengths(
             np.array([min(fixed, most)], np.float64), True, "rows of one length", trained
         )
-    mean = per_sample(stream, loader)
-    if mean is None:
+    counted = tokens_of(stream, loader)
+    if not is_known(counted):
         return None
+    mean = float(counted) / max(1, stream.index.samples)
     tables = list(_sizes(number, stream, reader)) if _is_worth(stream) else []
     if len(tables) < len(stream.shards):
         how = (
             "the mean that the manifest counted"
-            if mean.is_exact
+            if not isinstance(counted, Estimate)
             else "the mean of the first samples"
         )
-        return Lengths(np.array([mean.tokens]), False, how, trained)
+        return Lengths(np.array([mean]), False, how, trained)
     exact = [_rows(shard, sizes) for shard, sizes in zip(stream.shards, tables, strict=True)]
     if not any(rows is None for rows in exact):
         rows = np.concatenate([rows for rows in exact if rows is not None])
@@ -67,7 +70,7 @@ def lengths_of(number: int, stream: Stream, loader: Loader, reader: Reader) -> L
             np.minimum(rows, most).astype(np.float64), True, "tables of its shards", trained
         )
     sizes = np.concatenate(tables).astype(np.float64)
-    scaled = sizes * (mean.tokens / max(1e-9, float(sizes.mean())))
+    scaled = sizes * (mean / max(1e-9, float(sizes.mean())))
     return Lengths(scaled, False, "bytes of its samples, brought to the mean", trained)
 
 

@@ -1,25 +1,24 @@
 """A plan for people: two tables of the streams, what a step, the run and a node come to, and the settings with their reasons.
 
-All of it is the `Plan` itself; `--json` gives that, with what each figure rests on.
+All of it is the `Plan` itself; `--json` gives that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, fields
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mdsmix.mix.plan.figures import BASES, Figure, Plan, total, weakest
+from mdsmix.mix.plan.figures import Plan, StreamPlan, as_tree, figures
 from mdsmix.report.show import Item, NamedValues
-from mdsmix.table import Column, Table, shown
+from mdsmix.table import Column, Estimate, Row, Table, is_known, shown
 from mdsmix.words import plural
 
 EPOCH = (
     Column("stream", "text"),
     Column("in it", key="samples"),
-    Column("an epoch", key="epoch_samples"),
-    Column("tokens", key="epoch_tokens"),
-    Column("trained", key="epoch_trained"),
+    Column("an epoch", key="delivered"),
+    Column("tokens"),
+    Column("trained"),
     Column("share", "share"),
     Column("padding", "share"),
 )
@@ -35,108 +34,72 @@ COUNT, SHARE, TIMES, SIZE = (Column("", form) for form in ("count", "share", "ti
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """The tree; each figure as its value, what it rests on, and its standard error where one is known."""
-    return asdict(plan)
+    """The tree, null where a figure is not known, and the paths of all figures that are estimated."""
+    estimated = [path for path, figure in figures(plan) if isinstance(figure, Estimate)]
+    return {**as_tree(plan), "estimated": estimated}
 
 
 def epoch_of(plan: Plan) -> Table:
     """An epoch, a row a stream."""
-    rows = [
-        (
-            s.stream,
-            *(
-                each.shown
-                for each in (
-                    s.samples,
-                    s.epoch_samples,
-                    s.epoch_tokens,
-                    s.epoch_trained,
-                    s.share,
-                    s.padding,
-                )
-            ),
-        )
-        for s in plan.streams
-    ]
-    step = plan.step
-    whole = (
-        total(s.samples for s in plan.streams),
-        step.samples,
-        step.epoch_tokens,
-        step.epoch_trained,
-        Figure(1.0) if step.epoch_tokens.value else Figure(None),
-        step.padding,
-    )
-    return Table(columns=EPOCH, rows=rows, total=("all", *(each.shown for each in whole)))
+    sums = {
+        key: sum(getattr(s, key) for s in plan.streams)
+        for key in ("samples", "delivered", "tokens", "trained")
+    }
+    share = 1.0 if is_known(sums["tokens"]) else None
+    total = ("all", *sums.values(), share, plan.step.padding)
+    return Table(columns=EPOCH, rows=_rows(plan.streams, EPOCH), total=total)
 
 
 def run_of(plan: Plan) -> Table:
     """The run, a row a stream."""
-    rows = [
-        (
-            s.stream,
-            *(each.shown for each in (s.passes, s.unseen, s.run_tokens, s.run_trained)),
-            s.state,
-        )
-        for s in plan.streams
-    ]
-    run = plan.run
-    return Table(
-        columns=RUN, rows=rows, total=("all", "", "", run.tokens.shown, run.trained.shown, "")
-    )
+    total = ("all", "", "", plan.run.tokens, plan.run.trained, "")
+    return Table(columns=RUN, rows=_rows(plan.streams, RUN), total=total)
 
 
-def _told(column: Column, figure: Figure, word: str = "") -> str:
-    said = shown(column, figure.shown)
-    return f"{said} {word}".rstrip()
+def _rows(streams: Sequence[StreamPlan], columns: Sequence[Column]) -> list[Row]:
+    return [tuple(getattr(s, column.key or column.heading) for column in columns) for s in streams]
 
 
 def step_pairs(plan: Plan) -> Iterator[tuple[str, str]]:
     """A step and the run."""
-    step, run = plan.step, plan.run
-    packed = (
-        "" if step.drawn.value == step.global_batch else f", {_told(COUNT, step.drawn)} samples"
-    )
+    step, epoch, run = plan.step, plan.epoch, plan.run
+    packed = "" if step.drawn == step.global_batch else f", {shown(COUNT, step.drawn)} samples"
     yield (
         "a step",
-        f"on average {_told(COUNT, step.tokens)} tokens, {_told(COUNT, step.trained)} trained, in {step.global_batch:,} rows, {step.device_batch:,} a device{packed}",
+        f"on average {shown(COUNT, step.tokens)} tokens, {shown(COUNT, step.trained)} trained, in {step.global_batch:,} rows, {step.device_batch:,} a device{packed}",
     )
     yield (
         "padding",
-        f"{_told(SHARE, step.padding)} of {_told(COUNT, step.positions)} positions; {step.how_padded}",
+        f"{shown(SHARE, step.padding)} of {shown(COUNT, step.positions)} positions; {step.how_padded}",
     )
     yield (
         "an epoch",
-        (
-            f"{_told(COUNT, step.steps)} steps of {plural(step.global_batch, 'row')}, "
-            f"{_told(COUNT, step.epoch_tokens)} tokens"
-        ),
+        f"{shown(COUNT, epoch.steps)} steps of {plural(step.global_batch, 'row')}, {shown(COUNT, epoch.tokens)} tokens",
     )
     yield (
         "the run",
-        f"{_told(COUNT, run.steps)} steps, {_told(TIMES, run.epochs)} epochs, {_told(COUNT, run.tokens)} tokens, "
-        f"{_told(COUNT, run.trained)} trained ({run.budget})",
+        f"{shown(COUNT, run.steps)} steps, {shown(TIMES, run.epochs)} epochs, {shown(COUNT, run.tokens)} tokens, "
+        f"{shown(COUNT, run.trained)} trained ({run.budget})",
     )
-    if run.hours.value is not None:
-        yield "hours", _told(TIMES, run.hours)
+    if is_known(run.hours):
+        yield "hours", shown(TIMES, run.hours)
 
 
 def node_pairs(plan: Plan) -> Iterator[tuple[str, str]]:
     """What a node reads and keeps."""
-    node, every = plan.node, plural(plan.nodes, "node")
+    node = plan.node
     yield (
         "a node reads",
-        f"{_told(COUNT, node.epoch_shards)} shards in the first epoch, {_told(COUNT, node.run_shards)} in the run",
+        f"{shown(COUNT, node.epoch_shards)} shards in the first epoch, {shown(COUNT, node.run_shards)} in the run",
     )
     if not node.remote_streams:
         yield "a node fetches", "nothing: every stream lies on its own disk"
         return
     yield (
         "a node fetches",
-        f"{_told(SIZE, node.epoch_bytes)} in the first epoch, {_told(SIZE, node.refetched_bytes)} in the run",
+        f"{shown(SIZE, node.epoch_bytes)} in the first epoch, {shown(SIZE, node.run_bytes)} in the run",
     )
-    most = f"; {_told(SIZE, node.mean_kept_bytes)} on average of {every}" if plan.nodes > 1 else ""
-    yield "a node keeps", f"{_told(SIZE, node.kept_bytes)} on its disk{most}"
+    yield "a node keeps", f"{shown(SIZE, node.kept_bytes)} on its disk"
 
 
 def plan_shown(plan: Plan) -> Iterator[Item]:
@@ -159,18 +122,12 @@ def _headline(plan: Plan) -> str:
 
 def _legend(plan: Plan) -> str:
     """What the marks mean, where there are any."""
-    found = {figure.basis for figure in _figures(plan) if figure is not plan.run.hours}
-    said = []
-    if "estimated" in found:
-        said.append("~ is estimated")
-    if "unknown" in found:
-        said.append("? is not known")
+    estimates = [
+        is_known(figure)
+        for path, figure in figures(plan)
+        if isinstance(figure, Estimate) and path != "run.hours"
+    ]
+    marks = ((any(estimates), "~ is estimated"), (not all(estimates), "? is not known"))
+    said = [words for is_there, words in marks if is_there]
     rest = "all else is counted by manifests and indexes, or follows from them"
-    return "; ".join([*said, rest]) if weakest(found) in BASES[2:] else ""
-
-
-def _figures(plan: Plan) -> Iterator[Figure]:
-    parts: tuple[Any, ...] = (*plan.streams, plan.step, plan.run, plan.node)
-    for part in parts:
-        values = (getattr(part, field.name) for field in fields(part))
-        yield from (value for value in values if isinstance(value, Figure))
+    return "; ".join([*said, rest]) if said else ""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe
+from mdsmix.mix.resolve import is_recipe, place_of
 from mdsmix.mix.sections import is_train
-from mdsmix.mix.view import is_recipe, place_of
 from mdsmix.recipe import Recipe
 from mdsmix.recipe.read import parted
 from mdsmix.shards.index import BASENAME

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from mdsmix.sources.base import Origin
 from mdsmix.sources.batches import BadRecord, RecordBatch, content_of, read
-from mdsmix.sources.beginnings import Beginning, chosen, read_beginnings
+from mdsmix.sources.beginnings import LEAST_WINDOW, Beginning, chosen, read_beginnings
 from mdsmix.sources.content import Content, Digests, Window, file_hash
 from mdsmix.sources.find import find
 from mdsmix.sources.inflate import expansion, packing_of
@@ -30,6 +30,7 @@ from mdsmix.sources.units import BY_NAME, WINDOW_BYTES, ReadAs, SourceFile, Unit
 
 __all__ = [
     "BY_NAME",
+    "LEAST_WINDOW",
     "WINDOW_BYTES",
     "BadRecord",
     "Beginning",

@@ -8,6 +8,7 @@ records it holds.
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields
@@ -36,30 +37,37 @@ class Beginning:
 
     records: Sequence[Any]
     "Those that are none are not among them, and their bytes are counted."
+    bad: Counter[str]
+    "Reason -> items that are no record."
     weight: float
     "What they are of what `size_of` says of the files."
     folder: Location
     "Of their file."
 
 
-def chosen(files: Iterable[SourceFile], **read: Any) -> list[Unit]:
+def chosen(
+    files: Iterable[SourceFile], least_window: int = LEAST_WINDOW, **read: Any
+) -> list[Unit]:
     """The splits to read from, of few files one or more each. `read`: the fields, as `plan` takes them."""
     filled = [file for file in files if file.stat.size]
     some = sorted(filled, key=lambda file: _draw(file, 0))[:MOST]
-    window = _window(size_of(some))
+    window = _window(size_of(some), least_window)
     units = [unit for file in some for unit in plan([file], window, **read)]
     return sorted(units, key=lambda unit: _draw(unit.files[0], unit.start))[:MOST]
 
 
-def read_beginnings(units: Sequence[Unit]) -> Iterator[Beginning]:
-    """What stands at the beginning of each; a split without an item gives none."""
+def read_beginnings(units: Sequence[Unit], size: int | None = None) -> Iterator[Beginning]:
+    """What stands at the beginning of each, up to `size` uncompressed bytes; a split without an item gives none."""
     for begin in range(0, len(units), AT_ONCE):
-        yield from filter(None, together(_beginning, units[begin : begin + AT_ONCE]))
+        yield from filter(
+            None,
+            together(lambda unit: _beginning(unit, size or BYTES), units[begin : begin + AT_ONCE]),
+        )
 
 
-def _window(size: int) -> int:
+def _window(size: int, least: int) -> int:
     """How long splits are, so that there are enough of them: a power of two, which a source that grows a little does not change."""
-    return min(WINDOW_BYTES, max(LEAST_WINDOW, 1 << max(1, size // MOST).bit_length() - 1))
+    return min(WINDOW_BYTES, max(least, 1 << max(1, size // MOST).bit_length() - 1))
 
 
 def _draw(file: SourceFile, start: int) -> tuple[int, int, int]:
@@ -68,7 +76,7 @@ def _draw(file: SourceFile, start: int) -> tuple[int, int, int]:
     return last, xxhash.xxh3_64_intdigest(file.name), start
 
 
-def _beginning(unit: Unit) -> Beginning | None:
+def _beginning(unit: Unit, most: int) -> Beginning | None:
     found = unit.files[0]
     file = _Counted(**{each.name: getattr(found, each.name) for each in fields(found)})
     kind = format_of(file)
@@ -81,28 +89,30 @@ def _beginning(unit: Unit) -> Beginning | None:
         parsed=unit.parsed,
     )
     with closing(cast("Any", kind.blocks(file, span))) as blocks:
-        begin = _first_blocks(blocks)
+        begin = _first_blocks(blocks, most)
     size, count = sum(block.size for block in begin), sum(block.count for block in begin)
     if not size:
         return None
     *whole, last = begin
-    first = [*whole, last.first(max(1, min(last.count, BYTES * last.count // last.size)))]
+    first = [*whole, last.first(max(1, min(last.count, most * last.count // last.size)))]
     held = kind.records(found)
     part = count / held if held else min(1.0, file.taken[0] / found.stat.size)
+    decoded = [block.decode() for block in first]
     return Beginning(
-        records=[record for block in first for record in block.decode().records],
+        records=[record for each in decoded for record in each.records],
+        bad=Counter(reason for each in decoded for _, reason in each.bad),
         weight=kind.weight(found) * part * sum(block.size for block in first) / size,
         folder=found.location.parent,
     )
 
 
-def _first_blocks(blocks: Iterator[Block]) -> list[Block]:
+def _first_blocks(blocks: Iterator[Block], most: int) -> list[Block]:
     """The first block, or more of a file whose blocks are small."""
     taken, size = list[Block](), 0
     for block in blocks:
         taken.append(block)
         size += block.size
-        if size >= BYTES:
+        if size >= most:
             break
     return taken
 

@@ -10,7 +10,7 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.mix.check import findings, is_refused
-from mdsmix.mix.view import view_streams
+from mdsmix.mix.resolve import mix_of_streams
 from mdsmix.shards.sample import HEAD_BYTES
 from mdsmix.storage.s3 import S3Path
 from tests.published import publish
@@ -39,7 +39,7 @@ def test_only_the_head_of_a_shard_is_read(
         return data
 
     monkeypatch.setattr(S3Path, "read", counted)
-    found = findings(view_streams([url]))
+    found = findings(mix_of_streams([url]))
     assert not is_refused(found)
     assert [name for name, _ in read] == ["shard.00000.mds"] * 2
     assert sum(size for _, size in read) < HEAD_BYTES < 1200 * 2048 * 4 / 3
@@ -52,11 +52,11 @@ def test_a_shard_that_is_gone_from_the_bucket_is_found(
     boto3.client("s3", endpoint_url=minio).delete_object(
         Bucket=bucket, Key="web/train/shard.00002.mds"
     )
-    errors = [f for f in findings(view_streams([url])) if f.severity == "error"]
+    errors = [f for f in findings(mix_of_streams([url])) if f.severity == "error"]
     assert [f.id for f in errors] == ["shard-missing"]
     assert "shard.00002.mds" in errors[0].message
 
 
 def test_a_bucket_that_does_not_exist_is_not_a_verdict(minio: str) -> None:
     with pytest.raises(Unreachable, match="bucket"):
-        view_streams(["s3://no-such-bucket-of-ours/web"])
+        mix_of_streams(["s3://no-such-bucket-of-ours/web"])

@@ -24,7 +24,7 @@ from tests.published import CONCAT, LENGTH, TOKENIZER, publish
 
 @pytest.fixture(autouse=True)
 def _known_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mdsmix.mix.view._tokenizer", lambda config, recipe: (TOKENIZER, None))
+    monkeypatch.setattr("mdsmix.mix.resolve._tokenizer", lambda config, recipe: (TOKENIZER, None))
 
 
 @pytest.fixture

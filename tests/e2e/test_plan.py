@@ -8,7 +8,8 @@ import boto3
 import orjson
 import pytest
 
-from mdsmix.mix.plan.make import Asked, make_plan, see
+from mdsmix.mix.plan.make import Asked, make_plan, resolve_for_plan
+from mdsmix.table import Estimate
 from tests.converting import documents, lying_at, run_recipe, write_recipe
 
 
@@ -27,15 +28,14 @@ def test_what_nodes_fetch_of_a_bucket_is_what_lies_there(
         streams={"a": documents(f"s3://{bucket}/raw/a.jsonl")},
     )
     asked = Asked(nodes=1, gpus=1, batch=4)
-    before = make_plan(see([str(recipe)], 200), asked)
+    before = make_plan(resolve_for_plan([str(recipe)]), asked)
     assert list(lying_at(f"s3://{bucket}")) == ["raw/a.jsonl"]
     run_recipe(recipe)
-    after = make_plan(see([str(recipe)], 200), asked)
+    after = make_plan(resolve_for_plan([str(recipe)]), asked)
     stored = {name: len(data) for name, data in lying_at(f"{remote}/a/train").items()}
     fetched = sum(n for name, n in stored.items() if name.endswith((".zstd", "index.json")))
-    assert after.node.run_bytes.value == fetched
-    assert after.node.run_bytes.basis == "exact"
+    assert after.node.run_bytes == fetched
+    assert not isinstance(after.node.run_bytes, Estimate)
     assert before.node.remote_streams == after.node.remote_streams == 1
-    tokens = after.step.epoch_tokens.value
-    assert before.step.epoch_tokens.value == pytest.approx(tokens, rel=0.1)
-    assert before.node.largest_shard.value == pytest.approx(after.node.largest_shard.value, rel=0.2)
+    assert before.epoch.tokens == pytest.approx(after.epoch.tokens, rel=0.1)
+    assert before.node.largest_shard == pytest.approx(after.node.largest_shard, rel=0.2)

@@ -16,7 +16,7 @@ from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.planning import Options
 from mdsmix.convert.preview import preview
 from mdsmix.mix.check import findings
-from mdsmix.mix.view import view
+from mdsmix.mix.resolve import resolve
 from mdsmix.recipe import load_recipe
 from mdsmix.shards import lease
 from mdsmix.shards.index import read_index
@@ -80,7 +80,7 @@ def test_a_check_lists_a_stream_and_reads_two_small_files_and_of_versions_which_
     recipe = work(small(tmp_path, 3), publish=publish)
     run_recipe(recipe)
     with counted(proxy) as found:
-        assert not findings(view([str(recipe)]))
+        assert not findings(resolve([str(recipe)]))
     # One of all streams: whether the tokenizer that the YAML will name is published beside them.
     assert found.by_operation == {"GET": reads * 3, "GET list": 3, "HEAD": 1}, found
 
@@ -94,7 +94,7 @@ def test_a_check_of_finetuning_streams_reads_no_shard_whose_samples_were_judged_
     run_recipe(recipe)
     for overrides, reads in ([], 0), (["target_prompts=all"], 2):
         with counted(proxy) as found:
-            findings(view([str(recipe), *overrides]))
+            findings(resolve([str(recipe), *overrides]))
         assert found.at(".mds") == ({"GET": reads} if reads else {}), overrides
 
 

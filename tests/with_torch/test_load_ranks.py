@@ -23,7 +23,7 @@ from streaming.base.world import World
 
 from mdsmix.load import build_loader
 from mdsmix.load.dataset import MixDataset
-from mdsmix.mix.view import mix_of
+from mdsmix.mix.resolve import mix_of
 from mdsmix.preview.asked import Asked, Cluster, State
 from mdsmix.preview.figures import Step
 from mdsmix.preview.run import preview

@@ -13,9 +13,11 @@ from streaming.base.batching import generate_work
 from streaming.base.world import World
 from torch.utils.data import DataLoader
 
-from mdsmix.mix.delivered import Devices, delivered
-from mdsmix.mix.view import mix_of
-from mdsmix.mix.weights import draws, parts, shares_of
+from mdsmix.mix.delivered import delivered
+from mdsmix.mix.epoch import epoch_of, epoch_table
+from mdsmix.mix.resolve import mix_of
+from mdsmix.mix.weights import draws, parts
+from mdsmix.mix.world import World as Machines
 from tests.with_torch.load_streams import write_tokens
 
 METHODS = ("random", "stratified", "per_stream", "device_per_stream")
@@ -95,12 +97,12 @@ def _both(
     dataset.batch_size, dataset.shuffle = int(rng.integers(1, 9)), bool(rng.integers(2))
     dataset.shuffle_block_size = 1 << 18
     world = World(num_nodes=nodes, ranks_per_node=ranks, workers_per_rank=workers, worker=0)
-    devices = Devices(
-        batch=dataset.batch_size,
+    devices = Machines(
+        batch=dataset.batch_size * nodes * ranks,
         nodes=nodes,
-        ranks=ranks,
-        canonical_nodes=canonical,
-        is_shuffled=dataset.shuffle,
+        gpus=ranks,
+        num_canonical_nodes=canonical,
+        algo="py1e" if dataset.shuffle else "none",
     )
     drawn, shares = draws(weights, sizes, epoch_size), parts(weights, sizes, epoch_size)
     return delivered(method, drawn, shares, devices), _theirs(dataset, world)
@@ -124,10 +126,10 @@ def test_the_epoch_of_a_config_is_what_its_loader_yields(
     came: Counter[int] = Counter()
     for batch in DataLoader(real, batch_size=16, num_workers=workers):
         came[len(batch["tokens"])] += len(batch["tokens"])
-    shares = shares_of(mix.train, mix.yaml.batch_size)
+    shares = epoch_of(mix.train, mix.yaml.batch_size)
     assert sum(share.delivered for share in shares) == came.total()
     assert [share.drawn for share in shares] == [223, 101, 37]
-    assert sum(share.share for share in shares) == pytest.approx(1)
+    assert sum(row[3] for row in epoch_table(shares).rows) == pytest.approx(1)
     if method != "random":
         assert set(came) == {16}
         assert came.total() < 361

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from streaming import Stream
 
-from mdsmix.mix.view import mix_of
-from mdsmix.mix.weights import draws, shares_of
+from mdsmix.mix.epoch import epoch_of, epoch_table
+from mdsmix.mix.resolve import mix_of
+from mdsmix.mix.weights import draws
+from mdsmix.table import Estimate, as_json, is_known
 from tests.published import CONCAT, LENGTH, TOKEN_ROW, TURNS, TURNS_ROW, publish
 
 
@@ -107,10 +109,13 @@ def test_shares_are_told_in_samples_and_in_tokens(tmp_path: Path) -> None:
         "chat": {"local": str(tmp_path / "chat"), "split": "train"},
     }
     section = {"name": "text", "dataset": {"streams": streams, "max_seq_len": LENGTH}}
-    web, chat = shares_of(mix_of({"train_loader": section}, "x").train)
-    assert (web.samples, web.drawn, web.tokens, web.is_exact) == (30, 15, 15 * LENGTH, True)
-    assert (chat.drawn, chat.tokens, chat.is_exact) == (30, 30 * 4, False)
-    assert (web.share, web.tokens_share) == (pytest.approx(1 / 3), 0.5)
+    epoch = epoch_of(mix_of({"train_loader": section}, "x").train)
+    web, chat = epoch
+    assert (web.samples, web.drawn, web.tokens) == (30, 15, 15 * LENGTH)
+    assert (chat.drawn, chat.tokens) == (30, 30 * 4)
+    assert [isinstance(each.tokens, Estimate) for each in epoch] == [False, True]
+    rows = as_json(epoch_table(epoch))["rows"]
+    assert (rows[0]["share_of_samples"], rows[0]["share_of_tokens"]) == (pytest.approx(1 / 3), 0.5)
 
 
 def test_where_one_streams_tokens_are_not_known_no_share_of_them_is(tmp_path: Path) -> None:
@@ -118,7 +123,9 @@ def test_where_one_streams_tokens_are_not_known_no_share_of_them_is(tmp_path: Pa
     publish(tmp_path / "raw", {"text": "str"}, [{"text": "a b"}] * 10)
     streams = {name: {"local": str(tmp_path / name), "split": "train"} for name in ("web", "raw")}
     section = {"name": "text", "dataset": {"streams": streams, "max_seq_len": LENGTH}}
-    web, raw = shares_of(mix_of({"train_loader": section}, "x").train)
-    assert (raw.drawn, raw.share, raw.tokens, raw.is_exact) == (10, 0.25, None, False)
-    assert (web.tokens, web.is_exact) == (30 * LENGTH, True)
-    assert (web.tokens_share, raw.tokens_share) == (None, None)
+    epoch = epoch_of(mix_of({"train_loader": section}, "x").train)
+    web, raw = epoch
+    assert (raw.drawn, is_known(raw.tokens), web.tokens) == (10, False, 30 * LENGTH)
+    rows = as_json(epoch_table(epoch))["rows"]
+    assert [row["share_of_tokens"] for row in rows] == [None, None]
+    assert rows[1]["share_of_samples"] == 0.25

@@ -20,7 +20,7 @@ from streaming.base.world import World
 
 from mdsmix.errors import RecipeError
 from mdsmix.load import build_loader
-from mdsmix.mix.view import mix_of
+from mdsmix.mix.resolve import mix_of
 from mdsmix.preview.asked import Asked, Cluster, State
 from mdsmix.preview.layout import NOBODY, Layout, delivered, set_samples
 from mdsmix.preview.run import _rank

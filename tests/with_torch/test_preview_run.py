@@ -17,8 +17,8 @@ import torch
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
 from mdsmix.load.training_rows import IGNORED
+from mdsmix.mix.resolve import mix_of
 from mdsmix.mix.streams import Mix
-from mdsmix.mix.view import mix_of
 from mdsmix.preview.asked import Asked, Cluster
 from mdsmix.preview.batches import Made
 from mdsmix.preview.figures import Preview

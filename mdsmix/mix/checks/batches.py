@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mdsmix.mix.delivered import METHODS
+from mdsmix.mix.epoch import StreamInEpoch, epoch_of
 from mdsmix.mix.findings import check, check_loaders, names
 from mdsmix.mix.streams import Loader, Mix
-from mdsmix.mix.weights import Share, batching, delivered_of, devices_of, shares_of
+from mdsmix.mix.weights import batching, delivered_of, world_of
 from mdsmix.training.keys import whole
 from mdsmix.training.rules import Hit
 
@@ -28,7 +29,7 @@ def shuffle_off(mix: Mix) -> Iterator[Hit]:
 
 @check("epoch-too-small", "error", "The loader gives no batch at all, or LLM-Foundry refuses it.")
 def epoch_too_small(mix: Mix) -> Iterator[Hit]:
-    drawn, batch = sum(share.drawn for share in _shares(mix)), mix.yaml.batch_size
+    drawn, batch = sum(each.drawn for each in _epoch(mix)), mix.yaml.batch_size
     if batch and 0 < drawn < batch and mix.train.section.get("drop_last"):
         yield Hit(
             f"an epoch has {drawn} samples, and global_train_batch_size is {batch} with drop_last: true.",
@@ -53,14 +54,14 @@ def canonical_nodes(mix: Mix, loader: Loader) -> Iterator[Hit]:
         )
 
 
-def _shares(mix: Mix) -> list[Share]:
-    return shares_of(mix.train, mix.yaml.batch_size)
+def _epoch(mix: Mix) -> list[StreamInEpoch]:
+    return epoch_of(mix.train, mix.yaml.batch_size)
 
 
-def _delivered(mix: Mix) -> list[Share]:
+def _delivered(mix: Mix) -> list[StreamInEpoch]:
     """What an epoch comes to, where its batching method drops samples and how many is known."""
     is_known = delivered_of(mix.train, mix.yaml.batch_size) is not None
-    return _shares(mix) if batching(mix.train) in METHODS and is_known else []
+    return _epoch(mix) if batching(mix.train) in METHODS and is_known else []
 
 
 @check(
@@ -70,13 +71,13 @@ def _delivered(mix: Mix) -> list[Share]:
 )
 def batching_infeasible(mix: Mix) -> Iterator[Hit]:
     shares = _delivered(mix)
-    for share in shares:
-        if share.drawn and not share.delivered:
+    for each in shares:
+        if each.drawn and not each.delivered:
             yield Hit(
-                f"{share.stream} draws {share.drawn} of the {sum(s.drawn for s in shares)} samples of an epoch, too few for "
+                f"{each.stream} draws {each.drawn} of the {sum(s.drawn for s in shares)} samples of an epoch, too few for "
                 f"a batch of {mix.yaml.batch_size} under batching_method: {batching(mix.train)}.",
                 "raise its weight, change the batch, or use batching_method: random.",
-                [share.stream],
+                [each.stream],
             )
 
 
@@ -89,13 +90,13 @@ def batching_drops(mix: Mix) -> Iterator[Hit]:
     shares = _delivered(mix)
     if batching(mix.train) == "stratified" or not all(s.delivered for s in shares):
         return
-    for share in shares:
-        if share.delivered < share.drawn:
+    for each in shares:
+        if each.delivered < each.drawn:
             yield Hit(
-                f"{share.stream} draws {share.drawn} samples an epoch, and batching_method: {batching(mix.train)} delivers "
-                f"{share.delivered} of them in batches of {mix.yaml.batch_size} (counted for one device).",
+                f"{each.stream} draws {each.drawn} samples an epoch, and batching_method: {batching(mix.train)} delivers "
+                f"{each.delivered} of them in batches of {mix.yaml.batch_size} (counted for one device).",
                 "use batching_method: random, or choose a multiple of the batch.",
-                [share.stream],
+                [each.stream],
             )
 
 
@@ -123,7 +124,7 @@ def batching_clips(mix: Mix) -> Iterator[Hit]:
 )
 def batching_unknown(mix: Mix) -> Iterator[Hit]:
     method, batch = batching(mix.train), mix.yaml.batch_size
-    if method not in METHODS or not any(share.drawn > 0 for share in _shares(mix)):
+    if method not in METHODS or not any(each.drawn > 0 for each in _epoch(mix)):
         return
     if not batch:
         yield Hit(
@@ -131,7 +132,7 @@ def batching_unknown(mix: Mix) -> Iterator[Hit]:
             "check the whole training YAML (render-yaml --into), which has it, or use batching_method: random.",
             names(mix.train.streams),
         )
-    elif devices_of(mix.train, batch) is None:
+    elif world_of(mix.train, batch) is None:
         yield Hit(
             f"train_loader sets batching_method: {method}, and packing_ratio: {mix.train.dataset.get('packing_ratio')} "
             "is no number.",

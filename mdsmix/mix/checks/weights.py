@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from mdsmix.mix.epoch import epoch_of, share_of
 from mdsmix.mix.findings import check, check_loaders, check_streams
 from mdsmix.mix.streams import Loader, Mix, Stream
-from mdsmix.mix.weights import draws_of, shares_of
+from mdsmix.mix.weights import draws_of
 from mdsmix.training.rules import Hit
 
 SKEW = 2.0
@@ -52,15 +53,16 @@ def weights_repeated(mix: Mix) -> Iterator[Hit]:
 
 @check("weights-tokens", "note", "Weights count samples, and training counts tokens.")
 def weights_tokens(mix: Mix) -> Iterator[Hit]:
-    for share in shares_of(mix.train, mix.yaml.batch_size):
-        part = share.tokens_share
-        if mix.shares or part is None or not share.share or 1 / SKEW <= part / share.share <= SKEW:
-            continue
-        yield Hit(
-            f"{share.stream} is {share.share:.1%} of an epoch's samples and {part:.1%} of its tokens.",
-            "nothing, if that is wanted; else weight by share in a recipe, which counts tokens.",
-            [share.stream],
-        )
+    epoch = epoch_of(mix.train, mix.yaml.batch_size) if mix.shares is None else []
+    samples, tokens = sum(s.delivered for s in epoch), sum(s.tokens for s in epoch)
+    for each in epoch:
+        share, part = each.delivered / max(1, samples), share_of(each.tokens, tokens)
+        if part is not None and share and not 1 / SKEW <= part / share <= SKEW:
+            yield Hit(
+                f"{each.stream} is {share:.1%} of an epoch's samples and {part:.1%} of its tokens.",
+                "nothing, if that is wanted; else weight by share in a recipe, which counts tokens.",
+                [each.stream],
+            )
 
 
 def _spelled(weight: Mapping[str, object]) -> str:

@@ -7,7 +7,6 @@ downloaded, and a second run knows by one key that nothing changed.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,15 +14,12 @@ from typing import Any
 import orjson
 import xxhash
 
-from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.errors import MixRefused
 from mdsmix.mix.check import findings
 from mdsmix.mix.findings import CHECKS, Finding
 from mdsmix.mix.offline.manifests import merged
-from mdsmix.mix.sections import is_train
 from mdsmix.mix.streams import Mix, Stream
-from mdsmix.mix.view import view_recipe
 from mdsmix.mix.weights import draws_of
-from mdsmix.recipe import Recipe
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, TokenizerCard
 from mdsmix.shards.mds import Layout
 from mdsmix.shards.turns import has_images
@@ -89,19 +85,6 @@ class Plan:
         ]
         shaping = [FORMAT_VERSION, self.seed, streams, self.layout.settings, identity]
         return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
-
-
-def view_training(recipe: Recipe, path: str | os.PathLike[str], may_estimate: bool = False) -> Mix:
-    """The streams that the recipe trains on; those that it evaluates on need not even be published."""
-    train = {name: spec for name, spec in recipe.streams.items() if is_train(spec)}
-    if not train:
-        raise RecipeError(
-            f"{path}: no stream has the split train, and only such streams are mixed."
-        )
-    loader = {**recipe.train_loader, "name": recipe.loader}
-    return view_recipe(
-        dataclasses.replace(recipe, streams=train, train_loader=loader), path, may_estimate
-    )
 
 
 def findings_on_streams(mix: Mix) -> list[Finding]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mdsmix.errors import RecipeError
-from mdsmix.mix.plan.figures import UNKNOWN, Figure, RunPlan, StepPlan, weakest
+from mdsmix.mix.plan.figures import EpochPlan, RunPlan, StepPlan
+from mdsmix.table import UNKNOWN, Estimate, about, is_known
 from mdsmix.training.keys import COUNT_UNITS, in_units
 from mdsmix.typed import brief
 
@@ -65,72 +66,51 @@ def of_yaml(value: Any, is_text: bool) -> Duration | None:
     )
 
 
-def run_plan(duration: Duration, step: StepPlan, speed: float | None) -> RunPlan:
-    """`speed`: positions, padding among them, that all devices together train a second."""
-    steps = _steps(duration, step)
-    epochs = _over(steps, step.steps)
-    scale = _in_full_steps(steps.known, step)
-    # Of whole epochs it is known what they hold; of a part, and where samples are dropped, only how much on average.
-    is_whole = not steps.known % max(1.0, step.steps.known) and not step.dropped.known
-    firm = steps.basis if is_whole or step.is_even else weakest([steps.basis, "estimated"])
-    tokens, trained = (each.times(scale, firm) for each in (step.tokens, step.trained))
+def run_plan(
+    duration: Duration, epoch: EpochPlan, step: StepPlan, are_alike: bool, speed: float | None
+) -> RunPlan:
+    """`are_alike`: every step holds equally many tokens; `speed`: positions, padding among them, that all devices train a second."""
+    steps = _steps(duration, epoch, step)
+    epochs = steps / epoch.steps
+    # Of whole epochs it is known what they hold; of a part only how much on average.
+    times = about(epochs, are_alike or float(epochs).is_integer())
     return RunPlan(
         budget=duration.said,
         steps=steps,
         epochs=epochs,
-        firmness=firm,
-        samples=step.drawn.times(scale, steps.basis).rounded(),
-        tokens=tokens,
-        trained=trained,
-        hours=step.positions.times(scale / speed / 3600, "estimated") if speed else UNKNOWN,
+        samples=epoch.samples * epochs,
+        tokens=epoch.tokens * times,
+        trained=epoch.trained * times,
+        hours=Estimate(step.positions * steps / speed / 3600) if speed else UNKNOWN,
     )
 
 
-def _full_epoch(step: StepPlan) -> float:
-    """Steps of an epoch, a last one that is not full (`drop_last: false`) by the part of it that holds samples."""
-    return min(step.steps.known, step.samples.known / max(1.0, step.drawn.known))
-
-
-def _in_full_steps(steps: float, step: StepPlan) -> float:
-    epochs, rest = divmod(steps, max(1.0, step.steps.known))
-    return epochs * _full_epoch(step) + min(rest, _full_epoch(step))
-
-
-def _to_hold(count: float, step: StepPlan) -> int:
-    """Steps that hold so many full ones; a billionth is the rounding of floats."""
-    epochs, rest = divmod(count, _full_epoch(step))
-    return round(epochs * step.steps.known) + math.ceil(rest - 1e-9)
-
-
-def _steps(duration: Duration, step: StepPlan) -> Figure:
-    if not step.steps.known:
+def _steps(duration: Duration, epoch: EpochPlan, step: StepPlan) -> float:
+    if not epoch.steps:
         raise RecipeError(
-            f"an epoch of {step.samples.known:,.0f} samples does not fill one step, which draws {step.drawn.known:,.0f}: take a smaller "
-            "batch, or more data."
+            f"an epoch of {epoch.dropped:,.0f} samples does not fill one step, which draws {step.drawn:,.0f}: take a smaller batch, or "
+            "more data."
         )
     if duration.of == "epochs":
-        return step.steps.times(duration.count).rounded()
+        return about(round(duration.count * epoch.steps), not isinstance(epoch.steps, Estimate))
     if duration.of == "steps":
-        return Figure(round(duration.count))
-    size = {"rows": Figure(step.global_batch), "tokens": step.tokens, "positions": step.positions}[
-        duration.of
-    ]
-    if not size.value:
+        return round(duration.count)
+    full = epoch.samples / epoch.steps / step.drawn
+    one = {
+        "rows": step.global_batch * full,
+        "tokens": step.tokens,
+        "positions": step.positions * full,
+    }[duration.of]
+    if not is_known(one):
         raise RecipeError(
             f"{duration.said} cannot be turned into steps, since how many tokens a step holds is not known: a stream holds text that the "
             "loader itself tokenizes; convert it, or say the length in epochs (1ep) or steps (1000ba)."
         )
-    one = size.value * min(1.0, _full_epoch(step))
-    if duration.count < one:
+    if duration.count < math.floor(one):
         what = "rows" if duration.of == "rows" else "tokens"
         raise RecipeError(
             f"{duration.said} is less than one step, which holds {one:,.0f} {what}: take a larger budget or a smaller batch."
         )
-    # Composer stops after the first step that reaches it.
-    relative = None if size.error is None else size.error / size.value
-    steps = _to_hold(duration.count / size.value, step)
-    return Figure(steps, size.basis, relative and relative * steps)
-
-
-def _over(steps: Figure, epoch: Figure) -> Figure:
-    return steps.times(1 / max(1.0, epoch.known), epoch.basis)
+    # Composer stops after the first step that reaches it; a billionth is the rounding of floats.
+    steps = math.ceil(duration.count / float(one) - 1e-9)
+    return about(steps, not isinstance(one, Estimate))

@@ -1,133 +1,70 @@
 """A plan as data: a tree of frozen dataclasses, which a terminal, JSON and a page show alike.
 
-Every number is a `Figure`, which says how far it can be trusted. Nothing that was estimated can be shown as certain, since
-whoever adds or multiplies figures gets the weakest of their grounds.
+A figure is a plain number where it is exact: it follows from indexes, manifests and settings, as Streaming computes it. Else it is an
+`Estimate`, and what is worked out from one is one too; NaN is not known.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
 
-from mdsmix.table import Estimate
-
-Basis = Literal["exact", "counted", "estimated", "unknown"]
-BASES: tuple[Basis, ...] = ("exact", "counted", "estimated", "unknown")
-"The firmest first."
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A number, and what it rests on."""
-
-    value: float | None
-    basis: Basis = "exact"
-    """`exact`: follows from indexes and settings as Streaming computes it; `counted`: from the counts of a manifest;
-    `estimated`: a mean, a draw or a survey of some records; `unknown`: nothing tells."""
-    error: float | None = None
-    "One standard error (or deviation, of what is drawn at random) of an estimate, where it is known."
-
-    @property
-    def shown(self) -> float | None:
-        """For a table: an estimate is marked as one."""
-        estimated = self.basis == "estimated" and self.value is not None
-        return Estimate(self.value or 0.0) if estimated else self.value
-
-    @property
-    def known(self) -> float:
-        """The value where there is one, else 0."""
-        return self.value or 0.0
-
-    def times(self, factor: float, basis: Basis = "exact") -> Figure:
-        """So many times as much; `basis`: what the factor rests on."""
-        if self.value is None:
-            return self
-        error = None if self.error is None else self.error * abs(factor)
-        return Figure(self.value * factor, weakest((self.basis, basis)), error)
-
-    def rounded(self) -> Figure:
-        """Of what is whole."""
-        return self if self.value is None else Figure(round(self.value), self.basis, self.error)
-
-
-UNKNOWN = Figure(None, "unknown")
-
-
-def weakest(bases: Iterable[Basis]) -> Basis:
-    return max(bases, key=BASES.index, default="exact")
-
-
-def total(figures: Iterable[Figure]) -> Figure:
-    """The sum; unknown where one of them is. Errors are of different streams, so they add as squares."""
-    found = list(figures)
-    basis = weakest(figure.basis for figure in found)
-    if basis == "unknown":
-        return UNKNOWN
-    errors = [figure.error for figure in found if figure.basis == "estimated"]
-    known = [error for error in errors if error is not None]
-    error = math.hypot(*known) if known and len(known) == len(errors) else None
-    return Figure(sum(figure.known for figure in found), basis, error)
+from mdsmix.mix.epoch import StreamInEpoch
+from mdsmix.table import Estimate, is_known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPlan:
+class StreamPlan(StreamInEpoch):
     """One stream, an epoch of it and the run."""
 
-    stream: str
     state: Literal["published", "looked at"]
     "Whether it is converted, or known from a survey of some of its records."
-    samples: Figure
-    "In the stream."
-    shards: Figure
-    epoch_samples: Figure
-    "That reach the training loop."
-    epoch_tokens: Figure
-    "Of these, without what the loader cuts off and without padding."
-    epoch_trained: Figure
-    "Positions that give a loss."
-    share: Figure
+    shards: float
+    share: float
     "Of the epoch's tokens."
-    cut_tokens: Figure
-    "An epoch, that the loader cuts off at max_seq_len."
-    padding: Figure
-    "Share of the positions of its rows that is padding; unknown where rows are packed with those of other streams."
-    passes: Figure
+    padding: float
+    "Share of the positions of its rows that is padding; not known where rows are packed with those of other streams."
+    passes: float
     "How often each of its samples is seen in the run, on average."
-    unseen: Figure
+    unseen: float
     "Share of its samples that the run never sees: partial epochs are drawn anew."
-    run_tokens: Figure
-    run_trained: Figure
+    run_tokens: float
+    run_trained: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step, and an epoch of them."""
+    """One step, on average."""
 
     global_batch: int
     "Rows."
     device_batch: int
-    drawn: Figure
+    drawn: float
     "Samples that a step draws: more than rows where they are packed."
-    positions: Figure
-    "Of a step: rows times their padded length."
-    tokens: Figure
-    "Of a step, without padding, on average."
-    is_even: bool
-    "All rows hold as many tokens, and as many that are trained."
-    trained: Figure
-    padding: Figure
+    positions: float
+    "Rows times their padded length."
+    tokens: float
+    "Without padding."
+    trained: float
+    padding: float
     "Share of the positions."
     how_padded: str
-    steps: Figure
-    "An epoch."
-    samples: Figure
-    "An epoch, of all streams."
-    epoch_tokens: Figure
-    epoch_trained: Figure
-    dropped: Figure
-    "Samples an epoch that fill no batch."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochPlan:
+    """All steps of an epoch."""
+
+    steps: float
+    samples: float
+    "In these steps, with those that come twice."
+    tokens: float
+    trained: float
+    dropped: float
+    "Samples that fill no batch."
+    repeated: float
+    "Samples that come twice, so that all devices draw equally many."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,39 +73,33 @@ class RunPlan:
 
     budget: str
     "What decides its length, and who says so."
-    steps: Figure
-    epochs: Figure
-    firmness: Basis
-    "What the number of tokens a step rests on, times the steps: estimated where the run ends within an epoch of unequal rows."
-    samples: Figure
-    tokens: Figure
-    trained: Figure
-    hours: Figure
+    steps: float
+    epochs: float
+    samples: float
+    tokens: float
+    trained: float
+    hours: float
     "At the tokens per second that were given."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """What one node reads; the node that reads most where they differ."""
+    """What a node reads, on average of all."""
 
     remote_streams: int
     "Streams that are fetched; the others lie on the node's own disk."
-    epoch_shards: Figure
+    epoch_shards: float
     "Different shards that it reads in the first epoch."
-    epoch_bytes: Figure
+    epoch_bytes: float
     "Their bytes as they are stored and fetched."
-    run_shards: Figure
-    run_bytes: Figure
-    "The same over the run, where nothing is evicted: what is kept is not fetched again."
-    kept_bytes: Figure
+    run_shards: float
+    run_bytes: float
+    "Fetched over the run; more than once, where cache_limit holds less than what is kept."
+    kept_bytes: float
     "On its disk at the end of the run, unpacked."
-    mean_kept_bytes: Figure
-    "The same of the mean node."
-    refetched_bytes: Figure
-    "Fetched over the run under a cache_limit below what is kept; else equal to run_bytes."
-    largest_shard: Figure
+    largest_shard: float
     "Packed and unpacked together."
-    working_set: Figure
+    working_set: float
     "Bytes of the shards among which samples are shuffled at a time: with less cache, shards are fetched more than once an epoch."
 
 
@@ -196,8 +127,32 @@ class Plan:
     max_seq_len: int
     streams: tuple[StreamPlan, ...]
     step: StepPlan
+    epoch: EpochPlan
     run: RunPlan
     node: NodePlan
     settings: tuple[Setting, ...]
     notes: tuple[str, ...]
     "What is guessed, was not looked at, or should be seen before the run."
+
+
+def figures(part: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Every number in a plan by its path, such as `streams.0.tokens`."""
+    if isinstance(part, float | int):
+        yield path, part
+    elif isinstance(part, tuple):
+        for number, each in enumerate(part):
+            yield from figures(each, f"{path}.{number}")
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from figures(getattr(part, field.name), f"{path}.{field.name}".lstrip("."))
+
+
+def as_tree(part: Any) -> Any:
+    """Plain mappings, lists and numbers; what is not known is null."""
+    if is_dataclass(part):
+        return {field.name: as_tree(getattr(part, field.name)) for field in fields(part)}
+    if isinstance(part, tuple):
+        return [as_tree(each) for each in part]
+    if isinstance(part, Estimate):
+        return float(part) if is_known(part) else None
+    return part

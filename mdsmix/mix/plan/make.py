@@ -6,42 +6,28 @@ exact is held against Streaming's own partitions (tests/with_torch/test_mix_plan
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import MixRefused, RecipeError
-from mdsmix.kinds import open_recipe
 from mdsmix.mix.check import findings
-from mdsmix.mix.delivered import METHODS, delivered
+from mdsmix.mix.counts import eos_of
+from mdsmix.mix.delivered import METHODS
+from mdsmix.mix.epoch import StreamInEpoch, in_epoch
 from mdsmix.mix.findings import Finding
-from mdsmix.mix.plan.disk import node_plan
 from mdsmix.mix.plan.duration import ONE_EPOCH, Duration, of_option, of_yaml, run_plan
-from mdsmix.mix.plan.facts import Facts, facts_of
-from mdsmix.mix.plan.figures import (
-    UNKNOWN,
-    Figure,
-    Plan,
-    RunPlan,
-    StepPlan,
-    StreamPlan,
-)
-from mdsmix.mix.plan.machines import Machines, machines
+from mdsmix.mix.plan.figures import Plan, RunPlan, StepPlan, StreamPlan
+from mdsmix.mix.plan.nodes import node_plan
 from mdsmix.mix.plan.notes import notes_of
 from mdsmix.mix.plan.settings import settings_for, unheld
-from mdsmix.mix.plan.steps import padding_of, step_plan
-from mdsmix.mix.plan.survey import Survey, forecast
-from mdsmix.mix.sections import is_train
-from mdsmix.mix.streams import Mix
-from mdsmix.mix.view import is_recipe, mix_of, view, view_recipe
-from mdsmix.mix.weights import batching, draws_of, epoch_size, parts
-from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.recipe.read import parted
-from mdsmix.shards.published import Published, read_published
-from mdsmix.storage import locate, together
-from mdsmix.training.keys import BYTE_UNITS, in_units
-from mdsmix.training.read import read_text
+from mdsmix.mix.plan.steps import epoch_plan, is_even, packing_of, padding_of, step_plan
+from mdsmix.mix.plan.survey import forecast
+from mdsmix.mix.resolve import resolve
+from mdsmix.mix.streams import Loader, Mix
+from mdsmix.mix.weights import batching, delivered_in, draws_of, shuffle_algo
+from mdsmix.mix.world import World
+from mdsmix.table import UNKNOWN, Estimate, about
+from mdsmix.training.keys import BYTE_UNITS, in_units, whole
 from mdsmix.words import listed
 
 
@@ -56,113 +42,96 @@ class Asked:
     disk: str | None = None
     speed: float | None = None
     "Positions a second, of all devices."
-    limit: int = 1000
-    "Records of a stream that is not published to look at."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What is planned: the mix, and of each stream that is not published the survey that it is known by."""
-
-    mix: Mix
-    surveys: Mapping[str, Survey]
+def resolve_for_plan(targets: Sequence[str]) -> Mix:
+    """The mix that is trained. Of a recipe, streams that are not published are surveyed, and shares may be worked out from that."""
+    return resolve(targets, may_estimate=True, has_evals=False, survey=forecast)
 
 
-def see(targets: Sequence[str], limit: int) -> Seen:
-    """The mix of a recipe or a training YAML, its evaluations left aside."""
-    named, overrides = parted(targets)
-    if len(named) == 1 and os.path.isfile(named[0]):
-        if is_recipe(named[0]):
-            return _of_recipe(open_recipe(named[0], overrides), named[0], limit)
-        if not overrides:
-            return Seen(mix=mix_of(read_text(named[0]), named[0], evals=()), surveys={})
-    return Seen(mix=view(targets), surveys={})
-
-
-def _of_recipe(recipe: Recipe, path: str, limit: int) -> Seen:
-    if limit < 1:
-        raise RecipeError(f"--limit {limit}: look at one record at least.")
-    train = {name: spec for name, spec in recipe.streams.items() if is_train(spec)}
-    if not train:
-        raise RecipeError(
-            f"{path} has no stream of `split: train`, so there is nothing to train on."
-        )
-    recipe = replace(recipe, streams=train)
-    absent = _absent(recipe)
-    tokenizer = open_tokenizer(recipe.tokenizer) if absent else None
-    forecasts = {
-        spec.name: forecast(recipe, spec, tokenizer, limit) for spec in absent if tokenizer
-    }  # one after the other: templates are rendered under an alarm, which only this thread gets
-    known = {
-        spec.name: Published(
-            folder=locate(recipe.published(spec)) / spec.split,
-            index=forecasts[spec.name].index,
-            manifest=forecasts[spec.name].manifest,
-        )
-        for spec in absent
-    }
-    mix = view_recipe(recipe, path, may_estimate=True, known=known)
-    return Seen(mix=mix, surveys={name: each.survey for name, each in forecasts.items()})
-
-
-def _absent(recipe: Recipe) -> list[StreamSpec]:
-    """The streams that are still to be converted."""
-    specs = [spec for spec in recipe.streams.values() if spec.source]
-    found = together(
-        lambda spec: read_published(locate(recipe.published(spec)) / spec.split), specs
-    )
-    return [spec for spec, published in zip(specs, found, strict=True) if published is None]
-
-
-def problems(seen: Seen) -> list[Finding]:
+def problems(mix: Mix) -> list[Finding]:
     """The errors of the published streams; those that are not there yet are checked when they are."""
-    streams = tuple(s for s in seen.mix.train.streams if s.name not in seen.surveys)
+    streams = tuple(s for s in mix.train.streams if s.survey is None)
     if not streams:
         return []
-    mix = replace(seen.mix, train=replace(seen.mix.train, streams=streams), evals=())
-    return [finding for finding in findings(mix) if finding.severity == "error"]
+    published = replace(mix, train=replace(mix.train, streams=streams), evals=())
+    return [finding for finding in findings(published) if finding.severity == "error"]
 
 
-def make_plan(seen: Seen, asked: Asked) -> Plan:
+def make_plan(mix: Mix, asked: Asked) -> Plan:
     """RecipeError where what was asked cannot be, MixRefused where Streaming would refuse the mix."""
-    loader, yaml = seen.mix.train, seen.mix.yaml
-    if not loader.streams:
-        raise RecipeError(
-            f"{yaml.origin} names no stream to train on, so there is nothing to plan."
-        )
-    if not loader.max_seq_len:
-        raise RecipeError(
-            f"{loader.label} of {yaml.origin} has no max_seq_len, so no batch has a size."
-        )
+    loader, origin = mix.train, mix.yaml.origin
+    drawn = _drawn(loader, origin)
     disk = _bytes(asked.disk)
     if asked.speed is not None and not asked.speed > 0:
         raise RecipeError(f"--tokens-per-second {asked.speed:g}: it must be above 0.")
-    facts = [facts_of(stream, loader, seen.surveys.get(stream.name)) for stream in loader.streams]
-    drawn = draws_of(loader)
-    if not drawn or not sum(drawn):
-        raise MixRefused(
-            f"the weights of {yaml.origin} draw nothing that Streaming would take: `mdsmix check {yaml.origin}` says why."
-        )
-    batch = asked.batch if asked.batch is not None else yaml.batch_size
-    on = machines(loader, asked.nodes, asked.gpus, batch, _mean(facts, drawn))
-    came = _came(seen.mix, drawn, on)
-    step = step_plan(facts, came, loader, on)
-    run = run_plan(_duration(seen.mix, asked), step, asked.speed)
-    node, epochs = node_plan(facts, drawn, loader, on, run.epochs.known)
-    settings = settings_for(facts, node, loader, on, disk)
+    eos = [0.0 if stream.survey else eos_of(stream, loader) for stream in loader.streams]
+    whole_epoch = [
+        in_epoch(s, loader, n, n, e) for s, n, e in zip(loader.streams, drawn, eos, strict=True)
+    ]
+    mean = sum(s.tokens for s in whole_epoch) / max(1, sum(drawn))
+    world, is_guessed = _world(mix, asked, mean)
+    came = _delivered(loader, drawn, world)
+    streams = [
+        in_epoch(s, loader, n, m, e)
+        for s, n, m, e in zip(loader.streams, drawn, came, eos, strict=True)
+    ]
+    epoch = epoch_plan(streams, loader, world)
+    step = step_plan(epoch, streams, loader, world, is_guessed)
+    are_alike = is_even(loader) and not float(epoch.samples) % world.drawn_together
+    run = run_plan(_duration(mix, asked), epoch, step, are_alike, asked.speed)
+    node = node_plan(drawn, loader, world, run.epochs)
+    settings = settings_for(loader, node, world, disk)
+    is_fixed = loader.dataset.get("sampling_method") == "fixed"
     return Plan(
-        origin=yaml.origin,
+        origin=origin,
         loader=loader.name,
         nodes=asked.nodes,
         gpus=asked.gpus,
-        max_seq_len=loader.max_seq_len,
-        streams=tuple(_streams(facts, came, step, run, on, loader.dataset.get("sampling_method"))),
+        max_seq_len=loader.max_seq_len or 0,
+        streams=tuple(_streams(loader, streams, step, run, world, is_fixed)),
         step=step,
+        epoch=epoch,
         run=run,
         node=node,
         settings=settings,
-        notes=tuple(notes_of(facts, step, run, on, came, drawn, epochs, unheld(settings))),
+        notes=tuple(notes_of(loader, streams, epoch, step, world, unheld(settings))),
     )
+
+
+def _drawn(loader: Loader, origin: str) -> list[int]:
+    if not loader.streams:
+        raise RecipeError(f"{origin} names no stream to train on, so there is nothing to plan.")
+    if not loader.max_seq_len:
+        raise RecipeError(f"{loader.label} of {origin} has no max_seq_len, so no batch has a size.")
+    drawn = draws_of(loader)
+    if not drawn or not sum(drawn):
+        raise MixRefused(
+            f"the weights of {origin} draw nothing that Streaming would take: `mdsmix check {origin}` says why."
+        )
+    return drawn
+
+
+def _world(mix: Mix, asked: Asked, mean: float) -> tuple[World, bool]:
+    """The machines, and whether how many samples fill a row is guessed. `mean`: tokens of a mean sample."""
+    loader = mix.train
+    batch = asked.batch if asked.batch is not None else mix.yaml.batch_size
+    if batch is None:
+        raise RecipeError(
+            "nothing says how large a batch is: give --batch, the rows of a step of all devices together "
+            "(global_train_batch_size of a training YAML)."
+        )
+    packing = packing_of(loader, mean)
+    world = World(
+        batch=batch,
+        nodes=asked.nodes,
+        gpus=asked.gpus,
+        replication=whole(loader.dataset.get("replication")) or 1,
+        packing=packing.ratio,
+        num_canonical_nodes=max(0, whole(loader.dataset.get("num_canonical_nodes")) or 0),
+        algo=shuffle_algo(loader),
+    )
+    return world, packing.is_guessed
 
 
 def _bytes(text: str | None) -> int | None:
@@ -182,76 +151,52 @@ def _duration(mix: Mix, asked: Asked) -> Duration:
     return of_yaml(mix.yaml.at("max_duration"), mix.train.is_text) or ONE_EPOCH
 
 
-def _mean(facts: Sequence[Facts], drawn: Sequence[int]) -> float | None:
-    tokens = [f.tokens_of(n).value for f, n in zip(facts, drawn, strict=True)]
-    known = [n for n in tokens if n is not None]
-    return sum(known) / max(1, sum(drawn)) if len(known) == len(tokens) else None
-
-
-def _came(mix: Mix, drawn: Sequence[int], on: Machines) -> list[int]:
+def _delivered(loader: Loader, drawn: Sequence[int], world: World) -> list[int]:
     """Samples of each stream that an epoch delivers on these machines."""
-    loader = mix.train
-    if batching(loader) not in METHODS:
-        return list(drawn)
-    weights, samples = zip(*((s.weight, s.index.samples) for s in loader.streams), strict=True)
-    came = delivered(
-        batching(loader), drawn, parts(weights, samples, epoch_size(loader)), on.devices
-    )
-    if not all(came):
+    came = delivered_in(loader, drawn, world)
+    if batching(loader) in METHODS and not all(came):
         empty = [s.name for s, n in zip(loader.streams, came, strict=True) if not n]
         raise MixRefused(
-            f"batching_method: {batching(loader)} cannot fill a batch of {on.batch:,} rows with {listed(empty)}, and Streaming ends before "
-            "the first step: take a larger batch for stratified, a smaller one for the others, or batching_method: random."
+            f"batching_method: {batching(loader)} cannot fill a batch of {world.batch:,} rows with {listed(empty)}, and Streaming ends "
+            "before the first step: take a larger batch for stratified, a smaller one for the others, or batching_method: random."
         )
     return came
 
 
 def _streams(
-    facts: Sequence[Facts],
-    came: Sequence[int],
+    loader: Loader,
+    streams: Sequence[StreamInEpoch],
     step: StepPlan,
     run: RunPlan,
-    on: Machines,
-    method: object,
+    world: World,
+    is_fixed: bool,
 ) -> list[StreamPlan]:
-    width = step.positions.times(1 / max(1, on.batch))
+    tokens, trained = sum(s.tokens for s in streams), sum(s.trained for s in streams)
+    width = step.positions / world.batch if world.packing == 1 else UNKNOWN
     return [
-        _stream(each, n, step, run, width if on.packing == 1 else UNKNOWN, method == "fixed")
-        for each, n in zip(facts, came, strict=True)
+        StreamPlan(
+            **{name: getattr(each, name) for name in StreamInEpoch.__slots__},
+            state="looked at" if stream.survey else "published",
+            shards=about(len(stream.shards), stream.survey is None),
+            share=each.tokens / tokens if tokens else UNKNOWN,
+            padding=padding_of(each.tokens, width * each.delivered),
+            passes=run.epochs * each.delivered / max(1, float(each.samples)),
+            unseen=_unseen(
+                float(each.delivered / max(1, each.samples)), float(run.epochs), is_fixed
+            ),
+            # What is dropped or comes twice is no stream's: so all streams add up to the run.
+            run_tokens=each.tokens * (run.tokens / tokens) if tokens else UNKNOWN,
+            run_trained=each.trained * (run.trained / trained) if trained else UNKNOWN,
+        )
+        for stream, each in zip(loader.streams, streams, strict=True)
     ]
 
 
-def _stream(
-    facts: Facts, came: int, step: StepPlan, run: RunPlan, width: Figure, is_fixed: bool
-) -> StreamPlan:
-    tokens, trained = facts.tokens_of(came), facts.trained_of(came)
-    total, epochs = step.epoch_tokens, run.epochs
-    basis = facts.samples.basis
-    # Not the epochs: what is dropped or does not fit is no stream's, so that all streams add up to the run.
-    drawn = run.tokens.known / max(1.0, total.known) if total.value else epochs.known
-    return StreamPlan(
-        stream=facts.name,
-        state="looked at" if facts.survey else "published",
-        samples=facts.samples,
-        shards=Figure(len(facts.shards.samples), basis),
-        epoch_samples=Figure(came, basis),
-        epoch_tokens=tokens,
-        epoch_trained=trained,
-        share=tokens.times(1 / total.value, total.basis) if total.value else UNKNOWN,
-        cut_tokens=facts.cut_of(came),
-        padding=padding_of(tokens, width.times(came)) if came else UNKNOWN,
-        passes=epochs.times(came / max(1.0, facts.samples.known), basis),
-        unseen=_unseen(came / max(1.0, facts.samples.known), epochs, is_fixed),
-        run_tokens=tokens.times(drawn, run.firmness),
-        run_trained=trained.times(drawn, run.firmness),
-    )
-
-
-def _unseen(share: float, epochs: Figure, is_fixed: bool) -> Figure:
+def _unseen(share: float, epochs: float, is_fixed: bool) -> float:
     """Of a stream of which an epoch draws this share: what no epoch draws. Whole passes miss nothing once an epoch is over."""
-    whole, rest = divmod(epochs.known, 1)
+    full, rest = divmod(epochs, 1)
     if share >= 1:
-        return Figure(0.0 if whole else (1 - rest) ** share, "exact" if whole else "estimated")
+        return 0.0 if full else Estimate((1 - rest) ** share)
     if is_fixed:
-        return Figure(1 - share if whole else 1 - share * rest, "exact" if whole else "estimated")
-    return Figure((1 - share) ** whole * (1 - share * rest), "estimated")
+        return 1 - share if full else Estimate(1 - share * rest)
+    return Estimate((1 - share) ** full * (1 - share * rest))

@@ -1,128 +1,184 @@
-"""Which shards each node reads: Streaming's own spread of shards over nodes, without laying out one sample.
+"""What a node fetches and keeps, as an expectation in closed form: no epoch is laid out, and none is drawn.
 
-Streaming draws from each shard, puts the pieces in an order that the seed alone decides, and cuts it into as many parts of equal
-samples as there are canonical nodes; node p reads parts p, p + nodes, and so on. All shuffles but `naive` do so (streaming/base/shuffle,
-partition/orig.py, 0.12 and 0.13), so where streams are taken whole the shards of a node are exact, and the same in each epoch.
-A part of a stream is drawn anew each epoch: here the counts are drawn with the same distribution, not the same numbers.
+Streaming draws from each shard, puts the pieces in an order that the seed decides, and cuts it into as many parts of equal samples as
+there are canonical nodes; node p reads parts p, p + nodes, and so on (streaming/base/shuffle, partition/orig.py, 0.12 and 0.13). So a
+piece is in one part, and in one more for each of the cuts that falls into it. Where an epoch takes a part of a stream, other epochs take
+other parts: a node reads more and more of its shards over the run. That is put up to a quarter too high: orders of unlike epochs have
+something in common.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-Counts = NDArray[np.int64]
-LARGEST_DRAW = 1_000_000_000
-"Above it numpy draws no hypergeometric counts; binomial ones differ by nothing that shows."
+from mdsmix.mix.plan.figures import NodePlan
+from mdsmix.mix.streams import Loader, Stream
+from mdsmix.mix.weights import batching
+from mdsmix.mix.world import OLD_SHUFFLES, World
+from mdsmix.table import about
+from mdsmix.training.keys import BYTE_UNITS, in_units, whole
+
+Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What decides who reads what."""
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The shards of one stream, in order; float64 [n] all of them."""
 
-    nodes: int
-    canonical: int
-    seed: int
-    algo: str
-    "A shuffle_algo; `none` where nothing is shuffled."
-    is_fixed: bool = False
-    "sampling_method: fixed, or no shuffling: the same part of a stream is drawn in each epoch."
-    by_stream: bool = False
-    "Each stream is spread over the nodes by itself: batching_method per_stream, device_per_stream."
+    samples: Floats
+    raw: Floats
+    packed: Floats
+    "Bytes of the compressed file, 0 where there is none."
+    is_remote: bool
+    "The shards are fetched; else they lie on the node's disk, and there they stay."
+    keeps_packed: bool
+    "keep_zip: the compressed file stays beside the unpacked one."
 
+    @property
+    def stored(self) -> Floats:
+        """Bytes that are fetched."""
+        return np.where(self.packed > 0, self.packed, self.raw)
 
-def drawn_of(samples: Counts, choose: int, rng: np.random.Generator) -> Counts:
-    """Samples drawn from each shard of a stream of which an epoch takes `choose`: whole passes, and a part of another one."""
-    count = int(samples.sum())
-    whole, rest = divmod(choose, count) if count else (0, 0)
-    if not rest:
-        return samples * whole
-    if count < LARGEST_DRAW:
-        more = rng.multivariate_hypergeometric(samples, rest, method="marginals")
-    else:
-        more = rng.binomial(samples, rest / count)
-    return samples * whole + more
+    @property
+    def kept(self) -> Floats:
+        """Bytes on the node's disk, once read."""
+        return self.raw + self.packed * self.keeps_packed
 
 
-def is_drawn_anew(samples: Sequence[Counts], choose: Sequence[int], order: Order) -> bool:
-    """Whether epochs differ in what they read."""
-    parts = any(c % max(1, int(s.sum())) for s, c in zip(samples, choose, strict=True))
-    return parts and not order.is_fixed
+def shards_of(stream: Stream, loader: Loader) -> Shards:
+    keep = stream.settings.get("keep_zip")
+    keep = loader.dataset.get("keep_zip") if keep is None else keep
+    is_remote = bool(stream.settings.get("remote")) and not stream.is_only_copy
+    return Shards(
+        np.array([s.samples for s in stream.shards], np.float64),
+        np.array([s.raw_data.bytes for s in stream.shards], np.float64),
+        np.array([s.zip_data.bytes if s.zip_data else 0 for s in stream.shards], np.float64),
+        is_remote,
+        bool(keep) or not is_remote,
+    )
 
 
-def readers(
-    samples: Sequence[Counts], choose: Sequence[int], order: Order, epoch: int
-) -> NDArray[np.bool_]:
-    """bool [nodes, shards]: which node reads which shard, the streams' shards one behind the other.
+def chances(
+    samples: Sequence[Floats], choose: Sequence[int], loader: Loader, world: World, epochs: float
+) -> tuple[Floats, Floats]:
+    """float64 [shards], the streams' shards one behind the other: how likely a node reads each in the first epoch, and in the run.
 
     Args:
         samples: for each stream, the samples of each of its shards.
         choose: samples that an epoch draws of each stream.
     """
-    rng = np.random.default_rng([order.seed, epoch])
-    drawn = [drawn_of(s, c, rng) for s, c in zip(samples, choose, strict=True)]
-    if not order.by_stream:
-        return _spread(np.concatenate(samples), np.concatenate(drawn), order)
-    return np.concatenate(
-        [_spread(s, d, order) for s, d in zip(samples, drawn, strict=True)], axis=1
+    method = batching(loader)
+    # A stratified batch is cut into the nodes' parts behind the order, so that every node reads of every part.
+    is_anywhere = world.algo == "naive" or method == "stratified"
+    is_by_stream = method in ("per_stream", "device_per_stream")
+    counts = [max(1, int(each.sum())) for each in samples]
+    parts = [n % count / count for n, count in zip(choose, counts, strict=True)]
+    # Of the pass that is not whole: whether it draws anything of a shard.
+    hits = [1 - (1 - part) ** each for part, each in zip(parts, samples, strict=True)]
+    is_fixed = loader.dataset.get("sampling_method") == "fixed" or world.algo == "none"
+    epochs = 1.0 if is_fixed else max(1.0, epochs)
+    orders = epochs if is_anywhere else _orders(np.concatenate(hits), epochs)
+    found: tuple[list[Floats], list[Floats]] = ([], [])
+    for each, n, count, part, hit in zip(samples, choose, counts, parts, hits, strict=True):
+        of_all = max(2, n if is_by_stream else sum(choose))
+        whole_pass = _read(each, of_all, world, is_anywhere)
+        drawn = np.maximum(1, each * part / np.maximum(hit, 1e-12))
+        partial = _read(drawn, of_all, world, is_anywhere)
+        missed = (1 - whole_pass) ** float(n // count)
+        in_order = 1 - (1 - hit) ** (epochs / orders)
+        found[0].append(1.0 - missed * (1 - hit * partial))
+        found[1].append(1.0 - (missed * (1 - in_order * partial)) ** orders)
+    return np.concatenate(found[0]), np.concatenate(found[1])
+
+
+def _orders(hits: Floats, epochs: float) -> float:
+    """In how many orders so many epochs put the pieces: the seed and the number of pieces decide it, and that varies by the shards that are
+    left out."""
+    variance = float((hits * (1 - hits)).sum())
+    reach = math.ceil(4 * math.sqrt(variance))
+    chance = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * max(variance, 1e-9)))
+    return float((1 - (1 - chance / chance.sum()) ** epochs).sum())
+
+
+def _read(size: Floats, of_all: int, world: World, is_anywhere: bool) -> Floats:
+    """How likely a node reads a piece of so many samples."""
+    if is_anywhere:
+        return 1 - (1 - 1 / world.layout_nodes) ** size
+    parts = 1 + (world.canonical - 1) * (size - 1) / (of_all - 1)
+    return np.minimum(1.0, parts / min(world.canonical, world.layout_nodes))
+
+
+def node_plan(drawn: Sequence[int], loader: Loader, world: World, epochs: float) -> NodePlan:
+    """`drawn`: samples that an epoch draws of each stream."""
+    of = [shards_of(stream, loader) for stream in loader.streams]
+    first, run = chances([s.samples for s in of], drawn, loader, world, float(epochs))
+    reach = _reach(sum(drawn), loader, world, float(epochs))
+    first, run = reach * first, reach * run
+    fetched, kept = (
+        np.concatenate([getattr(s, what) * s.is_remote for s in of]) for what in ("stored", "kept")
+    )
+    indexes = sum(
+        len(stream.index.content)
+        for stream, s in zip(loader.streams, of, strict=True)
+        if s.is_remote
+    )
+    is_sure = not any(stream.survey for stream in loader.streams)
+    is_exact = is_sure and bool(((run == 1) | (run == 0)).all())
+    largest = max(float((s.raw + s.packed).max(initial=0)) for s in of)
+    keeps = float(run @ kept) + indexes
+    limit = in_units(loader.dataset.get("cache_limit"), BYTE_UNITS)
+    is_short = bool(limit) and limit is not None and limit < keeps + largest
+    times = max(1.0, float(epochs)) if is_short else 1.0
+    once = float((first if is_short else run) @ fetched)
+    return NodePlan(
+        remote_streams=sum(s.is_remote for s in of),
+        epoch_shards=about(round(float(first.sum())), is_exact),
+        epoch_bytes=about(float(first @ fetched), is_exact),
+        run_shards=about(round(float(run.sum())), is_exact),
+        run_bytes=about(times * once + indexes, is_exact and not is_short),
+        kept_bytes=about(keeps, is_exact),
+        largest_shard=about(largest, is_sure),
+        working_set=about(min(keeps, _working_set(of, sum(drawn), loader, world, largest)), False),
     )
 
 
-def _spread(samples: Counts, drawn: Counts, order: Order) -> NDArray[np.bool_]:
-    if order.algo == "naive":
-        return _anywhere(drawn, order)
-    units, owners = _units(samples, drawn)
-    if order.algo != "none":
-        at = _seeded(len(units), order.seed)
-        units, owners = units[at], owners[at]
-    ends = np.cumsum(units)
-    count = int(ends[-1]) if len(ends) else 0
-    edges = np.array([count * (part + 1) // order.canonical for part in range(order.canonical)])
-    first = np.searchsorted(edges, ends - units, "right")
-    last = np.searchsorted(edges, ends - 1, "right")
-    # A piece that crosses an edge is in both parts.
-    lengths = last - first + 1
-    begins = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    parts = np.repeat(first, lengths) + np.arange(len(begins)) - begins
-    found = np.zeros((order.nodes, len(samples)), np.bool_)
-    for node in _nodes_of(order, parts):
-        found[node, np.repeat(owners, lengths)] = True
-    return found
+def _working_set(
+    of: Sequence[Shards], drawn: int, loader: Loader, world: World, largest: float
+) -> float:
+    """Bytes among which a node shuffles at a time: the window of each of its canonical nodes, and the shards at both its ends."""
+    size, samples = (
+        sum(float(n.sum()) for n in what)
+        for what in zip(*((s.raw + s.packed, s.samples) for s in of), strict=True)
+    )
+    parts = world.canonical // world.layout_nodes or 1
+    return parts * (_window(loader, world, drawn) * size / max(1.0, samples) + 2 * largest)
 
 
-def _nodes_of(order: Order, parts: Counts) -> list[Counts]:
-    """The nodes that read each part: one, or several where there are fewer parts than nodes, which then share its samples."""
-    if order.canonical >= order.nodes:
-        return [parts % order.nodes]
-    return [parts + more for more in range(0, order.nodes, order.canonical)]
+def _reach(drawn: int, loader: Loader, world: World, epochs: float) -> float:
+    """The share of a node's shards that a run shorter than an epoch comes to: those up to where it ends, and those that were shuffled in."""
+    if epochs >= 1:
+        return 1.0
+    part = max(1.0, drawn / world.canonical)
+    return min(1.0, epochs + _window(loader, world, drawn) / 2 / part)
 
 
-def _units(samples: Counts, drawn: Counts) -> tuple[Counts, Counts]:
-    """The pieces that are shuffled: each whole pass over a shard is one, and what is drawn of another pass."""
-    whole, rest = np.divmod(drawn, np.maximum(samples, 1))
-    passes = whole + (rest > 0)
-    owners = np.repeat(np.arange(len(samples)), passes)
-    units = np.repeat(samples, passes)
-    ends = np.cumsum(passes)
-    partial = rest > 0
-    units[ends[partial] - 1] = rest[partial]
-    return units, owners
+def _window(loader: Loader, world: World, drawn: int) -> float:
+    """Samples of a canonical node among which the next one may lie."""
+    part = drawn / world.canonical
+    if world.algo == "naive":
+        return part
+    if world.algo in ("none", *OLD_SHUFFLES):  # one shard after the other
+        return 0.0
+    return min(part, 1.25 * block_of(loader, world))
 
 
-@lru_cache(maxsize=2)
-def _seeded(count: int, seed: int) -> Counts:
-    """The order in which Streaming puts so many pieces: it shuffles a list, and so does this."""
-    order = list(range(count))
-    np.random.default_rng(seed).shuffle(order)
-    return np.array(order, np.int64)
-
-
-def _anywhere(drawn: Counts, order: Order) -> NDArray[np.bool_]:
-    """`naive` puts each sample anywhere: a shard is read by a node unless none of its samples falls to it."""
-    missed = (1 - 1 / order.nodes) ** drawn
-    rng = np.random.default_rng(order.seed)
-    return rng.random((order.nodes, len(drawn))) >= missed
+def block_of(loader: Loader, world: World) -> int:
+    """shuffle_block_size in effect: what is set, or Streaming's default."""
+    return whole(loader.dataset.get("shuffle_block_size")) or max(
+        4_000_000 // world.canonical, 1 << 18
+    )

@@ -4,84 +4,87 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from mdsmix.mix.plan.facts import Facts
-from mdsmix.mix.plan.figures import (
-    Figure,
-    RunPlan,
-    StepPlan,
-)
-from mdsmix.mix.plan.machines import Machines
-from mdsmix.mix.plan.survey import Survey
-from mdsmix.words import does, plural
+from mdsmix.kinds.survey import Survey
+from mdsmix.mix.epoch import StreamInEpoch
+from mdsmix.mix.plan.figures import EpochPlan, StepPlan
+from mdsmix.mix.streams import Loader
+from mdsmix.mix.weights import batching
+from mdsmix.mix.world import World
+from mdsmix.table import is_known
+from mdsmix.words import plural
 
 
 def notes_of(
-    facts: Sequence[Facts],
+    loader: Loader,
+    streams: Sequence[StreamInEpoch],
+    epoch: EpochPlan,
     step: StepPlan,
-    run: RunPlan,
-    on: Machines,
-    came: Sequence[int],
-    drawn: Sequence[int],
-    epochs: int,
+    world: World,
     others: Iterable[str],
-) -> list[str]:
-    found = [_surveyed(each.name, survey, each) for each in facts if (survey := each.survey)]
-    for each, n in zip(facts, came, strict=True):
-        found += _of_stream(each, n)
-    found += _of_epoch(step, on, sum(came), sum(drawn))
-    if 1 < epochs < run.epochs.known - 1:
-        found.append(
-            f"which shards a node reads was drawn for {plural(epochs, 'epoch')}; later ones add some of streams that are drawn in part"
-        )
+) -> Iterator[str]:
+    """`others`: settings that the config holds otherwise."""
+    surveys = ((stream.survey, of) for stream, of in zip(loader.streams, streams, strict=True))
+    yield from (_surveyed(survey, of) for survey, of in surveys if survey)
+    for stream, of in zip(loader.streams, streams, strict=True):
+        yield from _of_stream(of, has_manifest=stream.trusted_manifest is not None)
+    yield from _of_epoch(loader, streams, epoch, step, world)
     if otherwise := ", ".join(others):
-        found.append(f"set otherwise in the config: {otherwise}")
-    return found
+        yield f"set otherwise in the config: {otherwise}"
 
 
-def _of_stream(facts: Facts, came: int) -> Iterator[str]:
-    """What the loader cuts off of a stream, and what is not known of it. `came`: its samples in an epoch."""
-    if cut := facts.cut_of(came).known:
-        share = cut / max(1.0, cut + facts.tokens_of(came).known)
-        yield f"{facts.name}: the loader cuts off {cut:,.0f} tokens an epoch at max_seq_len, {share:.1%} of all"
-    if facts.tokens.value is None:
-        yield f"{facts.name}: the loader itself tokenizes it, so its tokens are not known"
-    elif facts.trained.value is None:
-        yield f"{facts.name}: what is trained of it is not known: no manifest counts it for this loader's max_seq_len and targets"
-    elif facts.tokens.basis == "estimated" and not facts.survey and facts.cut.value is None:
-        yield f"{facts.name}: no manifest counts its tokens; the first samples of its first shard stand for all"
+def _of_stream(of: StreamInEpoch, has_manifest: bool) -> Iterator[str]:
+    """What the loader cuts off of a stream, and what is not known of it."""
+    if is_known(of.cut) and of.cut:
+        share = of.cut / max(1, of.cut + of.tokens)
+        yield f"{of.stream}: the loader cuts off {of.cut:,.0f} tokens an epoch at max_seq_len, {share:.1%} of all"
+    if not is_known(of.tokens):
+        yield f"{of.stream}: the loader itself tokenizes it, so its tokens are not known"
+    elif not is_known(of.trained):
+        yield (
+            f"{of.stream}: what is trained of it is not known: no manifest counts it for this loader's max_seq_len and targets"
+        )
+    elif not has_manifest and not is_known(of.cut):
+        yield f"{of.stream}: no manifest counts its tokens; the first samples of its first shard stand for all"
 
 
-def _of_epoch(step: StepPlan, on: Machines, came: int, drawn: int) -> Iterator[str]:
-    """What of an epoch is dropped, or waits. `came`: of the samples that the weights draw, those that the batching method delivers."""
-    if on.packing > 1 and step.padding.value == 0 and step.tokens.basis == "estimated":
-        over = step.drawn.known / max(1.0, step.samples.known) * step.epoch_tokens.known
-        if over > step.positions.known:
-            yield (
-                f"packing_ratio {on.packing:g} draws {over:,.0f} tokens for {step.positions.known:,.0f} positions: what does not fit waits "
-                "for later steps, and is dropped at the end of the epoch; take a smaller ratio"
-            )
+def _of_epoch(
+    loader: Loader,
+    streams: Sequence[StreamInEpoch],
+    epoch: EpochPlan,
+    step: StepPlan,
+    world: World,
+) -> Iterator[str]:
+    """What of an epoch is dropped, comes twice, or waits."""
+    drawn, came = (sum(getattr(s, name) for s in streams) for name in ("drawn", "delivered"))
+    wanted = sum(s.tokens for s in streams) * (world.drawn_together / max(1, float(came)))
+    if world.packing > 1 and wanted > step.positions:
+        yield (
+            f"packing_ratio {world.packing:g} draws {wanted:,.0f} tokens for {step.positions:,.0f} positions: what does not fit waits "
+            "for later steps, and is dropped at the end of the epoch; take a smaller ratio"
+        )
     if came < drawn:
-        yield f"the batching method drops {drawn - came:,} of {drawn:,} samples an epoch"
-    if step.dropped.known:
-        yield f"{step.dropped.known:,.0f} samples of an epoch fill no last batch and are dropped (drop_last)"
+        yield f"the batching method drops {drawn - came:,.0f} of {drawn:,.0f} samples an epoch"
+    if epoch.repeated:
+        many = plural(int(epoch.repeated), "sample")
+        yield f"{many} of an epoch {'comes' if epoch.repeated == 1 else 'come'} twice, so that all devices draw equally many"
+    if not epoch.dropped:
+        return
+    dropped = plural(int(epoch.dropped), "sample")
+    if batching(loader) == "device_per_stream":
+        yield f"{dropped} of an epoch fill batches of some devices alone, which then have one batch more than the others"
+    else:
+        yield f"{dropped} of an epoch fill no last batch and are dropped (drop_last)"
 
 
-def _surveyed(name: str, survey: Survey, facts: Facts) -> str:
+def _surveyed(survey: Survey, of: StreamInEpoch) -> str:
     """How far a stream that is not published is known."""
-    seen = f"{survey.records:,} records at {plural(survey.places, 'place')}"
-    told = ", ".join((_with_bar(facts.tokens, "tokens"), _with_bar(facts.samples, "samples")))
-    said = f"{name} is not converted yet: {'every record of it' if survey.is_all else seen} looked at, {told}"
-    if not survey.is_all:
-        sure = "one standard error" if survey.places > 1 else "how far off, one place does not tell"
-        said += f" ({sure})"
-    if survey.packed and not survey.is_all:
-        said += f"; how far {plural(survey.packed, 'compressed file')} {does(range(survey.packed), 'expands', 'expand')} is taken from the beginning"
-    if left := sum(survey.left_out.values()):
+    seen = (
+        "every record of it"
+        if survey.is_all
+        else f"{plural(survey.records, 'record')} at {plural(survey.places, 'place')}"
+    )
+    said = f"{of.stream} is not converted yet: {seen} looked at"
+    if left := survey.left_out.total():
         reasons = ", ".join(f"{n} {reason}" for reason, n in survey.left_out.items())
         said += f"; {left:,} of these records become no sample ({reasons})"
     return said
-
-
-def _with_bar(figure: Figure, word: str) -> str:
-    bar = f" ± {figure.error:,.0f}" if figure.error else ""
-    return f"{figure.known:,.0f}{bar} {word}"

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mdsmix.mix.plan.disk import block_of
-from mdsmix.mix.plan.facts import Facts
 from mdsmix.mix.plan.figures import NodePlan, Setting
-from mdsmix.mix.plan.machines import OLD_SHUFFLES, Machines
+from mdsmix.mix.plan.nodes import block_of, shards_of
 from mdsmix.mix.sections import NUM_WORKERS
 from mdsmix.mix.streams import Loader
+from mdsmix.mix.world import OLD_SHUFFLES, World
 from mdsmix.table import size_of
 from mdsmix.training.keys import BYTE_UNITS, in_units, whole
 from mdsmix.words import does, listed, plural
@@ -27,19 +26,15 @@ ROOM = 0.9
 
 
 def settings_for(
-    facts: Sequence[Facts],
-    node: NodePlan,
-    loader: Loader,
-    machines: Machines,
-    disk: int | None,
+    loader: Loader, node: NodePlan, world: World, disk: int | None
 ) -> tuple[Setting, ...]:
     """`disk`: bytes that a node has for its cache; None where nobody said."""
     return (
-        _canonical(loader, machines),
-        _block(facts, loader, machines),
-        _predownload(loader, machines),
-        _cache_limit(facts, node, loader, disk),
-        _workers(loader, machines),
+        _canonical(loader, world),
+        _block(loader, world),
+        _predownload(loader, world),
+        _cache_limit(loader, node, disk),
+        _workers(loader, world),
     )
 
 
@@ -48,41 +43,41 @@ def _now(loader: Loader, key: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _canonical(loader: Loader, machines: Machines) -> Setting:
-    is_old = machines.algo in OLD_SHUFFLES
-    which = f"64 a node under shuffle_algo {machines.algo}" if is_old else "one a node"
+def _canonical(loader: Loader, world: World) -> Setting:
+    is_old = world.algo in OLD_SHUFFLES
+    which = f"64 a node under shuffle_algo {world.algo}" if is_old else "one a node"
     now = _now(loader, "num_canonical_nodes")
     if now:
-        times, rest = divmod(machines.canonical, machines.nodes)
+        times, rest = divmod(world.canonical, world.nodes)
         kept = f"{times} parts a node" if not rest else "several nodes share a part"
         return Setting(
             key="num_canonical_nodes",
             now=now,
             use=now,
             rests_on="Streaming's rule",
-            why=f"it divides by {plural(machines.nodes, 'node')} ({kept}), and decides the order of samples: keep it through the run",
+            why=f"it divides by {plural(world.nodes, 'node')} ({kept}), and decides the order of samples: keep it through the run",
         )
     return Setting(
         key="num_canonical_nodes",
         now=None,
-        use=str(machines.canonical),
+        use=str(world.canonical),
         rests_on="Streaming's default",
         why=f"the default, {which}; written down, a run that starts again on another number of nodes has the same order of samples",
     )
 
 
-def _block(facts: Sequence[Facts], loader: Loader, machines: Machines) -> Setting:
+def _block(loader: Loader, world: World) -> Setting:
     key, now = "shuffle_block_size", _now(loader, "shuffle_block_size")
-    if machines.algo not in ("py1e", "py1br"):
+    if world.algo not in ("py1e", "py1br"):
         return Setting(
             key=key,
             now=now,
             use=None,
             rests_on="Streaming's rule",
-            why=f"nothing reads it: {'nothing is shuffled' if machines.algo == 'none' else f'{machines.algo} shuffles without blocks'}",
+            why=f"nothing reads it: {'nothing is shuffled' if world.algo == 'none' else f'{world.algo} shuffles without blocks'}",
         )
-    block = block_of(loader, machines)
-    largest = max((int(f.shards.samples.max(initial=0)) for f in facts), default=0)
+    block = block_of(loader, world)
+    largest = max((shard.samples for s in loader.streams for shard in s.shards), default=0)
     if block >= SHARDS_A_BLOCK * largest:
         said = (
             "what is set" if now else "the default, max(4,000,000 / num_canonical_nodes, 262,144)"
@@ -103,57 +98,55 @@ def _block(facts: Sequence[Facts], loader: Loader, machines: Machines) -> Settin
     )
 
 
-def _predownload(loader: Loader, machines: Machines) -> Setting:
-    now, most = _now(loader, "predownload"), BATCHES_AHEAD * machines.drawn
+def _predownload(loader: Loader, world: World) -> Setting:
+    now, most = _now(loader, "predownload"), BATCHES_AHEAD * world.drawn
     given = whole(loader.dataset.get("predownload"))
-    if given is not None and given >= machines.drawn:
+    if given is not None and given >= world.drawn:
         return Setting(
             key="predownload",
             now=now,
             use=now,
             rests_on="Streaming's rule",
-            why=f"at least the {plural(machines.drawn, 'sample')} that a device draws at a time: each worker fetches so far ahead",
+            why=f"at least the {plural(world.drawn, 'sample')} that a device draws at a time: each worker fetches so far ahead",
         )
-    why = f"{BATCHES_AHEAD} batches of {plural(machines.drawn, 'sample')}, the default: each worker fetches the shards of so many samples ahead"
+    why = f"{BATCHES_AHEAD} batches of {plural(world.drawn, 'sample')}, the default: each worker fetches the shards of so many samples ahead"
     if given is not None:
-        why = f"{given:,} is less than the {plural(machines.drawn, 'sample')} that a device draws at a time, so batches wait for shards; {why}"
+        why = f"{given:,} is less than the {plural(world.drawn, 'sample')} that a device draws at a time, so batches wait for shards; {why}"
     return Setting(
         key="predownload", now=now, use=str(most), rests_on="Streaming's default", why=why
     )
 
 
-def _cache_limit(
-    facts: Sequence[Facts], node: NodePlan, loader: Loader, disk: int | None
-) -> Setting:
-    use, why = _limit(facts, node, disk)
+def _cache_limit(loader: Loader, node: NodePlan, disk: int | None) -> Setting:
+    use, why = _limit(loader, node, disk)
     now = _now(loader, "cache_limit")
-    if now and use is None and node.remote_streams == len(facts):
+    if now and use is None and node.remote_streams == len(loader.streams):
         given = in_units(now, BYTE_UNITS) or 0
-        least = _least(facts, node)
+        least = _least(loader, node)
         if given >= least:
             use, why = (
                 now,
-                f"it holds what is shuffled at a time, {size_of(least)}; a node reads {size_of(node.kept_bytes.known)} in the run",
+                f"it holds what is shuffled at a time, {size_of(least)}; a node reads {size_of(node.kept_bytes)} in the run",
             )
         else:
             why = f"{now} is less than {size_of(least)}, below which shards are fetched again within an epoch; {why}"
     return Setting(key="cache_limit", now=now, use=use, rests_on="Streaming's rule", why=why)
 
 
-def _least(facts: Sequence[Facts], node: NodePlan) -> float:
+def _least(loader: Loader, node: NodePlan) -> float:
     """Below it Streaming refuses the limit, or fetches the same shards again and again."""
-    indexes = sum(f.index_bytes for f in facts)
-    return max(4 * node.largest_shard.known + indexes, node.working_set.known)
+    indexes = sum(len(stream.index.content) for stream in loader.streams)
+    return max(4 * node.largest_shard + indexes, node.working_set)
 
 
-def _limit(facts: Sequence[Facts], node: NodePlan, disk: int | None) -> tuple[str | None, str]:
-    local = [f.name for f in facts if not f.shards.is_remote]
+def _limit(loader: Loader, node: NodePlan, disk: int | None) -> tuple[str | None, str]:
+    local = [s.name for s in loader.streams if not shards_of(s, loader).is_remote]
     if local:
         return (
             None,
             f"{listed(local)} {does(local, 'lies', 'lie')} on the nodes' own disks alone, and under a limit Streaming would delete the only copy",
         )
-    keeps, least = node.kept_bytes.known + node.largest_shard.known, _least(facts, node)
+    keeps, least = node.kept_bytes + node.largest_shard, _least(loader, node)
     wants = f"a node keeps {size_of(keeps)}, one shard unpacked beside it"
     if disk is None:
         return (
@@ -175,15 +168,15 @@ def _limit(facts: Sequence[Facts], node: NodePlan, disk: int | None) -> tuple[st
     )
 
 
-def _workers(loader: Loader, machines: Machines) -> Setting:
+def _workers(loader: Loader, world: World) -> Setting:
     given = loader.section.get("num_workers")
-    per = "a device" if machines.gpus > 1 else "the device"
+    per = "a device" if world.gpus > 1 else "the device"
     return Setting(
         key="num_workers",
         now=None if given is None else str(given),
         use=str(given) if given else str(NUM_WORKERS),
         rests_on="rule of thumb",
-        why=f"for {per}, {(whole(given) or NUM_WORKERS) * machines.gpus} processes a node, no more than it has processors; nothing was "
+        why=f"for {per}, {(whole(given) or NUM_WORKERS) * world.gpus} processes a node, no more than it has processors; nothing was "
         "measured here: `mdsmix bench` measures",
     )
 

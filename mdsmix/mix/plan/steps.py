@@ -1,106 +1,147 @@
-"""A step and an epoch: what is drawn, how rows are padded, how many steps there are."""
+"""A step and an epoch of steps: what is drawn, how rows are padded, how many steps there are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from mdsmix.errors import RecipeError
+from mdsmix.mix.counts import lengths_of
 from mdsmix.mix.delivered import METHODS, per_device
-from mdsmix.mix.plan.facts import Facts
-from mdsmix.mix.plan.figures import UNKNOWN, Figure, StepPlan, total
-from mdsmix.mix.plan.machines import Machines
-from mdsmix.mix.plan.padding import Lengths, mean_longest
+from mdsmix.mix.epoch import StreamInEpoch
+from mdsmix.mix.first_samples import row_length
+from mdsmix.mix.plan.figures import EpochPlan, StepPlan
+from mdsmix.mix.row_lengths import mean_longest
 from mdsmix.mix.streams import Loader
 from mdsmix.mix.weights import batching
+from mdsmix.mix.world import World
+from mdsmix.table import UNKNOWN, Estimate, about, is_known
+from mdsmix.training.keys import is_number
+from mdsmix.words import plural
+
+AUTO_FILL = 0.9
+"""What `packing_ratio: auto` is taken to fill of a row: it stops at the last ratio that leaves no row over, and first fit fills 88 % of
+the rows of the demo's documents so (docs/one-loader.md)."""
 
 
-def step_plan(
-    facts: Sequence[Facts], came: Sequence[int], loader: Loader, machines: Machines
-) -> StepPlan:
-    """`came`: samples of each stream that an epoch delivers."""
-    samples = sum(came)
-    is_surveyed = any(each.survey for each in facts)
-    tokens = total(f.tokens_of(n) for f, n in zip(facts, came, strict=True))
-    trained = total(f.trained_of(n) for f, n in zip(facts, came, strict=True))
-    drawn = machines.drawn * machines.devices.nodes * machines.ranks
-    steps = _steps(samples, loader, machines)
-    width, how = _width(facts, came, loader, machines)
-    positions = width.times(machines.batch)
-    # A step is a draw of the epoch, so what is counted of the epoch is a mean of its steps.
-    of_step = drawn / max(1, samples)
-    step_tokens, step_trained = tokens.times(of_step), trained.times(of_step)
-    if machines.packing > 1 and step_tokens.known > positions.known:
-        filled = positions.known / step_tokens.known
-        step_tokens, step_trained = (
-            each.times(filled, "estimated") for each in (step_tokens, step_trained)
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Samples that are drawn for each row."""
+
+    ratio: float
+    is_guessed: bool = False
+
+
+def packing_of(loader: Loader, mean: float) -> Packing:
+    """`mean`: tokens of a mean sample, for `packing_ratio: auto`."""
+    given, limit = loader.dataset.get("packing_ratio") or 1, loader.max_seq_len or 1
+    if given == "auto":
+        best = AUTO_FILL * limit / mean if is_known(mean) and mean else 1.0
+        return Packing(max(1.0, round(best, 1)), True) if limit > 100 else Packing(1.0)
+    if not is_number(given) or given < 1:
+        raise RecipeError(
+            f"packing_ratio is {given!r}; it must be auto, or a number of at least 1."
         )
-    return StepPlan(
-        global_batch=machines.batch,
-        device_batch=machines.device_batch,
-        drawn=Figure(drawn, "estimated" if machines.is_packing_guessed else "exact"),
-        positions=positions,
-        tokens=step_tokens,
-        is_even=not any(sum(f.deviations) for f in facts)
-        and len({f.lengths.longest for f in facts if f.lengths}) == 1,
-        trained=step_trained,
-        padding=padding_of(step_tokens, positions),
-        how_padded=how,
-        steps=Figure(steps, "estimated" if is_surveyed or machines.is_packing_guessed else "exact"),
-        samples=Figure(samples, "estimated" if is_surveyed else "exact"),
-        epoch_tokens=tokens,
-        epoch_trained=trained,
-        dropped=Figure(max(0, samples - steps * drawn), "estimated" if is_surveyed else "exact"),
+    return Packing(float(given))
+
+
+def is_even(loader: Loader) -> bool:
+    """Whether all rows have one length: then any of them hold what a mean one holds."""
+    lengths = {row_length(stream) for stream in loader.streams}
+    return len(lengths) == 1 and lengths != {None}
+
+
+def epoch_plan(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -> EpochPlan:
+    """What of the delivered samples is in steps of all devices."""
+    method, together = batching(loader), world.drawn_together
+    samples = int(sum(s.delivered for s in streams))
+    # Under `random` each device gets equally many, and Streaming repeats samples until they do.
+    drawn = samples if method in METHODS else per_device(samples, world) * world.ranks
+    is_cut = method in METHODS or bool(loader.section.get("drop_last"))
+    steps = drawn // together if is_cut else -(-drawn // together)
+    taken = steps * together if is_cut else drawn
+    is_exact = (
+        method != "device_per_stream" or taken == drawn  # else some devices have a batch more
+    ) and not isinstance(sum(s.samples for s in streams), Estimate)
+    part = about(taken / max(1, samples), taken == samples or is_even(loader))
+    return EpochPlan(
+        steps=about(steps, is_exact),
+        samples=about(taken, is_exact),
+        tokens=sum(s.tokens for s in streams) * part,
+        trained=sum(s.trained for s in streams) * part,
+        dropped=about(max(0, drawn - taken), is_exact),
+        repeated=about(drawn - samples, is_exact),
     )
 
 
-def padding_of(tokens: Figure, positions: Figure) -> Figure:
+def step_plan(
+    epoch: EpochPlan,
+    streams: Sequence[StreamInEpoch],
+    loader: Loader,
+    world: World,
+    is_guessed: bool,
+) -> StepPlan:
+    """A mean step of the epoch. `is_guessed`: how many samples fill a row is found when training begins."""
+    width, how = _width(streams, loader, world, is_guessed)
+    positions = width * world.batch
+    # A last step that is not full counts as what it holds.
+    full = float(epoch.samples) / max(1, float(epoch.steps) * world.drawn_together)
+    tokens, trained = (n / max(1, float(epoch.steps)) for n in (epoch.tokens, epoch.trained))
+    if world.packing > 1 and tokens > positions:
+        tokens, trained = Estimate(positions), trained * (positions / float(tokens))
+    return StepPlan(
+        global_batch=world.batch,
+        device_batch=world.rows,
+        drawn=about(world.drawn_together, not is_guessed),
+        positions=positions,
+        tokens=tokens,
+        trained=trained,
+        padding=padding_of(tokens, positions * full),
+        how_padded=how,
+    )
+
+
+def padding_of(tokens: float, positions: float) -> float:
     """The share of the positions that hold no token."""
-    if tokens.value is None or not positions.value:
+    if not is_known(tokens) or not positions:
         return UNKNOWN
-    share = tokens.times(1 / positions.value, positions.basis)
-    return Figure(max(0.0, 1 - share.known), share.basis, share.error)
-
-
-def _steps(samples: int, loader: Loader, machines: Machines) -> int:
-    if batching(loader) in METHODS:
-        return samples // machines.devices.global_batch
-    own = per_device(samples, machines.devices)
-    drops = bool(loader.section.get("drop_last"))
-    return own // machines.drawn if drops else -(-own // machines.drawn)
+    return 1 - tokens / positions if tokens < positions else tokens * 0
 
 
 def _width(
-    facts: Sequence[Facts], came: Sequence[int], loader: Loader, machines: Machines
-) -> tuple[Figure, str]:
+    streams: Sequence[StreamInEpoch], loader: Loader, world: World, is_guessed: bool
+) -> tuple[float, str]:
     """The mean padded length of a row, and in words how the loader pads."""
     limit, dataset = loader.max_seq_len or 0, loader.dataset
-    known = [(f.lengths, n) for f, n in zip(facts, came, strict=True) if n and f.lengths]
-    if dataset.get("packing_ratio") and machines.packing > 1:
-        said = (
-            " (auto: guessed here, found when training begins)"
-            if machines.is_packing_guessed
-            else ""
-        )
-        return Figure(
-            limit
-        ), f"packed: {machines.packing:g} samples a row of {limit:,} tokens{said}"
+    if dataset.get("packing_ratio") and world.packing > 1:
+        said = " (auto: guessed here, found when training begins)" if is_guessed else ""
+        return limit, f"packed: {world.packing:g} samples a row of {limit:,} tokens{said}"
     if dataset.get("decoder_only_format") is False and not loader.is_text:
-        return Figure(2 * limit), f"context and target padded to {limit:,} tokens each"
-    if any(f.lengths is None for f in facts) or not known:
-        return Figure(limit), f"rows padded to max_seq_len, {limit:,} tokens"
+        return 2 * limit, f"context and target padded to {plural(limit, 'token')} each"
     multiple = 8 if dataset.get("allow_pad_trimming") else 1
     if loader.is_text:
-        return _longest(
-            known, machines, 1
-        ), "name: text pads to the longest row of a device's batch"
-    if dataset.get("pad_to_longest") or multiple > 1:
-        key = "allow_pad_trimming" if multiple > 1 else "pad_to_longest"
-        return _longest(known, machines, multiple), f"{key}: to the longest row of a device's batch"
-    return Figure(limit), f"every row padded to max_seq_len, {limit:,} tokens"
+        how = "name: text pads"
+    elif dataset.get("pad_to_longest") or multiple > 1:
+        how = f"{'allow_pad_trimming' if multiple > 1 else 'pad_to_longest'}:"
+    else:
+        return limit, f"every row padded to max_seq_len, {plural(limit, 'token')}"
+    longest = _longest(streams, loader, world.rows, multiple)
+    if longest is None:
+        return limit, f"rows padded to max_seq_len, {plural(limit, 'token')}"
+    return longest, f"{how} to the longest row of a device's batch"
 
 
-def _longest(known: Sequence[tuple[Lengths, int]], machines: Machines, multiple: int) -> Figure:
-    tops = {lengths.longest for lengths, _ in known}
-    if len(tops) == 1 and all(lengths.is_one for lengths, _ in known):
-        return Figure(-(-tops.pop() // multiple) * multiple)
-    streams = [(lengths, float(n)) for lengths, n in known]
-    return Figure(mean_longest(streams, machines.device_batch, multiple), "estimated")
+def _longest(
+    streams: Sequence[StreamInEpoch], loader: Loader, rows: int, multiple: int
+) -> float | None:
+    """Tokens of the longest of so many rows; None where the loader itself tokenizes a stream."""
+    found = [
+        (lengths_of(stream, loader), float(of.delivered))
+        for stream, of in zip(loader.streams, streams, strict=True)
+        if of.delivered
+    ]
+    known = [(lengths, n) for lengths, n in found if lengths is not None]
+    if len(known) < len(found):
+        return None
+    mean = mean_longest(known, rows, multiple)
+    return about(mean, len({bins[:2] for lengths, _ in known for bins in lengths.bins}) == 1)

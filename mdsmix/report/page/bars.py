@@ -8,14 +8,21 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from mdsmix.mix.plan.figures import Figure, Plan, StepPlan, StreamPlan
+from mdsmix.mix.epoch import share_of
+from mdsmix.mix.plan.figures import Plan, StepPlan, StreamPlan
 from mdsmix.mix.streams import Mix
 from mdsmix.report.page import svg
 from mdsmix.report.page.gather import Gathered
-from mdsmix.table import Column
+from mdsmix.table import Column, Estimate, is_known
 from mdsmix.table import shown as told
 
 PASSES = Column("", "times")
+MEASURES = (
+    ("delivered", "samples", "samples"),
+    ("tokens", "tokens", "tokens"),
+    ("trained", "trained tokens", "loss_tokens"),
+)
+"Fields of a stream in an epoch, in words, and as shares count them."
 
 
 class Measure(NamedTuple):
@@ -57,12 +64,12 @@ class MixRow:
     parts: Sequence[Bar]
 
 
-def figure(found: Figure, form: str, name: str = "") -> Markup:
-    """A figure of the plan as `plan` spells it; for programs with its value and what it rests on."""
-    text = told(Column("", form), found.shown)
-    value = "" if found.value is None else f"{found.value!r}"
+def figure(found: float, form: str, name: str = "") -> Markup:
+    """A figure of the plan as `plan` spells it; for programs with its value."""
+    text, is_exact = told(Column("", form), found), not isinstance(found, Estimate)
+    value = f"{float(found)!r}" if is_known(found) else ""
     return Markup('<data value="{}" data-figure="{}" title="{}">{}</data>').format(
-        value, name, found.basis, text
+        value, name, "exact" if is_exact else "estimated", text
     )
 
 
@@ -97,34 +104,29 @@ def _ribbon(
 
 def _measured(page: Gathered) -> list[StreamBars]:
     """By the plan."""
-    if page.plan is None:
-        return []
-    return [_planned(n, each, page.plan.step) for n, each in enumerate(page.plan.streams)]
+    streams = page.plan.streams if page.plan else ()
+    sums = {key: sum(getattr(each, key) for each in streams) for key, _, _ in MEASURES}
+    return [
+        StreamBars(
+            each.stream,
+            _said(each),
+            [
+                Measure(
+                    unit,
+                    what,
+                    figure(getattr(each, key), "count", f"streams.{number}.{key}"),
+                    share_of(getattr(each, key), sums[key]),
+                )
+                for key, what, unit in MEASURES
+            ],
+        )
+        for number, each in enumerate(streams)
+    ]
 
 
-def _planned(number: int, stream: StreamPlan, step: StepPlan) -> StreamBars:
-    passes = f"{told(PASSES, stream.passes.shown)} passes"
-    said = passes if stream.state == "published" else f"not converted yet, {passes}"
-    measures = (
-        ("samples", "samples", "epoch_samples", step.samples),
-        ("tokens", "tokens", "epoch_tokens", step.epoch_tokens),
-        ("loss_tokens", "trained tokens", "epoch_trained", step.epoch_trained),
-    )
-    of = [(key, what, name, getattr(stream, name), whole) for key, what, name, whole in measures]
-    return StreamBars(
-        stream.stream,
-        said,
-        [
-            Measure(
-                key, what, figure(found, "count", f"streams.{number}.{name}"), _part(found, whole)
-            )
-            for key, what, name, found, whole in of
-        ],
-    )
-
-
-def _part(found: Figure, of: Figure) -> float | None:
-    return found.value / of.value if found.value is not None and of.value else None
+def _said(stream: StreamPlan) -> str:
+    passes = f"{told(PASSES, stream.passes)} passes"
+    return passes if stream.state == "published" else f"not converted yet, {passes}"
 
 
 def _asked(mix: Mix | None, stream: str) -> dict[str, float]:
@@ -150,13 +152,13 @@ def positions_of(plan: Plan | None) -> dict[str, Any] | None:
 
 def _row(step: StepPlan) -> Iterator[tuple[str, str, float]]:
     """(words, class, share of the positions)."""
-    positions, trained = step.positions.known, step.trained.value
+    positions = step.positions
     if not positions:
         return
-    tokens = min(step.tokens.known, positions)
-    if trained is None:
+    tokens = min(step.tokens, positions) if is_known(step.tokens) else 0.0
+    if not is_known(step.trained):
         yield "tokens", "read", tokens / positions
     else:
-        yield "trained tokens", "trained", trained / positions
-        yield "other tokens", "read", max(0.0, tokens - trained) / positions
+        yield "trained tokens", "trained", step.trained / positions
+        yield "other tokens", "read", max(0.0, tokens - step.trained) / positions
     yield "padding", "padding", 1 - tokens / positions

@@ -23,9 +23,9 @@ from mdsmix.mix.check import findings, in_order, is_refused, looked, verdict
 from mdsmix.mix.findings import Finding
 from mdsmix.mix.plan.figures import Plan
 from mdsmix.mix.plan.make import Asked as AskedOfPlan
-from mdsmix.mix.plan.make import Seen, make_plan, problems, see
+from mdsmix.mix.plan.make import make_plan, problems, resolve_for_plan
+from mdsmix.mix.resolve import resolve
 from mdsmix.mix.streams import Mix
-from mdsmix.mix.view import view
 from mdsmix.report.bad_records import BadRecords, find_bad_records
 from mdsmix.report.inspection import Inspection, inspect
 from mdsmix.report.targets import Target, targets_of
@@ -45,8 +45,6 @@ EXAMPLES = 3
 "Bad records shown of each reason."
 MOST_BAD = 200_000
 "Records of a quarantine that are read for them: some seconds."
-LOOKED_AT = 1000
-"Records of a stream that is not converted, as `mdsmix plan` looks at them."
 READ = 64 << 20
 "Bytes of shards that a preview reads."
 STEPS, WINDOWS = 3, 12
@@ -123,7 +121,7 @@ def gather(targets: Sequence[str], asked: PageOptions, say: Callable[[str], None
     where there is nothing to show."""
     page = Gathered(targets=targets, asked=asked, origin=", ".join(targets))
     places = targets_of(targets)
-    page.mix = _try(page, "findings", lambda: view(targets, may_estimate=True))
+    page.mix = _try(page, "findings", lambda: resolve(targets, may_estimate=True))
     if page.mix:
         page.origin = page.mix.recipe or page.mix.yaml.origin
         places = [
@@ -217,7 +215,7 @@ def _check(page: Gathered) -> None:
 def _plan(page: Gathered) -> None:
     """By the same steps as `mdsmix plan`. What the check says too is no failure; RecipeError of what was given for the plan alone."""
     try:
-        seen = _seen(page)
+        mix = replace(page.mix, evals=()) if page.mix else resolve_for_plan(page.targets)
     except (RecipeError, MixRefused, Unreachable, Damaged) as error:
         page.notes["plan"] = str(
             error
@@ -225,15 +223,13 @@ def _plan(page: Gathered) -> None:
         return
     asked = page.asked
     try:
-        _machines(page, seen.mix.yaml.batch_size)
-        if errors := problems(seen):
+        _machines(page, mix.yaml.batch_size)
+        if errors := problems(mix):
             page.notes["plan"] = (
                 f"the mix has {plural(len(errors), 'error')}, so no run comes of it and nothing was planned"
             )
             return
-        page.plan = make_plan(
-            seen, AskedOfPlan(nodes=asked.nodes, gpus=page.gpus, batch=page.batch)
-        )
+        page.plan = make_plan(mix, AskedOfPlan(nodes=asked.nodes, gpus=page.gpus, batch=page.batch))
     except (RecipeError, MixRefused, Unreachable, Damaged) as error:
         is_asked = asked.nodes != 1 or asked.gpus is not None or asked.batch is not None
         if is_asked and isinstance(error, RecipeError):
@@ -249,12 +245,6 @@ def _machines(page: Gathered, found: int | None) -> None:
     page.batch = ROWS * asked.nodes * (asked.gpus or GPUS[0]) if given is None else given
     fitting = (n for n in GPUS if page.batch % (asked.nodes * n) == 0)
     page.gpus = next(fitting, 1) if asked.gpus is None else asked.gpus
-
-
-def _seen(page: Gathered) -> Seen:
-    if page.mix:
-        return Seen(mix=replace(page.mix, evals=()), surveys={})
-    return see(page.targets, LOOKED_AT)
 
 
 def _preview(page: Gathered, say: Callable[[str], None]) -> None:

@@ -11,7 +11,7 @@ from llmfoundry.data.dataloader import build_dataloader
 from llmfoundry.utils.builders import build_tokenizer
 from omegaconf import OmegaConf
 
-from mdsmix.mix.view import view
+from mdsmix.mix.resolve import resolve
 from mdsmix.preview.asked import Asked, Cluster
 from mdsmix.preview.figures import Step
 from mdsmix.preview.run import preview
@@ -29,7 +29,7 @@ def compare(path: str, steps: int) -> dict[str, Any]:
     gc.collect()
     workers = tree["train_loader"]["num_workers"]
     cluster = Cluster(nodes=1, gpus=1, workers=workers, batch=BATCH)
-    found = preview(view([path]), Asked(cluster=cluster, steps=steps, samples=BATCH)).steps
+    found = preview(resolve([path]), Asked(cluster=cluster, steps=steps, samples=BATCH)).steps
     ours = [_said(step) for step in found]
     return {"version": streaming.__version__, "theirs": theirs, "ours": ours}
 

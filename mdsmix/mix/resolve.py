@@ -6,13 +6,15 @@ a check asks. A stream is read where it was published, at its remote, or in its 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.errors import MdsmixError, NotPublished, RecipeError, Unreachable
 from mdsmix.kinds import kind_of, open_recipe
+from mdsmix.kinds.survey import Survey
 from mdsmix.mix import sections
 from mdsmix.mix.node_tokenizer import home_of
 from mdsmix.mix.shares import apportion
@@ -41,76 +43,105 @@ if TYPE_CHECKING:
 KEEP = "; `render-yaml --into FILE --keep-evals` keeps evaluations that are not the recipe's unseen"
 
 
-def view(targets: Sequence[str], may_estimate: bool = False) -> Mix:
+Surveyor = Callable[[Recipe, StreamSpec], tuple[Published, Survey]]
+"Tells of a stream that is not published how it would be, from a survey of its source."
+
+
+def resolve(
+    targets: Sequence[str],
+    may_estimate: bool = False,
+    has_evals: bool = True,
+    survey: Surveyor | None = None,
+) -> Mix:
     """Tells by content what was asked about: a recipe (with overrides), a training YAML, or streams.
 
     Args:
         may_estimate: a recipe's shares may be worked out from first samples where nobody counted.
+        has_evals: evaluations are looked at too.
+        survey: looks at the sources of a recipe's streams that are not published; without it these are refused.
     """
     named, overrides = parted(targets)
     if len(named) == 1 and os.path.isfile(named[0]) and os.path.basename(named[0]) != BASENAME:
         if is_recipe(named[0]):
-            return view_recipe(open_recipe(named[0], overrides), named[0], may_estimate)
+            recipe = open_recipe(named[0], overrides)
+            recipe = recipe if has_evals else training(recipe, named[0])
+            return mix_of_recipe(recipe, named[0], may_estimate, survey)
         if not overrides:
-            return view_yaml(named[0])
+            return mix_of_yaml(named[0], evals=None if has_evals else ())
     if overrides:
         raise RecipeError(f"`{overrides[0]}` overrides a recipe, and none was named before it.")
-    return view_streams(named)
+    return mix_of_streams(named)
+
+
+def training(recipe: Recipe, path: str | os.PathLike[str]) -> Recipe:
+    """The recipe with the streams that it trains on; those that it evaluates on need not even be published."""
+    train = {name: spec for name, spec in recipe.streams.items() if sections.is_train(spec)}
+    if not train:
+        raise RecipeError(
+            f"{path} has no stream of `split: train`, so there is nothing to train on."
+        )
+    # With its evaluations the loader that they alone need would go.
+    loader = {**recipe.train_loader, "name": recipe.loader}
+    return dataclasses.replace(recipe, streams=train, train_loader=loader)
 
 
 def is_recipe(path: str) -> bool:
-    """Whether the file is a recipe; what cannot be read is none, and view_yaml says where it breaks."""
+    """Whether the file is a recipe; what cannot be read is none, and mix_of_yaml says where it breaks."""
     try:
         return is_recipe_tree(unresolved(read_text(path), path))
     except RecipeError:
         return False
 
 
-def view_recipe(
+def mix_of_recipe(
     recipe: Recipe,
     path: str | os.PathLike[str],
     may_estimate: bool = False,
-    known: Mapping[str, Published] | None = None,
+    survey: Surveyor | None = None,
 ) -> Mix:
-    """The mix that a recipe renders; MixRefused where its shares cannot be drawn from what the streams hold.
-
-    `known`: by their names, streams that are not published yet, as they would be.
-    """
-    specs, known = recipe.streams.values(), known or {}
-    opened = together(lambda spec: _of_recipe(recipe, spec, known.get(spec.name)), specs)
-    streams = {stream.name: stream for stream in opened if stream}
-    if absent := [spec for spec in specs if spec.name not in streams]:
+    """The mix that a recipe renders; MixRefused where its shares cannot be drawn from what the streams hold."""
+    specs = recipe.streams.values()
+    published = dict(
+        zip(recipe.streams, together(lambda s: _published(recipe, s), specs), strict=True)
+    )
+    absent = [spec for spec in specs if published[spec.name] is None]
+    if absent and not survey:
         raise unpublished(recipe, absent)
-    found = None
-    if recipe.is_by_share:
-        found = apportion(recipe, _measured(recipe, path, streams), may_estimate)
-        streams |= {p.stream: _choosing(streams[p.stream], p.choose) for p in found.parts}
-    mix = mix_of(_tree(recipe, streams), str(path), streams, recipe=recipe)
-    return dataclasses.replace(mix, shares=found)
+    # One after the other: templates are rendered under an alarm, which only this thread gets.
+    known = {spec.name: survey(recipe, spec) for spec in absent if survey}
+    streams = {
+        spec.name: _of_recipe(recipe, spec, *known.get(spec.name, (published[spec.name], None)))
+        for spec in specs
+    }
+    tree = sections.sections(recipe, {name: s.settings for name, s in streams.items()})
+    mix = mix_of(tree, str(path), streams, recipe=recipe)
+    return _by_share(mix, recipe, may_estimate) if recipe.is_by_share else mix
 
 
-def _tree(recipe: Recipe, streams: Mapping[str, Stream]) -> dict[str, Any]:
-    return sections.sections(recipe, {n: s.settings for n, s in streams.items()})
+def _by_share(mix: Mix, recipe: Recipe, may_estimate: bool) -> Mix:
+    """The mix with a `choose` of each stream, in its YAML as well."""
+    found = apportion(recipe, mix.train, may_estimate)
+    chosen = {part.stream: {"choose": part.choose} for part in found.parts}
+    config = copy.deepcopy(dict(mix.yaml.config))
+    for name, settings in config["train_loader"]["dataset"]["streams"].items():
+        settings |= chosen[name]
+    streams = tuple(
+        dataclasses.replace(s, settings={**s.settings, **chosen[s.name]}) for s in mix.train.streams
+    )
+    return dataclasses.replace(
+        mix,
+        yaml=dataclasses.replace(mix.yaml, config=config),
+        train=dataclasses.replace(mix.train, section=config["train_loader"], streams=streams),
+        shares=found,
+    )
 
 
-def _measured(
-    recipe: Recipe, path: str | os.PathLike[str], streams: Mapping[str, Stream]
-) -> Loader:
-    """The train_loader before anything says how often its streams are drawn."""
-    yaml = parse(_tree(recipe, streams), str(path))
-    return _loader(yaml, yaml.train, streams)
-
-
-def _choosing(stream: Stream, samples: int) -> Stream:
-    return dataclasses.replace(stream, settings={**stream.settings, "choose": samples})
-
-
-def view_yaml(path: str | os.PathLike[str]) -> Mix:
+def mix_of_yaml(path: str | os.PathLike[str], evals: Collection[str] | None = None) -> Mix:
     """The mix that a training YAML of LLM-Foundry describes; relative paths are the current folder's, as for Foundry."""
-    return mix_of(read_text(path), str(path))
+    return mix_of(read_text(path), str(path), evals=evals)
 
 
-def view_streams(urls: Sequence[str]) -> Mix:
+def mix_of_streams(urls: Sequence[str]) -> Mix:
     """The mix of streams at these places, unweighted, under `text` where all hold plain tokens or text, `mdsmix` where one is packed,
     else `finetuning`."""
     streams: dict[str, Stream] = {}
@@ -218,19 +249,27 @@ def place_of(recipe: Recipe, spec: StreamSpec) -> str:
     return at if is_flat else f"{at}/{spec.split}"
 
 
-def _of_recipe(recipe: Recipe, spec: StreamSpec, known: Published | None) -> Stream | None:
+def _published(recipe: Recipe, spec: StreamSpec) -> Published | None:
     """A stream of the recipe, where `place_of` says; None where it is to be converted first. The read that looks whether it is there
     opens it too."""
     place = locate(recipe.published(spec))
-    found = known or read_published(place / spec.split)
-    if found is None and spec.source:
-        return None
-    found = found or read_published(place)
-    if found is None:
+    found = read_published(place / spec.split)
+    if found or spec.source:
+        return found
+    if (flat := read_published(place)) is None:
         raise nothing_published(place / spec.split)
+    return flat
+
+
+def _of_recipe(
+    recipe: Recipe, spec: StreamSpec, found: Published | None, survey: Survey | None
+) -> Stream:
+    assert found is not None, "streams that are not published are surveyed or refused"
+    place = locate(recipe.published(spec))
     root, split = (place, "") if found.folder == place else (found.folder.parent, found.folder.name)
     settings = sections.stream_section(recipe, spec, str(root), split, found.index)
-    return _stream(spec.name, found, settings, is_sourced=spec.source is not None)
+    stream = _stream(spec.name, found, settings, is_sourced=spec.source is not None)
+    return dataclasses.replace(stream, survey=survey)
 
 
 def _in(folder: Location) -> Published:

@@ -1,0 +1,148 @@
+"""About what a source that is not converted holds: the beginnings of a few of its splits, made into samples as a conversion would.
+
+A plan takes from it what a stream will hold, and a conversion which part of a source its share of a budget is. Documents differ in
+length by orders of magnitude, but hardly in tokens per byte, so what is seen counts per byte. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdsmix import sources
+from mdsmix.encode.backends import Backend, Unequal
+from mdsmix.encode.base import Encoded
+from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.kinds.reading import Reading, open_reading
+from mdsmix.shards.manifest import Encoding
+from mdsmix.storage import Location
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The beginning of one split."""
+
+    encoded: Encoded
+    weight: float
+    "What its records are of what `size_of` says of all files."
+    left_out: Counter[str]
+    "Reason -> records that became no sample."
+
+    @property
+    def grown(self) -> NDArray[np.int64]:
+        """int64 [n]: how many tokens more than are stored the images of each sample become."""
+        found = [sum(max(0, image.tokens - 1) for image in of) for of in self.encoded.images]
+        return np.array(found or [0] * len(self.encoded.lengths), np.int64)
+
+    @property
+    def tokens(self) -> int:
+        """Without those that the loader cuts off."""
+        cut = 0 if self.encoded.cut is None else int(self.encoded.cut.sum())
+        return self.encoded.tokens - cut + int(self.grown.sum())
+
+    @property
+    def by_record(self) -> NDArray[Any]:
+        """Tokens of each record that becomes samples, cut off or not."""
+        lengths, rows = np.asarray(self.encoded.lengths) + self.grown, self.encoded.rows_of
+        if rows is None:
+            return lengths
+        return np.bincount(np.repeat(np.arange(len(rows)), rows), lengths, len(rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """How far a source was looked at."""
+
+    records: int
+    places: int
+    is_all: bool
+    "Every record was read."
+    left_out: Counter[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Tokens by bytes, which hold however many other splits there are."""
+
+    each: float
+    "Tokens of a byte, as `size_of` counts bytes."
+    error: float
+    "The relative standard error of that, by how far the splits differ; 0 where there is one."
+    mean: float
+    "Tokens of a record."
+    spread: float
+    "The standard deviation of the tokens of a record, as a part of their mean."
+    places: int
+    "Splits that were read from."
+
+
+def look(
+    units: Sequence[sources.Unit],
+    encoding: Encoding,
+    tokenizer: Tokenizer,
+    backend: str,
+    open_backend: Callable[[str], Backend],
+    root: Location | None,
+    reads_images: bool,
+    size: int | None = None,
+) -> list[Look]:
+    """`backend`: by its name; where it turns out to differ from the reference, that does it again. `root`: where the paths of images
+    begin; `size`: bytes of each split."""
+    reading = open_reading(
+        encoding, tokenizer, open_backend(backend), root=root if reads_images else None
+    )
+    try:
+        return [
+            _look(reading, beginning, reads_images and not root)
+            for beginning in sources.read_beginnings(units, size)
+        ]
+    except Unequal:
+        return look(units, encoding, tokenizer, "reference", open_backend, root, reads_images, size)
+
+
+def _look(reading: Reading, beginning: sources.Beginning, are_beside: bool) -> Look:
+    folders = [beginning.folder] * len(beginning.records) if are_beside else []
+    encoded = reading.encode(beginning.records, folders=folders)
+    left_out = Counter(each.reason for each in encoded.rejected) + beginning.bad
+    return Look(encoded=encoded, weight=beginning.weight, left_out=left_out)
+
+
+def survey_of(looks: Sequence[Look], size: int) -> Survey:
+    """`size`: of all files, as `size_of` says it."""
+    left_out = sum((each.left_out for each in looks), Counter[str]())
+    return Survey(
+        records=sum(len(each.by_record) for each in looks) + left_out.total(),
+        places=len(looks),
+        is_all=sum(each.weight for each in looks) >= size * (1 - 1e-9),
+        left_out=left_out,
+    )
+
+
+def rates_of(looks: Sequence[Look]) -> Rates | None:
+    """None where no token was seen."""
+    tokens, weights = [each.tokens for each in looks], [each.weight for each in looks]
+    if not sum(tokens):
+        return None
+    lengths = np.concatenate([each.by_record for each in looks])
+    return Rates(
+        each=sum(tokens) / sum(weights),
+        error=_error(np.array(tokens), np.array(weights)),
+        mean=float(np.mean(lengths)),
+        spread=float(np.std(lengths) / np.mean(lengths)),
+        places=len(tokens),
+    )
+
+
+def _error(tokens: NDArray[Any], weights: NDArray[Any]) -> float:
+    """The relative standard error of the ratio of the sums."""
+    n, total = len(tokens), tokens.sum()
+    if n < 2:
+        return 0.0
+    off = tokens - weights * (total / weights.sum())
+    return math.sqrt(n / (n - 1) * float((off**2).sum())) / float(total)
