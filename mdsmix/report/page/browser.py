@@ -94,15 +94,13 @@ def samples_of(
 
 
 def _within(budget: int, made: Sequence[list[OneSample]]) -> list[list[OneSample]]:
-    """The first samples of each stream: what a stream does not take of its part, larger ones have. One of each is always kept."""
-    kept = dict[int, list[OneSample]]()
-    by_size = sorted(range(len(made)), key=lambda n: sum(sample.size for sample in made[n]))
-    for left, number in zip(range(len(made), 0, -1), by_size, strict=True):
-        ends = accumulate(sample.size for sample in made[number])
-        fitting = sum(end <= budget // left for end in ends)
-        kept[number] = made[number][: max(1, fitting)]
-        budget -= sum(sample.size for sample in kept[number])
-    return [kept[number] for number in range(len(made))]
+    """The first samples of each stream that fit its part of the budget, and one in any case."""
+    each = budget // max(1, len(made))
+    ends = [list(accumulate(sample.size for sample in samples)) for samples in made]
+    return [
+        samples[: max(1, sum(end <= each for end in of))]
+        for samples, of in zip(made, ends, strict=True)
+    ]
 
 
 def _sample(name: str, css: str, found: Inspection, chosen: Chosen, most: int) -> OneSample:

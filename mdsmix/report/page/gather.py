@@ -52,6 +52,8 @@ NOT_YET = "not published yet"
 "All that is said of such a stream of a recipe in its place: the page says once which these are."
 LOST = ("shard-missing", "shard-size")
 "Findings of the check that say why a stream's samples cannot be read."
+CANNOT = (RecipeError, MixRefused, Unreachable, Damaged)
+"What ends a command, and of a page one part."
 T = TypeVar("T")
 
 
@@ -214,24 +216,23 @@ def _check(page: Gathered) -> None:
 
 def _plan(page: Gathered) -> None:
     """By the same steps as `mdsmix plan`. What the check says too is no failure; RecipeError of what was given for the plan alone."""
+    asked = page.asked
     try:
         mix = replace(page.mix, evals=()) if page.mix else resolve_for_plan(page.targets)
-    except (RecipeError, MixRefused, Unreachable, Damaged) as error:
-        page.notes["plan"] = str(
-            error
-        )  # as of a stream that comes to no sample: the others are shown
+    except CANNOT as error:  # as of a stream that comes to no sample: the others are shown
+        page.notes["plan"] = str(error)
         return
-    asked = page.asked
     try:
         _machines(page, mix.yaml.batch_size)
         if errors := problems(mix):
             page.notes["plan"] = (
                 f"the mix has {plural(len(errors), 'error')}, so no run comes of it and nothing was planned"
             )
-            return
-        page.plan = make_plan(mix, AskedOfPlan(nodes=asked.nodes, gpus=page.gpus, batch=page.batch))
-    except (RecipeError, MixRefused, Unreachable, Damaged) as error:
-        is_asked = asked.nodes != 1 or asked.gpus is not None or asked.batch is not None
+        else:
+            wanted = AskedOfPlan(nodes=asked.nodes, gpus=page.gpus, batch=page.batch)
+            page.plan = make_plan(mix, wanted)
+    except CANNOT as error:
+        is_asked = (asked.nodes, asked.gpus, asked.batch) != (1, None, None)
         if is_asked and isinstance(error, RecipeError):
             raise
         page.notes["plan"] = str(error)
@@ -263,7 +264,7 @@ def _preview(page: Gathered, say: Callable[[str], None]) -> None:
     say("the first batches: streaming and torch are imported, some seconds")
     try:
         page.preview = _previewed(mix, page)
-    except (RecipeError, MixRefused, Unreachable, Damaged) as error:
+    except CANNOT as error:
         page.notes["preview"] = str(error)
     except ImportError as error:
         page.notes["preview"] = (
