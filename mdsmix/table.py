@@ -73,12 +73,12 @@ def about(figure: float, is_exact: bool = False) -> float:
     return figure if is_exact else Estimate(figure)
 
 
-def spelled(value: Any) -> str:
+def grouped(value: Any) -> str:
     """A value of the card: numbers grouped, several values by their names."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {spelled(each)}" for name, each in value.items())
+        return ", ".join(f"{name}: {grouped(each)}" for name, each in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(spelled, value))
+        return ", ".join(map(grouped, value))
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
@@ -96,7 +96,7 @@ def _about(value: Any) -> str:
 
 
 FORMS: dict[str, Callable[[Any], str]] = {
-    "text": spelled,
+    "text": grouped,
     "count": lambda value: f"{_about(value)}{value:,.0f}",
     "share": lambda value: f"{_about(value)}{value:.1%}",
     "fine": lambda value: f"{_about(value)}{value:.2%}",
@@ -108,7 +108,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
 }
 
 
-def shown(column: Column, value: Any) -> str:
+def cell_text(column: Column, value: Any) -> str:
     """The value as a person reads it, in one line; a word, such as `up to date`, in a column of numbers stays a word."""
     if value is None or (isinstance(value, Estimate) and not is_known(value)):
         return "?"
@@ -133,7 +133,7 @@ def cells(table: Table, i: int) -> list[str]:
     """Everything that is shown in a column, its heading first."""
     column = table.columns[i]
     rows = [*table.rows, *([table.total] if table.total else [])]
-    return [column.heading, *(shown(column, row[i]) for row in rows)]
+    return [column.heading, *(cell_text(column, row[i]) for row in rows)]
 
 
 def lines(table: Table) -> Iterator[str]:

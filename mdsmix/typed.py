@@ -97,7 +97,7 @@ def _value(value: Any, hint: Any, where: str) -> Any:
     if sections and isinstance(value, Mapping):
         return read(sections[0], value, where)
     if not any(_fits(value, option) for option in options):
-        raise Misfit(f"{where} is {brief(value)}; it must be {spelled(hint)}.")
+        raise Misfit(f"{where} is {brief(value)}; it must be {type_name(hint)}.")
     return _inside(value, options, where)
 
 
@@ -159,13 +159,13 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, typing.get_origin(hint) or hint)
 
 
-def spelled(hint: Any) -> str:
+def type_name(hint: Any) -> str:
     """A type as a user would say it."""
     args = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         return " or ".join(map(str, args))
     if _is_union(hint):
-        return " or ".join(map(spelled, args))
+        return " or ".join(map(type_name, args))
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     kind = typing.get_origin(hint) or hint
     return names.get(

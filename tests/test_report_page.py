@@ -21,7 +21,7 @@ from mdsmix.kinds.base import Piece
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.report.page import svg, thumbnails
 from mdsmix.report.page.html import TEMPLATES
-from mdsmix.report.page.spans import BROKEN, shown, spans
+from mdsmix.report.page.spans import BROKEN, spans, token_text
 from mdsmix.report.page.thumbnails import thumbnail
 from mdsmix.report.sample_images import Picture
 from mdsmix.report.segments import segments
@@ -216,7 +216,7 @@ def test_a_character_of_several_tokens_is_one_span_and_a_part_of_one_is_marked(
 def test_of_a_long_sample_beginning_and_end_are_shown(decoder: Any) -> None:
     ids = decoder.model.encode("word " * 400, add_special_tokens=False).ids
     pieces: list[Piece] = [(ids[:10], False), (ids[10:-40], True), (ids[-40:], False)]
-    found = shown(segments(pieces), decoder, 100)
+    found = token_text(segments(pieces), decoder, 100)
     kept = [token for run in found.runs for span in run.spans for token in span.ids]
     assert kept == [*ids[:50], *ids[-50:]]
     assert [run.gap for run in found.runs if run.gap] == [len(ids) - 100]

@@ -166,14 +166,14 @@ def _budget(written: str | None, mixture: str | None) -> tuple[str | None, int |
 def _shown(begun: Begun) -> Iterator[Item]:
     """The first records, and what is in no stream."""
     from mdsmix.encode.tokenizer import decoder_of
-    from mdsmix.report.segments import segments, shown
+    from mdsmix.report.segments import runs_of, segments
     from mdsmix.report.show import SampleText, Title, shortened
 
     decoder = decoder_of(begun.tokenizer)
     for draft in begun.live[:MOST_SAMPLES]:
         yield Title(f"{draft.name}, the first record")
         if (pieces := begun.trials[draft.name].pieces) is not None:
-            yield SampleText(shortened(shown(segments(pieces), decoder), MOST_CHARACTERS))
+            yield SampleText(shortened(runs_of(segments(pieces), decoder), MOST_CHARACTERS))
 
 
 MOST_SAMPLES = 4

@@ -10,7 +10,7 @@ from mdsmix.report.length_bars import bars
 from mdsmix.shapes import find_shape
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Encoding, Manifest
-from mdsmix.table import spelled
+from mdsmix.table import grouped
 from mdsmix.words import listed, percent, plural
 
 MOST_SOURCES = 5
@@ -32,11 +32,11 @@ def card_rows(where: str, index: Index, manifest: Manifest | None) -> Iterator[t
     yield "stream", where
     yield (
         "samples, shards, bytes",
-        spelled((index.samples, len(index.shards), index.bytes)),
+        grouped((index.samples, len(index.shards), index.bytes)),
     )
     if manifest is None:
         yield "manifest", "none: not made by mdsmix convert; only the index speaks"
-        yield "columns", spelled(index.shards[0].columns if index.shards else {})
+        yield "columns", grouped(index.shards[0].columns if index.shards else {})
         return
     yield from _encoded(manifest)
     yield from _mixed(manifest) if manifest.mixed else _records(manifest)
@@ -64,7 +64,7 @@ def _encoded(manifest: Manifest) -> Iterator[tuple[str, str]]:
         "kind",
         f"{encoding.kind}, {'packed' if encoding.pack else f'for the {loader} loader'}",
     )
-    yield "columns", spelled(encoding.columns)
+    yield "columns", grouped(encoding.columns)
     yield "max_seq_len", f"{encoding.max_seq_len:,}{layout}"
     yield "tokenizer", _tokenizer(manifest)
     yield (
@@ -117,7 +117,7 @@ def _records(manifest: Manifest) -> Iterator[tuple[str, str]]:
     )
     for what, reasons in (("filtered", records.filtered), ("quarantined", records.quarantined)):
         if reasons:
-            yield what, spelled(reasons)
+            yield what, grouped(reasons)
     named = listed([f"{s.path} ({s.size:,} bytes)" for s in sources], MOST_SOURCES)
     if parts := manifest.source_parts:
         named = f"{plural(manifest.source_count, 'file')}, listed in {plural(len(parts), 'file')} beside the manifest"

@@ -8,7 +8,7 @@ from typing import Any
 
 from mdsmix.encode.tokenizer import Decoder, find_decoder
 from mdsmix.report.card import card, card_rows
-from mdsmix.report.segments import sample_json, shown
+from mdsmix.report.segments import runs_of, sample_json
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.which_samples import Choice, Chosen, choose
 from mdsmix.shards.ids import Name, id_of
@@ -60,7 +60,7 @@ def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
         if isinstance(name, list):
             of = f", ids {', '.join(map(str, name))}"
         yield Title(f"sample {chosen.number:,}{of}")
-        yield SampleText(shown(chosen.sample, found.decoder))
+        yield SampleText(runs_of(chosen.sample, found.decoder))
         yield from (f"image {number}: {picture}" for number, picture in enumerate(chosen.pictures))
     is_first = choice.seed is None and not choice.places and not choice.longest
     if is_first and len(found.samples) < min(choice.count, found.index.samples):

@@ -8,7 +8,7 @@ from typing import Any
 from mdsmix.encode.tokenizer import Decoder
 from mdsmix.leaks.audit import Audit, Ids, Leak, Passage, Where, name_of, passage, shard_of
 from mdsmix.leaks.items import LENGTH
-from mdsmix.report.segments import Segment, shown
+from mdsmix.report.segments import Segment, runs_of
 from mdsmix.report.show import Item, Run, SampleText, Title
 from mdsmix.table import Column, Table
 from mdsmix.words import does, plural
@@ -113,7 +113,7 @@ def _runs(shared: Ids, around: tuple[Ids, Ids], decoder: Decoder | None) -> list
 
 
 def _marked(parts: Sequence[tuple[Ids, bool]], decoder: Decoder | None) -> list[Run]:
-    return shown([Segment(ids.tolist(), mark) for ids, mark in parts if len(ids)], decoder)
+    return runs_of([Segment(ids.tolist(), mark) for ids, mark in parts if len(ids)], decoder)
 
 
 def leaks_shown(found: Audit, decoder: Decoder | None, samples: int) -> Iterator[Item]:

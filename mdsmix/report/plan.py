@@ -10,7 +10,7 @@ from typing import Any
 
 from mdsmix.mix.plan.figures import Plan, StreamPlan, as_tree, figures
 from mdsmix.report.show import Item, NamedValues
-from mdsmix.table import Column, Estimate, Row, Table, is_known, shown
+from mdsmix.table import Column, Estimate, Row, Table, is_known, cell_text
 from mdsmix.words import plural
 
 EPOCH = (
@@ -63,26 +63,26 @@ def _rows(streams: Sequence[StreamPlan], columns: Sequence[Column]) -> list[Row]
 def step_pairs(plan: Plan) -> Iterator[tuple[str, str]]:
     """A step and the run."""
     step, epoch, run = plan.step, plan.epoch, plan.run
-    packed = "" if step.drawn == step.global_batch else f", {shown(COUNT, step.drawn)} samples"
+    packed = "" if step.drawn == step.global_batch else f", {cell_text(COUNT, step.drawn)} samples"
     yield (
         "a step",
-        f"on average {shown(COUNT, step.tokens)} tokens, {shown(COUNT, step.trained)} trained, in {step.global_batch:,} rows, {step.device_batch:,} a device{packed}",
+        f"on average {cell_text(COUNT, step.tokens)} tokens, {cell_text(COUNT, step.trained)} trained, in {step.global_batch:,} rows, {step.device_batch:,} a device{packed}",
     )
     yield (
         "padding",
-        f"{shown(SHARE, step.padding)} of {shown(COUNT, step.positions)} positions; {step.how_padded}",
+        f"{cell_text(SHARE, step.padding)} of {cell_text(COUNT, step.positions)} positions; {step.how_padded}",
     )
     yield (
         "an epoch",
-        f"{shown(COUNT, epoch.steps)} steps of {plural(step.global_batch, 'row')}, {shown(COUNT, epoch.tokens)} tokens",
+        f"{cell_text(COUNT, epoch.steps)} steps of {plural(step.global_batch, 'row')}, {cell_text(COUNT, epoch.tokens)} tokens",
     )
     yield (
         "the run",
-        f"{shown(COUNT, run.steps)} steps, {shown(TIMES, run.epochs)} epochs, {shown(COUNT, run.tokens)} tokens, "
-        f"{shown(COUNT, run.trained)} trained ({run.budget})",
+        f"{cell_text(COUNT, run.steps)} steps, {cell_text(TIMES, run.epochs)} epochs, {cell_text(COUNT, run.tokens)} tokens, "
+        f"{cell_text(COUNT, run.trained)} trained ({run.budget})",
     )
     if is_known(run.hours):
-        yield "hours", shown(TIMES, run.hours)
+        yield "hours", cell_text(TIMES, run.hours)
 
 
 def node_pairs(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -90,16 +90,16 @@ def node_pairs(plan: Plan) -> Iterator[tuple[str, str]]:
     node = plan.node
     yield (
         "a node reads",
-        f"{shown(COUNT, node.epoch_shards)} shards in the first epoch, {shown(COUNT, node.run_shards)} in the run",
+        f"{cell_text(COUNT, node.epoch_shards)} shards in the first epoch, {cell_text(COUNT, node.run_shards)} in the run",
     )
     if not node.remote_streams:
         yield "a node fetches", "nothing: every stream lies on its own disk"
         return
     yield (
         "a node fetches",
-        f"{shown(SIZE, node.epoch_bytes)} in the first epoch, {shown(SIZE, node.run_bytes)} in the run",
+        f"{cell_text(SIZE, node.epoch_bytes)} in the first epoch, {cell_text(SIZE, node.run_bytes)} in the run",
     )
-    yield "a node keeps", f"{shown(SIZE, node.kept_bytes)} on its disk"
+    yield "a node keeps", f"{cell_text(SIZE, node.kept_bytes)} on its disk"
 
 
 def plan_shown(plan: Plan) -> Iterator[Item]:

@@ -72,7 +72,7 @@ def segments(pieces: Iterable[Piece]) -> list[Segment]:
     return [Segment([t for t, _ in run], flag) for flag, run in groupby(paired, lambda p: p[1])]
 
 
-def shown(sample: Sample, decoder: Decoder | None) -> list[Run]:
+def runs_of(sample: Sample, decoder: Decoder | None) -> list[Run]:
     """The sample for a person, without what steers a terminal: it comes from anyone's data."""
     if isinstance(sample, Mapping):
         return [(printable(str(sample), WRITTEN), "text")]
@@ -94,7 +94,7 @@ def marked(parts: Sequence[Segment], decoder: Decoder | None) -> Iterator[Run]:
 def _marked(parts: Sequence[Segment], decoder: Decoder | None) -> Iterator[Run]:
     before = None
     for part in parts:
-        inside = _decoded(part.ids, before, decoder) if decoder else _listed(part.ids)
+        inside = _decoded(part.ids, before, decoder) if decoder else _as_ids(part.ids)
         before = part.ids[-1]
         yield from (
             [(TRAINED[0], "mark"), *inside, (TRAINED[1], "mark")] if part.is_trained else inside
@@ -110,7 +110,7 @@ def _decoded(ids: list[int], before: int | None, decoder: Decoder) -> Iterator[R
             before = some[-1]
 
 
-def _listed(ids: list[int]) -> Iterator[Run]:
+def _as_ids(ids: list[int]) -> Iterator[Run]:
     yield " ".join(map(str, ids)) + " ", "text"
 
 

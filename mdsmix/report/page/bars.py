@@ -14,7 +14,7 @@ from mdsmix.mix.streams import Mix
 from mdsmix.report.page import svg
 from mdsmix.report.page.gather import Gathered
 from mdsmix.table import Column, Estimate, is_known
-from mdsmix.table import shown as told
+from mdsmix.table import cell_text as told
 
 PASSES = Column("", "times")
 MEASURES = (

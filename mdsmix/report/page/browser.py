@@ -10,7 +10,7 @@ from markupsafe import escape
 
 from mdsmix.report.inspection import Inspection
 from mdsmix.report.page.gather import OneStream
-from mdsmix.report.page.spans import SpanRun, TokenText, by_document, shown
+from mdsmix.report.page.spans import SpanRun, TokenText, by_document, token_text
 from mdsmix.report.page.thumbnails import Thumbnail, thumbnail
 from mdsmix.report.which_samples import Chosen
 from mdsmix.words import listed, plural
@@ -112,7 +112,7 @@ def _sample(name: str, css: str, found: Inspection, chosen: Chosen, most: int) -
         css=css,
         number=chosen.number,
         name=listed(list(map(str, names)), MOST_NAMES),
-        shown=shown(chosen.sample, found.decoder, most),
+        shown=token_text(chosen.sample, found.decoder, most),
         limit=None if pictures else _limit(found),
         images=list(map(thumbnail, pictures[:MOST_IMAGES])),
         more_images=max(0, len(pictures) - MOST_IMAGES),

@@ -27,8 +27,7 @@ from mdsmix.report.page.gather import MOST_BAD, NOT_YET, ROWS, Gathered
 from mdsmix.report.page.stream_cards import UNSEEN, drawn
 from mdsmix.report.plan import plan_shown
 from mdsmix.report.show import Item, NamedValues, Title
-from mdsmix.table import Table, size_of
-from mdsmix.table import shown as spelled
+from mdsmix.table import Table, cell_text, size_of
 from mdsmix.words import WRITTEN, plural, printable
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def _environment() -> Environment:
     made.filters |= {
         "figure": figure,
         "size": size_of,
-        "told": spelled,
+        "told": cell_text,
         "plural": plural,
         "ticks": ticks,
     }

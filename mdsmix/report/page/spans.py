@@ -55,7 +55,7 @@ class TokenText:
     "Of a sample that holds no tokens: name -> text, cut."
 
 
-def shown(sample: Sample, decoder: Decoder | None, most: int) -> TokenText:
+def token_text(sample: Sample, decoder: Decoder | None, most: int) -> TokenText:
     """The sample, of a long one the first and last tokens, `most` in all."""
     if isinstance(sample, Mapping):
         return TokenText(columns={name: _cut(value) for name, value in sample.items()})
