@@ -10,7 +10,7 @@ from typing import Any
 
 from mdsmix.mix.plan.figures import Plan, StreamPlan, as_tree, figures
 from mdsmix.report.show import Item, NamedValues
-from mdsmix.table import Column, Estimate, Row, Table, is_known, cell_text
+from mdsmix.table import Column, Estimate, Row, Table, cell_text, is_known
 from mdsmix.words import plural
 
 EPOCH = (
