@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.errors import Unreachable
+from mdsmix.load.layout import Place
 from mdsmix.mix.streams import Stream
-from mdsmix.preview.layout import Place
 from mdsmix.shards.index import Shard
 from mdsmix.shards.sample import DECOMPRESSED, read_samples, sample_runs, sample_table
 from mdsmix.storage import together

@@ -4,26 +4,111 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from streaming.base.world import World
 
 from mdsmix.errors import RecipeError
 from mdsmix.load.collate import Collate
 from mdsmix.load.config import LoaderSettings, read_settings
+from mdsmix.load.layout import NOBODY, Ids, Layout, Place
 from mdsmix.load.loader import PROFILED, collate_of, rules_of
 from mdsmix.load.pack import best_ratio, ratios
 from mdsmix.load.processor import refuse_packing
 from mdsmix.load.training_rows import RowRules, TokenIds
 from mdsmix.mix.streams import Mix
-from mdsmix.preview.asked import Asked, State
-from mdsmix.preview.batches import Made, Worker, first_of_each, joined, rows_of
-from mdsmix.preview.figures import Epoch, Preview, Rank, Shown, Step
+from mdsmix.preview.asked import Asked, Cluster, State
+from mdsmix.preview.epoch import Floats, Lengths, Windows, count, lengths_of, windows_of
 from mdsmix.preview.images import Images, images_of
-from mdsmix.preview.layout import NOBODY, Ids, Layout, Place
-from mdsmix.preview.lengths import lengths_of
 from mdsmix.preview.reading import Reader, require_shards
-from mdsmix.preview.shares import count, windows_of
+from mdsmix.preview.rows import (
+    Made,
+    Placed,
+    bins_of,
+    first_of_each,
+    made_of,
+    rows_of,
+    slots_of,
+)
 from mdsmix.shards.turns import layout_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """What one device draws in a step."""
+
+    rank: int
+    node: int
+    worker: int
+    "Of its DataLoader."
+    ids: Sequence[int]
+    "Streaming's sample ids, in the order in which they are drawn."
+    places: Sequence[Place]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A row of a step, decoded for a person."""
+
+    rank: int
+    row: Placed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A global batch."""
+
+    epoch: int
+    step: int
+    "Of the epoch, the first is 0."
+    ranks: Sequence[Rank]
+    drawn: int
+    "Samples that all devices draw."
+    looked: int
+    "Of which so many were read."
+    made: Made | None
+    "None where a batch cannot be packed, since a sample of it was not read."
+    waiting: int
+    "Samples that were drawn and wait to be packed."
+    shown: Sequence[Shown]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """An epoch, or what is left of it."""
+
+    epoch: int
+    first: int
+    "The step that it is entered at."
+    ids: Ids
+    "int64 [steps, ranks, drawn]."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """All that is shown."""
+
+    asked: Asked
+    layout: Layout
+    streams: Sequence[str]
+    shards: Sequence[Sequence[str]]
+    "Their files, by stream."
+    ratio: float
+    positions: int
+    "Of a step: its rows times max_seq_len."
+    epochs: Sequence[Epoch]
+    "Those that the steps lie in."
+    steps: Sequence[Step]
+    lengths: Sequence[Lengths | None]
+    windows: Windows
+    "Of the first epoch."
+    tokens: Floats | None
+    "float64 [streams]: of that epoch; None where a stream's are not known."
+    planned: Sequence[float]
+    "The streams' shares of the samples that the weights draw."
+    read: int
+    "Bytes."
 
 
 def preview(mix: Mix, asked: Asked) -> Preview:
@@ -38,35 +123,25 @@ def preview(mix: Mix, asked: Asked) -> Preview:
     reader = Reader(mix.train.streams, asked.read)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rows that are cut are counted
-        return _preview(mix, asked, settings, rules, reader, images)
+        ratio = _ratio(settings, rules, asked.cluster, reader)
+        workers = _Workers(settings, rules, asked.cluster, ratio, images)
+        return _preview(mix, asked, workers, reader)
 
 
-def _preview(
-    mix: Mix,
-    asked: Asked,
-    settings: LoaderSettings,
-    rules: RowRules,
-    reader: Reader,
-    images: Images | None,
-) -> Preview:
-    ratio = _ratio(settings, rules, mix, asked, reader)
-    layout = _layout(settings, mix, asked, int(asked.cluster.rows * ratio))
-    state = _state(asked, layout)
-    layout.enter(state)
-    epochs = _epochs(layout, state, asked.steps)
-    steps = list(
-        _steps(epochs, layout, _Workers(settings, rules, asked, ratio, images), reader, asked)
-    )
-    lengths = [lengths_of(n, s, mix.train, reader) for n, s in enumerate(mix.train.streams)]
+def _preview(mix: Mix, asked: Asked, workers: _Workers, reader: Reader) -> Preview:
+    cluster, streams = asked.cluster, mix.train.streams
+    layout = _layout(workers.settings, reader, cluster, int(cluster.rows * workers.ratio))
+    epochs = _epochs(layout, _enter(asked, layout), asked.steps)
+    steps = list(_steps(epochs, layout, workers, reader, asked))
+    lengths = [lengths_of(n, stream, mix.train, reader) for n, stream in enumerate(streams)]
     counts = count(layout, epochs[0].ids, lengths)
     return Preview(
         asked=asked,
         layout=layout,
         streams=layout.names,
-        shards=[[shard.stored.basename for shard in s.shards] for s in mix.train.streams],
-        state=state,
-        ratio=ratio,
-        positions=asked.cluster.ranks * asked.cluster.rows * rules.max_seq_len,
+        shards=[[shard.stored.basename for shard in stream.shards] for stream in streams],
+        ratio=workers.ratio,
+        positions=cluster.ranks * cluster.rows * workers.rules.max_seq_len,
         epochs=epochs,
         steps=steps,
         lengths=lengths,
@@ -79,9 +154,8 @@ def _preview(
 
 def _settings(mix: Mix, asked: Asked) -> LoaderSettings:
     settings = read_settings(mix.yaml.config)
-    if asked.seed is None:
-        return settings
-    return replace(settings, streaming={**settings.streaming, "shuffle_seed": asked.seed})
+    seed = {} if asked.seed is None else {"shuffle_seed": asked.seed}
+    return replace(settings, streaming={**settings.streaming, **seed})
 
 
 def _ids_of(mix: Mix) -> TokenIds:
@@ -94,28 +168,31 @@ def _ids_of(mix: Mix) -> TokenIds:
     return TokenIds(eos=card.eos_id, pad=card.pad_id, bos=card.bos_id)
 
 
-def _layout(settings: LoaderSettings, mix: Mix, asked: Asked, drawn: int) -> Layout:
-    last = settings.loader.drop_last
-    return Layout(mix.train.streams, settings.streaming, asked.cluster, drawn, last)
+def _layout(settings: LoaderSettings, reader: Reader, cluster: Cluster, drawn: int) -> Layout:
+    world = World(cluster.nodes, cluster.gpus, max(1, cluster.workers), 0)
+    return Layout(
+        {stream.name: stream.weight for stream in reader.streams},
+        [[shard.samples for shard in stream.shards] for stream in reader.streams],
+        settings.streaming,
+        world.replicate(cluster.replication),
+        drawn,
+        settings.loader.drop_last,
+    )
 
 
-def _ratio(
-    settings: LoaderSettings, rules: RowRules, mix: Mix, asked: Asked, reader: Reader
-) -> float:
-    """The packing ratio; `auto` is found as the loader finds it, from the first rows of every device."""
+def _ratio(settings: LoaderSettings, rules: RowRules, cluster: Cluster, reader: Reader) -> float:
+    """The packing ratio; `auto` is worked out as the loader does it, from the first rows of every device."""
     given = settings.row_key("packing_ratio", 1)
     if given != "auto":
         return float(given)
-    bins = asked.cluster.rows
+    bins = cluster.rows
     tried = ratios(rules.max_seq_len, bins)
     if len(tried) == 1:
         return 1.0
-    alone = replace(asked, cluster=replace(asked.cluster, workers=0))
-    layout = _layout(settings, mix, alone, PROFILED * max(tried))
+    layout = _layout(settings, reader, replace(cluster, workers=0), PROFILED * max(tried))
     layout.drop_last = False
-    layout.enter(State())
-    collate = collate_of(settings, rules, None)
-    found = []
+    layout.enter()
+    collate, best = collate_of(settings, rules, None), list[float]()
     for ids in layout.steps(0)[0]:
         places = layout.places(ids[ids != NOBODY])
         samples = reader.samples(places)
@@ -125,8 +202,8 @@ def _ratio(
                 f"{reader.read:,} bytes: raise --read, or write the number that the run logs (Using packing ratio) into the YAML."
             )
         rows = list(rows_of(places, samples, collate, _teller(reader, "The first rows")))
-        found.append(best_ratio(rows, tried, bins, rules.max_seq_len))
-    return min(found)
+        best.append(best_ratio(rows, tried, bins, rules.max_seq_len))
+    return min(best)
 
 
 def _teller(reader: Reader, when: str) -> Callable[[Place], str]:
@@ -140,14 +217,14 @@ def _teller(reader: Reader, when: str) -> Callable[[Place], str]:
     return told
 
 
-def _state(asked: Asked, layout: Layout) -> State:
-    if asked.state:
-        return asked.state
-    if not asked.from_step:
-        return State(epoch=asked.epoch)
-    per_step, epoch, step = asked.cluster.ranks * layout.batch_size, asked.epoch, asked.from_step
+def _enter(asked: Asked, layout: Layout) -> State:
+    """Where the epoch is entered, by a state or by the steps behind; the layout takes it over."""
+    if state := asked.state:
+        layout.enter(state.num_canonical_nodes, state.shuffle_seed, state.initial_physical_nodes)
+        return state
+    layout.enter()
+    per_step, epoch, step = layout.world.num_ranks * layout.batch_size, asked.epoch, asked.from_step
     if step * per_step >= layout.epoch_size:
-        layout.enter(State())
         while step >= (steps := len(layout.steps(epoch))) > 0:
             epoch, step = epoch + 1, step - steps
     return State(epoch=epoch, sample_in_epoch=step * per_step)
@@ -155,7 +232,8 @@ def _state(asked: Asked, layout: Layout) -> State:
 
 def _epochs(layout: Layout, state: State, steps: int) -> list[Epoch]:
     """The epoch that is entered, and the ones after it as far as the steps go."""
-    found, left, per_step = list[Epoch](), max(1, steps), layout.world.num_ranks * layout.batch_size
+    epochs, left = list[Epoch](), max(1, steps)
+    per_step = layout.world.num_ranks * layout.batch_size
     at, sample = state.epoch, state.sample_in_epoch
     while left > 0:
         ids = layout.steps(at, sample)
@@ -165,9 +243,9 @@ def _epochs(layout: Layout, state: State, steps: int) -> list[Epoch]:
                 "training would never take a step; set drop_last: false, or a smaller batch."
             )
         if len(ids):
-            found.append(Epoch(epoch=at, first=sample // per_step, ids=ids))
+            epochs.append(Epoch(epoch=at, first=sample // per_step, ids=ids))
         left, at, sample = left - len(ids), at + 1, 0
-    return found
+    return epochs
 
 
 def _unit(layout: Layout) -> int:
@@ -177,62 +255,53 @@ def _unit(layout: Layout) -> int:
     return units.get(layout.batching_method, 1)
 
 
+@dataclass(frozen=True)
 class _Workers:
-    """The collators of all workers of all devices, made when their first batch comes."""
+    """The collators of all workers of all devices, made when their first batch comes: each packs for itself."""
 
-    def __init__(
-        self,
-        settings: LoaderSettings,
-        rules: RowRules,
-        asked: Asked,
-        ratio: float,
-        images: Images | None = None,
-    ):
-        self.images = images
-        loader, self.many = settings.loader, max(1, asked.cluster.workers)
-        self.rules, self.settings = rules, settings
-        self.bins = asked.cluster.rows if ratio > 1 else None
-        self.lives = loader.persistent_workers or not asked.cluster.workers
-        self.open = dict[tuple[int, int], Worker]()
+    settings: LoaderSettings
+    rules: RowRules
+    cluster: Cluster
+    ratio: float
+    images: Images | None
+    collators: dict[tuple[int, int], Collate] = field(default_factory=dict)
 
-    def collate(self) -> Collate:
-        return collate_of(self.settings, self.rules, self.bins)
-
-    def at(self, rank: int, worker: int) -> Worker:
-        if (rank, worker) not in self.open:
-            collate, text = self.collate(), self.settings.section.is_text
-            self.open[rank, worker] = Worker(collate=collate, packer=collate.packer, is_text=text)
-        return self.open[rank, worker]
+    def at(self, rank: int, worker: int) -> Collate:
+        bins = self.cluster.rows if self.ratio > 1 else None
+        if (rank, worker) not in self.collators:
+            self.collators[rank, worker] = collate_of(self.settings, self.rules, bins)
+        return self.collators[rank, worker]
 
     def end_epoch(self) -> None:
         """Workers that do not live on lose what waits in their bins."""
-        if not self.lives:
-            self.open.clear()
+        if self.cluster.workers and not self.settings.loader.persistent_workers:
+            self.collators.clear()
 
     @property
     def waiting(self) -> int:
-        return sum(worker.waiting for worker in self.open.values())
+        packers = [collate.packer for collate in self.collators.values() if collate.packer]
+        return sum(len(each.rows) for packer in packers for each in packer.waiting)
 
 
 def _steps(
     epochs: Sequence[Epoch], layout: Layout, workers: _Workers, reader: Reader, asked: Asked
 ) -> Iterator[Step]:
-    left = asked.steps
+    left, many = asked.steps, max(1, asked.cluster.workers)
     for epoch in epochs:
         for at, ids in enumerate(epoch.ids[:left]):
             ranks = [
-                _rank(layout, asked, rank, at % workers.many, own) for rank, own in enumerate(ids)
+                rank_of(layout, asked.cluster, rank, at % many, own) for rank, own in enumerate(ids)
             ]
-            yield _step(epoch, at, ranks, workers, reader, asked)
+            yield _step(epoch, epoch.first + at, ranks, workers, reader, asked.samples)
         left -= len(epoch.ids)
         workers.end_epoch()
 
 
-def _rank(layout: Layout, asked: Asked, rank: int, worker: int, own: Ids) -> Rank:
-    ids, device = own[own != NOBODY], rank * asked.cluster.replication
+def rank_of(layout: Layout, cluster: Cluster, rank: int, worker: int, own: Ids) -> Rank:
+    ids, device = own[own != NOBODY], rank * cluster.replication
     return Rank(
         rank=device,
-        node=device // asked.cluster.gpus,
+        node=device // cluster.gpus,
         worker=worker,
         ids=[int(n) for n in ids],
         places=layout.places(ids),
@@ -240,36 +309,33 @@ def _rank(layout: Layout, asked: Asked, rank: int, worker: int, own: Ids) -> Ran
 
 
 def _step(
-    epoch: Epoch,
-    at: int,
-    ranks: Sequence[Rank],
-    workers: _Workers,
-    reader: Reader,
-    asked: Asked,
+    epoch: Epoch, at: int, ranks: Sequence[Rank], workers: _Workers, reader: Reader, most: int
 ) -> Step:
-    wanted = [p for rank in ranks for p in rank.places if _has_ids(reader, p)]
-    samples = reader.samples(wanted)
-    mades, shown, where = list[Made | None](), list[Shown](), f"Step {epoch.first + at}"
+    """`most`: rows to show."""
+    samples = reader.samples(p for rank in ranks for p in rank.places if _has_ids(reader, p))
+    bins, slots, is_whole, shown = list[Any](), 0, True, list[Shown]()
     for rank in ranks:
-        worker = workers.at(rank.rank, rank.worker)
-        told = _teller(reader, f"{where} of epoch {epoch.epoch}, rank {rank.rank}")
-        rows = list(rows_of(rank.places, samples, worker.collate, told, workers.images))
-        is_whole = len(rows) == len(rank.places)
-        bins = worker.bins(rows) if is_whole or not worker.packer else None
-        mades.append(None if bins is None else worker.made(bins))
-        if rank.places and len(shown) < asked.samples:
-            drawn = [row for rows in bins or [] for row in rows]
-            shown += [Shown(rank=rank.rank, row=row) for row in drawn]
-    kept = first_of_each([each.row for each in shown], asked.samples)
+        collate = workers.at(rank.rank, rank.worker)
+        told = _teller(reader, f"Step {at} of epoch {epoch.epoch}, rank {rank.rank}")
+        rows = list(rows_of(rank.places, samples, collate, told, workers.images))
+        if collate.packer and len(rows) < len(rank.places):
+            is_whole = False
+            continue
+        own = bins_of(rows, collate)
+        slots += slots_of(own, collate, workers.settings.section.is_text)
+        bins += own
+        if len(shown) < most:
+            shown += [Shown(rank=rank.rank, row=row) for packed in own for row in packed]
+    first = first_of_each([each.row for each in shown], most)
     return Step(
         epoch=epoch.epoch,
-        step=epoch.first + at,
+        step=at,
         ranks=ranks,
         drawn=sum(len(rank.places) for rank in ranks),
         looked=sum(p in samples for rank in ranks for p in rank.places),
-        made=None if None in mades else joined([made for made in mades if made]),
+        made=made_of(bins, slots, workers.rules) if is_whole else None,
         waiting=workers.waiting,
-        shown=[each for row in kept for each in shown if each.row is row],
+        shown=[each for row in first for each in shown if each.row is row],
     )
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mdsmix.preview.figures import Preview
-from mdsmix.preview.layout import NOBODY, Layout
+from mdsmix.load.layout import NOBODY, Layout
+from mdsmix.preview.run import Preview
 from mdsmix.words import does, listed, plural
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from mdsmix.encode.tokenizer import Decoder
+from mdsmix.load.layout import Place
 from mdsmix.load.training_rows import IGNORED
-from mdsmix.preview.batches import Part, Placed
-from mdsmix.preview.figures import Preview, Rank, Step
-from mdsmix.preview.layout import Place
+from mdsmix.preview.rows import Part, Placed
+from mdsmix.preview.run import Preview, Rank, Step
 from mdsmix.preview.verdict import verdict
 from mdsmix.report.segments import Segment, marked, segments
 from mdsmix.report.show import Item, Run, SampleText, Title

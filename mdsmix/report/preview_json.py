@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mdsmix.encode.tokenizer import Decoder
-from mdsmix.preview.batches import Placed
-from mdsmix.preview.figures import Preview, Step
+from mdsmix.preview.rows import Placed
+from mdsmix.preview.run import Preview, Step
 from mdsmix.preview.verdict import verdict
 from mdsmix.report.preview import epoch_table, row_segments, shard_of, step_table, windows_table
 from mdsmix.report.segments import sample_json

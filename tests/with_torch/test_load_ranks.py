@@ -25,8 +25,7 @@ from mdsmix.load import build_loader
 from mdsmix.load.dataset import MixDataset
 from mdsmix.mix.resolve import mix_of
 from mdsmix.preview.asked import Asked, Cluster, State
-from mdsmix.preview.figures import Step
-from mdsmix.preview.run import preview
+from mdsmix.preview.run import Step, preview
 from tests.converting import documents, run_recipe, token_rows, write_jsonl, write_recipe
 from tests.corpus import docstrings
 from tests.forked import Standing

@@ -13,7 +13,7 @@ import pytest
 
 from mdsmix.encode.tokenizer import decoder_of, open_tokenizer
 from mdsmix.load import build_loader
-from mdsmix.preview.batches import Placed
+from mdsmix.preview.rows import Placed
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.report.preview import TOKENS_SHOWN, sample_runs
 from tests.converting import chats, documents, mdsmix, run_recipe, write_jsonl, write_recipe

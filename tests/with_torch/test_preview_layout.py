@@ -20,10 +20,12 @@ from streaming.base.world import World
 
 from mdsmix.errors import RecipeError
 from mdsmix.load import build_loader
+from mdsmix.load.config import read_settings
+from mdsmix.load.layout import NOBODY, Layout, delivered
 from mdsmix.mix.resolve import mix_of
-from mdsmix.preview.asked import Asked, Cluster, State
-from mdsmix.preview.layout import NOBODY, Layout, delivered, set_samples
-from mdsmix.preview.run import _rank
+from mdsmix.preview.asked import Cluster, State
+from mdsmix.preview.reading import Reader
+from mdsmix.preview.run import _layout, rank_of
 from tests.with_torch.load_streams import IDS, config, write_stream
 
 SIZES = {"web": 211, "faq": 97, "chat": 53}
@@ -55,16 +57,15 @@ def settings(folder: Path, mix: str = "whole", **dataset: Any) -> dict[str, Any]
 
 def laid_out(made: dict[str, Any], cluster: Cluster, state: State | None = None) -> list[Any]:
     """Lists [step][rank] of sample ids."""
-    section = made["train_loader"]
-    keys = {k: v for k, v in section["dataset"].items() if k not in ("streams", "max_seq_len")}
-    layout = Layout(
-        mix_of(made, "test").train.streams,
-        keys,
-        cluster,
-        cluster.rows,
-        section.get("drop_last", False),
+    reader = Reader(mix_of(made, "test").train.streams, 0)
+    layout = _layout(read_settings(made), reader, cluster, cluster.rows)
+    layout.enter(
+        *(
+            (state.num_canonical_nodes, state.shuffle_seed, state.initial_physical_nodes)
+            if state
+            else ()
+        )
     )
-    layout.enter(state or State())
     steps = layout.steps(*((state.epoch, state.sample_in_epoch) if state else (0, 0)))
     return [[own[own != NOBODY].tolist() for own in step] for step in steps]
 
@@ -183,11 +184,11 @@ def test_a_state_of_other_devices_is_entered_as_streaming_enters_it(folder: Path
 def test_samples_are_counted_through_shards_and_streams() -> None:
     """And devices through their nodes, of which neighbours may draw the same."""
     layout = Layout.__new__(Layout)
-    set_samples(layout, [[2, 1], [3]])
+    layout.set_samples([[2, 1], [3]])
     places = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 0, 1), (1, 0, 2)]
     assert layout.places(np.arange(6)) == places
     cluster = Cluster(nodes=2, gpus=2, workers=0, batch=4, replication=2)
-    ranks = [_rank(layout, Asked(cluster=cluster), n, 0, np.array([n, -1])) for n in range(2)]
+    ranks = [rank_of(layout, cluster, n, 0, np.array([n, -1])) for n in range(2)]
     assert [(rank.rank, rank.node, rank.ids) for rank in ranks] == [(0, 0, [0]), (2, 1, [1])]
 
 

@@ -20,10 +20,9 @@ from mdsmix.load.training_rows import IGNORED
 from mdsmix.mix.resolve import mix_of
 from mdsmix.mix.streams import Mix
 from mdsmix.preview.asked import Asked, Cluster
-from mdsmix.preview.batches import Made
-from mdsmix.preview.figures import Preview
-from mdsmix.preview.run import preview
-from mdsmix.preview.shares import Counts, Drift, windows_of
+from mdsmix.preview.epoch import Counts, Drift, windows_of
+from mdsmix.preview.rows import Made
+from mdsmix.preview.run import Preview, preview
 from mdsmix.preview.verdict import verdict
 from tests.published import CARD
 from tests.with_torch.load_streams import IDS, PAIR, config, pair, rows_of, write_stream
@@ -221,7 +220,7 @@ def turn_size(i: int) -> int:
     return sum(len(turn["input_ids"]) + len(turn["labels"]) for turn in turns(i)["turns"])
 
 
-def test_tokens_of_an_epoch_are_exact_where_tables_tell_them(folder: Path) -> None:
+def test_tokens_of_an_epoch_are_exact_in_rows_of_one_length_and_near_elsewhere(folder: Path) -> None:
     settings = made(folder, "web docs", name="text")
     found = looked(settings, asked(10, steps=13))
     assert [step.epoch for step in found.steps] == [0] * 13
@@ -231,8 +230,9 @@ def test_tokens_of_an_epoch_are_exact_where_tables_tell_them(folder: Path) -> No
         for stream, part in step.made.parts.items():
             counted[stream] += part.tokens
     assert found.tokens is not None
-    assert found.tokens.tolist() == counted
-    assert all(each and each.is_exact for each in found.lengths)
+    assert found.tokens[0] == counted[0]
+    assert found.tokens[1] == pytest.approx(counted[1], rel=0.05)
+    assert [each and each.is_exact for each in found.lengths] == [True, False]
 
 
 def test_no_more_is_read_than_was_allowed_and_it_is_said(folder: Path) -> None:

@@ -35,7 +35,7 @@ from mdsmix.training.keys import whole
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from mdsmix.preview.figures import Preview
+    from mdsmix.preview.run import Preview
 
 GPUS = (8, 4, 2, 1)
 "Of a node, where nothing says how many: the first among which the batch can be divided."

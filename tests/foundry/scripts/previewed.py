@@ -13,8 +13,7 @@ from omegaconf import OmegaConf
 
 from mdsmix.mix.resolve import resolve
 from mdsmix.preview.asked import Asked, Cluster
-from mdsmix.preview.figures import Step
-from mdsmix.preview.run import preview
+from mdsmix.preview.run import Step, preview
 
 BATCH = 6
 

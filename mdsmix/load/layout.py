@@ -25,8 +25,6 @@ from streaming.base.world import World
 
 from mdsmix.errors import RecipeError
 from mdsmix.load.stream import reason
-from mdsmix.mix.streams import Stream as Published
-from mdsmix.preview.asked import Cluster, State
 
 Ids = NDArray[np.int64]
 LARGEST = 200_000_000
@@ -50,57 +48,71 @@ class Layout(StreamingDataset):  # type: ignore[misc]
 
     epoch_size: int
     batch_size: int
+    shuffle_seed: int
+    num_canonical_nodes: int
 
     def __init__(
         self,
-        streams: Sequence[Published],
-        streaming: Mapping[str, Any],
-        cluster: Cluster,
+        weights: Mapping[str, Mapping[str, Any]],
+        sizes: Sequence[Sequence[int]],
+        settings: Mapping[str, Any],
+        world: World,
         drawn: int,
         drop_last: bool = False,
     ):
         """
         Args:
-            streaming: further keywords of StreamingDataset, as `LoaderSettings.streaming`.
+            weights: stream -> its `proportion`, `repeat` or `choose`.
+            sizes: of each stream, the samples of its shards.
+            settings: further keywords of StreamingDataset, as `LoaderSettings.streaming`.
+            world: devices that draw samples of their own, and their workers.
             drawn: samples that a device draws at a time: its rows, times the packing ratio.
         """
         signature = inspect.signature(StreamingDataset.__init__).parameters
         defaults = {n: p.default for n, p in signature.items() if p.default is not p.empty}
-        for name, value in (defaults | dict(streaming) | {"batch_size": drawn}).items():
+        for name, value in (defaults | dict(settings) | {"batch_size": drawn}).items():
             setattr(self, name, value)
-        self.drop_last, self.names = drop_last, [s.name for s in streams]
-        whole = World(cluster.nodes, cluster.gpus, max(1, cluster.workers), 0)
-        self.world = whole.replicate(cluster.replication)
+        self.drop_last, self.names, self.world = drop_last, list(weights), world
         self.epoch_seed_change = self.shuffle and self.sampling_method == "balanced"
         with self._refused():
-            self._count(streams)
+            self.streams = [Stream(local=".", **weight) for weight in weights.values()]
+            self.set_samples(sizes)
+            asked = number_abbrev_to_int(self.epoch_size) if self.epoch_size else None
+            self.epoch_size = Stream.apply_weights(
+                self.streams, self.samples_per_stream, asked, self.shuffle_seed
+            )
         if not 0 < self.epoch_size <= LARGEST:
             raise RecipeError(_size_problem(self.epoch_size))
 
-    def _count(self, streams: Sequence[Published]) -> None:
-        """The attributes that the layout is made from, named as StreamingDataset names them."""
-        self.streams = [Stream(local=".", **stream.weight) for stream in streams]
-        set_samples(self, [[shard.samples for shard in stream.shards] for stream in streams])
-        asked = number_abbrev_to_int(self.epoch_size) if self.epoch_size else None
-        self.epoch_size = Stream.apply_weights(
-            self.streams, self.samples_per_stream, asked, self.shuffle_seed
-        )
+    def set_samples(self, sizes: Sequence[Sequence[int]]) -> None:
+        """The attributes by which StreamingDataset knows where samples lie."""
+        self.num_streams = len(sizes)
+        self.shards_per_stream = np.array([len(shards) for shards in sizes], np.int64)
+        self.samples_per_shard = np.array([n for shards in sizes for n in shards], np.int64)
+        self.samples_per_stream = np.array([sum(shards) for shards in sizes], np.int64)
+        self.shard_offset_per_stream = _offsets(self.shards_per_stream)
+        self.sample_offset_per_stream = _offsets(self.samples_per_stream)
+        self.sample_offset_per_shard = _offsets(self.samples_per_shard)
 
     @property
     def planned(self) -> NDArray[np.int64]:
         """int64 [streams]: samples that the weights draw of each for an epoch."""
         return np.array([stream.choose for stream in self.streams], np.int64)
 
-    def enter(self, state: State) -> None:
+    def enter(
+        self,
+        num_canonical_nodes: int | None = None,
+        shuffle_seed: int | None = None,
+        initial_physical_nodes: int | None = None,
+    ) -> None:
         """Takes over what a state decides, as Streaming does where a run starts or goes on (StreamingDataset._resume)."""
-        if state.num_canonical_nodes:
-            self.num_canonical_nodes = state.num_canonical_nodes
-        elif not self.num_canonical_nodes:
-            many = 64 if self.shuffle_algo in ("py1s", "py2s") else 1
-            self.num_canonical_nodes = many * self.world.num_nodes
-        if state.shuffle_seed is not None:
-            self.shuffle_seed = state.shuffle_seed
-        self.initial_physical_nodes = state.initial_physical_nodes
+        many = 64 if self.shuffle_algo in ("py1s", "py2s") else 1
+        self.num_canonical_nodes = (
+            num_canonical_nodes or self.num_canonical_nodes or many * self.world.num_nodes
+        )
+        if shuffle_seed is not None:
+            self.shuffle_seed = shuffle_seed
+        self.initial_physical_nodes = initial_physical_nodes
         self._set_shuffle_block_size(self.world)
 
     def steps(self, epoch: int, sample_in_epoch: int = 0) -> Ids:
@@ -182,18 +194,8 @@ def _in_turn(workers: Sequence[Ids]) -> Ids:
     return np.concatenate(workers)[np.argsort(order, kind="stable")]
 
 
-def set_samples(dataset: StreamingDataset, sizes: Sequence[Sequence[int]]) -> None:
-    """Tells a data set that was not opened what it holds: the attributes by which StreamingDataset knows where samples lie, from the
-    samples of each shard of each stream."""
-    dataset.num_streams = len(sizes)
-    dataset.shards_per_stream = np.array([len(shards) for shards in sizes], np.int64)
-    dataset.samples_per_shard = np.array([n for shards in sizes for n in shards], np.int64)
-    dataset.samples_per_stream = np.array([sum(shards) for shards in sizes], np.int64)
-    for what in ("shard", "sample"):
-        each = getattr(dataset, f"{what}s_per_stream")
-        setattr(dataset, f"{what}_offset_per_stream", each.cumsum() - each)
-    each = dataset.samples_per_shard
-    dataset.sample_offset_per_shard = each.cumsum() - each
+def _offsets(counts: Ids) -> Ids:
+    return counts.cumsum() - counts
 
 
 def _size_problem(size: int) -> str:

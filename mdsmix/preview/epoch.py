@@ -3,19 +3,28 @@
 A stream drifts where the shares of its lowest and highest window lie farther apart than a tenth of its share, and than 6.5 times
 the standard deviation that a window's share has where samples are drawn at random: of ten windows drawn so, one stream in hundreds
 lies there. Where a batch is of one stream, such a batch is what is drawn. Streams that windows hold a handful of are not judged.
+
+Tokens are told without reading a sample: rows of one length by their column, others by their bytes in the tables of their shards,
+brought to the mean that the manifest counted, else to that of the first samples. The latter are estimates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.preview.layout import NOBODY, Ids, Layout
-from mdsmix.preview.lengths import Lengths
+from mdsmix.load.layout import NOBODY, Ids, Layout
+from mdsmix.mix.counts import tokens_of
+from mdsmix.mix.first_samples import row_length
+from mdsmix.mix.streams import Loader, Stream
+from mdsmix.preview.reading import Reader
+from mdsmix.shards.manifest import Encoding
+from mdsmix.shards.turns import has_images
+from mdsmix.table import Estimate, is_known
 
 Floats = NDArray[np.float64]
 SCATTERS = 6.5
@@ -23,6 +32,72 @@ FEWEST = 4
 "Samples of a stream in a window, on average: of fewer the scatter says little."
 APART = 0.1
 "Of a stream's share: windows that lie nearer change no training."
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of a stream's samples as the model sees them."""
+
+    tokens: Floats
+    "float64 [samples], or [1] where all count as the same."
+    is_exact: bool
+    how: str
+    trained: float | None
+    "The share of them that gives a loss; None where that is not known."
+
+    def of(self, positions: NDArray[np.int64]) -> Floats:
+        """float64 [n]: of the samples at these positions of the stream."""
+        if len(self.tokens) == 1:
+            return np.full(len(positions), self.tokens[0])
+        return self.tokens[positions]
+
+
+def lengths_of(number: int, stream: Stream, loader: Loader, reader: Reader) -> Lengths | None:
+    """None where nobody can tell, since the loader itself tokenizes."""
+    trained, tokens = _trained(stream, loader), tokens_of(stream, loader)
+    if (fixed := row_length(stream)) is not None and "text" not in stream.columns:
+        rows = np.array([min(fixed, loader.max_seq_len or fixed)], np.float64)
+        return Lengths(rows, True, "rows of one length", trained)
+    if not is_known(tokens):
+        return None
+    mean = float(tokens) / max(1, stream.index.samples)
+    tables = list(_sizes(number, stream, reader)) if _is_worth(stream) else []
+    if len(tables) < len(stream.shards):
+        source = "of the first samples" if isinstance(tokens, Estimate) else "in the manifest"
+        return Lengths(np.array([mean]), False, f"the mean {source}", trained)
+    sizes = np.concatenate(tables).astype(np.float64)
+    scaled = sizes * (mean / max(1e-9, float(sizes.mean())))
+    return Lengths(scaled, False, "bytes of its samples, brought to the mean", trained)
+
+
+def _is_worth(stream: Stream) -> bool:
+    """Where there are images the bytes are theirs, and say little of tokens."""
+    return (
+        not has_images(stream.columns)
+        and all(shard.samples for shard in stream.shards)
+        and stream.index.samples <= 1 << 26
+    )
+
+
+def _sizes(number: int, stream: Stream, reader: Reader) -> Iterator[NDArray[np.int64]]:
+    keys = [(number, at) for at in range(len(stream.shards))]
+    reader.look(keys)
+    yield from (np.diff(reader.tables[key]) for key in keys if key in reader.tables)
+
+
+def _trained(stream: Stream, loader: Loader) -> float | None:
+    manifest, targets = stream.trusted_manifest, loader.target_policies
+    if not manifest or not targets or not manifest.totals.seen_tokens:
+        return None
+    if "tokens" not in stream.columns and not _same_targets(manifest.encoding, loader):
+        return None
+    return manifest.totals.loss_tokens / manifest.totals.seen_tokens
+
+
+def _same_targets(encoding: Encoding, loader: Loader) -> bool:
+    made = (encoding.target_prompts, encoding.target_responses, encoding.decoder_only_format)
+    asked = (*loader.targets, loader.dataset.get("decoder_only_format") is not False)
+    return made == asked and encoding.max_seq_len == loader.max_seq_len
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,16 @@ what waits in its bins comes with that worker's next batch.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 
 from mdsmix.errors import MixRefused
 from mdsmix.load.collate import Collate
-from mdsmix.load.pack import Packer
-from mdsmix.load.training_rows import IGNORED, Row, row_of
+from mdsmix.load.layout import Place
+from mdsmix.load.training_rows import IGNORED, Row, RowRules, row_of
 from mdsmix.preview.images import Images
-from mdsmix.preview.layout import Place
 from mdsmix.preview.reading import Sample
 from mdsmix.shards.turns import turns_of
 
@@ -49,14 +49,14 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """The rows of one or more devices' batches."""
+    """The rows of all devices' batches."""
 
-    parts: Mapping[int, Part] = field(default_factory=dict)
+    parts: Mapping[int, Part]
     "Number of a stream -> what of it is in the rows."
-    rows: int = 0
-    slots: int = 0
+    rows: int
+    slots: int
     "Places for tokens, padding included."
-    documents: Sequence[int] = ()
+    documents: Sequence[int]
     "Of each row."
 
     @property
@@ -85,82 +85,44 @@ def placed(place: Place, sample: Sample, collate: Collate, images: Images | None
     return row
 
 
-@dataclass(slots=True, kw_only=True)
-class Worker:
-    """The collator of one worker of one device, with what it keeps from batch to batch."""
-
-    collate: Collate
-    packer: Packer | None
-    is_text: bool
-    "LLM-Foundry's text loader pads a batch to its longest row."
-    has_seen_a_batch: bool = False
-
-    def bins(self, rows: Sequence[Placed]) -> list[list[Placed]]:
-        """The rows of a batch, each of one sample or of several that are packed."""
-        if self.packer is None:
-            return [[row] for row in rows]
-        return [[row for row in rows if isinstance(row, Placed)] for rows in self.packer.pack(rows)]
-
-    @property
-    def waiting(self) -> int:
-        """Samples that were drawn and wait to be packed."""
-        return sum(len(each.rows) for each in self.packer.waiting) if self.packer else 0
-
-    def made(self, bins: Sequence[Sequence[Placed]]) -> Made:
-        parts = dict[int, Part]()
-        for stream in sorted({row.place.stream for rows in bins for row in rows}):
-            parts[stream] = _part(
-                [r for rows in bins for r in rows if r.place.stream == stream], self
-            )
-        sides = 1 if self.collate.rules.decoder_only_format else 2
-        width = sides * self._width(bins)
-        return Made(
-            parts=parts,
-            rows=len(bins),
-            slots=len(bins) * width,
-            documents=[sum(map(self._documents, rows)) for rows in bins],
-        )
-
-    def _width(self, bins: Sequence[Sequence[Placed]]) -> int:
-        """Tokens that a row of the batch is padded to, of each side."""
-        most, is_first = self.collate.rules.max_seq_len, not self.has_seen_a_batch
-        self.has_seen_a_batch = True
-        longest = max((_longest(rows) for rows in bins), default=0)
-        if self.packer:
-            return most
-        if self.is_text or self.collate.pad_to_longest:
-            most = longest
-        if self.collate.allow_pad_trimming and not is_first:
-            most = min(most, -(-longest // 8) * 8)
-        return most
-
-    def _documents(self, row: Placed) -> int:
-        """Documents that a row holds a part of: a packed row says so, a row of text may be cut out of several, told apart by EOS, else
-        by BOS."""
-        if row.documents is not None:
-            return int(row.documents.size)
-        if not row.is_text:
-            return 1
-        ids = self.collate.rules.ids
-        ends = int((row.input_ids[:-1] == ids.eos).sum()) if ids.eos is not None else 0
-        if ends or ids.bos is None:
-            return 1 + ends
-        return 1 + int((row.input_ids[1:] == ids.bos).sum())
+Bins = Sequence[Sequence[Placed]]
+"Rows of a device's batch, each of one sample or of several that are packed."
 
 
-def joined(made: Sequence[Made]) -> Made:
-    """The batches of several devices as one."""
-    streams = sorted({stream for each in made for stream in each.parts})
+def bins_of(rows: Sequence[Placed], collate: Collate) -> Bins:
+    if collate.packer is None:
+        return [[row] for row in rows]
+    return [[row for row in rows if isinstance(row, Placed)] for rows in collate.packer.pack(rows)]
+
+
+def slots_of(bins: Bins, collate: Collate, is_text: bool) -> int:
+    """Places for tokens that the batch has, padding included. `is_text`: LLM-Foundry's text loader pads to the longest row."""
+    width, is_first = collate.rules.max_seq_len, not collate.has_seen_a_batch
+    collate.has_seen_a_batch = True
+    longest = max((max(r.input_ids.size, r.labels.size) for rows in bins for r in rows), default=0)
+    if not collate.packer:
+        if is_text or collate.pad_to_longest:
+            width = longest
+        if collate.allow_pad_trimming and not is_first:
+            width = min(width, -(-longest // 8) * 8)
+    return len(bins) * width * (1 if collate.rules.decoder_only_format else 2)
+
+
+def made_of(bins: Bins, slots: int, rules: RowRules) -> Made:
+    """The rows of all devices' batches. `slots`: the places for tokens that these have together."""
+    by_stream = defaultdict[int, list[Placed]](list)
+    for row in chain.from_iterable(bins):
+        by_stream[row.place.stream].append(row)
     return Made(
-        parts={s: _sum([each.parts[s] for each in made if s in each.parts]) for s in streams},
-        rows=sum(each.rows for each in made),
-        slots=sum(each.slots for each in made),
-        documents=[n for each in made for n in each.documents],
+        parts={stream: _part(by_stream[stream], rules) for stream in sorted(by_stream)},
+        rows=len(bins),
+        slots=slots,
+        documents=[sum(_documents(row, rules) for row in rows) for rows in bins],
     )
 
 
-def _part(rows: Sequence[Placed], worker: Worker) -> Part:
-    shifted = worker.collate.rules.decoder_only_format
+def _part(rows: Sequence[Placed], rules: RowRules) -> Part:
+    shifted = rules.decoder_only_format
     return Part(
         samples=len(rows),
         tokens=sum(row.input_ids.size if shifted else _size(row) for row in rows),
@@ -171,18 +133,21 @@ def _part(rows: Sequence[Placed], worker: Worker) -> Part:
     )
 
 
-def _sum(parts: Sequence[Part]) -> Part:
-    total = sum((Counter(vars(part)) for part in parts), Counter[str]())
-    return Part(**total)
+def _documents(row: Placed, rules: RowRules) -> int:
+    """Documents that a row holds a part of: a packed row says so, a row of text may be cut out of several, told apart by EOS, else
+    by BOS."""
+    if row.documents is not None:
+        return int(row.documents.size)
+    if not row.is_text:
+        return 1
+    ends = int((row.input_ids[:-1] == rules.ids.eos).sum()) if rules.ids.eos is not None else 0
+    if ends or rules.ids.bos is None:
+        return 1 + ends
+    return 1 + int((row.input_ids[1:] == rules.ids.bos).sum())
 
 
 def _size(row: Row) -> int:
     return int(row.input_ids.size + row.labels.size)
-
-
-def _longest(rows: Sequence[Row]) -> int:
-    """Tokens of the longer side of a row of one sample."""
-    return max(max(row.input_ids.size, row.labels.size) for row in rows)
 
 
 def rows_of(
