@@ -220,7 +220,9 @@ def turn_size(i: int) -> int:
     return sum(len(turn["input_ids"]) + len(turn["labels"]) for turn in turns(i)["turns"])
 
 
-def test_tokens_of_an_epoch_are_exact_in_rows_of_one_length_and_near_elsewhere(folder: Path) -> None:
+def test_tokens_of_an_epoch_are_exact_in_rows_of_one_length_and_near_elsewhere(
+    folder: Path,
+) -> None:
     settings = made(folder, "web docs", name="text")
     found = looked(settings, asked(10, steps=13))
     assert [step.epoch for step in found.steps] == [0] * 13
