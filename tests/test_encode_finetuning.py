@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from mdsmix.encode.base import Encoded
+from mdsmix.encode.encoded import Encoded
 from mdsmix.kinds.pairs import Pairs
 from mdsmix.kinds.reading import Reading
 from mdsmix.shapes import SHAPES

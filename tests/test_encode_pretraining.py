@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode.base import Encoded
-from mdsmix.encode.documents import add_special_tokens, as_targets, rows_in, split_rows
+from mdsmix.encode.encoded import Encoded
+from mdsmix.encode.layouts import add_special_tokens, as_targets, rows_in, split_rows
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.kinds.reading import Reading
 from mdsmix.ragged import Ragged

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode.base import Encoded
+from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.record import Conversation
 from tests import encoders

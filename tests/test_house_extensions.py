@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mdsmix.encode.base import Encoded
+from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.targets import Lengths
 from mdsmix.kinds import KINDS, Kind
 from mdsmix.ragged import Ragged

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.encode.base import Rejected
+from mdsmix.encode.encoded import Rejected
 from mdsmix.errors import Unreachable
 from mdsmix.images import pictures
 from mdsmix.images.pictures import Image, Pictures, Seen

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdsmix.kinds.holdout import is_held_out
+from mdsmix.kinds.membership import is_held_out
 from mdsmix.record import Conversation, Document, Pair
 from tests.converting import (
     chats,

@@ -14,12 +14,9 @@ import pytest
 import xxhash
 from PIL import Image
 
-from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.images import pictures
 from mdsmix.images.encoder import frames
-from mdsmix.kinds import open_recipe
-from mdsmix.kinds.registry import fields_read, fields_used, make_encoding
 from mdsmix.record import Conversation, canonical
 from mdsmix.shapes import SHAPES as SHAPES_OF
 from mdsmix.shapes.pictures import images_of, with_images
@@ -346,16 +343,6 @@ def test_a_field_of_images_that_nothing_looks_into_is_told(
     told = mdsmix("convert", write_recipe(tmp_path, seeing, max_seq_len=400, streams=streams)).out
     assert "WARNING: 1 record has a field image that is not read" in told
     assert said in told
-
-
-def test_such_a_field_is_in_the_keys_of_units_of_columns_as_it_always_was(
-    tmp_path: Path, seeing: Path
-) -> None:
-    """Else a stream that is published would be converted once more."""
-    path = write_jsonl(tmp_path / "a.jsonl", [record()])
-    recipe = open_recipe(write_recipe(tmp_path, seeing, streams={"see": stream(path, "qwen_vl")}))
-    encoding = make_encoding(recipe, recipe.streams["see"], open_tokenizer(recipe.tokenizer))
-    assert fields_read(encoding) - fields_used(encoding) == {"images", "image"}
 
 
 @pytest.mark.parametrize(

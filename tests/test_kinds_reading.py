@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode.base import Encoded, Rejected
+from mdsmix.encode.encoded import Encoded, Rejected
 from mdsmix.kinds.reading import Reading
 from mdsmix.ragged import Ragged
 from mdsmix.record import Document
@@ -123,4 +123,4 @@ def test_nulls_are_counted_in_records_that_are_read_and_not_in_bad_ones() -> Non
     bad = {"messages": [asked, called, {"role": "nobody", "content": "x"}]}
     reading = Reading(SHAPES["openai"], {"messages": "messages"}, Taking())
     assert [each.reason for each in reading.encode([good, bad]).rejected] == ["unknown_role"]
-    assert reading.noticed.nulls == {"messages": 1}
+    assert reading.oddities.nulls == {"messages": 1}

@@ -11,8 +11,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdsmix.kinds.holdout import is_held_out
-from mdsmix.kinds.sampling import Sample
+from mdsmix.kinds.membership import RecordSample, is_held_out
 from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
@@ -47,7 +46,7 @@ def fill(folder: Path, texts: list[str], name: str = "a") -> Path:
 
 
 def is_in(record: Any, share: Fraction | str) -> bool:
-    (found,) = Sample(Fraction(share)).of([{}], [record])
+    (found,) = RecordSample(Fraction(share)).of([{}], [record])
     return bool(found != NOT_SAMPLED)
 
 
@@ -82,7 +81,7 @@ def test_a_larger_share_only_adds(one: Fraction, other: Fraction, text: str) -> 
         assert is_in(record, small) <= is_in(record, large)
         assert not is_in(record, Fraction(0))
         assert is_in(record, Fraction(1))
-    assert Sample(small).has_raw(text.encode()) <= Sample(large).has_raw(text.encode())
+    assert RecordSample(small).has_raw(text.encode()) <= RecordSample(large).has_raw(text.encode())
 
 
 def test_which_texts_are_in_follows_from_the_second_half_of_their_hash() -> None:
@@ -90,12 +89,12 @@ def test_which_texts_are_in_follows_from_the_second_half_of_their_hash() -> None
     texts = [f"number {n}" for n in range(40)]
     wanted = [xxhash.xxh3_128_digest(text)[8] < 64 for text in texts]
     assert 0 < sum(wanted) < 40
-    found = Sample(Fraction(1, 4)).of([None] * 40, list(map(Document, texts)))
+    found = RecordSample(Fraction(1, 4)).of([None] * 40, list(map(Document, texts)))
     assert [each is not NOT_SAMPLED for each in found] == wanted
 
 
 def test_an_item_that_was_too_long_to_be_kept_is_in_whatever_the_share() -> None:
-    assert Sample(Fraction(1, 10_000)).has_raw(b"")
+    assert RecordSample(Fraction(1, 10_000)).has_raw(b"")
 
 
 def test_no_half_says_anything_of_the_other() -> None:
@@ -296,7 +295,9 @@ def test_a_bad_record_that_cannot_be_written_again_is_in(
     for _ in range(1_000):
         deep = [deep]
     told: list[Any] = [{"body": deep}, {"body": "half \ud800 a character"}]
-    assert Sample(Fraction(1, 1 << 40)).of(told, ["missing_field"] * 2) == ["missing_field"] * 2
+    assert (
+        RecordSample(Fraction(1, 1 << 40)).of(told, ["missing_field"] * 2) == ["missing_field"] * 2
+    )
     lines = [f'{{"text": "{text}"}}' for text in TEXTS[:50]]
     (tmp_path / "data").mkdir()
     deeply = f'{{"body": {"[" * 1_000}{"]" * 1_000}}}'

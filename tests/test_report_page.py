@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mdsmix.encode.tokenizer import decoder_of, open_tokenizer
-from mdsmix.kinds.base import Piece
+from mdsmix.kinds.kind import Piece
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.report.page import svg, thumbnails
 from mdsmix.report.page.html import TEMPLATES

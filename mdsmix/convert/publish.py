@@ -15,7 +15,7 @@ from mdsmix.convert.tokenizer_folder import tokenizer_card
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.kinds.assemble import JoinedRows
-from mdsmix.kinds.holdout import NOT_HELD_OUT
+from mdsmix.kinds.membership import NOT_HELD_OUT
 from mdsmix.shapes.where import NO_FIELD, parse_where
 from mdsmix.shards.beside import LISTED, SourceEntry, store_sources
 from mdsmix.shards.counts import Records, Totals

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from mdsmix.convert.images import cut_by_images
 from mdsmix.convert.quarantine import PackedRecords, described
-from mdsmix.encode.base import Encoded
+from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.attempts import CRASHED, Attempt, pieces, place
 from mdsmix.engines.base import Reporter
-from mdsmix.kinds.sampling import Sample
+from mdsmix.kinds.membership import RecordSample
 from mdsmix.shards.counts import NOT_SAMPLED, Records
 from mdsmix.sources import BadRecord, RecordBatch
 
@@ -47,7 +47,7 @@ class Tally:
     """Counts what became of the records, batch by batch. Written records are counted by their rows, so that the counts do not add up where one is lost."""
 
     def __init__(
-        self, has_many_rows: bool, sample: Sample | None = None, has_images: bool = False
+        self, has_many_rows: bool, sample: RecordSample | None = None, has_images: bool = False
     ) -> None:
         self._has_many_rows, self._sample, self._has_images = has_many_rows, sample, has_images
         "A long document is split, any other record is one row."

@@ -173,7 +173,7 @@ def _convert(
         shards=made.shards,
         side_files=made.ids.store(job.folder, made.shards) if job.names_rows else [],
         totals=totals,
-        records=replace(made.tally.records, **made.reading.noticed.counts),
+        records=replace(made.tally.records, **made.reading.oddities.counts),
         size=made.tally.size,
         lines=made.tally.lines,
         leftover=pack_tokens(leftover),
@@ -240,7 +240,7 @@ def _encode(
             made.tally.add(batch, piece, encoded)
             reporter.on_progress(batch.size * len(piece) // len(batch.records), encoded.tokens)
         made.tally.end(batch, without)
-        made.reading.noticed.look_at_columns(batch.unread, batch.unseen)
+        made.reading.oddities.look_at_columns(batch.unread, batch.unseen)
         made.read += len(batch.records)
 
 

@@ -16,8 +16,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from mdsmix.encode.base import Detail
 from mdsmix.encode.bounds import EXHAUSTED, bounded, render
+from mdsmix.encode.encoded import Detail
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Message
 from mdsmix.typed import brief

@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.encode.base import Rejected
 from mdsmix.encode.chat import ChatTemplate, NotRendered, answers
+from mdsmix.encode.encoded import Rejected
 from mdsmix.ragged import Ragged
 from mdsmix.record import Conversation, Message, PicturedConversation
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.encode.base import Rejected
+from mdsmix.encode.encoded import Rejected
 from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
 from mdsmix.recipe.rules import target_contradictions

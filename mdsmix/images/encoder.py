@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mdsmix.encode.base import Encoded, Rejected
+from mdsmix.encode.encoded import Encoded, Rejected
 from mdsmix.encode.processor import Counter
 from mdsmix.images.pictures import Failed, Image, Pictures, judged
 from mdsmix.record import Conversation

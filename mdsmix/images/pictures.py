@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from mdsmix.encode.base import Detail, Rejected
+from mdsmix.encode.encoded import Detail, Rejected
 from mdsmix.errors import Unreachable
 from mdsmix.images.change import Change
 from mdsmix.images.check import Bad, Looked, Rules, look

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from mdsmix.encode.backends import open_backend
-from mdsmix.encode.base import Encoded
+from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.init.recognise import parsed
@@ -83,7 +83,7 @@ def try_stream(
             for each in reversed(encoded.rejected)
             if each.detail and "template" in each.detail
         },
-        unread=dict(reading.noticed.unread),
+        unread=dict(reading.oddities.unread),
         pieces=None if kept is None else list(kind(encoding).pieces(_sample(reading, kept))),
     )
 

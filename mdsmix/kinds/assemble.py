@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.encode.base import Encoded
+from mdsmix.encode.encoded import Encoded
 from mdsmix.kinds.packing import best_fit
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals, histogram

@@ -14,15 +14,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mdsmix.encode import tool_forms
-from mdsmix.encode.base import Encoded, Rejected
 from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn, answers, open_template
+from mdsmix.encode.encoded import Encoded, Rejected
 from mdsmix.encode.history import rendered_rows
 from mdsmix.encode.image_tokens import ImageToken, Wrong, fitted, overgrown
 from mdsmix.encode.special import SpecialStrings
 from mdsmix.encode.targets import USABLE, Turns, first_turns, label
 from mdsmix.encode.tokenizer import Tokenizer
-from mdsmix.kinds.base import packed_columns
 from mdsmix.kinds.finetuning import Finetuning
+from mdsmix.kinds.kind import packed_columns
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation, RichConversation
 from mdsmix.words import hint

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mdsmix.encode.base import Encoded, Rejected
-from mdsmix.encode.columns import LayOut, as_documents, as_pairs, as_turns
+from mdsmix.encode.encoded import Encoded, Rejected
+from mdsmix.encode.layouts import LayOut, as_documents, as_pairs, as_turns
 from mdsmix.encode.targets import (
     USABLE,
     Flags,
@@ -22,7 +22,7 @@ from mdsmix.encode.targets import (
     label,
 )
 from mdsmix.encode.tokenizer import Tokenizer
-from mdsmix.kinds.base import Kind
+from mdsmix.kinds.kind import Kind
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Encoding

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128_digest as _hash
 
-from mdsmix.encode.base import Encoded, Rejected
+from mdsmix.encode.encoded import Encoded, Rejected
 from mdsmix.record import Document, Pair, Record, canonical
 
 SIZE = 16

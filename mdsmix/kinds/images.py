@@ -16,14 +16,14 @@ import numpy as np
 import orjson
 
 from mdsmix.encode.backends import Backend
-from mdsmix.encode.base import Encoded, Encoder
+from mdsmix.encode.encoded import Encoded, Encoder
 from mdsmix.encode.image_tokens import ImageToken
 from mdsmix.encode.processor import Counter, Processor, open_processor
 from mdsmix.encode.special import SpecialStrings
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.assemble import Assembled, Assembler, totals_of
-from mdsmix.kinds.base import Kind, Piece
 from mdsmix.kinds.conversations import Conversations
+from mdsmix.kinds.kind import Kind, Piece
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES

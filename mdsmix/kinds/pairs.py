@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.encode.base import Encoded, Rejected
-from mdsmix.encode.documents import add_special_tokens
+from mdsmix.encode.encoded import Encoded, Rejected
+from mdsmix.encode.layouts import add_special_tokens
 from mdsmix.encode.special import encode_texts
 from mdsmix.encode.targets import Targets, Turns, label
 from mdsmix.encode.tokenizer import Tokenizer
-from mdsmix.kinds.base import packed_columns
 from mdsmix.kinds.finetuning import Finetuning
+from mdsmix.kinds.kind import packed_columns
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Pair

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.encode.base import Encoded, Rejected
-from mdsmix.encode.documents import add_special_tokens, as_targets, rows_in, split_rows
+from mdsmix.encode.encoded import Encoded, Rejected
+from mdsmix.encode.layouts import add_special_tokens, as_targets, rows_in, split_rows
 from mdsmix.encode.special import encode_texts
 from mdsmix.encode.targets import Lengths
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.assemble import Assembler, JoinedRows
-from mdsmix.kinds.base import Kind, packed_columns
+from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Document

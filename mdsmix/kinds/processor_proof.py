@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from mdsmix.encode.backends import open_backend
-from mdsmix.encode.base import Encoded
+from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.processor import Difference, StoredRow, first_difference
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.registry import kind_of

@@ -9,13 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.encode.backends import Backend
-from mdsmix.encode.base import Detail, Encoded, Encoder, Rejected
+from mdsmix.encode.encoded import Detail, Encoded, Encoder, Rejected
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.fingerprints import Fingerprints, NoSamples
-from mdsmix.kinds.holdout import Holdout
-from mdsmix.kinds.noticed import Noticed
-from mdsmix.kinds.registry import fields_rivalling, fields_used, kind_of, shape_of
-from mdsmix.kinds.sampling import Sample
+from mdsmix.kinds.membership import Holdout, RecordSample
+from mdsmix.kinds.oddities import Oddities
+from mdsmix.kinds.registry import fields_read, fields_rivalling, kind_of, shape_of
 from mdsmix.record import Document, RichConversation
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.base import explained
@@ -43,8 +42,8 @@ class Reading:
     encoder: Encoder
     options: Mapping[str, Any] = field(default_factory=dict)
     "Of the shape, those that are not at their defaults."
-    noticed: Noticed = field(default_factory=Noticed)
-    sample: Sample | None = None
+    oddities: Oddities = field(default_factory=Oddities)
+    sample: RecordSample | None = None
     holdout: Holdout | None = None
     where: Where | None = None
     "Records that do not match are left out before the shape sees them."
@@ -58,7 +57,7 @@ class Reading:
     ) -> Encoded:
         """The samples of the records; `rejected` names positions among them. `first`: how many records of the window stand
         before them; `folders`: of the file of each, for those whose images lie beside it."""
-        self.noticed.look_at_fields(records)
+        self.oddities.look_at_fields(records)
         found = self._read(records)
         if self.sample:
             found = self.sample.of(records, found)
@@ -147,14 +146,14 @@ class Reading:
         for record, read in zip(records, found, strict=True):
             for key in self.shape.structured if type(read) is RichConversation else ():
                 if key in self.fields:
-                    self.noticed.look_at_nulls(key, value_at(self.fields[key], record))
+                    self.oddities.look_at_nulls(key, value_at(self.fields[key], record))
 
     def _encode(self, found: list[Any], folders: Sequence[Location]) -> Encoded:
         if self.shape.gives is not Document:
-            self.noticed.look_at_texts(found)
+            self.oddities.look_at_texts(found)
         encoder: Any = self.encoder
         encoded: Encoded = encoder.encode(found, folders) if folders else encoder.encode(found)
-        self.noticed.look_at_columns(encoded.unread, {})
+        self.oddities.look_at_columns(encoded.unread, {})
         return encoded
 
 
@@ -199,8 +198,8 @@ def _open(encoding: Encoding, encoder: Encoder, fingerprints: Fingerprints | Non
         fields=encoding.fields,
         encoder=encoder,
         options=encoding.shape_options,
-        noticed=Noticed(fields_used(encoding), fields_rivalling(encoding)),
-        sample=Sample(Fraction(sample)) if sample else None,
+        oddities=Oddities(fields_read(encoding), fields_rivalling(encoding)),
+        sample=RecordSample(Fraction(sample)) if sample else None,
         holdout=Holdout(Fraction(share), encoding.held_out) if share else None,
         where=parse_where(encoding.where) if encoding.where else None,
         id=encoding.id,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from mdsmix.encode.tokenizer import Tokenizer
-from mdsmix.kinds.base import Kind
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.images import Images
+from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.pairs import Pairs
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, share_of
@@ -77,19 +77,9 @@ def kind_of(encoding: Encoding) -> Kind:
 
 def fields_read(encoding: Encoding) -> frozenset[str]:
     """The names at the top of a record that are read; none where the shape does not say, and so is given all of it."""
-    return _roots(encoding, _reads(encoding))
-
-
-def fields_used(encoding: Encoding) -> frozenset[str]:
-    """Those of them that a sample may hold anything of: where images stand in the texts, no field of images is. It is read all the
-    same, since what is read of a file of columns is in the keys of its units."""
-    return _roots(encoding, _reads(encoding, has_images=_is_beside(encoding)))
-
-
-def _roots(encoding: Encoding, reads: Iterable[Field | Where]) -> frozenset[str]:
     if not shape_of(encoding).fields:
         return frozenset()
-    return frozenset[str]().union(*(read.roots for read in reads))
+    return frozenset[str]().union(*(read.roots for read in _reads(encoding)))
 
 
 def fields_parsed(encoding: Encoding) -> frozenset[str]:
@@ -99,10 +89,10 @@ def fields_parsed(encoding: Encoding) -> frozenset[str]:
     return frozenset(structured).union(*(read.entered for read in _reads(encoding)))
 
 
-def _reads(encoding: Encoding, has_images: bool = True) -> Iterator[Field | Where]:
+def _reads(encoding: Encoding) -> Iterator[Field | Where]:
     """All that looks at a record by the names of its fields."""
     yield from map(parse, filter(None, (*encoding.fields.values(), encoding.id)))
-    if encoding.images and has_images:
+    if encoding.images and _is_beside(encoding):
         yield from map(parse, image_fields(encoding))
     if encoding.where:
         yield parse_where(encoding.where)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mdsmix import sources
 from mdsmix.encode.backends import Backend, Unequal
-from mdsmix.encode.base import Encoded
+from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.reading import Reading, open_reading
 from mdsmix.shards.manifest import Encoding

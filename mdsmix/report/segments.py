@@ -18,7 +18,7 @@ from typing import Any
 
 from mdsmix.encode.tokenizer import Decoder
 from mdsmix.kinds import Piece, kind_of, stored_pieces
-from mdsmix.kinds.base import document_pieces
+from mdsmix.kinds.kind import document_pieces
 from mdsmix.report.show import Run
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.turns import PACKED, documents_of, layout_of

@@ -10,8 +10,8 @@ from mdsmix.convert.outcome import Outcome
 from mdsmix.convert.parts import Part, PartOutcome
 from mdsmix.kinds import kind_of, shape_of
 from mdsmix.kinds.fingerprints import DUPLICATE
-from mdsmix.kinds.holdout import HELD_OUT, NOT_HELD_OUT
-from mdsmix.kinds.noticed import TAG
+from mdsmix.kinds.membership import HELD_OUT, NOT_HELD_OUT
+from mdsmix.kinds.oddities import TAG
 from mdsmix.report.card import packed
 from mdsmix.report.sampled import budget_json, said_of_budget, said_of_sample
 from mdsmix.shapes.pictures import FIELDS, PLACEHOLDER

@@ -15,8 +15,8 @@ import orjson
 import pytest
 
 from mdsmix.encode.backends import open_backend
-from mdsmix.encode.base import Encoded
 from mdsmix.encode.chat import today
+from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.pairs import Pairs

@@ -37,7 +37,7 @@ class Mutant:
     seconds: float
     diff: str
     is_second_look: bool = False
-    "Noticed by tests of other rooms than those that `--by-room` tries first."
+    "Oddities by tests of other rooms than those that `--by-room` tries first."
 
     @property
     def is_caught(self) -> bool:

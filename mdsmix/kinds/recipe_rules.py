@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from mdsmix.errors import RecipeError
-from mdsmix.kinds.base import Kind
+from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.registry import (
     KINDS,
     kind_of_stream,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from mdsmix.encode.backends import Backend
-from mdsmix.encode.base import Encoded, Encoder
+from mdsmix.encode.encoded import Encoded, Encoder
 from mdsmix.encode.targets import Lengths, Targets
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.assemble import Assembler, PackedRows, SampleRows

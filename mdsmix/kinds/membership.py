@@ -1,9 +1,9 @@
-"""`sample: 5%`: which records a stream is made of, where it takes a share of its source. The others are read and not tokenized.
+"""Which records a stream is made of: the `sample` of its source, and one side of its `holdout`.
 
-The record's fingerprint decides, so records that say the same are in or out together, wherever they stand; a source that grows or
-moves changes no record's side, and a larger share only adds. A holdout asks another hash, and so holds out its share of what is
-sampled. What has no fingerprint (a bad record, one that `where` leaves out) is in by its raw content: the stream is what a source
-of these records alone would have made, and its share of bad records is theirs.
+What a record says decides, not its bytes or its place: records that say the same are in or out together, in two files or with other
+spaces, and a source that grows or moves changes no record's side. A larger share only adds. Sample and holdout ask two hashes that
+know nothing of each other, so a holdout holds out its share of what is sampled. What has no fingerprint (a bad record, one that
+`where` leaves out) is in the sample by its raw content: the stream is what a source of these records alone would have made.
 """
 
 from __future__ import annotations
@@ -16,12 +16,35 @@ from typing import Any
 import xxhash
 
 from mdsmix.kinds.fingerprints import fingerprint
-from mdsmix.record import canonical
+from mdsmix.record import Record, canonical
 from mdsmix.shards.counts import NOT_SAMPLED
+
+HELD_OUT, NOT_HELD_OUT = "held_out", "not_held_out"
+"Why a record is not in the stream that is trained on, and why it is not in the one for evaluation."
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Holdout:
+    """One side of a stream of which a share is held out."""
+
+    share: Fraction
+    is_eval: bool
+    "The side that was held out."
+
+    def refused(self, record: Record) -> str | None:
+        """Why the record is not on this side; None where it is."""
+        if is_held_out(record, self.share) == self.is_eval:
+            return None
+        return NOT_HELD_OUT if self.is_eval else HELD_OUT
+
+
+def is_held_out(record: Record, share: Fraction) -> bool:
+    """Whether the record is among the share of all possible records that is held out."""
+    return xxhash.xxh64_intdigest(canonical(record)) * share.denominator < share.numerator << 64
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSample:
     """A share of all possible records, above 0 and below 1."""
 
     share: Fraction

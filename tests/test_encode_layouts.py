@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode.base import Encoded
-from mdsmix.encode.columns import as_documents, as_pairs
+from mdsmix.encode.encoded import Encoded
+from mdsmix.encode.layouts import as_documents, as_pairs
 from mdsmix.encode.targets import USABLE, Targets, Turns, label
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.ragged import Ragged

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.kinds.noticed import MOST_FIELDS, OTHERS, Noticed
+from mdsmix.kinds.oddities import MOST_FIELDS, OTHERS, Oddities
 from mdsmix.record import Conversation, Pair
 from tests.converting import (
     chats,
@@ -33,30 +33,30 @@ ALPACA: list[dict[str, Any]] = [
 
 
 def test_a_field_counts_where_it_says_something() -> None:
-    noticed = Noticed(["text"])
+    oddities = Oddities(["text"])
     empty = [None, "", [], {}]
     full = [0, False, 0.0, " ", [None], {"a": None}]
-    noticed.look_at_fields([{"text": "x", "other": value} for value in [*empty, *full]])
-    noticed.look_at_fields([["text"], "text", None, {"text": 1}])
-    assert noticed.unread == {"other": len(full)}
+    oddities.look_at_fields([{"text": "x", "other": value} for value in [*empty, *full]])
+    oddities.look_at_fields([["text"], "text", None, {"text": 1}])
+    assert oddities.unread == {"other": len(full)}
 
 
 def test_records_of_any_fields_are_counted_in_bounded_memory() -> None:
-    noticed = Noticed(["text"])
-    noticed.look_at_fields([{f"field {n}": 1} for n in range(1_000)])
-    assert len(noticed.unread) == MOST_FIELDS + 1
-    assert noticed.unread[OTHERS] == 1_000 - MOST_FIELDS
-    assert next(iter(noticed.unread)) == "field 0"
+    oddities = Oddities(["text"])
+    oddities.look_at_fields([{f"field {n}": 1} for n in range(1_000)])
+    assert len(oddities.unread) == MOST_FIELDS + 1
+    assert oddities.unread[OTHERS] == 1_000 - MOST_FIELDS
+    assert next(iter(oddities.unread)) == "field 0"
 
 
 def test_placeholders_are_counted_once_a_record() -> None:
-    noticed = Noticed()
+    oddities = Oddities()
     say = [
         {"role": "user", "content": "<image><image>"},
         {"role": "assistant", "content": "<video>"},
     ]
-    noticed.look_at_texts([Conversation(say), Pair("a < b", "<image>"), Pair("<im", "age>")])
-    assert noticed.placeholders == {"<image>": 2, "<video>": 1}
+    oddities.look_at_texts([Conversation(say), Pair("a < b", "<image>"), Pair("<im", "age>")])
+    assert oddities.placeholders == {"<image>": 2, "<video>": 1}
 
 
 def test_lost_parts_of_records_are_said_with_their_numbers(

@@ -18,7 +18,7 @@ MOST_FIELDS = 64
 OTHERS = "..."
 
 
-class Noticed:
+class Oddities:
     """Counts, over the records of a work unit in their order."""
 
     def __init__(self, read: Iterable[str] = (), one_of: Sequence[str] = ()) -> None:
