@@ -22,7 +22,7 @@ from mdsmix.mix.plan.make import Asked, make_plan, problems, resolve_for_plan
 from mdsmix.mix.plan.survey import forecast
 from mdsmix.shards.published import Published
 from mdsmix.sources import beginnings
-from mdsmix.table import UNKNOWN, Column, Estimate, is_known, shown
+from mdsmix.table import UNKNOWN, Column, Estimate, cell_text, is_known
 from tests.converting import (
     documents,
     manifest_of,
@@ -75,7 +75,7 @@ def test_what_is_worked_out_from_an_estimate_is_one() -> None:
         assert isinstance(found, Estimate)
     assert [1 + guessed, 7 - guessed, guessed * 2, 10 / guessed] == [6, 2, 10, 2]
     assert not is_known(sum([1, UNKNOWN]))
-    assert [shown(COUNT, figure) for figure in (10, guessed, UNKNOWN)] == ["10", "~5", "?"]
+    assert [cell_text(COUNT, figure) for figure in (10, guessed, UNKNOWN)] == ["10", "~5", "?"]
 
 
 def test_a_stream_of_full_rows_is_exact_throughout(tmp_path: Path) -> None:
