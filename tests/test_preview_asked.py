@@ -10,48 +10,16 @@ from typing import Any
 import pytest
 
 from mdsmix.errors import RecipeError
-from mdsmix.preview.asked import Asked, Cluster, State, batch_of, read_state
+from mdsmix.mix.world import World
+from mdsmix.preview.asked import Asked, State, read_state
 from tests.converting import mdsmix
 from tests.published import CONCAT, TOKEN_ROW, publish
 
 
-def cluster(**keys: Any) -> Cluster:
-    return Cluster(**{"nodes": 1, "gpus": 2, "workers": 0, "batch": 8, **keys})
-
-
-def test_a_batch_is_shared_by_devices_that_get_rows_of_their_own() -> None:
-    shared = cluster(nodes=2, gpus=4, batch=32, replication=2)
-    assert (shared.devices, shared.ranks, shared.rows) == (8, 4, 8)
-
-
-@pytest.mark.parametrize(
-    ("keys", "told"),
-    [
-        ({"batch": 7}, "not divisible by 2 devices.*make it 6 or 8"),
-        ({"batch": 1}, "not divisible by 2 devices.*make it 2,"),
-        ({"batch": 0}, "has none: give --batch"),
-        ({"batch": -4}, "has none: give --batch"),
-        ({"replication": 3}, "does not divide 2 GPUs"),
-    ],
-)
-def test_devices_that_cannot_share_a_batch_are_refused(keys: dict[str, Any], told: str) -> None:
-    with pytest.raises(RecipeError, match=told):
-        cluster(**keys)
-
-
 def test_steps_are_bounded() -> None:
     with pytest.raises(RecipeError, match="ask for at most 131"):
-        Asked(cluster=cluster(batch=1000), steps=132)
-    Asked(cluster=cluster(batch=1000), steps=131)
-
-
-def test_the_batch_is_what_is_given_or_the_yamls() -> None:
-    assert batch_of(4, 8, "a.yaml") == 4
-    assert batch_of(None, 8.0, "a.yaml") == 8
-    with pytest.raises(RecipeError, match="has no global_train_batch_size"):
-        batch_of(None, None, "a.yaml")
-    with pytest.raises(RecipeError, match="global_train_batch_size: 'many'"):
-        batch_of(None, "many", "a.yaml")
+        Asked(world=World(batch=1000), steps=132)
+    Asked(world=World(batch=1000), steps=131)
 
 
 TOLD = {"epoch": 2, "sample_in_epoch": 96, "num_canonical_nodes": 4, "shuffle_seed": 9}
@@ -90,8 +58,8 @@ def test_what_is_no_state_is_refused(text: str | None, told: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "told", "code"),
     [
-        ([], "nothing says how many rows a step takes", 2),
-        (["--batch", "8", "--gpus", "3"], "make it 6 or 9", 2),
+        ([], "nothing says how large a batch is", 2),
+        (["--batch", "8", "--gpus", "3"], "take 6 or 9", 2),
         (["--batch", "8", "--read", "much"], "--read much is no size", 2),
         (["--batch", "8", "--state", "none"], "--state none cannot be read", 2),
         (["--batch", "8", "--state", "none", "--epoch", "1"], "leave --epoch", 2),

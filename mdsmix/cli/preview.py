@@ -76,7 +76,7 @@ def preview(
         )
     mix = resolve(targets)
     asked = Asked(
-        cluster=_cluster(mix, nodes, gpus, workers, batch),
+        world=_world(mix, nodes, gpus, workers, batch),
         steps=steps,
         epoch=epoch,
         from_step=from_step,
@@ -89,20 +89,20 @@ def preview(
     _show(mix, asked, ids, as_json)
 
 
-def _cluster(mix: Mix, nodes: int, gpus: int, workers: int | None, batch: int | None) -> Any:
-    from mdsmix.preview.asked import Cluster, batch_of
+def _world(mix: Mix, nodes: int, gpus: int, workers: int | None, batch: int | None) -> Any:
+    from mdsmix.mix.world import World, batch_of
     from mdsmix.training.keys import whole
 
     if mix.is_bare:
         raise RecipeError(
             "A preview needs the loader's section of a training YAML or a recipe: streams alone have no batches."
         )
-    given = whole(mix.train.section.get("num_workers")) or 0
-    return Cluster(
+    named = whole(mix.train.section.get("num_workers")) or 0
+    return World(
         nodes=nodes,
         gpus=gpus,
-        workers=given if workers is None else workers,
-        batch=batch_of(batch, mix.yaml.config.get("global_train_batch_size"), mix.yaml.origin),
+        workers=named if workers is None else workers,
+        batch=batch_of(batch, mix.yaml.batch_size),
         replication=whole(mix.train.dataset.get("replication")) or 1,
     )
 

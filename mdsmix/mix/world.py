@@ -96,3 +96,14 @@ class World:
     def canonical(self) -> int:
         default = self.layout_nodes * (64 if self.algo in OLD_SHUFFLES else 1)
         return self.num_canonical_nodes or default
+
+
+def batch_of(given: int | None, named: int | None) -> int:
+    """Rows of a step: those of --batch, else those that the YAML names."""
+    batch = given if given is not None else named
+    if batch is None:
+        raise RecipeError(
+            "nothing says how large a batch is: give --batch, the rows of a step of all devices together "
+            "(global_train_batch_size of a training YAML)."
+        )
+    return batch

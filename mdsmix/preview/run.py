@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from streaming.base.world import World
+from streaming.base.world import World as StreamingWorld
 
 from mdsmix.errors import RecipeError
 from mdsmix.load.collate import Collate
@@ -18,7 +18,8 @@ from mdsmix.load.pack import best_ratio, ratios
 from mdsmix.load.processor import refuse_packing
 from mdsmix.load.training_rows import RowRules, TokenIds
 from mdsmix.mix.streams import Mix
-from mdsmix.preview.asked import Asked, Cluster, State
+from mdsmix.mix.world import World
+from mdsmix.preview.asked import Asked, State
 from mdsmix.preview.epoch import Floats, Lengths, Windows, count, lengths_of, windows_of
 from mdsmix.preview.images import Images, images_of
 from mdsmix.preview.reading import Reader, require_shards
@@ -123,14 +124,14 @@ def preview(mix: Mix, asked: Asked) -> Preview:
     reader = Reader(mix.train.streams, asked.read)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rows that are cut are counted
-        ratio = _ratio(settings, rules, asked.cluster, reader)
-        workers = _Workers(settings, rules, asked.cluster, ratio, images)
+        ratio = _ratio(settings, rules, asked.world, reader)
+        workers = _Workers(settings, rules, asked.world, ratio, images)
         return _preview(mix, asked, workers, reader)
 
 
 def _preview(mix: Mix, asked: Asked, workers: _Workers, reader: Reader) -> Preview:
-    cluster, streams = asked.cluster, mix.train.streams
-    layout = _layout(workers.settings, reader, cluster, int(cluster.rows * workers.ratio))
+    world, streams = asked.world, mix.train.streams
+    layout = _layout(workers.settings, reader, world, int(world.rows * workers.ratio))
     epochs = _epochs(layout, _enter(asked, layout), asked.steps)
     steps = list(_steps(epochs, layout, workers, reader, asked))
     lengths = [lengths_of(n, stream, mix.train, reader) for n, stream in enumerate(streams)]
@@ -141,7 +142,7 @@ def _preview(mix: Mix, asked: Asked, workers: _Workers, reader: Reader) -> Previ
         streams=layout.names,
         shards=[[shard.stored.basename for shard in stream.shards] for stream in streams],
         ratio=workers.ratio,
-        positions=cluster.ranks * cluster.rows * workers.rules.max_seq_len,
+        positions=world.ranks * world.rows * workers.rules.max_seq_len,
         epochs=epochs,
         steps=steps,
         lengths=lengths,
@@ -168,28 +169,28 @@ def _ids_of(mix: Mix) -> TokenIds:
     return TokenIds(eos=card.eos_id, pad=card.pad_id, bos=card.bos_id)
 
 
-def _layout(settings: LoaderSettings, reader: Reader, cluster: Cluster, drawn: int) -> Layout:
-    world = World(cluster.nodes, cluster.gpus, max(1, cluster.workers), 0)
+def _layout(settings: LoaderSettings, reader: Reader, world: World, drawn: int) -> Layout:
+    there = StreamingWorld(world.nodes, world.gpus, max(1, world.workers), 0)
     return Layout(
         {stream.name: stream.weight for stream in reader.streams},
         [[shard.samples for shard in stream.shards] for stream in reader.streams],
         settings.streaming,
-        world.replicate(cluster.replication),
+        there.replicate(world.replication),
         drawn,
         settings.loader.drop_last,
     )
 
 
-def _ratio(settings: LoaderSettings, rules: RowRules, cluster: Cluster, reader: Reader) -> float:
+def _ratio(settings: LoaderSettings, rules: RowRules, world: World, reader: Reader) -> float:
     """The packing ratio; `auto` is worked out as the loader does it, from the first rows of every device."""
     given = settings.row_key("packing_ratio", 1)
     if given != "auto":
         return float(given)
-    bins = cluster.rows
+    bins = world.rows
     tried = ratios(rules.max_seq_len, bins)
     if len(tried) == 1:
         return 1.0
-    layout = _layout(settings, reader, replace(cluster, workers=0), PROFILED * max(tried))
+    layout = _layout(settings, reader, replace(world, workers=0), PROFILED * max(tried))
     layout.drop_last = False
     layout.enter()
     collate, best = collate_of(settings, rules, None), list[float]()
@@ -261,20 +262,20 @@ class _Workers:
 
     settings: LoaderSettings
     rules: RowRules
-    cluster: Cluster
+    world: World
     ratio: float
     images: Images | None
     collators: dict[tuple[int, int], Collate] = field(default_factory=dict)
 
     def at(self, rank: int, worker: int) -> Collate:
-        bins = self.cluster.rows if self.ratio > 1 else None
+        bins = self.world.rows if self.ratio > 1 else None
         if (rank, worker) not in self.collators:
             self.collators[rank, worker] = collate_of(self.settings, self.rules, bins)
         return self.collators[rank, worker]
 
     def end_epoch(self) -> None:
         """Workers that do not live on lose what waits in their bins."""
-        if self.cluster.workers and not self.settings.loader.persistent_workers:
+        if self.world.workers and not self.settings.loader.persistent_workers:
             self.collators.clear()
 
     @property
@@ -286,22 +287,22 @@ class _Workers:
 def _steps(
     epochs: Sequence[Epoch], layout: Layout, workers: _Workers, reader: Reader, asked: Asked
 ) -> Iterator[Step]:
-    left, many = asked.steps, max(1, asked.cluster.workers)
+    left, many = asked.steps, max(1, asked.world.workers)
     for epoch in epochs:
         for at, ids in enumerate(epoch.ids[:left]):
             ranks = [
-                rank_of(layout, asked.cluster, rank, at % many, own) for rank, own in enumerate(ids)
+                rank_of(layout, asked.world, rank, at % many, own) for rank, own in enumerate(ids)
             ]
             yield _step(epoch, epoch.first + at, ranks, workers, reader, asked.samples)
         left -= len(epoch.ids)
         workers.end_epoch()
 
 
-def rank_of(layout: Layout, cluster: Cluster, rank: int, worker: int, own: Ids) -> Rank:
-    ids, device = own[own != NOBODY], rank * cluster.replication
+def rank_of(layout: Layout, world: World, rank: int, worker: int, own: Ids) -> Rank:
+    ids, device = own[own != NOBODY], rank * world.replication
     return Rank(
         rank=device,
-        node=device // cluster.gpus,
+        node=device // world.gpus,
         worker=worker,
         ids=[int(n) for n in ids],
         places=layout.places(ids),

@@ -119,13 +119,13 @@ def windows_table(preview: Preview) -> Table:
 
 def head(preview: Preview) -> list[str]:
     """How the run is laid out."""
-    layout, cluster, first = preview.layout, preview.asked.cluster, preview.epochs[0]
+    layout, world, first = preview.layout, preview.asked.world, preview.epochs[0]
     packed = (
         f", packed from {layout.batch_size:,} samples (ratio {preview.ratio:g})"
         if preview.ratio > 1
         else ""
     )
-    shared = f", each row on {cluster.replication} of them" if cluster.replication > 1 else ""
+    shared = f", each row on {world.replication} of them" if world.replication > 1 else ""
     end = first.first + len(first.ids)
     order = (
         f"shuffled by {layout.shuffle_algo} within {layout.shuffle_block_size:,} samples, seed {layout.shuffle_seed}"
@@ -133,8 +133,8 @@ def head(preview: Preview) -> list[str]:
         else f"not shuffled, seed {layout.shuffle_seed}"
     )
     return [
-        f"{plural(cluster.nodes, 'node')} of {plural(cluster.gpus, 'GPU')}, {plural(cluster.workers, 'worker')} each{shared}: "
-        f"{plural(cluster.batch, 'row')} a step, {cluster.rows:,} a GPU{packed}",
+        f"{plural(world.nodes, 'node')} of {plural(world.gpus, 'GPU')}, {plural(world.workers, 'worker')} each{shared}: "
+        f"{plural(world.batch, 'row')} a step, {world.rows:,} a GPU{packed}",
         f"an epoch draws {plural(layout.epoch_size, 'sample')}: {plural(end, 'step')} of {layout.batching_method} batches, {order}, "
         f"{plural(int(layout.num_canonical_nodes), 'canonical node')}",
     ]

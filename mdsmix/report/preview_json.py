@@ -15,14 +15,14 @@ from mdsmix.table import as_json
 
 def preview_json(preview: Preview, decoder: Decoder | None) -> dict[str, Any]:
     """All of it for programs: every sample id of every step, by device."""
-    cluster, layout = preview.asked.cluster, preview.layout
+    world, layout = preview.asked.world, preview.layout
     first = preview.epochs[0]
     return {
-        "nodes": cluster.nodes,
-        "gpus": cluster.gpus,
-        "workers": cluster.workers,
-        "rows_a_step": cluster.batch,
-        "rows_a_device": cluster.rows,
+        "nodes": world.nodes,
+        "gpus": world.gpus,
+        "workers": world.workers,
+        "rows_a_step": world.batch,
+        "rows_a_device": world.rows,
         "packing_ratio": preview.ratio,
         "samples_a_device": layout.batch_size,
         "epoch_size": layout.epoch_size,

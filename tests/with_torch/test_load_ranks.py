@@ -24,7 +24,8 @@ from streaming.base.world import World
 from mdsmix.load import build_loader
 from mdsmix.load.dataset import MixDataset
 from mdsmix.mix.resolve import mix_of
-from mdsmix.preview.asked import Asked, Cluster, State
+from mdsmix.mix.world import World as Machines
+from mdsmix.preview.asked import Asked, State
 from mdsmix.preview.run import Step, preview
 from tests.converting import documents, run_recipe, token_rows, write_jsonl, write_recipe
 from tests.corpus import docstrings
@@ -254,9 +255,9 @@ def previewed(settings: dict[str, Any], steps: int, state: dict[str, Any] | None
     """What a preview says of these two processes."""
     entered = state and State(**{name: state[name] for name in State.__dataclass_fields__})
     workers = settings["train_loader"].get("num_workers", 0)
-    cluster = Cluster(nodes=1, gpus=2, workers=workers, batch=8)
+    cluster = Machines(nodes=1, gpus=2, workers=workers, batch=8)
     mix = dataclasses.replace(mix_of(settings, "train.yaml"), tokenizer=CARD)
-    return preview(mix, Asked(cluster=cluster, steps=steps, state=entered or None)).steps
+    return preview(mix, Asked(world=cluster, steps=steps, state=entered or None)).steps
 
 
 def together(programs: Standing, program: str, argument: str, ranks: int = 2) -> str:

@@ -23,7 +23,8 @@ from mdsmix.load import build_loader
 from mdsmix.load.config import read_settings
 from mdsmix.load.layout import NOBODY, Layout, delivered
 from mdsmix.mix.resolve import mix_of
-from mdsmix.preview.asked import Cluster, State
+from mdsmix.mix.world import World as Machines
+from mdsmix.preview.asked import State
 from mdsmix.preview.reading import Reader
 from mdsmix.preview.run import _layout, rank_of
 from tests.with_torch.load_streams import IDS, config, write_stream
@@ -55,7 +56,7 @@ def settings(folder: Path, mix: str = "whole", **dataset: Any) -> dict[str, Any]
     return config(streams, "text", **{"shuffle": True, **dataset})
 
 
-def laid_out(made: dict[str, Any], cluster: Cluster, state: State | None = None) -> list[Any]:
+def laid_out(made: dict[str, Any], cluster: Machines, state: State | None = None) -> list[Any]:
     """Lists [step][rank] of sample ids."""
     reader = Reader(mix_of(made, "test").train.streams, 0)
     layout = _layout(read_settings(made), reader, cluster, cluster.rows)
@@ -73,7 +74,7 @@ def laid_out(made: dict[str, Any], cluster: Cluster, state: State | None = None)
 class Real:
     """A real dataset and loader that give what one device of a cluster gets."""
 
-    def __init__(self, made: dict[str, Any], cluster: Cluster, rank: int):
+    def __init__(self, made: dict[str, Any], cluster: Machines, rank: int):
         self.loader = build_loader(made, cluster.rows, ids=IDS)
         assert isinstance(self.loader, StreamingDataLoader)
         self.loader.dataset._parallel_rank_world = World(cluster.nodes, cluster.gpus, 1, rank)
@@ -83,7 +84,7 @@ class Real:
         return [b["input_ids"][:, 0].tolist() for b in islice(self.loader, most)]
 
 
-def real(made: dict[str, Any], cluster: Cluster, state: dict[str, Any] | None = None) -> list[Any]:
+def real(made: dict[str, Any], cluster: Machines, state: dict[str, Any] | None = None) -> list[Any]:
     ranks = list[list[list[int]]]()
     for rank in range(cluster.ranks):
         asked = Real(made, cluster, rank)
@@ -107,7 +108,7 @@ CASES = [
 def test_steps_are_what_a_real_dataset_yields(
     folder: Path, method: str, algorithm: str, mix: str, canonical: int | None
 ) -> None:
-    cluster = Cluster(nodes=1, gpus=2, workers=0, batch=24)
+    cluster = Machines(nodes=1, gpus=2, workers=0, batch=24)
     keys = {"batching_method": method, "shuffle_algo": algorithm, "num_canonical_nodes": canonical}
     made = settings(folder, mix, **{k: v for k, v in keys.items() if v})
     assert laid_out(made, cluster) == real(made, cluster)
@@ -118,7 +119,7 @@ SMALL = {"random": 48, "stratified": 48, "per_stream": 16, "device_per_stream": 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_two_nodes_of_four_devices_with_three_workers_each(folder: Path, method: str) -> None:
-    cluster = Cluster(nodes=2, gpus=4, workers=3, batch=SMALL[method])
+    cluster = Machines(nodes=2, gpus=4, workers=3, batch=SMALL[method])
     made = settings(folder, "repeat", batching_method=method, num_workers=3, shuffle_block_size=64)
     found = laid_out(made, cluster)
     assert len(found) >= 5
@@ -143,7 +144,7 @@ OTHERS: list[dict[str, Any]] = [
 def test_every_key_that_shapes_the_order_shapes_the_layout(
     folder: Path, keys: dict[str, Any]
 ) -> None:
-    cluster = Cluster(nodes=1, gpus=2, workers=2, batch=20)
+    cluster = Machines(nodes=1, gpus=2, workers=2, batch=20)
     mix = "proportion" if "epoch_size" in keys else "repeat"
     made = settings(folder, mix, num_workers=2, **keys)
     assert laid_out(made, cluster) == real(made, cluster)
@@ -154,7 +155,7 @@ def test_every_key_that_shapes_the_order_shapes_the_layout(
 def test_after_a_stop_in_mid_epoch_the_rest_comes_in_the_same_order(
     folder: Path, method: str
 ) -> None:
-    cluster = Cluster(nodes=1, gpus=2, workers=0, batch=16)
+    cluster = Machines(nodes=1, gpus=2, workers=0, batch=16)
     made = settings(folder, "whole", batching_method=method)
     first = Real(made, cluster, 0)
     next(batches := iter(first.loader))
@@ -172,7 +173,7 @@ def test_after_a_stop_in_mid_epoch_the_rest_comes_in_the_same_order(
 
 def test_a_state_of_other_devices_is_entered_as_streaming_enters_it(folder: Path) -> None:
     # Three nodes share the canonical nodes of two by no whole number: the order is laid out for the two, then shared out.
-    cluster = Cluster(nodes=3, gpus=1, workers=0, batch=48)
+    cluster = Machines(nodes=3, gpus=1, workers=0, batch=48)
     made = settings(folder, "repeat")
     told = {"epoch": 4, "sample_in_epoch": 96, "num_canonical_nodes": 2, "shuffle_seed": 3}
     state = State(**told, initial_physical_nodes=2)
@@ -187,14 +188,14 @@ def test_samples_are_counted_through_shards_and_streams() -> None:
     layout.set_samples([[2, 1], [3]])
     places = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 0, 1), (1, 0, 2)]
     assert layout.places(np.arange(6)) == places
-    cluster = Cluster(nodes=2, gpus=2, workers=0, batch=4, replication=2)
+    cluster = Machines(nodes=2, gpus=2, workers=0, batch=4, replication=2)
     ranks = [rank_of(layout, cluster, n, 0, np.array([n, -1])) for n in range(2)]
     assert [(rank.rank, rank.node, rank.ids) for rank in ranks] == [(0, 0, [0]), (2, 1, [1])]
 
 
 def test_a_replicated_run_gives_neighbours_the_same_rows(folder: Path) -> None:
-    cluster = Cluster(nodes=2, gpus=2, workers=0, batch=8, replication=2)
-    alone = Cluster(nodes=1, gpus=2, workers=0, batch=8)
+    cluster = Machines(nodes=2, gpus=2, workers=0, batch=8, replication=2)
+    alone = Machines(nodes=1, gpus=2, workers=0, batch=8)
     made = settings(folder)
     assert laid_out(made, cluster) == laid_out(made, alone) == real(made, alone)
     assert cluster.rows == 4
@@ -218,7 +219,7 @@ def test_batches_of_workers_that_end_early_are_passed_over() -> None:
 def test_what_streaming_refuses_is_told_with_the_names_of_streams(
     folder: Path, keys: dict[str, Any], batch: int, told: str
 ) -> None:
-    cluster = Cluster(nodes=2, gpus=1, workers=0, batch=batch)
+    cluster = Machines(nodes=2, gpus=1, workers=0, batch=batch)
     with pytest.raises(RecipeError, match=told) as caught:
         laid_out(settings(folder, **keys), cluster)
     assert "index 0" not in str(caught.value)
@@ -233,5 +234,5 @@ def test_a_layout_takes_no_shared_memory_and_writes_nothing(
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
     for name in ("SharedMemory", "SharedArray", "SharedScalar", "SharedBarrier", "get_shm_prefix"):
         monkeypatch.delattr(dataset, name)
-    laid_out(settings(folder), Cluster(nodes=2, gpus=2, workers=2, batch=8))
+    laid_out(settings(folder), Machines(nodes=2, gpus=2, workers=2, batch=8))
     assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before

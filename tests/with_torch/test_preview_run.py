@@ -19,7 +19,8 @@ from mdsmix.load import build_loader
 from mdsmix.load.training_rows import IGNORED
 from mdsmix.mix.resolve import mix_of
 from mdsmix.mix.streams import Mix
-from mdsmix.preview.asked import Asked, Cluster
+from mdsmix.mix.world import World as Machines
+from mdsmix.preview.asked import Asked
 from mdsmix.preview.epoch import Counts, Drift, windows_of
 from mdsmix.preview.rows import Made
 from mdsmix.preview.run import Preview, preview
@@ -81,7 +82,7 @@ def mix(settings: dict[str, Any]) -> Mix:
 
 
 def asked(batch: int, workers: int = 0, gpus: int = 1, **keys: Any) -> Asked:
-    return Asked(cluster=Cluster(nodes=1, gpus=gpus, workers=workers, batch=batch), **keys)
+    return Asked(world=Machines(nodes=1, gpus=gpus, workers=workers, batch=batch), **keys)
 
 
 def looked(settings: dict[str, Any], given: Asked) -> Preview:

@@ -25,7 +25,7 @@ from mdsmix.mix.plan.survey import forecast
 from mdsmix.mix.resolve import resolve
 from mdsmix.mix.streams import Loader, Mix
 from mdsmix.mix.weights import batching, delivered_in, draws_of, shuffle_algo
-from mdsmix.mix.world import World
+from mdsmix.mix.world import World, batch_of
 from mdsmix.table import UNKNOWN, Estimate, about
 from mdsmix.training.keys import BYTE_UNITS, in_units, whole
 from mdsmix.words import listed
@@ -115,15 +115,9 @@ def _drawn(loader: Loader, origin: str) -> list[int]:
 def _world(mix: Mix, asked: Asked, mean: float) -> tuple[World, bool]:
     """The machines, and whether how many samples fill a row is guessed. `mean`: tokens of a mean sample."""
     loader = mix.train
-    batch = asked.batch if asked.batch is not None else mix.yaml.batch_size
-    if batch is None:
-        raise RecipeError(
-            "nothing says how large a batch is: give --batch, the rows of a step of all devices together "
-            "(global_train_batch_size of a training YAML)."
-        )
     packing = packing_of(loader, mean)
     world = World(
-        batch=batch,
+        batch=batch_of(asked.batch, mix.yaml.batch_size),
         nodes=asked.nodes,
         gpus=asked.gpus,
         replication=whole(loader.dataset.get("replication")) or 1,

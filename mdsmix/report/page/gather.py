@@ -273,17 +273,17 @@ def _preview(page: Gathered, say: Callable[[str], None]) -> None:
 
 
 def _previewed(mix: Mix, page: Gathered) -> Preview:
+    from mdsmix.mix.world import World
     from mdsmix.preview.asked import Asked as AskedOfPreview
-    from mdsmix.preview.asked import Cluster
     from mdsmix.preview.run import preview
 
     given: Any = mix.train.section.get("num_workers")
-    cluster = Cluster(
+    world = World(
         nodes=page.asked.nodes,
         gpus=page.gpus,
         workers=whole(given) or 0,
         batch=page.batch,
         replication=whole(mix.train.dataset.get("replication")) or 1,
     )
-    asked = AskedOfPreview(cluster=cluster, steps=STEPS, windows=WINDOWS, samples=2, read=READ)
+    asked = AskedOfPreview(world=world, steps=STEPS, windows=WINDOWS, samples=2, read=READ)
     return preview(mix, asked)

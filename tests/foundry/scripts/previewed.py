@@ -12,7 +12,8 @@ from llmfoundry.utils.builders import build_tokenizer
 from omegaconf import OmegaConf
 
 from mdsmix.mix.resolve import resolve
-from mdsmix.preview.asked import Asked, Cluster
+from mdsmix.mix.world import World as Machines
+from mdsmix.preview.asked import Asked
 from mdsmix.preview.run import Step, preview
 
 BATCH = 6
@@ -27,8 +28,8 @@ def compare(path: str, steps: int) -> dict[str, Any]:
     del loader
     gc.collect()
     workers = tree["train_loader"]["num_workers"]
-    cluster = Cluster(nodes=1, gpus=1, workers=workers, batch=BATCH)
-    found = preview(resolve([path]), Asked(cluster=cluster, steps=steps, samples=BATCH)).steps
+    cluster = Machines(nodes=1, gpus=1, workers=workers, batch=BATCH)
+    found = preview(resolve([path]), Asked(world=cluster, steps=steps, samples=BATCH)).steps
     ours = [_said(step) for step in found]
     return {"version": streaming.__version__, "theirs": theirs, "ours": ours}
 
