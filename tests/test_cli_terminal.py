@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mdsmix.mix.findings import Finding
 from mdsmix.report.findings import print_findings
+from mdsmix.training.findings import Finding
 from tests.converting import Answer, documents, mdsmix, pairs, write_jsonl, write_recipe
 from tests.corpus import train_tokenizer
 

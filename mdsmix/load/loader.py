@@ -27,11 +27,11 @@ from mdsmix.load.pack import Packer, best_ratio, ratios
 from mdsmix.load.processor import named_vision, published_vision
 from mdsmix.load.stream import CheckedStream, reason
 from mdsmix.load.training_rows import Row, RowRules, TokenIds
+from mdsmix.training.findings import refusal
 from mdsmix.training.keys import LoaderKeys, OwnLoaderKeys
 from mdsmix.training.lock import settings_of as lock_settings
 from mdsmix.training.read import Config
-from mdsmix.training.rules.rule import refusal
-from mdsmix.training.rules.values import SEPARATORS, separator_differs
+from mdsmix.training.rules.values import separator_differs
 from mdsmix.words import plural
 
 log = logging.getLogger(__name__)
@@ -189,8 +189,8 @@ def rules_of(settings: LoaderSettings, ids: TokenIds) -> RowRules:
             f"{section.label}: the tokenizer has neither a padding nor an EOS token, so rows cannot be padded; give "
             "it one of them."
         )
-    for hit in separator_differs(section, {"eos": ids.eos, "bos": ids.bos}):
-        raise RecipeError(refusal(hit, SEPARATORS, section))
+    for found in separator_differs(section, {"eos": ids.eos, "bos": ids.bos}):
+        raise RecipeError(refusal(found, section))
     prompts, responses = section.targets
     return RowRules(
         ids=ids,

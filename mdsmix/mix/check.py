@@ -6,16 +6,16 @@ code 4: an unseen shard must not pass for a good one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from mdsmix.mix.epoch import epoch_of, epoch_table
-from mdsmix.mix.findings import CHECKS, Finding
 from mdsmix.mix.shares_table import shares_json
 from mdsmix.mix.streams import Mix
 from mdsmix.shards.verify import verify
 from mdsmix.table import as_json
+from mdsmix.training.findings import CHECKS, Check, Finding
 from mdsmix.words import plural
 
 
@@ -32,11 +32,40 @@ SEVERITIES = ("error", "warning", "note")
 
 def findings(mix: Mix) -> list[Finding]:
     """Everything there is to say of the mix, errors first, then in the order of the README's table."""
-    import mdsmix.mix.checks  # noqa: F401 - registers them
-
     mix.look()
-    found = [finding for check in CHECKS.values() for finding in check(mix)]
-    return in_order(found)
+    return in_order([finding for check in checks() for finding in _found(check, mix)])
+
+
+def checks() -> list[Check]:
+    """All of them in the order of the README's table, the rules of sections last."""
+    import mdsmix.mix.checks
+    import mdsmix.training.rules  # noqa: F401 - both register
+
+    return sorted(CHECKS.values(), key=lambda check: check.of == "section")
+
+
+def _found(check: Check, mix: Mix) -> Iterator[Finding]:
+    """What is said of several loaders alike is said once."""
+    loaders: dict[Finding, list[str]] = {}
+    for label, finding in _by_loader(check, mix):
+        loaders.setdefault(replace(finding, streams=tuple(finding.streams)), []).append(label)
+    for finding, labels in loaders.items():
+        yield finding.of(", ".join(dict.fromkeys(labels)))
+
+
+def _by_loader(check: Check, mix: Mix) -> Iterator[tuple[str, Finding]]:
+    if check.of == "mix":
+        yield from (("", finding) for finding in check.found(mix))
+        return
+    for loader in mix.loaders:
+        if check.of == "loader":
+            yield from ((loader.label, finding) for finding in check.found(mix, loader))
+        elif check.of == "stream":
+            for stream in loader.streams:
+                for finding in check.found(mix, loader, stream):
+                    yield loader.label, replace(finding, streams=(stream.name,))
+        elif not mix.is_bare:  # streams that were named alone have no section of a loader to judge
+            yield from ((loader.label, finding) for finding in check.found(loader))
 
 
 def in_order(found: Sequence[Finding]) -> list[Finding]:

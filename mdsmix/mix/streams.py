@@ -179,3 +179,12 @@ class Mix:
 def distinct(streams: Iterable[Stream]) -> list[Stream]:
     """Each folder once, whatever names it has in a mix."""
     return list({stream.folder.url: stream for stream in streams}.values())
+
+
+def names(streams: Iterable[Stream]) -> list[str]:
+    return [stream.name for stream in streams]
+
+
+def listed(streams: Iterable[Stream]) -> str:
+    """The streams as a sentence names them."""
+    return ", ".join(names(streams))

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from mdsmix.mix.findings import Finding
+from mdsmix.training.findings import Finding
 from mdsmix.words import printable
 
 COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}

@@ -14,8 +14,3 @@ from mdsmix.mix.checks import (  # noqa: F401, I001 - registered in the order in
     publication,
     config,
 )
-from mdsmix.mix.findings import check_rule
-from mdsmix.training.rules import RULES
-
-for _rule in RULES.values():
-    check_rule(_rule)

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mdsmix.kinds import kind_of
-from mdsmix.mix.findings import check_loaders, check_streams, listed, names
-from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.mix.streams import Loader, Mix, Stream, listed, names
 from mdsmix.shards.turns import PACKED, has_images
+from mdsmix.training.findings import Finding, check_loaders, check_streams
 from mdsmix.training.keys import OWN
-from mdsmix.training.rules import Hit
 from mdsmix.words import does
 
 READS = {
@@ -70,13 +69,13 @@ def reads(loader: Loader, stream: Stream) -> bool:
     "error",
     "Neither loader reads the other's columns, and training fails only at the batch in which such a sample comes up.",
 )
-def columns_loader(mix: Mix, loader: Loader) -> Iterator[Hit]:
+def columns_loader(mix: Mix, loader: Loader) -> Iterator[Finding]:
     foreign = [s for s in loader.streams if s.shards and not reads(loader, s)]
     wrong = [s for s in foreign if not has_images(s.columns)]  # images-loader
     right = [s for s in mix.train.streams if s.shards and reads(loader, s)]
     if wrong:
         others = f", as {_described(right)} has it" if right else ""
-        yield Hit(
+        yield Finding(
             f"{_described(wrong)} {does(wrong)} not hold what the {loader.name} loader reads "
             f"({READS[loader.name]}){others}.",
             _ways(mix, loader, wrong),
@@ -128,14 +127,14 @@ def _again(mix: Mix, loader: str, streams: Sequence[Stream]) -> str:
     "error",
     "A batch that holds both kinds cannot be put together, and fails in mid-training.",
 )
-def columns_text_and_tokens(mix: Mix, loader: Loader) -> Iterator[Hit]:
+def columns_text_and_tokens(mix: Mix, loader: Loader) -> Iterator[Finding]:
     if not loader.is_text:
         return
     texts, tokens = (
         [s for s in loader.streams if shape(s, "text") == column] for column in ("text", "tokens")
     )
     if texts and tokens:
-        yield Hit(
+        yield Finding(
             f"{listed(texts)} {does(texts, 'is', 'are')} text that the loader tokenizes, {listed(tokens)} "
             f"{does(tokens, 'is', 'are')} tokens.",
             "convert the text streams to tokens with `mdsmix convert`.",
@@ -148,11 +147,11 @@ def columns_text_and_tokens(mix: Mix, loader: Loader) -> Iterator[Hit]:
     "error",
     "The finetuning loader takes a sample for one of these shapes only when it has no other column (UnknownExampleTypeError).",
 )
-def columns_exact(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def columns_exact(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     found = shape(stream, "finetuning") if loader.name == "finetuning" else None
     count = RAW.get(found or "", len(stream.columns))
     if len(stream.columns) != count:
-        yield Hit(
+        yield Finding(
             f"{stream.name} holds {len(stream.columns)} columns ({', '.join(sorted(stream.columns))}), and as "
             f"{found} it may hold {count} under {{loader}}.",
             "write the stream again with the columns of that shape alone, or as turns with `mdsmix convert`.",
@@ -164,14 +163,14 @@ def columns_exact(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
     "error",
     "The loader cannot decode such a column and fails at the first sample, or reads wrong ids from it.",
 )
-def columns_encoding(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def columns_encoding(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     for column, encoding in stream.columns.items():
         allowed = ENCODINGS.get(column, (encoding,))
         is_ids = "bytes" in allowed
         base = ":".join(encoding.split(":")[:2])
         if (column in ENCODINGS and base not in allowed) or (is_ids and "," in encoding):
             wanted = "`ndarray:<int>` of one dimension" if is_ids else f"`{allowed[0]}`"
-            yield Hit(
+            yield Finding(
                 f"the column {column} of {stream.name} is `{encoding}`, and the loaders read {wanted}.",
                 "convert the stream again with `mdsmix convert`.",
             )
@@ -182,11 +181,11 @@ def columns_encoding(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
     "error",
     "Streaming takes the shards of a stream for alike; a sample of the other columns fails when it comes up.",
 )
-def columns_shards(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def columns_shards(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     other = next((i for i, s in enumerate(stream.shards) if s.columns != stream.columns), None)
     if other is not None:
         shard = stream.shards[other]
-        yield Hit(
+        yield Finding(
             f"shard 0 of {stream.name} holds {dict(stream.columns)}, shard {other} ({shard.stored.basename}) holds {shard.columns}.",
             "publish the two sets of shards as two streams; merge_index joins indexes without comparing them.",
         )
@@ -197,10 +196,10 @@ def columns_shards(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
     "error",
     "A pickle runs code when it is read; Streaming refuses it unless allow_unsafe_types is set.",
 )
-def columns_unsafe(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def columns_unsafe(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     pickled = [c for c, e in stream.columns.items() if e == "pkl"]
     if pickled and not loader.dataset.get("allow_unsafe_types"):
-        yield Hit(
+        yield Finding(
             f"{stream.name} holds pickles in {', '.join(pickled)}, and {{loader}} does not set allow_unsafe_types.",
             "write the stream again without that column.",
         )
@@ -211,13 +210,13 @@ def columns_unsafe(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
     "warning",
     "Text that the loader tokenizes gets the template, BOS and date of training time; nothing compares them with those of the ids.",
 )
-def columns_raw_and_tokenized(mix: Mix, loader: Loader) -> Iterator[Hit]:
+def columns_raw_and_tokenized(mix: Mix, loader: Loader) -> Iterator[Finding]:
     is_read = loader.name == "finetuning"
     known = [s for s in loader.streams if is_read and shape(s, "finetuning")]
     raw = [s for s in known if shape(s, "finetuning") in RAW]
     ready = [s for s in known if s not in raw]
     if raw and ready:
-        yield Hit(
+        yield Finding(
             f"{listed(raw)} {does(raw, 'is', 'are')} text that the loader tokenizes, {listed(ready)} "
             f"{does(ready, 'was', 'were')} tokenized before.",
             "convert the text streams too with `mdsmix convert`.",

@@ -19,12 +19,11 @@ from mdsmix.encode.processor import CARD, open_processor, snapshot_of
 from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
 from mdsmix.errors import MdsmixError
 from mdsmix.kinds.processor_proof import difference, row_of
-from mdsmix.mix.findings import check_loaders, listed, names
-from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.mix.streams import Loader, Mix, Stream, listed, names
 from mdsmix.recipe.rules import PROCESSOR_FOLDER
 from mdsmix.shards.turns import has_images
 from mdsmix.storage import Location
-from mdsmix.training.rules import Hit
+from mdsmix.training.findings import Finding, check_loaders
 from mdsmix.words import does
 
 
@@ -33,10 +32,10 @@ from mdsmix.words import does
     "error",
     "LLM-Foundry's loaders read the turns beside the images and train on one bare placeholder for each, without a word.",
 )
-def images_loader(mix: Mix, loader: Loader) -> Iterator[Hit]:
+def images_loader(mix: Mix, loader: Loader) -> Iterator[Finding]:
     seeing = _seeing(loader)
     if seeing and not loader.is_own:
-        yield Hit(
+        yield Finding(
             f"{listed(seeing)} {does(seeing, 'holds', 'hold')} images, and {{loader}} is the {loader.name} loader, which reads none.",
             "set train_loader.name: mdsmix, under LLM-Foundry with mdsmix installed beside it (docs/plugin.md), or read it by mdsmix.load in "
             "a training loop of your own; or take the stream out.",
@@ -60,7 +59,7 @@ def planned_for(stream: Stream) -> str | None:
     "Rows for another processor do not fit and end training; of one that is not equal a model is given other tokens, masks or pixels than "
     "transformers gives it; without one training ends at once.",
 )
-def images_processor(mix: Mix, loader: Loader) -> Iterator[Hit]:
+def images_processor(mix: Mix, loader: Loader) -> Iterator[Finding]:
     seeing = _seeing(loader) if loader.is_own else []
     name = loader.dataset.get("processor")
     planned = [stream for stream in seeing if planned_for(stream)]
@@ -71,14 +70,14 @@ def images_processor(mix: Mix, loader: Loader) -> Iterator[Hit]:
         and PROCESSOR_FOLDER.fullmatch(os.path.basename(str(name)))
         and not processor_hash(mix, name)
     ):
-        yield Hit(
+        yield Finding(
             f"the processor {name} of {{loader}} is not here, and not beside {listed(planned)}, from where the loader would fetch it.",
             f"{mix.makers(planned, 'convert')}, which publishes it there.",
             names(planned),
         )
     found = processor_hash(mix, name) if planned and name else None
     if wrong := [s for s in planned if found and planned_for(s) != found]:
-        yield Hit(
+        yield Finding(
             f"{listed(wrong)} {does(wrong, 'was', 'were')} converted for another processor ({str(planned_for(wrong[0]))[:8]}) than that of "
             f"{{loader}}, {name} ({str(found)[:8]}).",
             f"{mix.makers(wrong, 'convert')}; or name the processor of the conversion.",
@@ -86,7 +85,7 @@ def images_processor(mix: Mix, loader: Loader) -> Iterator[Hit]:
         )
     longest = loader.max_seq_len or 0
     if short := [s for s in planned if s.manifest and s.manifest.encoding.max_seq_len > longest]:
-        yield Hit(
+        yield Finding(
             f"{listed(short)} {does(short, 'was', 'were')} converted for rows longer than the {longest:,} tokens of {{loader}}, and what does "
             "not fit with its images is not cut.",
             f"{mix.makers(short, 'convert', f' max_seq_len={longest}')}.",
@@ -96,7 +95,7 @@ def images_processor(mix: Mix, loader: Loader) -> Iterator[Hit]:
         yield from _unequal(mix, loader, stream)
 
 
-def _unnamed(mix: Mix, seeing: list[Stream], planned: list[Stream]) -> Iterator[Hit]:
+def _unnamed(mix: Mix, seeing: list[Stream], planned: list[Stream]) -> Iterator[Finding]:
     """The loader then takes the processor that lies beside the streams, if they were converted for one."""
     lacking = [stream for stream in planned if not _is_beside(stream)]
     if len({planned_for(stream) for stream in planned}) == 1 and not lacking:
@@ -104,7 +103,7 @@ def _unnamed(mix: Mix, seeing: list[Stream], planned: list[Stream]) -> Iterator[
     why = "and {loader} names no processor"
     if planned:
         why += f", nor lies one that all were converted for beside {listed(lacking or planned)}"
-    yield Hit(
+    yield Finding(
         f"{listed(seeing)} {does(seeing, 'holds', 'hold')} images, {why}.",
         "write processor: (the model's folder or hub name) at the top of the recipe and convert again, or dataset.processor in a YAML of "
         "your own.",
@@ -137,13 +136,13 @@ def processor_hash(mix: Mix, name: Any) -> str | None:
         return None
 
 
-def _unequal(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def _unequal(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     """What the processor makes of whole conversations and the loader not of the stream's rows."""
     digest, tokenizer = _digest(mix, loader, stream), _tokenizer(mix)
     if digest and tokenizer and stream.trusted_manifest:
         own = [row_of("a row of the stream", sample) for sample in stream.head.samples]
         if found := difference(digest, stream.trusted_manifest.encoding, tokenizer, own):
-            yield Hit(f"{found}.", f"{found.way_out}.", (stream.name,))
+            yield Finding(f"{found}.", f"{found.way_out}.", (stream.name,))
 
 
 def _digest(mix: Mix, loader: Loader, stream: Stream) -> str | None:
@@ -173,20 +172,20 @@ def _tokenizer(mix: Mix) -> Tokenizer | None:
     "warning",
     "Whether every row fits max_seq_len with its images is then known only when the loader comes to one that does not, which ends training.",
 )
-def images_unplanned(mix: Mix, loader: Loader) -> Iterator[Hit]:
+def images_unplanned(mix: Mix, loader: Loader) -> Iterator[Finding]:
     name = loader.dataset.get("processor")
     seeing = _seeing(loader) if loader.is_own else []
     blind = [stream for stream in seeing if not planned_for(stream)]
     if not name and len(blind) == len(seeing):
         return  # images-processor says so
     if blind:
-        yield Hit(
+        yield Finding(
             f"{listed(blind)} {does(blind, 'was', 'were')} converted without a processor.",
             f"{mix.makers(blind, 'convert', f' processor={name}' if name else '')}.",
             names(blind),
         )
     elif name and seeing and processor_hash(mix, name) is None:
-        yield Hit(
+        yield Finding(
             f"the processor {name} of {{loader}} cannot be looked at here.",
             "check where it can be loaded, for example on the machine that converts.",
             names(seeing),

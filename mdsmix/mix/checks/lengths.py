@@ -8,15 +8,14 @@ import numpy as np
 
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import shape
-from mdsmix.mix.findings import check_loaders, check_streams, listed, names
 from mdsmix.mix.first_samples import (
     labels,
     longest,
     row_length,
     token_samples,
 )
-from mdsmix.mix.streams import Loader, Mix, Stream
-from mdsmix.training.rules import Hit
+from mdsmix.mix.streams import Loader, Mix, Stream, listed, names
+from mdsmix.training.findings import Finding, check_loaders, check_streams
 from mdsmix.words import plural
 
 
@@ -25,10 +24,10 @@ from mdsmix.words import plural
     "error",
     "The loader cuts longer samples without a word: text is lost, and a conversation whose target is cut off fails in mid-training.",
 )
-def rows_too_long(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def rows_too_long(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     top, limit = _too_long(loader, stream), loader.max_seq_len
     if top and not _is_cut_by_rule(stream, loader) and not _has_sides(stream):
-        yield Hit(
+        yield Finding(
             f"{stream.name} holds samples of {top} tokens, and max_seq_len of {{loader}} is {limit}.",
             f"convert the stream again for {limit} tokens, or train with max_seq_len: {top}.",
         )
@@ -39,9 +38,9 @@ def rows_too_long(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
     "warning",
     "The loader cuts off what is longer than a row, and nothing is ever trained on that.",
 )
-def rows_cut(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def rows_cut(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     if not loader.is_text and _is_cut_by_rule(stream, loader) and (told := _told(stream, loader)):
-        yield Hit(
+        yield Finding(
             f"{told}, and max_seq_len of {{loader}} is {loader.max_seq_len}.",
             f"convert and train with a larger max_seq_len, or split long {_word(stream)}s before converting.",
         )
@@ -52,10 +51,10 @@ def rows_cut(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
     "warning",
     "The loader cuts an encoder's context and its target each at max_seq_len, and only both together are counted.",
 )
-def sides_unseen(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def sides_unseen(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     top, limit = _too_long(loader, stream), loader.max_seq_len
     if top and _has_sides(stream) and not _is_cut_known(loader, stream):
-        yield Hit(
+        yield Finding(
             f"context and target of the longest sample of {stream.name} have {top} tokens together, and max_seq_len of {{loader}} is "
             f"{limit}: whether one of the two is longer than that is not known, since the stream was converted for another length.",
             f"convert the stream again for {limit} tokens, which counts what is cut.",
@@ -133,10 +132,10 @@ def _is_cut_by_rule(stream: Stream, loader: Loader) -> bool:
     "warning",
     "Every batch is padded or shorter than the model is paid for: part of each step is wasted.",
 )
-def rows_short(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def rows_short(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     length, limit = row_length(stream), loader.max_seq_len
     if length is not None and limit is not None and length < limit:
-        yield Hit(
+        yield Finding(
             f"every sample of {stream.name} has {length} tokens, and max_seq_len of {{loader}} is {limit}.",
             f"convert the stream again for {limit} tokens, or train with max_seq_len: {length}.",
         )
@@ -162,9 +161,9 @@ def _looks_even(stream: Stream, loader: Loader) -> bool:
     "note",
     "The text loader pads each batch to its longest sample, without an attention mask, and counts the padding as tokens.",
 )
-def rows_uneven(mix: Mix, loader: Loader) -> Iterator[Hit]:
+def rows_uneven(mix: Mix, loader: Loader) -> Iterator[Finding]:
     if uneven := _uneven(loader):
-        yield Hit(
+        yield Finding(
             f"samples of {listed(uneven)} have different lengths under {{loader}}.",
             "use layout: concat, or the finetuning loader with packing, whose rows are masked.",
             names(uneven),
@@ -176,10 +175,10 @@ def rows_uneven(mix: Mix, loader: Loader) -> Iterator[Hit]:
     "error",
     "The text loader cannot pad a batch of different lengths without a padding token, and fails at the first one.",
 )
-def pad_missing(mix: Mix, loader: Loader) -> Iterator[Hit]:
+def pad_missing(mix: Mix, loader: Loader) -> Iterator[Finding]:
     lacks = mix.tokenizer is not None and mix.tokenizer.pad_id is None
     if lacks and (uneven := _uneven(loader)):
-        yield Hit(
+        yield Finding(
             f"samples of {listed(uneven)} have different lengths, and the tokenizer has no padding token.",
             "add pad_token to tokenizer.kwargs, a token of its own and not EOS, or use layout: concat.",
             names(uneven),

@@ -8,12 +8,11 @@ from mdsmix.encode.targets import Targets
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape
-from mdsmix.mix.findings import check, check_streams, listed, names
-from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.mix.streams import Loader, Mix, Stream, listed, names
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.turns import PACKED, layout_of
+from mdsmix.training.findings import Finding, check, check_streams
 from mdsmix.training.keys import OWN
-from mdsmix.training.rules import Hit
 from mdsmix.words import does, spelled
 
 USES_SEQUENCE_ID = ("model", "attn_config", "attn_uses_sequence_id")
@@ -34,11 +33,11 @@ def _encoding(loader: Loader, stream: Stream, has_targets: bool) -> Encoding | N
     "error",
     "The two formats cut and filter samples differently, so samples may be left without anything to train on.",
 )
-def format_differs(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def format_differs(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     encoding = _encoding(loader, stream, has_targets=True)
     wanted = loader.dataset.get("decoder_only_format")
     if encoding and isinstance(wanted, bool) and wanted != encoding.decoder_only_format:
-        yield Hit(
+        yield Finding(
             f"{stream.name} was converted under decoder_only_format: {spelled(encoding.decoder_only_format)}, and "
             f"{{loader}} says {spelled(wanted)}.",
             "convert the stream again, or train it in the format that it was converted for.",
@@ -50,10 +49,10 @@ def format_differs(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
     "error",
     "The encoder would see one token of every pretraining sample, and the loss would mean nothing.",
 )
-def format_pretraining(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def format_pretraining(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     is_plain = _encoding(loader, stream, has_targets=False) is not None
     if is_plain and loader.dataset.get("decoder_only_format") is False:
-        yield Hit(
+        yield Finding(
             f"{stream.name} is pretraining data, and {{loader}} says decoder_only_format: false.",
             "set decoder_only_format: true, or train the stream with the text loader.",
         )
@@ -64,7 +63,7 @@ def format_pretraining(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit
     "error",
     "A sample that only the other policy could train on is left with nothing, and fails in mid-training (ValueError).",
 )
-def targets_narrower(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def targets_narrower(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     yield from _targets(loader, stream, narrower=True)
 
 
@@ -73,11 +72,11 @@ def targets_narrower(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
     "warning",
     "Samples that only this policy could train on were dropped when converting, so they are missing.",
 )
-def targets_wider(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def targets_wider(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     yield from _targets(loader, stream, narrower=False)
 
 
-def _targets(loader: Loader, stream: Stream, narrower: bool) -> Iterator[Hit]:
+def _targets(loader: Loader, stream: Stream, narrower: bool) -> Iterator[Finding]:
     encoding = _encoding(loader, stream, has_targets=True)
     wanted = loader.target_policies
     if not encoding or not wanted:
@@ -86,7 +85,7 @@ def _targets(loader: Loader, stream: Stream, narrower: bool) -> Iterator[Hit]:
     if encoding.pack:
         return  # targets-packed
     if loader.targets != _words(made) and _is_narrower(wanted, made) == narrower:
-        yield Hit(
+        yield Finding(
             f"{stream.name} was converted for the targets {'/'.join(_words(made))}, and {{loader}} trains {'/'.join(loader.targets)}.",
             "convert the stream again with the targets of the run, or set target_prompts and target_responses to the stream's.",
         )
@@ -107,10 +106,10 @@ def _is_narrower(wanted: Targets, made: Targets) -> bool:
     "error",
     "What a packed row trains was settled when it was made: the loader trains that, whatever its policies say.",
 )
-def targets_packed(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def targets_packed(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     encoding = _encoding(loader, stream, has_targets=True)
     if encoding and encoding.pack and loader.targets != _words(targets_of(encoding)):
-        yield Hit(
+        yield Finding(
             f"{stream.name} was packed for the targets {'/'.join(_words(targets_of(encoding)))}, and {{loader}} says {'/'.join(loader.targets)}.",
             "convert the stream again with the targets of the run, or set target_prompts and target_responses to the stream's.",
         )
@@ -121,10 +120,10 @@ def targets_packed(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
     "error",
     "Compact columns hold a whole conversation as one prompt and its last response: other policies would train on what is not theirs.",
 )
-def targets_compact(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def targets_compact(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     encoding = _encoding(loader, stream, has_targets=True)
     if encoding and encoding.compact and loader.targets != ("none", "last"):
-        yield Hit(
+        yield Finding(
             f"{stream.name} was converted with columns: compact, and {{loader}} trains {'/'.join(loader.targets)}.",
             "convert the stream again with columns: turns.",
         )
@@ -135,7 +134,7 @@ def targets_compact(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
     "note",
     "Under the finetuning loader the documents of one full row share a sequence_id and attend to each other, unlike name: text with eos_token_id.",
 )
-def documents_unseparated(mix: Mix) -> Iterator[Hit]:
+def documents_unseparated(mix: Mix) -> Iterator[Finding]:
     encoded = (
         (stream, _encoding(loader, stream, has_targets=False))
         for loader in mix.loaders
@@ -147,7 +146,7 @@ def documents_unseparated(mix: Mix) -> Iterator[Hit]:
         if encoding and encoding.layout == "concat" and shape(stream, "finetuning")
     ]
     if joined:
-        yield Hit(
+        yield Finding(
             f"{listed(joined)} {does(joined, 'is', 'are')} pretraining text in full rows (layout: concat).",
             "nothing, if that is wanted; layout: document with packing_ratio masks documents from each other.",
             names(joined),
@@ -159,7 +158,7 @@ def documents_unseparated(mix: Mix) -> Iterator[Hit]:
     "note",
     "Without eos_token_id or bos_token_id the loader of mdsmix does not know where a document of a full row ends, so they attend to each other.",
 )
-def documents_unmarked(mix: Mix) -> Iterator[Hit]:
+def documents_unmarked(mix: Mix) -> Iterator[Finding]:
     unmarked = [
         loader
         for loader in mix.loaders
@@ -174,7 +173,7 @@ def documents_unmarked(mix: Mix) -> Iterator[Hit]:
     )
     joined = [s for s, encoding in encoded if encoding and encoding.layout == "concat"]
     if joined:
-        yield Hit(
+        yield Finding(
             f"{listed(joined)} {does(joined, 'is', 'are')} pretraining text in full rows (layout: concat).",
             "nothing, if that is wanted; train_loader.dataset.eos_token_id masks documents that end in EOS from each other.",
             names(joined),
@@ -186,12 +185,12 @@ def documents_unmarked(mix: Mix) -> Iterator[Hit]:
     "warning",
     "The batches say where the documents of a packed row begin, and this model does not look: its attention crosses from one to the next.",
 )
-def documents_unmasked(mix: Mix) -> Iterator[Hit]:
+def documents_unmasked(mix: Mix) -> Iterator[Finding]:
     packed = [s for s in mix.train.streams if layout_of(s.columns) == PACKED]
     model = mix.yaml.at("model", "name")
     masks = model == "mpt_causal_lm" and mix.yaml.at(*USES_SEQUENCE_ID)
     if packed and model in ("mpt_causal_lm", "hf_causal_lm") and not masks:
-        yield Hit(
+        yield Finding(
             f"{listed(packed)} {does(packed, 'is', 'are')} packed, and the model is {model}"
             + (f" without {'.'.join(USES_SEQUENCE_ID)}." if model == "mpt_causal_lm" else "."),
             f"set {'.'.join(USES_SEQUENCE_ID)}: true of an mpt_causal_lm; of other models only a training loop of your own can mask "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mdsmix.mix.findings import check_streams
 from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.shards.contradictions import (
     BESIDE,
@@ -16,7 +15,7 @@ from mdsmix.shards.contradictions import (
     Contradiction,
 )
 from mdsmix.shards.verify import BAD_RECORDS, CONTENTS, Fault
-from mdsmix.training.rules import Hit, Severity
+from mdsmix.training.findings import Finding, Severity, check_streams
 from mdsmix.words import plural
 
 AGAIN = "{makers}; or copy the files again."
@@ -26,14 +25,14 @@ REPAIR = "`mdsmix repair {folder} --recipe RECIPE` makes it anew."
 def _rule(id: str, severity: Severity, why: str, fix: str) -> None:
     """Registers a rule of `mdsmix.shards.contradictions`, or of what only reading finds."""
 
-    def broken(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+    def broken(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
         report = mix.verified.get(stream.folder.url)
         every: Sequence[Fault | Contradiction] = report.faults if report else stream.contradictions
         if told := [each for each in every if each.rule == id]:
             more = f" (and {plural(len(told) - 1, 'more file')})" if told[1:] else ""
             problem = told[0].problem.rstrip(".")
             advice = fix.format(makers=mix.makers([stream], "publish again"), folder=stream.folder)
-            yield Hit(
+            yield Finding(
                 f"{told[0].file} of {stream.name}: {problem}{more}.",
                 advice.replace("RECIPE", mix.recipe or "RECIPE"),
             )
@@ -96,10 +95,10 @@ _rule(
     "warning",
     "What is stored is whole, and came damaged once: training reads it the same way.",
 )
-def damage_in_transit(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def damage_in_transit(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     report = mix.verified.get(stream.folder.url)
     for damage in report.in_transit if report else ():
-        yield Hit(f"{damage.file} of {stream.name}: {damage.problem}.", f"{damage.fix}.")
+        yield Finding(f"{damage.file} of {stream.name}: {damage.problem}.", f"{damage.fix}.")
 
 
 @check_streams(
@@ -107,12 +106,12 @@ def damage_in_transit(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]
     "warning",
     "What could not be read of a source is in no sample, and bad records are often all of one sort.",
 )
-def records_bad(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def records_bad(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     records = stream.trusted_manifest.records if stream.trusted_manifest else None
     if records and records.has_many_bad:
         reasons = sorted(records.quarantined.items(), key=lambda each: (-each[1], each[0]))
         told = ", ".join(f"{number:,} {reason}" for reason, number in reasons)
-        yield Hit(
+        yield Finding(
             f"{records.bad:,} of {plural(records.sampled, 'record')} of {stream.name} ({records.bad / records.sampled:.1%}) were "
             f"bad and set aside: {told}.",
             f"look at them with `mdsmix quarantine {stream.folder}`, and mend the source or what the recipe reads of it.",
@@ -124,10 +123,10 @@ def records_bad(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
     "warning",
     "What stands in a stream twice is trained twice as often as its weight in the mix says.",
 )
-def records_duplicate(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def records_duplicate(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     records = stream.trusted_manifest.records if stream.trusted_manifest else None
     if records and records.has_many_duplicates:
-        yield Hit(
+        yield Finding(
             f"{records.duplicates:,} of {plural(records.sampled, 'record')} of {stream.name} "
             f"({records.duplicates / records.sampled:.1%}) say the same as an earlier one.",
             f"write duplicates: drop under streams.{stream.name} of its recipe and convert it again, where they are not meant.",
@@ -135,9 +134,9 @@ def records_duplicate(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]
 
 
 @check_streams("index-empty", "error", "Streaming refuses a stream without samples (RuntimeError).")
-def index_empty(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def index_empty(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     if not stream.index.samples:
-        yield Hit(
+        yield Finding(
             f"the index of {stream.name} lists {plural(len(stream.shards), 'shard')} and 0 samples.",
             "look at what was filtered or quarantined when converting, or take the stream out.",
         )
@@ -146,10 +145,10 @@ def index_empty(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
 @check_streams(
     "shard-format", "error", "The loaders of LLM-Foundry are written for MDS shards of version 2."
 )
-def shard_format(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def shard_format(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     other = next((s for s in stream.shards if (s.format, s.version) != ("mds", 2)), None)
     if other:
-        yield Hit(
+        yield Finding(
             f"{stream.name} holds a shard of format {other.format} version {other.version}.",
             "convert the stream again with `mdsmix convert`.",
         )

@@ -13,14 +13,13 @@ from mdsmix.encode.targets import USABLE, VERDICTS
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape
-from mdsmix.mix.findings import check_streams
 from mdsmix.mix.first_samples import (
     labels,
     token_samples,
 )
 from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.training.findings import Finding, check_streams
 from mdsmix.training.keys import OWN
-from mdsmix.training.rules import Hit
 
 
 @check_streams(
@@ -28,12 +27,12 @@ from mdsmix.training.rules import Hit
     "error",
     "sequence_id is worked out from this token; where no sample holds it, all documents of a row attend to each other.",
 )
-def separator_absent(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def separator_absent(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     is_marked = loader.is_text or (loader.is_own and shape(stream, OWN) == "tokens")
     for word in ("eos", "bos") if is_marked else ():
         token = loader.dataset.get(f"{word}_token_id")
         if isinstance(token, int) and _lacks(stream, loader, word, token):
-            yield Hit(
+            yield Finding(
                 f"{{loader}} sets {word}_token_id: {token}, and {stream.name} was written without that token.",
                 f"convert the stream again with add_{word}: true, or leave {word}_token_id out.",
             )
@@ -52,11 +51,11 @@ def _lacks(stream: Stream, loader: Loader, word: str, token: int) -> bool:
     "error",
     "The collator fails on such a sample when it comes up, in mid-training (IndexError or ValueError).",
 )
-def sample_unusable(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def sample_unusable(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     if loader.is_text or _was_judged(stream, loader):
         return
     if reasons := {*_text_reasons(stream), *_token_reasons(stream, loader)}:
-        yield Hit(
+        yield Finding(
             f"the first samples of {stream.name} hold some that cannot be trained on under max_seq_len "
             f"{loader.max_seq_len} and {'/'.join(loader.targets)}: {', '.join(sorted(reasons))}.",
             "convert the stream again with `mdsmix convert`, which leaves such records out and counts them.",

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from mdsmix.encode.fetched import CARD
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import shape
-from mdsmix.mix.findings import check, check_loaders, check_streams, listed, names
-from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.mix.streams import Loader, Mix, Stream, listed, names
 from mdsmix.shards.manifest import TokenizerCard
+from mdsmix.training.findings import Finding, check, check_loaders, check_streams
 from mdsmix.training.keys import OWN
-from mdsmix.training.rules import Hit
 from mdsmix.training.rules.values import SEPARATORS
 from mdsmix.training.rules.values import separator_differs as _separator_differs
 from mdsmix.words import does
@@ -49,13 +48,13 @@ def _reference(mix: Mix) -> tuple[str, TokenizerCard] | None:
     "error",
     "Ids below the vocabulary never fail: the model is trained on the wrong words without a word.",
 )
-def tokenizer_differs(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def tokenizer_differs(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     reference, manifest = _reference(mix), stream.trusted_manifest
     if not reference or not manifest:
         return
     (whose, other), own = reference, manifest.tokenizer
     if own.hash != other.hash:
-        yield Hit(
+        yield Finding(
             f"{stream.name} was converted with the tokenizer {own.name} ({own.hash[:8]}), and {whose} is {other.name} "
             f"({other.hash[:8]}): {_differences(own, other)}.",
             "convert the stream again with the run's tokenizer, or name the one that it was converted with.",
@@ -67,13 +66,13 @@ def tokenizer_differs(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]
     "error",
     "Chats of two templates teach the model two ways to speak, and generation uses only one of them.",
 )
-def template_differs(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def template_differs(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     reference, manifest = _reference(mix), stream.trusted_manifest
     if not reference or not manifest or not kind_of(manifest.encoding).has_template:
         return
     (whose, other), own = reference, manifest.tokenizer
     if own.hash == other.hash and own.chat_template_hash != other.chat_template_hash:
-        yield Hit(
+        yield Finding(
             f"{stream.name} was converted with the chat template {_short(own)}, and {whose} has {_short(other)}.",
             "convert the stream again with the run's tokenizer folder.",
         )
@@ -88,11 +87,11 @@ def _short(card: TokenizerCard) -> str:
     "note",
     "Only a manifest says which tokenizer made the ids; of these streams only the range of their first ids could be compared.",
 )
-def tokenizer_unknown(mix: Mix) -> Iterator[Hit]:
+def tokenizer_unknown(mix: Mix) -> Iterator[Finding]:
     ids = {"tokens", "input_ids", "turns"}
     unknown = [s for s in mix.streams if s.manifest is None and ids & set(s.columns)]
     if unknown:
-        yield Hit(
+        yield Finding(
             f"{listed(unknown)} {does(unknown, 'has', 'have')} no manifest, so {does(unknown, 'its tokenizer is', 'their tokenizers are')} not known.",
             "make sure of it yourself, or convert again with `mdsmix convert`.",
             names(unknown),
@@ -104,9 +103,9 @@ def tokenizer_unknown(mix: Mix) -> Iterator[Hit]:
     "warning",
     "Streams were compared with each other only, and padding and vocabulary not at all.",
 )
-def tokenizer_unseen(mix: Mix) -> Iterator[Hit]:
+def tokenizer_unseen(mix: Mix) -> Iterator[Finding]:
     if mix.tokenizer_problem:
-        yield Hit(
+        yield Finding(
             f"the run's tokenizer could not be looked at: {mix.tokenizer_problem.rstrip('.')}.",
             "check where the tokenizer can be loaded, for example on the machine that converts.",
         )
@@ -117,10 +116,10 @@ def tokenizer_unseen(mix: Mix) -> Iterator[Hit]:
     "error",
     "LLM-Foundry loads tokenizers with AutoTokenizer, which wants a folder or a hub name.",
 )
-def tokenizer_lone_file(mix: Mix) -> Iterator[Hit]:
+def tokenizer_lone_file(mix: Mix) -> Iterator[Finding]:
     name = mix.yaml.at("tokenizer", "name")
     if isinstance(name, str) and name.endswith(".json"):
-        yield Hit(
+        yield Finding(
             f"tokenizer.name is the file {name}.",
             "put the file into a folder beside a tokenizer_config.json that names its special tokens, and name the folder.",
         )
@@ -131,9 +130,9 @@ def tokenizer_lone_file(mix: Mix) -> Iterator[Hit]:
     "error",
     "The training nodes find the tokenizer nowhere else, and LLM-Foundry fails when it loads it.",
 )
-def tokenizer_unpublished(mix: Mix) -> Iterator[Hit]:
+def tokenizer_unpublished(mix: Mix) -> Iterator[Finding]:
     if (home := mix.tokenizer_home) and not (home / CARD).stat():
-        yield Hit(
+        yield Finding(
             f"the tokenizer is not at {home}, from where the training nodes are to fetch it.",
             f"run `mdsmix convert {mix.recipe}` again, which publishes it there.",
         )
@@ -144,9 +143,9 @@ def tokenizer_unpublished(mix: Mix) -> Iterator[Hit]:
     "error",
     "LLM-Foundry refuses a tokenizer without one, and nothing would tell the model where to stop.",
 )
-def eos_missing(mix: Mix) -> Iterator[Hit]:
+def eos_missing(mix: Mix) -> Iterator[Finding]:
     if mix.tokenizer and mix.tokenizer.eos_id is None:
-        yield Hit(
+        yield Finding(
             f"the tokenizer {mix.tokenizer.name} has no EOS token.",
             "add eos_token to tokenizer.kwargs and convert again.",
         )
@@ -163,10 +162,10 @@ def _pad_that_is_eos(mix: Mix) -> int | None:
     "warning",
     "The text loader takes every padding token out of the loss, even in full rows: no EOS is ever trained, so the model does not learn to stop.",
 )
-def pad_eos_text(mix: Mix) -> Iterator[Hit]:
+def pad_eos_text(mix: Mix) -> Iterator[Finding]:
     both = _pad_that_is_eos(mix)
     if both is not None and (plain := _plain(mix.train)):
-        yield Hit(
+        yield Finding(
             f"the tokenizer's padding token and its EOS are both {both}.",
             "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token), or train with the finetuning loader.",
             names(plain),
@@ -185,7 +184,7 @@ def _plain(loader: Loader) -> Sequence[Stream]:
     "note",
     "The finetuning loader masks by length, so EOS is trained: the loss differs a little from the text loader's, which would leave EOS out.",
 )
-def pad_eos_finetuning(mix: Mix) -> Iterator[Hit]:
+def pad_eos_finetuning(mix: Mix) -> Iterator[Finding]:
     both = _pad_that_is_eos(mix)
     manifests = ((s, s.trusted_manifest) for s in mix.train.streams)
     masked = _plain(mix.train)
@@ -195,7 +194,7 @@ def pad_eos_finetuning(mix: Mix) -> Iterator[Hit]:
         if own and not kind_of(own.encoding).has_targets and s not in masked
     ]
     if plain and both is not None:
-        yield Hit(
+        yield Finding(
             f"the tokenizer's padding token and its EOS are both {both}.",
             "nothing; keep it in mind when losses are compared with a run under name: text.",
             names(plain),
@@ -203,7 +202,7 @@ def pad_eos_finetuning(mix: Mix) -> Iterator[Hit]:
 
 
 @check_loaders("separator-differs", "error", SEPARATORS)
-def separator_differs(mix: Mix, loader: Loader) -> Iterator[Hit]:
+def separator_differs(mix: Mix, loader: Loader) -> Iterator[Finding]:
     card = mix.tokenizer
     own = {"eos": card.eos_id, "bos": card.bos_id} if card else {}
     is_marked = loader.is_text or loader.is_own

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mdsmix.mix.findings import check_streams
 from mdsmix.mix.first_samples import (
     bytes_columns,
     largest_id,
 )
 from mdsmix.mix.streams import Loader, Mix, Stream
-from mdsmix.training.rules import Hit
+from mdsmix.training.findings import Finding, check_streams
 
 PLAUSIBLE_IDS = 1 << 22
 "4 million: above any vocabulary in use, where the run's own is not known."
@@ -27,11 +26,11 @@ PLAUSIBLE_IDS = 1 << 22
     "error",
     "A column of bytes is read with one dtype for the whole loader (token_encoding_type); the wrong one gives ids that mean nothing.",
 )
-def tokens_dtype(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def tokens_dtype(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     given = str(loader.dataset.get("token_encoding_type", "int64"))
     actual = _dtype_of_bytes(stream, mix.tokenizer.vocab_size if mix.tokenizer else PLAUSIBLE_IDS)
     if actual and not _same_bytes(given, actual):
-        yield Hit(
+        yield Finding(
             f"{stream.name} holds bytes of {actual}, and {{loader}} reads all bytes columns as {given}.",
             f"set token_encoding_type: {actual}; where streams differ in it, convert them again: ndarray columns name their dtype.",
         )
@@ -70,7 +69,7 @@ def _same_bytes(given: str, actual: str) -> bool:
     "error",
     "The loader passes such an id on; the embedding fails on it, on a GPU with a CUDA assert that names nothing.",
 )
-def id_vocabulary(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
+def id_vocabulary(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     limits = {
         "the tokenizer": mix.tokenizer.vocab_size if mix.tokenizer else None,
         "the model": mix.yaml.at("model", "vocab_size"),
@@ -78,7 +77,7 @@ def id_vocabulary(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Hit]:
     top = largest_id(stream, loader)
     for whose, limit in limits.items():
         if top is not None and isinstance(limit, int) and top >= limit:
-            yield Hit(
+            yield Finding(
                 f"{stream.name} holds the id {top}, and the vocabulary of {whose} ends at {limit - 1}.",
                 "name the tokenizer that the stream was converted with, or convert it again; a model's vocab_size must cover it.",
             )

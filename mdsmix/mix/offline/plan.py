@@ -16,13 +16,13 @@ import xxhash
 
 from mdsmix.errors import MixRefused
 from mdsmix.mix.check import findings
-from mdsmix.mix.findings import CHECKS, Finding
 from mdsmix.mix.offline.manifests import merged
 from mdsmix.mix.streams import Mix, Stream
 from mdsmix.mix.weights import draws_of
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, TokenizerCard
 from mdsmix.shards.mds import Layout
 from mdsmix.shards.turns import has_images
+from mdsmix.training.findings import CHECKS, Finding
 
 BUCKET_BYTES = 120 << 20
 "120 MiB of samples are shuffled in memory at a time, and become two shards. The bytes of a mix follow from it."

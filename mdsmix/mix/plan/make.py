@@ -14,7 +14,6 @@ from mdsmix.mix.check import findings
 from mdsmix.mix.counts import eos_of
 from mdsmix.mix.delivered import METHODS
 from mdsmix.mix.epoch import StreamInEpoch, in_epoch
-from mdsmix.mix.findings import Finding
 from mdsmix.mix.plan.duration import ONE_EPOCH, Duration, of_option, of_yaml, run_plan
 from mdsmix.mix.plan.figures import Plan, RunPlan, StepPlan, StreamPlan
 from mdsmix.mix.plan.nodes import node_plan
@@ -27,6 +26,7 @@ from mdsmix.mix.streams import Loader, Mix
 from mdsmix.mix.weights import batching, delivered_in, draws_of, shuffle_algo
 from mdsmix.mix.world import World, batch_of
 from mdsmix.table import UNKNOWN, Estimate, about
+from mdsmix.training.findings import Finding
 from mdsmix.training.keys import BYTE_UNITS, in_units, whole
 from mdsmix.words import listed
 

@@ -20,7 +20,6 @@ from mdsmix.errors import (
     Unreachable,
 )
 from mdsmix.mix.check import findings, in_order, is_refused, looked, verdict
-from mdsmix.mix.findings import Finding
 from mdsmix.mix.plan.figures import Plan
 from mdsmix.mix.plan.make import Asked as AskedOfPlan
 from mdsmix.mix.plan.make import make_plan, problems, resolve_for_plan
@@ -31,6 +30,7 @@ from mdsmix.report.inspection import Inspection, inspect
 from mdsmix.report.targets import Target, targets_of
 from mdsmix.report.which_samples import Choice
 from mdsmix.storage import together
+from mdsmix.training.findings import Finding
 from mdsmix.training.keys import whole
 from mdsmix.words import plural
 

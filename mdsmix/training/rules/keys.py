@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mdsmix.training.findings import Finding, rule
 from mdsmix.training.keys import (
     DATASET_KEYS,
     LOADER_NEEDS,
@@ -11,15 +12,14 @@ from mdsmix.training.keys import (
     STREAM_KEYS,
     names_of,
 )
-from mdsmix.training.rules.rule import Hit, rule
 from mdsmix.training.sections import LoaderSection
 from mdsmix.words import nearest, spelled
 
 
 @rule("loader-unknown", "error", "Nothing can be said of a loader that is not known here.")
-def loader_unknown(loader: LoaderSection) -> Iterator[Hit]:
+def loader_unknown(loader: LoaderSection) -> Iterator[Finding]:
     if loader.name not in DATASET_KEYS:
-        yield Hit(
+        yield Finding(
             f"name of {{loader}} is {spelled(loader.section.get('name'))}, and mdsmix knows text, finetuning and its own, mdsmix.",
             "write name: text or name: finetuning, or name: mdsmix for a mix of both.",
         )
@@ -30,29 +30,31 @@ def loader_unknown(loader: LoaderSection) -> Iterator[Hit]:
     "error",
     "The text loader drops keys that it does not know without a word: the setting has no effect.",
 )
-def key_dropped(loader: LoaderSection) -> Iterator[Hit]:
+def key_dropped(loader: LoaderSection) -> Iterator[Finding]:
     for key in unknown_keys(loader) if loader.is_text else ():
         if key not in PASSED_TWICE:
-            yield Hit(
+            yield Finding(
                 f"the key {key} of dataset in {{loader}} is one that the text loader does not read.",
                 _instead(key, "text"),
             )
 
 
 @rule("key-rejected", "error", "The loader is called with it and fails (TypeError).")
-def key_rejected(loader: LoaderSection) -> Iterator[Hit]:
+def key_rejected(loader: LoaderSection) -> Iterator[Finding]:
     known = names_of(loader.keys) | (set() if loader.trains else {"label"})
     for key in sorted(set(map(str, loader.section)) - known):
-        yield Hit(f"the key {key} of {{loader}} is one that no loader takes.", _meant(key, known))
+        yield Finding(
+            f"the key {key} of {{loader}} is one that no loader takes.", _meant(key, known)
+        )
     for key in unknown_keys(loader):
         if not loader.is_text or key in PASSED_TWICE:
-            yield Hit(
+            yield Finding(
                 f"the key {key} of dataset in {{loader}} is one that the {loader.name} loader does not take.",
                 _instead(key, loader.name),
             )
     for stream in loader.stream_sections:
         for key in sorted(set(map(str, stream.settings)) - STREAM_KEYS):
-            yield Hit(
+            yield Finding(
                 f"{stream.name} has the key {key}, which a stream does not take.",
                 _meant(key, STREAM_KEYS),
                 [stream.name],
@@ -78,11 +80,11 @@ def _meant(key: str, known: frozenset[str]) -> str:
 
 
 @rule("key-missing", "error", "LLM-Foundry refuses the loader's section.")
-def key_missing(loader: LoaderSection) -> Iterator[Hit]:
+def key_missing(loader: LoaderSection) -> Iterator[Finding]:
     examples = {"drop_last": ": true", "num_workers": ": 8"}
     for key in LOADER_NEEDS.get(loader.name, ()):
         if loader.section.get(key) is None:
-            yield Hit(f"{key} is missing in {{loader}}.", f"add {key}{examples.get(key, '')}.")
+            yield Finding(f"{key} is missing in {{loader}}.", f"add {key}{examples.get(key, '')}.")
 
 
 @rule(
@@ -90,10 +92,10 @@ def key_missing(loader: LoaderSection) -> Iterator[Hit]:
     "error",
     "A dataset is read from streams or from one remote/local; Streaming refuses both (ValueError).",
 )
-def streams_and_remote(loader: LoaderSection) -> Iterator[Hit]:
+def streams_and_remote(loader: LoaderSection) -> Iterator[Finding]:
     given = " and ".join(k for k in ("remote", "local") if loader.dataset.get(k))
     if loader.dataset.get("streams") and given:
-        yield Hit(f"dataset of {{loader}} has streams and {given}.", f"leave {given} out.")
+        yield Finding(f"dataset of {{loader}} has streams and {given}.", f"leave {given} out.")
 
 
 @rule(
@@ -101,7 +103,7 @@ def streams_and_remote(loader: LoaderSection) -> Iterator[Hit]:
     "error",
     "The finetuning loader wants local beside remote, and takes local alone for a Hugging Face dataset (KeyError).",
 )
-def remote_alone(loader: LoaderSection) -> Iterator[Hit]:
+def remote_alone(loader: LoaderSection) -> Iterator[Finding]:
     given = [k for k in ("remote", "local") if loader.dataset.get(k)]
     if loader.name != "finetuning" or len(given) != 1 or loader.dataset.get("streams"):
         return
@@ -110,13 +112,13 @@ def remote_alone(loader: LoaderSection) -> Iterator[Hit]:
     else:
         fix = "add local, the folder that caches it."
     other = "remote" if given == ["local"] else "local"
-    yield Hit(f"dataset of {{loader}} has {given[0]} and no {other}.", fix)
+    yield Finding(f"dataset of {{loader}} has {given[0]} and no {other}.", fix)
 
 
 @rule("streams-none", "error", "There is nothing to read.")
-def streams_none(loader: LoaderSection) -> Iterator[Hit]:
+def streams_none(loader: LoaderSection) -> Iterator[Finding]:
     if not loader.stream_sections:
-        yield Hit(
+        yield Finding(
             "{loader} reads no MDS stream.",
             "name streams under dataset.streams; in a recipe, at least one of split: train.",
         )
@@ -127,11 +129,11 @@ def streams_none(loader: LoaderSection) -> Iterator[Hit]:
     "warning",
     "A stream without a split takes the dataset's, and cannot opt out with split: null.",
 )
-def split_inherited(loader: LoaderSection) -> Iterator[Hit]:
+def split_inherited(loader: LoaderSection) -> Iterator[Finding]:
     split, streams = loader.dataset.get("split"), loader.dataset.get("streams")
     for name, settings in streams.items() if split and streams else ():
         if not settings.get("split"):
-            yield Hit(
+            yield Finding(
                 f"{name} has no split, and dataset of {{loader}} has split: {split}.",
                 "write the split at every stream and leave it out of the dataset.",
                 [str(name)],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from mdsmix import typed
 from mdsmix.recipe.rules import target_contradictions
+from mdsmix.training.findings import Finding, rule
 from mdsmix.training.keys import (
     DATASETS,
     TARGET_KEYS,
@@ -17,7 +19,6 @@ from mdsmix.training.keys import (
     names_of,
     whole,
 )
-from mdsmix.training.rules.rule import Hit, rule
 from mdsmix.training.sections import LoaderSection
 from mdsmix.words import spelled
 
@@ -25,9 +26,9 @@ REFUSED = "LLM-Foundry refuses the loader's section."
 
 
 @rule("length-invalid", "error", "LLM-Foundry refuses the loader's section, or the run.")
-def length_invalid(loader: LoaderSection) -> Iterator[Hit]:
+def length_invalid(loader: LoaderSection) -> Iterator[Finding]:
     if (loader.max_seq_len or 0) < 2:
-        yield Hit(
+        yield Finding(
             f"dataset.max_seq_len of {{loader}} is {spelled(loader.dataset.get('max_seq_len'))}.",
             'set max_seq_len: "${max_seq_len}".',
         )
@@ -38,30 +39,30 @@ def length_invalid(loader: LoaderSection) -> Iterator[Hit]:
     "error",
     "The loader refuses such a value (ValueError, KeyError or TypeError), or takes it for another.",
 )
-def setting_value(loader: LoaderSection) -> Iterator[Hit]:
+def setting_value(loader: LoaderSection) -> Iterator[Finding]:
     yield from _mistyped(loader.section, loader.keys, "{loader}")
     if keys := DATASETS.get(loader.name):
         yield from _mistyped(loader.dataset, keys, "{loader}")
     for stream in loader.stream_sections:
         for hit in _mistyped(stream.settings, StreamKeys, stream.name):
-            yield hit._replace(streams=[stream.name])
+            yield replace(hit, streams=[stream.name])
     for key, allowed in VALUES.items():
         value = loader.dataset.get(key)
         if value is not None and value not in allowed:
-            yield Hit(
+            yield Finding(
                 f"{key} of {{loader}} is {spelled(value)}.",
                 f"set it to one of {', '.join(allowed)}.",
             )
     for key, least in (("sampling_granularity", 1), ("shuffle_seed", 0)):
         value = loader.dataset.get(key)
         if value is not None and (whole(value) is None or (whole(value) or 0) < least):
-            yield Hit(
+            yield Finding(
                 f"{key} of {{loader}} is {spelled(value)}.",
                 f"set it to a whole number of at least {least}.",
             )
 
 
-def _mistyped(section: Mapping[str, Any], keys: type, whose: str) -> Iterator[Hit]:
+def _mistyped(section: Mapping[str, Any], keys: type, whose: str) -> Iterator[Finding]:
     """Values of another type than their key takes; unknown keys have a rule of their own."""
     for key in filter(names_of(keys).__contains__, section):
         try:
@@ -69,7 +70,7 @@ def _mistyped(section: Mapping[str, Any], keys: type, whose: str) -> Iterator[Hi
         except typed.Misfit as misfit:
             told, _, wanted = str(misfit).partition("; it must be ")
             given = told.removeprefix(f"{key} is ")
-            yield Hit(f"{key} of {whose} is {given}.", f"set it to {wanted}")
+            yield Finding(f"{key} of {whose} is {given}.", f"set it to {wanted}")
 
 
 @rule(
@@ -77,46 +78,46 @@ def _mistyped(section: Mapping[str, Any], keys: type, whose: str) -> Iterator[Hi
     "error",
     "torch's DataLoader refuses prefetching and persistent workers without workers, and LLM-Foundry asks for both by default.",
 )
-def workers(loader: LoaderSection) -> Iterator[Hit]:
+def workers(loader: LoaderSection) -> Iterator[Finding]:
     if loader.section.get("num_workers") != 0 or loader.is_own:
         return
     for key, right in (("prefetch_factor", None), ("persistent_workers", False)):
         value = loader.section.get(key, getattr(LoaderKeys, key))
         if value != right:
-            yield Hit(
+            yield Finding(
                 f"num_workers of {{loader}} is 0, and {key} is {spelled(value)}.",
                 f"set {key}: {spelled(right)}, or num_workers to at least 1.",
             )
 
 
 @rule("sequence-parallel", "error", "LLM-Foundry does not implement it (NotImplementedError).")
-def sequence_parallel(loader: LoaderSection) -> Iterator[Hit]:
+def sequence_parallel(loader: LoaderSection) -> Iterator[Finding]:
     value = whole(loader.dataset.get("seq_parallel_replication"))
     if value and value > 1:
-        yield Hit(f"seq_parallel_replication of {{loader}} is {value}.", "leave it out.")
+        yield Finding(f"seq_parallel_replication of {{loader}} is {value}.", "leave it out.")
 
 
 @rule("targets-invalid", "error", REFUSED)
-def targets_invalid(loader: LoaderSection) -> Iterator[Hit]:
+def targets_invalid(loader: LoaderSection) -> Iterator[Finding]:
     decoder_only = loader.dataset.get("decoder_only_format")
     is_missing = decoder_only is None and loader.is_own
     if loader.reads_turns and not is_missing and not isinstance(decoder_only, bool):
-        yield Hit(
+        yield Finding(
             f"decoder_only_format of {{loader}} is {spelled(decoder_only)}.",
             "set it to true for a causal model, to false for an encoder-decoder.",
         )
     if loader.reads_turns or TARGET_KEYS & set(loader.dataset):
         for sentence in target_contradictions(*loader.targets, decoder_only is not False):
             problem, _, fix = sentence.partition("; ")
-            yield Hit(f"{{loader}}: {problem}.", fix)
+            yield Finding(f"{{loader}}: {problem}.", fix)
 
 
 @rule("packing-invalid", "error", REFUSED)
-def packing_invalid(loader: LoaderSection) -> Iterator[Hit]:
+def packing_invalid(loader: LoaderSection) -> Iterator[Finding]:
     ratio = loader.dataset.get("packing_ratio")
     problem = _packing_problem(loader, ratio) if loader.reads_turns else None
     if problem:
-        yield Hit(
+        yield Finding(
             f"packing_ratio of {{loader}} is {spelled(ratio)}, {problem}.",
             "set it to null, auto or a number of at least 1.",
         )
@@ -140,9 +141,9 @@ def _packing_problem(loader: LoaderSection, ratio: Any) -> str | None:
     "error",
     "The loader of mdsmix would run whatever code a shard of pickles holds, so it refuses them.",
 )
-def unsafe_types(loader: LoaderSection) -> Iterator[Hit]:
+def unsafe_types(loader: LoaderSection) -> Iterator[Finding]:
     if loader.is_own and loader.dataset.get("allow_unsafe_types"):
-        yield Hit(
+        yield Finding(
             "{loader} sets allow_unsafe_types.",
             "take it out, and write such a stream again in another encoding.",
         )
@@ -153,24 +154,24 @@ def unsafe_types(loader: LoaderSection) -> Iterator[Hit]:
     "warning",
     "A run that is resumed goes on from a checkpoint of any data, and what differs stands in its log alone.",
 )
-def changed_accepted(loader: LoaderSection) -> Iterator[Hit]:
+def changed_accepted(loader: LoaderSection) -> Iterator[Finding]:
     if loader.is_own and loader.section.get("accept_changed") is True:
-        yield Hit(
+        yield Finding(
             "{loader} sets accept_changed: true.",
             "take it out after the one start that it is meant for.",
         )
 
 
 @rule("separators-both", "error", REFUSED)
-def separators_both(loader: LoaderSection) -> Iterator[Hit]:
+def separators_both(loader: LoaderSection) -> Iterator[Finding]:
     if all(loader.dataset.get(f"{word}_token_id") is not None for word in ("eos", "bos")):
-        yield Hit("eos_token_id and bos_token_id are both set in {loader}.", "keep one.")
+        yield Finding("eos_token_id and bos_token_id are both set in {loader}.", "keep one.")
 
 
 SEPARATORS = "LLM-Foundry refuses separators that are not the tokenizer's."
 
 
-def separator_differs(loader: LoaderSection, own: Mapping[str, int | None]) -> Iterator[Hit]:
+def separator_differs(loader: LoaderSection, own: Mapping[str, int | None]) -> Iterator[Finding]:
     """Where `eos_token_id` and `bos_token_id` are others than the tokenizer's: a rule of those who know it.
 
     Args:
@@ -181,9 +182,10 @@ def separator_differs(loader: LoaderSection, own: Mapping[str, int | None]) -> I
         allowed = loader.dataset.get(f"override_{word}_token_id_mismatch_error")
         right = own.get(word, token)
         if token is not None and token != right and not allowed:
-            yield Hit(
+            yield Finding(
                 f"{word}_token_id of {{loader}} is {token}, and the tokenizer's is {spelled(right)}.",
                 f"leave {word}_token_id out."
                 if right is None
                 else f"set {word}_token_id: {right}.",
+                why=SEPARATORS,
             )

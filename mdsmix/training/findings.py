@@ -1,0 +1,94 @@
+"""What a check says, and the registry of all checks.
+
+A check is a plain function: a Mix, one loader or one stream of it, or the section of a loader in; findings out. Its id, its severity and
+the reason why it matters are stated once, at its registration, so that the README's table, the JSON and the printed line cannot differ.
+Those on a section are rules: `mdsmix check` reports them, `mdsmix.load` refuses what breaks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+from mdsmix.errors import RecipeError
+from mdsmix.training.sections import LoaderSection
+
+Severity = Literal["error", "warning", "note"]
+Of = Literal["mix", "loader", "stream", "section"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong or worth knowing. An error refuses the mix."""
+
+    message: str
+    "What is wrong, with both values; in what a check gives, `{loader}` stands for the loader's name."
+    fix: str
+    streams: Sequence[str] = ()
+    id: str = ""
+    "With severity and why: the check's, filled in by whoever runs it."
+    severity: Severity = "note"
+    why: str = ""
+
+    def __str__(self) -> str:
+        whose = f" [{', '.join(self.streams)}]" if self.streams else ""
+        return f"{self.severity} {self.id}{whose}: {self.message} {self.why} Fix: {self.fix}"
+
+    def of(self, loaders: str) -> Finding:
+        """Said of these loaders."""
+        return replace(self, message=self.message.replace("{loader}", loaders))
+
+
+Finder = Callable[..., Iterator[Finding]]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One row of the README's table."""
+
+    id: str
+    severity: Severity
+    why: str
+    of: Of
+    "What it looks at: a mix; a mix and one of its loaders; these and one stream; the section of a loader alone."
+    find: Finder
+
+    def found(self, *looked_at: Any) -> Iterator[Finding]:
+        for each in self.find(*looked_at):
+            yield replace(each, id=self.id, severity=self.severity, why=self.why)
+
+
+CHECKS: dict[str, Check] = {}
+"Id -> check, as they were registered."
+
+
+def check(id: str, severity: Severity, why: str, of: Of = "mix") -> Callable[[Finder], Finder]:
+    """Registers the function below it; `why` is one sentence on what training would do."""
+
+    def register(find: Finder) -> Finder:
+        CHECKS[id] = Check(id, severity, why, of, find)
+        return find
+
+    return register
+
+
+check_loaders, check_streams = partial(check, of="loader"), partial(check, of="stream")
+rule = partial(check, of="section")
+
+
+def refuse(loader: LoaderSection, but: Collection[str] = ()) -> None:
+    """RecipeError on the first rule that the section breaks, those named in `but` left out."""
+    import mdsmix.training.rules  # noqa: F401 - registers them
+
+    for each in CHECKS.values():
+        if each.of == "section" and each.severity == "error" and each.id not in but:
+            for finding in each.found(loader):
+                raise RecipeError(refusal(finding, loader))
+
+
+def refusal(finding: Finding, loader: LoaderSection) -> str:
+    """The end of a command: what is wrong, what comes of it, what to do."""
+    said = finding.of(loader.label)
+    return f"{said.message} {said.why} Fix: {said.fix}"
