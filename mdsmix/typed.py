@@ -37,7 +37,7 @@ def read(cls: type[T], values: Any, where: str = "") -> T:
     # Text and numbers, most of what there is, are looked at here: an index has a hundred thousand shards.
     return cls(
         **{
-            k: v if type(v) is hints[k] else _value(v, hints[k], _at(where, k))
+            k: v if _is_plain(v, hints[k]) else _value(v, hints[k], _at(where, k))
             for k, v in values.items()
         }
     )
@@ -89,7 +89,7 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 def _value(value: Any, hint: Any, where: str) -> Any:
     """The value as the annotation wants it: sections become dataclasses, everything else stays."""
-    if type(value) is hint or _is_plain(value, hint):
+    if _is_plain(value, hint):
         return value
     options, sections = _options(hint)
     if hint in sections:
@@ -102,23 +102,27 @@ def _value(value: Any, hint: Any, where: str) -> Any:
 
 
 def _is_plain(value: Any, hint: Any) -> bool:
-    """Whether the value is a list or a mapping of just the text or numbers that the annotation wants, or None where it may be."""
+    """Whether the value stays as it is: text, a number or None where the annotation has that, or a list or a mapping of nothing else."""
+    if type(value) in _scalars(hint):
+        return True
     outer, inner = _container(hint)
-    if type(value) is not outer:
-        return False
-    return inner is None or all(
-        type(v) is inner for v in (value.values() if outer is dict else value)
+    return type(value) is outer and all(
+        type(v) in inner for v in (value.values() if outer is dict else value)
     )
 
 
 @functools.cache
-def _container(hint: Any) -> tuple[Any, Any]:
-    """(list or dict, class of its elements); (NoneType, None) where nothing is needed; (None, None) for what else there is."""
-    args = typing.get_args(hint)
-    outer = typing.get_origin(hint)
-    if outer in (list, dict) and isinstance(args[-1], type) and args[0] in (args[-1], str):
-        return outer, args[-1]
-    return (type(None), None) if type(None) in args else (None, None)
+def _scalars(hint: Any) -> frozenset[Any]:
+    """The classes of text and numbers, and of None, that a value may be of."""
+    return frozenset(_options(hint)[0]) & {bool, int, float, str, type(None)}
+
+
+@functools.cache
+def _container(hint: Any) -> tuple[Any, frozenset[Any]]:
+    """list or dict, and the classes of its elements where each may be of text, numbers and None alone."""
+    args, outer = typing.get_args(hint), typing.get_origin(hint)
+    is_one = outer is list or (outer is dict and args[0] is str)
+    return outer, _scalars(args[-1]) if is_one else frozenset()
 
 
 @functools.cache
