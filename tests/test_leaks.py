@@ -19,7 +19,7 @@ from mdsmix.leaks.audit import leaks_of, longest_shared
 from mdsmix.leaks.items import LENGTH, Items, Place
 from mdsmix.leaks.scan import Scanned, scan
 from mdsmix.ragged import Ragged
-from mdsmix.shards.index import read_index
+from mdsmix.shards.published import read_in
 from mdsmix.storage import locate
 from tests.alarm import at_most
 from tests.converting import (
@@ -230,11 +230,10 @@ def test_with_nothing_left_out_the_licence_is_found_too(recipe: Path, tmp_path: 
 
 
 def test_what_is_held_does_not_grow_with_how_often_a_gram_is_found(recipe: Path, tmp_path: Path) -> None:  # fmt: skip
-    folder = locate(tmp_path / "out/web/train")
-    index = read_index(folder)
+    stream = read_in(locate(tmp_path / "out/web/train"))
     rows = [[*range(20)]]
-    assert len(scan(folder, index, made(rows), 0, lambda *_: None).grams) == 0
-    nothing = leaks_of(made([]), [scan(folder, index, made([]), 10, lambda *_: None)])
+    assert len(scan(stream, made(rows), 0, lambda *_: None).grams) == 0
+    nothing = leaks_of(made([]), [scan(stream, made([]), 10, lambda *_: None)])
     assert nothing == []
 
 

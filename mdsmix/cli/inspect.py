@@ -91,7 +91,7 @@ def _write(found: Inspection, folder: Path) -> list[Path]:
     """The images of the samples, in files called after stream and sample."""
     from mdsmix.report.sample_images import write_pictures
 
-    of = "-".join(Path(found.where).parts[-2:])
+    of = "-".join(Path(found.stream.folder.url).parts[-2:])
     return [
         path
         for chosen in found.samples

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from operator import itemgetter
 
 import numpy as np
@@ -20,8 +19,6 @@ from mdsmix.leaks.items import LENGTH, Items, Place
 from mdsmix.leaks.scan import Scanned, scan
 from mdsmix.mix.streams import Stream
 from mdsmix.ragged import Ragged
-from mdsmix.shards.ids import Name, id_of
-from mdsmix.shards.sample import read_sample
 from mdsmix.shards.tokens import token_columns, tokens_of
 from mdsmix.shards.turns import PACKED, layout_of, turns_of
 from mdsmix.shards.whole import read_whole
@@ -113,7 +110,7 @@ def audit(
     scanned = []
     for stream in streams:
         begin(stream.name, stream.index.bytes)
-        scanned.append(scan(stream.folder, stream.index, items, common, on_progress))
+        scanned.append(scan(stream, items, common, on_progress))
     return Audit(
         evaluations=evaluations,
         streams=streams,
@@ -274,20 +271,4 @@ def _around(ids: Ids, begin: int, length: int) -> tuple[Ids, Ids]:
 
 def _ids(stream: Stream, sample: int) -> Ids:
     """All tokens of a stored sample, prompts and responses in their order."""
-    ends = list(accumulate(shard.samples for shard in stream.shards))
-    place = int(np.searchsorted(ends, sample, "right"))
-    shard = stream.shards[place]
-    turns = turns_of(read_sample(stream.folder, shard, sample - (ends[place] - shard.samples)))
-    return np.concatenate([side for turn in turns for side in turn])
-
-
-def shard_of(stream: Stream, sample: int) -> str:
-    """The name of the shard that holds a sample."""
-    ends = list(accumulate(shard.samples for shard in stream.shards))
-    return stream.shards[int(np.searchsorted(ends, sample, "right"))].stored.basename
-
-
-def name_of(stream: Stream, sample: int) -> Name | list[Name]:
-    """The name of the record that a sample is of, where that is kept."""
-    sides = stream.trusted_manifest.side_files if stream.trusted_manifest else []
-    return id_of(stream.folder, stream.index, sides, sample)
+    return np.concatenate([side for turn in turns_of(stream.read(sample)) for side in turn])

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from mdsmix.errors import RecipeError
 from mdsmix.leaks.grams import rows_of
 from mdsmix.leaks.items import Int, Items
-from mdsmix.shards.index import Index, Shard
+from mdsmix.shards.index import Shard
+from mdsmix.shards.published import Published
 from mdsmix.shards.tokens import token_columns, tokens_of
 from mdsmix.shards.turns import PACKED, layout_of
 from mdsmix.shards.whole import read_whole
@@ -56,19 +57,18 @@ class _Found:
 
 
 def scan(
-    folder: Location,
-    index: Index,
+    stream: Published,
     items: Items,
     common: int,
     on_progress: Callable[[int, int], None],
 ) -> Scanned:
     """Reads all of the stream; Unreachable where a shard cannot be read."""
-    firsts = list(accumulate((shard.samples for shard in index.shards), initial=0))
+    firsts = list(accumulate((shard.samples for shard in stream.shards), initial=0))
     counts = np.zeros(len(items.hashes), np.int32)
     grams, samples, tokens = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
     items.tables  # noqa: B018  made once, before threads ask for it
-    with ThreadPoolExecutor(threads(folder, index)) as pool:
-        looks = pool.map(lambda shard: _look(folder, shard, items), index.shards)
+    with ThreadPoolExecutor(threads(stream)) as pool:
+        looks = pool.map(lambda shard: _look(stream.folder, shard, items), stream.shards)
         for first, found in zip(firsts, looks, strict=False):
             before = counts[found.grams]
             counts += np.bincount(found.grams, minlength=len(counts)).astype(np.int32)
@@ -80,7 +80,7 @@ def scan(
     is_common = counts > common if common else np.zeros(len(counts), bool)
     every = np.concatenate(grams)
     return Scanned(
-        samples=index.samples,
+        samples=stream.index.samples,
         tokens=tokens,
         is_common=is_common,
         grams=every[~is_common[every]],
@@ -88,10 +88,10 @@ def scan(
     )
 
 
-def threads(folder: Location, index: Index) -> int:
+def threads(stream: Published) -> int:
     """As many as processors; with a store more, of which most wait for bytes. NumPy lets the others work meanwhile."""
-    wanted = 8 if folder.is_store else os.cpu_count() or 1
-    return max(1, min(wanted, len(index.shards)))
+    wanted = 8 if stream.folder.is_store else os.cpu_count() or 1
+    return max(1, min(wanted, len(stream.shards)))
 
 
 def _look(folder: Location, shard: Shard, items: Items) -> _Found:

@@ -22,13 +22,14 @@ from mdsmix.mix.streams import Loader, Mix, Stream
 from mdsmix.mix.unpublished import unpublished
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.read import parted
-from mdsmix.shards.index import BASENAME, read_index
-from mdsmix.shards.manifest import Encoding, TokenizerCard, read_manifest
+from mdsmix.shards.index import BASENAME
+from mdsmix.shards.manifest import Encoding, TokenizerCard
 from mdsmix.shards.published import (
     Published,
     current,
     find_published,
     nothing_published,
+    read_in,
     read_published,
 )
 from mdsmix.shards.turns import PACKED, layout_of
@@ -272,11 +273,6 @@ def _of_recipe(
     return dataclasses.replace(stream, survey=survey)
 
 
-def _in(folder: Location) -> Published:
-    """What is published in just this folder; where it has no index, the reading of it says so."""
-    return Published(folder=folder, index=read_index(folder), manifest=read_manifest(folder))
-
-
 def _stream(
     name: str, found: Published, settings: Mapping[str, Any], is_sourced: bool = False
 ) -> Stream:
@@ -293,7 +289,7 @@ def _stream(
 def _at(url: str) -> Stream:
     """The stream that a user points at: by the folder of its split, the index in it, or the folder above one split."""
     place = at.parent if (at := locate(url)).name == BASENAME else at
-    found = read_published(place) or _in(find_published(place))
+    found = read_published(place) or read_in(find_published(place))
     folder, where = found.folder, "remote" if place.is_store else "local"
     if folder == place:
         return _stream(_name(url, folder), found, {where: str(place)})

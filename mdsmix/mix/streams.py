@@ -17,11 +17,10 @@ from mdsmix.kinds.survey import Survey
 from mdsmix.mix.apportion import Apportioned
 from mdsmix.mix.changes import Change
 from mdsmix.mix.model import find_tokenizer, pretrained_name
-from mdsmix.shards.contradictions import Contradiction, contradictions
-from mdsmix.shards.index import Index, Shard
-from mdsmix.shards.manifest import Manifest, TokenizerCard
+from mdsmix.shards.manifest import TokenizerCard
+from mdsmix.shards.published import Published
 from mdsmix.shards.verify import Report
-from mdsmix.storage import Location, Stat, together
+from mdsmix.storage import Location, together
 from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml
 from mdsmix.words import does
 
@@ -38,46 +37,13 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stream(StreamSection):
-    """One published stream and its section in the loader."""
+class Stream(StreamSection, Published):
+    """One published stream and its section in the loader: the folder is the remote, or the local folder of a stream without one."""
 
-    folder: Location
-    "Where index.json lies: the remote, or the local folder of a stream without one."
-    index: Index
-    manifest: Manifest | None
     is_sourced: bool = False
     "The recipe names its source, so `mdsmix convert` on that recipe makes it."
     survey: Survey | None = None
     "Of a stream that is not published: its index and manifest are estimated from a look at its source."
-
-    @property
-    def trusted_manifest(self) -> Manifest | None:
-        """The manifest where it speaks of this index; else a publication was interrupted, and it speaks of another."""
-        is_trusted = self.manifest and self.manifest.index_hash == self.index.hash
-        return self.manifest if is_trusted else None
-
-    @property
-    def shards(self) -> tuple[Shard, ...]:
-        return self.index.shards
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        """Column -> MDS encoding, of the first shard; a check of its own compares the others."""
-        return self.shards[0].columns if self.shards else {}
-
-    @cached_property
-    def files(self) -> Mapping[str, Stat]:
-        """Name -> size of what is stored beside the index: one listing, however many shards."""
-        return dict(self.folder.list())
-
-    @cached_property
-    def contradictions(self) -> Sequence[Contradiction]:
-        """What index, manifest and the files that lie there contradict each other in."""
-        return list(contradictions(self.index, self.manifest, self.files))
-
-    def holds(self, shard: Shard) -> bool:
-        stored = self.files.get(shard.stored.basename)
-        return stored is not None and stored.size == shard.stored.bytes
 
     @cached_property
     def head(self) -> Head:

@@ -8,35 +8,36 @@ from typing import Any
 
 from mdsmix.report.length_bars import bars
 from mdsmix.shapes import find_shape
-from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Encoding, Manifest
+from mdsmix.shards.published import Published
 from mdsmix.table import grouped
 from mdsmix.words import listed, percent, plural
 
 MOST_SOURCES = 5
 
 
-def card(where: str, index: Index, manifest: Manifest | None) -> dict[str, Any]:
+def card(stream: Published) -> dict[str, Any]:
     """The stream for programs: the counts of its index, and its manifest as it is published."""
+    index, manifest = stream.index, stream.manifest
     counts = {"samples": index.samples, "shards": len(index.shards), "bytes": index.bytes}
-    found: dict[str, Any] = {"stream": where, **counts, "index_hash": index.hash}
+    found: dict[str, Any] = {"stream": str(stream.folder), **counts, "index_hash": index.hash}
     if manifest is None:
-        columns = dict(index.shards[0].columns) if index.shards else {}
-        return found | {"manifest": None, "columns": columns}
-    is_whole = manifest.index_hash == index.hash
+        return found | {"manifest": None, "columns": stream.columns}
+    is_whole = stream.trusted_manifest is not None
     return found | {"is_whole": is_whole, "manifest": asdict(manifest)}
 
 
-def card_rows(where: str, index: Index, manifest: Manifest | None) -> Iterator[tuple[str, str]]:
+def card_rows(stream: Published) -> Iterator[tuple[str, str]]:
     """(what, value) lines, the most asked for first."""
-    yield "stream", where
+    index, manifest = stream.index, stream.manifest
+    yield "stream", str(stream.folder)
     yield (
         "samples, shards, bytes",
         grouped((index.samples, len(index.shards), index.bytes)),
     )
     if manifest is None:
         yield "manifest", "none: not made by mdsmix convert; only the index speaks"
-        yield "columns", grouped(index.shards[0].columns if index.shards else {})
+        yield "columns", grouped(stream.columns)
         return
     yield from _encoded(manifest)
     yield from _mixed(manifest) if manifest.mixed else _records(manifest)
@@ -49,7 +50,7 @@ def card_rows(where: str, index: Index, manifest: Manifest | None) -> Iterator[t
     yield (
         "index",
         manifest.index_hash
-        if manifest.index_hash == index.hash
+        if stream.trusted_manifest
         else "does not fit the manifest: a publication was interrupted, run convert again",
     )
 

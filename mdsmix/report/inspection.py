@@ -12,9 +12,7 @@ from mdsmix.report.segments import runs_of, sample_json
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.which_samples import Choice, Chosen, choose
 from mdsmix.shards.ids import Name, id_of
-from mdsmix.shards.index import Index, read_index
-from mdsmix.shards.manifest import Manifest, read_manifest
-from mdsmix.shards.published import find_published
+from mdsmix.shards.published import Published, find_published, read_in
 from mdsmix.storage import locate
 from mdsmix.words import plural
 
@@ -23,9 +21,7 @@ from mdsmix.words import plural
 class Inspection:
     """A stream as it was found."""
 
-    where: str
-    index: Index
-    manifest: Manifest | None
+    stream: Published
     samples: Sequence[Chosen]
     decoder: Decoder | None
     "Ids -> text, where this machine knows the tokenizer."
@@ -35,23 +31,19 @@ class Inspection:
 
 def inspect(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
     """Reads what there is to see of a stream; Unreachable where there is none."""
-    folder = find_published(locate(stream))
-    index, manifest = read_index(folder), read_manifest(folder)
-    samples = list(choose(folder, index, manifest, choice))
-    sides = manifest.side_files if manifest and manifest.index_hash == index.hash else []
+    found = read_in(find_published(locate(stream)))
+    samples, manifest = list(choose(found, choice)), found.manifest
     return Inspection(
-        where=str(folder),
-        index=index,
-        manifest=manifest,
+        stream=found,
         samples=samples,
-        ids={each.number: id_of(folder, index, sides, each.number) for each in samples if sides},
+        ids={each.number: id_of(found, each.number) for each in samples},
         decoder=find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None),
     )
 
 
 def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
     """The card, and the samples."""
-    yield NamedValues(card_rows(found.where, found.index, found.manifest))
+    yield NamedValues(card_rows(found.stream))
     if choice.seed is not None:
         yield f"at random, --seed {choice.seed}"
     for chosen in found.samples:
@@ -63,9 +55,9 @@ def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
         yield SampleText(runs_of(chosen.sample, found.decoder))
         yield from (f"image {number}: {picture}" for number, picture in enumerate(chosen.pictures))
     is_first = choice.seed is None and not choice.places and not choice.longest
-    if is_first and len(found.samples) < min(choice.count, found.index.samples):
+    if is_first and len(found.samples) < min(choice.count, found.stream.index.samples):
         yield (
-            f"{len(found.samples):,} of {plural(found.index.samples, 'sample')}: the first are read from the first mebibyte of the first "
+            f"{len(found.samples):,} of {plural(found.stream.index.samples, 'sample')}: the first are read from the first mebibyte of the first "
             "shard; --sample N shows any other, --random some from anywhere"
         )
 
@@ -81,4 +73,4 @@ def inspection_json(found: Inspection) -> dict[str, Any]:
         }
         for chosen in found.samples
     ]
-    return card(found.where, found.index, found.manifest) | {"shown": samples}
+    return card(found.stream) | {"shown": samples}

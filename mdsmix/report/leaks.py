@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mdsmix.encode.tokenizer import Decoder
-from mdsmix.leaks.audit import Audit, Ids, Leak, Passage, Where, name_of, passage, shard_of
+from mdsmix.leaks.audit import Audit, Ids, Leak, Passage, Where, passage
 from mdsmix.leaks.items import LENGTH
 from mdsmix.report.segments import Segment, runs_of
 from mdsmix.report.show import Item, Run, SampleText, Title
+from mdsmix.shards.ids import id_of
 from mdsmix.table import Column, Table
 from mdsmix.words import does, plural
 
@@ -90,12 +91,12 @@ def passages(found: Audit, leak: Leak, decoder: Decoder | None) -> Iterator[tupl
     document = "" if at.document is None else f", document {at.document}"
     head = f"{evaluation.name} sample {at.sample:,}{document}{_named(evaluation, at.sample)}: {leak.found:,} of its {leak.of:,} grams found"
     yield head, _runs(each.shared, each.item, decoder)
-    head = f"{stream.name} sample {where.sample:,}{_named(stream, where.sample)}, {shard_of(stream, where.sample)}: {where.grams:,} of them"
+    head = f"{stream.name} sample {where.sample:,}{_named(stream, where.sample)}, {stream.shard_with(where.sample)[0].stored.basename}: {where.grams:,} of them"
     yield head, _runs(each.shared, each.training, decoder)
 
 
 def _named(stream: Any, sample: int) -> str:
-    name = name_of(stream, sample)
+    name = id_of(stream, sample)
     return "" if name is None else f", id {name}"
 
 
@@ -172,8 +173,8 @@ def _leak_json(found: Audit, leak: Leak, decoder: Decoder | None, is_shown: bool
     if is_shown:
         each = passage(found, leak, leak.places[0])
         tree |= {
-            "id": name_of(evaluation, at.sample),
-            "training_id": name_of(found.streams[leak.places[0].stream], leak.places[0].sample),
+            "id": id_of(evaluation, at.sample),
+            "training_id": id_of(found.streams[leak.places[0].stream], leak.places[0].sample),
             "passage": _passage_json(each, decoder),
         }
     return tree
@@ -183,7 +184,7 @@ def _where_json(found: Audit, where: Where) -> dict[str, Any]:
     stream = found.streams[where.stream]
     return {
         "stream": stream.name,
-        "shard": shard_of(stream, where.sample),
+        "shard": stream.shard_with(where.sample)[0].stored.basename,
         "sample": where.sample,
         "found": where.grams,
     }

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,9 @@ from mdsmix.report.sample_images import Picture, pictures_of
 from mdsmix.report.segments import Sample, as_shown
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Manifest
-from mdsmix.shards.sample import read_head, read_sample, sample_sizes
-from mdsmix.storage import Location, together
+from mdsmix.shards.published import Published
+from mdsmix.shards.sample import read_head, sample_sizes
+from mdsmix.storage import together
 from mdsmix.words import plural
 
 
@@ -43,17 +42,16 @@ class Chosen:
     "Its images."
 
 
-def choose(
-    folder: Location, index: Index, manifest: Manifest | None, choice: Choice
-) -> Iterator[Chosen]:
+def choose(stream: Published, choice: Choice) -> Iterator[Chosen]:
     """The samples that were asked for; RecipeError where there is no such sample, Unreachable where one cannot be read."""
-    places = _random(index, choice) if choice.seed is not None else choice.places
-    for place in _largest(folder, index) if choice.longest else places:
-        yield _chosen(place, _read(folder, index, place), manifest)
+    places = _random(stream.index, choice) if choice.seed is not None else choice.places
+    for place in _largest(stream) if choice.longest else places:
+        yield _chosen(place, _read(stream, place), stream.manifest)
     is_first = not places and choice.seed is None and not choice.longest
-    if is_first and index.shards and choice.count:
-        for number, sample in enumerate(read_head(folder, index.shards[0], choice.count)):
-            yield _chosen(number, sample, manifest)
+    if is_first and stream.shards and choice.count:
+        samples = read_head(stream.folder, stream.shards[0], choice.count)
+        for number, sample in enumerate(samples):
+            yield _chosen(number, sample, stream.manifest)
 
 
 def _chosen(number: int, sample: Mapping[str, Any], manifest: Manifest | None) -> Chosen:
@@ -67,18 +65,15 @@ def _random(index: Index, choice: Choice) -> list[int]:
     return sorted(drawn)
 
 
-def _read(folder: Location, index: Index, place: int) -> dict[str, Any]:
-    if place >= index.samples:
+def _read(stream: Published, place: int) -> dict[str, Any]:
+    if place >= stream.index.samples:
         raise RecipeError(
-            f"--sample {place}: {folder} holds {plural(index.samples, 'sample')}, the first is 0; name one that is there."
+            f"--sample {place}: {stream.folder} holds {plural(stream.index.samples, 'sample')}, the first is 0; name one that is there."
         )
-    ends = list(accumulate(shard.samples for shard in index.shards))
-    number = bisect_right(ends, place)
-    shard = index.shards[number]
-    return read_sample(folder, shard, place - (ends[number] - shard.samples))
+    return stream.read(place)
 
 
-def _largest(folder: Location, index: Index) -> list[int]:
+def _largest(stream: Published) -> list[int]:
     """The sample of the most bytes, by the tables at the heads of the shards; none of an empty stream."""
-    sizes = together(lambda shard: sample_sizes(folder, shard), index.shards)
-    return [int(np.concatenate(sizes).argmax())] if index.samples else []
+    sizes = together(lambda shard: sample_sizes(stream.folder, shard), stream.shards)
+    return [int(np.concatenate(sizes).argmax())] if stream.index.samples else []

@@ -7,7 +7,6 @@ A line is the JSON of one row's name: a text, a whole number, or null where the 
 from __future__ import annotations
 
 import io
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, islice
@@ -19,7 +18,8 @@ import xxhash
 from mdsmix.errors import Damaged
 from mdsmix.ragged import Ragged
 from mdsmix.shards.beside import SideFile
-from mdsmix.shards.index import Index, Shard
+from mdsmix.shards.index import Shard
+from mdsmix.shards.published import Published
 from mdsmix.shards.sample import decompressed
 from mdsmix.shards.writing import write_once
 from mdsmix.storage import Location
@@ -87,26 +87,23 @@ def named_anew(sides: Sequence[SideFile], shards: Sequence[Shard]) -> list[SideF
     ]
 
 
-def id_of(
-    folder: Location, index: Index, sides: Iterable[SideFile], number: int
-) -> Name | list[Name]:
+def id_of(stream: Published, sample: int) -> Name | list[Name]:
     """The name of the record that a sample is of, or those of a packed row; None where there is none, Damaged where its file cannot
     be read."""
-    ends = list(accumulate(shard.samples for shard in index.shards))
-    place = bisect_right(ends, number)
-    shard = index.shards[place]
-    found = [s for s in sides if (s.kind, s.shard) == (KIND, shard.stored.basename)]
-    if not found:
+    manifest, (shard, row) = stream.trusted_manifest, stream.shard_with(sample)
+    sides = manifest.side_files if manifest else ()
+    names = (s.name for s in sides if (s.kind, s.shard) == (KIND, shard.stored.basename))
+    at = next((stream.folder / name for name in names), None)
+    if at is None:
         return None
-    row = number - (ends[place] - shard.samples)
     try:
-        with (folder / found[0].name).open() as stored:
+        with at.open() as stored:
             lines = islice(decompressed(io.BytesIO(stored.read()), "zstd"), row, None)
             name = orjson.loads(next(iter(lines)))
             return name if isinstance(name, (str, int, list)) else None
     except Exception as error:  # whatever a decompressor makes of what is none
         said = str(error).rstrip(".") or "it ends too early"
         raise Damaged(
-            f"{folder / found[0].name}, which holds the ids of a shard's records, is damaged: {said}; "
+            f"{at}, which holds the ids of a shard's records, is damaged: {said}; "
             "mdsmix repair makes it anew."
         ) from None

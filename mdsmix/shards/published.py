@@ -8,28 +8,76 @@ hash: so one small write moves every reader that asks here, and none that reads 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
 
 from mdsmix.errors import NotPublished, Unreachable
 from mdsmix.shards import manifest as manifest_file
-from mdsmix.shards.index import BASENAME, Index, find_index
+from mdsmix.shards.contradictions import Contradiction, contradictions
+from mdsmix.shards.index import BASENAME, Index, Shard, find_index, read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
-from mdsmix.storage import Location
+from mdsmix.shards.sample import read_sample
+from mdsmix.storage import Location, Stat
 
 LIMITED = re.compile(r"limit-\d+")
 "What `convert --limit` publishes beside the splits: a first look."
 VERSION = re.compile(r"(.+)-([0-9a-f]{8})")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Published:
-    """A stream as it is read."""
+    """A published stream as it lies there. Its files are listed, and its samples read, when somebody asks."""
 
     folder: Location
     "Where index.json lies."
     index: Index
     manifest: Manifest | None
+
+    @property
+    def trusted_manifest(self) -> Manifest | None:
+        """The manifest where it speaks of this index; else a publication was interrupted, and it speaks of another."""
+        is_trusted = self.manifest and self.manifest.index_hash == self.index.hash
+        return self.manifest if is_trusted else None
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        return self.index.shards
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Column -> MDS encoding, of the first shard; a rule compares the others."""
+        return self.shards[0].columns if self.shards else {}
+
+    @cached_property
+    def files(self) -> Mapping[str, Stat]:
+        """Name -> size of what is stored beside the index: one listing, however many shards."""
+        return dict(self.folder.list())
+
+    @cached_property
+    def contradictions(self) -> Sequence[Contradiction]:
+        """What index, manifest and the files that lie there contradict each other in."""
+        return list(contradictions(self.index, self.manifest, self.files))
+
+    def holds(self, shard: Shard) -> bool:
+        return shard.stored.missing_from(self.files) is None
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(shard.samples for shard in self.shards))
+
+    def shard_with(self, sample: int) -> tuple[Shard, int]:
+        """The shard that holds a sample of the stream, by their numbers, and its number there."""
+        number = bisect_right(self._ends, sample)
+        shard = self.shards[number]
+        return shard, sample - (self._ends[number] - shard.samples)
+
+    def read(self, sample: int) -> dict[str, Any]:
+        """A sample, decoded; Unreachable where it cannot be read."""
+        return read_sample(self.folder, *self.shard_with(sample))
 
 
 def read_published(folder: Location) -> Published | None:
@@ -43,6 +91,11 @@ def read_published(folder: Location) -> Published | None:
         folder = version_folder(folder, manifest.index_hash)
         index = find_index(folder)
     return Published(folder=folder, index=index, manifest=manifest) if index else None
+
+
+def read_in(folder: Location) -> Published:
+    """What is published in just this folder; Unreachable where it has no index."""
+    return Published(folder=folder, index=read_index(folder), manifest=read_manifest(folder))
 
 
 def version_folder(folder: Location, index_hash: str) -> Location:

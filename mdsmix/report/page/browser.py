@@ -121,5 +121,5 @@ def _sample(name: str, css: str, found: Inspection, chosen: Chosen, most: int) -
 
 def _limit(found: Inspection) -> int | None:
     """None of encoder-decoder rows, whose two sides are cut each for itself."""
-    encoding = found.manifest.encoding if found.manifest else None
+    encoding = found.stream.manifest.encoding if found.stream.manifest else None
     return encoding.max_seq_len if encoding and encoding.decoder_only_format else None

@@ -199,7 +199,7 @@ def _stream(asked: PageOptions, place: Target) -> OneStream:
 def _bad(place: Target, found: Inspection | None) -> BadRecords | None:
     """The bad records, also of a conversion that published nothing since there were too many; none are looked for where the
     manifest counts none."""
-    if found and not (found.manifest and found.manifest.records.bad):
+    if found and not (found.stream.manifest and found.stream.manifest.records.bad):
         return None
     return find_bad_records(place.url, EXAMPLES, most=MOST_BAD)
 

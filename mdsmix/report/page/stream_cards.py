@@ -19,10 +19,8 @@ UNSEEN = "Not known: what could not be looked at is said at the top."
 def drawn(stream: OneStream, css: str) -> dict[str, Any]:
     """A stream's drawings and figures."""
     found = stream.found
-    manifest = found.manifest if found else None
-    if found and manifest and manifest.index_hash != found.index.hash:
-        manifest = None  # it speaks of another publication
-    sizes = [shard.stored.bytes for shard in found.index.shards] if found else []
+    manifest = found.stream.trusted_manifest if found else None
+    sizes = [shard.stored.bytes for shard in found.stream.index.shards] if found else []
     name = stream.place.name
     return {
         "one": stream,
@@ -30,7 +28,7 @@ def drawn(stream: OneStream, css: str) -> dict[str, Any]:
         "css": css,
         "loader": "" if stream.place.loader == TRAINED else stream.place.loader,
         "problem": NOT_YET if stream.problem == NOT_YET else UNSEEN,
-        "index": found.index if found else None,
+        "index": found.stream.index if found else None,
         "manifest": manifest,
         "lengths": _lengths(name, manifest, css) if manifest else None,
         "fate": _fate(name, manifest, css) if manifest and not manifest.mixed else None,
