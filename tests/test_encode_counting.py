@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,6 @@ def tmp_path() -> Iterator[Path]:
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Where a process that counts was started."""
-    monkeypatch.setattr(counting, "_joined", "")
     monkeypatch.setattr(counting, "_parent", lambda: str(tmp_path))
     monkeypatch.delenv(counting.SHARED, raising=False)
     found = list[Path]()
@@ -64,35 +62,14 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return found
 
 
-def test_workers_of_one_run_on_a_node_start_one_and_another_run_its_own(
+def test_workers_of_one_run_start_one_process_and_another_run_its_own(
     started: list[Path], tmp_path: Path
 ) -> None:
-    counting.join("a")
-    with ThreadPoolExecutor(4) as workers:
-        answers = list(workers.map(lambda _: counting.ask("digest", tmp_path, SIZES), range(8)))
-    assert answers == [[[10_000], [600]]] * 8
-    assert [at.parent.name for at in started] == ["mdsmix-counting-a"]
-    assert started[0].parent.stat().st_mode & 0o777 == 0o700
-    counting.join("b")
-    counting.ask("digest", tmp_path, SIZES)
-    assert [at.parent.name for at in started] == ["mdsmix-counting-a", "mdsmix-counting-b"]
-    shutil.rmtree(started[1].parent)  # as with the worker that had started it
-    counting.ask("digest", tmp_path, SIZES)
-    assert len(started) == 3
-    for at in started:
-        shutil.rmtree(at.parent, ignore_errors=True)
-
-
-def test_a_folder_of_another_user_with_the_name_of_the_run_is_left_alone(
-    started: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    theirs = tmp_path / "mdsmix-counting-c"
-    theirs.mkdir()
-    monkeypatch.setattr(os, "getuid", lambda: theirs.stat().st_uid + 1)
-    counting.join("c")
-    assert counting.ask("digest", tmp_path, SIZES) == [[10_000], [600]]
-    assert not list(theirs.iterdir())
-    started[0].unlink()
+    for number in (1, 2):
+        with counting.shared(), ThreadPoolExecutor(4) as workers:
+            answers = workers.map(lambda _: counting.ask("digest", tmp_path, SIZES), range(8))
+            assert [*answers] == [[[10_000], [600]]] * 8
+            assert len({at.parent for at in started}) == len(started) == number
 
 
 def test_a_temporary_folder_whose_name_is_too_long_for_a_socket_is_not_taken(
@@ -100,7 +77,7 @@ def test_a_temporary_folder_whose_name_is_too_long_for_a_socket_is_not_taken(
 ) -> None:
     longest = f"/{'t' * (counting.LONGEST - 1)}"
     monkeypatch.setattr(counting, "gettempdir", lambda: longest)
-    at = f"{counting._parent()}/mdsmix-counting-{16 * 'a'}/{16 * 'b'}.socket"
+    at = f"{counting._parent()}/mdsmix-{8 * 'a'}/{16 * 'b'}.socket"
     assert at.startswith(longest)
     assert len(at) <= 107
     monkeypatch.setattr(counting, "gettempdir", lambda: f"{longest}t")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import closing
 from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,9 +23,8 @@ from mdsmix.engines import channel, worker
 from mdsmix.engines.attempts import Attempt, End, Place
 from mdsmix.engines.base import Reporter
 from mdsmix.engines.channel import WorkerChannel
-from mdsmix.engines.local import LocalEngine
+from mdsmix.engines.local import LocalEngine, TaskQueue
 from mdsmix.engines.memory import HEADROOM, MemoryBudget, resident
-from mdsmix.engines.tasks import TaskQueue
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.storage import waiting
 from tests.alarm import SECONDS
@@ -235,9 +235,12 @@ def test_workers_wait_for_the_next_run_where_that_is_said() -> None:
 
 def test_a_task_whose_worker_died_is_tried_again_before_all_others() -> None:
     """What kills workers is known early, and not when all else is done."""
-    queue = TaskQueue([call(square, n, 0) for n in range(3)], set_aside=False)
-    number, attempt, _ = queue.take()
-    queue.put_back(number, attempt, None, End(how="exit code 3"))
+    queue = TaskQueue(set_aside=False)
+    for n in range(3):
+        queue.add(n, call(square, n, 0))
+    number, attempt, task = queue.take()
+    dead: Any = SimpleNamespace(number=number, attempt=attempt, task=task, place=None)
+    queue.put_back(dead, End(how="exit code 3"))
     assert [queue.take()[0] for _ in range(len(queue))] == [number, 1, 2]
 
 

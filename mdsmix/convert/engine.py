@@ -33,9 +33,14 @@ def engine_of(
     return RayEngine(
         RaySettings(
             address=address,
-            workers=options.workers,
-            memory=options.memory,
-            set_aside=options.quarantine_crashes,
+            pool=PoolSettings(
+                workers=options.workers or 0,
+                memory=options.memory or 0,
+                aside=BYTES if _counts(plans) else 0,
+                beside=processes,
+                set_aside=options.quarantine_crashes,
+            ),
+            counts=_counts(plans),
             local=() if recipe.shared else _local_places(plans),
             meeting=plans[0].job.folder / FOLDER,
         )
@@ -64,7 +69,7 @@ def local_engine(plans: Sequence[StreamPlan], options: Options, watcher: Watcher
         PoolSettings(
             workers=options.workers or cpu_count() + with_store,
             memory=options.memory or default_cap(),
-            aside=BYTES if any(plan.job.processor for plan in plans) else 0,
+            aside=BYTES if _counts(plans) else 0,
             beside=processes,
             set_aside=options.quarantine_crashes,
         )
@@ -73,4 +78,9 @@ def local_engine(plans: Sequence[StreamPlan], options: Options, watcher: Watcher
 
 def counting(plans: Sequence[StreamPlan]) -> AbstractContextManager[None]:
     """The workers of streams of images ask one process how many tokens these become."""
-    return shared() if any(plan.job.processor for plan in plans) else nullcontext()
+    return shared() if _counts(plans) else nullcontext()
+
+
+def _counts(plans: Sequence[StreamPlan]) -> bool:
+    """Whether tokens of images are counted."""
+    return any(plan.job.processor for plan in plans)

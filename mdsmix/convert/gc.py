@@ -31,7 +31,7 @@ from mdsmix.convert.packs import (
     rewrite,
 )
 from mdsmix.convert.parts import NOTE
-from mdsmix.engines.ray_worker import MEETING
+from mdsmix.engines.ray_node import MEETING
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards.beside import NAMES as BESIDE

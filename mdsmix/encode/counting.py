@@ -1,8 +1,7 @@
 """The process that counts the tokens of images: one for a run, whichever of its workers asks.
 
 It imports torch and transformers, 10 s and 730 MB, so it is started when the first image of an unknown size comes. The folder of a run
-holds its socket; it ends when that folder, or whoever made it, is gone. Workers that this process has not forked, on a node of a cluster,
-meet in a folder that is called after their run: there it ends with the worker that has started it, and the next one starts another.
+holds its socket; it ends when that folder, or whoever made it, is gone.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ SHARED, RUN = "MDSMIX_COUNTING", "MDSMIX_COUNTING_FOR"
 TRIES = 2
 LONGEST = 50
 "Characters of a temporary folder that leave room for the rest of a socket's name, of which Linux takes 107."
-_joined = ""
-"The run that this process is a worker of, where it was not started by it."
 
 
 @contextmanager
@@ -47,12 +44,6 @@ def shared() -> Iterator[None]:
         finally:
             os.environ.pop(SHARED, None)
             os.environ.pop(RUN, None)
-
-
-def join(run: str) -> None:
-    """This process asks whom others of the run of this name ask on this machine."""
-    global _joined
-    _joined = run
 
 
 def _home() -> str | None:
@@ -72,7 +63,7 @@ def ask(digest: str, folder: Path, question: Mapping[str, Any]) -> Any:
     hash is opened. Unreachable where it cannot be started, or ends twice over this question."""
     name = f"{digest[:16]}.socket"
     for _ in range(TRIES):
-        at = Path(_home() or _own_home()) / name
+        at = Path(_home() or _alone().name) / name
         with suppress(OSError, ValueError):
             return _told(at, question)
         with suppress(FileNotFoundError):  # the folder went with who had made it
@@ -128,16 +119,6 @@ def _listens(at: Path) -> bool:
         asking.connect(str(at))
         return True
     return False
-
-
-def _own_home() -> str:
-    if not _joined:
-        return _alone().name
-    home = Path(_parent()) / f"mdsmix-counting-{_joined}"
-    with suppress(FileExistsError):
-        home.mkdir(mode=0o700)
-    # The run's name is told where its tasks write, and all may write here: nothing is opened in a folder of somebody else.
-    return str(home) if home.lstat().st_uid == os.getuid() else _alone().name
 
 
 @cache

@@ -7,15 +7,16 @@ its task is tried again by another. Results come in the order in which tasks end
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from mdsmix.engines.attempts import ELSEWHERE, End
+from mdsmix.engines.attempts import ELSEWHERE, Attempt, End, after_death
 from mdsmix.engines.base import OnProgress, R, Say, Task
 from mdsmix.engines.memory import PERIOD, MemoryBudget
-from mdsmix.engines.tasks import TaskQueue
 from mdsmix.engines.telling import said_once
 from mdsmix.engines.worker import Worker, start_worker, stop_all
 
@@ -51,13 +52,12 @@ class LocalEngine:
     def run(
         self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say
     ) -> Generator[tuple[int, R], None, None]:
-        pool = WorkerPool(self, tasks, on_progress, say)
+        pool = WorkerPool(self, on_progress, say, most=len(tasks))
+        for number, task in enumerate(tasks):
+            pool.queue.add(number, task)
         try:
-            while pool.queue or pool.workers:
-                pool.fill()
-                for worker in _ready(pool.workers):
-                    yield from pool.heed(worker)
-                pool.look()
+            while pool.is_busy:
+                yield from pool.step()
         finally:
             pool.end()
 
@@ -79,18 +79,55 @@ class LocalEngine:
             worker.end()
 
 
+class TaskQueue:
+    """Tasks that wait, in the order in which they came; one whose worker died goes before all others."""
+
+    def __init__(self, set_aside: bool) -> None:
+        self._set_aside = set_aside
+        self._waiting = deque[tuple[int, Attempt, Task[Any]]]()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, number: int, task: Task[Any]) -> None:
+        self._waiting.append((number, Attempt(), task))
+
+    def take(self) -> tuple[int, Attempt, Task[Any]]:
+        """The next task: its position, how it is to be tried, and the task itself."""
+        return self._waiting.popleft()
+
+    def put_back(self, worker: Worker, end: End) -> None:
+        """The worker of a task has died; MdsmixError where another try is no use."""
+        again = after_death(worker.attempt, worker.place, end, self._set_aside, worker.task.name)
+        self._waiting.appendleft((worker.number, again, worker.task))
+
+
 class WorkerPool:
     """The workers of one run, from its first task to its last."""
 
     def __init__(
-        self, engine: LocalEngine, tasks: Sequence[Task[Any]], on_progress: OnProgress, say: Say
+        self, engine: LocalEngine, on_progress: OnProgress, say: Say, most: int = sys.maxsize
     ) -> None:
+        """`most`: workers that have something to do."""
         self._engine, self._on_progress, self._say = engine, on_progress, say
-        self._size = min(engine.settings.workers, len(tasks))
-        self.queue = TaskQueue(tasks, engine.settings.set_aside)
+        self._size = min(engine.settings.workers, most)
+        self.queue = TaskQueue(engine.settings.set_aside)
         self.workers: list[Worker] = []
         self._dismissed: list[Worker] = []
         self._say_once = said_once(say)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.queue or self.workers)
+
+    def step(self, *also: Connection) -> Iterator[tuple[int, Any]]:
+        """Puts workers to work and yields the tasks that ended, by their numbers. It returns within PERIOD where nothing happens, and as
+        soon as there is something to read from one of `also`."""
+        self.fill()
+        ready = wait([*also, *(worker.pipe for worker in self.workers)], PERIOD)
+        for worker in [worker for worker in self.workers if worker.pipe in ready]:
+            yield from self.heed(worker)
+        self.look()
 
     def fill(self) -> None:
         """Puts as many workers to work as memory allows; those beyond it wait before their next records."""
@@ -128,7 +165,7 @@ class WorkerPool:
                 worker.process.kill()
                 worker.end()
                 self._say(
-                    f"a worker process hung ({why}) over the work unit {self.queue.name(worker.number)}, "
+                    f"a worker process hung ({why}) over the work unit {worker.task.name}, "
                     f"{worker.place or ELSEWHERE}; it was ended, and another one does the unit"
                 )
                 self._replace(worker, End(how=why, hung=True))
@@ -182,14 +219,8 @@ class WorkerPool:
     def _replace(self, worker: Worker, end: End) -> None:
         """The task of a worker that has died waits for another one."""
         self.workers.remove(worker)
-        self.queue.put_back(worker.number, worker.attempt, worker.place, end)
+        self.queue.put_back(worker, end)
 
     @staticmethod
     def _pids(workers: Sequence[Worker]) -> list[int]:
         return [worker.pid for worker in workers]
-
-
-def _ready(workers: list[Worker]) -> list[Worker]:
-    """Workers that have sent something; none, after a tenth of a second without a message."""
-    ready = wait([worker.pipe for worker in workers], PERIOD)
-    return [worker for worker in workers if worker.pipe in ready]

@@ -41,8 +41,6 @@ ANSWER_SECONDS = 20
 "Of a head that is busy."
 HEAD_SECONDS = 2
 "Of a head that is asked between two looks at its nodes, whether it is there."
-SHUTDOWN_SECONDS = 10
-"Ray takes 5 to leave a head that has ended, and for ever one that stands still."
 FOLDER_SECONDS = 5
 "Within which the last of its own processes have ended, which write a log while their folder is deleted."
 LONGEST_FOLDER = 40
@@ -87,28 +85,24 @@ def connected(address: str, workers: int | None) -> Iterator[None]:
 
 
 def _leave(is_own: bool) -> None:
-    """Ends the connection; without a head by a thread, since Ray may wait for it for ever. Where nothing was joined nobody asks for the
-    head: Ray would start a cluster of this machine to answer."""
+    """Ends the connection; one whose head is gone is left open, since Ray may wait for the head for ever. Where nothing was joined
+    nobody asks for the head: Ray would start a cluster of this machine to answer."""
     import ray
 
     if is_own or not ray.is_initialized() or head_answers():
         ray.shutdown()
         return
-    leaving = threading.Thread(target=ray.shutdown, daemon=True)
-    leaving.start()
-    leaving.join(SHUTDOWN_SECONDS)
-    if leaving.is_alive():
-        _stuck.set()
-        atexit.register(end_without_ray, Unreachable.exit_code)
+    _headless.set()
+    atexit.register(end_without_ray, Unreachable.exit_code)
 
 
-_stuck = threading.Event()
-"Set where a connection could not be ended, since its head is gone."
+_headless = threading.Event()
+"Set where a connection was left open, since its head is gone."
 
 
 def end_without_ray(code: object) -> None:
-    """Where a head has gone, ends this process with its exit code before Ray's own end would, which waits for the head again, or crashes."""
-    if _stuck.is_set():
+    """Where a head has gone, ends this process with its exit code before Ray's own end would, which waits for the head for ever."""
+    if _headless.is_set():
         sys.stdout.flush()
         os._exit(code if isinstance(code, int) else bool(code))
 

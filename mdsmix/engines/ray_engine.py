@@ -1,10 +1,8 @@
-"""The engine of a Ray cluster: each task is a plain Ray task on some node.
+"""The engine of a Ray cluster: a supervisor on each node does units with the local engine, and the driver hands them out.
 
-This is the connection: the cluster and its nodes, what they are told once, and how a task is handed over. ray_run.py has what
-becomes of the tasks of a run.
-
-A worker whose node was given up may go on writing for minutes. It writes what any other writes of the unit, under names of
-its content, and its answer is not taken any more; what is published is published by the driver alone.
+A supervisor gets a unit for each of its workers and one more, so a node that ends first takes the next. A supervisor that is gone, with its
+node or without, loses nothing: its units go to others. Its workers may write on for a moment. What they write is named by its
+content, their answers are not taken any more, and only the driver publishes.
 """
 
 from __future__ import annotations
@@ -13,35 +11,41 @@ import os
 import pickle
 import secrets
 import time
-from collections.abc import Generator, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mdsmix import __version__
-from mdsmix.engines.attempts import Attempt
 from mdsmix.engines.base import OnProgress, R, Say, Task
+from mdsmix.engines.hang import SILENT_SECONDS
+from mdsmix.engines.local import PoolSettings
+from mdsmix.engines.memory import own
 from mdsmix.engines.ray_cluster import connected, head_answers, terminable_later
-from mdsmix.engines.ray_nodes import Nodes, nodes, refuse_unshared
-from mdsmix.engines.ray_run import RayRun
-from mdsmix.engines.ray_worker import Sent, board_at, shim
-from mdsmix.errors import Unreachable
+from mdsmix.engines.ray_node import STOP, Beat, NodeSettings, actor
+from mdsmix.engines.telling import said_once
+from mdsmix.engines.worker import GRACE_SECONDS
+from mdsmix.errors import Denied, MdsmixError, RecipeError, Unreachable
 from mdsmix.storage import Location
+from mdsmix.words import listed, plural
 
+PERIOD = 0.2
+"Seconds between two looks at what nodes have sent."
 NODES_SECONDS = 2.0
 "Between two looks at the cluster's nodes."
 HEADLESS_SECONDS = 40.0
 "After so long without a head the run is ended in order. Ray ends it after 60 with a line of its own."
-LIFE_TASKS = 16
-"A worker ends after so many tasks, since its memory of words grows; a new one takes some seconds."
-PLACES = (
+MOST_LOSSES = 5
+"Nodes that may be lost over one unit, and supervisors that may end on one node before their first beat."
+STORES = (
     "S3_ENDPOINT_URL",
     "AWS_ENDPOINT_URL",
     "AWS_ENDPOINT_URL_S3",
     "AWS_REGION",
     "AWS_DEFAULT_REGION",
 )
-"Variables that say where a store is; a node that has them keeps its own. Credentials are each node's own, or the job's."
+"Variables that say where a store is. Credentials are each node's own, or the job's."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +53,36 @@ class RaySettings:
     """Which cluster, and how much of it."""
 
     address: str = ""
-    "Blank: a cluster of this machine, which is started with the first task and stopped with the engine."
-    workers: int | None = None
-    "Tasks that are in work or wait at a node at once; None: two for each processor."
-    memory: int | None = None
-    "Bytes that the run may hold on each node; None: what the node offers, and no more than a worker as a rule takes."
-    set_aside: bool = False
-    "Records that workers die of or hang at are set aside; else the first one ends the run."
+    "Blank: a cluster of this machine, which is started with the first unit and stopped with the engine."
+    pool: PoolSettings = field(default_factory=lambda: PoolSettings(workers=0, memory=0))
+    "Of each node; 0 workers: one for each processor; 0 bytes: half of what the node has."
+    counts: bool = False
+    "Whether tokens of images are counted, by a process beside the workers of a node."
     local: Sequence[str] = ()
-    "Paths that tasks read and write and that are this machine's alone."
+    "Paths that units read and write and that are this machine's alone."
     meeting: Location | None = None
-    "A folder that all tasks write below."
+    "A folder that all units write below."
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A node of the cluster and its supervisor."""
+
+    id: str
+    name: str
+    workers: int
+    actor: Any
+    answer: Any
+    "The reference of its next answer."
+    units: set[int] = field(default_factory=set)
+    "Positions of the units that it has."
+    beat: Beat | None = None
+    "Its last one; None until it works."
+    heard: float = field(default_factory=time.monotonic)
+
+    @property
+    def room(self) -> int:
+        return self.workers + 1 - len(self.units) if self.beat else 0
 
 
 class RayEngine:
@@ -67,112 +90,275 @@ class RayEngine:
 
     def __init__(self, settings: RaySettings) -> None:
         self.settings = settings
-        self.peak = 0
-        self.share = 0
-        "Bytes that a task asks for."
-        self.losses = 0
-        "How often a node was found to be gone."
-        self.nodes = Nodes(here="", cpus={}, memory={}, names={})
+        self.nodes: dict[str, Node] = {}
+        "By the ids that Ray gives them."
+        self.failed: Counter[str] = Counter()
+        "Supervisors of each node that ended before their first beat."
         self._ends = ExitStack()
         self._looked = self._headed = 0.0
         "When the nodes were looked at, and when the head was there."
-        self._is_connected = False
-        self.board: Any = None
-        self.function: Any = None
-        self.sent: Any = None
+        self._peak = 0
+        self._run = secrets.token_hex(8)
+        self._meeting: Location | None = None
+
+    @property
+    def peak(self) -> int:
+        """Of this process and of all nodes that are there, each at its most."""
+        beats = [node.beat.peak for node in self.nodes.values() if node.beat]
+        self._peak = max(self._peak, own(os.getpid()) + sum(beats))
+        return self._peak
 
     def run(
         self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say
     ) -> Generator[tuple[int, R], None, None]:
         if not tasks:
             return
-        with terminable_later():
-            self._connect()
-        run = RayRun(self, tasks, on_progress, say)
+        run, is_done = RayRun(self, tasks, on_progress, say), False
         try:
-            while run.queue or run.running:
-                with terminable_later():
-                    run.send()
-                    found = [each for done in run.ended() for each in run.heed(done)]
-                    run.hear()
-                    run.watch()
-                yield from found
-        finally:
             with terminable_later():
-                run.end()
+                self._connect()
+            while run.waiting or any(node.units for node in self.nodes.values()):
+                with terminable_later():
+                    run.look()
+                    found = list(run.exchange())
+                yield from found
+            is_done = True
+        finally:
+            if not is_done:
+                with terminable_later():
+                    self._stop()
 
     def warnings(self) -> Sequence[str]:
-        return ()
+        return [
+            f"on the node {node.name}: {warning}"
+            for node in self.nodes.values()
+            for warning in (node.beat.warnings if node.beat else ())
+        ]
 
     def close(self) -> None:
         with terminable_later():
+            self._stop()
             self._ends.close()
 
-    def current_nodes(self) -> Nodes:
-        """The nodes as they are, or were a moment ago."""
-        if time.monotonic() - self._looked > NODES_SECONDS and self._has_head():
-            before, self.nodes, self._looked = self.nodes, nodes(), time.monotonic()
-            self.losses += bool(before.cpus.keys() - self.nodes.cpus.keys())
-        return self.nodes
-
-    def _has_head(self) -> bool:
-        """Whether it is there now; Unreachable after some time without it."""
-        now = time.monotonic()
-        if not self._is_connected or head_answers():
-            self._headed = now
-        elif now - self._headed > HEADLESS_SECONDS:
-            raise Unreachable(
-                f"the head of the Ray cluster has not answered for {now - self._headed:.0f} s; finished units are kept: start the "
-                "cluster again and run the same command."
-            )
-        return self._headed == now
-
-    def ask_for_more(self) -> int:
-        """Twice the memory for each task from now on, up to all that a node has."""
-        most = max(self.nodes.memory.values(), default=0)
-        self.share = max(self.share, min(2 * self.share, most))
-        return self.share
-
-    def _connect(self) -> None:
-        """With the first task, since most runs have nothing to do and a cluster takes seconds to start."""
-        if self._is_connected:
-            return
+    def current_nodes(self) -> dict[str, dict[str, Any]] | None:
+        """By their ids, the nodes with a processor that Ray knows; None where it was asked a moment ago. Unreachable without a head,
+        and where Ray's node of this machine has ended: this process can then start nothing."""
         import ray
 
-        settings = self.settings
-        self._ends.enter_context(connected(settings.address, settings.workers))
-        refuse_unshared(self.current_nodes(), settings.local)
-        self.share = self.nodes.share(settings.memory)
-        self.board = board_at(self.nodes.here)
-        self._ends.callback(ray.kill, self.board)
-        self.function = ray.remote(
-            num_cpus=1, max_retries=0, max_calls=LIFE_TASKS, scheduling_strategy="SPREAD"
-        )(shim())
-        self._meet()
-        self._is_connected = True
+        now = time.monotonic()
+        if now - self._looked < NODES_SECONDS:
+            return None
+        if not head_answers():
+            if now - self._headed > HEADLESS_SECONDS:
+                raise Unreachable(_HEADLESS.format(seconds=now - self._headed))
+            return None
+        self._looked = self._headed = now
+        alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        if ray.get_runtime_context().get_node_id() not in alive:
+            raise Unreachable(_NODELESS)
+        return {id: node for id, node in alive.items() if node["Resources"].get("CPU", 0) >= 1}
 
-    def _meet(self) -> None:
-        """Leaves a file where all write, by which a worker knows that it writes there too."""
-        run, meeting = secrets.token_hex(8), None
-        if self.settings.meeting:
-            meeting = self.settings.meeting / f"run-{run}"
-            meeting.write(run.encode())
-            self._ends.callback(_forget, meeting)
-        settings = {name: os.environ[name] for name in PLACES if os.environ.get(name)}
-        many = bool(self.nodes.others)
-        self.sent = Sent(memory=self.share, settings=settings, meeting=meeting, of=run, many=many)
+    def start(self, id: str, node: dict[str, Any]) -> None:
+        """Puts a supervisor on a node. It asks for the processors that its workers keep busy, so it waits for those of other jobs."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def send(self, task: Task[Any], attempt: Attempt, name: str) -> Any:
-        """Gives a task to the cluster; the reference by which its answer is known.
-
-        After each loss of a node tasks ask for another byte of memory: for tasks that ask for the same, Ray waits for the
-        worker that it has asked a node for, also where that node stands still and will never give one.
-        """
-        sent = replace(self.sent, memory=self.share)
-        packed = pickle.dumps((task, attempt))
-        return self.function.options(memory=self.share + self.losses, name="mdsmix").remote(
-            __version__, packed, name, pickle.dumps(sent), self.board
+        pool, resources = self.settings.pool, node["Resources"]
+        workers = pool.workers or int(resources["CPU"])
+        settings = NodeSettings(
+            pool=replace(pool, workers=workers),
+            offered=int(resources.get("memory", 0)),
+            environment={name: os.environ[name] for name in STORES if os.environ.get(name)},
+            meeting=self._meeting,
+            run=self._run,
+            counts=self.settings.counts,
         )
+        remote = ray.remote(
+            num_cpus=min(workers, int(resources["CPU"])),
+            memory=min(pool.memory, settings.offered) or None,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(id, soft=False),
+        )(actor())
+        placed: Any = remote.remote()
+        answer = placed.begin.remote(__version__, pickle.dumps(settings))
+        self.nodes[id] = Node(id, node["NodeManagerHostname"], workers, placed, answer)
+
+    def drop(self, node: Node) -> None:
+        """Gives a supervisor up, whether it is there or not."""
+        import ray
+
+        del self.nodes[node.id]
+        with suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(node.actor)
+
+    def _connect(self) -> None:
+        """With the first unit, since most runs have nothing to do and a cluster takes seconds to start."""
+        if self._headed:
+            return
+        settings = self.settings
+        self._ends.enter_context(connected(settings.address, settings.pool.workers))
+        self._headed = time.monotonic()
+        if settings.meeting:
+            self._meeting = settings.meeting / f"run-{self._run}"
+            self._meeting.write(self._run.encode())
+            self._ends.callback(_forget, self._meeting)
+
+    def _stop(self) -> None:
+        """Ends all supervisors; their workers have GRACE_SECONDS to take back what is half written."""
+        import ray
+
+        deadline = time.monotonic() + GRACE_SECONDS + 1
+        left = [node for node in self.nodes.values() if node.beat]
+        for node in left:
+            with suppress(ray.exceptions.RayError):
+                node.answer = node.actor.exchange.remote([STOP], GRACE_SECONDS)
+        while left and time.monotonic() < deadline:
+            ready, _ = ray.wait([node.answer for node in left], timeout=PERIOD)
+            for node in [node for node in left if node.answer in ready]:
+                try:
+                    ended = ray.get(node.answer)[1]
+                    node.answer = node.actor.exchange.remote([], GRACE_SECONDS)
+                except ray.exceptions.RayError:
+                    ended = "lost"
+                if ended:
+                    left.remove(node)
+        for node in list(self.nodes.values()):
+            self.drop(node)
+
+
+class RayRun:
+    """The units of one run: which wait, which node has which, and what was lost."""
+
+    def __init__(
+        self, engine: RayEngine, tasks: Sequence[Task[Any]], on_progress: OnProgress, say: Say
+    ) -> None:
+        self._engine, self._tasks, self._on_progress, self._say = engine, tasks, on_progress, say
+        self.waiting = list(range(len(tasks)))[::-1]
+        self._losses: Counter[int] = Counter()
+        "How often a unit's node was lost."
+        self._is_idle = False
+        self._say_once = said_once(say)
+
+    def look(self) -> None:
+        """Starts supervisors on nodes that have none, and gives up those whose node is gone: Ray answers for them as long as they live,
+        and they outlive their node by minutes. And those that stand still."""
+        found = self._engine.current_nodes()
+        refuse_unshared(found or {}, self._engine.settings.local)
+        for node in list(self._engine.nodes.values()):
+            if found is not None and node.id not in found:
+                self._lose(node, "was lost")
+            elif node.beat and time.monotonic() - node.heard > SILENT_SECONDS:
+                self._lose(node, f"has not answered for {SILENT_SECONDS:.0f} s")
+        for id in (found or {}).keys() - self._engine.nodes.keys():
+            self._engine.start(id, found[id])  # type: ignore[index]
+        if found == {} and not self._is_idle:
+            self._is_idle = True
+            self._say("no node of the cluster has a processor to offer yet; waiting for one")
+
+    def exchange(self) -> Iterator[tuple[int, Any]]:
+        """Heeds nodes that have answered, and gives each as many units as it has room for."""
+        import ray
+
+        answers = {node.answer: node for node in self._engine.nodes.values()}
+        if not answers:
+            time.sleep(PERIOD)
+            return
+        ready, _ = ray.wait(list(answers), num_returns=1, timeout=PERIOD)
+        for node in map(answers.__getitem__, ready):
+            try:
+                answer = ray.get(node.answer)
+            except ray.exceptions.RayError as error:
+                self._lose(node, f"was lost ({_last_line(error)})")
+                continue
+            yield from self._heed(node, answer)
+
+    def _heed(self, node: Node, answer: str | tuple[list[bytes], str]) -> Iterator[tuple[int, Any]]:
+        node.heard = time.monotonic()
+        messages, ended = self._begun(node, answer) if isinstance(answer, str) else answer
+        for message in map(pickle.loads, messages):
+            yield from self._take(node, *message)
+        if ended:
+            self._lose(node, f"does no more ({ended})")
+            return
+        given = [self.waiting.pop() for _ in range(min(node.room, len(self.waiting)))]
+        node.units |= set(given)
+        packed = [pickle.dumps((number, self._tasks[number])) for number in given]
+        node.answer = node.actor.exchange.remote(packed, 1.0)
+
+    def _begun(self, node: Node, version: str) -> tuple[list[bytes], str]:
+        """The first answer of a node; Unreachable where it has another mdsmix."""
+        if version == __version__:
+            return [], ""
+        has = f"has mdsmix {version}" if version else "has no mdsmix"
+        raise Unreachable(
+            f"the node {node.name} {has}, and this run is of mdsmix {__version__}: install the same one on every node, or "
+            f'send it along: ray job submit --runtime-env-json \'{{"pip": ["mdsmix=={__version__}"]}}\'.'
+        )
+
+    def _take(self, node: Node, what: str, *said: Any) -> Iterator[tuple[int, Any]]:
+        """One message of a node."""
+        if what == "failed":
+            raise _placed(said[0], node.name) if len(self._engine.nodes) > 1 else said[0]
+        if what == "say":
+            self._say_once(f"on the node {node.name}: ", said[0])
+        elif what == "beat":
+            node.beat = said[0]
+            self._on_progress(said[0].size, said[0].tokens)
+        elif said[0] in node.units:
+            node.units.remove(said[0])
+            yield said
+
+    def _lose(self, node: Node, why: str) -> None:
+        """The node's units are done elsewhere. MdsmixError where units, or supervisors of this node, were lost too often."""
+        self._engine.drop(node)
+        if not node.beat:
+            self._engine.failed[node.id] += 1
+        self._losses.update(node.units)
+        self.waiting += sorted(node.units, reverse=True)
+        often = [n for n in node.units if self._losses[n] > MOST_LOSSES]
+        if often or self._engine.failed[node.id] > MOST_LOSSES:
+            over = f" over the work unit {self._tasks[often[0]].name}" if often else ""
+            raise MdsmixError(
+                f"{plural(MOST_LOSSES + 1, 'node')} were lost one after the other{over}, the last one {node.name}, which {why}; finished "
+                "units are kept: give the nodes more memory, or mend that, and run the same command again."
+            )
+        if node.units:
+            again = f"{plural(len(node.units), 'work unit')} of it {'is' if len(node.units) == 1 else 'are'} done again"
+            self._say(f"the node {node.name} {why}; {again}")
+
+
+_HEADLESS = (
+    "the head of the Ray cluster has not answered for {seconds:.0f} s; finished units are kept: start the cluster again and run the same "
+    "command."
+)
+_NODELESS = (
+    "Ray's node on this machine has ended, and without it this run can reach no other: finished units are kept; start the node again "
+    "(ray start --address HEAD) and run the same command."
+)
+
+
+def refuse_unshared(found: dict[str, dict[str, Any]], local: Sequence[str]) -> None:
+    """RecipeError where units would look for folders of this machine on other nodes."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    others = sorted(node["NodeManagerHostname"] for id, node in found.items() if id != here)
+    if others and local:
+        raise RecipeError(
+            f"the cluster has nodes beside this one ({listed(others)}), and {listed(local)} {'is a path' if len(local) == 1 else 'are paths'} "
+            "of this machine: publish to and read from s3://, or, where every node mounts the same folders under the same names, "
+            "say shared: true in the recipe."
+        )
+
+
+def _placed(error: Exception, name: str) -> Exception:
+    """With the node's name, since what could not be reached there may be there elsewhere."""
+    if type(error) in (Unreachable, Denied):
+        return type(error)(f"on the node {name}: {error}")
+    return error
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1].rstrip(".")[:300]
 
 
 def _forget(meeting: Location) -> None:

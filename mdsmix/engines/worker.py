@@ -41,6 +41,7 @@ class Worker:
     "Bytes that it held when it started: those of its parent."
     number: int = 0
     "Of the task in work."
+    task: Any = None
     attempt: Attempt = field(default_factory=Attempt)
     place: Place | None = None
     "Of the records in work."
@@ -58,7 +59,7 @@ class Worker:
         return held > self.share or held - self.at_first > LIFE_BYTES
 
     def give(self, number: int, attempt: Attempt, task: Task[Any]) -> None:
-        self.number, self.attempt, self.place = number, attempt, None
+        self.number, self.attempt, self.task, self.place = number, attempt, task, None
         self.pulse.beat()
         with suppress(ConnectionError):  # it has died, and `receive` will say so
             self.pipe.send((task, attempt))

@@ -41,21 +41,19 @@ class Cluster:
     def engine(self) -> str:
         return f"ray://{self.cluster.address}"
 
-    def raylet(self, node_id: str) -> int:
-        """The process id of a node's raylet."""
-        return int(self._node(node_id).all_processes["raylet"][0].process.pid)
-
     def add(self) -> None:
         self.cluster.add_node(num_cpus=1, wait=False, **SMALL)
         self.cluster.wait_for_nodes(SECONDS)
 
-    def replace(self, node_id: str) -> None:
+    def replace(self, raylet: int) -> None:
         """Another node in the place of one whose raylet is dead or stopped."""
-        self.cluster.remove_node(self._node(node_id), allow_graceful=False)
+        (node,) = (
+            node
+            for node in self.cluster.worker_nodes
+            if node.all_processes["raylet"][0].process.pid == raylet
+        )
+        self.cluster.remove_node(node, allow_graceful=False)
         self.add()
-
-    def _node(self, node_id: str) -> Any:
-        return next(node for node in self.cluster.worker_nodes if node.node_id == node_id)
 
 
 @pytest.fixture(scope="session")

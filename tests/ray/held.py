@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,7 @@ import xxhash
 
 from mdsmix.engines.attempts import Attempt, Place
 from mdsmix.engines.base import OnProgress, Reporter, Say
-from mdsmix.engines.ray_engine import RayEngine
-from mdsmix.engines.ray_run import RayRun
-from mdsmix.engines.ray_worker import node_id
+from mdsmix.engines.ray_engine import RayEngine, RayRun
 from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS
 
@@ -35,8 +33,19 @@ class Began:
 
     unit: int
     deaths: int
-    node: str
+    raylet: int
+    actor: int
+    supervisor: int
     pid: int
+
+
+def ancestors(pid: int) -> Iterator[int]:
+    """A process, its parent, and so on up to a raylet."""
+    while True:
+        yield pid
+        if b"raylet" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
+            return
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @dataclass(frozen=True)
@@ -47,9 +56,7 @@ class Folder:
 
     def began(self) -> list[Began]:
         found = [path.name.split("_") for path in self.path.glob("began_*")]
-        return [
-            Began(int(unit), int(deaths), node, int(pid)) for _, unit, deaths, node, pid in found
-        ]
+        return [Began(*map(int, numbers)) for _, *numbers in found]
 
     def ended(self, pid: int) -> bool:
         return (self.path / f"ended_{pid}").exists()
@@ -80,7 +87,8 @@ class Held:
     def do(self, attempt: Attempt, reporter: Reporter) -> Any:
         path, me = self.folder.path, os.getpid()
         with tells_writes(path / "writes"):
-            (path / f"began_{self.unit}_{attempt.deaths}_{node_id()}_{me}").touch()
+            family = "_".join(map(str, reversed([*ancestors(me)])))
+            (path / f"began_{self.unit}_{attempt.deaths}_{family}").touch()
             if self.holding and is_first(path / f"held_{self.unit}"):
                 attempt = replace(attempt, halvings=3)  # other pieces than whoever does it again
                 reporter = Waiting(reporter, path / "go")  # type: ignore[assignment]
@@ -156,13 +164,14 @@ class tells_writes:  # noqa: N801
 
 def end_after_the_first_answer(number: int) -> None:
     """This process, a driver, gives itself a signal once it has taken the answer of its first unit."""
-    heed = RayRun.heed
+    take = RayRun._take
 
-    def heeding(run: RayRun, execution: Any) -> Any:
-        yield from heed(run, execution)
-        os.kill(os.getpid(), number)
+    def taking(run: RayRun, node: Any, what: str, *said: Any) -> Any:
+        yield from take(run, node, what, *said)
+        if what == "done":
+            os.kill(os.getpid(), number)
 
-    RayRun.heed = heeding  # type: ignore[method-assign]
+    RayRun._take = taking  # type: ignore[method-assign]
 
 
 class HoldingEngine(RayEngine):

@@ -18,7 +18,7 @@ import pytest
 
 from mdsmix.convert.planning import Options
 from mdsmix.convert.run import convert
-from mdsmix.engines import ray_engine, ray_run
+from mdsmix.engines import ray_engine
 from mdsmix.engines.attempts import Attempt, Place
 from mdsmix.engines.ray_engine import RayEngine, RaySettings
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
@@ -110,22 +110,8 @@ def test_the_bytes_are_those_of_one_process(
     assert "web: up to date" in again.out
 
 
-@pytest.fixture
-def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that is there once the driver has heard of the first unit."""
-    file, hear = tmp_path / "heard", ray_run.RayRun.hear
-
-    def hearing(run: ray_run.RayRun) -> None:
-        hear(run)
-        if any(each.news for each in run.running.values() if each.number == 0):
-            file.touch()
-
-    monkeypatch.setattr(ray_run.RayRun, "hear", hearing)
-    return file
-
-
 def test_a_late_worker_of_a_lost_node_changes_nothing(
-    cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes], heard: Path
+    cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:
     """A raylet is killed, and its worker stops over its first records until the unit was done again and all is published. Then it
     goes on, in other pieces, to its end."""
@@ -134,8 +120,7 @@ def test_a_late_worker_of_a_lost_node_changes_nothing(
 
     def kill() -> None:
         late.extend(until(lambda: [began for began in engine.folder.began() if began.unit == 0]))
-        until(heard.exists)
-        os.kill(cluster.raylet(late[0].node), signal.SIGKILL)
+        os.kill(late[0].raylet, signal.SIGKILL)
 
     killer = meanwhile(kill)
     watcher = converted(recipe, engine)
@@ -143,7 +128,7 @@ def test_a_late_worker_of_a_lost_node_changes_nothing(
     (zombie,) = late
     try:
         (said,) = [said for said in watcher.said if "was lost" in said]
-        assert "the work unit of " in said
+        assert "work unit" in said
         before = published(tmp_path / "out")
         assert before == expected
         assert not engine.folder.ended(zombie.pid), "it is to be late"
@@ -158,7 +143,30 @@ def test_a_late_worker_of_a_lost_node_changes_nothing(
         assert mdsmix("verify", tmp_path / "out/web/train").code == 0
         assert "web: up to date" in mdsmix("convert", recipe, "--only", "web").out
     finally:
-        cluster.replace(zombie.node)
+        os.kill(zombie.actor, signal.SIGKILL)
+        cluster.replace(zombie.raylet)
+
+
+def test_a_supervisor_that_dies_is_replaced_on_its_node(
+    cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    """SIGKILL of the node's process, and of the actor beside it."""
+    for parent in ("supervisor", "actor"):
+        engine = HoldingEngine(settings(), tmp_path / f"told{parent}", held=1)
+        killed: list[Began] = []
+
+        def kill(
+            engine: HoldingEngine = engine, parent: str = parent, killed: list[Began] = killed
+        ) -> None:
+            killed.extend(until(lambda: [one for one in engine.folder.began() if one.unit == 0]))
+            os.kill(getattr(killed[0], parent), signal.SIGKILL)
+
+        killer = meanwhile(kill)
+        watcher = converted(recipe, engine, f"local={tmp_path}/out{parent}")
+        killer.join()
+        assert len([said for said in watcher.said if "done again" in said]) == 1, watcher.said
+        assert published(tmp_path / f"out{parent}") == expected
+        engine.folder.let_go()
 
 
 def test_a_node_that_stands_still_is_done_without(
@@ -170,7 +178,7 @@ def test_a_node_that_stands_still_is_done_without(
 
     def stop() -> None:
         stopped.extend(until(lambda: [began for began in engine.folder.began() if began.unit == 0]))
-        os.kill(cluster.raylet(stopped[0].node), signal.SIGSTOP)
+        os.kill(stopped[0].raylet, signal.SIGSTOP)
         engine.folder.let_go()
 
     stopper = meanwhile(stop)
@@ -180,7 +188,7 @@ def test_a_node_that_stands_still_is_done_without(
         assert_records_are_equal(engine.folder.writes())
     finally:
         stopper.join()
-        cluster.replace(stopped[0].node)
+        cluster.replace(stopped[0].raylet)
 
 
 def die_once(attempt: Attempt, place: Place) -> None:
@@ -233,7 +241,7 @@ def test_a_record_that_kills_is_named_and_an_error_of_ours_ends_the_run(cluster:
 def test_whoever_closes_a_run_leaves_nobody_at_work_and_nothing_half_written(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_run, "GRACE_SECONDS", 30)  # on a busy machine
+    monkeypatch.setattr(ray_engine, "GRACE_SECONDS", 30)  # on a busy machine
     with closing(RayEngine(settings())) as engine:
         run = engine.run(
             [call(give_up_at, tmp_path), *[call(wait_and_tidy, tmp_path)] * 4], silent, print
