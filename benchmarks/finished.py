@@ -23,9 +23,9 @@ from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import Stored
 from mdsmix.convert.tokenizer_folder import publish_tokenizer
 from mdsmix.kinds import open_recipe
-from mdsmix.shards.beside import SourceEntry
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import read_manifest
+from mdsmix.shards.side_files import SourceEntry
 from mdsmix.sources import Content, Unit
 from mdsmix.storage import Location, together
 

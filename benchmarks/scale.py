@@ -29,9 +29,9 @@ import xxhash
 from benchmarks.finished import finish_units
 from mdsmix import sources
 from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.shards.beside import SourceEntry, SourcePart, read_part, store_sources
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index, parse_index
 from mdsmix.shards.mds import Layout
+from mdsmix.shards.side_files import SourceEntry, SourceList, read_part, store_sources
 from mdsmix.storage import locate, s3
 from tests.converting import documents, run_recipe, windows, write_jsonl, write_recipe
 from tests.corpus import train_tokenizer
@@ -138,7 +138,7 @@ def _entries(count: int) -> Iterator[SourceEntry]:
         yield SourceEntry(path=path, size=40 * MB + n, hash=digest)
 
 
-def _write_names(work: Path, count: int) -> list[SourcePart]:
+def _write_names(work: Path, count: int) -> list[SourceList]:
     return store_sources(locate(work), list(_entries(count)))
 
 

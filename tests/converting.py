@@ -26,7 +26,7 @@ from mdsmix.convert.outcome import Outcome
 from mdsmix.convert.planning import Options
 from mdsmix.convert.run import convert
 from mdsmix.kinds import open_recipe
-from mdsmix.shards import beside
+from mdsmix.shards import side_files
 from mdsmix.shards.index import read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.sample import read_head
@@ -132,7 +132,7 @@ def windows(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 def list_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than one source is listed in parts, of two names on average."""
     monkeypatch.setattr(publish, "LISTED", 1)
-    monkeypatch.setattr(beside, "FILES_A_PART", 2)
+    monkeypatch.setattr(side_files, "FILES_A_PART", 2)
 
 
 def mdsmix(*arguments: object) -> Answer:

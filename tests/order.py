@@ -209,7 +209,7 @@ def no_manifest_loses_its_source_list(story: Story, step: Step) -> Iterator[bool
     if step.content is None and BESIDE.fullmatch(_base(step)):
         state, folder = story.maybe(step), _home(step)
         manifest = manifest_in(state, folder)
-        named = {file.name for file in manifest.beside} if manifest else set()
+        named = {file.name for file in manifest.named_files} if manifest else set()
         is_going = VERSION.fullmatch(folder) and f"{folder}/{INDEX}" not in state
         yield _base(step) not in named or not bears_its_hash(state, step.name) or bool(is_going)
 

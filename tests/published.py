@@ -20,7 +20,7 @@ import zstandard
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
-from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, Part, TokenizerCard
+from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard, UnitShards
 from mdsmix.shards.mds import Layout, Rows, shard_parts
 
 CARD = TokenizerCard(name="tok", hash="a" * 32, vocab_size=512, bos_id=None, eos_id=0, pad_id=1)
@@ -176,7 +176,7 @@ def make_manifest(
         totals=dataclasses.replace(counted, **(totals or {})),
         records=records or Records(read=len(rows), written=len(rows)),
         sources=[],
-        parts=[Part(key="0" * 32, shards=len(index.shards), samples=index.samples)],
+        parts=[UnitShards(key="0" * 32, shards=len(index.shards), samples=index.samples)],
         index_hash=index_hash or index.hash,
         complete=complete,
     )

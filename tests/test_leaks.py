@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mdsmix.leaks import audit
 from mdsmix.leaks import items as items_module
 from mdsmix.leaks.audit import leaks_of, longest_shared
-from mdsmix.leaks.items import LENGTH, Items, Place
+from mdsmix.leaks.items import LENGTH, EvaluationSample, Items
 from mdsmix.leaks.scan import Scanned, scan
 from mdsmix.ragged import Ragged
 from mdsmix.shards.published import read_in
@@ -53,7 +53,7 @@ def grams(row: list[int]) -> set[tuple[int, ...]]:
 
 
 def made(rows: Rows, common: int = 0, dtype: str = "int64") -> Items:
-    return Items(Ragged.of(rows, dtype), [Place(0, i) for i in range(len(rows))], common)
+    return Items(Ragged.of(rows, dtype), [EvaluationSample(0, i) for i in range(len(rows))], common)
 
 
 def test_placeholders_of_images_are_no_text_that_is_shared() -> None:

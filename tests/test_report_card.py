@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from mdsmix.report.card import card_rows
-from mdsmix.shards.beside import SourceEntry
 from mdsmix.shards.counts import Records
 from mdsmix.shards.published import read_in
+from mdsmix.shards.side_files import SourceEntry
 from mdsmix.storage import locate
 from tests.published import CONCAT, TOKEN_ROW, publish
 

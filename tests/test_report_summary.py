@@ -12,7 +12,7 @@ from mdsmix.report.show import show
 from mdsmix.report.summary import COLUMNS, summary
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import make_index
-from mdsmix.shards.manifest import Manifest, Part
+from mdsmix.shards.manifest import Manifest, UnitShards
 from tests.published import CONCAT, TOKEN_ROW, make_manifest
 
 
@@ -23,7 +23,7 @@ def outcome(name: str, records: Records | None = None, **changes: Any) -> Outcom
         made,
         totals=totals,
         records=records or Records(read=3, written=3),
-        parts=[Part(key="k", shards=2, samples=3)],
+        parts=[UnitShards(key="k", shards=2, samples=3)],
     )
     settings = {"target": f"/mix/{name}/train", "bytes": 1_000, "units": 4, "reused": 0}
     settings |= {"new_tokens": 24_000, "seconds": 0.5}

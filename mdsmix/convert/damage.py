@@ -18,8 +18,8 @@ from mdsmix.convert.hashes import HASHES, parse_hashes
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.packs import FINGERPRINTS, drop_records, read_packs
-from mdsmix.shards.beside import is_beside
 from mdsmix.shards.lease import Lease
+from mdsmix.shards.side_files import is_named_file
 from mdsmix.storage import Location, together
 from mdsmix.words import plural
 
@@ -36,12 +36,12 @@ def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
     """
     lying = [folder / name for folder in job.shard_folders for name, _ in folder.list()]
     shards = [at for at in lying if SHARD.fullmatch(at.name)]
-    beside = [at for at in lying if is_beside(at.name)]
+    beside = [at for at in lying if is_named_file(at.name)]
     hashed = [*shards, *beside]
     hashes = zip(hashed, together(stored_hash, hashed), strict=True)
     damaged = [(at, found) for at, found in hashes if not at.name.startswith(found)]
     for at, found in damaged:
-        what, again = ("file", "it") if is_beside(at.name) else ("shard", "its work unit")
+        what, again = ("file", "it") if is_named_file(at.name) else ("shard", "its work unit")
         say(
             f"{job.name}: the {what} {at} is damaged, its xxh128 is {found}: it is deleted, and {again} done again if "
             "it is still part of the stream"

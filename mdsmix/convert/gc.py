@@ -34,12 +34,12 @@ from mdsmix.convert.parts import NOTE
 from mdsmix.engines.ray_node import MEETING
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
-from mdsmix.shards.beside import NAMES as BESIDE
 from mdsmix.shards.index import Shard, parse_index, read_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.shards.manifest import read_manifest
 from mdsmix.shards.published import find_published, versions, working_folder
 from mdsmix.shards.quarantined import QUARANTINE
+from mdsmix.shards.side_files import NAMES as NAMED_FILES
 from mdsmix.storage import Location, Stat, locate
 
 KEEP_SECONDS = 7 * 86_400
@@ -58,7 +58,7 @@ _KINDS = {
     "old index": rf"{re.escape(FOLDER)}/({_HASH})\.index",
     "version mark": rf"{re.escape(FOLDER)}/([0-9a-f]{{8}})\.replaced",
     "quarantine": rf"{QUARANTINE}/{_BAD_NAME}\.jsonl\.zst",
-    **BESIDE,
+    **NAMED_FILES,
     "shard": SHARD.pattern,
 }
 _PACKS = ("packed records", "packed fingerprints")
@@ -168,7 +168,7 @@ def find_garbage(
     now = time.time()
     manifest, others = read_manifest(folder), find_versions(folder)
     old = [v for v in versions_to_delete(folder, others, keep) if now - v.replaced >= older_than]
-    current = {file.hash for file in manifest.beside} if manifest else set()
+    current = {file.hash for file in manifest.named_files} if manifest else set()
     current |= {part.key for part in manifest.parts} if manifest else set()
     current |= {version.hash for version in others if version not in old}
     gone, kept = dict[str, list[_File]](), dict[str, list[_File]]()

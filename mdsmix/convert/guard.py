@@ -13,10 +13,10 @@ from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER, is_of_earlier
 from mdsmix.convert.standing import Standing
 from mdsmix.errors import Damaged, Earlier, RecipeError, Unreachable
-from mdsmix.shards.beside import SourceEntry
 from mdsmix.shards.links import refuse_links
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.quarantined import QUARANTINE
+from mdsmix.shards.side_files import SourceEntry
 from mdsmix.sources import Content, SourceFile, Unit
 from mdsmix.storage import Location
 from mdsmix.words import does, listed, percent, plural

@@ -19,9 +19,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from mdsmix import typed
-from mdsmix.shards.beside import SideFile
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Shard
+from mdsmix.shards.side_files import SideFile
 from mdsmix.storage import Location
 
 FOLDER = ".mdsmix"

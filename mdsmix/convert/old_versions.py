@@ -12,14 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from mdsmix.convert.damage import SHARD
-from mdsmix.shards.beside import NAMES as BESIDE
 from mdsmix.shards.index import BASENAME
 from mdsmix.shards.published import named_version, versions
+from mdsmix.shards.side_files import NAMES as NAMED_FILES
 from mdsmix.shards.writing import REPLACED
 from mdsmix.storage import Location, Stat
 
 THREADS = 16
-_OURS = re.compile("|".join([SHARD.pattern, *BESIDE.values(), r"index\.json|mdsmix\.manifest"]))
+_OURS = re.compile(
+    "|".join([SHARD.pattern, *NAMED_FILES.values(), r"index\.json|mdsmix\.manifest"])
+)
 _MARK = re.compile(REPLACED.rpartition("/")[2].format(hash="([0-9a-f]{8})").replace(".", r"\."))
 
 

@@ -17,13 +17,13 @@ from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.kinds.assemble import JoinedRows
 from mdsmix.kinds.membership import NOT_HELD_OUT
 from mdsmix.shapes.where import NO_FIELD, parse_where
-from mdsmix.shards.beside import LISTED, SourceEntry, store_sources
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.ids import named_anew
 from mdsmix.shards.index import Index, make_index
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Part
+from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, UnitShards
 from mdsmix.shards.shardfiles import distinct, store_shards
+from mdsmix.shards.side_files import LISTED, SourceEntry, store_sources
 from mdsmix.words import likest_first, listed
 
 
@@ -58,7 +58,7 @@ def publish(
         source_parts=source_parts,
         side_files=side_files,
         parts=[
-            Part(key=unit.key, shards=len(unit.shards), samples=unit.totals.samples)
+            UnitShards(key=unit.key, shards=len(unit.shards), samples=unit.totals.samples)
             for unit in units
         ],
         index_hash=index.hash,

@@ -74,7 +74,7 @@ def is_put(job: Job, manifest: Manifest, standing: Standing) -> bool:
         return False
     if any(file.missing_from(standing.stored) for file in index.files):
         return False
-    if any(file.stored.missing_from(standing.files) for file in manifest.beside):
+    if any(file.stored.missing_from(standing.files) for file in manifest.named_files):
         return False
     if manifest_file.BASENAME not in standing.stored:
         return False
@@ -103,7 +103,7 @@ def _fill(version: Location, index: Index, manifest: Manifest, target: Location)
     """Writes the manifest and the index of a version. A manifest that is there and names this index stays: where other
     sources gave the same shards, only the target's manifest changes."""
     if not _has_manifest(version, index):
-        if beside := [file.stored for file in manifest.beside]:
+        if beside := [file.stored for file in manifest.named_files]:
             copy_missing(version, beside, [target])
         write_if_new(version / manifest_file.BASENAME, manifest.to_bytes())
     write_if_new(version / index_file.BASENAME, index.content)
@@ -115,8 +115,8 @@ def _has_manifest(version: Location, index: Index) -> bool:
         found = read_manifest(version)
         if found is None or found.index_hash != index.hash:
             return False
-        here = dict(version.list()) if found.beside else {}
-        return not any(file.stored.missing_from(here) for file in found.beside)
+        here = dict(version.list()) if found.named_files else {}
+        return not any(file.stored.missing_from(here) for file in found.named_files)
     return False
 
 

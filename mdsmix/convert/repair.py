@@ -23,11 +23,11 @@ from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.recipe import Recipe
 from mdsmix.recipe.sampling import BY_BUDGET
 from mdsmix.shards import index as index_file
-from mdsmix.shards.beside import is_beside
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
-from mdsmix.shards.manifest import Manifest, Part, read_manifest
+from mdsmix.shards.manifest import Manifest, UnitShards, read_manifest
 from mdsmix.shards.published import named_version, working_folder
+from mdsmix.shards.side_files import is_named_file
 from mdsmix.shards.verify import Fault, Report, verify
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Location, locate
@@ -157,10 +157,10 @@ def _another(job: Job, why: str) -> RecipeError:
 
 def _drop(
     folder: Location, split: Location, bad: set[str], manifest: Manifest
-) -> tuple[tuple[str, ...], list[Part]]:
+) -> tuple[tuple[str, ...], list[UnitShards]]:
     """Takes away the bad shards and the records of their units; returns the two. Of a bad part of the source list the copy
     beside the other manifest may be whole, and stays."""
-    for at in (place / name for name in filter(is_beside, bad) for place in (folder, split)):
+    for at in (place / name for name in filter(is_named_file, bad) for place in (folder, split)):
         if at.stat() and not at.name.startswith(stored_hash(at)):
             at.delete()
     bad = bad | {side.shard for side in manifest.side_files if side.name in bad}

@@ -41,10 +41,10 @@ from mdsmix.engines.base import Engine
 from mdsmix.engines.ray_cluster import address_of
 from mdsmix.errors import MdsmixError, all_of
 from mdsmix.recipe import Recipe
-from mdsmix.shards.beside import SourceEntry
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.shards.manifest import Manifest
+from mdsmix.shards.side_files import SourceEntry
 
 LOOK_AGAIN_SECONDS = 3600
 """A run that takes longer than this checks before each publication that the tokenizer is still there, because `gc` deletes one

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mdsmix.errors import RecipeError
 from mdsmix.leaks.grams import rows_of
-from mdsmix.leaks.items import LENGTH, Items, Place
+from mdsmix.leaks.items import LENGTH, EvaluationSample, Items
 from mdsmix.leaks.scan import Scanned, scan
 from mdsmix.mix.streams import Stream
 from mdsmix.ragged import Ragged
@@ -136,7 +136,7 @@ def _refuse_others(streams: Sequence[Stream], evaluations: Sequence[Stream]) -> 
 
 def load(evaluations: Sequence[Stream], common: int) -> Items:
     """All samples of the evaluations; of packed rows each document."""
-    parts, places = [Ragged(np.empty(0, np.int64), np.zeros(1, np.int64))], list[Place]()
+    parts, places = [Ragged(np.empty(0, np.int64), np.zeros(1, np.int64))], list[EvaluationSample]()
     for number, stream in enumerate(evaluations):
         _refuse_large(stream)
         first = 0
@@ -152,7 +152,7 @@ def load(evaluations: Sequence[Stream], common: int) -> Items:
                 counts = np.diff(tokens.turns).tolist()
                 is_packed = layout_of(shard.columns) == PACKED
                 places += [
-                    Place(number, first + sample, document if is_packed else None)
+                    EvaluationSample(number, first + sample, document if is_packed else None)
                     for sample, count in enumerate(counts)
                     for document in range(count if is_packed else 1)
                 ]

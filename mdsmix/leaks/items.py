@@ -32,7 +32,7 @@ _MIX = np.uint32(0x85EBCA6B)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EvaluationSample:
     """Where an item stands."""
 
     stream: int
@@ -47,7 +47,7 @@ class Items:
     """All items, one row each, and their different grams."""
 
     rows: Ragged
-    places: Sequence[Place]
+    places: Sequence[EvaluationSample]
     common: int
     "A gram that stands in more items than this is left out; 0: none is."
     images: tuple[int, ...] = ()

@@ -37,7 +37,7 @@ _DTYPES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 18: "f2", 32: "u4", 33: "i4", 3
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ColumnBytes:
     """One column of a shard's rows: per row a prefix (an array's shape) and a payload, both flat."""
 
     payload: NDArray[np.uint8]
@@ -49,11 +49,11 @@ class Part:
     "Its size stands at the sample's head, since the encoding does not fix it."
 
     @staticmethod
-    def plain(rows: Ragged, has_size: bool) -> Part:
+    def plain(rows: Ragged, has_size: bool) -> ColumnBytes:
         """Values without a prefix."""
         sizes = rows.lengths * rows.values.itemsize
         none = np.empty(0, np.uint8)
-        return Part(rows.values.view(np.uint8), sizes, none, np.zeros_like(sizes), has_size)
+        return ColumnBytes(rows.values.view(np.uint8), sizes, none, np.zeros_like(sizes), has_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,9 @@ class Codec:
     "The dtype of the column's flat values in a Ragged: of tokens, or uint8 for text."
     size: Callable[[Settings], int | None] = lambda _: None
     "Bytes of every value, where the encoding fixes them."
-    lay_out: Callable[[Settings, Ragged], Part] = lambda _, rows: Part.plain(rows, True)
+    lay_out: Callable[[Settings, Ragged], ColumnBytes] = lambda _, rows: ColumnBytes.plain(
+        rows, True
+    )
     "Many values as they stand in a shard; ValueError for one that MDS cannot store."
     decode: Callable[[Settings, bytes], Any] = lambda _, data: data
     "One value: ndarray, str, number, JSON value, or bytes."
@@ -78,15 +80,15 @@ def _array_size(settings: Settings) -> int | None:
     return math.prod(map(int, settings[1].split(","))) * np.dtype(settings[0]).itemsize
 
 
-def _lay_out_arrays(settings: Settings, rows: Ragged) -> Part:
+def _lay_out_arrays(settings: Settings, rows: Ragged) -> ColumnBytes:
     """1-d arrays: where the encoding fixes no length, each begins with its own."""
     if len(settings) > 1:
-        return Part.plain(rows, False)
+        return ColumnBytes.plain(rows, False)
     lengths = rows.lengths
     if len(lengths) and not lengths.min():
         raise ValueError("holds an empty row, which MDS cannot store")
     sizes = lengths * rows.values.itemsize
-    return Part(rows.values.view(np.uint8), sizes, *_length_prefixes(lengths), True)
+    return ColumnBytes(rows.values.view(np.uint8), sizes, *_length_prefixes(lengths), True)
 
 
 def _length_prefixes(lengths: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -117,7 +119,7 @@ def _scalar(dtype: str) -> Codec:
     return Codec(
         dtype=lambda _: dtype,
         size=lambda _: np.dtype(dtype).itemsize,
-        lay_out=lambda _, rows: Part.plain(rows, False),
+        lay_out=lambda _, rows: ColumnBytes.plain(rows, False),
         decode=lambda _, data: np.frombuffer(data, dtype)[0].item(),
         is_decoded=False,
     )

@@ -48,7 +48,7 @@ def contradictions(
         why = "a publication was interrupted, or the index was changed"
         yield Contradiction(INTERRUPTED, index_file.BASENAME, f"{expected}: {why}")
         return
-    for beside in manifest.beside:
+    for beside in manifest.named_files:
         if problem := beside.stored.missing_from(files):
             yield Contradiction(BESIDE, beside.name, problem)
     columns = manifest.encoding.columns

@@ -17,10 +17,10 @@ import xxhash
 
 from mdsmix.errors import Damaged
 from mdsmix.ragged import Ragged
-from mdsmix.shards.beside import SideFile
 from mdsmix.shards.index import Shard
 from mdsmix.shards.published import Published
 from mdsmix.shards.sample import decompressed
+from mdsmix.shards.side_files import SideFile
 from mdsmix.shards.writing import write_once
 from mdsmix.storage import Location
 

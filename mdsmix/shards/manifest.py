@@ -18,9 +18,9 @@ import xxhash
 
 from mdsmix import typed
 from mdsmix.errors import Earlier, Unreachable
-from mdsmix.shards.beside import Beside, SideFile, SourceEntry, SourcePart, read_part
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import find_description
+from mdsmix.shards.side_files import NamedFile, SideFile, SourceEntry, SourceList, read_part
 from mdsmix.storage import Location
 
 BASENAME = "mdsmix.manifest"
@@ -125,7 +125,7 @@ def processor_folder(digest: str, tokenizer: TokenizerCard) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class UnitShards:
     """The shards of one work unit, in the index's order."""
 
     key: str
@@ -165,7 +165,7 @@ class Manifest:
     records: Records
     sources: list[SourceEntry]
     "All of them, or none where `source_parts` has them."
-    parts: list[Part]
+    parts: list[UnitShards]
     index_hash: str
     "xxh128 of index.json's bytes, 32 hex digits."
     complete: Literal[True]
@@ -173,7 +173,7 @@ class Manifest:
     "Of a stream that `mdsmix mix` drew from others, which then has neither records nor sources."
     seed: int | None = None
     "Of that draw."
-    source_parts: list[SourcePart] = field(default_factory=list)
+    source_parts: list[SourceList] = field(default_factory=list)
     "Of a long list, the files with the names, in the order of the names."
     side_files: list[SideFile] = field(default_factory=list)
 
@@ -193,7 +193,7 @@ class Manifest:
         return len(self.sources) + sum(part.files for part in self.source_parts)
 
     @property
-    def beside(self) -> list[Beside]:
+    def named_files(self) -> list[NamedFile]:
         """The files beside the manifest that it names, shards excepted."""
         return [*self.source_parts, *self.side_files]
 
@@ -233,7 +233,7 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
         # It names the folder of a version.
         if not re.fullmatch("[0-9a-f]{32}", manifest.index_hash):
             raise typed.Misfit(f"its index_hash is {typed.brief(manifest.index_hash)}, no xxh128")
-        for file in manifest.beside:
+        for file in manifest.named_files:
             if not file.is_well_named:
                 raise typed.Misfit(
                     f"it names the file {typed.brief(file.name)}, which no part of a stream is called"

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.ragged import Ragged
-from mdsmix.shards.codecs import Part, codec_of
+from mdsmix.shards.codecs import ColumnBytes, codec_of
 
 SHARD_BYTES = 1 << 26
 "64 MiB, MDSWriter's own default: a shard is the unit of download and of eviction."
@@ -55,7 +55,7 @@ class Column:
         codec, settings = codec_of(self.encoding)
         return codec.size(settings)
 
-    def lay_out(self, rows: Ragged) -> Part:
+    def lay_out(self, rows: Ragged) -> ColumnBytes:
         """The column's values as they stand in a shard."""
         codec, settings = codec_of(self.encoding)
         try:
@@ -132,7 +132,7 @@ def fixed_rows(layout: Layout, tokens: NDArray[Any]) -> Rows:
     return Rows(body, np.full(len(body) // row, row, np.int64))
 
 
-def _lay_out_ragged(parts: Sequence[Part]) -> Rows:
+def _lay_out_ragged(parts: Sequence[ColumnBytes]) -> Rows:
     """Interleaves size heads, prefixes and payloads."""
     heads = np.stack([p.sizes + p.prefix_sizes for p in parts if p.has_size], axis=1).astype("<u4")
     sources = [heads.reshape(-1).view(np.uint8)]

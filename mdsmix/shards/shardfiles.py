@@ -14,12 +14,12 @@ from mdsmix.shards.mds import HASHES, Layout, Rows, shard_parts, split
 from mdsmix.shards.writing import write_once
 from mdsmix.storage import Location, together
 
-Held = Collection[tuple[str, int]]
+NamesAndSizes = Collection[tuple[str, int]]
 "Names and sizes of the files in a folder."
 
 
 def store_shards(
-    folder: Location, layout: Layout, rows: Rows, held: Held | None = None
+    folder: Location, layout: Layout, rows: Rows, held: NamesAndSizes | None = None
 ) -> list[Shard]:
     """Writes the rows as shards into `folder`; returns their index entries, in order. `held`: what was listed there."""
     return [_store(folder, layout, piece, held) for piece in split(rows)]
@@ -81,7 +81,7 @@ def _bring(source: Location, target: Location) -> None:
         source.copy_to(target)
 
 
-def _store(folder: Location, layout: Layout, rows: Rows, held: Held | None) -> Shard:
+def _store(folder: Location, layout: Layout, rows: Rows, held: NamesAndSizes | None) -> Shard:
     parts = shard_parts(layout, rows)
     raw = _described(parts)
     if layout.compression is None:

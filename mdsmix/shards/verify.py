@@ -110,7 +110,9 @@ def verify(
         problems += [
             Contradiction(CONTENTS, each.file, each.problem) for each in looks if each.problem
         ]
-        beside = [f.stored for f in manifest.beside if f.name not in missing] if manifest else []
+        beside = (
+            [f.stored for f in manifest.named_files if f.name not in missing] if manifest else []
+        )
         problems += _damage(folder, beside)
         problems += _miscounts(looks, manifest) if not problems else ()
         problems += _lost_records(folder, manifest) if manifest else ()

@@ -15,7 +15,7 @@ from mdsmix.mix.offline.take import Taken
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, make_index
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Part
+from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, UnitShards
 from mdsmix.shards.publication import publish_in_place
 from mdsmix.shards.shardfiles import copy_missing, distinct, store_shards
 from mdsmix.shards.writing import write_if_new
@@ -74,7 +74,7 @@ def _manifest(
         records=Records(),
         sources=[],
         parts=[
-            Part(
+            UnitShards(
                 key=xxhash.xxh128_hexdigest(f"{plan.key} {number}"),
                 shards=len(each.shards),
                 samples=each.samples,

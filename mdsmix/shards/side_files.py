@@ -46,7 +46,7 @@ class SourceEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class NamedFile:
     """A file beside the manifest."""
 
     name: str
@@ -61,18 +61,18 @@ class Beside:
     @property
     def is_well_named(self) -> bool:
         """Whether the name is one that a writer of manifests gives: it is opened, and it is deleted."""
-        return is_beside(self.name) and self.name.startswith(f"{self.hash}.")
+        return is_named_file(self.name) and self.name.startswith(f"{self.hash}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourcePart(Beside):
+class SourceList(NamedFile):
     """Some of the sources, in the order of their paths: a JSON object a line, as zstd."""
 
     files: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SideFile(Beside):
+class SideFile(NamedFile):
     """What is known of a shard and is no part of it."""
 
     kind: str
@@ -80,12 +80,12 @@ class SideFile(Beside):
     "Basename of the shard's stored file; empty for a side file of the whole stream."
 
 
-def is_beside(name: str) -> bool:
+def is_named_file(name: str) -> bool:
     """Whether a file of this name is one of these."""
     return any(re.fullmatch(pattern, name) for pattern in NAMES.values())
 
 
-def store_sources(folder: Location, files: Sequence[SourceEntry]) -> list[SourcePart]:
+def store_sources(folder: Location, files: Sequence[SourceEntry]) -> list[SourceList]:
     """Writes the list in parts, the parts that are there already excepted."""
     parts = _cut(sorted(files, key=lambda file: file.path))
     return together(lambda part: _store(folder, part), parts)
@@ -102,7 +102,7 @@ def _cut(files: Iterable[SourceEntry]) -> Iterator[list[SourceEntry]]:
         yield part
 
 
-def _store(folder: Location, files: list[SourceEntry]) -> SourcePart:
+def _store(folder: Location, files: list[SourceEntry]) -> SourceList:
     from zstandard import ZstdCompressor
 
     lines = bytearray()
@@ -113,10 +113,10 @@ def _store(folder: Location, files: list[SourceEntry]) -> SourcePart:
     digest = xxhash.xxh128_hexdigest(content)
     name = f"{digest}.sources.zst"
     write_once(folder / name, [memoryview(content)])
-    return SourcePart(name=name, bytes=len(content), hash=digest, files=len(files))
+    return SourceList(name=name, bytes=len(content), hash=digest, files=len(files))
 
 
-def read_part(folder: Location, part: SourcePart) -> list[SourceEntry]:
+def read_part(folder: Location, part: SourceList) -> list[SourceEntry]:
     """The sources of a part; Damaged where it is missing or not what the manifest says."""
     at = folder / part.name
     found = at.fetch(part.bytes)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from mdsmix.convert.gc import find_garbage
 from mdsmix.errors import Damaged, RecipeError
-from mdsmix.shards import beside
-from mdsmix.shards.beside import SideFile, SourceEntry, SourcePart, read_part, store_sources
+from mdsmix.shards import side_files
 from mdsmix.shards.manifest import parse_manifest
+from mdsmix.shards.side_files import SideFile, SourceEntry, SourceList, read_part, store_sources
 from mdsmix.storage import Location, locate
 from mdsmix.storage.local import LocalPath
 from tests.converting import (
@@ -48,7 +48,7 @@ def test_a_list_comes_back_and_one_more_name_makes_one_part_another(
 ) -> None:
     folder = locate(tmp_path_factory.mktemp("parts"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(beside, "FILES_A_PART", 3)
+        patch.setattr(side_files, "FILES_A_PART", 3)
         parts = store_sources(folder, [entry(name) for name in names])
         grown = store_sources(folder, [entry(name) for name in names | {more}])
     listed = [source for part in parts for source in read_part(folder, part)]
@@ -250,7 +250,7 @@ def test_a_part_of_the_right_hash_that_is_no_list_is_damaged(tmp_path: Path) -> 
     folder = locate(tmp_path)
     for content in (b"no zstd", _packed(b"{}\n"), _packed(b"{\n"), _packed(b"[1]\n")[:-3]):
         digest = xxhash.xxh128_hexdigest(content)
-        part = SourcePart(name=f"{digest}.sources.zst", bytes=len(content), hash=digest, files=1)
+        part = SourceList(name=f"{digest}.sources.zst", bytes=len(content), hash=digest, files=1)
         (folder / part.name).write(content)
         with pytest.raises(Damaged, match=r"is damaged: .*; mdsmix repair"):
             list(read_part(folder, part))
