@@ -17,9 +17,9 @@ from mdsmix.bench.choice import (
     PREFETCH,
     TOLERATED,
     Cores,
-    Measured,
+    LoaderSetting,
     Pass,
-    Setting,
+    Timing,
     chosen,
     table,
     verdict,
@@ -34,8 +34,8 @@ STEP = 0.25
 
 
 def measured(
-    setting: Setting, wait: float, samples: float = 100.0, cold: float | None = None
-) -> Measured:
+    setting: LoaderSetting, wait: float, samples: float = 100.0, cold: float | None = None
+) -> Timing:
     def each(seconds: float) -> Pass:
         return Pass(
             first=0.1,
@@ -46,7 +46,7 @@ def measured(
             batches=30,
         )
 
-    return Measured(setting=setting, warm=each(wait), cold=None if cold is None else each(cold))
+    return Timing(setting=setting, warm=each(wait), cold=None if cold is None else each(cold))
 
 
 @given(st.integers(1, 300), st.integers(1, 16))
@@ -64,7 +64,7 @@ def test_more_workers_than_cores_are_refused_with_both_numbers() -> None:
         RecipeError, match=r"--workers 9: a rank has 8 cores here \(one rank of 2 on 16"
     ):
         tried(Cores(count=16, ranks=2), "0,9", None)
-    assert tried(Cores(count=16, ranks=2), "8, 8", "3") == [Setting(8, 3)]
+    assert tried(Cores(count=16, ranks=2), "8, 8", "3") == [LoaderSetting(8, 3)]
 
 
 waits = st.floats(0, 0.02)
@@ -73,7 +73,9 @@ waits = st.floats(0, 0.02)
 @given(st.lists(st.tuples(st.integers(0, 8), waits, waits), min_size=1, max_size=8))
 @settings(max_examples=60)
 def test_the_fewest_workers_that_keep_up_are_chosen(drawn: list[tuple[int, float, float]]) -> None:
-    found = [measured(Setting(n, 2 if n else None), warm, cold=cold) for n, warm, cold in drawn]
+    found = [
+        measured(LoaderSetting(n, 2 if n else None), warm, cold=cold) for n, warm, cold in drawn
+    ]
     best = chosen(found, STEP)
     enough = [m for m in found if max(m.warm.wait, m.cold.wait) <= TOLERATED * STEP]  # type: ignore[union-attr]
     if enough:
@@ -85,8 +87,8 @@ def test_the_fewest_workers_that_keep_up_are_chosen(drawn: list[tuple[int, float
 
 def test_the_verdict_says_who_waits_and_how_long() -> None:
     slow, fast = (
-        measured(Setting(0, None), 0.25, cold=0.75),
-        measured(Setting(2, 4), 0.001, cold=0.002),
+        measured(LoaderSetting(0, None), 0.25, cold=0.75),
+        measured(LoaderSetting(2, 4), 0.001, cold=0.002),
     )
     said = verdict(fast, STEP, 8)
     assert said.startswith("the loader waits for the model: with 2 workers, prefetch 4 a step of")
@@ -99,7 +101,9 @@ def test_the_verdict_says_who_waits_and_how_long() -> None:
 
 def test_the_table_has_a_row_for_each_pass() -> None:
     rows = as_json(
-        table([measured(Setting(0, None), 0.01), measured(Setting(1, 2), 0.02, cold=0.03)])
+        table(
+            [measured(LoaderSetting(0, None), 0.01), measured(LoaderSetting(1, 2), 0.02, cold=0.03)]
+        )
     )["rows"]
     assert [(r["workers"], r["cache"], round(r["wait_ms"])) for r in rows] == [
         (0, "warm", 10),
@@ -129,8 +133,10 @@ def rendered(*arguments: object) -> dict[str, Any]:
     return loader
 
 
-@pytest.mark.parametrize("setting", [Setting(0, None), Setting(4, 2), Setting(2, 4, 512)], ids=str)
-def test_what_bench_writes_is_what_is_rendered(recipe: Path, setting: Setting) -> None:
+@pytest.mark.parametrize(
+    "setting", [LoaderSetting(0, None), LoaderSetting(4, 2), LoaderSetting(2, 4, 512)], ids=str
+)
+def test_what_bench_writes_is_what_is_rendered(recipe: Path, setting: LoaderSetting) -> None:
     before, after = rendered(recipe), rendered(recipe, *setting.overrides)
     wanted = setting.loader_keys
     assert {key: after[key] for key in wanted} == wanted
@@ -180,8 +186,8 @@ def test_what_cannot_be_measured_is_one_sentence_before_torch_is_imported(
 def test_who_interrupts_sees_what_is_known_and_no_file_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException, code: int
 ) -> None:
-    def run(*_: object) -> Iterator[Measured]:
-        yield measured(Setting(0, None), 0.012)
+    def run(*_: object) -> Iterator[Timing]:
+        yield measured(LoaderSetting(0, None), 0.012)
         raise end
 
     monkeypatch.setattr("mdsmix.bench.speed.run", run)

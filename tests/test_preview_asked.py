@@ -11,7 +11,7 @@ import pytest
 
 from mdsmix.errors import RecipeError
 from mdsmix.mix.world import World
-from mdsmix.preview.asked import Asked, State, read_state
+from mdsmix.preview.asked import Asked, EpochState, read_state
 from tests.converting import mdsmix
 from tests.published import CONCAT, TOKEN_ROW, publish
 
@@ -33,7 +33,7 @@ def test_a_state_is_read_as_a_loader_or_composer_writes_it(
     tree: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "state.json").write_text(json.dumps(tree))
-    assert read_state(tmp_path / "state.json") == State(**TOLD)
+    assert read_state(tmp_path / "state.json") == EpochState(**TOLD)
 
 
 @pytest.mark.parametrize(

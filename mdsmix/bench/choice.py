@@ -29,7 +29,7 @@ OF_STREAMS = frozenset({"streams", "remote", "local", "split"})
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Setting:
+class LoaderSetting:
     """One way to set a loader: it changes the speed and no batch."""
 
     workers: int
@@ -81,7 +81,7 @@ class Cores:
         return f"one rank of {self.ranks} on {plural(self.count, 'core')}, {self.count / self.ranks:g} each"
 
 
-def settings(cores: Cores, workers: str | None, prefetch: str | None) -> list[Setting]:
+def settings(cores: Cores, workers: str | None, prefetch: str | None) -> list[LoaderSetting]:
     """The settings to try: workers from none to a core each by doubling, unless `workers` and `prefetch` list others.
     RecipeError where one is no number, or more workers are asked for than a rank has cores."""
     counts = _numbers("--workers", workers, 0) or _doubled(cores.each)
@@ -91,7 +91,7 @@ def settings(cores: Cores, workers: str | None, prefetch: str | None) -> list[Se
             f"them measure the machine instead of the loader; name at most {cores.each}, or measure on the training machine."
         )
     ahead = _numbers("--prefetch", prefetch, 1) or PREFETCH
-    return [Setting(n, batches) for n in counts for batches in (ahead if n else [None])]
+    return [LoaderSetting(n, batches) for n in counts for batches in (ahead if n else [None])]
 
 
 def _numbers(option: str, text: str | None, least: int) -> list[int]:
@@ -140,7 +140,7 @@ class RankLoader:
         streams = plural(len(self.section.stream_sections), "stream")
         return f"{self.section.label} of {self.yaml.origin}: {streams}, {remote}"
 
-    def config(self, setting: Setting, caches: Path | None) -> dict[str, Any]:
+    def config(self, setting: LoaderSetting, caches: Path | None) -> dict[str, Any]:
         """A config of this loader alone; `caches` is where copies go, a folder for each stream."""
         dataset = {k: v for k, v in self.section.dataset.items() if k not in OF_STREAMS}
         dataset["streams"] = {s.name: self._cached(s, caches) for s in self.section.stream_sections}
@@ -202,10 +202,10 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Timing:
     """One setting."""
 
-    setting: Setting
+    setting: LoaderSetting
     warm: Pass
     cold: Pass | None = None
     "With an empty cache folder; None where nothing is fetched, since no stream has a remote."
@@ -233,14 +233,14 @@ class Measured:
         return f"{self.setting}: {self.samples:,.0f} samples/s, a step waits {wait:,.1f} ms"
 
 
-def chosen(measured: Sequence[Measured], step: float) -> Measured:
+def chosen(measured: Sequence[Timing], step: float) -> Timing:
     """The setting to render. `step`: seconds of a step of the model."""
     if enough := [m for m in measured if m.keeps_up(step)]:
         return min(enough, key=lambda m: m.cost)
     return min(measured, key=lambda m: (m.wait, m.cost))
 
 
-def verdict(best: Measured, step: float, batch: int) -> str:
+def verdict(best: Timing, step: float, batch: int) -> str:
     """Who waits for whom, in a sentence. `batch`: rows that a step of a device takes."""
     m, ms, wait = best, 1000 * step, f"{1000 * best.wait:,.1f} ms"
     asked = f"flat out it gives {m.samples:,.0f} samples/s, and a step asks for {batch / step:,.0f}"
@@ -265,12 +265,12 @@ COLUMNS = (
 )
 
 
-def table(measured: Sequence[Measured]) -> Table:
+def table(measured: Sequence[Timing]) -> Table:
     """A row for each pass, cold and warm."""
     return Table(columns=COLUMNS, rows=[row for m in measured for row in _rows(m)])
 
 
-def _rows(measured: Measured) -> Iterator[tuple[object, ...]]:
+def _rows(measured: Timing) -> Iterator[tuple[object, ...]]:
     s = measured.setting
     for cache, each in (("cold", measured.cold), ("warm", measured.warm)):
         if each:

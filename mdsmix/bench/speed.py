@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mdsmix.bench.choice import Measured, Pass, RankLoader, Setting, chosen
+from mdsmix.bench.choice import LoaderSetting, Pass, RankLoader, Timing, chosen
 from mdsmix.errors import MdsmixError, RecipeError
 
 T = TypeVar("T")
@@ -43,11 +43,11 @@ class TooSmall(RecipeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BenchPlan:
     """What is measured, and for how long."""
 
     rank: RankLoader
-    settings: Sequence[Setting]
+    settings: Sequence[LoaderSetting]
     step: float
     "Seconds of a step of the model."
     seconds: float
@@ -56,7 +56,7 @@ class Plan:
     "Where cold caches lie; None: the system's folder."
 
 
-def run(plan: Plan, say: Callable[[str], None]) -> Iterator[Measured]:
+def run(plan: BenchPlan, say: Callable[[str], None]) -> Iterator[Timing]:
     """What each setting gave, as soon as it is known; RecipeError where the epoch is too small for all of them."""
     # Once, for all that are forked from here.
     from mdsmix.load.config import read_settings
@@ -64,7 +64,7 @@ def run(plan: Plan, say: Callable[[str], None]) -> Iterator[Measured]:
 
     ids = ids_of(read_settings(plan.rank.config(plan.settings[0], None)))
     plan = _with_ratio(plan, ids)
-    measured, left_out = list[Measured](), list[str]()
+    measured, left_out = list[Timing](), list[str]()
     for number, setting in enumerate(plan.settings, 1):
         try:
             measured.append(_tried(plan, setting, ids, is_first=not measured))
@@ -87,7 +87,7 @@ def run(plan: Plan, say: Callable[[str], None]) -> Iterator[Measured]:
         yield last
 
 
-def _with_ratio(plan: Plan, ids: Any) -> Plan:
+def _with_ratio(plan: BenchPlan, ids: Any) -> BenchPlan:
     """`packing_ratio: auto` worked out once, by rows that a cold cache must not hold."""
     if plan.rank.section.dataset.get("packing_ratio") != "auto":
         return plan
@@ -97,11 +97,11 @@ def _with_ratio(plan: Plan, ids: Any) -> Plan:
 
 
 def _ratio(rank: RankLoader, ids: Any, caches: Path | None) -> float:
-    with _opened(rank, Setting(0, None), ids, caches) as loader:
+    with _opened(rank, LoaderSetting(0, None), ids, caches) as loader:
         return float(loader.batch_size / rank.batch)
 
 
-def _tried(plan: Plan, setting: Setting, ids: Any, is_first: bool) -> Measured:
+def _tried(plan: BenchPlan, setting: LoaderSetting, ids: Any, is_first: bool) -> Timing:
     """Cold where there are caches, then warm: the same batches again."""
     with _caches(plan) as caches:
 
@@ -112,14 +112,14 @@ def _tried(plan: Plan, setting: Setting, ids: Any, is_first: bool) -> Measured:
         if caches:
             cold = measure(plan.seconds / 2)
             warm = measure(plan.seconds / 2, cold.batches)
-            return Measured(setting=setting, cold=cold, warm=warm)
+            return Timing(setting=setting, cold=cold, warm=warm)
         if is_first:  # the operating system's own cache
             measure(plan.seconds / 2)
-        return Measured(setting=setting, warm=measure(plan.seconds))
+        return Timing(setting=setting, warm=measure(plan.seconds))
 
 
 @contextmanager
-def _caches(plan: Plan) -> Iterator[Path | None]:
+def _caches(plan: BenchPlan) -> Iterator[Path | None]:
     """An empty folder for copies, deleted in any case; None where there are none to make."""
     if not plan.rank.fetched:
         yield None
@@ -132,7 +132,9 @@ def _caches(plan: Plan) -> Iterator[Path | None]:
 
 
 @contextmanager
-def _opened(rank: RankLoader, setting: Setting, ids: Any, caches: Path | None) -> Iterator[Any]:
+def _opened(
+    rank: RankLoader, setting: LoaderSetting, ids: Any, caches: Path | None
+) -> Iterator[Any]:
     from mdsmix.load import build_loader
 
     loader = build_loader(rank.config(setting, caches), rank.batch, ids=ids)
@@ -143,13 +145,20 @@ def _opened(rank: RankLoader, setting: Setting, ids: Any, caches: Path | None) -
 
 
 def _pass(
-    plan: Plan, setting: Setting, ids: Any, caches: Path | None, seconds: float, most: int | None
+    plan: BenchPlan,
+    setting: LoaderSetting,
+    ids: Any,
+    caches: Path | None,
+    seconds: float,
+    most: int | None,
 ) -> Pass:
     with _opened(plan.rank, setting, ids, caches) as loader:
         return timed(loader, setting, plan.step, seconds, most)
 
 
-def timed(loader: Any, setting: Setting, step: float, seconds: float, most: int | None) -> Pass:
+def timed(
+    loader: Any, setting: LoaderSetting, step: float, seconds: float, most: int | None
+) -> Pass:
     """A pass over a loader that counts `num_samples_yielded`; TooSmall where its epoch ends too soon."""
     total = min(len(loader), most or len(loader))
     paced = _paced(total, setting)
@@ -183,7 +192,7 @@ def timed(loader: Any, setting: Setting, step: float, seconds: float, most: int 
     )
 
 
-def _paced(total: int, setting: Setting) -> int:
+def _paced(total: int, setting: LoaderSetting) -> int:
     """How many of an epoch's batches may be followed by a step, so that as many are left to be read as fast as it goes."""
     needed = 1 + LEAST + setting.ready + LEAST
     if total < needed:

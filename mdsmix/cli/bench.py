@@ -13,8 +13,8 @@ from mdsmix.words import plural
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mdsmix.bench.choice import Cores, Measured
-    from mdsmix.bench.speed import Plan
+    from mdsmix.bench.choice import Cores, Timing
+    from mdsmix.bench.speed import BenchPlan
 
 WHAT = {"rich_help_panel": "What is measured"}
 
@@ -94,7 +94,7 @@ def bench(
 ) -> None:
     """Measure the loader of TRAIN.yaml with 0 to N workers, and say whether it or the model waits."""
     from mdsmix.bench.choice import Cores, chosen, read_rank, settings, table, verdict
-    from mdsmix.bench.speed import Plan, run
+    from mdsmix.bench.speed import BenchPlan, run
     from mdsmix.engines.limits import cpu_count
     from mdsmix.errors import RecipeError
     from mdsmix.mix.output import require_place, write
@@ -106,7 +106,7 @@ def bench(
         require_place(out)
     if tmp and not os.path.isdir(tmp):
         raise RecipeError(f"--tmp {tmp} is no folder; make it, or name another.")
-    plan = Plan(
+    plan = BenchPlan(
         rank=rank,
         settings=settings(cores, workers, prefetch),
         step=step_ms / 1000,
@@ -132,7 +132,7 @@ def bench(
     echo(said, f"to render: mdsmix render-yaml RECIPE {rendered}")
 
 
-def _about(plan: Plan, cores: Cores) -> str:
+def _about(plan: BenchPlan, cores: Cores) -> str:
     """What is measured, and on what."""
     rank, rows = plan.rank, plural(plan.rank.batch, "row")
     if rank.is_batch_supposed:
@@ -144,7 +144,7 @@ def _about(plan: Plan, cores: Cores) -> str:
     )
 
 
-def _report(plan: Plan, cores: Cores, measured: Sequence[Measured], said: str) -> dict[str, Any]:
+def _report(plan: BenchPlan, cores: Cores, measured: Sequence[Timing], said: str) -> dict[str, Any]:
     """Everything, for programs."""
     from mdsmix.bench.choice import chosen, table
     from mdsmix.table import as_json
@@ -168,7 +168,7 @@ def _report(plan: Plan, cores: Cores, measured: Sequence[Measured], said: str) -
     }
 
 
-def _interrupted(plan: Plan, measured: Sequence[Measured], as_json: bool, code: int) -> None:
+def _interrupted(plan: BenchPlan, measured: Sequence[Timing], as_json: bool, code: int) -> None:
     """What is known so far is shown; caches, workers and shared memory are gone by now. `code` is 143 where a scheduler ended it."""
     from mdsmix.bench.choice import table
     from mdsmix.errors import Interrupted

@@ -118,7 +118,7 @@ def _size(text: str) -> int:
 
 def _show(mix: Mix, asked: Asked, ids: bool, as_json: bool) -> None:
     # Streaming and torch are imported here, after all that is wrong without them has been told.
-    from mdsmix.preview.run import preview as run
+    from mdsmix.preview.first_steps import preview as run
     from mdsmix.report.preview import preview_shown
     from mdsmix.report.preview_json import preview_json
     from mdsmix.report.show import show

@@ -11,7 +11,7 @@ from streaming.base.format import Reader
 
 from mdsmix.errors import MixRefused, Unreachable
 from mdsmix.load.internals import ShardKeeper
-from mdsmix.load.lock import KEY, judge, lock_of, must_be_state, tell_unlocked
+from mdsmix.load.state_lock import KEY, judge, lock_of, must_be_state, tell_unlocked
 from mdsmix.load.stream import CheckedStream, reason
 from mdsmix.load.training_rows import Row, RowRules, row_of
 from mdsmix.shards.turns import IMAGES, PACKED

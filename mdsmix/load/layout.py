@@ -33,7 +33,7 @@ NOBODY = -1
 "Streaming's mark of a place in a batch that no sample fills."
 
 
-class Place(NamedTuple):
+class SampleAt(NamedTuple):
     """Where a sample lies."""
 
     stream: int
@@ -41,6 +41,12 @@ class Place(NamedTuple):
     "In the stream's index."
     position: int
     "In the shard."
+
+
+def world_of(nodes: int, gpus: int, workers: int, replication: int) -> World:
+    """Devices that draw samples of their own, and their workers."""
+    whole: World = World(nodes, gpus, max(1, workers), 0).replicate(replication)
+    return whole
 
 
 class Layout(StreamingDataset):  # type: ignore[misc]
@@ -121,13 +127,13 @@ class Layout(StreamingDataset):  # type: ignore[misc]
             ids = generate_work(self.batching_method, self, self.world, epoch, sample_in_epoch)
         return delivered(ids, self.drop_last)
 
-    def places(self, ids: Ids) -> list[Place]:
+    def places(self, ids: Ids) -> list[SampleAt]:
         """Where samples lie."""
         shards = np.searchsorted(self.sample_offset_per_shard, ids, "right") - 1
         streams = self.stream_of(ids)
         own = shards - self.shard_offset_per_stream[streams]
         rows = ids - self.sample_offset_per_shard[shards]
-        return [Place(*map(int, place)) for place in zip(streams, own, rows, strict=True)]
+        return [SampleAt(*map(int, place)) for place in zip(streams, own, rows, strict=True)]
 
     def stream_of(self, ids: Ids) -> Ids:
         """The number of each sample's stream."""

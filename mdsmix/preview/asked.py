@@ -27,7 +27,7 @@ MOST_ROWS = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class EpochState:
     """Where an epoch is entered: the keys of Streaming's `state_dict`; None is what a first start finds out by itself."""
 
     epoch: int = 0
@@ -47,7 +47,7 @@ class Asked:
     epoch: int = 0
     from_step: int = 0
     "Steps of the epoch that are behind, as after a resume."
-    state: State | None = None
+    state: EpochState | None = None
     "Of a run that stopped, instead of these two."
     seed: int | None = None
     "Instead of the shuffle_seed of the YAML."
@@ -64,7 +64,7 @@ class Asked:
             )
 
 
-def read_state(path: Path) -> State:
+def read_state(path: Path) -> EpochState:
     """What `loader.state_dict()` gave, as JSON; RecipeError where it is not that."""
     try:
         tree = json.loads(path.read_bytes())
@@ -78,14 +78,14 @@ def read_state(path: Path) -> State:
         if isinstance(tree, Mapping) and key in tree:
             tree = tree[key]
     known = tree if isinstance(tree, Mapping) else {}
-    given = {f.name: known[f.name] for f in fields(State) if known.get(f.name) is not None}
+    given = {f.name: known[f.name] for f in fields(EpochState) if known.get(f.name) is not None}
     wrong = next((name for name in MUST | given.keys() if _is_wrong(name, given)), None)
     if wrong:
         raise RecipeError(
             f"--state {path} is no state of a loader: its {wrong} is {brief(given.get(wrong))}; it must hold epoch and "
             "sample_in_epoch as loader.state_dict() gives them."
         )
-    return State(**{name: int(value) for name, value in given.items()})
+    return EpochState(**{name: int(value) for name, value in given.items()})
 
 
 def _is_wrong(name: str, given: Mapping[str, Any]) -> bool:

@@ -21,7 +21,7 @@ from mdsmix.load.layout import NOBODY, Ids, Layout
 from mdsmix.mix.counts import tokens_of
 from mdsmix.mix.first_samples import row_length
 from mdsmix.mix.streams import Loader, Stream
-from mdsmix.preview.reading import Reader
+from mdsmix.preview.reading import ShardReader
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.turns import has_images
 from mdsmix.table import Estimate, is_known
@@ -52,7 +52,7 @@ class Lengths:
         return self.tokens[positions]
 
 
-def lengths_of(number: int, stream: Stream, loader: Loader, reader: Reader) -> Lengths | None:
+def lengths_of(number: int, stream: Stream, loader: Loader, reader: ShardReader) -> Lengths | None:
     """None where nobody can tell, since the loader itself tokenizes."""
     trained, tokens = _trained(stream, loader), tokens_of(stream, loader)
     if (fixed := row_length(stream)) is not None and "text" not in stream.columns:
@@ -79,7 +79,7 @@ def _is_worth(stream: Stream) -> bool:
     )
 
 
-def _sizes(number: int, stream: Stream, reader: Reader) -> Iterator[NDArray[np.int64]]:
+def _sizes(number: int, stream: Stream, reader: ShardReader) -> Iterator[NDArray[np.int64]]:
     keys = [(number, at) for at in range(len(stream.shards))]
     reader.look(keys)
     yield from (np.diff(reader.tables[key]) for key in keys if key in reader.tables)

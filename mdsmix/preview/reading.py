@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.errors import Unreachable
-from mdsmix.load.layout import Place
+from mdsmix.load.layout import SampleAt
 from mdsmix.mix.streams import Stream
 from mdsmix.shards.index import Shard
 from mdsmix.shards.sample import DECOMPRESSED, read_samples, sample_runs, sample_table
@@ -29,7 +29,7 @@ ShardKey = tuple[int, int]
 
 
 @dataclass(slots=True)
-class Reader:
+class ShardReader:
     """Reads of streams until `left` bytes are spent."""
 
     streams: Sequence[Stream]
@@ -47,7 +47,7 @@ class Reader:
         self.tables |= zip(paid, found, strict=True)
         return len(paid) == len(new)
 
-    def samples(self, places: Iterable[Place]) -> dict[Place, Sample]:
+    def samples(self, places: Iterable[SampleAt]) -> dict[SampleAt, Sample]:
         """The decoded samples, without those that the bound left out. Unreachable where one cannot be read."""
         wanted = defaultdict[ShardKey, set[int]](set)
         for place in places:
@@ -60,7 +60,7 @@ class Reader:
             return read_samples(folder, self._shard(key), self.tables[key], sorted(wanted[key]))
 
         found = zip(paid, together(samples_of, paid), strict=True)
-        return {Place(*key, at): sample for key, some in found for at, sample in some.items()}
+        return {SampleAt(*key, at): sample for key, some in found for at, sample in some.items()}
 
     def _shard(self, key: ShardKey) -> Shard:
         return self.streams[key[0]].shards[key[1]]

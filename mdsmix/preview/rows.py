@@ -13,17 +13,17 @@ from itertools import chain
 
 from mdsmix.errors import MixRefused
 from mdsmix.load.collate import Collate
-from mdsmix.load.layout import Place
+from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import IGNORED, Row, RowRules, row_of
-from mdsmix.preview.images import Images
+from mdsmix.preview.image_lengths import Images
 from mdsmix.preview.reading import Sample
 from mdsmix.shards.turns import turns_of
 
 
-class Placed(Row):
+class SampleRow(Row):
     """A row that knows its sample."""
 
-    place: Place
+    place: SampleAt
     cut: int
     "Tokens of the sample that the loader cuts off."
     is_text: bool
@@ -35,7 +35,7 @@ class Placed(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StreamInStep:
     """What a step trains of one stream."""
 
     samples: int = 0
@@ -48,10 +48,10 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class StepContent:
     """The rows of all devices' batches."""
 
-    parts: Mapping[int, Part]
+    parts: Mapping[int, StreamInStep]
     "Number of a stream -> what of it is in the rows."
     rows: int
     slots: int
@@ -69,10 +69,12 @@ class Made:
         return 1 - self.tokens / self.slots if self.slots else 0.0
 
 
-def placed(place: Place, sample: Sample, collate: Collate, images: Images | None = None) -> Placed:
+def sample_row(
+    place: SampleAt, sample: Sample, collate: Collate, images: Images | None = None
+) -> SampleRow:
     """The sample's row; MixRefused where the loader raises when it comes to it."""
     stored = row_of(sample, collate.rules)
-    row = Placed(*(images.grown(stored, collate.rules) if images else stored))
+    row = SampleRow(*(images.grown(stored, collate.rules) if images else stored))
     counts = images.counts(stored) if images else []
     row.place, row.stored = place, stored
     sizes = stored.pictures.sizes if stored.pictures else []
@@ -85,14 +87,16 @@ def placed(place: Place, sample: Sample, collate: Collate, images: Images | None
     return row
 
 
-Bins = Sequence[Sequence[Placed]]
+Bins = Sequence[Sequence[SampleRow]]
 "Rows of a device's batch, each of one sample or of several that are packed."
 
 
-def bins_of(rows: Sequence[Placed], collate: Collate) -> Bins:
+def bins_of(rows: Sequence[SampleRow], collate: Collate) -> Bins:
     if collate.packer is None:
         return [[row] for row in rows]
-    return [[row for row in rows if isinstance(row, Placed)] for rows in collate.packer.pack(rows)]
+    return [
+        [row for row in rows if isinstance(row, SampleRow)] for rows in collate.packer.pack(rows)
+    ]
 
 
 def slots_of(bins: Bins, collate: Collate, is_text: bool) -> int:
@@ -108,12 +112,12 @@ def slots_of(bins: Bins, collate: Collate, is_text: bool) -> int:
     return len(bins) * width * (1 if collate.rules.decoder_only_format else 2)
 
 
-def made_of(bins: Bins, slots: int, rules: RowRules) -> Made:
+def content_of(bins: Bins, slots: int, rules: RowRules) -> StepContent:
     """The rows of all devices' batches. `slots`: the places for tokens that these have together."""
-    by_stream = defaultdict[int, list[Placed]](list)
+    by_stream = defaultdict[int, list[SampleRow]](list)
     for row in chain.from_iterable(bins):
         by_stream[row.place.stream].append(row)
-    return Made(
+    return StepContent(
         parts={stream: _part(by_stream[stream], rules) for stream in sorted(by_stream)},
         rows=len(bins),
         slots=slots,
@@ -121,9 +125,9 @@ def made_of(bins: Bins, slots: int, rules: RowRules) -> Made:
     )
 
 
-def _part(rows: Sequence[Placed], rules: RowRules) -> Part:
+def _part(rows: Sequence[SampleRow], rules: RowRules) -> StreamInStep:
     shifted = rules.decoder_only_format
-    return Part(
+    return StreamInStep(
         samples=len(rows),
         tokens=sum(row.input_ids.size if shifted else _size(row) for row in rows),
         # Position 0 is predicted by none, and a document's first token behind another is not trained.
@@ -133,7 +137,7 @@ def _part(rows: Sequence[Placed], rules: RowRules) -> Part:
     )
 
 
-def _documents(row: Placed, rules: RowRules) -> int:
+def _documents(row: SampleRow, rules: RowRules) -> int:
     """Documents that a row holds a part of: a packed row says so, a row of text may be cut out of several, told apart by EOS, else
     by BOS."""
     if row.documents is not None:
@@ -151,18 +155,18 @@ def _size(row: Row) -> int:
 
 
 def rows_of(
-    places: Sequence[Place],
-    samples: Mapping[Place, Sample],
+    places: Sequence[SampleAt],
+    samples: Mapping[SampleAt, Sample],
     collate: Collate,
-    told: Callable[[Place], str],
+    told: Callable[[SampleAt], str],
     images: Images | None = None,
-) -> Iterator[Placed]:
+) -> Iterator[SampleRow]:
     """The rows of those samples that were read; MixRefused names the step and the sample with which the run would end."""
     for place in places:
         if (sample := samples.get(place)) is None:
             continue
         try:
-            yield placed(place, sample, collate, images)
+            yield sample_row(place, sample, collate, images)
         except MixRefused as refusal:
             why = str(refusal).removeprefix(
                 ": "
@@ -170,7 +174,7 @@ def rows_of(
             raise MixRefused(f"{told(place)}: {why}") from None
 
 
-def first_of_each(rows: Sequence[Placed], most: int) -> list[Placed]:
+def first_of_each(rows: Sequence[SampleRow], most: int) -> list[SampleRow]:
     """Rows to show: the first of each stream, then others in their order."""
     firsts = {row.place.stream: i for i, row in reversed(list(enumerate(rows)))}.values()
     order = sorted(range(len(rows)), key=lambda i: (i not in firsts, i))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mdsmix.load.layout import NOBODY, Layout
-from mdsmix.preview.run import Preview
+from mdsmix.preview.result import Preview
 from mdsmix.words import does, listed, plural
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from mdsmix.encode.tokenizer import Decoder
-from mdsmix.load.layout import Place
+from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import IGNORED
-from mdsmix.preview.rows import Part, Placed
-from mdsmix.preview.run import Preview, Rank, Step
+from mdsmix.preview.result import Preview, Rank, Step
+from mdsmix.preview.rows import SampleRow, StreamInStep
 from mdsmix.preview.verdict import verdict
 from mdsmix.report.segments import Segment, marked, segments
 from mdsmix.report.show import Item, Run, SampleText, Title
@@ -44,10 +44,13 @@ EPOCH = (
 def step_table(preview: Preview, step: Step) -> Table:
     """A row a stream that the mix has, what the devices' rows hold of it."""
     parts = [
-        step.made.parts.get(n, Part()) if step.made else None for n in range(len(preview.streams))
+        step.content.parts.get(n, StreamInStep()) if step.content else None
+        for n in range(len(preview.streams))
     ]
     known = [part for part in parts if part]
-    total = Part(**{k: sum(getattr(part, k) for part in known) for k in vars(Part())})
+    total = StreamInStep(
+        **{k: sum(getattr(part, k) for part in known) for k in vars(StreamInStep())}
+    )
     rows = [
         _step_row(name, part, total, preview.planned[n])
         for n, (name, part) in enumerate(zip(preview.streams, parts, strict=True))
@@ -57,7 +60,7 @@ def step_table(preview: Preview, step: Step) -> Table:
     )
 
 
-def _step_row(name: str, part: Part | None, total: Part, planned: float) -> Row:
+def _step_row(name: str, part: StreamInStep | None, total: StreamInStep, planned: float) -> Row:
     if part is None:
         return (name, None, None, planned, *[None] * 5)
     samples, tokens, trained = (max(1, n) for n in (total.samples, total.tokens, total.trained))
@@ -142,15 +145,15 @@ def head(preview: Preview) -> list[str]:
 
 def step_line(preview: Preview, step: Step) -> str:
     first = f"step {step.step:,} of epoch {step.epoch}: {plural(step.drawn, 'sample')} drawn"
-    if step.made is None or not step.made.rows:
+    if step.content is None or not step.content.rows:
         return first
     seen = "" if step.looked == step.drawn else f", {step.looked:,} of them read"
-    many = step.made.documents
+    many = step.content.documents
     documents = f"{sum(many) / len(many):.1f} documents a row ({min(many)} to {max(many)})"
-    cut = sum(part.cut_samples for part in step.made.parts.values())
+    cut = sum(part.cut_samples for part in step.content.parts.values())
     waiting = f", {plural(step.waiting, 'sample')} waiting to be packed" if step.waiting else ""
     return (
-        f"{first}{seen}, {plural(step.made.rows, 'row')}, {step.made.padding:.1%} padding, {documents}, "
+        f"{first}{seen}, {plural(step.content.rows, 'row')}, {step.content.padding:.1%} padding, {documents}, "
         f"{plural(cut, 'sample')} cut{waiting}"
     )
 
@@ -184,16 +187,16 @@ def id_lines(preview: Preview, rank: Rank) -> Iterator[str]:
     yield f"node {rank.node} rank {rank.rank} worker {rank.worker}: {places}"
 
 
-def _where(preview: Preview, place: Place) -> str:
+def _where(preview: Preview, place: SampleAt) -> str:
     return f"{preview.streams[place.stream]}/{shard_of(preview, place)}:{place.position}"
 
 
-def shard_of(preview: Preview, place: Place) -> str:
+def shard_of(preview: Preview, place: SampleAt) -> str:
     return preview.shards[place.stream][place.shard]
 
 
 def _sample_shown(
-    preview: Preview, rank: int, row: Placed, decoder: Decoder | None
+    preview: Preview, rank: int, row: SampleRow, decoder: Decoder | None
 ) -> Iterator[Item]:
     yield Title(f"rank {rank}: {_where(preview, row.place)}")
     if row.images:
@@ -202,7 +205,7 @@ def _sample_shown(
     yield SampleText(sample_runs(row, decoder))
 
 
-def row_segments(row: Placed) -> list[Segment]:
+def row_segments(row: SampleRow) -> list[Segment]:
     """The row as it is trained, with one token an image: an encoder-decoder's target stands behind its context."""
     shown = row.stored
     if shown.input_ids.size == shown.labels.size:
@@ -213,7 +216,7 @@ def row_segments(row: Placed) -> list[Segment]:
     return segments([(shown.input_ids.tolist(), False), (shown.labels.tolist(), True)])
 
 
-def sample_runs(row: Placed, decoder: Decoder | None) -> Iterator[Run]:
+def sample_runs(row: SampleRow, decoder: Decoder | None) -> Iterator[Run]:
     """The row for a person, the middle of a long one left out."""
     parts = row_segments(row)
     ids = [token for part in parts for token in part.ids]

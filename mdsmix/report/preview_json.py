@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mdsmix.encode.tokenizer import Decoder
-from mdsmix.preview.rows import Placed
-from mdsmix.preview.run import Preview, Step
+from mdsmix.preview.result import Preview, Step
+from mdsmix.preview.rows import SampleRow
 from mdsmix.preview.verdict import verdict
 from mdsmix.report.preview import epoch_table, row_segments, shard_of, step_table, windows_table
 from mdsmix.report.segments import sample_json
@@ -52,7 +52,7 @@ def preview_json(preview: Preview, decoder: Decoder | None) -> dict[str, Any]:
 
 
 def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> dict[str, Any]:
-    made = step.made
+    made = step.content
     return {
         "epoch": step.epoch,
         "step": step.step,
@@ -94,5 +94,5 @@ def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> dict[st
     }
 
 
-def _images(row: Placed) -> list[dict[str, int]]:
+def _images(row: SampleRow) -> list[dict[str, int]]:
     return [dict(zip(("height", "width", "tokens"), each, strict=True)) for each in row.images]

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from mdsmix.bench import speed
-from mdsmix.bench.choice import Setting
+from mdsmix.bench.choice import LoaderSetting
 from mdsmix.bench.speed import TooSmall, timed
 from mdsmix.errors import MdsmixError
 from tests.alarm import SECONDS
@@ -57,24 +57,26 @@ def test_a_step_waits_as_long_as_a_batch_takes_that_nobody_makes_in_advance(
     clock: Clock,
 ) -> None:
     loader = Loader(clock, 1000, 1 / 64)
-    found = timed(loader, Setting(0, None), step=1 / 256, seconds=0.5, most=None)
+    found = timed(loader, LoaderSetting(0, None), step=1 / 256, seconds=0.5, most=None)
     assert (found.first, found.wait, found.longest) == (1 / 64, 1 / 64, 1 / 64)
     assert (found.samples, found.tokens) == (64 * ROWS, 64 * ROWS * 3)
     # Half of the time each, and between them what lies ready.
-    assert found.batches == 1 + 13 + Setting(0, None).ready + 16
+    assert found.batches == 1 + 13 + LoaderSetting(0, None).ready + 16
 
 
 def test_batches_that_lay_ready_count_for_nothing(clock: Clock) -> None:
     """5 of 13 come at once: counted, they would make the loader look twice as fast."""
-    setting = Setting(2, 2)
+    setting = LoaderSetting(2, 2)
     loader = Loader(clock, 13, 0.02, ready=setting.ready)
     found = timed(loader, setting, step=0.0, seconds=60, most=None)
     assert found.samples / ROWS == pytest.approx(50)
     assert found.batches <= 13
 
 
-@pytest.mark.parametrize("setting", [Setting(0, None), Setting(2, 4)], ids=str)
-def test_an_epoch_that_only_fills_the_queues_is_too_small(setting: Setting, clock: Clock) -> None:
+@pytest.mark.parametrize("setting", [LoaderSetting(0, None), LoaderSetting(2, 4)], ids=str)
+def test_an_epoch_that_only_fills_the_queues_is_too_small(
+    setting: LoaderSetting, clock: Clock
+) -> None:
     with pytest.raises(TooSmall, match=f"an epoch gives 7 batches, and {setting} needs"):
         timed(Loader(clock, 7, 0.01), setting, 0.0, 1.0, None)
     assert timed(Loader(clock, setting.ready + 7, 0.01), setting, 0.0, 60, None).batches

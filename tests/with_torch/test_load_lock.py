@@ -19,7 +19,7 @@ from streaming.base.world import World
 
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import MixLoader, build_loader
-from mdsmix.load.lock import KEY, lock_of
+from mdsmix.load.state_lock import KEY, lock_of
 from mdsmix.shards.index import read_index
 from mdsmix.shards.sample import read_head
 from mdsmix.storage import locate

@@ -25,8 +25,9 @@ from mdsmix.load import build_loader
 from mdsmix.load.dataset import MixDataset
 from mdsmix.mix.resolve import mix_of
 from mdsmix.mix.world import World as Machines
-from mdsmix.preview.asked import Asked, State
-from mdsmix.preview.run import Step, preview
+from mdsmix.preview.asked import Asked, EpochState
+from mdsmix.preview.first_steps import preview
+from mdsmix.preview.result import Step
 from tests.converting import documents, run_recipe, token_rows, write_jsonl, write_recipe
 from tests.corpus import docstrings
 from tests.forked import Standing
@@ -243,7 +244,7 @@ def test_two_processes_share_a_converted_stream(
         found = previewed(settings, len(wanted), state)
         assert [[[firsts[n] for n in r.ids] for r in s.ranks] for s in found] == wanted
     for part, state in (("whole", None), ("after", held["state"])):
-        made = [step.made for step in previewed(packing, len(held[part][0]), state)]
+        made = [step.content for step in previewed(packing, len(held[part][0]), state)]
         for step, (one, other) in zip(made, zip(*held[part], strict=True), strict=True):
             assert step
             trained = sum(part.trained for part in step.parts.values())
@@ -253,7 +254,9 @@ def test_two_processes_share_a_converted_stream(
 
 def previewed(settings: dict[str, Any], steps: int, state: dict[str, Any] | None) -> Sequence[Step]:
     """What a preview says of these two processes."""
-    entered = state and State(**{name: state[name] for name in State.__dataclass_fields__})
+    entered = state and EpochState(
+        **{name: state[name] for name in EpochState.__dataclass_fields__}
+    )
     workers = settings["train_loader"].get("num_workers", 0)
     cluster = Machines(nodes=1, gpus=2, workers=workers, batch=8)
     mix = dataclasses.replace(mix_of(settings, "train.yaml"), tokenizer=CARD)

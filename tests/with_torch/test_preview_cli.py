@@ -13,7 +13,7 @@ import pytest
 
 from mdsmix.encode.tokenizer import decoder_of, open_tokenizer
 from mdsmix.load import build_loader
-from mdsmix.preview.rows import Placed
+from mdsmix.preview.rows import SampleRow
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.report.preview import TOKENS_SHOWN, sample_runs
 from tests.converting import chats, documents, mdsmix, run_recipe, write_jsonl, write_recipe
@@ -64,7 +64,7 @@ def test_a_long_row_is_shown_from_whole_character_to_whole_character(
     for ahead in ("a", "ab cd", "a b c d", "a b c d e f"):
         row = np.array(decoder.model.encode(ahead + "\N{PINCHING HAND}" * 120).ids)
         assert len(row) > TOKENS_SHOWN
-        placed = Placed(row, row, True)
+        placed = SampleRow(row, row, True)
         placed.stored = placed
         shown = "".join(text for text, _ in sample_runs(placed, decoder))
         left_out = int(re.findall(r"\.\.\. (\d+) tokens \.\.\.", shown)[0])

@@ -24,9 +24,9 @@ from mdsmix.load.config import read_settings
 from mdsmix.load.layout import NOBODY, Layout, delivered
 from mdsmix.mix.resolve import mix_of
 from mdsmix.mix.world import World as Machines
-from mdsmix.preview.asked import State
-from mdsmix.preview.reading import Reader
-from mdsmix.preview.run import _layout, rank_of
+from mdsmix.preview.asked import EpochState
+from mdsmix.preview.first_steps import _layout, rank_of
+from mdsmix.preview.reading import ShardReader
 from tests.with_torch.load_streams import IDS, config, write_stream
 
 SIZES = {"web": 211, "faq": 97, "chat": 53}
@@ -56,9 +56,9 @@ def settings(folder: Path, mix: str = "whole", **dataset: Any) -> dict[str, Any]
     return config(streams, "text", **{"shuffle": True, **dataset})
 
 
-def laid_out(made: dict[str, Any], cluster: Machines, state: State | None = None) -> list[Any]:
+def laid_out(made: dict[str, Any], cluster: Machines, state: EpochState | None = None) -> list[Any]:
     """Lists [step][rank] of sample ids."""
-    reader = Reader(mix_of(made, "test").train.streams, 0)
+    reader = ShardReader(mix_of(made, "test").train.streams, 0)
     layout = _layout(read_settings(made), reader, cluster, cluster.rows)
     layout.enter(
         *(
@@ -165,7 +165,7 @@ def test_after_a_stop_in_mid_epoch_the_rest_comes_in_the_same_order(
     gc.collect()
     assert told["sample_in_epoch"] == 2 * 8 * 1, "mdsmix.load counts the ranks that are there: one"
     told["sample_in_epoch"] *= cluster.ranks
-    state = State(**{k: told[k] for k in State.__dataclass_fields__})
+    state = EpochState(**{k: told[k] for k in EpochState.__dataclass_fields__})
     rest = laid_out(made, cluster, state)
     assert rest == real(made, cluster, told)
     assert rest == laid_out(made, cluster)[2:]
@@ -176,7 +176,7 @@ def test_a_state_of_other_devices_is_entered_as_streaming_enters_it(folder: Path
     cluster = Machines(nodes=3, gpus=1, workers=0, batch=48)
     made = settings(folder, "repeat")
     told = {"epoch": 4, "sample_in_epoch": 96, "num_canonical_nodes": 2, "shuffle_seed": 3}
-    state = State(**told, initial_physical_nodes=2)
+    state = EpochState(**told, initial_physical_nodes=2)
     rest = laid_out(made, cluster, state)
     assert rest == real(made, cluster, told | {"initial_physical_nodes": 2})
     assert rest != laid_out(made, cluster)[2:]

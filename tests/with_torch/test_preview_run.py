@@ -22,8 +22,9 @@ from mdsmix.mix.streams import Mix
 from mdsmix.mix.world import World as Machines
 from mdsmix.preview.asked import Asked
 from mdsmix.preview.epoch import Counts, Drift, windows_of
-from mdsmix.preview.rows import Made
-from mdsmix.preview.run import Preview, preview
+from mdsmix.preview.first_steps import preview
+from mdsmix.preview.result import Preview
+from mdsmix.preview.rows import StepContent
 from mdsmix.preview.verdict import verdict
 from tests.published import CARD
 from tests.with_torch.load_streams import IDS, PAIR, config, pair, rows_of, write_stream
@@ -108,7 +109,7 @@ def held(batch: Batch) -> dict[str, Any]:
     }
 
 
-def said(found: Made | None) -> dict[str, Any]:
+def said(found: StepContent | None) -> dict[str, Any]:
     assert found is not None
     return {
         "rows": found.rows,
@@ -139,7 +140,7 @@ def test_every_step_holds_what_the_loaders_batch_holds(
     steps = 2 if keys.get("packing_ratio") == "auto" else 40
     found = looked(settings, asked(8, workers, steps=steps))
     wanted = [held(batch) for batch in batches(settings, 8, steps)]
-    assert [said(step.made) for step in found.steps] == wanted
+    assert [said(step.content) for step in found.steps] == wanted
     assert len({step.epoch for step in found.steps}) > 1 or steps == 2
     assert (found.ratio > 1) == ("packing_ratio" in keys)
 
@@ -147,11 +148,11 @@ def test_every_step_holds_what_the_loaders_batch_holds(
 def test_an_encoder_decoders_step_is_of_two_sides(folder: Path) -> None:
     settings = made(folder, "faq chat", decoder_only_format=False)
     (batch,), (step,) = batches(settings, 8, 1), looked(settings, asked(8, steps=1)).steps
-    assert step.made
+    assert step.content
     targets = int((batch["labels"] != IGNORED).sum())
-    assert step.made.tokens == int(batch["attention_mask"].sum()) + targets
-    assert step.made.slots == batch["input_ids"].numel() + batch["labels"].numel()
-    assert said(step.made)["trained"] == targets
+    assert step.content.tokens == int(batch["attention_mask"].sum()) + targets
+    assert step.content.slots == batch["input_ids"].numel() + batch["labels"].numel()
+    assert said(step.content)["trained"] == targets
 
 
 def test_samples_are_those_of_the_batch_in_its_order_and_what_is_shown_is_their_rows(
@@ -189,8 +190,8 @@ def test_documents_of_full_rows_are_counted_under_either_loader(tmp_path: Path) 
         ("pairs", "finetuning", [1]),
     ):
         (step,) = looked(made(tmp_path, stream, name=loader), asked(9, steps=1)).steps
-        assert step.made
-        assert sorted(set(step.made.documents)) == documents, stream
+        assert step.content
+        assert sorted(set(step.content.documents)) == documents, stream
 
 
 def test_devices_together_draw_the_step(folder: Path) -> None:
@@ -198,14 +199,14 @@ def test_devices_together_draw_the_step(folder: Path) -> None:
     assert [rank.rank for rank in step.ranks] == [0, 1, 2, 3]
     assert [len(rank.ids) for rank in step.ranks] == [4] * 4
     assert len({n for rank in step.ranks for n in rank.ids}) == 16
-    assert step.made
-    assert step.made.rows == 16
+    assert step.content
+    assert step.content.rows == 16
 
 
 def test_what_is_cut_is_counted(folder: Path) -> None:
     keys = {"target_prompts": "all", "target_responses": "all"}
     whole, cut = (
-        looked(made(folder, "chat", max_seq_len=n, **keys), asked(100, steps=1)).steps[0].made
+        looked(made(folder, "chat", max_seq_len=n, **keys), asked(100, steps=1)).steps[0].content
         for n in (64, 4)
     )
     assert whole
@@ -229,8 +230,8 @@ def test_tokens_of_an_epoch_are_exact_in_rows_of_one_length_and_near_elsewhere(
     assert [step.epoch for step in found.steps] == [0] * 13
     counted = [0, 0]
     for step in found.steps:
-        assert step.made
-        for stream, part in step.made.parts.items():
+        assert step.content
+        for stream, part in step.content.parts.items():
             counted[stream] += part.tokens
     assert found.tokens is not None
     assert found.tokens[0] == counted[0]

@@ -35,7 +35,7 @@ from mdsmix.training.keys import whole
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from mdsmix.preview.run import Preview
+    from mdsmix.preview.result import Preview
 
 GPUS = (8, 4, 2, 1)
 "Of a node, where nothing says how many: the first among which the batch can be divided."
@@ -275,7 +275,7 @@ def _preview(page: Gathered, say: Callable[[str], None]) -> None:
 def _previewed(mix: Mix, page: Gathered) -> Preview:
     from mdsmix.mix.world import World
     from mdsmix.preview.asked import Asked as AskedOfPreview
-    from mdsmix.preview.run import preview
+    from mdsmix.preview.first_steps import preview
 
     given: Any = mix.train.section.get("num_workers")
     world = World(

@@ -31,7 +31,7 @@ from mdsmix.table import Table, cell_text, size_of
 from mdsmix.words import WRITTEN, plural, printable
 
 if TYPE_CHECKING:
-    from mdsmix.preview.run import Preview
+    from mdsmix.preview.result import Preview
 
 TEMPLATES = Path(__file__).parent / "templates"
 

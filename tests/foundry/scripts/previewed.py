@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from mdsmix.mix.resolve import resolve
 from mdsmix.mix.world import World as Machines
 from mdsmix.preview.asked import Asked
-from mdsmix.preview.run import Step, preview
+from mdsmix.preview.first_steps import preview
+from mdsmix.preview.result import Step
 
 BATCH = 6
 
@@ -50,10 +51,10 @@ def _row(row: Any, mask: Any) -> list[int]:
 
 
 def _said(step: Step) -> dict[str, Any]:
-    assert step.made
+    assert step.content
     return {
-        "tokens": step.made.tokens,
-        "slots": step.made.slots,
-        "trained": sum(part.trained for part in step.made.parts.values()),
+        "tokens": step.content.tokens,
+        "slots": step.content.slots,
+        "trained": sum(part.trained for part in step.content.parts.values()),
         "rows": sorted(shown.row.input_ids.tolist() for shown in step.shown),
     }

@@ -7,109 +7,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from streaming.base.world import World as StreamingWorld
-
 from mdsmix.errors import RecipeError
 from mdsmix.load.collate import Collate
 from mdsmix.load.config import LoaderSettings, read_settings
-from mdsmix.load.layout import NOBODY, Ids, Layout, Place
+from mdsmix.load.layout import NOBODY, Ids, Layout, SampleAt, world_of
 from mdsmix.load.loader import PROFILED, collate_of, rules_of
 from mdsmix.load.pack import best_ratio, ratios
 from mdsmix.load.processor import refuse_packing
 from mdsmix.load.training_rows import RowRules, TokenIds
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.world import World
-from mdsmix.preview.asked import Asked, State
-from mdsmix.preview.epoch import Floats, Lengths, Windows, count, lengths_of, windows_of
-from mdsmix.preview.images import Images, images_of
-from mdsmix.preview.reading import Reader, require_shards
+from mdsmix.preview.asked import Asked, EpochState
+from mdsmix.preview.epoch import count, lengths_of, windows_of
+from mdsmix.preview.image_lengths import Images, images_of
+from mdsmix.preview.reading import ShardReader, require_shards
+from mdsmix.preview.result import Epoch, Preview, Rank, Shown, Step
 from mdsmix.preview.rows import (
-    Made,
-    Placed,
     bins_of,
+    content_of,
     first_of_each,
-    made_of,
     rows_of,
     slots_of,
 )
 from mdsmix.shards.turns import layout_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rank:
-    """What one device draws in a step."""
-
-    rank: int
-    node: int
-    worker: int
-    "Of its DataLoader."
-    ids: Sequence[int]
-    "Streaming's sample ids, in the order in which they are drawn."
-    places: Sequence[Place]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shown:
-    """A row of a step, decoded for a person."""
-
-    rank: int
-    row: Placed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A global batch."""
-
-    epoch: int
-    step: int
-    "Of the epoch, the first is 0."
-    ranks: Sequence[Rank]
-    drawn: int
-    "Samples that all devices draw."
-    looked: int
-    "Of which so many were read."
-    made: Made | None
-    "None where a batch cannot be packed, since a sample of it was not read."
-    waiting: int
-    "Samples that were drawn and wait to be packed."
-    shown: Sequence[Shown]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Epoch:
-    """An epoch, or what is left of it."""
-
-    epoch: int
-    first: int
-    "The step that it is entered at."
-    ids: Ids
-    "int64 [steps, ranks, drawn]."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preview:
-    """All that is shown."""
-
-    asked: Asked
-    layout: Layout
-    streams: Sequence[str]
-    shards: Sequence[Sequence[str]]
-    "Their files, by stream."
-    ratio: float
-    positions: int
-    "Of a step: its rows times max_seq_len."
-    epochs: Sequence[Epoch]
-    "Those that the steps lie in."
-    steps: Sequence[Step]
-    lengths: Sequence[Lengths | None]
-    windows: Windows
-    "Of the first epoch."
-    tokens: Floats | None
-    "float64 [streams]: of that epoch; None where a stream's are not known."
-    planned: Sequence[float]
-    "The streams' shares of the samples that the weights draw."
-    read: int
-    "Bytes."
 
 
 def preview(mix: Mix, asked: Asked) -> Preview:
@@ -121,7 +41,7 @@ def preview(mix: Mix, asked: Asked) -> Preview:
     if images:
         refuse_packing(settings)
         rules = replace(rules, image=images.token)
-    reader = Reader(mix.train.streams, asked.read)
+    reader = ShardReader(mix.train.streams, asked.read)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rows that are cut are counted
         ratio = _ratio(settings, rules, asked.world, reader)
@@ -129,7 +49,7 @@ def preview(mix: Mix, asked: Asked) -> Preview:
         return _preview(mix, asked, workers, reader)
 
 
-def _preview(mix: Mix, asked: Asked, workers: _Workers, reader: Reader) -> Preview:
+def _preview(mix: Mix, asked: Asked, workers: _Workers, reader: ShardReader) -> Preview:
     world, streams = asked.world, mix.train.streams
     layout = _layout(workers.settings, reader, world, int(world.rows * workers.ratio))
     epochs = _epochs(layout, _enter(asked, layout), asked.steps)
@@ -169,19 +89,18 @@ def _ids_of(mix: Mix) -> TokenIds:
     return TokenIds(eos=card.eos_id, pad=card.pad_id, bos=card.bos_id)
 
 
-def _layout(settings: LoaderSettings, reader: Reader, world: World, drawn: int) -> Layout:
-    there = StreamingWorld(world.nodes, world.gpus, max(1, world.workers), 0)
+def _layout(settings: LoaderSettings, reader: ShardReader, world: World, drawn: int) -> Layout:
     return Layout(
         {stream.name: stream.weight for stream in reader.streams},
         [[shard.samples for shard in stream.shards] for stream in reader.streams],
         settings.streaming,
-        there.replicate(world.replication),
+        world_of(world.nodes, world.gpus, world.workers, world.replication),
         drawn,
         settings.loader.drop_last,
     )
 
 
-def _ratio(settings: LoaderSettings, rules: RowRules, world: World, reader: Reader) -> float:
+def _ratio(settings: LoaderSettings, rules: RowRules, world: World, reader: ShardReader) -> float:
     """The packing ratio; `auto` is worked out as the loader does it, from the first rows of every device."""
     given = settings.row_key("packing_ratio", 1)
     if given != "auto":
@@ -207,10 +126,10 @@ def _ratio(settings: LoaderSettings, rules: RowRules, world: World, reader: Read
     return min(best)
 
 
-def _teller(reader: Reader, when: str) -> Callable[[Place], str]:
+def _teller(reader: ShardReader, when: str) -> Callable[[SampleAt], str]:
     """Names a sample in a sentence on a step."""
 
-    def told(place: Place) -> str:
+    def told(place: SampleAt) -> str:
         stream = reader.streams[place.stream]
         shard = stream.shards[place.shard].raw_data.basename
         return f"{when}: stream {stream.name}, shard {shard}, row {place.position}"
@@ -218,7 +137,7 @@ def _teller(reader: Reader, when: str) -> Callable[[Place], str]:
     return told
 
 
-def _enter(asked: Asked, layout: Layout) -> State:
+def _enter(asked: Asked, layout: Layout) -> EpochState:
     """Where the epoch is entered, by a state or by the steps behind; the layout takes it over."""
     if state := asked.state:
         layout.enter(state.num_canonical_nodes, state.shuffle_seed, state.initial_physical_nodes)
@@ -228,10 +147,10 @@ def _enter(asked: Asked, layout: Layout) -> State:
     if step * per_step >= layout.epoch_size:
         while step >= (steps := len(layout.steps(epoch))) > 0:
             epoch, step = epoch + 1, step - steps
-    return State(epoch=epoch, sample_in_epoch=step * per_step)
+    return EpochState(epoch=epoch, sample_in_epoch=step * per_step)
 
 
-def _epochs(layout: Layout, state: State, steps: int) -> list[Epoch]:
+def _epochs(layout: Layout, state: EpochState, steps: int) -> list[Epoch]:
     """The epoch that is entered, and the ones after it as far as the steps go."""
     epochs, left = list[Epoch](), max(1, steps)
     per_step = layout.world.num_ranks * layout.batch_size
@@ -285,7 +204,7 @@ class _Workers:
 
 
 def _steps(
-    epochs: Sequence[Epoch], layout: Layout, workers: _Workers, reader: Reader, asked: Asked
+    epochs: Sequence[Epoch], layout: Layout, workers: _Workers, reader: ShardReader, asked: Asked
 ) -> Iterator[Step]:
     left, many = asked.steps, max(1, asked.world.workers)
     for epoch in epochs:
@@ -310,7 +229,7 @@ def rank_of(layout: Layout, world: World, rank: int, worker: int, own: Ids) -> R
 
 
 def _step(
-    epoch: Epoch, at: int, ranks: Sequence[Rank], workers: _Workers, reader: Reader, most: int
+    epoch: Epoch, at: int, ranks: Sequence[Rank], workers: _Workers, reader: ShardReader, most: int
 ) -> Step:
     """`most`: rows to show."""
     samples = reader.samples(p for rank in ranks for p in rank.places if _has_ids(reader, p))
@@ -334,13 +253,13 @@ def _step(
         ranks=ranks,
         drawn=sum(len(rank.places) for rank in ranks),
         looked=sum(p in samples for rank in ranks for p in rank.places),
-        made=made_of(bins, slots, workers.rules) if is_whole else None,
+        content=content_of(bins, slots, workers.rules) if is_whole else None,
         waiting=workers.waiting,
         shown=[each for row in first for each in shown if each.row is row],
     )
 
 
-def _has_ids(reader: Reader, place: Place) -> bool:
+def _has_ids(reader: ShardReader, place: SampleAt) -> bool:
     """Whether its stream holds token ids; of others the loader tokenizes the text."""
     columns: Any = reader.streams[place.stream].columns
     return bool(layout_of(columns)) and "text" not in columns
