@@ -13,6 +13,8 @@ from typing import Any, Literal
 from mdsmix.mix.epoch import StreamInEpoch
 from mdsmix.table import Estimate, is_known
 
+RestsOn = Literal["Streaming's rule", "Streaming's default", "rule of thumb"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPlan(StreamInEpoch):
@@ -112,7 +114,7 @@ class Setting:
     "What the config says."
     use: str | None
     "What to write; None: leave it out."
-    rests_on: Literal["Streaming's rule", "Streaming's default", "rule of thumb"]
+    rests_on: RestsOn
     why: str
 
 
