@@ -17,6 +17,17 @@ Message = dict[str, Any]
 "`role` and `content` as a chat template is given them, and what else the template reads (`tool_calls`, ...)."
 
 
+class NoRecord(str):
+    """The reason code of why a raw value is no record, and what explains it, which is kept beside the bad record."""
+
+    detail: dict[str, str | int]
+
+    def __new__(cls, reason: str, **detail: str | int) -> NoRecord:
+        self = super().__new__(cls, reason)
+        self.detail = detail
+        return self
+
+
 class Document(NamedTuple):
     """A text to be trained on as it is."""
 

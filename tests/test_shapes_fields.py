@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.shapes.fields import BadField, Unfound, derived, lacking, parse, value_at
+from mdsmix.shapes import SHAPES
+from mdsmix.shapes.fields import BadField, Unfound, derived, parse, value_at
 
 NAMES = st.text("ab é-", min_size=1, max_size=2)
 VALUES = st.recursive(
@@ -118,13 +119,15 @@ def test_what_a_template_lacks_is_named(
     template = "{title}: {body} {meta.author} {body}"
     derive = derived([template])
     assert derive is not None
-    assert derive(record) == reason
-    assert lacking([template, "plain"], record) == said
+    assert (why := derive(record)) == reason
+    assert why.detail == said
 
 
 def test_what_a_path_lacks_is_named_and_a_plain_name_is_not() -> None:
-    assert lacking(["a.b", "plain"], {"a": 1}) == {"missing": "a.b"}
-    assert lacking(["a.b"], ["no object"]) == {}
+    for shape, key in (("text", "text"), ("messages", "messages"), ("sharegpt", "conversations")):
+        for name, detail in (("a.b", {"missing": "a.b"}), ("plain", {})):
+            why = SHAPES[shape].read({"a": 1}, {key: name})
+            assert (why, why.detail) == ("missing_field", detail)
     derive = derived(["a.b"])
     assert derive is not None
     assert derive({"a": 1}) == {"a": 1}, "the shape says what is missing"

@@ -79,7 +79,7 @@ def test_what_is_no_image_says_why(value: Any, why: str) -> None:
     with pytest.raises(Fault) as fault:
         image_of(value)
     assert fault.value.args == ("bad_image",)
-    assert why in fault.value.detail["why"]
+    assert why in fault.value.why.detail["why"]
 
 
 ODD: list[Any] = [

@@ -46,7 +46,7 @@ class Fingerprints:
     ) -> Iterator[Rejected]:
         """Takes the fingerprints of the records that stand in the window from `first` on, and yields those that are dropped.
         `rejected`: those that have none."""
-        prints = [fingerprint(record) if type(record) is not str else NONE for record in found]
+        prints = [NONE if isinstance(record, str) else fingerprint(record) for record in found]
         for each in rejected:
             prints[each.position] = NONE
         self._content += bytes(SIZE * first - len(self._content))  # set aside unseen

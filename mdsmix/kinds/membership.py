@@ -65,7 +65,7 @@ class RecordSample:
 
 def _place(record: Any, found: Any) -> int:
     """Of 2^64. The half of the fingerprint by which duplicates are not thrown into buckets."""
-    if type(found) is not str:
+    if not isinstance(found, str):
         return int.from_bytes(fingerprint(found)[8:], "big")
     try:
         return xxhash.xxh3_64_intdigest(canonical(record))

@@ -15,10 +15,9 @@ from mdsmix.kinds.fingerprints import Fingerprints, NoSamples
 from mdsmix.kinds.membership import Holdout, RecordSample
 from mdsmix.kinds.oddities import Oddities
 from mdsmix.kinds.registry import fields_read, fields_rivalling, kind_of, shape_of
-from mdsmix.record import Document, RichConversation
+from mdsmix.record import Document, NoRecord, RichConversation
 from mdsmix.shapes import Fields, Shape
-from mdsmix.shapes.base import explained
-from mdsmix.shapes.fields import UNFOUND, derived, lacking, value_at
+from mdsmix.shapes.fields import derived, value_at
 from mdsmix.shapes.where import LEFT_OUT, Where, parse_where
 from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 FILTERED = frozenset((*LEFT_OUT, NOT_SAMPLED))
 "Reasons in place of a record that is good, or was not looked at."
-EXPLAINED = frozenset(("image_count", "bad_image"))
-"Reasons of a shape that knows more than the code says."
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +62,11 @@ class Reading:
         if RichConversation in types and "nulls" not in self.options:
             self._look_at_nulls(records, found)
         rejected = list[Rejected]()
-        if str in types or self.holdout:
+        if self.holdout or not types.isdisjoint((str, NoRecord)):
             rejected = [
-                Rejected(i, why, why in FILTERED) for i, why in enumerate(found) if type(why) is str
+                Rejected(i, str(why), why in FILTERED, getattr(why, "detail", None))
+                for i, why in enumerate(found)
+                if isinstance(why, str)
             ]
             rejected += self._left_out(found)
         if self.fingerprints:
@@ -97,12 +96,12 @@ class Reading:
             why = where and where.refused(record)
             if not why and derive and type(record) is dict:
                 record = derive(record)
-                why = record if type(record) is str else None
+                why = record if isinstance(record, str) else None
             found.append(why or read(record, fields))
         return found
 
     def _explained(self, encoded: Encoded, records: Sequence[Any]) -> Encoded:
-        """With the names of bad records, and which part of a path or a template they lack."""
+        """With the names of bad records."""
         rejected = [
             each if each.filtered else replace(each, detail=self._detail(each, records))
             for each in encoded.rejected
@@ -124,22 +123,14 @@ class Reading:
         return name if type(name) in (str, int) else None
 
     def _detail(self, bad: Rejected, records: Sequence[Any]) -> Detail | None:
-        record, detail = records[bad.position], dict[str, str | int]()
-        if (name := self._name(record)) is not None:
-            detail["id"] = name
-        if bad.reason in UNFOUND:
-            detail |= lacking(self.fields.values(), record)
-        if bad.reason in EXPLAINED:
-            derive = derived(self.fields.values())
-            read = derive(record) if derive else record
-            detail |= explained(self.shape.read, read, self.fields, self.options)
-        return {**detail, **(bad.detail or {})} or None
+        name = self._name(records[bad.position])
+        return {**({} if name is None else {"id": name}), **(bad.detail or {})} or None
 
     def _left_out(self, found: list[Any]) -> Iterator[Rejected]:
         """The records that are on the other side of the holdout."""
         if self.holdout:
             for i, record in enumerate(found):
-                if type(record) is not str and (why := self.holdout.refused(record)):
+                if not isinstance(record, str) and (why := self.holdout.refused(record)):
                     yield Rejected(i, why, True)
 
     def _look_at_nulls(self, records: Sequence[Any], found: Sequence[Any]) -> None:

@@ -7,22 +7,23 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Literal
 
-from mdsmix.record import is_encodable
+from mdsmix.record import NoRecord, is_encodable
+from mdsmix.shapes.fields import missing
 
 Fields = Mapping[str, str]
 "A shape's key in the recipe (`text`, `prompt`, ...) -> the record's field."
 
 
 class Fault(Exception):
-    """Why a record cannot be read: the reason code, and what explains it, which is kept beside the bad record."""
+    """A record that cannot be read; `why` says so."""
 
     def __init__(self, reason: str, **detail: str | int) -> None:
         super().__init__(reason)
-        self.detail = detail
+        self.why = reason if isinstance(reason, NoRecord) else NoRecord(reason, **detail)
 
 
 def refusing(read: Callable[..., Any]) -> Callable[..., Any]:
-    """A shape's function that raises Fault as one that gives the reason code; for records that are no objects too."""
+    """A shape's function that raises Fault as one that gives the reason; for records that are no objects too."""
 
     @wraps(read)
     def refuse(record: Any, fields: Fields, **options: Any) -> Any:
@@ -31,20 +32,9 @@ def refusing(read: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return read(record, fields, **options)
         except Fault as fault:
-            return fault.args[0]
+            return fault.why
 
     return refuse
-
-
-def explained(
-    read: Callable[..., Any], record: Any, fields: Fields, options: Mapping[str, Any]
-) -> Mapping[str, str | int]:
-    """What explains the Fault of a record that `refusing` gave the reason code of: it is read once more."""
-    try:
-        getattr(read, "__wrapped__", read)(record, fields, **options)
-    except Fault as fault:
-        return fault.detail
-    return {}
 
 
 ABSENT: Any = object()
@@ -76,7 +66,7 @@ class Shape:
     has_images: Literal["", "beside", "inside"] = ""
     "Its records have images, whether the stream says `images` or not: beside the texts, or inside of them, which it reads itself."
     read: Callable[..., Any]
-    "(record, fields, **options) -> the record, or the reason code (a str) of why it is none."
+    "(record, fields, **options) -> the record, or the reason code of why it is none: a `str`, a NoRecord where more is known."
 
     def is_told_by(self, keys: Set[str]) -> bool:
         """Whether the shape follows from these keys."""
@@ -133,7 +123,7 @@ def _fault(record: Any, field: str) -> str:
     if not isinstance(record, dict):
         return not_an_object(record)
     if field not in record:
-        return "missing_field"
+        return missing(field)
     if isinstance(record[field], str):
         return "lone_surrogate"
     return "field_not_text"

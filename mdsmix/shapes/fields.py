@@ -12,7 +12,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
+
+from mdsmix.record import NoRecord
 
 _NAME = r"[^.\[\]{}]+"
 _STEP = _NAME + r"(?:\[-?\d{1,9}\])*"
@@ -24,25 +26,22 @@ _IMAGE = "<image>"
 _BRACES = {"{{": "{", "}}": "}"}
 
 
-UNFOUND = ("missing_field", "field_not_text")
-"Reason codes of a record in which a field is not there, or holds no text."
-
-
 class BadField(ValueError):
     """A field of a recipe that cannot be read as a path or a template; the message says where it is wrong."""
 
 
 class Unfound(Exception):
-    """A record lacks what a field names.
+    """A record lacks what a field names: the reason code, and the names that are missing or hold no text."""
 
-    Args:
-        reason: one of UNFOUND.
-        names: the paths that are not there, or hold no text.
-    """
+    SAID: ClassVar = {"missing_field": "missing", "field_not_text": "not text"}
 
     def __init__(self, reason: str, names: list[str]) -> None:
         super().__init__(reason, names)
         self.reason, self.names = reason, names
+
+    @property
+    def why(self) -> NoRecord:
+        return NoRecord(self.reason, **{self.SAID[self.reason]: ", ".join(self.names)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ def _template(template: str) -> Field:
                     said.append(_text(field, record))
             except Unfound as unfound:
                 lacking.setdefault(unfound.reason, []).extend(unfound.names)
-        for reason in filter(lacking.__contains__, UNFOUND):
+        for reason in filter(lacking.__contains__, Unfound.SAID):
             raise Unfound(reason, list(dict.fromkeys(lacking[reason])))
         return "".join(said)
 
@@ -148,7 +147,7 @@ Derive = Callable[[Any], Any]
 
 def derived(names: Iterable[str]) -> Derive | None:
     """What puts the values of paths and templates into a copy of a record, under the names that the recipe gives them; None
-    where all are plain names. It answers the reason code (a str) of a template that a record lacks a part of."""
+    where all are plain names. It answers a NoRecord where a record lacks a part of a template."""
     fields = [field for name in names if not (field := parse(name)).is_plain]
     if not fields:
         return None
@@ -162,7 +161,7 @@ def derived(names: Iterable[str]) -> Derive | None:
                 found[field.name] = field.find(record)
             except Unfound as unfound:
                 if field.is_template:
-                    return unfound.reason
+                    return unfound.why
         return found
 
     return derive
@@ -176,14 +175,7 @@ def value_at(name: str, record: Any) -> Any:
         return None
 
 
-def lacking(names: Iterable[str], record: Any) -> dict[str, str]:
-    """Of a bad record: which parts of paths and templates are not there, or hold no text; nothing of plain names."""
-    said: dict[str, list[str]] = {}
-    for field in map(parse, names):
-        try:
-            if not field.is_plain and type(record) is dict:
-                field.find(record)
-        except Unfound as unfound:
-            what = "missing" if unfound.reason == UNFOUND[0] else "not text"
-            said.setdefault(what, []).extend(unfound.names)
-    return {what: ", ".join(names) for what, names in said.items()}
+def missing(name: str) -> NoRecord:
+    """That a record has no such field. Of a path it is kept which one."""
+    unfound = Unfound("missing_field", [name])
+    return NoRecord(unfound.reason) if parse(name).is_plain else unfound.why

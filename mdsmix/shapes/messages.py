@@ -12,6 +12,7 @@ from typing import Any
 
 from mdsmix.record import Conversation, is_encodable
 from mdsmix.shapes.base import Fields, Shape, is_deep, not_an_object
+from mdsmix.shapes.fields import missing
 from mdsmix.shapes.merging import TRIES, merged, without_nulls
 
 ROLES = frozenset({"user", "assistant", "system", "tool"})
@@ -23,7 +24,7 @@ def read(
     if not isinstance(record, dict):
         return not_an_object(record)
     if fields["messages"] not in record:
-        return "missing_field"
+        return missing(fields["messages"])
     messages = record[fields["messages"]]
     if nulls == "drop":
         if is_deep(messages):

@@ -103,7 +103,7 @@ def images_of(value: Any) -> Iterator[Image]:
         try:
             yield image_of(each)
         except Fault as fault:
-            fault.detail["image_number"] = number
+            fault.why.detail["image_number"] = number
             raise
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from mdsmix.record import Conversation, Message, RichConversation, is_encodable
 from mdsmix.shapes.base import ABSENT, Fault, Fields, is_deep, text_of, value_of
 from mdsmix.shapes.calls import tools_of
+from mdsmix.shapes.fields import missing
 from mdsmix.shapes.merging import merged, without_nulls
 from mdsmix.shapes.messages import roles_fault
 
@@ -55,7 +56,7 @@ def list_of(record: Any, fields: Fields, key: str, nulls: str) -> list[Any]:
     """The list that holds the messages of a record."""
     found = value_of(record, fields[key])
     if not isinstance(found, list):
-        raise Fault("missing_field" if found is ABSENT else "messages_not_a_list")
+        raise Fault(missing(fields[key]) if found is ABSENT else "messages_not_a_list")
     messages: list[Any] = _readable(found, nulls)
     return messages
 
