@@ -121,7 +121,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"mix": _mix(web=0.5, chat=0.5)},
-        "come to 100%, and nothing is left for code: give it a share too, 0 to leave it out",
+        "come to 100%, and nothing is left for code: lower them, or give each stream a share; 0 leaves",
     ),
     ({"mix": _mix(held=0.5)}, "mix.held is the share of a stream of the split val"),
     (
@@ -134,7 +134,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"mix": _mix(web=0.5), "absolute": True, "budget": "2B tokens"},
-        "and chat, code have none: give them one each",
+        "without a share: chat, code. Give each stream one",
     ),
     ({"mix": ALL, "absolute": True}, "there is none: add budget"),
     (

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from mdsmix.recipe.budget import Budget, read_budget, read_share, told
 from mdsmix.recipe.spec import Recipe, WeightSpec
-from mdsmix.words import does, hint, listed
+from mdsmix.words import hint, listed
 
 OF_SHARES = ("count", "max_repeat", "absolute")
 "Keys that say something of shares alone."
@@ -63,22 +63,17 @@ def _value_contradictions(name: str, weight: WeightSpec) -> Iterator[str]:
 def _beside_weights(recipe: Recipe) -> Iterator[str]:
     """Shares decide all streams, so no other weight has a place beside them."""
     others = [n for n, w in recipe.mix.items() if set(w.given) - {"share"}]
-    keys = ("share", "budget", "temperature")
-    shares = any(w.share is not None for w in recipe.mix.values())
-    given = [
-        k
-        for k, is_set in zip(keys, (shares, recipe.budget is not None, True), strict=True)
-        if is_set
-    ]
+    has_shares = any(w.share is not None for w in recipe.mix.values())
+    by = "share" if has_shares else "temperature" if recipe.budget is None else "budget"
     if others:
         yield (
-            f"{given[0]} stands beside the {', '.join(recipe.mix[others[0]].given)} of {listed(others)}: one of the two decides how "
+            f"{by} stands beside the {', '.join(recipe.mix[others[0]].given)} of {listed(others)}: one of the two decides how "
             "often a stream is drawn; give every stream a share, or none."
         )
     dataset = recipe.train_loader.get("dataset")
     if isinstance(dataset, Mapping) and dataset.get("epoch_size"):
         yield (
-            f"train_loader.dataset.epoch_size stands beside {given[0]}, and budget says how long an epoch is: take "
+            f"train_loader.dataset.epoch_size stands beside {by}, and budget says how long an epoch is: take "
             "epoch_size out."
         )
 
@@ -108,13 +103,13 @@ def _sum_contradictions(recipe: Recipe, written: Mapping[str, Fraction | None]) 
         )
     if without and recipe.absolute:
         yield (
-            f"absolute: true takes every share of the whole budget, and {listed(without)} {does(without, 'has', 'have')} none: give "
-            f"{does(without, 'it one', 'them one each')}, 0 to leave {does(without, 'it', 'them')} out."
+            f"absolute: true takes every share of the whole budget, and without a share: {listed(without)}. Give each stream one; "
+            "0 leaves a stream out."
         )
     elif without and given and total >= 1:
         yield (
-            f"the shares of {listed(list(given))} come to {float(total):.0%}, and nothing is left for {listed(without)}: give "
-            f"{does(without, 'it a share', 'them shares')} too, 0 to leave {does(without, 'it', 'them')} out, or lower the others."
+            f"the shares of {listed(list(given))} come to {float(total):.0%}, and nothing is left for {listed(without)}: lower them, "
+            "or give each stream a share; 0 leaves a stream out."
         )
     if not without and given and not total:
         yield f"the shares of {listed(list(given))} sum to 0, so no sample would be drawn: give one of them a share above 0."

@@ -21,15 +21,27 @@ from mdsmix.recipe import secrets
 from mdsmix.recipe.misplaced import refuse_misplaced
 from mdsmix.recipe.rules import contradictions, with_held_out
 from mdsmix.recipe.spec import Recipe
-from mdsmix.recipe.yaml_file import read_text, refuse_growth
 
 OVERRIDE = re.compile(r"[\w.\-\[\]]+=")
+LONGEST = 1 << 20
+"Bytes of a recipe or a training YAML: 1 MiB is some 5,000 streams."
 
 
 def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """What of a command's words names something, and what is a `key=value` that overrides a recipe."""
     overrides = [word for word in words if OVERRIDE.match(word) and not os.path.exists(word)]
     return [word for word in words if word not in overrides], overrides
+
+
+def read_text(path: Path) -> str:
+    """The text of a YAML, read once, so that it may come through a pipe; RecipeError where it is too long for one."""
+    with path.open("rb") as file:
+        content = file.read(LONGEST + 1)
+    if len(content) > LONGEST:
+        raise RecipeError(
+            f"{path} is longer than {LONGEST:,} bytes, so it is no recipe: name the YAML file, not the data."
+        )
+    return content.decode()
 
 
 def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
@@ -70,7 +82,6 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
         merged = OmegaConf.merge(loaded, changes) if overrides else loaded
         written = OmegaConf.to_container(merged)
         _refuse_secrets(path, secrets.asked_for(written))
-        refuse_growth(dict(secrets.texts(written)), path)
         tree = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except FileNotFoundError:
         raise RecipeError(f"There is no recipe {path}: name an existing YAML file.") from None

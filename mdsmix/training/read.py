@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mdsmix.errors import RecipeError
-from mdsmix.recipe import yaml_file
+from mdsmix.recipe import read as recipe_file
 from mdsmix.training.sections import TrainingYaml
 
 JUDGED = ("max_seq_len", "tokenizer", "train_loader", "eval_loader")
@@ -48,7 +48,7 @@ def unresolved(text: str, origin: str) -> dict[str, Any]:
 def read_text(path: str | os.PathLike[str]) -> str:
     """The text of a YAML; RecipeError where there is none."""
     try:
-        return yaml_file.read_text(Path(path))
+        return recipe_file.read_text(Path(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise RecipeError(f"{path} cannot be read as YAML: {reason}.") from None
@@ -81,7 +81,7 @@ def _readable(origin: str) -> Iterator[None]:
 
     try:
         yield
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise RecipeError(f"{origin} is not a readable training YAML: {reason}.") from None
 

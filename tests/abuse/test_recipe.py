@@ -10,19 +10,9 @@ import pytest
 from tests.abuse.conftest import Arena
 from tests.converting import documents, write_jsonl
 
-LAUGHS = "a0: &a0 [x, x]\n" + "".join(
-    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
-)
-DOUBLING = "local: xxxxxxxx\nstreams:\n  s0: {local: '${local}'}\n" + "".join(
-    f"  s{n}: {{local: '${{streams.s{n - 1}.local}}${{..s{n - 1}.local}}'}}\n" for n in range(1, 60)
-)
 TEXTS: dict[str, bytes] = {
-    "references that double": DOUBLING.encode(),
-    "laughs": LAUGHS.encode(),
-    "laughs in a stream": f"streams: {{a: {{source: {{path: [{', '.join(['x'] * 99)}]}}}}}}\n{LAUGHS}".encode(),
     "an alias to itself": b"streams: &a [*a]",
     "no such alias": b"streams: *b",
-    "deep": b"streams: " + b"[" * 100_000,
     "deep and closed": b"streams: " + b"{a: " * 5000 + b"}" * 5000,
     "a tag that runs code": b"streams: !!python/object/apply:os.system ['touch ../hacked']",
     "binary": bytes(range(256)) * 9,
