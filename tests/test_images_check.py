@@ -51,9 +51,9 @@ def test_a_whole_image_is_good_and_has_its_size(format: str, rules: Rules) -> No
 @pytest.mark.parametrize("part", [0.3, 0.9, 1.0])
 def test_an_image_that_was_cut_off_is_bad(format: str, part: float) -> None:
     data = saved(noise(), format)
-    cut = data[: min(int(part * len(data)), len(data) - 2)]
+    cut = data[: min(int(part * len(data)), len(data) - 8)]
     assert look(cut, FULL).reason in ("image_truncated", "image_damaged", "not_an_image")
-    if format not in ("TIFF",):
+    if format not in ("GIF", "TIFF"):
         assert look(cut, HEADER).reason in ("image_truncated", "image_damaged", "not_an_image")
 
 
@@ -139,14 +139,14 @@ def test_what_stands_behind_the_end_of_an_image_is_none_of_it(format: str) -> No
     ("data", "why"),
     [
         (b"root:x:0:0:root:/root:/bin/sh", "it begins as none of JPEG, PNG, WebP, GIF, BMP and"),
+        (b"%PDF-1.7", "it begins as none of JPEG"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-        (b"\n<!DOCTYPE html><html>404</html>", "a page of HTML"),
-        (b'<?xml version="1.0"?>\n<!-- x -->\n<svg>', "it is SVG, which is not read"),
+        (b"\n<!DOCTYPE html><html>404</html>", "it is HTML, "),
+        (b'<?xml version="1.0"?>\n<!-- x -->\n<svg>', "it is HTML, SVG or XML"),
         (saved(noise(), "AVIF") if features.check("avif") else b"\0\0\0 ftypavif", "it is AVIF, "),
-        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "it is HEIC, "),
-        (b"\xff\xd8\xff", "it begins as a JPEG does, and its header cannot be read"),
-        (b'<?xml version="1.0"?><Error><Code>NoSuchKey', "it is XML, as stores send"),
-        (saved(noise(), "ICO"), "it is an icon"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "it is AVIF, HEIC or a video: "),
+        (b"\xff\xd8\xff", "or its header cannot be read"),
+        (b'<?xml version="1.0"?><Error><Code>NoSuchKey', "as servers send without an image"),
         (bytes(99), "it holds zeros"),
     ],
 )

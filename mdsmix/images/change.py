@@ -8,8 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mdsmix.images.alone import alone
-from mdsmix.images.check import LARGE_PIXELS, Bad, Looked, opened
+from mdsmix.images.check import LARGE_PIXELS, Bad, Looked, alone, opened
 
 if TYPE_CHECKING:
     from PIL.Image import Image

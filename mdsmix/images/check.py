@@ -7,17 +7,19 @@ bad everywhere. Reason codes: README.md beside this file.
 
 from __future__ import annotations
 
+import fcntl
 import io
-import struct
+import os
+import re
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.errors import RecipeError
-from mdsmix.images.alone import alone
-from mdsmix.images.others import said
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -32,7 +34,17 @@ _TURNED = (5, 6, 7, 8)
 "Orientations of EXIF that swap height and width."
 _ORIENTATION, _WIDTH, _HEIGHT = 0x0112, 0x0100, 0x0101
 _PNG_EXIF = (b"eXIf", b"Raw profile type exif", b"tiff:Orientation")
-_EOI = b"\xff\xd9"
+READ = "JPEG, PNG, WebP, GIF, BMP and TIFF"
+_BEGINS = (
+    (
+        rb"version https://git-lfs",
+        "it is a pointer of Git LFS: git lfs pull brings the file itself",
+    ),
+    (rb"\s*<", f"it is HTML, SVG or XML, as servers send without an image: {READ} are read"),
+    (rb"....ftyp", f"it is AVIF, HEIC or a video: {READ} are read"),
+    (rb"\0*$", "it holds zeros, as after a download or a copy that was not finished"),
+)
+"How files begin that people take for images."
 FEWER = "it has fewer bytes than its header says"
 WITHOUT = "images are looked at by Pillow, which is not installed: install mdsmix with its extra, pip install 'mdsmix[images]'"
 
@@ -70,7 +82,8 @@ def look(data: bytes, rules: Rules) -> Looked:
     """Judges an image by its bytes."""
     if not data:
         return Looked(reason="image_empty", why="the file has no bytes")
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP" and not _riff_ends(data):
+    is_webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
+    if is_webp and 8 + int.from_bytes(data[4:8], "little") > len(data):
         return Looked(reason="image_truncated", why=FEWER)
     try:
         with opened(data) as image:
@@ -98,7 +111,7 @@ def opened(data: bytes) -> Iterator[Image]:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 yield image
         except UnidentifiedImageError:
-            raise Bad("not_an_image", said(data)) from None
+            raise Bad("not_an_image", _said(data)) from None
         except (Bad, MemoryError):
             raise
         except Exception as error:  # decoders raise nearly anything of damaged bytes
@@ -116,7 +129,7 @@ def _judge(image: Image, data: bytes, rules: Rules) -> Looked:
         raise Bad("image_animated", "it has more than one frame")
     if image.mode.startswith(DEEP):
         raise Bad("image_depth", f"it has more than 8 bits a channel (mode {image.mode})")
-    if not _ENDS[image.format or ""](data):
+    if not _ends(image, data):
         why = FEWER if image.format == "BMP" else "the mark of its end is missing"
         raise Bad("image_truncated", why)
     turned = orientation(image, data) in _TURNED and not _is_turned(image)
@@ -166,52 +179,30 @@ def _is_turned(image: Image) -> bool:
     return image.size == (tags.get(_HEIGHT), tags.get(_WIDTH))
 
 
-def _jpeg_ends(data: bytes) -> bool:
-    """Whether an end mark follows the pixels: that of a thumbnail in the header stands before them."""
-    at = 2
-    while at + 4 <= len(data):
-        if data[at] != 0xFF:
-            return False
-        marker = data[at + 1]
-        if marker == 0xDA:  # the pixels begin
-            return data.rfind(_EOI) > at
-        if (
-            marker == 0xFF or marker == 0x01 or 0xD0 <= marker <= 0xD8
-        ):  # filling, and marks without a length
-            at += 1 if marker == 0xFF else 2
-            continue
-        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return False
+def _ends(image: Any, data: bytes) -> bool:
+    """Whether the bytes reach to the image's end; of a GIF and a TIFF only a decode tells."""
+    if image.format in (
+        "JPEG",
+        "MPO",
+    ):  # behind the header, where a thumbnail has an end of its own
+        return data.rfind(b"\xff\xd9") > int(image.fp.tell())
+    if image.format == "PNG":
+        return b"IEND\xaeB`\x82" in data
+    return image.format != "BMP" or int.from_bytes(data[2:6], "little") <= len(data)
 
 
-def _gif_ends(data: bytes) -> bool:
-    """Whether its blocks reach to its trailer; what stands behind that is none of its own."""
-    at = 13 + _colours(data[10:11])
-    while data[at : at + 1] in (b"!", b","):
-        is_image = data[at : at + 1] == b","
-        at += 11 + _colours(data[at + 9 : at + 10]) if is_image else 2
-        while length := int.from_bytes(data[at : at + 1], "little"):
-            at += 1 + length
-        at += 1
-    return data[at : at + 1] == b";"
+@contextmanager
+def alone() -> Iterator[None]:
+    """Inside of it no other process of this user holds a large image. The lock is that of a file, so it ends with its process."""
+    path = Path(tempfile.gettempdir()) / f"mdsmix-large-image-{os.getuid()}.lock"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
-def _colours(flags: bytes) -> int:
-    """Bytes of the table of colours that these flags of a GIF announce."""
-    return 3 * 2 ** (flags[0] % 8 + 1) if flags and flags[0] >= 128 else 0
-
-
-def _riff_ends(data: bytes) -> bool:
-    return len(data) >= 12 and 8 + int(struct.unpack("<I", data[4:8])[0]) <= len(data)
-
-
-_ENDS: dict[str, Callable[[bytes], bool]] = {
-    "JPEG": _jpeg_ends,
-    "MPO": _jpeg_ends,
-    "PNG": lambda data: b"IEND\xaeB`\x82" in data[-65536:] or b"IEND\xaeB`\x82" in data,
-    "WEBP": _riff_ends,
-    "GIF": _gif_ends,
-    "BMP": lambda data: int.from_bytes(data[2:6], "little") <= len(data),
-    "TIFF": lambda data: True,
-}
-"Format -> whether the bytes reach to its end; of a TIFF only a decode tells."
+def _said(data: bytes) -> str:
+    """What the bytes are that Pillow does not open, by how they begin. None of them is told, since a record may name any file of a machine."""
+    for begin, name in _BEGINS:
+        if re.match(begin, data[:4096], re.DOTALL | re.IGNORECASE):
+            return name
+    return f"it begins as none of {READ} does, or its header cannot be read"

@@ -19,8 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
 from mdsmix.images.check import Bad
-from mdsmix.images.connections import AT_ONCE
-from mdsmix.images.http import fetch
+from mdsmix.images.http import AT_ONCE, fetch
 from mdsmix.images.places import At
 from mdsmix.storage import Stat
 

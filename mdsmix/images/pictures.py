@@ -70,6 +70,10 @@ class Failed:
     "Of its bytes, where they could be read."
 
 
+Wanted = At | bytes | Failed
+"An image of a record: where it is, itself, or why its path names no place."
+
+
 @dataclass(slots=True)
 class Seen:
     """What the images of a window were found to be, for its key and for the next run."""
@@ -78,6 +82,7 @@ class Seen:
     count: int = 0
     stamps: dict[str, tuple[int, str]] = field(default_factory=dict)
     "URL of each file -> its size and stamp; -1 where there was none."
+
     fetched: dict[str, str] = field(default_factory=dict)
     "URL -> hash of what a server gave."
 
@@ -154,47 +159,47 @@ class Pictures:
         With neither, as where a few records are only looked at, no image is read, and each is taken for good."""
         if not folders and self.root is None:
             return [[Image(0, 0, 0, "", b"") for _ in each.images] for each in conversations]
-        wanted, refused = self._wanted(conversations, folders)
-        found = self._all(dict.fromkeys(each for of in wanted.values() for each in of))
-        results = list[list[Image] | Rejected]()
-        for position, conversation in enumerate(conversations):
-            if position in refused:
-                results.append(refused[position])
-                self.seen.add(Failed(refused[position].reason, ""))
-                continue
-            images = [found[each] for each in wanted[position]]
-            for image in images:
-                self.seen.add(image)
-            results.append(judged(position, conversation, images))
-        return results
+        bases = [self.root] * len(conversations) if self.root else folders
+        each = zip(conversations, bases, strict=True)
+        wanted = [[self._place(image, base) for image in self._few(said)] for said, base in each]
+        found = self._all(dict.fromkeys(image for of in wanted for image in of))
+        return [
+            self._judged(position, said, [found[image] for image in of])
+            for position, (said, of) in enumerate(zip(conversations, wanted, strict=True))
+        ]
 
-    def _wanted(
-        self, conversations: Sequence[Conversation], folders: Sequence[Location]
-    ) -> tuple[dict[int, list[At | bytes]], dict[int, Rejected]]:
-        wanted, refused = dict[int, list[At | bytes]](), dict[int, Rejected]()
-        for position, conversation in enumerate(conversations):
-            count = len(conversation.images)
-            if self.max_images is not None and count > self.max_images:
-                detail: Detail = {"images": count, "max_images": self.max_images}
-                refused[position] = Rejected(position, "too_many_images", False, detail)
-                continue
-            base = self.root or (folders[position] if count else None)
-            try:
-                wanted[position] = [
-                    image if isinstance(image, bytes) else _find(image, base, self.inside)
-                    for image in conversation.images
-                ]
-            except _Unplaced as fault:
-                refused[position] = Rejected(position, "bad_image_path", False, fault.detail)
-        return wanted, refused
+    def _few(self, conversation: Conversation) -> Sequence[str | bytes]:
+        """Its images; none where they are too many to be read."""
+        most = self.max_images
+        is_few = most is None or len(conversation.images) <= most
+        return conversation.images if is_few else ()
 
-    def _all(self, wanted: Mapping[At | bytes, None]) -> dict[At | bytes, Image | Failed]:
+    def _place(self, image: str | bytes, base: Location) -> Wanted:
+        try:
+            return image if isinstance(image, bytes) else find(image, base, self.inside)
+        except Bad as bad:
+            return Failed(bad.reason, bad.why)
+
+    def _judged(
+        self, position: int, conversation: Conversation, images: Sequence[Image | Failed]
+    ) -> list[Image] | Rejected:
+        for image in images:
+            self.seen.add(image)
+        if len(images) < len(conversation.images):
+            counts = {"images": len(conversation.images), "max_images": self.max_images or 0}
+            self.seen.add(Failed("too_many_images", ""))
+            return Rejected(position, "too_many_images", False, counts)
+        return judged(position, conversation, images)
+
+    def _all(self, wanted: Mapping[Wanted, None]) -> dict[Wanted, Image | Failed]:
         """Each image once, however many records have it."""
-        held, found = 0, dict[At | bytes, Image | Failed]()
+        held, found = 0, dict[Wanted, Image | Failed]()
         places = [each for each in wanted if isinstance(each, At)]
         for each in wanted:
             if isinstance(each, bytes):
                 found[each] = self._look(Read(each), None)
+            elif isinstance(each, Failed):
+                found[each] = each
         for at, read, image in self._looked(places):
             self._note(at, read, image)
             if isinstance(image, Image) and image.data is not None:
@@ -246,20 +251,6 @@ class Pictures:
         for of in images:
             size = sum(image.size for image in of)
             self._record_bytes += (size - self._record_bytes) / (16 if self._record_bytes else 1)
-
-
-class _Unplaced(Exception):
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(path)
-        self.detail = {"image": path[:SHOWN], "why": why[:SHOWN]}
-
-
-def _find(path: str, base: Location | None, inside: bool) -> At:
-    assert base is not None, "a path begins somewhere"
-    try:
-        return find(path, base, inside)
-    except Bad as bad:
-        raise _Unplaced(path, bad.why) from None
 
 
 def judged(
