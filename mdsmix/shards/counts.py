@@ -67,18 +67,7 @@ class Records:
         return self.read == self.written + self.dropped + self.bad
 
     def __add__(self, other: Records) -> Records:
-        return Records(
-            read=self.read + other.read,
-            written=self.written + other.written,
-            filtered=_added(self.filtered, other.filtered),
-            quarantined=_added(self.quarantined, other.quarantined),
-            unread=_added(self.unread, other.unread),
-            unseen=_added(self.unseen, other.unseen),
-            placeholders=_added(self.placeholders, other.placeholders),
-            nulls=_added(self.nulls, other.nulls),
-            duplicates=self.duplicates + other.duplicates,
-            unhashed=self.unhashed + other.unhashed,
-        )
+        return Records(**_sums(self, other))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,16 +107,11 @@ class Totals:
         return self.tokens - self.cut_tokens + in_place_of_images
 
     def __add__(self, other: Totals) -> Totals:
-        sums = {k: getattr(self, k) + getattr(other, k) for k in _SUMS}
-        return Totals(
-            **sums,
-            largest_id=max(self.largest_id, other.largest_id),
-            longest=max(self.longest, other.longest),
-            lengths=_added(self.lengths, other.lengths),
-        )
+        most = {name: max(getattr(self, name), getattr(other, name)) for name in _MOST}
+        return Totals(**_sums(self, other) | most)
 
 
-_SUMS = {f.name for f in fields(Totals)} - {"largest_id", "longest", "lengths"}
+_MOST = ("largest_id", "longest")
 
 
 def histogram(lengths: NDArray[np.int64]) -> dict[str, int]:
@@ -135,6 +119,12 @@ def histogram(lengths: NDArray[np.int64]) -> dict[str, int]:
     powers = np.frexp(np.maximum(lengths, 1).astype(np.float64))[1] - 1
     counts = np.bincount(powers)
     return {f"2^{power}": int(count) for power, count in enumerate(counts) if count}
+
+
+def _sums(one: Any, other: Any) -> dict[str, Any]:
+    """Each count and each mapping of counts of both, added."""
+    pairs = ((f.name, getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+    return {name: _added(a, b) if isinstance(a, dict) else a + b for name, a, b in pairs}
 
 
 def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import Any, BinaryIO, cast
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.storage.location import CHANGED, Bytes, Found, Location, Stat, has_pattern
+from mdsmix.storage.location import CHANGED, Found, Location, Stat, has_pattern
 
 _PATH = re.compile(r"datasets/[^/]+/[^/@]+(@[^/]+)?/.+")
 
@@ -97,28 +97,8 @@ class HubPath(Location):
     def folders(self) -> Iterator[str]:
         yield from ()
 
-    def write(self, *parts: Bytes) -> None:
-        self._refuse()
-
-    def create(self, content: bytes) -> Stat | None:
-        self._refuse()
-
-    def replace(self, stamp: str, content: bytes) -> Stat | None:
-        self._refuse()
-
-    def keeps_conditions(self) -> bool:
-        return False
-
-    def copy_to(self, other: Location) -> None:
-        other.write(self.read())
-
     def delete(self) -> None:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise Unreachable(
-            f"{self.url} cannot be written: mdsmix only reads from the hub; publish to a folder or an s3:// URL"
-        )
+        raise self._cannot_be_written()
 
 
 def hub_path(text: str) -> HubPath:

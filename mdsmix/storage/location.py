@@ -107,26 +107,31 @@ class Location(ABC):
         """A seekable reader of the file as it was `found`. From a store, `ahead` bytes at least are asked for at a time; it
         is Unreachable there as soon as the object is another, on a disk when it is opened."""
 
-    @abstractmethod
     def write(self, *parts: Bytes) -> None:
         """Put the joined parts here, wholly or not at all, over whatever was here."""
+        raise self._cannot_be_written()
 
-    @abstractmethod
     def create(self, content: bytes) -> Stat | None:
         """Put `content` here if there is nothing; None where there is something."""
+        raise self._cannot_be_written()
 
-    @abstractmethod
     def replace(self, stamp: str, content: bytes) -> Stat | None:
         """Put `content` here if what is here has this stamp; None where it has another or is gone."""
+        raise self._cannot_be_written()
 
-    @abstractmethod
+    def _cannot_be_written(self) -> Unreachable:
+        return Unreachable(
+            f"{self.url} cannot be written: mdsmix only reads from the hub; publish to a folder or an s3:// URL"
+        )
+
     def keeps_conditions(self) -> bool:
         """Whether of several that `create` or `replace` at one moment only one does. A store that is not known is tried here,
         once a run, where nothing may lie; where it does not, both look before they write, and what comes in between is lost."""
+        return False
 
-    @abstractmethod
     def copy_to(self, other: Location) -> None:
         """Write these bytes at `other`, inside the store where both are in one."""
+        other.write(self.read())
 
     def link_to(self, other: Location) -> None:
         """Let these bytes, which never change, lie at `other` too: where the disk can, without taking room twice."""

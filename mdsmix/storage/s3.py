@@ -110,7 +110,7 @@ class S3Path(Location):
 
     def copy_to(self, other: Location) -> None:
         if not isinstance(other, S3Path):
-            other.write(self.read())
+            Location.copy_to(self, other)
             return
         wanted = {**other._object(), "CopySource": self._object()}
         ask(f"{self.url} (to copy it to {other.url})", lambda client: client.copy_object(**wanted))
@@ -136,27 +136,22 @@ class S3Path(Location):
         return [error["Key"] for error in answer.get("Errors", ())]
 
     def list(self, recursive: bool = False) -> Iterator[tuple[str, Stat]]:
-        yield from self._listed(recursive)
-
-    def _listed(self, recursive: bool, beginning: str = "") -> Iterator[tuple[str, Stat]]:
-        """The names that begin so: the store passes over all others."""
-        for page in self._pages("" if recursive else "/", beginning):
-            for entry in page.get("Contents", []):
-                name = entry["Key"][len(self._prefix) :]
-                if name and not name.endswith("/"):  # the mark of an empty folder
-                    yield name, listed_stat(entry)
+        yield from self._listed("" if recursive else "/")[0].items()
 
     def folders(self) -> Iterator[str]:
-        for page in self._pages("/"):
-            for entry in page.get("CommonPrefixes", []):
-                yield entry["Prefix"][len(self._prefix) : -1]
+        yield from sorted(self.entries()[1])
 
     def entries(self) -> tuple[dict[str, Stat], set[str]]:
+        return self._listed("/")
+
+    def _listed(self, delimiter: str, beginning: str = "") -> tuple[dict[str, Stat], set[str]]:
+        """Files and folders whose names begin so: the store passes over all others."""
         files, folders, start = dict[str, Stat](), set[str](), len(self._prefix)
-        for page in self._pages("/"):
+        for page in self._pages(delimiter, beginning):
             folders |= {entry["Prefix"][start:-1] for entry in page.get("CommonPrefixes", [])}
             for entry in page.get("Contents", []):
-                if name := entry["Key"][start:]:  # else the mark of this folder
+                name = entry["Key"][start:]
+                if name and not name.endswith("/"):  # the mark of an empty folder
                     files[name] = listed_stat(entry)
         return files, folders
 
@@ -182,7 +177,7 @@ class S3Path(Location):
         patterns = self.key[len(root.key) :].strip("/").split("/")
         deep = len(patterns) > 1 or patterns == ["**"]
         beginning = re.split(r"[*?[]", patterns[0])[0]
-        listed = [*root._listed(deep, beginning)]
+        listed = root._listed("" if deep else "/", beginning)[0].items()
         # An object whose own name looks like a pattern begins as what the pattern finds.
         own = self.key[len(root._prefix) :]
         chosen = [each for each in listed if each[0] == own] or [
