@@ -42,17 +42,17 @@ class Earlier(Unreachable):
 
 
 class NotPublished(Unreachable):
-    """There is no stream yet where one is to be."""
+    """No stream is published yet at this place."""
 
 
 class Interrupted(MdsmixError):
-    """Somebody wanted no more of it; of what keeps nothing that a next run would go on from."""
+    """The user ended a command that keeps no work for its next run."""
 
     exit_code = 130
 
 
 class Denied(Unreachable):
-    """What is there may not be read or written with these rights; others of it may."""
+    """A right is missing for this file or bucket. Other files may be readable."""
 
 
 class NoSuchPlace(Unreachable):
@@ -73,7 +73,7 @@ GRAVEST = (1, 2, 4, 5, 3)
 
 
 def all_of(errors: list[MdsmixError]) -> MdsmixError:
-    """What to raise when all streams have had their turn: the one error, or all as one."""
+    """The one error of several streams, or all of them as one SeveralFailed."""
     return errors[0] if len(errors) == 1 else SeveralFailed(errors)
 
 

@@ -1,6 +1,6 @@
 """A table as data: raw values under headings. Whoever shows it spells them, so every reader gets the same figures.
 
-A terminal (`mdsmix.report.table`), JSON and the comment at the head of a rendered YAML show the same object.
+A terminal (`mdsmix.report.show`), JSON and the comment at the head of a rendered YAML show the same object.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What stands in a column."""
+    """A column: its heading, and how its values are written."""
 
     heading: str
     form: str = "count"
@@ -74,7 +74,7 @@ def about(figure: float, is_exact: bool = False) -> float:
 
 
 def grouped(value: Any) -> str:
-    """A value of the card: numbers grouped, several values by their names."""
+    """A value as text: 1,234,567 with commas, several values with their names."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {grouped(each)}" for name, each in value.items())
     if isinstance(value, (list, tuple)):

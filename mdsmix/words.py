@@ -1,4 +1,4 @@
-"""How sentences are put: numbers with their words, verbs that agree, the key that was meant."""
+"""Parts of sentences: numbers with their nouns, verbs that agree, the key that was most likely meant."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def percent(share: Fraction | str) -> str:
 
 
 def listed(names: Collection[str], most: int = 3, of: int | None = None) -> str:
-    """The first names, and how many more there are: of those given, or of so many."""
+    """The first names, and how many more there are. `of`: how many there are in all, if not all are given."""
     more = (of or len(names)) - most
     return ", ".join(islice(names, most)) + (f" and {more} more" if more > 0 else "")
 
 
 def does(things: Sized, one: str = "does", more: str = "do") -> str:
-    """The verb of what is listed."""
+    """The verb in the number of the things."""
     return one if len(things) == 1 else more
 
 

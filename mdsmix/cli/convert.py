@@ -199,7 +199,7 @@ def _budget(written: str | None) -> list[str]:
 
 
 def _sampled(recipe: Recipe, quiet: bool) -> Recipe:
-    """Every stream takes what the budget wants; what is taken otherwise is said."""
+    """The recipe with `sample: budget` on every training stream. A stream that takes something else is told on stderr."""
     from mdsmix.recipe.sampling import BY_BUDGET, sample_contradictions, with_budget
 
     sampled = with_budget(recipe)
@@ -249,7 +249,7 @@ def _run(
     shown: Callable[[list[T]], Iterable[Item]],
     warnings: Callable[[list[T]], Iterable[str]],
 ) -> None:
-    """Does it, and tells of streams that are done, whatever becomes of others."""
+    """Runs the streams and shows those that are done, even if a later one fails."""
     from mdsmix.report.progress import watching
     from mdsmix.report.show import show
 
@@ -268,7 +268,7 @@ def _run(
 
 
 def _offer_report(recipe: Path, overrides: Sequence[str]) -> None:
-    """On a terminal: the line that makes a page of it."""
+    """Prints the command that makes a page of the mix, on a terminal alone."""
     import shlex
     import sys
 

@@ -15,7 +15,7 @@ from mdsmix.errors import RecipeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mdsmix.init.start import Begun
+    from mdsmix.init.start import FirstRecipe
     from mdsmix.report.show import Item
 
 
@@ -136,11 +136,11 @@ def init(
 
 
 ROWS = re.compile(r"(\d{1,9}):(.*)")
-"FlagEmbedding's way of writing a budget: tokens of a row, and tokens in all."
+"FlagEmbedding writes a budget as `8192:2B`: the tokens of a row, then all tokens."
 
 
 def _budget(written: str | None, mixture: str | None) -> tuple[str | None, int | None]:
-    """As the recipe says it, and the length of a row where it names one; a number alone is tokens."""
+    """The budget as a recipe writes it, and the tokens of a row if `8192:2B` names them. A number alone is tokens."""
     from mdsmix.recipe.sampling import bare_budget
 
     if written is None:
@@ -163,8 +163,8 @@ def _budget(written: str | None, mixture: str | None) -> tuple[str | None, int |
     ) if rows else None
 
 
-def _shown(begun: Begun) -> Iterator[Item]:
-    """The first records, and what is in no stream."""
+def _shown(begun: FirstRecipe) -> Iterator[Item]:
+    """The first record of each stream, as it is trained."""
     from mdsmix.encode.tokenizer import decoder_of
     from mdsmix.report.segments import runs_of, segments
     from mdsmix.report.show import SampleText, Title, shortened
@@ -180,7 +180,7 @@ MOST_SAMPLES = 4
 MOST_CHARACTERS = 600
 
 
-def _json(begun: Begun, out: str | None) -> dict[str, Any]:
+def _json(begun: FirstRecipe, out: str | None) -> dict[str, Any]:
     from mdsmix.encode.tokenizer import decoder_of
     from mdsmix.report.segments import sample_json, segments
 

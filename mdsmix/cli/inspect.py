@@ -88,7 +88,7 @@ def _choice(
 
 
 def _write(found: Inspection, folder: Path) -> list[Path]:
-    """The images of the samples, in files called after stream and sample."""
+    """Writes the images of the samples. A file is named after its stream and its sample."""
     from mdsmix.report.sample_images import write_pictures
 
     of = "-".join(Path(found.stream.folder.url).parts[-2:])

@@ -72,7 +72,7 @@ def leaks(
 
 
 def _streams(targets: list[str], evaluations: list[str]) -> tuple[list[Stream], list[Stream]]:
-    """What is trained, and what is evaluated on; each folder once."""
+    """The training streams and the evaluation streams, each folder once."""
     from mdsmix.errors import RecipeError
     from mdsmix.mix.resolve import mix_of_streams, resolve
     from mdsmix.mix.streams import distinct

@@ -61,17 +61,17 @@ EXAMPLES: dict[Callable[..., None], str] = {
     repair: "repair s3://bucket/mix/web/train --recipe recipe.yaml",
     gc: "gc recipe.yaml --older-than 7d --delete",
 }
-"Each command with one use of it, which ends its help."
+"An example for each command. It ends the help of the command."
 for command, example in EXAMPLES.items():
     app.command(cls=Command, no_args_is_help=True, epilog=f"Example: mdsmix {example}")(command)
 
 
 INTERRUPTED = 130
-"What typer makes of Ctrl-C."
+"The exit code of typer for Ctrl-C."
 TERMINATED = 143
-"A scheduler takes the machine back: workers are stopped, the lease is let go."
+"The exit code for SIGTERM, which a scheduler sends. Workers are stopped and the lease is released."
 PIPE_CLOSED = 141
-"Whoever read our output is gone, as `head` when it has its lines: no more to say, as of any Unix tool."
+"The exit code for a closed pipe, as after `| head`."
 WINDOWS = "error: mdsmix runs on Linux, and on macOS, not on Windows itself: run it in WSL, where the same commands work."
 KEPT = "interrupted: nothing was half published, finished work units are kept; the same command goes on."
 
@@ -86,7 +86,7 @@ def root(
 
 
 def run() -> None:
-    """The console script. MDSMIX_DEBUG=1 shows the traceback of what is a defect."""
+    """The console script. MDSMIX_DEBUG=1 shows the traceback of a defect."""
     try:
         _run()
     except SystemExit as end:
@@ -125,7 +125,7 @@ def _run() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Python has None where one is closed, as after `>&-`: what is said there is for nobody."""
+    """Opens /dev/null for a stream that the shell closed (`>&-`), of which Python makes None."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115

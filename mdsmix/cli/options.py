@@ -1,4 +1,4 @@
-"""Arguments and options that several commands take, each said once, and how they print JSON."""
+"""Arguments and options of several commands, each written once. `echo` and `echo_json` print."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, 
 
 
 def gpus_option(default: bool | str = True) -> Any:
-    """`--gpus`. `default`: what is taken where it is not given, in words; True: the number itself."""
+    """`--gpus`. `default`: the help text for the default; True shows the number itself."""
     return typer.Option(min=1, metavar="N", help="Devices of a node.", show_default=default)
 
 
@@ -104,7 +104,7 @@ def batch_option(default: str = "global_train_batch_size of the YAML") -> Any:
 
 
 def stream_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """For a shell's completion: the streams with a source of the recipe that was typed; none where there is no recipe."""
+    """Completes the names of streams that have a source, from the recipe on the command line; none without a recipe."""
     from mdsmix.errors import MdsmixError
     from mdsmix.recipe import load_recipe
 
@@ -119,20 +119,20 @@ def stream_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def echo(*lines: str, err: bool = False) -> None:
-    """Lines for a person, without what steers a terminal or breaks them: names and records may come from anyone."""
+    """Prints lines. Escape codes and line breaks in them are shown by name, since names and records may come from anyone."""
     typer.echo("\n".join(map(printable, lines)), err=err)
 
 
 def echo_each(lines: Iterable[str]) -> None:
-    """What is said beside the result, on stderr; nothing where there is nothing to say."""
+    """Prints lines on stderr, beside the result."""
     for line in lines:
         echo(line, err=True)
 
 
 def echo_json(tree: Any) -> None:
-    """One JSON document on stdout; whatever else a command says goes to stderr.
+    """Prints one JSON document on stdout. All other output of the command goes to stderr.
 
-    What JSON leaves as it is and a terminal obeys (U+009B, changes of direction) is escaped too: it stands in strings alone.
+    Characters that JSON allows and a terminal obeys (U+009B, changes of direction) are escaped. They occur in strings alone.
     """
     import orjson
 

@@ -1,4 +1,4 @@
-"""Streams that a command looks at one after the other: those named, or all of a recipe. One that fails ends no other."""
+"""Commands that look at several streams, one after the other: the named ones, or all of a recipe. A failure ends no other stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's `dataset_info.json` -> streams. What of it no recipe can say is told by name.
+"""LLaMA-Factory's `dataset_info.json` -> streams. An entry that no recipe can express is named with the reason.
 
 Its rules: without `columns` every column has its own name; with it those that it does not name are not read. An entry that
 names only a prompt is text to be continued, for pretraining. A question is its prompt, its query or both. A record of plain text is a
@@ -52,7 +52,7 @@ MEDIA = ("videos", "audios")
 
 
 class NotSaid(Exception):
-    """An entry that no stream can stand for, and why."""
+    """The reason why an entry becomes no stream."""
 
 
 def read_dataset_info(path: str, names: Sequence[str], base: Path) -> Sorted:
@@ -129,7 +129,7 @@ def _by_line(file: SourceFile) -> SourceFile:
 
 
 def _images(name: Any, shape: str) -> tuple[str, ...] | None:
-    """The field of images, none where it is a usual one; None: the entry has no images."""
+    """The field of images, or () if a shape reads it by its usual name; None: the entry has no images."""
     if not name:
         return None
     if SHAPES[shape].gives is not Conversation:
@@ -150,7 +150,7 @@ def _pictures(
 
 
 def _refuse(entry: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
-    """NotSaid for what is not language modelling on text, or lies elsewhere."""
+    """NotSaid for an entry of another loss or medium, and for one whose files lie on a hub."""
     if entry.get("ranking") or {"chosen", "rejected"} & columns.keys():
         raise NotSaid(
             "ranking: it holds chosen and rejected answers, and these are trained by a loss of their own."

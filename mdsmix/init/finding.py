@@ -1,7 +1,7 @@
 """Files, folders, patterns and URLs -> the files that hold data, each with how it is read.
 
-A folder is looked through; what lies in it that is no data (a README, hidden files, the tokenizer, what mdsmix itself has
-published there) is left alone. A file that is named, or that a pattern finds, is data unless it is empty.
+In a folder, files that are no data are left alone: a README, hidden files, the tokenizer, streams that mdsmix published there. A file
+that is named, or that a pattern finds, is data unless it is empty.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_NAMED = 3
 
 @dataclass(slots=True)
 class DataFiles:
-    """What was found where data was looked for."""
+    """The files that hold data, and sentences on the others."""
 
     files: list[SourceFile] = field(default_factory=list)
     left_alone: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ class DataFiles:
 
     @property
     def sentences(self) -> list[str]:
-        """All that is to be said."""
+        """The sentences for the user."""
         named = listed(self.no_data, MOST_NAMED)
         said = (
             f"no data by their names: {named} (one that is named itself is known by how it begins)"
@@ -110,7 +110,7 @@ def _saved(folder: Location, base: Path) -> Iterator[SourceFile]:
 def _visible(
     place: Location, below: dict[str, Stat], but: Collection[Location], found: DataFiles
 ) -> Iterator[tuple[str, Stat]]:
-    """The files of a folder that are neither hidden, nor of a stream that mdsmix has published there, nor in `but`."""
+    """The files of a folder. Hidden files, published streams and the folders of `but` are left out."""
     own = {_folder(name) for name in below if _last(name) == BASENAME} - {""}
     streams = {_folder(name) for name in below if _last(name) == INDEX}
     hidden = 0
@@ -150,7 +150,7 @@ def _take(found: DataFiles, file: SourceFile, is_named: bool = True) -> None:
 
 
 def known_format(file: SourceFile, by_content: bool) -> SourceFile | None:
-    """The file with what says how it is read: its name, or else, where that is asked for, its first bytes; None where neither does."""
+    """The file with its format, by its name or, with `by_content`, by its first bytes; None for an unknown format."""
     head = partial(first_bytes, file)
     try:
         more = format_of(file).guess(file, head)

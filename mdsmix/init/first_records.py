@@ -24,7 +24,7 @@ class FirstRecords:
     file: SourceFile
     records: list[Any]
     bad: Counter[str]
-    "Reason codes of what is no record."
+    "Reason code -> items of the file that are no record."
 
     @property
     def fields(self) -> list[str]:
@@ -43,12 +43,12 @@ def head_of(file: SourceFile) -> FirstRecords:
 
 
 def sizes(files: Iterable[SourceFile]) -> int:
-    """Their stored bytes."""
+    """The stored bytes of all files."""
     return sum(file.stat.size for file in files)
 
 
 def fields_of_images(head: FirstRecords) -> tuple[str, ...]:
-    """The fields at the top of the records that hold images; none where these are the usual ones, or there are none."""
+    """The fields that hold images, at the top of the records; () if they bear the usual names, or if no field holds any."""
     objects = [record for record in head.records if isinstance(record, dict)]
     held = [name for name in head.fields if any(is_image(record.get(name)) for record in objects)]
     return () if set(held) & set(FIELDS) else tuple(held)

@@ -1,4 +1,4 @@
-"""A mixture file -> streams with their shares: which files are of which of its sources, and what is there of one of the two alone.
+"""A mixture file -> streams with their shares. A source without files, and a file without a source, is told.
 
 The file is the one that FlagEmbedding publishes with its activation beacon: `mixture`, percents of the whole budget, and
 `num_tokens_avg`, tokens of a record on average. A source is what a file or a folder is called by, without numbers, suffixes and
@@ -32,7 +32,7 @@ from mdsmix.words import does, listed
 
 WANTED = '{"mixture": {"c4": 26.7, "wiki": 3.8}, "num_tokens_avg": {"c4": 378}}'
 ROUNDING = 0.5
-"By how much percents may come to more than 100, each of them rounded."
+"Percents are rounded, so their sum may exceed 100 by this much."
 MOST_SHOWN = 5
 
 
@@ -101,7 +101,7 @@ def _assigned(
     but: Collection[Location],
     found: Sorted,
 ) -> dict[str, list[SourceFile]]:
-    """The files of each source; those of none are told."""
+    """Source -> its files. Files of no source are told."""
     by_word = {_known(name): name for name in sources}
     of: dict[str, list[SourceFile]] = {}
     others, seen = list[str](), {locate(path).url}
@@ -126,7 +126,7 @@ def _assigned(
 
 
 def _parts(named: str, file: SourceFile) -> Iterator[str]:
-    """What a file is called and lies in, the nearest first, as far up as the folder that was named."""
+    """The name of the file, then the names of its folders from the inside out, up to the folder that the user named."""
     url = locate(named).url.rstrip("/")
     above = fixed_prefix(url) if has_pattern(url) and file.location.url != url else url
     inside = file.location.url.removeprefix(above.rpartition("/")[0] + "/")
@@ -136,19 +136,19 @@ def _parts(named: str, file: SourceFile) -> Iterator[str]:
 
 
 def _known(name: str) -> str:
-    """A name without what people write differently."""
+    """The letters and digits of a name in lower case: people write the rest differently."""
     return re.sub(r"[\W_]", "", name.lower())
 
 
 def _plain(part: str) -> str:
-    """A part of a path without numbers and words that name no source."""
+    """A part of a path without numbers and without words such as part or train."""
     words = [word.rstrip("0123456789") for word in re.split(r"[\W_]+", part.lower())]
     kept = zip(re.split(r"[\W_]+", part.lower()), words, strict=True)
     return "".join(whole for whole, word in kept if word and word not in PLAIN | SPLITS.keys())
 
 
 def _drafts(name: str, files: list[SourceFile], told: Sorted) -> Iterator[Draft]:
-    """A stream of the source's files; of another split, another. Of files that are not alike those with the most bytes are it."""
+    """A stream for each split of the source. If its files differ in shape, the shape with the most bytes wins, and the others are told."""
     found = sort_out(files)
     told.unknown += found.unknown
     told.failed += found.failed
@@ -168,7 +168,7 @@ def _drafts(name: str, files: list[SourceFile], told: Sorted) -> Iterator[Draft]
 
 
 def _sort(draft: Draft) -> Any:
-    """By which streams may be one."""
+    """Streams may be joined if they are equal in this."""
     options = sorted(draft.options.items(), key=str)
     return draft.kind, str(sorted(draft.fields.items())), draft.shape, str(options), draft.files[0].read_as  # fmt: skip
 

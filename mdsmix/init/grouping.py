@@ -18,7 +18,7 @@ from mdsmix.init.recognise import Guess, guesses
 from mdsmix.sources import SourceFile
 
 MOST_STREAMS = 8
-"Files of one folder that are alike become a stream each, up to so many: more are most likely parts of one."
+"Up to 8 alike files of a folder become a stream each. More files are most likely parts of one stream."
 SPLITS = {"test": "test", "valid": "validation", "validation": "validation", "val": "validation", "dev": "dev", "eval": "eval"}  # fmt: skip
 "Words in a file's name -> the split that it is of."
 _NUMBER = re.compile(r"\d+")
@@ -30,22 +30,22 @@ JUDGING = ("label", "kto_tag")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A stream, as it is going to be written."""
+    """A stream of the recipe that is being written."""
 
     name: str
     kind: str
     files: Sequence[SourceFile]
     paths: Sequence[str]
-    "As the recipe says them: from its folder, or URLs."
+    "From the folder of the recipe, or URLs."
     fields: Mapping[str, str] = field(default_factory=dict)
     shape: str | None = None
-    "Where the fields do not tell it."
+    "Set only if the fields do not tell the shape."
     options: Mapping[str, Any] = field(default_factory=dict)
     split: str = "train"
     records: Sequence[Any] = ()
     "The first ones."
     notes: Sequence[str] = ()
-    "What is known of it, a line each."
+    "Comments above the stream."
     share: str = ""
     "Of the mix, as the recipe writes it."
     images: Sequence[str] | None = None
@@ -55,7 +55,7 @@ class Draft:
     settings: Mapping[str, Any] = field(default_factory=dict)
     "Other keys of the stream -> value, and why."
     refused: str = ""
-    "Why it is written as a comment: conversion would refuse it, or it would train what nobody wants."
+    "Why the stream is written as a comment, e.g. since conversion would refuse it."
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ def _runs(files: Iterable[SourceFile]) -> dict[tuple[Any, ...], list[SourceFile]
 def _looked_at(
     run: list[SourceFile], found: Sorted
 ) -> Iterator[tuple[list[SourceFile], FirstRecords]]:
-    """The files of a run with the beginning of one of them: together where the first and the last are alike, else one by one."""
+    """The files of a run with first records: all files together if the first and the last are alike, else each file."""
     heads = [head for file in dict.fromkeys((run[0], run[-1])) if (head := _read(file, found))]
     if len(heads) == 2 and len({_best(head) for head in heads}) == 1:
         yield run, replace(heads[0], records=[*heads[0].records, *heads[1].records])
@@ -156,7 +156,7 @@ def _draft(
 
 
 def _judged(guess: Guess, head: FirstRecords) -> dict[str, str]:
-    """The condition that keeps good answers, where a field of every record says by true and false which are."""
+    """`where: label` if every record has a field label that is true or false: it keeps the good answers."""
     records = [record for record in head.records if isinstance(record, dict)]
     for name in guess.left if guess.kind == "finetuning" else ():
         if name in JUDGING and all(type(record.get(name)) is bool for record in records):
@@ -165,7 +165,7 @@ def _judged(guess: Guess, head: FirstRecords) -> dict[str, str]:
 
 
 def paths_of(files: Sequence[SourceFile], known: Sequence[SourceFile]) -> list[str]:
-    """One pattern for all of the files, where it finds none of the others that are known; else each by its name."""
+    """One pattern that finds these files and no other known file; without such a pattern all names."""
     if files[0].order:
         return [glob.escape(_folder(files[0].order))]  # one source, in an order of its own
     names = [file.name for file in files]
@@ -187,7 +187,7 @@ def _patterns(names: Sequence[str]) -> Iterator[str]:
 
 
 def _is_found(name: str, pattern: str) -> bool:
-    """By a pattern of one folder."""
+    """Whether the pattern, of one folder, finds the file."""
     return _folder(name) == _folder(pattern) and fnmatchcase(name, pattern)
 
 
@@ -207,7 +207,7 @@ def _split(name: str) -> str:
 
 
 def _name(files: Sequence[SourceFile]) -> str:
-    """What the files are called, without the words of a split and numbers; where nothing is left, their folder."""
+    """The name of the files without numbers and words such as train; the name of their folder if nothing is left."""
     parts = files[0].name.removeprefix("s3://").split("/")
     stems = [parts[-1].partition(".")[0], *reversed(parts[:-1])]
     if len(files) > 1 and len({_NUMBER.sub("#", file.name) for file in files}) > 1:
@@ -222,7 +222,7 @@ def _name(files: Sequence[SourceFile]) -> str:
 
 
 def _with_a_train_split(drafts: list[Draft]) -> list[Draft]:
-    """Where no stream is to be trained on, all are: what is named test is then all that there is."""
+    """If all streams are evaluations by their names, all become training streams: there is nothing else to train on."""
     if any(draft.split == "train" for draft in drafts):
         return drafts
     return [replace(draft, split="train") for draft in drafts]
@@ -234,7 +234,7 @@ def plain_name(name: str) -> str:
 
 
 def named_apart(drafts: Iterable[Draft]) -> Iterator[Draft]:
-    """No two of one name."""
+    """The streams, numbered where two have one name."""
     taken = set[str]()
     for draft in drafts:
         name = draft.name if draft.split == "train" else f"{draft.name}-{draft.split}"

@@ -1,4 +1,4 @@
-"""A recipe as text: every key with what was seen that speaks for it."""
+"""Streams -> the text of a recipe. A comment beside a key says why it has its value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEEING = """# processor: ./model    # the model's folder or hub name: how many t
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Top:
-    """What all streams of the recipe share."""
+    """The keys at the top of the recipe."""
 
     tokenizer: str
     max_seq_len: int
@@ -73,7 +73,7 @@ def _place(place: str) -> Iterator[str]:
 
 
 def _stream_or_comment(draft: Draft) -> Iterator[str]:
-    """The stream; as comments where conversion would refuse it, after why."""
+    """The lines of a stream. A refused stream is commented out, below the reason."""
     if not draft.refused:
         yield from _stream(draft)
         return
@@ -105,7 +105,7 @@ def _stream(draft: Draft) -> Iterator[str]:
 
 
 def _options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The stream's own, and those of its source."""
+    """(options of the stream, options of its source)."""
     names = {each.name for each in dataclasses.fields(StreamSpec)}
     own = {key: value for key, value in options.items() if key in names}
     return own, {key: value for key, value in options.items() if key not in names}
@@ -120,7 +120,7 @@ def _paths(paths: Sequence[str]) -> Iterator[str]:
 
 
 def scalar(value: Any) -> str:
-    """A value on one line of YAML; `${` is a value of OmegaConf's unless it is escaped."""
+    """A value on one line of YAML. `${` is escaped, since OmegaConf would replace it."""
     import yaml
 
     is_long = isinstance(value, str) and "\n" in value

@@ -27,7 +27,7 @@ ENOUGH = 0.5
 "The share of the first records that a shape must read to be taken."
 
 SERVES = 0.9
-"Of guesses that read this share or more none is better for reading more: a recipe allows a tenth of bad records, and no option is set for a few."
+"Guesses that read this share or more rank alike: a recipe allows a tenth of bad records, and no option is set for a few records."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,23 +57,23 @@ class Guess:
 
     @property
     def kind(self) -> str:
-        """The recipe's word for streams of it."""
+        """The `kind:` of its streams."""
         return next(kind.word for kind in KINDS if kind.reads is self.shape.gives)
 
     def same(self) -> tuple[Any, ...]:
-        """What files of one stream have in common."""
+        """Equal for files of one stream."""
         return self.shape.name, repr(sorted(self.fields.items())), repr(self.options), self.images
 
 
 def guesses(head: FirstRecords) -> list[Guess]:
-    """What the records may be, the best first: that reads most of them, and of those that read as many, most of their fields."""
+    """The guesses for the records, the best first: it reads the most records, and of these the most fields."""
     found = [guess for shape in SHAPES.values() for guess in _guesses(shape, head)]
     found += _seeing(head)
     return sorted(found, key=_rank, reverse=True)
 
 
 def _seeing(head: FirstRecords) -> Iterator[Guess]:
-    """What records with images may be: conversations that say where each image stands, or questions with one image each."""
+    """The guesses for records with images: conversations with a place for each image, or questions with one image each."""
     names = fields_of_images(head)
     for plain in SHAPES.values():
         if plain.gives is not Conversation:
@@ -104,7 +104,7 @@ def _by_own_names(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
 
 
 def nearest(tried: Sequence[Guess]) -> list[Guess]:
-    """Of what does not fit, one guess for each of the three shapes that lack least."""
+    """The best guess of each of the three shapes that lack the fewest keys."""
     best: dict[str, Guess] = {}
     for guess in tried:
         best.setdefault(guess.shape.name, guess)
@@ -113,7 +113,7 @@ def nearest(tried: Sequence[Guess]) -> list[Guess]:
 
 
 def names_of(shape: Shape, key: str) -> tuple[str, ...]:
-    """What the field of a key is called in data that people have."""
+    """The names that the field of a key has in public data."""
     known = {f.name: f.metadata.get("also called", ()) for f in dataclasses.fields(SourceSpec)}
     return (key, *shape.also_called.get(key, ()), *known.get(key, ()))
 
@@ -151,7 +151,7 @@ def _guesses(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
 def read_by(
     shape: Shape, fields: Mapping[str, str], options: Mapping[str, Any], head: FirstRecords
 ) -> Guess:
-    """How a shape that is known reads the records."""
+    """Reads the records by a given shape."""
     return _tried(shape, fields, options, list(_prepared(shape, fields, head)), head)
 
 
@@ -235,7 +235,7 @@ def _prepared(shape: Shape, fields: Mapping[str, str], head: FirstRecords) -> It
 
 
 def parsed(cell: Any) -> Any:
-    """A cell that holds a list or an object as JSON text, read; any other as it is."""
+    """The list or object in a cell of JSON text; another cell is returned as it is."""
     try:
         return orjson.loads(cell)
     except (orjson.JSONDecodeError, TypeError):

@@ -32,12 +32,12 @@ from mdsmix.words import listed, plural, printable
 
 LENGTH = 2048
 LONGEST = 8192
-"A tokenizer that names more than this means what its model can read, not what a row should be."
+"A larger model_max_length names the limit of the model, not a good length of a row."
 BYTES_PER_TOKEN = 4
 FEWEST_ROWS = 8
-"Documents that fill fewer rows than this are not joined: what is left behind the last full row would be too much of them."
+"Text of fewer rows gets a row a document: joined, too much of it would be lost behind the last full row."
 OF_TAR = "__key__"
-"What a sample of a tar is called: no content."
+"The field that names a sample of a tar. It holds no content."
 JUDGED = (
     "its field {field} judges its answers, and these are trained by a loss of their own; without the comment signs those alone are "
     "trained that it calls good (where: {field})"
@@ -55,7 +55,7 @@ MOST_SHOWN = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the user says."""
+    """The command line."""
 
     files: Sequence[str]
     tokenizer: str
@@ -64,18 +64,18 @@ class Request:
     mixture: str | None = None
     "FlagEmbedding's mixture file: the streams are its sources, with their shares."
     budget: str | None = None
-    "Beside it: what they are percents of, as the recipe says it."
+    "With `mixture`: the percents are of this budget, written as in a recipe."
     max_seq_len: int | None = None
-    "None: what the tokenizer says."
+    "None: taken from the tokenizer."
     folder: Path
     "Where the recipe will lie."
     place: str = "./mix"
-    "Where to publish, as the recipe says it."
+    "Where to publish, written as in a recipe."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """A recipe, and what there is to say of it."""
+class FirstRecipe:
+    """A recipe, and the sentences for the user."""
 
     text: str
     drafts: Sequence[Draft]
@@ -94,13 +94,13 @@ class Begun:
 
     @property
     def not_read(self) -> Iterator[str]:
-        """Lines on fields that hold something and are in no token."""
+        """Lines on fields that no token comes from."""
         for name, trial in self.trials.items():
             if unread := [field for field in trial.unread if field != OF_TAR]:
                 yield f"not read of {name}: {_listed(unread)}"
 
 
-def begin(asked: Request) -> Begun:
+def begin(asked: Request) -> FirstRecipe:
     """Looks at the files and writes the recipe's text.
 
     Raises:
@@ -116,16 +116,16 @@ def begin(asked: Request) -> Begun:
         raise _nothing(unknown or left_out)
     tokenizer = open_tokenizer(TokenizerSpec(name=asked.tokenizer))
     top = _top(asked, tokenizer)
-    drafts, said = _seeing(drafts, tokenizer, asked.folder)
+    drafts, said = _with_images(drafts, tokenizer, asked.folder)
     left_out += said
     if not drafts:
         raise _nothing(left_out)
-    drafts = [_fitted(draft, top, tokenizer, drafts) for draft in drafts]
+    drafts = [_with_needed_settings(draft, top, tokenizer, drafts) for draft in drafts]
     tried, trials = _tried(top, drafts, tokenizer, asked.folder)
     drafts = [_decided(draft, trials[draft.name]) for draft in tried]
     left_out += [f"{draft.name} is left out: {draft.refused}" for draft in drafts if draft.refused]
     left_out += _copies(drafts)
-    return Begun(
+    return FirstRecipe(
         text=text_of(top, drafts),
         drafts=drafts,
         trials=trials,
@@ -147,10 +147,10 @@ def _sorted(asked: Request) -> Sorted:
     return found
 
 
-def _seeing(
+def _with_images(
     drafts: Sequence[Draft], tokenizer: Tokenizer, folder: Path
 ) -> tuple[list[Draft], list[str]]:
-    """The streams with what their images want, and sentences; a stream that the tokenizer has no image token for is left out."""
+    """The streams with their `images:` keys, and sentences. Without an image token in the tokenizer a stream is left out."""
     found, said = list[Draft](), list[str]()
     for draft in drafts:
         done, sentences = settled(draft, tokenizer, folder)
@@ -182,8 +182,10 @@ def _length(tokenizer: Tokenizer) -> tuple[int, str]:
     return int(said), "the tokenizer's model_max_length"
 
 
-def _fitted(draft: Draft, top: Top, tokenizer: Tokenizer, drafts: Sequence[Draft]) -> Draft:
-    """With settings without which there would be no row, or none at all."""
+def _with_needed_settings(
+    draft: Draft, top: Top, tokenizer: Tokenizer, drafts: Sequence[Draft]
+) -> Draft:
+    """The stream with `layout: document` or `add_eos: false` if its text is short or the tokenizer has no EOS."""
     settings = dict(draft.settings)
     if draft.kind == "pretraining":
         rows = size_of(draft.files) / BYTES_PER_TOKEN / top.max_seq_len
@@ -201,7 +203,7 @@ def _fitted(draft: Draft, top: Top, tokenizer: Tokenizer, drafts: Sequence[Draft
 def _tried(
     top: Top, drafts: Sequence[Draft], tokenizer: Tokenizer, folder: Path
 ) -> tuple[list[Draft], dict[str, Trial]]:
-    """Every stream's first records as conversion will make them, with another setting where the template needs it."""
+    """Tries the first records of every stream; a stream whose template rewrites history is tried again with `rewritten_history: last`."""
     trials = _try_all(top, drafts, tokenizer, folder)
     rewritten = (
         "last",
@@ -235,7 +237,7 @@ def _from(folder: Path, path: str) -> str:
 
 
 def _notes(draft: Draft, trial: Trial) -> Iterator[str]:
-    """What was seen of a stream, for its place in the recipe."""
+    """Comments on what the trial showed."""
     files = f"{plural(len(draft.files), 'file')}, {sizes(draft.files):,} bytes"
     yield f"{files}; records looked at: {trial.read:,}, written: {trial.written:,}"
     for what, reasons in (("filtered", trial.filtered), ("quarantined", trial.quarantined)):
@@ -283,7 +285,7 @@ def _list_inside(head: FirstRecords) -> str:
 
 
 def _instead(head: FirstRecords) -> str:
-    """What a file without a record may be, and what to do."""
+    """What a file without records may be, and what to do."""
     looks = "" if packing_of(head.file.name) else begins_as(head.file)
     if looks == "JSON Lines":
         return "; in JSON Lines a record stands on one line, as `jq -c .` writes it"
@@ -300,7 +302,7 @@ def _spelled(guess: Guess, key: str) -> str:
 
 
 def _decided(draft: Draft, trial: Trial) -> Draft:
-    """The stream with what was seen of it, and why convert would refuse it, if it would."""
+    """The stream with comments, and with the reason if convert would refuse it."""
     refused = ""
     if "where" in draft.options:
         refused = JUDGED.format(field=draft.options["where"])

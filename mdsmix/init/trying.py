@@ -1,5 +1,4 @@
-"""A stream's first records through its own shape, template and encoder: what conversion will make of them, and one of them as
-it will be trained. Nothing is published."""
+"""Encodes the first records of a stream by its own shape, template and encoder, and keeps one sample to show. Nothing is published."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from mdsmix.words import printable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What became of the first records."""
+    """How many of the first records are written, filtered and quarantined."""
 
     read: int
     filtered: Mapping[str, int] = field(default_factory=dict)
@@ -43,12 +42,12 @@ class Trial:
 
     @property
     def has_too_many_bad(self) -> bool:
-        """More than a recipe allows where it says nothing."""
+        """Whether more than a tenth are bad, the default of max_bad."""
         return sum(self.quarantined.values()) * 10 > self.read
 
     @property
     def why_not(self) -> str:
-        """The reasons of those that are not written, with their numbers, and what the chat template says."""
+        """Reasons and numbers of records that are not written, with the message of the chat template."""
         says = {
             reason: f", the chat template: {text}" for reason, text in self.template_says.items()
         }
@@ -56,7 +55,7 @@ class Trial:
         return ", ".join(f"{n} {reason}{says.get(reason, '')}" for reason, n in reasons.items())
 
     def is_mostly(self, reason: str) -> bool:
-        """Whether more records than a recipe allows are bad for this."""
+        """Whether more than a tenth are bad for this reason."""
         return self.quarantined.get(reason, 0) * 10 > self.read
 
 

@@ -1,4 +1,4 @@
-"""What `mdsmix quarantine` shows: the bad records of a stream by reason, each with its place.
+"""The bad records of a stream by reason, each with its place, as `mdsmix quarantine` shows them.
 
 A quarantine may hold a tenth of a large corpus, so it is read as a stream: all records are counted, a few of each reason kept.
 """
@@ -18,7 +18,7 @@ from mdsmix.storage import Location, locate
 from mdsmix.words import plural, printable
 
 MOST_SHOWN = 300
-"Characters of a record, or of what explains it, that a person is shown."
+"Characters of a record, or of a detail, that are shown."
 _NOT_PLACE = ("file", "length", "reason", "raw", "raw_base64", "detail")
 
 
@@ -38,7 +38,7 @@ class BadRecords:
 
     where: str
     reasons: Sequence[Reason]
-    "The most frequent first; those that were asked for."
+    "The reasons that were asked for, the most frequent first."
     codes: frozenset[str]
     "All reasons."
 
@@ -71,7 +71,7 @@ def find_bad_records(
 
 
 def refuse_unknown(found: Sequence[BadRecords], only: Sequence[str]) -> None:
-    """RecipeError for a reason that was asked for and that no record of any stream has."""
+    """RecipeError if no record of any stream has a reason of `only`."""
     codes = {code for one in found for code in one.codes}
     for code in only:
         if found and code not in codes:
@@ -99,7 +99,7 @@ def bad_records_shown(found: BadRecords) -> Iterator[str]:
 
 
 def bad_record_lines(record: dict[str, Any]) -> Iterator[str]:
-    """Where the record stands, how it begins, and what else is known of why it is bad."""
+    """The place of the record, how it begins, and the details of its reason."""
     place = [f"{key} {_number(value)}" for key, value in record.items() if key not in _NOT_PLACE]
     yield ", ".join([printable(record["file"]), *place, f"{record['length']:,} bytes"])
     yield _shown(record.get("raw") or _bytes(record.get("raw_base64", "")))
@@ -108,7 +108,7 @@ def bad_record_lines(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _bytes(encoded: str) -> str:
-    """What is no text, as far as it is: each byte that is none by its number."""
+    """The bytes as text. A byte that is no text is written as its number."""
     return base64.b64decode(encoded).decode("utf-8", "backslashreplace")
 
 

@@ -1,4 +1,4 @@
-"""What a published stream is: its manifest, or what its index alone can say, as data and as the lines of a table."""
+"""A published stream as JSON and as (name, value) lines: from its manifest, or from its index alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_SOURCES = 5
 
 
 def card(stream: Published) -> dict[str, Any]:
-    """The stream for programs: the counts of its index, and its manifest as it is published."""
+    """The stream as JSON: the counts of its index, and its manifest as it is published."""
     index, manifest = stream.index, stream.manifest
     counts = {"samples": index.samples, "shards": len(index.shards), "bytes": index.bytes}
     found: dict[str, Any] = {"stream": str(stream.folder), **counts, "index_hash": index.hash}
@@ -28,7 +28,7 @@ def card(stream: Published) -> dict[str, Any]:
 
 
 def card_rows(stream: Published) -> Iterator[tuple[str, str]]:
-    """(what, value) lines, the most asked for first."""
+    """(name, value) lines."""
     index, manifest = stream.index, stream.manifest
     yield "stream", str(stream.folder)
     yield (
@@ -56,7 +56,7 @@ def card_rows(stream: Published) -> Iterator[tuple[str, str]]:
 
 
 def _encoded(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """How records became samples, and what the samples come to."""
+    """The settings by which records became samples, and the totals of the samples."""
     encoding, totals = manifest.encoding, manifest.totals
     layout = f", {encoding.layout}" if encoding.layout else ""
     loader = "mdsmix" if encoding.images else encoding.loader
@@ -88,7 +88,7 @@ def _encoded(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def packed(manifest: Manifest) -> str:
-    """How many documents share how many rows, and what of them is padding."""
+    """How many documents are in how many rows, and how much of the rows is padding."""
     totals, width = manifest.totals, manifest.encoding.max_seq_len
     padding = 1 - totals.tokens / max(1, totals.samples * width)
     return f"{plural(totals.documents, 'document')} in {plural(totals.samples, 'row')} of {width:,} tokens, {padding:.2%} padding"
@@ -105,7 +105,7 @@ def _read_from(encoding: Encoding) -> str:
 
 
 def _records(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """What became of the records of which sources."""
+    """The sources, and how many of their records are written, filtered and quarantined."""
     records, sources = manifest.records, manifest.sources
     if said := _read_from(manifest.encoding):
         yield "read from", said
@@ -126,7 +126,7 @@ def _records(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _mixed(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """What a mix was drawn from."""
+    """The streams that a mix was drawn from."""
     for part in manifest.mixed:
         weight = ", ".join(f"{k} {v}" for k, v in part.weight.items()) or "all of it"
         drawn = f"{part.drawn:,} samples, {weight} of {part.samples:,}"

@@ -1,4 +1,4 @@
-"""What `mdsmix inspect` looks at: a published stream's index, manifest and some samples."""
+"""The index, the manifest and some samples of a published stream, as `mdsmix inspect` shows them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from mdsmix.words import plural
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """A stream as it was found."""
+    """What was read of a stream."""
 
     stream: Published
     samples: Sequence[Chosen]
     decoder: Decoder | None
-    "Ids -> text, where this machine knows the tokenizer."
+    "None: this machine does not know the tokenizer."
     ids: Mapping[int, Name | list[Name]] = field(default_factory=dict)
-    "Number of a sample -> the name of the record that it is of, or those of a packed row, where that is kept."
+    "Number of a sample -> the id of its record, or the ids of a packed row, if the stream keeps ids."
 
 
 def inspect(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
-    """Reads what there is to see of a stream; Unreachable where there is none."""
+    """Reads the stream; Unreachable without a published stream."""
     found = read_in(find_published(locate(stream)))
     samples, manifest = list(choose(found, choice)), found.manifest
     return Inspection(

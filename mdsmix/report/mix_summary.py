@@ -1,4 +1,4 @@
-"""The table at the end of `mdsmix mix`: what the new stream holds of each stream that it was drawn from."""
+"""The table at the end of `mdsmix mix`: how many samples of each stream the new stream holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = (
 
 
 def mixture(outcome: MixOutcome) -> Table:
-    """One row a stream, the sum, then where it lies and what should be known of it."""
+    """A row a stream, and the sum. The notes say where the new stream lies."""
     *rows, total = mixture_rows(outcome.record.mixed)
     return Table(columns=COLUMNS, rows=rows, total=total, notes=_sentences(outcome))
 

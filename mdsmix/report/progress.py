@@ -1,4 +1,4 @@
-"""How far a conversion is: a bar with rate and time left on a terminal, plain lines elsewhere."""
+"""The progress of a conversion: a bar with rate and time left on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mdsmix.words import printable
 PLAIN_SECONDS = 30.0
 "Without a terminal a line is printed this often, so that a log shows life and stays short."
 LEAST_SHARE = 0.01
-"Of all streams, before the time that is left is told: most of the first seconds are those in which workers start."
+"The time left is told above this share of all streams: in the first seconds workers start."
 
 
 @contextmanager
 def watching(quiet: bool = False) -> Iterator[Watcher]:
-    """The watcher that fits where stderr goes; `quiet`: one that only passes on what the user should know now."""
+    """A watcher: bars if stderr is a terminal, else lines. `quiet`: warnings alone."""
     with _watcher(quiet) as watcher, said_by(watcher.say):
         yield watcher
 
@@ -48,7 +48,7 @@ def _watcher(quiet: bool) -> Iterator[Watcher]:
 
 
 class Silent:
-    """No progress; whatever else is to be said is a line."""
+    """Shows no progress. `say` prints a line."""
 
     def expect(self, sizes: Mapping[str, int]) -> None: ...
 
@@ -66,7 +66,7 @@ class Silent:
 
 
 class Counting(Silent):
-    """What is done of the present stream, and of all."""
+    """Counts the bytes, tokens and bad records of the present stream, and the bytes of all streams."""
 
     def __init__(self) -> None:
         self._sizes: Mapping[str, int] = {}
@@ -108,7 +108,7 @@ class Counting(Silent):
         return f"{rate}, {self._bad:,} quarantined" if self._bad else rate
 
     def _of_all(self) -> tuple[int, int]:
-        """Bytes of all streams that are done, and all their bytes: a stream that was begun before the present one is done."""
+        """(bytes that are done, bytes) of all streams. A stream that began before the present one is done."""
         before = islice(self._sizes.values(), list(self._sizes).index(self._stream))
         done = sum(before) + min(self._done, self._sizes[self._stream])
         return done, max(1, sum(self._sizes.values()))

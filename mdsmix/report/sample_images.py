@@ -22,17 +22,17 @@ FORMATS = {
     b"II*": ("TIFF", "tif"),
     b"MM": ("TIFF", "tif"),
 }
-"First bytes -> what it is, and how its file is called. What is stored was found to be one of these."
+"First bytes -> name of the format, suffix of a file. Conversions store no other format."
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
     height: int
     width: int
-    "As they are stored: after the turn that EXIF asks for."
+    "Height and width as they are stored: after the turn that EXIF asks for."
     data: bytes
     place: int | None
-    "Of its token in the sample, the first is 0; None where no manifest says which token stands for an image."
+    "Index of its token in the sample; None without a manifest, which names the token of images."
     tokens: int
     "Of the sample, as stored."
 
@@ -57,7 +57,7 @@ class Picture:
 
 
 def pictures_of(sample: Mapping[str, Any], manifest: Manifest | None) -> list[Picture]:
-    """The images of a decoded sample; none where its stream is of none."""
+    """The images of a decoded sample; [] for a stream without images."""
     if not has_images(sample) or not isinstance(sample["images"], list):
         return []
     tokens = [token for ids, _ in stored_pieces(sample) for token in ids]

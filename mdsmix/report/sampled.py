@@ -1,5 +1,4 @@
-"""What a summary says of a stream that is a part of its source: how large a part, and whether it is what its share of a budget
-wants. Of what was expected what is not so is said."""
+"""Sentences on a stream that takes a sample of its source: how large the sample is, and whether it fills its share of a budget."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from mdsmix.words import percent, plural
 
 
 def said_of_sample(manifest: Manifest) -> Iterator[str]:
-    """What the stream takes of its source, and what that came to."""
+    """The sample that the recipe asks for, and how many records it has."""
     if share := manifest.encoding.sample:
         records = manifest.records
         part = records.sampled / max(records.read, 1)
@@ -21,7 +20,7 @@ def said_of_sample(manifest: Manifest) -> Iterator[str]:
 
 
 def said_of_budget(outcome: Outcome) -> Iterator[str]:
-    """What was wanted of the stream, what came, and how the tokens of a record compare with what was expected."""
+    """The tokens that the budget wants and those of the stream; the tokens of a record, if they are far from expected_mean_tokens."""
     wanted, manifest = outcome.wanted, outcome.manifest
     came = manifest.totals.seen_tokens
     if wanted and not (missing := wanted.missing(manifest)):
@@ -41,7 +40,7 @@ def said_of_budget(outcome: Outcome) -> Iterator[str]:
 
 
 def budget_json(outcome: Outcome) -> dict[str, Any] | None:
-    """The same for programs; None of a stream that takes no sample for a budget."""
+    """The same as JSON; None without a budget."""
     wanted, manifest = outcome.wanted, outcome.manifest
     if wanted is None:
         return None
@@ -55,6 +54,6 @@ def budget_json(outcome: Outcome) -> dict[str, Any] | None:
 
 
 def _mean(manifest: Manifest) -> float:
-    """Tokens of a record that was written, before anything is cut off."""
+    """Tokens of a written record on average, before truncation."""
     totals = manifest.totals
     return (totals.tokens + totals.lost_tokens) / max(1, manifest.records.written)

@@ -25,7 +25,7 @@ from mdsmix.shards.turns import PACKED, documents_of, layout_of
 from mdsmix.words import WRITTEN, plural, printable
 
 TRAINED, CONTROL, DOCUMENT = "⟦⟧", "⟨⟩", "⟪⟫"
-"What stands around trained tokens, around each control token, and around what is said of a document of a packed row."
+"Brackets around trained tokens, around a control token, and around the heading of a document of a packed row."
 _MARKS = str.maketrans({mark: ascii(mark)[1:-1] for mark in TRAINED + CONTROL + DOCUMENT})
 
 
@@ -44,7 +44,7 @@ Sample = list[Segment] | Mapping[str, Any]
 
 
 def as_shown(sample: Mapping[str, Any], manifest: Manifest | None) -> Sample:
-    """A decoded sample as its segments, or as it is where it holds no ids."""
+    """The segments of a decoded sample; a sample without ids as it is."""
     if not _has_tokens(sample):
         return sample
     if layout_of(sample) == PACKED:
@@ -59,13 +59,13 @@ def as_shown(sample: Mapping[str, Any], manifest: Manifest | None) -> Sample:
 
 
 def _has_tokens(sample: Mapping[str, Any]) -> bool:
-    """Whether the layout is one of ours: bytes columns and raw text are shown as they are."""
+    """Whether its columns hold token ids as mdsmix writes them. Bytes and raw text are shown as they are."""
     names = layout_of(sample)
     return bool(names) and not any(isinstance(sample[name], bytes) for name in names)
 
 
 def segments(pieces: Iterable[Piece]) -> list[Segment]:
-    """The segments of a stored sample, whose pieces its kind tells."""
+    """The segments of the pieces of a stored sample."""
     tokens = [(int(token), trained) for ids, trained in pieces for token in ids]
     flags = [trained and place > 0 for place, (_, trained) in enumerate(tokens)]
     paired = zip((token for token, _ in tokens), flags, strict=True)
@@ -73,7 +73,7 @@ def segments(pieces: Iterable[Piece]) -> list[Segment]:
 
 
 def runs_of(sample: Sample, decoder: Decoder | None) -> list[Run]:
-    """The sample for a person, without what steers a terminal: it comes from anyone's data."""
+    """The sample as text. Characters that steer a terminal are escaped, since samples come from anyone."""
     if isinstance(sample, Mapping):
         return [(printable(str(sample), WRITTEN), "text")]
     return list(marked(sample, decoder))

@@ -1,4 +1,4 @@
-"""A result for a person: tables, pairs, rules, passages and sentences, in the order in which they are said.
+"""A result for a person: tables, named values, titles, samples and sentences, in their order.
 
 Commands hand their result to `show`. The page of `mdsmix report` draws the same tables, and programs get them by
 `mdsmix.table.as_json`. On a terminal a table that is too wide is folded, and no digit is lost; a sentence is folded between words.
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STYLES = {"text": "", "mark": "bold", "control": "cyan"}
-"How the runs of a passage look on a terminal."
+"How the runs of a sample look on a terminal."
 Run = tuple[str, str]
-"Text that steers nothing, and a key of STYLES."
+"Text without escape codes, and a key of STYLES."
 
 
 @dataclass(frozen=True, slots=True)
 class NamedValues:
-    """(what, value) lines as two columns. A word that is too long, as a path or a hash, goes over the edge and can be copied whole."""
+    """(name, value) lines as two columns. A word that is too long, as a path or a hash, goes over the edge and can be copied whole."""
 
     lines: Iterable[tuple[str, str]]
 
@@ -57,7 +57,7 @@ Item = str | Table | NamedValues | Title | SampleText
 
 
 def shortened(runs: Iterable[Run], most: int) -> Iterator[Run]:
-    """Runs of a long text without its middle: what is trained is at its end."""
+    """The runs; a text longer than `most` loses its middle, since its end is trained."""
     every = list(runs)
     count = sum(len(text) for text, _ in every)
     stop, start, at = (most // 2, count - most // 2, 0) if count > most else (count, count, 0)
@@ -71,7 +71,7 @@ def shortened(runs: Iterable[Run], most: int) -> Iterator[Run]:
 
 
 def show(*items: Item, err: bool = False, console: Console | None = None) -> None:
-    """The items, one below the other; a table's notes follow it."""
+    """Prints the items. The notes of a table follow it."""
     from rich.console import Console
     from rich.text import Text
 
@@ -88,7 +88,7 @@ def show(*items: Item, err: bool = False, console: Console | None = None) -> Non
 
 
 def folded(line: str, indent: str, width: int | None) -> list[str]:
-    """The line, indented, as lines of a terminal of this width, folded between words; None: what is no terminal gets it whole."""
+    """The line, indented and folded between words at this width; None: not folded."""
     if width is None:
         return [indent + line]
     wide = textwrap.TextWrapper(
@@ -126,7 +126,7 @@ def _pairs(pairs: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]
 
 
 def _table(table: Table, width: int | None, rule: str) -> Iterator[str]:
-    """As many columns as fit, the others below, the first one before each part. A single column that is too wide goes over the edge."""
+    """The lines of a table. Columns that do not fit follow below, behind the first column. A single column may go over the edge."""
     columns = [_aligned(table, i) for i in range(len(table.columns))]
     for group in _folds(columns, width or 10_000):
         head, *rows = (
@@ -139,7 +139,7 @@ def _table(table: Table, width: int | None, rule: str) -> Iterator[str]:
 
 
 def _aligned(table: Table, i: int) -> list[str]:
-    """All cells of a column, its heading first, of one width on a terminal, a blank on both sides: words on the left."""
+    """The cells of a column, its heading first, of one width and with a blank on both sides. Words are aligned left, numbers right."""
     texts = cells(table, i)
     widest = max(map(cell_len, texts))
     blanks = [" " * (widest - cell_len(text)) for text in texts]
@@ -149,7 +149,7 @@ def _aligned(table: Table, i: int) -> list[str]:
 
 
 def _folds(columns: Sequence[Sequence[str]], width: int) -> Iterator[list[int]]:
-    """Groups of columns that fit, a blank before and after each; each begins with the first one, which names the rows."""
+    """Groups of columns that fit the width. Each group begins with the first column, which names the rows."""
     widths = [cell_len(column[0]) + 1 for column in columns]
     group: list[int] = [0]
     for column in range(1, len(widths)):

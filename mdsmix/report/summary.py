@@ -1,4 +1,4 @@
-"""The table at the end of a conversion, and the sentences under it that a user should read."""
+"""The table at the end of a conversion, with sentences under it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from mdsmix.table import Column, Row, Table, as_json
 from mdsmix.words import plural
 
 FILTERED_SHARE = 0.05
-"More records than this that a rule leaves out are warned of."
+"A warning is given if rules leave out more records than this."
 MANY_BAD = 0.01
-"Of a part: more bad records than this are."
+"A part of an array warns of more bad records than this."
 NO_TEMPLATE = (
     "WARNING: the tokenizer has no chat template, so conversations are rendered as ChatML, as LLM-Foundry does; its <|im_start|> and "
     "<|im_end|> are ordinary text unless they are special tokens of this tokenizer: give it the template of the model "
@@ -33,7 +33,7 @@ NO_TEMPLATE = (
 WITH_ROWS = "rewritten_history: last, or each, makes rows of them"
 NO_ROWS = "an answer is not printed behind what inference sees before it, so no row can hold both; the quarantine has both texts"
 MOST_UNREAD = 8
-"Fields that are not read are named up to so many."
+"Unread fields that are named."
 TELLING = (
     "system",
     "tools",
@@ -49,7 +49,7 @@ TELLING = (
     "messages.reasoning_content",
     "messages.content beside tool_calls",
 )
-"Fields by which LLaMA-Factory, OpenAI, TRL and others say what a record means: without them it trains something else."
+"Fields that change the meaning of a record in LLaMA-Factory, OpenAI, TRL and others."
 TEXT = "take it into the records' text"
 COLUMNS = (
     Column("stream", "text"),
@@ -70,19 +70,19 @@ def summary(outcomes: Sequence[Outcome]) -> Table:
 
 
 def warnings(outcomes: Sequence[Outcome]) -> list[str]:
-    """Of the sentences under the table those that warn, each with its stream."""
+    """The warnings under the table, each with its stream."""
     return [line for outcome in outcomes for line in loud(outcome.stream, _sentences(outcome))]
 
 
 def loud(stream: str, sentences: Iterable[str]) -> Iterator[str]:
-    """Those that warn; the stream stands before them, since what they stood under is not shown."""
+    """The warnings among the sentences, each behind the name of the stream."""
     for sentence in map(str.strip, sentences):
         if sentence.startswith("WARNING"):
             yield f"{stream}: {sentence}"
 
 
 def summary_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The same for programs, with each stream's reasons and place."""
+    """The table as JSON, with the reasons and the place of each stream."""
     found = as_json(summary(outcomes))
     for row, outcome in zip(found["rows"], outcomes, strict=True):
         records = outcome.manifest.records
@@ -199,7 +199,7 @@ def _duplicates(records: Records) -> Iterator[str]:
 
 
 def _unread(records: Records, encoding: Encoding) -> Iterator[str]:
-    """What the records hold that nothing reads, or that is trained as text."""
+    """Fields that nothing reads, and placeholders that are trained as text."""
     # A footer counts the rows of a whole row group, and a first look reads a part of one.
     filled = {name: min(n, records.read) for name, n in records.unread.items()}
     fields = sorted(filled.items(), key=lambda field: (-field[1], field[0]))
@@ -226,7 +226,7 @@ def _unread(records: Records, encoding: Encoding) -> Iterator[str]:
 
 
 def _images(encoding: Encoding) -> str:
-    """What would read a field of images."""
+    """The setting that would read a field of images."""
     if not encoding.images:
         return "say images: {} in the stream, which reads the images"
     if shape_of(encoding).has_images == "inside":
@@ -235,7 +235,7 @@ def _images(encoding: Encoding) -> str:
 
 
 def _not_read(placeholder: str, encoding: Encoding) -> str:
-    """Why nothing took the placeholder's place, and what would."""
+    """Why the placeholder stayed text, and the setting that would replace it."""
     if placeholder == TAG:
         return "shape: qwen_vl reads the image whose path stands between <img> and </img>"
     if placeholder != PLACEHOLDER:
@@ -248,7 +248,7 @@ def _not_read(placeholder: str, encoding: Encoding) -> str:
 
 
 def _part_sentences(outcome: PartOutcome) -> Iterator[str]:
-    """A line for the stream, and one for what of its records is bad."""
+    """A line for the stream, and one for its bad records."""
     records = outcome.records
     yield (
         f"{outcome.stream}: part {outcome.part}: {outcome.units:,} of {plural(outcome.units_in_all, 'work unit')}, "
@@ -263,7 +263,7 @@ def _part_sentences(outcome: PartOutcome) -> Iterator[str]:
 
 
 def parts_shown(outcomes: Iterable[PartOutcome]) -> list[str]:
-    """What one part of an array of jobs came to in each stream."""
+    """Sentences on one part of an array of jobs, for each stream."""
     return [line for outcome in outcomes for line in _part_sentences(outcome)]
 
 

@@ -26,7 +26,7 @@ class Target:
     url: str
     loader: str = TRAINED
     is_made: bool = False
-    "By the recipe that was named."
+    "The recipe of the command line has a source for it."
 
 
 def targets_of(words: Sequence[str]) -> list[Target]:

@@ -22,7 +22,7 @@ from mdsmix.words import plural
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What was asked for; at most one of `places`, `longest` and `seed`."""
+    """The options of `mdsmix inspect`: at most one of `places`, `longest` and `seed`."""
 
     count: int = 3
     places: Sequence[int] = ()
@@ -43,7 +43,7 @@ class Chosen:
 
 
 def choose(stream: Published, choice: Choice) -> Iterator[Chosen]:
-    """The samples that were asked for; RecipeError where there is no such sample, Unreachable where one cannot be read."""
+    """The chosen samples; RecipeError for a number beyond the last sample, Unreachable for a sample that cannot be read."""
     places = _random(stream.index, choice) if choice.seed is not None else choice.places
     for place in _largest(stream) if choice.longest else places:
         yield _chosen(place, _read(stream, place), stream.manifest)

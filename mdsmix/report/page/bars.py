@@ -1,4 +1,4 @@
-"""The mix as bars: what an epoch holds of each stream, and what the positions of a step hold."""
+"""The mix as bars: how much of an epoch each stream gives, and how much of a step is trained, read and padded."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _said(stream: StreamPlan) -> str:
 
 
 def _asked(mix: Mix | None, stream: str) -> dict[str, float]:
-    """What shares were asked of -> how much, of this stream."""
+    """{what the shares are of: the share that the recipe asks for this stream}; {} without one."""
     if mix is None or mix.shares is None:
         return {}
     asked = {part.stream: part.asked for part in mix.shares.parts}

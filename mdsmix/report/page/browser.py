@@ -1,4 +1,4 @@
-"""The samples of a page: those that `mdsmix inspect --random` shows, cut so that the page stays small."""
+"""The samples of a page. `mdsmix inspect --random` shows the same ones; here they are cut, so that the page stays small."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mdsmix.report.which_samples import Chosen
 from mdsmix.words import listed, plural
 
 PAGE_BYTES = 1_200_000
-"Of all samples of a page, which so stays below 2 MB: browsers open it at once, and people send it."
+"For all samples together. A page below 2 MB opens at once and can be sent."
 SPAN_BYTES = 26
-"What a token takes besides its text."
+"The markup of a token."
 MOST_TOKENS, LEAST_TOKENS = 640, 64
 MOST_IMAGES = 12
 MOST_NAMES = 4
@@ -45,7 +45,7 @@ class OneSample:
 
     @property
     def said(self) -> str:
-        """What it comes to, in a line."""
+        """Its tokens, trained tokens and images, in a line."""
         if self.shown.columns is not None:
             return "holds no tokens: the loader reads it"
         gap = sum(run.gap for run in self.shown.runs)
@@ -62,7 +62,7 @@ class OneSample:
 
     @property
     def size(self) -> int:
-        """Bytes of the page that it takes, about."""
+        """About how many bytes of the page it takes."""
         texts = [span for run in self.shown.runs for span in run.spans]
         own = sum(SPAN_BYTES + 6 * (len(s.ids) - 1) + len(escape(s.text).encode()) for s in texts)
         columns = sum(len(escape(text).encode()) for text in (self.shown.columns or {}).values())

@@ -1,4 +1,4 @@
-"""Everything that a page shows, by the functions that the commands show it by: no figure is worked out here.
+"""Collects everything that a page shows, by the functions of the commands: no figure is computed here.
 
 A part that cannot be had leaves the others as they are. What could not be looked at is a failure, which the command's exit code
 tells; what does not apply, as a plan of streams without a length, is a note on the page.
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
     from mdsmix.preview.result import Preview
 
 GPUS = (8, 4, 2, 1)
-"Of a node, where nothing says how many: the first among which the batch can be divided."
+"Devices of a node without --gpus: the first of these that divides the batch."
 ROWS = 8
-"Of a device and step, where nothing says how many: a plan needs some."
+"Rows of a device and step without --batch and without a batch in the YAML."
 EXAMPLES = 3
 "Bad records shown of each reason."
 MOST_BAD = 200_000
-"Records of a quarantine that are read for them: some seconds."
+"Records of a quarantine that are read: some seconds."
 READ = 64 << 20
 "Bytes of shards that a preview reads."
 STEPS, WINDOWS = 3, 12
 NOT_YET = "not published yet"
-"All that is said of such a stream of a recipe in its place: the page says once which these are."
+"Stands in place of each stream that is not published; the page names them all once."
 LOST = ("shard-missing", "shard-size")
 "Findings of the check that say why a stream's samples cannot be read."
 CANNOT = (RecipeError, MixRefused, Unreachable, Damaged)
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageOptions:
-    """What the command line says."""
+    """The options of the command line."""
 
     samples: int = 12
     seed: int = 0
@@ -72,7 +72,7 @@ class PageOptions:
     has_preview: bool = True
 
     def options(self) -> Iterator[str]:
-        """Those that were given, as the command line spells them."""
+        """The given options, as on a command line."""
         for key in ("samples", "seed", "nodes", "gpus", "batch", "tokenizer"):
             if (given := getattr(self, key)) != getattr(PageOptions(), key):
                 yield from (f"--{key}", str(given))
@@ -82,7 +82,7 @@ class PageOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneStream:
-    """A stream as it was found, or why it was not."""
+    """What was read of a stream, or why nothing was."""
 
     place: Target
     found: Inspection | None = None
@@ -160,7 +160,7 @@ def _as_checked(stream: OneStream, lost: Finding | None) -> OneStream:
 
 
 def _try(page: Gathered, part: str, do: Callable[[], T]) -> T | None:
-    """What it gives; else the part's note says why there is none."""
+    """The result; None if it fails, with the reason in the notes of the part."""
     try:
         return do()
     except (Unreachable, MixRefused, Damaged) as error:

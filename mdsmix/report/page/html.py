@@ -1,4 +1,4 @@
-"""What was gathered -> the text of the page, by jinja2 with autoescape: a sample that holds markup stays text.
+"""Gathered -> the text of the page, by jinja2 with autoescape: a sample that holds markup stays text.
 
 The page reaches nothing outside of itself: its policy allows its own style and script, by their hashes, and images that it holds.
 """
@@ -84,14 +84,14 @@ def _environment() -> Environment:
 
 
 def _printable(value: Any) -> Any:
-    """Nothing that steers: no change of direction, no NUL, whoever wrote the text; Markup is ours."""
+    """Escapes characters that change the direction of writing, and NUL. Markup is made by us, and stays."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable(value, WRITTEN)
     return value
 
 
 def ticks(text: str) -> Markup:
-    """A sentence with what stands in backticks as code."""
+    """A sentence; words in backticks become code."""
     parts = printable(text).split("`")
     if not len(parts) % 2:
         return escape(printable(text))

@@ -1,4 +1,4 @@
-"""A sample, token by token: the text of each, and what a person must not be spared.
+"""A sample, token by token.
 
 Most tokens are whole characters. Some hold a part of one, so the tokens that make it up together are one span, which says so. What is decoded token by token is, joined, what the whole decodes to.
 """
@@ -15,7 +15,7 @@ from mdsmix.report.segments import Sample, Segment
 from mdsmix.words import WRITTEN, printable
 
 BROKEN = "\ufffd"
-"What a decoder writes for bytes that are no character."
+"A decoder writes this for bytes that are no character."
 MOST_PARTS = 8
 "Tokens that make up one character: UTF-8 has 4 bytes, and a token holds one at least; some are whole behind others."
 MOST_TEXT = 4000

@@ -1,4 +1,4 @@
-"""A stream as the page shows it: lengths, the fate of its records, bad ones, shards."""
+"""A stream on the page: the lengths of its samples, how many records were written, bad records, shards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mdsmix.shards.manifest import Manifest
 from mdsmix.words import plural
 
 UNSEEN = "Not known: what could not be looked at is said at the top."
-"In place of a failure's sentence wherever else it would stand."
+"The page says a failure once, at its top, and this in all other places."
 
 
 def drawn(stream: OneStream, css: str) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _lengths(name: str, manifest: Manifest, css: str) -> dict[str, Any]:
 
 
 def _fate(name: str, manifest: Manifest, css: str) -> dict[str, Any]:
-    """What became of the records."""
+    """How many records were written, filtered and quarantined, as a ribbon."""
     records = manifest.records
     of = max(1, records.read)
     parts = [("written", css, records.written)]

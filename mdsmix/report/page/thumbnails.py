@@ -21,7 +21,7 @@ MOST_PIXELS = 1 << 25
 
 @dataclass(frozen=True, slots=True)
 class Thumbnail:
-    """What stands for an image."""
+    """An image made small, or a sentence in place of it."""
 
     said: str
     "Its size, bytes and place among the tokens."
