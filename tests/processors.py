@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mdsmix.encode import processor
+from mdsmix.encode import pretrained, processor
 from mdsmix.load.vision import opened
 from tests.pictures import QWEN, seeing_tokenizer
 
@@ -144,7 +144,14 @@ def _other(family: str, tokenizer: Path, given: dict[str, Any]) -> Any:
 
 def look_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """What conversion asks of a process of its own, which takes 15 s to start, is asked of this one."""
-    monkeypatch.setattr(processor, "_ask", lambda name: opened(name).card())
+    ask = pretrained.ask
+    monkeypatch.setattr(
+        pretrained,
+        "ask",
+        lambda what, name, kwargs: (
+            opened(name).card() if what == "processor" else ask(what, name, kwargs)
+        ),
+    )
     monkeypatch.setattr(
         processor, "ask", lambda digest, folder, question: opened(str(folder)).answer(question)
     )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mdsmix.encode import tokenizer as module
+from mdsmix.encode import pretrained as module
 from mdsmix.encode.snapshot import take
 from mdsmix.encode.tokenizer import Tokenizer, find_decoder, open_tokenizer
 from mdsmix.errors import Unreachable
@@ -30,11 +30,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tokenizers of which a snapshot was taken: here, since a process for each would take seconds to start."""
     names = []
 
-    def take_here(spec: TokenizerSpec) -> dict[str, Any]:
-        names.append(spec.name)
-        return take(spec.name, dict(spec.kwargs))
+    def take_here(what: str, name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+        names.append(name)
+        return take(name, dict(kwargs))
 
-    monkeypatch.setattr(module, "_ask", take_here)
+    monkeypatch.setattr(module, "ask", take_here)
     return names
 
 
@@ -94,7 +94,7 @@ ANSWER = {
 def answered(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What transformers is to answer, the last one first; nobody asks it."""
     answers: list[dict[str, Any]] = []
-    monkeypatch.setattr(module, "_ask", lambda spec: ANSWER | answers.pop())
+    monkeypatch.setattr(module, "ask", lambda *_: ANSWER | answers.pop())
     return answers
 
 

@@ -29,7 +29,7 @@ from mdsmix.convert.repeats import Fingerprints, find_repeats
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.unit import open_tokenizer_backend
 from mdsmix.convert.work import Work
-from mdsmix.encode.tokenizer import keep_in_cache
+from mdsmix.encode.pretrained import keep_in_cache
 from mdsmix.engines.attempts import Attempt
 from mdsmix.engines.base import Reporter
 from mdsmix.errors import Unreachable

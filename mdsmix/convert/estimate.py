@@ -16,7 +16,7 @@ from mdsmix import sources
 from mdsmix.convert.job import Job
 from mdsmix.convert.source_hashes import fingerprint
 from mdsmix.convert.unit import open_tokenizer_backend
-from mdsmix.encode.tokenizer import cache_folder, keep_in_cache
+from mdsmix.encode.pretrained import cache_folder, keep_in_cache
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.survey import Rates, look, rates_of
 

@@ -23,7 +23,7 @@ import xxhash
 from mdsmix.convert.job import Job
 from mdsmix.convert.keys import Dropped
 from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.encode.tokenizer import keep_in_cache
+from mdsmix.encode.pretrained import keep_in_cache
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
 from mdsmix.kinds.fingerprints import Fingerprints
 from mdsmix.kinds.reading import open_looking

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 import xxhash
 
-from mdsmix.encode.tokenizer import cache_folder, keep_in_cache
+from mdsmix.encode.pretrained import cache_folder, keep_in_cache
 from mdsmix.errors import Unreachable
 from mdsmix.sources import BY_NAME, WINDOW_BYTES, Content, Unit, Window
 

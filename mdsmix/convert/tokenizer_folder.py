@@ -15,7 +15,8 @@ import orjson
 
 from mdsmix.convert.job import Job
 from mdsmix.encode.fetched import CARD, FolderCard, refuse_other
-from mdsmix.encode.tokenizer import Tokenizer, cache_folder, keep_in_cache
+from mdsmix.encode.pretrained import cache_folder, keep_in_cache
+from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.storage import locate, together
 

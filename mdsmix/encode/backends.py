@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mdsmix.encode.tokenizer import Tokenizer, cache_folder, keep_in_cache, version
+from mdsmix.encode.pretrained import cache_folder, keep_in_cache, version
+from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.ragged import Ragged
 

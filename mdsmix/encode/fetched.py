@@ -17,7 +17,8 @@ import xxhash
 
 from mdsmix import typed
 from mdsmix.encode import processor
-from mdsmix.encode.tokenizer import Tokenizer, cache_folder, content_hash, keep_in_cache
+from mdsmix.encode.pretrained import cache_folder, keep_in_cache
+from mdsmix.encode.tokenizer import Tokenizer, content_hash
 from mdsmix.errors import Unreachable
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.recipe.rules import PROCESSOR_FOLDER, TOKENIZER_FOLDER

@@ -6,9 +6,6 @@ found is kept: a card, the processor as transformers saves it, and the number of
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -22,11 +19,9 @@ import xxhash
 
 from mdsmix import typed
 from mdsmix.encode.counting import ask
-from mdsmix.encode.tokenizer import cache_folder, files_of, is_lost, keep_in_cache, version
+from mdsmix.encode.pretrained import FORMAT, cache_folder, keep_in_cache, snapshot, version
 from mdsmix.errors import MdsmixError, Unreachable
-from mdsmix.recipe import TokenizerSpec
 
-FORMAT = 3
 CARD = "mdsmix.processor"
 "In a folder of one that was published beside the streams, written last."
 Size = tuple[int, int]
@@ -55,12 +50,10 @@ class Processor:
 
 def snapshot_of(digest: str) -> Path:
     """A folder of this machine from which the processor of that hash is opened; Unreachable where there is none."""
-    cards = cache_folder().glob("processors/*.json")
-    found = [card.with_suffix("") for card in cards if _hash_in(card) == digest]
-    published = cache_folder().glob(f"fetched/*/*/{CARD}")
-    found += [card.parent for card in published if _hash_in(card) == digest]
-    if folder := next((folder for folder in found if folder.is_dir()), None):
-        return folder
+    for pattern in ("processors/*/card.json", f"fetched/*/*/{CARD}"):
+        for card in cache_folder().glob(pattern):
+            if _hash_in(card) == digest:
+                return card.parent
     raise Unreachable(
         f"the processor {digest[:8]} is not in this machine's cache: run `mdsmix convert` with its name in the recipe."
     )
@@ -76,57 +69,8 @@ def _hash_in(card: Path) -> str | None:
 @lru_cache(maxsize=8)
 def open_processor(name: str, say: Callable[[str], None] | None = None) -> Processor:
     """The processor in a folder, or of a hub's name; looked at now if it never was, which `say` hears. Unreachable where it cannot be."""
-    folder = cache_folder() / "processors" / _key(name)
-    if not _card(folder).exists():
-        if say:
-            say(f"looking at the processor {name} with transformers, once: some seconds")
-        answer = _ask(name)
-        folder = cache_folder() / "processors" / _key(name)  # a hub name has a commit now
-        for file, text in answer["files"].items():
-            keep_in_cache(folder / file, text.encode())
-        keep_in_cache(_card(folder), orjson.dumps(answer | {"files": sorted(answer["files"])}))
-    said = json.loads(_card(folder).read_bytes()) | {"name": name, "path": str(folder)}
-    return typed.read(Processor, said, str(_card(folder)))
-
-
-def _card(folder: Path) -> Path:
-    """Beside the snapshot and written last: one with a card is whole."""
-    return folder.with_suffix(".json")
-
-
-def _key(name: str) -> str:
-    digest = xxhash.xxh128(orjson.dumps([FORMAT, name, version("transformers")]))
-    for file, content in files_of(TokenizerSpec(name=name)):
-        digest.update(orjson.dumps([file, len(content)]))
-        digest.update(content)
-    return digest.hexdigest()
-
-
-def _ask(name: str) -> dict[str, Any]:
-    if is_lost(name):
-        raise Unreachable(
-            f"the processor {name} could not be loaded: there is no such folder; correct the path (in a recipe it is relative to the "
-            "recipe's folder), or give the name of a hub's repository."
-        )
-    done = subprocess.run(
-        [sys.executable, "-m", "mdsmix.encode.processor_process"],
-        input=json.dumps(name),
-        capture_output=True,
-        text=True,
-    )
-    return _read_answer(name, done.returncode, done.stdout, done.stderr)
-
-
-def _read_answer(name: str, code: int, out: str, err: str) -> dict[str, Any]:
-    lines = out.strip().splitlines()
-    answer = json.loads(lines[-1]) if code == 0 and lines else {"error": err}
-    if "error" in answer:
-        reason = " ".join(str(answer["error"]).split())[-300:].rstrip(".")
-        raise Unreachable(
-            f"the processor {name} could not be loaded ({reason}): name a folder with a preprocessor_config.json and a tokenizer, or a "
-            "hub name that this machine can reach, where torch and torchvision are installed."
-        )
-    return dict(answer)
+    folder, said = snapshot("processor", name, {}, say)
+    return typed.read(Processor, said | {"name": name, "path": str(folder)}, str(folder))
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """A processor of transformers, asked which tokens an image becomes, and whether rows put together here are those that it makes itself.
 
-It imports transformers and torch, so only loaders and a process of its own import it. `python -m mdsmix.encode.processor_process` reads a
-name and prints a card; with a socket beside the name it answers questions there (`counting.serve`).
+It imports transformers and torch, so only loaders and processes of their own import it. `python -m mdsmix.encode.processor_process` answers
+questions at a socket (`counting.serve`).
 """
 
 from __future__ import annotations
@@ -328,18 +328,15 @@ def _plain(image_processor: Any) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Reads a processor's name, a socket and the id of the run's process, and answers there."""
     try:
         with redirect_stdout(sys.stderr):
-            given = json.loads(sys.stdin.readline())
-            name, *beside = given if isinstance(given, list) else [given]
+            name, *beside = json.loads(sys.stdin.readline())
             seeing = LoadedProcessor(name)
-            answer = {} if beside else seeing.card()
     except Exception as error:
-        answer, beside = {"error": f"{type(error).__name__}: {error}"}, []
-    if beside:
-        serve(seeing, *beside)
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
     else:
-        print(json.dumps(answer))
+        serve(seeing, *beside)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from streaming import StreamingDataset
 from streaming.base.batching import generate_work
 from streaming.base.world import World
 
-from mdsmix.encode.tokenizer import cache_folder
+from mdsmix.encode.pretrained import cache_folder
 
 log = logging.getLogger(__name__)
 KEPT_FROM = 4_000_000

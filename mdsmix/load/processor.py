@@ -71,7 +71,7 @@ def _homes(settings: LoaderSettings) -> Iterator[tuple[Location, Manifest]]:
 
 def _refuse_other(home: Location, folder: str, planned: str) -> None:
     if (found := opened(folder).digest) != planned:
-        from mdsmix.encode.tokenizer import version
+        from mdsmix.encode.pretrained import version
 
         raise MixRefused(
             f"{home} holds the processor for which the streams were converted ({planned[:8]}), and transformers {version('transformers')} "

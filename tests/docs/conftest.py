@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode import processor
+from mdsmix.encode import pretrained, processor
 from tests.docs.homes import Homes
 from tests.docs.page import Counts
 from tests.docs.shell import command_folder
@@ -31,7 +31,12 @@ def reader(
     """Somebody with mdsmix and python at the prompt, in a window of 80 columns."""
     commands = command_folder(tmp_path_factory.getbasetemp() / "commands")
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
-    monkeypatch.setattr(processor, "_ask", lambda name: _opened(name).card())
+    ask = pretrained.ask
+
+    def answered(what: Any, name: str, kwargs: Any) -> Any:
+        return _opened(name).card() if what == "processor" else ask(what, name, kwargs)
+
+    monkeypatch.setattr(pretrained, "ask", answered)
     monkeypatch.setattr(
         processor, "ask", lambda _, folder, asked: _opened(str(folder)).answer(asked)
     )

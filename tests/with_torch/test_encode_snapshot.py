@@ -23,7 +23,9 @@ def test_an_error_without_words_is_told_by_its_type(
     for name in snapshot.WITHOUT:
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(snapshot, "take", fail)
-    monkeypatch.setattr(sys, "stdin", io.StringIO('{"name": "x", "kwargs": {}}'))
+    monkeypatch.setattr(
+        sys, "stdin", io.StringIO('{"what": "tokenizer", "name": "x", "kwargs": {}}')
+    )
     snapshot.main()
     assert json.loads(capsys.readouterr().out) == {"error": "KeyError()"}
 
@@ -34,7 +36,13 @@ def test_a_snapshot_is_taken_without_torch_and_is_the_same(tokenizer_folder: Pat
         "import sys; from mdsmix.encode import snapshot; snapshot.main(); "
         "sys.exit('torch' in sys.modules)"
     )
-    asked = json.dumps({"name": str(tokenizer_folder), "kwargs": {"bos_token": "<|im_start|>"}})
+    asked = json.dumps(
+        {
+            "what": "tokenizer",
+            "name": str(tokenizer_folder),
+            "kwargs": {"bos_token": "<|im_start|>"},
+        }
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], input=asked, capture_output=True, text=True, check=True
     )

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
@@ -18,7 +19,7 @@ import torch
 from PIL import Image
 
 from mdsmix.convert.gc import find_garbage
-from mdsmix.encode import counting, processor
+from mdsmix.encode import counting, pretrained, processor
 from mdsmix.encode.processor import Counter, open_processor
 from mdsmix.encode.processor_process import LoadedProcessor
 from mdsmix.engines.memory import held
@@ -43,7 +44,7 @@ from tests.with_torch.test_load_ranks import together
 
 LENGTH = 160
 SIZES = [(30, 40), (200, 120), (57, 333)]
-asked = processor._ask, processor.ask
+asked = pretrained.ask, processor.ask
 
 
 @pytest.fixture(autouse=True)
@@ -452,7 +453,7 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
     processors: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path))
-    monkeypatch.setattr(processor, "_ask", asked[0])
+    monkeypatch.setattr(pretrained, "ask", asked[0])
     monkeypatch.setattr(processor, "ask", asked[1])
     open_processor.cache_clear()
     folder = str(processors["qwen"][1])
@@ -562,13 +563,17 @@ def test_the_processor_is_fetched_from_a_store_and_goes_when_no_stream_names_it(
 def test_a_processor_that_is_not_there_is_said_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(processor, "_ask", asked[0])
+    monkeypatch.setattr(pretrained, "ask", asked[0])
     with pytest.raises(
         MdsmixError, match=r"the processor \./none could not be loaded: there is no such folder"
     ):
         open_processor("./none")
-    with pytest.raises(MdsmixError, match="could not be loaded"):
-        processor._read_answer("p", 1, "", "boom")
+    dead = subprocess.CompletedProcess([], 1, "", "boom")
+    monkeypatch.setattr(pretrained, "_look", lambda asked: dead)
+    with pytest.raises(
+        MdsmixError, match=r"could not be loaded \(boom\): name a folder with a prep"
+    ):
+        open_processor("p")
 
 
 RANK = """

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from mdsmix.encode.tokenizer import cache_folder
+from mdsmix.encode.pretrained import cache_folder
 from mdsmix.errors import Unreachable
 from mdsmix.mix.offline.buckets import Buckets
 from mdsmix.mix.offline.draw import seed_of

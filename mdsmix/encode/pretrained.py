@@ -1,0 +1,160 @@
+"""What transformers makes of a tokenizer or of a processor: looked at once, in a process of its own, and kept in the cache.
+
+A look costs seconds; whoever comes later reads small files. A snapshot is keyed by all that shapes it. A hub name is resolved to the
+commit in the local hub cache, so what moved on the hub is not seen before the hub cache sees it: the same recipe gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+import xxhash
+
+from mdsmix.errors import Unreachable
+
+What = Literal["tokenizer", "processor"]
+FORMAT = 6
+WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".mds"}
+"Files that are model weights: they shape no token and take minutes to hash."
+NOT_FOUND = (
+    "couldn't connect to",
+    "is not a valid model identifier",
+    "is not a local folder",
+    "RepositoryNotFoundError",
+    "LocalEntryNotFoundError",
+)
+"What transformers and huggingface_hub say of a name that they find nowhere."
+NEEDED: Mapping[What, str] = {
+    "tokenizer": "name a folder with a tokenizer.json, a lone tokenizer.json, or a hub name that this machine can reach",
+    "processor": "name a folder with a preprocessor_config.json and a tokenizer, or a hub name that this machine can reach, where torch and "
+    "torchvision are installed",
+}
+
+
+def snapshot(
+    what: What,
+    name: str,
+    kwargs: Mapping[str, Any],
+    say: Callable[[str], None] | None = None,
+    read: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> tuple[Path, dict[str, Any]]:
+    """The folder of the snapshot, taken now if there is none, which `say` hears, and what its card says. Unreachable where it cannot be
+    loaded. `read`: makes the card of transformers' answer; its `files` are texts by their names, of which the card keeps the names."""
+    if not (_folder(what, name, kwargs) / "card.json").exists():
+        if say:
+            say(
+                f"looking at the {what} {name} with transformers, once: some seconds, more where a hub sends it"
+            )
+        card = read(ask(what, name, kwargs))
+        folder = _folder(what, name, kwargs)  # a hub name has a commit now
+        for file, text in card["files"].items():
+            keep_in_cache(folder / file, text.encode())
+        # Written last and by renaming: a folder with a card is whole.
+        keep_in_cache(
+            folder / "card.json", json.dumps(card | {"files": sorted(card["files"])}).encode()
+        )
+    folder = _folder(what, name, kwargs)
+    return folder, json.loads((folder / "card.json").read_bytes())
+
+
+def _folder(what: What, name: str, kwargs: Mapping[str, Any]) -> Path:
+    """Named by the files, the keyword arguments and the version of transformers that reads them."""
+    digest = xxhash.xxh128()
+    settings = [FORMAT, name, dict(kwargs), version("transformers")]
+    digest.update(orjson.dumps(settings, option=orjson.OPT_SORT_KEYS))
+    for file, content in _files_of(name, str(kwargs.get("revision", "main"))):
+        digest.update(orjson.dumps([file, len(content)]))
+        digest.update(content)
+    return cache_folder() / f"{what}s" / digest.hexdigest()
+
+
+def _files_of(name: str, revision: str) -> Iterator[tuple[str, bytes]]:
+    """What it is made of: its folder's files, or the commit that the hub cache holds of it."""
+    path = Path(name)
+    if path.is_file():
+        yield path.name, path.read_bytes()
+    elif path.is_dir():
+        for file in sorted(path.rglob("*")):
+            if file.is_file() and file.suffix not in WEIGHTS:
+                yield str(file.relative_to(path)), file.read_bytes()
+    else:
+        hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "hub"
+        hub = Path(os.environ.get("HF_HUB_CACHE") or hub)
+        commit = hub / f"models--{name.replace('/', '--')}" / "refs" / revision
+        yield revision, commit.read_bytes() if commit.is_file() else b""
+
+
+def ask(what: What, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What transformers says of it as plain data; Unreachable where it cannot be loaded."""
+    if _is_lost(name):
+        raise Unreachable(
+            f"the {what} {name} could not be loaded: there is no such folder or file; correct the path (in a recipe it is "
+            "relative to the recipe's folder), or give the name of a hub's repository."
+        )
+    done = _look(json.dumps({"what": what, "name": name, "kwargs": dict(kwargs)}))
+    lines = done.stdout.strip().splitlines()
+    answer = json.loads(lines[-1]) if done.returncode == 0 and lines else {}
+    if lines and "error" not in answer:
+        return dict(answer)
+    error = str(answer.get("error", done.stderr[-300:]))
+    if any(sign in error for sign in NOT_FOUND) and not os.path.exists(name):
+        raise Unreachable(
+            f"the {what} {name} could not be loaded: there is no folder or file {name}, and no repository of that name "
+            "in this machine's hub cache or at a hub that it can reach; correct the name, or fetch it once where the hub can be "
+            "reached."
+        )
+    reason = " ".join(error.split()).partition(". ")[0][:300].rstrip(".")
+    raise Unreachable(f"the {what} {name} could not be loaded ({reason}): {NEEDED[what]}.")
+
+
+def _look(asked: str) -> subprocess.CompletedProcess[str]:
+    """The answer of a subprocess, since transformers stays imported in whoever imports it."""
+    command = [sys.executable, "-m", "mdsmix.encode.snapshot"]
+    return subprocess.run(command, input=asked, capture_output=True, text=True)
+
+
+def _is_lost(name: str) -> bool:
+    """Whether it is written as a path, which no name of a repository is, and nothing is there."""
+    is_path = (
+        name.startswith((".", "/", "~", "\\")) or name.count("/") > 1 or name.endswith(".json")
+    )
+    return is_path and not os.path.exists(name)
+
+
+def cache_folder() -> Path:
+    """Where disposable state lies: MDSMIX_CACHE, else mdsmix in the user's cache folder."""
+    if given := os.environ.get("MDSMIX_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mdsmix"
+
+
+def keep_in_cache(path: Path, content: bytes) -> None:
+    """Writes a file of the cache by renaming: one that is there is whole. Unreachable where it cannot be written."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise Unreachable(
+            f"cannot write {path} ({error.strerror}), a part of mdsmix's cache of what it knows of tokenizers and "
+            "sources: set MDSMIX_CACHE to a folder that can be written."
+        ) from None
+
+
+@cache
+def version(package: str) -> str:
+    """Of an installed package: 2 ms the first time, since all that is said of the package is parsed for it."""
+    return metadata.version(package)
