@@ -13,8 +13,8 @@ from pathlib import Path
 import xxhash
 
 from mdsmix import sources
-from mdsmix.convert.compaction import Compaction
 from mdsmix.convert.job import Job
+from mdsmix.convert.joining import Joining
 from mdsmix.convert.keys import window_key
 from mdsmix.convert.ledger import UnitRecord, read_record
 from mdsmix.convert.planning import Options, plan_streams
@@ -43,12 +43,11 @@ def finish_units(recipe: Path, like: Location) -> None:
     names |= {side.name for record in records for side in record.side_files}
     together(lambda name: (job.folder / name).write(SHARD), names)
     with lease(job.folder, print) as held:
-        packing = Compaction(job, Stored(), records)
+        joining = Joining(job.folder, Stored(), records)
         for record in records:
-            packing.fingerprints.note(record.key, _hashes(record.key))
-        entries = list(_entries(units, contents))
-        publish(job, records, entries, held)
-        packing.finish(held)
+            joining.note(record.key, _hashes(record.key))
+        publish(job, records, list(_entries(units, contents)), held)
+        joining.finish(held)
     SourceHashCache.of(job.target).save(units, contents)
 
 

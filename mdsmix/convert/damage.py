@@ -4,7 +4,7 @@ A run trusts a shard that lies at the target in its full size. Here every shard 
 too, is read and hashed first; that needs no index, since a shard is named by the hash of its stored bytes. Once a damaged
 shard is deleted, the record of its work unit names a missing shard, so the unit counts as unfinished and is converted again.
 A shard that only an older index or version names is not made again: its reader then misses a shard, where it would have
-trained on damage. Fingerprints and packs of them are looked at likewise.
+trained on damage. Segments of units and fingerprints are looked at likewise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import xxhash
 from mdsmix.convert.hashes import HASHES, parse_hashes
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER
-from mdsmix.convert.packs import FINGERPRINTS, drop_records, read_packs
+from mdsmix.convert.segments import NAME, drop_records
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.side_files import is_named_file
 from mdsmix.storage import Location, together
@@ -37,42 +37,29 @@ def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
     lying = [folder / name for folder in job.shard_folders for name, _ in folder.list()]
     shards = [at for at in lying if SHARD.fullmatch(at.name)]
     beside = [at for at in lying if is_named_file(at.name)]
-    hashed = [*shards, *beside]
+    names = [name for name, _ in (job.folder / FOLDER).list()]
+    segments = [job.folder / FOLDER / name for name in filter(NAME.fullmatch, names)]
+    hashed = [*shards, *beside, *segments]
     hashes = zip(hashed, together(stored_hash, hashed), strict=True)
     damaged = [(at, found) for at, found in hashes if not at.name.startswith(found)]
     for at, found in damaged:
-        what, again = ("file", "it") if is_named_file(at.name) else ("shard", "its work unit")
+        what, again = _said_of(at.name)
         say(
             f"{job.name}: the {what} {at} is damaged, its xxh128 is {found}: it is deleted, and {again} done again if "
             "it is still part of the stream"
         )
         held.delete(at)
-    names = [name for name, _ in (job.folder / FOLDER).list()]
-    _drop_damaged_packs(job, names, held, say)
     _drop_damaged_fingerprints(job, names, held, say)
     more = f" and {plural(len(beside), 'file')} beside the manifest" if beside else ""
     result = f"{len(damaged):,} damaged, made anew" if damaged else "all whole"
     return f"{plural(len(shards), 'shard')}{more} at the target read and hashed: {result}"
 
 
-def _drop_damaged_packs(
-    job: Job, names: Sequence[str], held: Lease, say: Callable[[str], None]
-) -> None:
-    """Deletes packs of fingerprints that are damaged. Nobody reads them unless a stream is published, and then their units
-    would have none for ever; so these are done again, whose records go first, in case that the run is killed."""
-    packs = [job.folder / FOLDER / n for n in names if FINGERPRINTS.fullmatch(n)]
-    hashes = zip(packs, together(stored_hash, packs), strict=True)
-    if not (damaged := [at for at, found in hashes if not at.name.startswith(found)]):
-        return
-    packed = read_packs(job.folder, names)
-    for at in damaged:
-        keys = {key for key, place in packed.fingerprints.items() if place.file == at.name}
-        say(
-            f"{job.name}: {at}, a pack of work units, is damaged: it is deleted, and {plural(len(keys), 'work unit')} in it done again"
-        )
-        held.confirm()
-        drop_records(job.folder, keys)
-        held.delete(at)
+def _said_of(name: str) -> tuple[str, str]:
+    """What a file of this name is, and what is done again where it is damaged."""
+    if NAME.fullmatch(name):
+        return "segment", "its work units are"
+    return ("file", "it is") if is_named_file(name) else ("shard", "its work unit is")
 
 
 def _drop_damaged_fingerprints(

@@ -150,8 +150,8 @@ def _limited(work: Work) -> Iterator[Hashed]:
 
 def _there(work: Work, keys: Sequence[str], lost: list[str]) -> Iterator[Fingerprints]:
     """The fingerprints of these keys; one that is not there or damaged is named in `lost`."""
-    packed = work.stored.packed.fingerprints
-    for key, found in zip(keys, all_hashes(work.job.folder, keys, packed), strict=True):
+    joined = work.stored.joined.fingerprints
+    for key, found in zip(keys, all_hashes(work.job.folder, keys, joined), strict=True):
         if found is None:
             lost.append(key)
         else:

@@ -10,27 +10,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from mdsmix.convert.damage import SHARD
-from mdsmix.convert.ledger import FOLDER, UnitRecord, parse_record, read_record
+from mdsmix.convert.ledger import FOLDER, UnitRecord, read_record
 from mdsmix.convert.needless import KeptFolder, needless
 from mdsmix.convert.old_versions import Version, find_versions, versions_to_delete
-from mdsmix.convert.packs import (
-    FINGERPRINTS,
-    NAME,
-    Pack,
-    Packed,
-    Place,
-    read_packs,
-    read_places,
-    rewrite,
-)
 from mdsmix.convert.parts import NOTE
+from mdsmix.convert.segments import NAME, Segment, read_segments, shrink
 from mdsmix.engines.ray_node import MEETING
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
@@ -50,8 +41,7 @@ _BAD_NAME = rf"({_HASH})-[0-9a-f]{{8}}"
 _KINDS = {
     "unit record": rf"{re.escape(FOLDER)}/({_HASH})",
     "fingerprints": rf"{re.escape(FOLDER)}/({_HASH})\.hashes",
-    "packed records": rf"{re.escape(FOLDER)}/{NAME.pattern}",
-    "packed fingerprints": rf"{re.escape(FOLDER)}/{FINGERPRINTS.pattern}",
+    "segment": rf"{re.escape(FOLDER)}/{NAME.pattern}",
     "bad records": rf"{re.escape(FOLDER)}/{_BAD_NAME}\.bad",
     "note of a part": rf"{re.escape(FOLDER)}/({NOTE.pattern})",
     "note of a cluster's run": rf"{re.escape(FOLDER)}/({MEETING.pattern})",
@@ -61,9 +51,8 @@ _KINDS = {
     **NAMED_FILES,
     "shard": SHARD.pattern,
 }
-_PACKS = ("packed records", "packed fingerprints")
-_LAST = ("shard", "version", "unfinished version", "packed fingerprints")
-"What unit records name, and packs of them."
+_LAST = ("shard", "version", "unfinished version")
+"What unit records name."
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -89,55 +78,6 @@ class _File:
     @property
     def base(self) -> str:
         return self.name.rpartition("/")[2]
-
-
-@dataclass(frozen=True, slots=True)
-class _Packs:
-    """Packs of unit records, and which records of each stay: of a young one all, of an old one those of the stream that is published."""
-
-    packed: Packed
-    keys: Mapping[str, Collection[str]]
-
-    @staticmethod
-    def of(
-        folder: Location, names: Iterable[str], old: Collection[str], current: Collection[str]
-    ) -> _Packs:
-        """`names`: of all packs, those of fingerprints too; `old`: of those of records that are."""
-        packed = read_packs(folder, names)
-        keys = {
-            name: {key for key in pack.records if name not in old or key in current}
-            for name, pack in packed.packs.items()
-        }
-        return _Packs(packed, keys)
-
-    @property
-    def packs(self) -> Mapping[str, Pack]:
-        return self.packed.packs
-
-    def records(self) -> Iterator[UnitRecord]:
-        for name, keys in self.keys.items():
-            found = (parse_record(self.packs[name].records[key], key) for key in keys)
-            yield from (record for record in found if record)
-
-    def left(self, bases: Collection[str]) -> dict[str, Pack]:
-        """What stays of each. `bases`: the keys of fingerprints that a record names."""
-        return {name: pack.only(self.keys[name], bases) for name, pack in self.packs.items()}
-
-    def shrunk(
-        self, folder: Location, files: Iterable[_File], left: Mapping[str, Pack], now: float
-    ) -> Iterator[Garbage]:
-        """Records that are packed with others that stay: the pack is written again without them."""
-        for file in files:
-            stays, pack = left[file.base], self.packs[file.base]
-            gone = [len(line) for key, line in pack.records.items() if key not in stays.records]
-            if stays != pack:
-                yield Garbage(
-                    kind="packed records",
-                    name=f"{file.name}: {len(gone):,} of {len(pack.records):,}",
-                    bytes=sum(gone),
-                    age=now - file.stat.modified,
-                    discard=partial(rewrite, folder, file.base, stays, lambda at: at.delete()),
-                )
 
 
 def seconds_of(text: str) -> float:
@@ -177,45 +117,54 @@ def find_garbage(
         for file in found:
             may_go = file.key not in current and now - file.stat.modified >= older_than
             (gone if may_go else kept)[kind].append(file)
-    names = [file.base for kind in _PACKS for file in (*gone[kind], *kept[kind])]
-    packs = _Packs.of(folder, names, {file.base for file in gone["packed records"]}, current)
-    records = [*_records(folder, kept["unit record"]), *packs.records()]
+    segments = read_segments(folder, [f.base for f in (*gone["segment"], *kept["segment"])])
+    joined = [
+        segments[file.base].only(current, ()) if is_old else segments[file.base]
+        for is_old, of in ((True, gone), (False, kept))
+        for file in of["segment"]
+        if file.base in segments
+    ]
+    own = _records(folder, kept["unit record"])
+    records = [*own, *(record for each in joined for record in _records_in(each))]
     named = _named(folder, kept, records)
     gone["shard"] = [file for file in gone["shard"] if file.name not in named]
     bases = {key for record in records for key in (record.key, record.base)}
-    alone = [*gone["fingerprints"], *kept["fingerprints"]]
     gone["fingerprints"] = [file for file in gone["fingerprints"] if file.key not in bases]
-    left = packs.left(bases)
-    shrunk = [file for file in gone["packed records"] if left.get(file.base)]
-    gone["packed records"] = [file for file in gone["packed records"] if file not in shrunk]
-    in_use = {name for pack in left.values() for name in pack.fingerprints}
-    packed = [file for file in gone["packed fingerprints"] if file.base not in in_use]
-    gone["packed fingerprints"] = packed
-    places = {k: place for k, place in packs.packed.fingerprints.items() if place.file in in_use}
-    stay = [file for file in alone if file not in gone["fingerprints"]]
-    old_ones = [file for file in stay if now - file.stat.modified >= older_than]
-    gone["fingerprints"] += _packed_too(folder, old_ones, places)
+    left = {f: segments.get(f.base, Segment()).only(current, bases) for f in gone["segment"]}
+    gone["segment"] = [f for f, of in left.items() if not (of.records or of.fingerprints)]
+    shrunk = [
+        _shrunk(folder, f, segments, of, now) for f, of in left.items() if f not in gone["segment"]
+    ]
     files = [_of_file(folder, kind, file, now) for kind in _KINDS for file in gone[kind]]
     unfinished = [left for left in _unfinished(folder, now) if left.age >= older_than]
     kept_folders = needless(folder.parent.parent, older_than)
     return [
         *files,
-        *packs.shrunk(folder, shrunk, left, now),
+        *(item for of in shrunk for item in of),
         *(_of_version(version, now) for version in old),
         *unfinished,
         *(_of_folder(found, now) for found in kept_folders),
     ]
 
 
-def _packed_too(
-    folder: Location, files: Sequence[_File], places: Mapping[str, Place]
-) -> Iterator[_File]:
-    """Those that a pack holds byte by byte: a run was killed when it had packed them, and before it deleted them."""
-    files = [file for file in files if file.key in places]
-    packed = read_places(folder, [places[file.key] for file in files])
-    for file, content in zip(files, packed, strict=True):
-        if content == (folder / file.name).read():
-            yield file
+def _records_in(segment: Segment) -> Iterator[UnitRecord]:
+    return filter(None, map(segment.record, segment.records))
+
+
+def _shrunk(
+    folder: Location, file: _File, segments: Mapping[str, Segment], left: Segment, now: float
+) -> Iterator[Garbage]:
+    """Units that lie in a segment with others that stay: it is written again without them."""
+    lines = segments[file.base].records
+    gone = [len(line) for key, line in lines.items() if key not in left.records]
+    if left != segments[file.base]:
+        yield Garbage(
+            kind="segment",
+            name=f"{file.name}: {len(gone):,} of {len(lines):,}",
+            bytes=sum(gone),
+            age=now - file.stat.modified,
+            discard=partial(shrink, folder, file.base, left, lambda at: at.delete()),
+        )
 
 
 def _of_file(folder: Location, kind: str, file: _File, now: float) -> Garbage:

@@ -1,5 +1,5 @@
 """The unit records: one small object per finished work unit, in `.mdsmix/` beneath the stream it belongs to. Once there are many
-they are packed (packs.py).
+they are joined (segments.py).
 
 A record that is there means that the unit's shards are there too, since it is written after them. So a run that was
 killed loses only the units that were being worked on, and whoever has the target can go on, on any machine.
@@ -101,3 +101,17 @@ def unsealed(stored: bytes) -> bytes | None:
 
 def _digest(content: bytes) -> bytes:
     return xxhash.xxh128_hexdigest(content).encode()
+
+
+def decompressed(stored: bytes | None) -> bytes | None:
+    """What a frame with a checksum holds; None where there is none, or a damaged one, whatever size it claims to hold."""
+    from zstandard import ZstdDecompressor, ZstdError
+
+    if stored is None:
+        return None
+    frame = ZstdDecompressor().decompressobj()
+    try:
+        content = frame.decompress(stored)
+    except ZstdError:
+        return None
+    return content if frame.eof and not frame.unused_data else None

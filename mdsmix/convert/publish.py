@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from mdsmix import __version__
@@ -29,7 +29,7 @@ from mdsmix.words import likest_first, listed
 
 def publish(
     job: Job,
-    units: list[UnitRecord],
+    units: Sequence[UnitRecord],
     sources: list[SourceEntry],
     held: Lease,
     noticed: Records | None = None,
@@ -86,7 +86,7 @@ def leftover_key(job: Job, keys: list[str]) -> str:
     return job.key("leftovers " + " ".join(keys))
 
 
-def _join_leftovers(job: Job, units: list[UnitRecord]) -> UnitRecord | None:
+def _join_leftovers(job: Job, units: Sequence[UnitRecord]) -> UnitRecord | None:
     """The units' leftovers, in order, as the stream's last part; less than one row is lost, and counted."""
     rows = JoinedRows(job.layout, job.encoding.max_seq_len, job.tokenizer.dtype)
     for unit in units:

@@ -16,9 +16,9 @@ from mdsmix.convert.damage import stored_hash
 from mdsmix.convert.guard import published_manifest
 from mdsmix.convert.job import Job
 from mdsmix.convert.outcome import Watcher
-from mdsmix.convert.packs import drop_records
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.run import convert
+from mdsmix.convert.segments import drop_records
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.recipe import Recipe
 from mdsmix.recipe.sampling import BY_BUDGET

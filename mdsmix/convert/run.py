@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from mdsmix.convert.compaction import Compaction
 from mdsmix.convert.damage import delete_damaged
 from mdsmix.convert.doing import do_units, publish_bad
 from mdsmix.convert.engine import counting, engine_of
@@ -24,6 +23,7 @@ from mdsmix.convert.guard import (
 from mdsmix.convert.hashes import duplicates_among
 from mdsmix.convert.images import forget_stamps
 from mdsmix.convert.job import Job, with_versions
+from mdsmix.convert.joining import Joining
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.parts import Part, PartOutcome, do_part, forget, learn
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
@@ -144,9 +144,10 @@ def _convert_stream(plan: StreamPlan, run: _Run) -> Outcome:
             _publish_beside([job])
         entries = source_entries(plan.units, [result.content for result in results])
         lost = told_of_lost(job, old, entries, plan.options.reencode)
-        compaction = Compaction(job, work.stored, [r for result in results for r in result.records])
-        manifest, index = _publish(plan, job, results, entries, held, compaction)
-        compaction.finish(held)
+        records = [record for result in results for record in result.records]
+        joining = Joining(job.folder, work.stored, records)
+        manifest, index = _publish(plan, job, results, entries, held, joining)
+        joining.finish(held)
         if plan.options.is_finish:
             forget(job, held)
         if not job.limit:
@@ -179,18 +180,17 @@ def _publish(
     results: list[UnitResult],
     entries: list[SourceEntry],
     held: Lease,
-    compaction: Compaction,
+    joining: Joining,
 ) -> tuple[Manifest, Index]:
     """Bad records first, then the index; bad records of units that are gone are deleted last."""
     standing, quarantined = plan.standing, publish_bad(job, plan.units, results)
-    records = [record for result in results for record in result.records]
     noticed = None
     if not job.drops:
-        packed, note = compaction.packed.fingerprints, compaction.fingerprints.note
-        noticed = duplicates_among(job.folder, records, packed, note)
+        joined = joining.stored.joined.fingerprints
+        noticed = duplicates_among(job.folder, joining.units, joined, joining.note)
     if standing.quarantined and not (standing.manifest or standing.damage):
         delete_stale_files(job.folder, quarantined, held)  # of a run that was refused
-    manifest, index = publish(job, records, entries, held, noticed)
+    manifest, index = publish(job, joining.units, entries, held, noticed)
     if standing.folders:  # else the quarantine holds what this run has put there
         delete_stale_files(job.folder, quarantined, held)
     return manifest, index

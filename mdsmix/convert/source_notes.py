@@ -16,8 +16,7 @@ import orjson
 import xxhash
 
 from mdsmix.convert.job import Job
-from mdsmix.convert.ledger import FOLDER
-from mdsmix.convert.packs import decompressed
+from mdsmix.convert.ledger import FOLDER, decompressed
 from mdsmix.convert.source_hashes import SourceHashCache, fingerprint, line
 from mdsmix.errors import Unreachable
 from mdsmix.sources import Content, Unit

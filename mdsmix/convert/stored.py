@@ -1,4 +1,4 @@
-"""What lies at a target when the work on it begins: two listings and the packs of unit records, instead of a request for every shard
+"""What lies at a target when the work on it begins: two listings and the segments of unit records, instead of a request for every shard
 and every unit record; and how a finished unit is found in it.
 
 A window's record says which shards and other files it has. The window counts as done only while all of them are there. A listed
@@ -7,14 +7,14 @@ file stays, because `gc` and `repair` delete only under the lease, which this ru
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mdsmix.convert.job import Job
 from mdsmix.convert.keys import Dropped, window_key
 from mdsmix.convert.ledger import FOLDER, RECORD, UnitRecord, read_record
-from mdsmix.convert.packs import Packed, read_packs
 from mdsmix.convert.quarantine import bad_name, kept_name
+from mdsmix.convert.segments import Segment, joined, read_segments
 from mdsmix.shards.index import StoredFile
 from mdsmix.sources import Content, Window
 from mdsmix.storage import Location, together
@@ -26,8 +26,10 @@ class Stored:
 
     kept: frozenset[str] = frozenset()
     "Files of units: their records, fingerprints and bad records."
-    packed: Packed = field(default_factory=Packed)
-    "Records and fingerprints that are no files of their own."
+    segments: Mapping[str, Segment] = field(default_factory=dict)
+    "By their names."
+    joined: Segment = field(default_factory=Segment)
+    "What all of them hold, less the records that have files of their own."
     shards: frozenset[tuple[str, int]] = frozenset()
     "In the target."
     versions: frozenset[tuple[str, int]] = frozenset()
@@ -35,7 +37,7 @@ class Stored:
     @property
     def records(self) -> Iterator[str]:
         """The keys of all unit records."""
-        yield from self.packed.records
+        yield from self.joined.records
         yield from filter(RECORD.fullmatch, self.kept)
 
     def has(self, file: StoredFile) -> bool:
@@ -46,7 +48,7 @@ class Stored:
         """The record of a finished window, None where the window is to be done (again): it never was, or its shards are gone."""
         key = window_key(job, window, dropped)
         is_alone = key in self.kept
-        record = read_record(job.folder, key) if is_alone else self.packed.record(key)
+        record = read_record(job.folder, key) if is_alone else self.joined.record(key)
         if record is None or not job.trusts(record.backend):
             return None
         if record.records.bad and kept_name(bad_name(key, window)) not in self.kept:
@@ -86,8 +88,14 @@ def list_stored(job: Job) -> Stored:
     target, *versions = job.shard_folders
     kept, shards, *others = together(_sizes, [target / FOLDER, target, *versions])
     names = frozenset(name for name, _ in kept)
-    packed = read_packs(target, names, alone=names)
-    return Stored(names, packed, shards, frozenset().union(*others))
+    segments = read_segments(target, names)
+    return Stored(
+        kept=names,
+        segments=segments,
+        joined=joined(segments.values(), own=names),
+        shards=shards,
+        versions=frozenset().union(*others),
+    )
 
 
 def _sizes(folder: Location) -> frozenset[tuple[str, int]]:

@@ -12,19 +12,13 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert import compaction, gc
+from mdsmix.convert import gc, joining
 from mdsmix.convert.damage import stored_hash
-from mdsmix.convert.hashes import hashes_name
 from mdsmix.convert.ledger import FOLDER, RECORD
-from mdsmix.convert.packs import (
-    FINGERPRINTS,
-    NAME,
-    drop_records,
-    read_packs,
-)
 from mdsmix.convert.parts import Part
 from mdsmix.convert.planning import Options
 from mdsmix.convert.run import convert_part
+from mdsmix.convert.segments import NAME, Segment, drop_records, joined, read_segments
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.verify import verify
@@ -43,8 +37,7 @@ from tests.converting import (
 
 TEXTS = [{"text": f"Document {n:02} is about the number {n:02}. " * 3} for n in range(21)]
 LATER = [*TEXTS, {"text": "One more, which two others equal."}]
-PACKS = re.compile(f"{NAME.pattern}|{FINGERPRINTS.pattern}")
-DELETED = re.compile(rf"{PACKS.pattern}|{RECORD.pattern}(\.hashes)?")
+FILES = re.compile(rf"{NAME.pattern}|{RECORD.pattern}(\.hashes)?")
 
 
 @pytest.fixture
@@ -59,10 +52,9 @@ def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 def pack(patch: pytest.MonkeyPatch, fewest: int) -> None:
-    patch.setattr(compaction, "FEWEST", fewest)
-    patch.setattr(compaction, "A_PACK", 2)
-    patch.setattr(compaction, "PIECE_BYTES", 150)
-    patch.setattr(compaction, "AT_ONCE", 4)
+    patch.setattr(joining, "FEWEST", fewest)
+    patch.setattr(joining, "MOST_UNITS", 2)
+    patch.setattr(joining, "AT_ONCE", 4)
 
 
 def split(recipe: Path) -> Path:
@@ -71,6 +63,15 @@ def split(recipe: Path) -> Path:
 
 def ledger(recipe: Path) -> list[str]:
     return os.listdir(split(recipe) / FOLDER)
+
+
+def in_segments(recipe: Path) -> dict[str, Segment]:
+    return read_segments(locate(split(recipe)), ledger(recipe))
+
+
+def together(recipe: Path) -> Segment:
+    """What all segments hold."""
+    return joined(in_segments(recipe).values())
 
 
 def published(recipe: Path) -> dict[str, bytes]:
@@ -104,7 +105,6 @@ def test_units_are_packed_when_they_are_published_and_known_again(
     assert not list(filter(RECORD.fullmatch, ledger(recipe)))
     assert not [name for name in ledger(recipe) if name.endswith(".hashes")]
     assert len(list(filter(NAME.fullmatch, ledger(recipe)))) == 4
-    assert len(list(filter(FINGERPRINTS.fullmatch, ledger(recipe)))) > 1
     assert run_recipe(recipe, override)[0].state == "up to date"
 
     write_jsonl(recipe.parent / "a.jsonl", [*LATER, LATER[-1], TEXTS[0]])
@@ -128,18 +128,18 @@ def test_few_units_are_not_packed_and_as_many_as_it_takes_are(
     assert run_recipe(recipe)[0].reused == 6
     # One unit was edited: its old record stays alone, as any that no stream names.
     assert len(list(filter(RECORD.fullmatch, ledger(recipe)))) == 1
-    assert len(read_packs(locate(split(recipe)), ledger(recipe)).records) == 7
+    assert len(together(recipe).records) == 7
 
 
-def test_wherever_the_compaction_ends_nothing_is_lost_and_nothing_done_again(
+def test_wherever_joining_ends_nothing_is_lost_and_nothing_done_again(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second publication packs what the first left, and takes from a pack a unit that was done again since."""
     folder = locate(split(recipe))
     write_jsonl(recipe.parent / "a.jsonl", TEXTS[:12])
     run_recipe(recipe)
-    again = next(iter(read_packs(folder, ledger(recipe)).records))
-    shards = read_packs(folder, ledger(recipe)).record(again).shards
+    again = next(iter(together(recipe).records))
+    shards = together(recipe).record(again).shards
     (folder / shards[0].stored.basename).delete()
     write_jsonl(recipe.parent / "a.jsonl", LATER)
     old = published(recipe)["index.json"]
@@ -165,7 +165,7 @@ def test_wherever_the_compaction_ends_nothing_is_lost_and_nothing_done_again(
         assert manifest_of(split(recipe)).records.unhashed == 0
         assert verify(folder, quick=False, begin=print, on_progress=print).faults == ()
         gc.delete_garbage(folder, 0, print)
-        assert not packed_too(recipe), number
+        assert not [name for name in ledger(recipe) if is_lone(recipe, name)], number
         write_jsonl(recipe.parent / "a.jsonl", LATER)
         if not ended():
             break
@@ -173,15 +173,13 @@ def test_wherever_the_compaction_ends_nothing_is_lost_and_nothing_done_again(
     assert number > 8
 
 
-def packed_too(recipe: Path) -> set[str]:
-    """Files of units that lie in a pack as well."""
-    names = ledger(recipe)
-    packed = read_packs(locate(split(recipe)), names)
-    return set(names) & {*map(hashes_name, packed.fingerprints)}
+def is_lone(recipe: Path, name: str) -> bool:
+    """Whether it is a file of fingerprints whose unit has no record of its own: nobody would ever join or delete it."""
+    return name.endswith(".hashes") and name.removesuffix(".hashes") not in ledger(recipe)
 
 
 def killed_at(patch: pytest.MonkeyPatch, number: int) -> Callable[[], bool]:
-    """The compaction ends before its write or deletion of this number; tells whether there was one."""
+    """Joining ends before its write or deletion of this number; tells whether there was one."""
     counts = {"left": number}
 
     def counting(change: Callable[..., Any], names: re.Pattern[str]) -> Callable[..., Any]:
@@ -194,21 +192,21 @@ def killed_at(patch: pytest.MonkeyPatch, number: int) -> Callable[[], bool]:
 
         return one
 
-    patch.setattr(LocalPath, "write", counting(LocalPath.write, PACKS))
-    patch.setattr(LocalPath, "delete", counting(LocalPath.delete, DELETED))
+    patch.setattr(LocalPath, "write", counting(LocalPath.write, NAME))
+    patch.setattr(LocalPath, "delete", counting(LocalPath.delete, FILES))
     return lambda: counts["left"] < 0
 
 
 def test_a_damaged_pack_counts_as_none(recipe: Path) -> None:
     run_recipe(recipe)
-    packs = read_packs(locate(split(recipe)), ledger(recipe)).packs
-    name = next(name for name, pack in packs.items() if not pack.fingerprints)
-    at = split(recipe) / FOLDER / name
-    at.write_bytes(at.read_bytes()[:-1] + b"!")
-    (split(recipe) / "index.json").unlink()
-    whole = run_recipe(recipe)[0]
-    assert whole.done in (1, 2)
-    assert manifest_of(split(recipe)).records.unhashed == 0
+    for name, segment in in_segments(recipe).items():
+        at = split(recipe) / FOLDER / name
+        content = bytearray(at.read_bytes())
+        content[20] ^= 1
+        at.write_bytes(content)
+        (split(recipe) / "index.json").unlink()
+        assert run_recipe(recipe)[0].done == len(segment.records)
+        assert manifest_of(split(recipe)).records.unhashed == 0
 
 
 def test_damaged_packs_are_written_anew_and_their_units_done_again_once(
@@ -216,10 +214,11 @@ def test_damaged_packs_are_written_anew_and_their_units_done_again_once(
 ) -> None:
     """The new packs have the names of the damaged ones, and their sizes too."""
     run_recipe(recipe)
-    for name in filter(PACKS.fullmatch, ledger(recipe)):
+    for name in filter(NAME.fullmatch, ledger(recipe)):
         at = split(recipe) / FOLDER / name
-        content = at.read_bytes()
-        at.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        content = bytearray(at.read_bytes())
+        content[20] ^= 1
+        at.write_bytes(content)
     for machine, reused in (("another", 0), ("a third", 7)):
         forget(monkeypatch, recipe, machine)
         (split(recipe) / "index.json").unlink()
@@ -228,10 +227,9 @@ def test_damaged_packs_are_written_anew_and_their_units_done_again_once(
 
 
 def damage_fingerprints(recipe: Path) -> None:
-    """Those of the first unit, and with them the pack in which they lie."""
-    packed = read_packs(locate(split(recipe)), ledger(recipe))
+    """Those of the first unit, and with them the segment in which they lie."""
     key = manifest_of(split(recipe)).parts[0].key
-    place = packed.fingerprints[key]
+    place = together(recipe).fingerprints[key]
     at = split(recipe) / FOLDER / place.file
     content = bytearray(at.read_bytes())
     content[place.start + place.bytes // 2] ^= 1
@@ -247,10 +245,10 @@ def test_units_whose_packed_fingerprints_are_damaged_are_done_again_where_that_i
     told = Told()
     outcome = run_recipe(recipe, verify_target=True, watcher=told)[0]
     assert 0 < outcome.done < outcome.units
-    assert sum("a pack of work units" in sentence for sentence in told.said) == 1
+    assert sum("the segment " in sentence for sentence in told.said) == 1
     assert manifest_of(split(recipe)).records.unhashed == 0
     assert published(recipe) == before
-    for name in filter(PACKS.fullmatch, ledger(recipe)):
+    for name in filter(NAME.fullmatch, ledger(recipe)):
         assert name.startswith(stored_hash(locate(split(recipe)) / FOLDER / name))
     assert run_recipe(recipe, verify_target=True)[0].done == 0
 
@@ -281,7 +279,7 @@ def test_a_packed_unit_that_was_dropped_is_none(recipe: Path) -> None:
     folder = locate(split(recipe))
     keys = [part.key for part in manifest_of(split(recipe)).parts][:7]
     drop_records(folder, {keys[2]})
-    left = read_packs(folder, ledger(recipe))
+    left = together(recipe)
     assert left.records.keys() == {*keys} - {keys[2]}
     assert len(left.fingerprints) == 7, "they may be those of another unit too"
 
@@ -293,15 +291,21 @@ def test_a_run_that_lost_its_lease_deletes_none_of_the_files_that_it_has_packed(
     monkeypatch.setattr(Lease, "is_held_still", lambda _: False)
     run_recipe(recipe)
     assert len(list(filter(RECORD.fullmatch, ledger(recipe)))) == 7
-    assert len(read_packs(locate(split(recipe)), ledger(recipe)).records) == 7
+    assert len(together(recipe).records) == 7
 
 
-def test_what_is_as_large_as_a_piece_keeps_a_file_of_its_own(tmp_path: Path) -> None:
-    at, piece = locate(tmp_path), compaction.PIECE_BYTES
-    joining = compaction.Joining(at, dict.fromkeys(["a", "b", "c"]))
-    joining.note("a", bytes(piece))
-    joining.finish(iter([bytes(piece - 1), b"c"]))
-    assert list(joining.files.values()) == [[("b", piece - 1), ("c", 1)]]
+def test_fingerprints_that_are_large_keep_a_file_of_their_own(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "OWN_BYTES", 1)
+    run_recipe(recipe)
+    found = together(recipe)
+    assert (len(found.records), len(found.fingerprints)) == (7, 0)
+    assert len([name for name in ledger(recipe) if name.endswith(".hashes")]) == 7
+    write_jsonl(recipe.parent / "a.jsonl", LATER)
+    assert run_recipe(recipe)[0].reused == 6
+    assert manifest_of(split(recipe)).records.unhashed == 0
+    assert gc.find_garbage(locate(split(recipe)), gc.KEEP_SECONDS) == []
 
 
 def test_what_is_packed_goes_when_nothing_names_it(
@@ -317,23 +321,23 @@ def test_what_is_packed_goes_when_nothing_names_it(
     age(split(recipe), 8)
     found = gc.find_garbage(folder, gc.KEEP_SECONDS)
     assert {item.kind for item in found} == {
-        "packed records",
+        "segment",
         "shard",
         "old index",
     }
-    (shrunk,) = (item for item in found if item.kind == "packed records")
-    assert shrunk.name.endswith(".units.zst: 1 of 2")
-    before = read_packs(folder, ledger(recipe))
+    (shrunk,) = (item for item in found if item.kind == "segment")
+    assert shrunk.name.endswith(".segment: 1 of 2")
+    before = together(recipe)
     # Packed a moment ago: whoever goes on from there believes what they say
-    for name in before.packs:
+    for name in in_segments(recipe):
         os.utime(split(recipe) / FOLDER / name)
     left = gc.find_garbage(folder, gc.KEEP_SECONDS)
     (stays,) = {item.name for item in found if item.kind == "shard"} - {item.name for item in left}
     (key,) = old - current - {last(old, before)}
-    assert read_packs(folder, ledger(recipe)).record(key).shards[0].stored.basename == stays
+    assert together(recipe).record(key).shards[0].stored.basename == stays
     age(split(recipe), 8)
     gc.delete_garbage(folder, gc.KEEP_SECONDS, print)
-    left = read_packs(folder, ledger(recipe))
+    left = together(recipe)
     assert before.records.keys() - left.records.keys() == old - current - {last(old, before)}
     assert gc.find_garbage(folder, 0) == []
     assert run_recipe(recipe)[0].state == "up to date"
@@ -348,10 +352,10 @@ def test_what_is_packed_goes_when_nothing_names_it(
     for what in ("delete", "flush"):
         monkeypatch.setattr(LocalPath, what, told(getattr(LocalPath, what), what, gone))
     gc.delete_garbage(folder, gc.KEEP_SECONDS, print)
-    assert not [n for n in ledger(recipe) if PACKS.fullmatch(n)]
-    last_pack = max(n for n, name in enumerate(gone) if name.endswith(".units.zst"))
-    first_piece = min(n for n, name in enumerate(gone) if name.endswith(".fingerprints"))
-    between = gone[last_pack:first_piece]
+    assert not [n for n in ledger(recipe) if NAME.fullmatch(n)]
+    last_segment = max(n for n, name in enumerate(gone) if name.endswith(".segment"))
+    first_shard = min(n for n, name in enumerate(gone) if name.endswith(".mds"))
+    between = gone[last_segment:first_shard]
     assert f"flush {FOLDER}" in between, "what is named goes when what names it is gone for good"
 
 
