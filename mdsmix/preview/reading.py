@@ -18,7 +18,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.load.layout import SampleAt
 from mdsmix.mix.streams import Stream
 from mdsmix.shards.index import Shard
-from mdsmix.shards.sample import DECOMPRESSED, read_samples, sample_runs, sample_table
+from mdsmix.shards.sample import can_unpack, read_samples, sample_runs, sample_table
 from mdsmix.storage import together
 from mdsmix.words import plural
 
@@ -39,7 +39,11 @@ class ShardReader:
 
     def look(self, keys: Iterable[ShardKey]) -> bool:
         """Reads the tables of these shards; False where the bound left one out."""
-        new = [key for key in dict.fromkeys(keys) if key not in self.tables and self._opens(key)]
+        new = [
+            key
+            for key in dict.fromkeys(keys)
+            if key not in self.tables and can_unpack(self._shard(key))
+        ]
         paid = [key for key in new if self._pay(4 * (self._shard(key).samples + 2))]
         found = together(
             lambda key: sample_table(self.streams[key[0]].folder, self._shard(key)), paid
@@ -64,11 +68,6 @@ class ShardReader:
 
     def _shard(self, key: ShardKey) -> Shard:
         return self.streams[key[0]].shards[key[1]]
-
-    def _opens(self, key: ShardKey) -> bool:
-        """Whether its compression is one that is undone here."""
-        shard = self._shard(key)
-        return shard.zip_data is None or str(shard.compression).split(":")[0] in DECOMPRESSED
 
     def _cost(self, key: ShardKey, positions: set[int]) -> int:
         table, shard = self.tables[key], self._shard(key)

@@ -80,6 +80,11 @@ class Shard:
         return dict(zip(self.column_names, self.column_encodings, strict=False))
 
     @property
+    def packing(self) -> str:
+        """The algorithm that its file was compressed by; blank where none was."""
+        return str(self.compression).partition(":")[0] if self.zip_data else ""
+
+    @property
     def stored(self) -> StoredFile:
         """The file that lies in the stream's folder: the compressed one where there is one."""
         return self.zip_data or self.raw_data

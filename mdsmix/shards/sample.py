@@ -37,22 +37,22 @@ Read = Callable[[int, int], bytes]
 "(start, length) -> bytes of the raw shard; starts only grow."
 
 
+def can_unpack(shard: Shard) -> bool:
+    """Whether its samples can be read here."""
+    return shard.packing in ("", *DECOMPRESSED)
+
+
 def read_head(folder: Location, shard: Shard, limit: int = HEAD_SAMPLES) -> list[dict[str, Any]]:
     """Up to `limit` first samples; none where br or snappy compressed them. Unreachable where the shard is damaged."""
+    if not can_unpack(shard):
+        return []
     with _opened(folder, shard) as read:
-        return [decode_sample(shard, data) for data in _first(read, shard, limit)] if read else []
+        return [decode_sample(shard, data) for data in _first(read, shard, limit)]
 
 
 def read_sample(folder: Location, shard: Shard, position: int) -> dict[str, Any]:
-    """The sample at a position of the shard, by three ranged requests. Unreachable where it cannot be read."""
-    with _opened(folder, shard) as read:
-        if read is None:
-            raise _unknown(folder, shard)
-        _check_count(read(0, 4), shard)
-        start, stop = np.frombuffer(read(4 * (position + 1), 8), "<u4").tolist()
-        if not 4 * (shard.samples + 2) <= start <= stop <= shard.raw_data.bytes:
-            raise ValueError("its table of samples leads outside of it")
-        return decode_sample(shard, read(start, stop - start))
+    """The sample at a position of the shard, by two ranged requests. Unreachable where it cannot be read."""
+    return read_samples(folder, shard, sample_table(folder, shard), [position])[position]
 
 
 def sample_sizes(folder: Location, shard: Shard) -> NDArray[np.int64]:
@@ -64,8 +64,6 @@ def sample_table(folder: Location, shard: Shard) -> NDArray[np.int64]:
     """int64 [samples + 1]: where each sample begins in the raw shard, and where the last one ends: 4 bytes a sample are read.
     Unreachable where they cannot be."""
     with _opened(folder, shard) as read:
-        if read is None:
-            raise _unknown(folder, shard)
         return _offsets(read, shard, shard.samples)
 
 
@@ -76,8 +74,6 @@ def read_samples(
     shard is unpacked as far as the last of them. Unreachable where one cannot be read."""
     found = dict[int, dict[str, Any]]()
     with _opened(folder, shard) as read:
-        if read is None:
-            raise _unknown(folder, shard)
         for first, last in sample_runs(table, positions):
             begin = int(table[first])
             body = read(begin, int(table[last + 1]) - begin)
@@ -98,17 +94,15 @@ def sample_runs(table: NDArray[np.int64], positions: Iterable[int]) -> list[tupl
     return runs
 
 
-def _unknown(folder: Location, shard: Shard) -> Unreachable:
-    return Unreachable(
-        f"{folder / shard.stored.basename} is compressed by {shard.compression}, and mdsmix reads "
-        f"{', '.join(DECOMPRESSED)}; publish the stream with one of these to look inside."
-    )
-
-
 @contextmanager
-def _opened(folder: Location, shard: Shard) -> Iterator[Read | None]:
+def _opened(folder: Location, shard: Shard) -> Iterator[Read]:
     """A reader of the raw shard; whatever a decoder makes of damaged bytes names the shard."""
     file = folder / shard.stored.basename
+    if not can_unpack(shard):
+        raise Unreachable(
+            f"{file} is compressed by {shard.packing}, and mdsmix reads {', '.join(DECOMPRESSED)}; publish the stream with "
+            "one of these to look inside."
+        )
     try:
         with _raw(file, shard) as read:
             yield read
@@ -142,15 +136,10 @@ def decode_sample(shard: Shard, data: bytes) -> dict[str, Any]:
         raise ValueError(f"a sample of {len(data)} bytes says that its columns have {sum(sizes)}")
     sample = {}
     for (name, encoding), size in zip(shard.columns.items(), sizes, strict=True):
-        sample[name] = decode_value(encoding, data[position : position + size])
+        codec, settings = codec_of(encoding)
+        sample[name] = codec.decode(settings, data[position : position + size])
         position += size
     return sample
-
-
-def decode_value(encoding: str, data: bytes) -> Any:
-    """One value of a column: ndarray, str, number, JSON value, or bytes."""
-    codec, settings = codec_of(encoding)
-    return codec.decode(settings, data)
 
 
 def _first(read: Read, shard: Shard, limit: int) -> Iterator[bytes]:
@@ -168,8 +157,9 @@ def _first(read: Read, shard: Shard, limit: int) -> Iterator[bytes]:
 def _offsets(read: Read, shard: Shard, wanted: int) -> NDArray[np.int64]:
     """int64 [wanted + 1]: where the first samples begin and the last of them ends."""
     head = read(0, 4 * (wanted + 2))
-    _check_count(head, shard)
-    table = head[4:]
+    count, table = int.from_bytes(head[:4], "little"), head[4:]
+    if count != shard.samples:
+        raise ValueError(f"it holds {count} samples, and its index says {shard.samples}")
     offsets = np.frombuffer(table[: len(table) // 4 * 4], "<u4").astype(np.int64)
     if len(offsets) != wanted + 1 or (np.diff(offsets) < 0).any():
         raise ValueError("its table of samples is cut off or not ascending")
@@ -178,23 +168,14 @@ def _offsets(read: Read, shard: Shard, wanted: int) -> NDArray[np.int64]:
     return offsets
 
 
-def _check_count(head: bytes, shard: Shard) -> None:
-    count = int.from_bytes(head[:4], "little")
-    if count != shard.samples:
-        raise ValueError(f"it holds {count} samples, and its index says {shard.samples}")
-
-
 @contextmanager
-def _raw(file: Location, shard: Shard) -> Iterator[Read | None]:
+def _raw(file: Location, shard: Shard) -> Iterator[Read]:
     """A reader of the shard's raw bytes."""
-    algorithm = str(shard.compression or "").split(":")[0]
-    if shard.zip_data is None:
+    if not shard.packing:
         yield file.read
-    elif algorithm in DECOMPRESSED:
-        with file.open() as stored, decompressed(stored, algorithm) as stream:
-            yield _sequential(stream)
-    else:
-        yield None
+        return
+    with file.open() as stored, decompressed(stored, shard.packing) as stream:
+        yield _sequential(stream)
 
 
 def decompressed(stored: BinaryIO, algorithm: str) -> BinaryIO:

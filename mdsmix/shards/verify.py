@@ -30,7 +30,7 @@ from mdsmix.shards.index import Shard, StoredFile, find_description, parse_index
 from mdsmix.shards.manifest import Manifest, parse_manifest, read_manifest
 from mdsmix.shards.published import working_folder
 from mdsmix.shards.quarantined import QUARANTINE, read_quarantine
-from mdsmix.shards.sample import DECOMPRESSED
+from mdsmix.shards.sample import can_unpack
 from mdsmix.shards.whole import check_stored, samples_of
 from mdsmix.storage import Location
 
@@ -246,7 +246,7 @@ def _look_once(folder: Location, shard: Shard) -> _Inside:
             return _Inside(file=at.name, problem=gone)
         raise
     try:
-        if shard.zip_data and str(shard.compression).split(":")[0] not in DECOMPRESSED:
+        if not can_unpack(shard):
             check_stored(shard.stored, data)
             return _Inside(file=at.name, is_decoded=False)
         return _Inside(file=at.name, totals=decode(shard, samples_of(shard, data)))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import Shard, StoredFile
-from mdsmix.shards.sample import DECOMPRESSED, decompressed
+from mdsmix.shards.sample import DECOMPRESSED, can_unpack, decompressed
 from mdsmix.storage import Location
 
 
@@ -75,14 +75,13 @@ def _digest(algorithm: str, data: bytes) -> str | None:
 
 
 def _raw(shard: Shard, data: bytes) -> bytes:
-    if shard.zip_data is None:
+    if not shard.packing:
         return data
-    algorithm = str(shard.compression).split(":")[0]
-    if algorithm not in DECOMPRESSED:
+    if not can_unpack(shard):
         raise ValueError(
-            f"it is compressed by {algorithm}, and mdsmix reads {', '.join(DECOMPRESSED)}"
+            f"it is compressed by {shard.packing}, and mdsmix reads {', '.join(DECOMPRESSED)}"
         )
-    raw = decompressed(io.BytesIO(data), algorithm).read(shard.raw_data.bytes + 1)
+    raw = decompressed(io.BytesIO(data), shard.packing).read(shard.raw_data.bytes + 1)
     if len(raw) != shard.raw_data.bytes:
         raise ValueError(f"decompressed it is not the {shard.raw_data.bytes:,} bytes of its index")
     return raw
