@@ -146,6 +146,17 @@ def test_without_a_budget_the_shares_are_written_and_nothing_is_sampled(
     assert mdsmix("convert", tmp_path / "recipe.yaml").code == 0
 
 
+def test_a_source_that_conversion_would_refuse_has_its_share_in_a_comment(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    write_jsonl(tmp_path / "data/c4.jsonl", texts("a", 20))
+    write_jsonl(tmp_path / "data/wiki.jsonl", [*texts("b", 5), *[{"text": 5}] * 4])
+    assert init(tmp_path, tokenizer_folder, {"mixture": {"c4": 26.7, "wiki": 3}}).code == 0
+    assert read(tmp_path)["mix"] == {"c4": {"share": "26.7%"}}
+    assert "\n  # wiki: {share: 3%}\n" in (tmp_path / "recipe.yaml").read_text()
+    assert mdsmix("convert", tmp_path / "recipe.yaml").code == 0
+
+
 def test_what_is_above_the_named_folder_names_no_source(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:

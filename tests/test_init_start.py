@@ -75,7 +75,6 @@ def test_it_shows_a_record_as_it_is_trained_and_says_what_it_leaves(
         "data/empty.jsonl is empty",
         "no data by their names: data/README.md (one that is named itself is known by how it begins)",
         "not read of web: url",
-        "hidden files were left alone: 1",
         "data/odd.jsonl is of no known shape; its records have the fields html, score",
         "text: there is no field text (or raw_content, txt, content, document, body)",
     ):

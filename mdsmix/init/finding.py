@@ -113,22 +113,15 @@ def _visible(
     """The files of a folder. Hidden files, published streams and the folders of `but` are left out."""
     own = {_folder(name) for name in below if _last(name) == BASENAME} - {""}
     streams = {_folder(name) for name in below if _last(name) == INDEX}
-    hidden = 0
     for name, stat in below.items():
-        if any(_is_in(name, folder) for folder in own) or name == BASENAME:
-            continue
-        if _folder(name) in streams and _last(name) != INDEX:  # its shards
-            continue
-        if any(f"{place / name}".startswith(f"{other}/") for other in but):
-            continue
-        if any(part.startswith(".") for part in name.split("/")):
-            hidden += 1
-            continue
-        yield name, stat
+        is_ours = name == BASENAME or any(_is_in(name, folder) for folder in own)
+        is_shard = _folder(name) in streams and _last(name) != INDEX
+        is_hidden = any(part.startswith(".") for part in name.split("/"))
+        is_out = any(f"{place / name}".startswith(f"{other}/") for other in but)
+        if not (is_ours or is_shard or is_hidden or is_out):
+            yield name, stat
     if own:
         found.left_alone.append(f"published streams were left alone: {', '.join(sorted(own))}")
-    if hidden:
-        found.left_alone.append(f"hidden files were left alone: {hidden}")
 
 
 def _take(found: DataFiles, file: SourceFile, is_named: bool = True) -> None:

@@ -124,7 +124,7 @@ def begin(asked: Request) -> FirstRecipe:
     tried, trials = _tried(top, drafts, tokenizer, asked.folder)
     drafts = [_decided(draft, trials[draft.name]) for draft in tried]
     left_out += [f"{draft.name} is left out: {draft.refused}" for draft in drafts if draft.refused]
-    left_out += _copies(drafts)
+    left_out += _copies([draft for draft in drafts if not draft.refused])
     return FirstRecipe(
         text=text_of(top, drafts),
         drafts=drafts,
