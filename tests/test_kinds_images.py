@@ -21,8 +21,8 @@ from mdsmix.record import Conversation, canonical
 from mdsmix.shapes import SHAPES as SHAPES_OF
 from mdsmix.shapes.pictures import images_of, with_images
 from mdsmix.shards.cells import cells
+from mdsmix.shards.codecs import decode_value
 from mdsmix.shards.index import read_index
-from mdsmix.shards.sample import decode_value
 from mdsmix.shards.whole import read_whole
 from mdsmix.storage import locate
 from tests.converting import (

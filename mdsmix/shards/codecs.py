@@ -157,3 +157,9 @@ def codec_of(encoding: str) -> tuple[Codec, list[str]]:
     """The codec of an encoding, and the encoding's settings."""
     name, *settings = encoding.split(":")
     return CODECS.get(name, _BYTES), settings
+
+
+def decode_value(encoding: str, data: bytes) -> Any:
+    """One value of a column: ndarray, str, number, JSON value, or bytes."""
+    codec, settings = codec_of(encoding)
+    return codec.decode(settings, data)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.errors import Unreachable
-from mdsmix.shards.codecs import codec_of
+from mdsmix.shards.codecs import decode_value
 from mdsmix.shards.index import Shard
 from mdsmix.storage import Location
 
@@ -136,8 +136,7 @@ def decode_sample(shard: Shard, data: bytes) -> dict[str, Any]:
         raise ValueError(f"a sample of {len(data)} bytes says that its columns have {sum(sizes)}")
     sample = {}
     for (name, encoding), size in zip(shard.columns.items(), sizes, strict=True):
-        codec, settings = codec_of(encoding)
-        sample[name] = codec.decode(settings, data[position : position + size])
+        sample[name] = decode_value(encoding, data[position : position + size])
         position += size
     return sample
 

@@ -12,9 +12,10 @@ from streaming import MDSWriter
 from streaming.base.format.mds.encodings import mds_encode
 
 from mdsmix.errors import Unreachable
+from mdsmix.shards.codecs import decode_value
 from mdsmix.shards.index import Shard, StoredFile, read_index
 from mdsmix.shards.mds import Layout
-from mdsmix.shards.sample import decode_sample, decode_value
+from mdsmix.shards.sample import decode_sample
 from mdsmix.shards.whole import read_whole
 from mdsmix.storage import locate
 
