@@ -64,11 +64,14 @@ CHECKS: dict[str, Check] = {}
 "Id -> check, as they were registered."
 
 
-def check(id: str, severity: Severity, why: str, of: Of = "mix") -> Callable[[Finder], Finder]:
-    """Registers the function below it; `why` is one sentence on what training would do."""
+def check(
+    severity: Severity, why: str, of: Of = "mix", id: str | None = None
+) -> Callable[[Finder], Finder]:
+    """Registers the function below it by its name, `rows_cut` as `rows-cut`; `why` is one sentence on what training would do."""
 
     def register(find: Finder) -> Finder:
-        CHECKS[id] = Check(id, severity, why, of, find)
+        name = id or find.__name__.replace("_", "-")
+        CHECKS[name] = Check(name, severity, why, of, find)
         return find
 
     return register

@@ -13,7 +13,6 @@ from mdsmix.training.keys import whole
 
 
 @check(
-    "shuffle-off",
     "warning",
     "Without shuffling the streams are read one after the other: the last one is what the model remembers.",
 )
@@ -26,7 +25,7 @@ def shuffle_off(mix: Mix) -> Iterator[Finding]:
         )
 
 
-@check("epoch-too-small", "error", "The loader gives no batch at all, or LLM-Foundry refuses it.")
+@check("error", "The loader gives no batch at all, or LLM-Foundry refuses it.")
 def epoch_too_small(mix: Mix) -> Iterator[Finding]:
     drawn, batch = sum(each.drawn for each in _epoch(mix)), mix.yaml.batch_size
     if batch and 0 < drawn < batch and mix.train.section.get("drop_last"):
@@ -38,7 +37,6 @@ def epoch_too_small(mix: Mix) -> Iterator[Finding]:
 
 
 @check_loaders(
-    "canonical-nodes",
     "error",
     "LLM-Foundry refuses a dataset of fewer samples than canonical nodes (DatasetTooSmallError).",
 )
@@ -64,7 +62,6 @@ def _delivered(mix: Mix) -> list[StreamInEpoch]:
 
 
 @check(
-    "batching-infeasible",
     "error",
     "Streaming cannot put a batch together and fails when the first epoch starts (ValueError).",
 )
@@ -81,7 +78,6 @@ def batching_infeasible(mix: Mix) -> Iterator[Finding]:
 
 
 @check(
-    "batching-drops",
     "warning",
     "Samples that do not fill such a batch are dropped in every epoch, and the loader's length still counts them.",
 )
@@ -100,7 +96,6 @@ def batching_drops(mix: Mix) -> Iterator[Finding]:
 
 
 @check(
-    "batching-clips",
     "warning",
     "Every stream ends where the scarcest does: the rest of the epoch is never drawn, and the loader's length still counts it.",
 )
@@ -117,7 +112,6 @@ def batching_clips(mix: Mix) -> Iterator[Finding]:
 
 
 @check(
-    "batching-unknown",
     "warning",
     "This batching method drops what fills no batch, and how much that is depends on the batch.",
 )

@@ -65,7 +65,6 @@ def reads(loader: Loader, stream: Stream) -> bool:
 
 
 @check_loaders(
-    "columns-loader",
     "error",
     "Neither loader reads the other's columns, and training fails only at the batch in which such a sample comes up.",
 )
@@ -123,7 +122,6 @@ def _again(mix: Mix, loader: str, streams: Sequence[Stream]) -> str:
 
 
 @check_loaders(
-    "columns-text-and-tokens",
     "error",
     "A batch that holds both kinds cannot be put together, and fails in mid-training.",
 )
@@ -143,7 +141,6 @@ def columns_text_and_tokens(mix: Mix, loader: Loader) -> Iterator[Finding]:
 
 
 @check_streams(
-    "columns-exact",
     "error",
     "The finetuning loader takes a sample for one of these shapes only when it has no other column (UnknownExampleTypeError).",
 )
@@ -159,7 +156,6 @@ def columns_exact(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]
 
 
 @check_streams(
-    "columns-encoding",
     "error",
     "The loader cannot decode such a column and fails at the first sample, or reads wrong ids from it.",
 )
@@ -177,7 +173,6 @@ def columns_encoding(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Findi
 
 
 @check_streams(
-    "columns-shards",
     "error",
     "Streaming takes the shards of a stream for alike; a sample of the other columns fails when it comes up.",
 )
@@ -192,7 +187,6 @@ def columns_shards(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding
 
 
 @check_streams(
-    "columns-unsafe",
     "error",
     "A pickle runs code when it is read; Streaming refuses it unless allow_unsafe_types is set.",
 )
@@ -206,7 +200,6 @@ def columns_unsafe(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding
 
 
 @check_loaders(
-    "columns-raw-and-tokenized",
     "warning",
     "Text that the loader tokenizes gets the template, BOS and date of training time; nothing compares them with those of the ids.",
 )

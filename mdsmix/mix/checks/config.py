@@ -13,7 +13,6 @@ FIX = 'write "${max_seq_len}" for both.'
 
 
 @check_loaders(
-    "length-model",
     "error",
     "The model has fewer positions than a row has tokens, and fails at the first full row.",
 )
@@ -27,7 +26,6 @@ def length_model(mix: Mix, loader: Loader) -> Iterator[Finding]:
 
 
 @check(
-    "length-differs",
     "warning",
     "Lengths that differ within one config are rarely meant: the model or the tokenizer is set for other rows than it gets.",
 )
@@ -42,7 +40,6 @@ def length_differs(mix: Mix) -> Iterator[Finding]:
 
 
 @check(
-    "model-encoder",
     "error",
     "LLM-Foundry refuses an encoder-decoder model with the text loader, and in decoder-only batches its encoder sees the answer.",
 )
@@ -76,7 +73,6 @@ def _replaced(mix: Mix) -> str | None:
 
 
 @check(
-    "model-tokenizer",
     "error",
     "Pretrained weights know the ids of their own tokenizer alone: under another one they read and write other words, and nothing fails.",
 )
@@ -102,7 +98,6 @@ def model_tokenizer(mix: Mix) -> Iterator[Finding]:
 
 
 @check(
-    "model-tokenizer-unseen",
     "warning",
     "Pretrained weights know the ids of their own tokenizer alone, and the two could not be compared here.",
 )
@@ -116,7 +111,6 @@ def model_tokenizer_unseen(mix: Mix) -> Iterator[Finding]:
 
 
 @check(
-    "eval-label",
     "error",
     "LLM-Foundry refuses a list of evaluations without labels, or two of one label.",
 )

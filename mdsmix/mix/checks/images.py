@@ -28,7 +28,6 @@ from mdsmix.words import does
 
 
 @check_loaders(
-    "images-loader",
     "error",
     "LLM-Foundry's loaders read the turns beside the images and train on one bare placeholder for each, without a word.",
 )
@@ -54,7 +53,6 @@ def planned_for(stream: Stream) -> str | None:
 
 
 @check_loaders(
-    "images-processor",
     "error",
     "Rows for another processor do not fit and end training; of one that is not equal a model is given other tokens, masks or pixels than "
     "transformers gives it; without one training ends at once.",
@@ -168,7 +166,6 @@ def _tokenizer(mix: Mix) -> Tokenizer | None:
 
 
 @check_loaders(
-    "images-unplanned",
     "warning",
     "Whether every row fits max_seq_len with its images is then known only when the loader comes to one that does not, which ends training.",
 )

@@ -20,7 +20,6 @@ from mdsmix.words import plural
 
 
 @check_streams(
-    "rows-too-long",
     "error",
     "The loader cuts longer samples without a word: text is lost, and a conversation whose target is cut off fails in mid-training.",
 )
@@ -34,7 +33,6 @@ def rows_too_long(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]
 
 
 @check_streams(
-    "rows-cut",
     "warning",
     "The loader cuts off what is longer than a row, and nothing is ever trained on that.",
 )
@@ -47,7 +45,6 @@ def rows_cut(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
 
 
 @check_streams(
-    "sides-unseen",
     "warning",
     "The loader cuts an encoder's context and its target each at max_seq_len, and only both together are counted.",
 )
@@ -128,7 +125,6 @@ def _is_cut_by_rule(stream: Stream, loader: Loader) -> bool:
 
 
 @check_streams(
-    "rows-short",
     "warning",
     "Every batch is padded or shorter than the model is paid for: part of each step is wasted.",
 )
@@ -157,7 +153,6 @@ def _looks_even(stream: Stream, loader: Loader) -> bool:
 
 
 @check_loaders(
-    "rows-uneven",
     "note",
     "The text loader pads each batch to its longest sample, without an attention mask, and counts the padding as tokens.",
 )
@@ -171,7 +166,6 @@ def rows_uneven(mix: Mix, loader: Loader) -> Iterator[Finding]:
 
 
 @check_loaders(
-    "pad-missing",
     "error",
     "The text loader cannot pad a batch of different lengths without a padding token, and fails at the first one.",
 )

@@ -29,7 +29,6 @@ def _encoding(loader: Loader, stream: Stream, has_targets: bool) -> Encoding | N
 
 
 @check_streams(
-    "format-differs",
     "error",
     "The two formats cut and filter samples differently, so samples may be left without anything to train on.",
 )
@@ -45,7 +44,6 @@ def format_differs(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding
 
 
 @check_streams(
-    "format-pretraining",
     "error",
     "The encoder would see one token of every pretraining sample, and the loss would mean nothing.",
 )
@@ -59,7 +57,6 @@ def format_pretraining(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Fin
 
 
 @check_streams(
-    "targets-narrower",
     "error",
     "A sample that only the other policy could train on is left with nothing, and fails in mid-training (ValueError).",
 )
@@ -68,7 +65,6 @@ def targets_narrower(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Findi
 
 
 @check_streams(
-    "targets-wider",
     "warning",
     "Samples that only this policy could train on were dropped when converting, so they are missing.",
 )
@@ -102,7 +98,6 @@ def _is_narrower(wanted: Targets, made: Targets) -> bool:
 
 
 @check_streams(
-    "targets-packed",
     "error",
     "What a packed row trains was settled when it was made: the loader trains that, whatever its policies say.",
 )
@@ -116,7 +111,6 @@ def targets_packed(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding
 
 
 @check_streams(
-    "targets-compact",
     "error",
     "Compact columns hold a whole conversation as one prompt and its last response: other policies would train on what is not theirs.",
 )
@@ -130,7 +124,6 @@ def targets_compact(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Findin
 
 
 @check(
-    "documents-unseparated",
     "note",
     "Under the finetuning loader the documents of one full row share a sequence_id and attend to each other, unlike name: text with eos_token_id.",
 )
@@ -154,7 +147,6 @@ def documents_unseparated(mix: Mix) -> Iterator[Finding]:
 
 
 @check(
-    "documents-unmarked",
     "note",
     "Without eos_token_id or bos_token_id the loader of mdsmix does not know where a document of a full row ends, so they attend to each other.",
 )
@@ -181,7 +173,6 @@ def documents_unmarked(mix: Mix) -> Iterator[Finding]:
 
 
 @check(
-    "documents-unmasked",
     "warning",
     "The batches say where the documents of a packed row begin, and this model does not look: its attention crosses from one to the next.",
 )

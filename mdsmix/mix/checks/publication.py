@@ -37,7 +37,7 @@ def _rule(id: str, severity: Severity, why: str, fix: str) -> None:
                 advice.replace("RECIPE", mix.recipe or "RECIPE"),
             )
 
-    check_streams(id, severity, why)(broken)
+    check_streams(severity, why, id=id)(broken)
 
 
 _rule(
@@ -91,7 +91,6 @@ _rule(
 
 
 @check_streams(
-    "damage-in-transit",
     "warning",
     "What is stored is whole, and came damaged once: training reads it the same way.",
 )
@@ -102,7 +101,6 @@ def damage_in_transit(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Find
 
 
 @check_streams(
-    "records-bad",
     "warning",
     "What could not be read of a source is in no sample, and bad records are often all of one sort.",
 )
@@ -119,7 +117,6 @@ def records_bad(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
 
 
 @check_streams(
-    "records-duplicate",
     "warning",
     "What stands in a stream twice is trained twice as often as its weight in the mix says.",
 )
@@ -133,7 +130,7 @@ def records_duplicate(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Find
         )
 
 
-@check_streams("index-empty", "error", "Streaming refuses a stream without samples (RuntimeError).")
+@check_streams("error", "Streaming refuses a stream without samples (RuntimeError).")
 def index_empty(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     if not stream.index.samples:
         yield Finding(
@@ -142,9 +139,7 @@ def index_empty(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
         )
 
 
-@check_streams(
-    "shard-format", "error", "The loaders of LLM-Foundry are written for MDS shards of version 2."
-)
+@check_streams("error", "The loaders of LLM-Foundry are written for MDS shards of version 2.")
 def shard_format(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     other = next((s for s in stream.shards if (s.format, s.version) != ("mds", 2)), None)
     if other:

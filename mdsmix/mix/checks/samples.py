@@ -23,7 +23,6 @@ from mdsmix.training.keys import OWN
 
 
 @check_streams(
-    "separator-absent",
     "error",
     "sequence_id is worked out from this token; where no sample holds it, all documents of a row attend to each other.",
 )
@@ -47,7 +46,6 @@ def _lacks(stream: Stream, loader: Loader, word: str, token: int) -> bool:
 
 
 @check_streams(
-    "sample-unusable",
     "error",
     "The collator fails on such a sample when it comes up, in mid-training (IndexError or ValueError).",
 )

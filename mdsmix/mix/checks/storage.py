@@ -19,7 +19,7 @@ SHARDS_CACHED = 4
 "Streaming refuses a cache that holds fewer of the largest shard."
 
 
-@check_streams("shard-damaged", "error", "Samples of this shard cannot be decoded.")
+@check_streams("error", "Samples of this shard cannot be decoded.")
 def shard_damaged(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     if not stream.trusted_manifest and stream.head.damage:
         yield Finding(
@@ -27,9 +27,7 @@ def shard_damaged(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]
         )
 
 
-@check_streams(
-    "validate-hash", "error", "Streaming finds no such hash, and gives 0 samples without an error."
-)
+@check_streams("error", "Streaming finds no such hash, and gives 0 samples without an error.")
 def validate_hash(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     wanted = stream.settings.get("validate_hash") or loader.dataset.get("validate_hash")
     lacking = [s for s in stream.shards if wanted and str(wanted) not in s.stored.hashes]
@@ -42,7 +40,6 @@ def validate_hash(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]
 
 
 @check_streams(
-    "index-stale",
     "error",
     "Streaming trusts a cached index for ever: the old stream would be read, or shards that are gone.",
 )
@@ -58,7 +55,7 @@ def index_stale(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
         )
 
 
-@check_loaders("cache-limit-small", "error", "Streaming refuses the limit (ValueError).")
+@check_loaders("error", "Streaming refuses the limit (ValueError).")
 def cache_limit_small(mix: Mix, loader: Loader) -> Iterator[Finding]:
     given = loader.dataset.get("cache_limit")
     limit = in_units(given, BYTE_UNITS) if given else None

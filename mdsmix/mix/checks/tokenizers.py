@@ -44,7 +44,6 @@ def _reference(mix: Mix) -> tuple[str, TokenizerCard] | None:
 
 
 @check_streams(
-    "tokenizer-differs",
     "error",
     "Ids below the vocabulary never fail: the model is trained on the wrong words without a word.",
 )
@@ -62,7 +61,6 @@ def tokenizer_differs(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Find
 
 
 @check_streams(
-    "template-differs",
     "error",
     "Chats of two templates teach the model two ways to speak, and generation uses only one of them.",
 )
@@ -83,7 +81,6 @@ def _short(card: TokenizerCard) -> str:
 
 
 @check(
-    "tokenizer-unknown",
     "note",
     "Only a manifest says which tokenizer made the ids; of these streams only the range of their first ids could be compared.",
 )
@@ -99,7 +96,6 @@ def tokenizer_unknown(mix: Mix) -> Iterator[Finding]:
 
 
 @check(
-    "tokenizer-unseen",
     "warning",
     "Streams were compared with each other only, and padding and vocabulary not at all.",
 )
@@ -112,7 +108,6 @@ def tokenizer_unseen(mix: Mix) -> Iterator[Finding]:
 
 
 @check(
-    "tokenizer-lone-file",
     "error",
     "LLM-Foundry loads tokenizers with AutoTokenizer, which wants a folder or a hub name.",
 )
@@ -126,7 +121,6 @@ def tokenizer_lone_file(mix: Mix) -> Iterator[Finding]:
 
 
 @check(
-    "tokenizer-unpublished",
     "error",
     "The training nodes find the tokenizer nowhere else, and LLM-Foundry fails when it loads it.",
 )
@@ -139,7 +133,6 @@ def tokenizer_unpublished(mix: Mix) -> Iterator[Finding]:
 
 
 @check(
-    "eos-missing",
     "error",
     "LLM-Foundry refuses a tokenizer without one, and nothing would tell the model where to stop.",
 )
@@ -158,7 +151,6 @@ def _pad_that_is_eos(mix: Mix) -> int | None:
 
 
 @check(
-    "pad-eos-text",
     "warning",
     "The text loader takes every padding token out of the loss, even in full rows: no EOS is ever trained, so the model does not learn to stop.",
 )
@@ -180,7 +172,6 @@ def _plain(loader: Loader) -> Sequence[Stream]:
 
 
 @check(
-    "pad-eos-finetuning",
     "note",
     "The finetuning loader masks by length, so EOS is trained: the loss differs a little from the text loader's, which would leave EOS out.",
 )
@@ -201,7 +192,7 @@ def pad_eos_finetuning(mix: Mix) -> Iterator[Finding]:
         )
 
 
-@check_loaders("separator-differs", "error", SEPARATORS)
+@check_loaders("error", SEPARATORS)
 def separator_differs(mix: Mix, loader: Loader) -> Iterator[Finding]:
     card = mix.tokenizer
     own = {"eos": card.eos_id, "bos": card.bos_id} if card else {}

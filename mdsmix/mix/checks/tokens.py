@@ -22,7 +22,6 @@ PLAUSIBLE_IDS = 1 << 22
 
 
 @check_streams(
-    "tokens-dtype",
     "error",
     "A column of bytes is read with one dtype for the whole loader (token_encoding_type); the wrong one gives ids that mean nothing.",
 )
@@ -65,7 +64,6 @@ def _same_bytes(given: str, actual: str) -> bool:
 
 
 @check_streams(
-    "id-vocabulary",
     "error",
     "The loader passes such an id on; the embedding fails on it, on a GPU with a CUDA assert that names nothing.",
 )

@@ -15,9 +15,7 @@ OFTEN = 4
 "Passes over the same data that still train about as well as new data (arXiv 2305.16264)."
 
 
-@check_loaders(
-    "weights-zero", "error", "Streaming rounds down without a word: the stream is never used."
-)
+@check_loaders("error", "Streaming rounds down without a word: the stream is never used.")
 def weights_zero(mix: Mix, loader: Loader) -> Iterator[Finding]:
     for stream, drawn in zip(loader.streams, draws_of(loader) or [], strict=False):
         if not drawn and stream.index.samples and any(stream.weight.values() or [1]):
@@ -29,7 +27,7 @@ def weights_zero(mix: Mix, loader: Loader) -> Iterator[Finding]:
             )
 
 
-@check_streams("weights-off", "warning", "The stream is in the mix and never used.")
+@check_streams("warning", "The stream is in the mix and never used.")
 def weights_off(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     is_meant = mix.shares is not None  # `share: 0` leaves a stream out
     if stream.weight and not any(stream.weight.values()) and not is_meant:
@@ -39,7 +37,7 @@ def weights_off(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
         )
 
 
-@check("weights-repeated", "note", "Samples seen more than about four times teach less each time.")
+@check("note", "Samples seen more than about four times teach less each time.")
 def weights_repeated(mix: Mix) -> Iterator[Finding]:
     for stream, drawn in zip(mix.train.streams, draws_of(mix.train) or [], strict=False):
         if drawn > OFTEN * stream.index.samples > 0:
@@ -50,7 +48,7 @@ def weights_repeated(mix: Mix) -> Iterator[Finding]:
             )
 
 
-@check("weights-tokens", "note", "Weights count samples, and training counts tokens.")
+@check("note", "Weights count samples, and training counts tokens.")
 def weights_tokens(mix: Mix) -> Iterator[Finding]:
     epoch = epoch_of(mix.train, mix.yaml.batch_size) if mix.shares is None else []
     samples, tokens = sum(s.delivered for s in epoch), sum(s.tokens for s in epoch)

@@ -16,7 +16,7 @@ from mdsmix.training.sections import LoaderSection
 from mdsmix.words import nearest, spelled
 
 
-@rule("loader-unknown", "error", "Nothing can be said of a loader that is not known here.")
+@rule("error", "Nothing can be said of a loader that is not known here.")
 def loader_unknown(loader: LoaderSection) -> Iterator[Finding]:
     if loader.name not in DATASET_KEYS:
         yield Finding(
@@ -26,7 +26,6 @@ def loader_unknown(loader: LoaderSection) -> Iterator[Finding]:
 
 
 @rule(
-    "key-dropped",
     "error",
     "The text loader drops keys that it does not know without a word: the setting has no effect.",
 )
@@ -39,7 +38,7 @@ def key_dropped(loader: LoaderSection) -> Iterator[Finding]:
             )
 
 
-@rule("key-rejected", "error", "The loader is called with it and fails (TypeError).")
+@rule("error", "The loader is called with it and fails (TypeError).")
 def key_rejected(loader: LoaderSection) -> Iterator[Finding]:
     known = names_of(loader.keys) | (set() if loader.trains else {"label"})
     for key in sorted(set(map(str, loader.section)) - known):
@@ -79,7 +78,7 @@ def _meant(key: str, known: frozenset[str]) -> str:
     return f"write {near}, if that is what was meant, or leave it out." if near else "leave it out."
 
 
-@rule("key-missing", "error", "LLM-Foundry refuses the loader's section.")
+@rule("error", "LLM-Foundry refuses the loader's section.")
 def key_missing(loader: LoaderSection) -> Iterator[Finding]:
     examples = {"drop_last": ": true", "num_workers": ": 8"}
     for key in LOADER_NEEDS.get(loader.name, ()):
@@ -88,7 +87,6 @@ def key_missing(loader: LoaderSection) -> Iterator[Finding]:
 
 
 @rule(
-    "streams-and-remote",
     "error",
     "A dataset is read from streams or from one remote/local; Streaming refuses both (ValueError).",
 )
@@ -99,7 +97,6 @@ def streams_and_remote(loader: LoaderSection) -> Iterator[Finding]:
 
 
 @rule(
-    "remote-alone",
     "error",
     "The finetuning loader wants local beside remote, and takes local alone for a Hugging Face dataset (KeyError).",
 )
@@ -115,7 +112,7 @@ def remote_alone(loader: LoaderSection) -> Iterator[Finding]:
     yield Finding(f"dataset of {{loader}} has {given[0]} and no {other}.", fix)
 
 
-@rule("streams-none", "error", "There is nothing to read.")
+@rule("error", "There is nothing to read.")
 def streams_none(loader: LoaderSection) -> Iterator[Finding]:
     if not loader.stream_sections:
         yield Finding(
@@ -125,7 +122,6 @@ def streams_none(loader: LoaderSection) -> Iterator[Finding]:
 
 
 @rule(
-    "split-inherited",
     "warning",
     "A stream without a split takes the dataset's, and cannot opt out with split: null.",
 )

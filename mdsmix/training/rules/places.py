@@ -10,7 +10,6 @@ from mdsmix.training.sections import LoaderSection
 
 
 @rule(
-    "local-duplicate",
     "error",
     "Streaming refuses the folder (Reused local directory), or, through a symlink, mixes up two streams.",
 )
@@ -28,7 +27,6 @@ def local_duplicate(loader: LoaderSection) -> Iterator[Finding]:
 
 
 @rule(
-    "local-unset",
     "warning",
     "Streaming caches it in the temporary folder and refuses that folder when the run starts again (FileExistsError).",
 )
@@ -43,7 +41,6 @@ def local_unset(loader: LoaderSection) -> Iterator[Finding]:
 
 
 @rule(
-    "cache-limit-local",
     "error",
     "To stay under the limit Streaming deletes shards, and of this stream they are the only copy.",
 )
@@ -58,7 +55,7 @@ def cache_limit_local(loader: LoaderSection) -> Iterator[Finding]:
             )
 
 
-@rule("cache-limit-size", "error", "Streaming refuses the limit (ValueError).")
+@rule("error", "Streaming refuses the limit (ValueError).")
 def cache_limit_size(loader: LoaderSection) -> Iterator[Finding]:
     given = loader.dataset.get("cache_limit")
     if given and in_units(given, BYTE_UNITS) is None:
@@ -68,7 +65,6 @@ def cache_limit_size(loader: LoaderSection) -> Iterator[Finding]:
 
 
 @rule(
-    "download-retry",
     "error",
     "It counts attempts, not retries: with 0 nothing is ever downloaded (ValueError).",
 )

@@ -25,7 +25,7 @@ from mdsmix.words import spelled
 REFUSED = "LLM-Foundry refuses the loader's section."
 
 
-@rule("length-invalid", "error", "LLM-Foundry refuses the loader's section, or the run.")
+@rule("error", "LLM-Foundry refuses the loader's section, or the run.")
 def length_invalid(loader: LoaderSection) -> Iterator[Finding]:
     if (loader.max_seq_len or 0) < 2:
         yield Finding(
@@ -35,7 +35,6 @@ def length_invalid(loader: LoaderSection) -> Iterator[Finding]:
 
 
 @rule(
-    "setting-value",
     "error",
     "The loader refuses such a value (ValueError, KeyError or TypeError), or takes it for another.",
 )
@@ -74,7 +73,6 @@ def _mistyped(section: Mapping[str, Any], keys: type, whose: str) -> Iterator[Fi
 
 
 @rule(
-    "workers",
     "error",
     "torch's DataLoader refuses prefetching and persistent workers without workers, and LLM-Foundry asks for both by default.",
 )
@@ -90,14 +88,14 @@ def workers(loader: LoaderSection) -> Iterator[Finding]:
             )
 
 
-@rule("sequence-parallel", "error", "LLM-Foundry does not implement it (NotImplementedError).")
+@rule("error", "LLM-Foundry does not implement it (NotImplementedError).")
 def sequence_parallel(loader: LoaderSection) -> Iterator[Finding]:
     value = whole(loader.dataset.get("seq_parallel_replication"))
     if value and value > 1:
         yield Finding(f"seq_parallel_replication of {{loader}} is {value}.", "leave it out.")
 
 
-@rule("targets-invalid", "error", REFUSED)
+@rule("error", REFUSED)
 def targets_invalid(loader: LoaderSection) -> Iterator[Finding]:
     decoder_only = loader.dataset.get("decoder_only_format")
     is_missing = decoder_only is None and loader.is_own
@@ -112,7 +110,7 @@ def targets_invalid(loader: LoaderSection) -> Iterator[Finding]:
             yield Finding(f"{{loader}}: {problem}.", fix)
 
 
-@rule("packing-invalid", "error", REFUSED)
+@rule("error", REFUSED)
 def packing_invalid(loader: LoaderSection) -> Iterator[Finding]:
     ratio = loader.dataset.get("packing_ratio")
     problem = _packing_problem(loader, ratio) if loader.reads_turns else None
@@ -137,7 +135,6 @@ def _packing_problem(loader: LoaderSection, ratio: Any) -> str | None:
 
 
 @rule(
-    "unsafe-types",
     "error",
     "The loader of mdsmix would run whatever code a shard of pickles holds, so it refuses them.",
 )
@@ -150,7 +147,6 @@ def unsafe_types(loader: LoaderSection) -> Iterator[Finding]:
 
 
 @rule(
-    "changed-accepted",
     "warning",
     "A run that is resumed goes on from a checkpoint of any data, and what differs stands in its log alone.",
 )
@@ -162,7 +158,7 @@ def changed_accepted(loader: LoaderSection) -> Iterator[Finding]:
         )
 
 
-@rule("separators-both", "error", REFUSED)
+@rule("error", REFUSED)
 def separators_both(loader: LoaderSection) -> Iterator[Finding]:
     if all(loader.dataset.get(f"{word}_token_id") is not None for word in ("eos", "bos")):
         yield Finding("eos_token_id and bos_token_id are both set in {loader}.", "keep one.")

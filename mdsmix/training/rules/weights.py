@@ -10,7 +10,7 @@ from mdsmix.training.sections import LoaderSection
 from mdsmix.words import does
 
 
-@rule("weights-scheme", "error", "Streaming refuses the streams (ValueError).")
+@rule("error", "Streaming refuses the streams (ValueError).")
 def weights_scheme(loader: LoaderSection) -> Iterator[Finding]:
     streams = loader.stream_sections
     for stream in streams:
@@ -28,7 +28,7 @@ def weights_scheme(loader: LoaderSection) -> Iterator[Finding]:
         )
 
 
-@rule("weights-number", "error", "Streaming refuses the streams (TypeError or ValueError).")
+@rule("error", "Streaming refuses the streams (TypeError or ValueError).")
 def weights_number(loader: LoaderSection) -> Iterator[Finding]:
     for stream in loader.stream_sections:
         for key, value in stream.weight.items():
@@ -40,7 +40,7 @@ def weights_number(loader: LoaderSection) -> Iterator[Finding]:
                 )
 
 
-@rule("weights-epoch-size", "error", "Streaming refuses the streams (ValueError).")
+@rule("error", "Streaming refuses the streams (ValueError).")
 def weights_epoch_size(loader: LoaderSection) -> Iterator[Finding]:
     given = loader.dataset.get("epoch_size")
     if not given:
