@@ -130,8 +130,8 @@ def test_a_node_reads_about_as_many_shards_as_streaming_gives_it(
 
 WORLDS = (
     ("random", 1, 1, 4),
-    ("random", 2, 3, 24),
-    ("random", 3, 2, 30),
+    ("random", 2, 5, 40),
+    ("random", 5, 1, 20),
     ("stratified", 2, 2, 24),
     ("per_stream", 1, 4, 16),
     ("device_per_stream", 1, 4, 16),

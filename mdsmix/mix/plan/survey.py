@@ -68,7 +68,7 @@ def forecast(recipe: Recipe, spec: StreamSpec) -> tuple[Published, Survey]:
         recipe.tokenizer.backend,
         lambda name: open_backend(tokenizer, name),
         locate(root) if root else None,
-        has_images,
+        "processor" in whole.images if is_by_budget else has_images,
         None if is_by_budget else (OF_IMAGES if has_images else BYTES) // len(units),
     )
     survey = survey_of(looks, size)
