@@ -252,7 +252,7 @@ def test_the_current_version_is_repaired_and_an_older_one_refused(
     assert f"publish in the recipe would not publish it at {second} again" in answer.err
     answer = mdsmix("repair", split.parent, "--recipe", recipe, "--workers", "1")
     assert (answer.code, answer.err) == (0, "")
-    assert "repaired, 2 of " in answer.out
+    assert "work units made again (" in answer.out
     assert files(split.parent) == before
     (first / "index.json").write_bytes(b"{}")
     answer = mdsmix("repair", first, "--recipe", recipe)
@@ -263,3 +263,21 @@ def test_the_current_version_is_repaired_and_an_older_one_refused(
 def test_one_that_says_neither_is_refused(recipe: Path) -> None:
     with pytest.raises(RecipeError, match="publish"):
         run_recipe(recipe, "publish=sideways")
+
+
+def test_damage_that_versions_share_by_hard_links_is_deleted_in_all_and_made_anew_in_the_current(
+    recipe: Path, split: Path
+) -> None:
+    """A copy that is as large and as damaged must not take the place of the deleted one."""
+    _, first = publish(recipe, TEXTS)
+    _, second = publish(recipe, edited(2))
+    before, name = files(second), min(names(first) & names(second))
+    with (second / name).open("r+b") as shard:
+        shard.seek(-1, os.SEEK_END)
+        last = shard.read(1)
+        shard.seek(-1, os.SEEK_END)
+        shard.write(bytes([last[0] ^ 1]))
+    assert mdsmix("verify", first).code == mdsmix("verify", second).code == 3
+    assert mdsmix("repair", split.parent, "--recipe", recipe, "--workers", 1).code == 0
+    assert files(second) == before
+    assert not (first / name).exists()

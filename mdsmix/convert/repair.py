@@ -1,4 +1,4 @@
-"""A damaged stream made whole: the units whose shards fail are converted again, and nothing else.
+"""A damaged stream made whole: verified, what is damaged deleted, and converted again, which does the units that lack a shard.
 
 Unit records make it cheap, since undamaged units are not encoded again. Shard names make it certain: a shard is named by the
 hash of its bytes, so a unit whose shards get their old names has its old content. Where the source has changed, the damaged
@@ -7,26 +7,24 @@ version cannot be made again, which is refused before anything is touched.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 
-from mdsmix.convert.damage import stored_hash
+from mdsmix.convert.damage import SHARD, stored_hash
 from mdsmix.convert.guard import published_manifest
 from mdsmix.convert.job import Job
 from mdsmix.convert.outcome import Watcher
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.run import convert
-from mdsmix.convert.segments import drop_records
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.recipe import Recipe
 from mdsmix.recipe.sampling import BY_BUDGET
 from mdsmix.shards import index as index_file
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
-from mdsmix.shards.manifest import Manifest, UnitShards, read_manifest
-from mdsmix.shards.published import named_version, working_folder
+from mdsmix.shards.manifest import Manifest, read_manifest
+from mdsmix.shards.published import named_version, versions, working_folder
 from mdsmix.shards.side_files import is_named_file
 from mdsmix.shards.verify import Fault, Report, verify
 from mdsmix.sources import SourceFile
@@ -63,25 +61,36 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
         recipe = _sampled_as_published(recipe, options.only[0], split)
         (plan,) = plan_streams(recipe, options)
         faults = report.faults
-        bad = {fault.file for fault in faults}
-        manifest = _refuse_others(plan, folder, bad)
+        manifest = _refuse_others(plan, folder, {fault.file for fault in faults})
         if any(fault.file == index_file.BASENAME for fault in faults):
             # Only the right index tells which shards there are to be; the unit records hold it.
             list(convert(recipe, options, watcher))
             faults = _look(folder, watcher).faults
-            bad = {fault.file for fault in faults}
-        shards, parts = _drop(folder, split, bad, manifest)
-        if faults:
-            list(convert(recipe, options, watcher))
-        _refuse_other_version(folder, manifest, read_manifest(split))
+        bad = {fault.file for fault in faults}
+        _delete_damaged([folder, split, *versions(split)], bad)
+        (outcome,) = convert(recipe, options, watcher)
+        _refuse_other_version(folder, manifest, outcome.manifest)
         _refuse_damage(folder, _look(folder, watcher, quick=True))
     return Repaired(
         stream=str(folder),
         faults=report.faults,
-        shards=shards,
-        units=len(parts),
-        of=len(manifest.parts),
+        shards=tuple(name for name in _shards(folder) if name in bad),
+        units=outcome.done,
+        of=outcome.units,
     )
+
+
+def _shards(folder: Location) -> list[str]:
+    return [shard.stored.basename for shard in read_index(folder).shards]
+
+
+def _delete_damaged(places: Iterable[Location], names: Iterable[str]) -> None:
+    """A shard may be whole in one place and damaged in another, and hard links make the damage to one that to all. Units whose shards
+    are gone count as unfinished."""
+    ours = [name for name in names if SHARD.fullmatch(name) or is_named_file(name)]
+    for at in {place / name for place in places for name in ours}:
+        if at.stat() and not at.name.startswith(stored_hash(at)):
+            at.delete()
 
 
 def _look(folder: Location, watcher: Watcher, quick: bool = False) -> Report:
@@ -155,34 +164,13 @@ def _another(job: Job, why: str) -> RecipeError:
     )
 
 
-def _drop(
-    folder: Location, split: Location, bad: set[str], manifest: Manifest
-) -> tuple[tuple[str, ...], list[UnitShards]]:
-    """Takes away the bad shards and the records of their units; returns the two. Of a bad part of the source list the copy
-    beside the other manifest may be whole, and stays."""
-    for at in (place / name for name in filter(is_named_file, bad) for place in (folder, split)):
-        if at.stat() and not at.name.startswith(stored_hash(at)):
-            at.delete()
-    bad = bad | {side.shard for side in manifest.side_files if side.name in bad}
-    names = [shard.stored.basename for shard in read_index(folder).shards]
-    ends = accumulate((part.shards for part in manifest.parts), initial=0)
-    spans = zip(manifest.parts, pairwise(ends), strict=True)
-    parts = [part for part, (a, b) in spans if bad.intersection(names[a:b])]
-    drop_records(split, {part.key for part in parts})
-    shards = tuple(name for name in names if name in bad)
-    for name in shards:
-        (folder / name).delete()
-        (split / name).delete()
-    return shards, parts
-
-
 def _refuse_damage(folder: Location, report: Report) -> None:
     if report.faults:
         raise MdsmixError(f"{folder} is still damaged after its repair: {report.faults[0]}")
 
 
-def _refuse_other_version(folder: Location, before: Manifest, after: Manifest | None) -> None:
-    if after is None or after.index_hash != before.index_hash:
+def _refuse_other_version(folder: Location, before: Manifest, after: Manifest) -> None:
+    if after.index_hash != before.index_hash:
         raise MdsmixError(
             f"{folder} was made again, but as a new version: a file of its source was changed without changing its "
             "size, or a record that workers died of then (crashed_worker) is none now. The version that was damaged is "
