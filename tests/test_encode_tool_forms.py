@@ -193,6 +193,16 @@ def test_reasoning_that_an_answer_drops_stays_in_its_prompt_as_in_inference(rule
             assert answer == f"<|channel|>final<|message|>{said[i]['content']}<|return|>"
 
 
+def test_a_call_is_cut_before_its_tag_where_the_generation_prompt_opens_another() -> None:
+    """`<tool_call>` and `<think>` begin alike."""
+    source = styles.QWEN_2_5.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    assert "<think>" in source
+    said = read([ASKED, calling({"of": [1]}, content=None)], TOOLS)
+    [[(prompt, answer)]] = rows(opened(source), said)
+    assert prompt.endswith("<|im_start|>assistant\n")
+    assert answer.startswith('<tool_call>\n{"name": "add"')
+
+
 def test_what_a_developer_says_is_not_lost_where_there_are_no_tools() -> None:
     said = read([{"role": "developer", "content": "be brief"}, ASKED, {"role": "assistant", "content": "!"}])  # fmt: skip
     assert "be brief" in str(rows(opened(TOOLED["qwen_2_5"]), said))

@@ -153,16 +153,6 @@ class PackedRows:
         columns = {STARTS: Ragged(starts, packed.offsets)}
         encodings = {c.name: c.dtype for c in self._layout.columns}
         for name, buffer in self._columns.items():
-            columns[name] = Ragged(
-                _gathered(buffer, encodings[name], lengths, packed.values), rows.offsets
-            )
+            documents = Ragged.from_lengths(np.frombuffer(buffer, encodings[name]), lengths)
+            columns[name] = Ragged(documents.take(packed.values).values, rows.offsets)
         return Assembled(lay_out(self._layout, columns), totals, documents=packed)
-
-
-def _gathered(
-    buffer: bytearray, dtype: np.dtype[Any], lengths: NDArray[np.int64], order: NDArray[np.int64]
-) -> NDArray[Any]:
-    """The values of documents in another order: slices of bytes joined, a fifth of the time of indexing by token."""
-    data, bounds = memoryview(buffer), np.concatenate([[0], np.cumsum(lengths)]) * dtype.itemsize
-    starts, stops = bounds[order].tolist(), bounds[order + 1].tolist()
-    return np.frombuffer(b"".join(map(data.__getitem__, map(slice, starts, stops))), dtype)
