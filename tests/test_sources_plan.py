@@ -9,7 +9,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.sources import WINDOW_BYTES, SourceFile, Unit, cut, length_of, most_records, plan
+from mdsmix.sources import WINDOW_BYTES, SourceFile, Unit, most_records, plan
 from mdsmix.storage import Stat, locate
 
 
@@ -59,25 +59,6 @@ def test_a_large_plain_file_is_cut_into_windows_and_a_compressed_one_is_not() ->
     [chain] = plan([file("a.jsonl.zst", WINDOW_BYTES + 1)])
     assert (chain.start, chain.end) == (0, None)
     assert pickle.loads(pickle.dumps(chain)) == chain
-
-
-@FIXED
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(1, 200))
-def test_the_beginning_of_a_unit_is_no_larger_than_it_must_be(sizes: list[int], size: int) -> None:
-    whole = Unit(files=tuple(file(f"{n}.jsonl", size) for n, size in enumerate(sizes)))
-    found = cut(whole, size)
-    assert found
-    assert found.files == whole.files[: len(found.files)]
-    assert length_of(found) >= min(size, sum(sizes))
-    assert length_of(found) - sizes[len(found.files) - 1] < size or len(found.files) == 1
-    if sizes[0] > size:
-        assert length_of(found) == size
-
-
-def test_the_beginning_of_a_split_ends_with_it() -> None:
-    split = Unit(files=(file("a.jsonl", 1000),), start=100, end=200)
-    assert cut(split, 150) == cut(split, 100) == split
-    assert cut(split, 99) == Unit(files=split.files, start=100, end=199)
 
 
 def test_lines_that_name_images_are_cut_into_windows_of_their_own() -> None:

@@ -15,11 +15,9 @@ from mdsmix.sources.batches import BadRecord, RecordBatch, content_of, read
 from mdsmix.sources.beginnings import LEAST_WINDOW, Beginning, chosen, read_beginnings
 from mdsmix.sources.content import Content, Digests, Window, file_hash
 from mdsmix.sources.find import find
-from mdsmix.sources.inflate import expansion, packing_of
+from mdsmix.sources.inflate import packing_of
 from mdsmix.sources.plan import (
     counted_key,
-    cut,
-    length_of,
     most_records,
     plan,
     prepare,
@@ -45,11 +43,8 @@ __all__ = [
     "chosen",
     "content_of",
     "counted_key",
-    "cut",
-    "expansion",
     "file_hash",
     "find",
-    "length_of",
     "most_records",
     "packing_of",
     "plan",

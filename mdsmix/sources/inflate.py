@@ -7,11 +7,10 @@ memory. A file that ends inside a member is an error: half a source must not pas
 from __future__ import annotations
 
 import bz2
-import io
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 import zstandard
@@ -28,8 +27,6 @@ _ZSTD_STORED = 4 << 10
 
 _ZSTD_HEADER = 18
 "Bytes of the longest header of a frame."
-_TRIED = 1 << 20
-"Stored bytes of which it is found out how far a file expands."
 
 
 class _Window(Exception):
@@ -153,17 +150,3 @@ def packing_of(name: str) -> str:
     """The suffix of a packing that a file's name ends in; none: the file is stored as it is read."""
     name = name.lower()
     return ".gz" if name.endswith(".tgz") else next((p for p in PACKINGS if name.endswith(p)), "")
-
-
-def expansion(file: SourceFile) -> float:
-    """Uncompressed bytes for each stored byte, by the beginning of a file; Unreachable where it cannot be opened."""
-    packing = packing_of(file.name)
-    if not packing:
-        return 1.0
-    with file.open(0, _TRIED) as stored:
-        head = stored.read(_TRIED)
-    size = 0
-    with suppress(zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError, EOFError, _Window):
-        for piece in _INFLATE[packing](io.BytesIO(head), 1 << 30):
-            size += len(piece)
-    return size / max(1, len(head)) or 1.0

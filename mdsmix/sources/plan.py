@@ -11,9 +11,7 @@ the path counts first, so that a folder may be moved or renamed and its files st
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -78,35 +76,6 @@ def size_of(files: Iterable[SourceFile]) -> int:
 def most_records(unit: Unit) -> float:
     """How many records the unit can hold at most, as far as that is known without reading."""
     return sum(format_of(file).most_records(file, unit.start, unit.end) for file in unit.files)
-
-
-def cut(unit: Unit, size: int) -> Unit | None:
-    """The unit up to about so many bytes, or all of it where it has no more; None where its files cannot be cut there."""
-    if not all(map(_is_cut_anywhere, unit.files)):
-        return None
-    if length_of(unit) <= size:
-        return unit
-    first, *others = unit.files
-    if first.stat.size - unit.start > size:
-        return replace(unit, files=(first,), end=unit.start + size)
-    before = accumulate((file.stat.size for file in others), initial=first.stat.size)
-    files = [f for f, stands in zip(others, before, strict=False) if stands < size]
-    return replace(unit, files=(first, *files))
-
-
-def length_of(unit: Unit) -> int:
-    """Bytes of a unit whose ordinals are bytes."""
-    whole = sum(file.stat.size for file in unit.files)
-    return (whole if unit.end is None else min(unit.end, whole)) - unit.start
-
-
-def _is_cut_anywhere(file: SourceFile) -> bool:
-    """Whether the format's ordinals are the bytes of the file, so that any two bound a split."""
-    size = max(file.stat.size, 3)  # fewer bytes have no two parts
-    larger = replace(file, stat=replace(file.stat, size=size))
-    half = size // 2 + 1
-    parts = list(format_of(file).splits(larger, half, ())) if format_of(file).weight(file) else []
-    return parts[0] == (0, half) if len(parts) > 1 else False
 
 
 def shown_unit(unit: Unit) -> str:
