@@ -98,6 +98,7 @@ class MixDataset(ShardKeeper):
             if shard_id not in self._checked:
                 if self.unchecked[shard_id]:
                     self._check_found(shard_id)
+                self.prepare_shard(shard_id)  # waits for who fetches it and has not checked it yet
                 self._checked.add(shard_id)
             row = row_of(super().get_item(sample_id, retry), self.rules)
             if row.pictures:  # they are decoded later

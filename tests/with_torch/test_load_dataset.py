@@ -8,6 +8,7 @@ import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -104,6 +105,23 @@ def test_a_damaged_shard_of_a_remote_stream_is_named(
     assert sentence.startswith(f"Stream web: shard {SHARD} under {tmp_path}/remote is lost")
     assert seen == BEFORE
     assert not (tmp_path / "local" / SHARD).exists(), "no damaged copy stays in the cache"
+
+
+def test_no_row_is_read_of_a_shard_that_another_worker_has_not_checked_yet(tmp_path: Path) -> None:
+    """It lies there as soon as it is fetched, and goes when it is found to be damaged."""
+    truncate(shards_of(tmp_path / "remote") / SHARD)
+    stream = {"remote": f"{tmp_path}/remote", "local": f"{tmp_path}/local", "download_retry": 1}
+    dataset = loader_of(stream).dataset
+    copy = Path(shutil.copy(tmp_path / "remote" / SHARD, tmp_path / "local"))
+    dataset._shard_states[2] = _ShardState.PREPARING
+
+    def find_it_damaged() -> None:
+        copy.unlink()
+        dataset._shard_states[2] = _ShardState.LOCAL
+
+    Timer(0.3, find_it_damaged).start()
+    with at_most(30), pytest.raises(Unreachable, match=SHARD):
+        dataset.get_item(int(dataset.sample_offset_per_shard[2]))
 
 
 @WORKERS
