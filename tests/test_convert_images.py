@@ -22,7 +22,7 @@ from PIL import Image
 from mdsmix.convert.ledger import read_record
 from mdsmix.convert.planning import Options
 from mdsmix.convert.repair import repair
-from mdsmix.images import pictures
+from mdsmix.images import reader
 from mdsmix.kinds import images, open_recipe
 from mdsmix.shards.verify import verify
 from mdsmix.storage import Location, locate
@@ -238,8 +238,8 @@ def test_however_images_are_held_and_whoever_converts_the_bytes_are_the_same(
     run_recipe(recipe)
     one = files(tmp_path / "out")
     (tmp_path / "out").rename(tmp_path / "before")
-    monkeypatch.setattr(pictures, "KEEP_BYTES", 1000)
-    monkeypatch.setattr(pictures, "FIRST_RECORDS", 3)
+    monkeypatch.setattr(reader, "KEEP_BYTES", 1000)
+    monkeypatch.setattr(reader, "FIRST_RECORDS", 3)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "cache"))
     run_recipe(recipe)
     assert files(tmp_path / "out") == one

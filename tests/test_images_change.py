@@ -11,12 +11,12 @@ import pytest
 from PIL import Image, ImageOps
 
 from mdsmix.images import change, check
-from mdsmix.images.change import Change
+from mdsmix.images.change import Rewriting
 from mdsmix.images.check import Rules, look, opened
 from tests.pictures import drawing
 
 
-def changed(data: bytes, asked: Change) -> tuple[Image.Image, tuple[int, int]]:
+def changed(data: bytes, asked: Rewriting) -> tuple[Image.Image, tuple[int, int]]:
     made, looked = asked.apply(data, look(data, Rules()))
     assert (looked.height, looked.width) == (look(made, Rules()).height, look(made, Rules()).width)
     return Image.open(io.BytesIO(made)), (looked.height, looked.width)
@@ -46,7 +46,7 @@ def test_the_longest_side_is_as_asked_and_the_pixels_are_those_as_seen(
     data = saved(smooth(size), format, exif=exif, **({"quality": 95} if format != "PNG" else {}))
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     wanted = upright.resize((upright.width // 4, upright.height // 4), Image.Resampling.LANCZOS)
-    found, (height, width) = changed(data, Change(longest=100, quality=95))
+    found, (height, width) = changed(data, Rewriting(longest=100, quality=95))
     assert (width, height) == wanted.size
     assert found.format == format
     assert not found.getexif().get(0x0112)
@@ -57,17 +57,17 @@ def test_the_longest_side_is_as_asked_and_the_pixels_are_those_as_seen(
 def test_one_that_is_small_enough_keeps_its_bytes_and_a_thin_one_a_pixel() -> None:
     data = drawing(size=(40, 30))
     looked = look(data, Rules())
-    assert Change(longest=40).apply(data, looked) == (data, looked)
-    _, size = changed(saved(smooth((900, 2)), "PNG"), Change(longest=100))
+    assert Rewriting(longest=40).apply(data, looked) == (data, looked)
+    _, size = changed(saved(smooth((900, 2)), "PNG"), Rewriting(longest=100))
     assert size == (1, 100)
 
 
 def test_written_anew_it_has_the_format_the_quality_and_a_white_ground() -> None:
     data = saved(smooth((64, 48)), "PNG")
-    sizes = [len(Change(format="JPEG", quality=q).apply(data, look(data, Rules()))[0]) for q in (10, 90)]  # fmt: skip
+    sizes = [len(Rewriting(format="JPEG", quality=q).apply(data, look(data, Rules()))[0]) for q in (10, 90)]  # fmt: skip
     assert 3 * sizes[0] < 2 * sizes[1]
     clear = saved(Image.new("RGBA", (20, 10), (0, 0, 0, 0)), "PNG")
-    found, size = changed(clear, Change(format="JPEG"))
+    found, size = changed(clear, Rewriting(format="JPEG"))
     assert (found.format, size, found.getpixel((3, 3))) == ("JPEG", (10, 20), (255, 255, 255))
 
 
@@ -86,7 +86,7 @@ def test_a_large_image_is_decoded_alone(most: int, monkeypatch: pytest.MonkeyPat
     data = drawing(size=(40, 30))
     looked = look(data, Rules())
     assert len(entered) == (most == 100)
-    Change(longest=20).apply(data, looked)
+    Rewriting(longest=20).apply(data, looked)
     assert len(entered) == 2 * (most == 100)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mdsmix.images.files import AHEAD_BYTES, IN_FLIGHT, Files
-from mdsmix.images.places import At
+from mdsmix.images.paths import ImagePlace
 from mdsmix.storage import Stat
 
 
@@ -22,8 +22,8 @@ class Store:
     most: int = 0
     lock: Any = field(default_factory=threading.Lock)
 
-    def at(self, size: int) -> At:
-        return At("s3://bucket/x", Asked(self, size))  # type: ignore[arg-type]
+    def at(self, size: int) -> ImagePlace:
+        return ImagePlace("s3://bucket/x", Asked(self, size))  # type: ignore[arg-type]
 
 
 @dataclass

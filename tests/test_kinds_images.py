@@ -15,11 +15,11 @@ import xxhash
 from PIL import Image
 
 from mdsmix.errors import RecipeError
-from mdsmix.images import pictures
+from mdsmix.images import reader
 from mdsmix.images.encoder import frames
 from mdsmix.record import Conversation, canonical
 from mdsmix.shapes import SHAPES as SHAPES_OF
-from mdsmix.shapes.pictures import images_of, with_images
+from mdsmix.shapes.image_parts import images_of, with_images
 from mdsmix.shards.cells import cells
 from mdsmix.shards.codecs import decode_value
 from mdsmix.shards.index import read_index
@@ -364,7 +364,7 @@ def test_a_cell_that_begins_as_a_list_is_a_path_where_it_is_none(
 
 def test_a_list_of_images_is_laid_out_as_streaming_lays_it_out() -> None:
     """A number for later, how many, their bytes, the images: what `test_images_streaming` opens."""
-    images = [pictures.Image(1, 1, len(data), "", data) for data in (b"abc", b"defg")]
+    images = [reader.Image(1, 1, len(data), "", data) for data in (b"abc", b"defg")]
     assert b"".join(frames(images)) == struct.pack("<4I", 0, 2, 3, 4) + b"abcdefg"
     assert b"".join(frames([])) == bytes(8)
     assert decode_value("list[jpeg]", struct.pack("<4I", 0, 2, 3, 4) + b"abcdefg") == [

@@ -15,7 +15,7 @@ from mdsmix.kinds import shape_of
 from mdsmix.record import Document
 from mdsmix.shapes import SHAPES, Fields, Shape
 from mdsmix.shapes.fields import value_at
-from mdsmix.shapes.pictures import PLACEHOLDER
+from mdsmix.shapes.image_parts import PLACEHOLDER
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.shards.counts import Records
 from mdsmix.shards.quarantined import read_quarantine

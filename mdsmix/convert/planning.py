@@ -15,7 +15,7 @@ from mdsmix import sources
 from mdsmix.convert.budget import Wanted, refuse_empty, sampled
 from mdsmix.convert.dropping import known_dropped
 from mdsmix.convert.guard import published_manifest, refuse_quarantine, refuse_replacing
-from mdsmix.convert.images import confirmed
+from mdsmix.convert.image_stamps import confirmed
 from mdsmix.convert.job import Job, make_job, on_day
 from mdsmix.convert.keys import window_keys
 from mdsmix.convert.ledger import FOLDER

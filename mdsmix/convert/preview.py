@@ -9,7 +9,7 @@ from mdsmix import sources
 from mdsmix.convert.budget import said_of_mean
 from mdsmix.convert.dropping import known_dropped
 from mdsmix.convert.guard import source_entries, told_of_lost, why_rebuilt
-from mdsmix.convert.images import whole_content
+from mdsmix.convert.image_stamps import whole_content
 from mdsmix.convert.job import Job, with_versions
 from mdsmix.convert.keys import Dropped, window_keys
 from mdsmix.convert.parts import learn

@@ -21,19 +21,19 @@ from mdsmix.convert.guard import (
     why_whole,
 )
 from mdsmix.convert.hashes import duplicates_among
-from mdsmix.convert.images import forget_stamps
+from mdsmix.convert.image_stamps import forget_stamps
 from mdsmix.convert.job import Job, with_versions
 from mdsmix.convert.joining import Joining
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.parts import Part, PartOutcome, do_part, forget, learn
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.processor_folder import publish_processor
-from mdsmix.convert.processor_proof import refuse_unproved
 from mdsmix.convert.publish import publish
 from mdsmix.convert.quarantine import delete_stale_files
 from mdsmix.convert.source_notes import note_objects
 from mdsmix.convert.stored import Stored, UnitResult, list_stored
 from mdsmix.convert.tokenizer_folder import publish_tokenizer
+from mdsmix.convert.unproved import refuse_unproved
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.convert.work import Work
 from mdsmix.encode.backends import known_unequal

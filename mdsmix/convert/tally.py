@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from heapq import merge
 from typing import TYPE_CHECKING
 
-from mdsmix.convert.images import cut_by_images
+from mdsmix.convert.image_stamps import cut_by_images
 from mdsmix.convert.quarantine import PackedRecords, described
 from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.attempts import CRASHED, Attempt, pieces, place
@@ -17,7 +17,7 @@ from mdsmix.shards.counts import NOT_SAMPLED, Records
 from mdsmix.sources import BadRecord, RecordBatch
 
 if TYPE_CHECKING:
-    from mdsmix.images.pictures import Pictures
+    from mdsmix.images.reader import ImageReader
 
 MOST_SHRUNK = 6
 "Halve a batch of 8 MB at most six times for want of memory: below 128 KB the worker's fixed memory dominates."
@@ -26,7 +26,7 @@ MOST_SHRUNK = 6
 class Pace:
     """How many records are in work at once: a batch, or fewer where memory is tight or workers have died of them."""
 
-    def __init__(self, attempt: Attempt, reporter: Reporter, pictures: Pictures | None) -> None:
+    def __init__(self, attempt: Attempt, reporter: Reporter, pictures: ImageReader | None) -> None:
         self._attempt, self._reporter, self._shrunk = attempt, reporter, 0
         self._pictures = pictures
 

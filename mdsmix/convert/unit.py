@@ -14,7 +14,7 @@ from itertools import groupby
 import numpy as np
 
 from mdsmix.convert.hashes import keep_hashes
-from mdsmix.convert.images import folders_of, keep_stamps, whole_content
+from mdsmix.convert.image_stamps import folders_of, keep_stamps, whole_content
 from mdsmix.convert.job import Job
 from mdsmix.convert.keys import Dropped, lines_key, window_key
 from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record

@@ -16,7 +16,7 @@ from typing import Any
 
 from mdsmix import sources
 from mdsmix.convert.job import make_job
-from mdsmix.convert.processor_proof import refuse_unproved
+from mdsmix.convert.unproved import refuse_unproved
 from mdsmix.doctor.machine import Diagnosis, machine, ok, problem, warning
 from mdsmix.encode.tokenizer import open_tokenizer
 from mdsmix.errors import Denied, MdsmixError

@@ -56,7 +56,7 @@ class Encoded:
     placeholders: Any = None
     "int64 [n]: tokens of each sample that stand for an image; None where none can."
     images: Sequence[Sequence[Any]] = ()
-    "The images of each sample (`mdsmix.images.pictures.Image`), as many as it has placeholders."
+    "The images of each sample (`mdsmix.images.reader.Image`), as many as it has placeholders."
 
 
 class Encoder(Protocol):

@@ -29,7 +29,7 @@ Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class Sieve:
     """Rows with more or fewer placeholders than images."""
 
     keep: NDArray[np.bool_]
@@ -66,7 +66,7 @@ class ImageToken:
 
     def miscounted(
         self, ids: Ragged, counts: Counts, positions: Sequence[int], said: Sequence[Conversation]
-    ) -> Wrong:
+    ) -> Sieve:
         """The rows whose placeholders are not as many as the images of the messages in them; `positions`: which conversation
         each is of."""
         found = self.count(ids, counts)
@@ -74,12 +74,12 @@ class ImageToken:
         keep = found == wanted
         bad = {positions[row]: row for row in np.flatnonzero(~keep).tolist()[::-1]}
         if not bad:
-            return Wrong(keep)
+            return Sieve(keep)
         rejected = []
         for at, row in sorted(bad.items()):
             counts_of = {"images": int(wanted[row]), "placeholders": int(found[row])}
             rejected.append(Rejected(at, "image_placeholders", False, counts_of))
-        return Wrong(np.array([at not in bad for at in positions], bool), rejected)
+        return Sieve(np.array([at not in bad for at in positions], bool), rejected)
 
     def grown(
         self, ids: Ragged, counts: Counts, spans: Sequence[Sequence[int]]
@@ -99,7 +99,7 @@ def overgrown(
     counts: Counts,
     positions: Sequence[int],
     longest: int,
-) -> Wrong:
+) -> Sieve:
     """The rows that are longer than `longest` when their images have become tokens: no image is ever cut. `may_outgrow`: the rows
     with images whose text alone does not rule them out; `grown`: the lengths of prompts and responses."""
     firsts = 2 * np.concatenate([[0], np.cumsum(counts)])
@@ -107,7 +107,7 @@ def overgrown(
     keep = (lengths <= longest) | ~may_outgrow
     kept = {positions[row] for row in np.flatnonzero(keep).tolist()}
     gone = sorted({positions[row] for row in np.flatnonzero(~keep).tolist()} - kept)
-    return Wrong(keep, [Rejected(at, "images_too_long", True) for at in gone])
+    return Sieve(keep, [Rejected(at, "images_too_long", True) for at in gone])
 
 
 def _wanted(positions: Sequence[int], said: Sequence[Conversation]) -> list[int]:

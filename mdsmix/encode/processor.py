@@ -124,7 +124,7 @@ class StoredRow(NamedTuple):
     images: Sequence[bytes]
 
 
-class Difference(NamedTuple):
+class Inequality(NamedTuple):
     """Where a batch is another than what transformers makes of the whole text."""
 
     family: str
@@ -147,13 +147,13 @@ class Difference(NamedTuple):
         return "name the processor of another model (docs/images.md lists those that are equal)"
 
 
-def first_difference(digest: str, rows: Sequence[StoredRow]) -> Difference | None:
+def first_inequality(digest: str, rows: Sequence[StoredRow]) -> Inequality | None:
     """The first in batches of these rows; None where they are equal, which this machine then remembers of each row."""
     marks = {_mark_of_equal(digest, row): row for row in rows}
     left = [row for mark, row in marks.items() if not mark.exists()]
     shown = [(name, ids, [b64encode(i).decode() for i in images]) for name, ids, images in left]
     for difference in _answer(digest, {"rows": shown}) if left else ():
-        return Difference(*difference)
+        return Inequality(*difference)
     with suppress(Unreachable):  # all that is lost is a question
         for mark in marks:
             keep_in_cache(mark, b"")

@@ -6,13 +6,11 @@ questions at a socket (`counting.serve`).
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import cached_property
 from itertools import pairwise
@@ -23,6 +21,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from mdsmix.encode.batch_differences import differences
 from mdsmix.encode.counting import serve
 
 PROBES = ((56, 56), (100, 333), (700, 250))
@@ -30,8 +29,6 @@ PROBES = ((56, 56), (100, 333), (700, 250))
 NARROW = 28
 """Height or width below which no function is asked: of an image 1 or 3 high transformers takes the height for the channels, and
 Idefics3 makes nothing of one of 799 x 4."""
-SHOWN = 8
-"Values of a tensor that a difference shows."
 SAVED = (".json", ".jinja", ".txt", ".model")
 COSMETIC = re.compile(
     r"_?processor_class|.*_processor_type|auto_map|device|return_tensors|disable_grouping|.*data_format|default_to_square|"
@@ -81,13 +78,14 @@ class LoadedProcessor:
     @cached_property
     def around(self) -> tuple[str, str]:
         """The plain text that it prints before and after an image: Gemma 3 blank lines, which become one token with those that stand there."""
-        whole = self._whole([f"{self.mark}{self.token}{self.mark}"], [[blank(PROBES[0])]])
+        whole = self.whole([f"{self.mark}{self.token}{self.mark}"], [[blank(PROBES[0])]])
         start, end = np.flatnonzero(whole["input_ids"][0].numpy() == self.mark_id)
         ids = whole["input_ids"][0].numpy()[start + 1 : end]
         kept = self._without_text(ids)
-        return self._text(ids[: kept.start]), self._text(ids[kept.stop :])
+        return self.text_of(ids[: kept.start]), self.text_of(ids[kept.stop :])
 
-    def _text(self, ids: Any) -> str:
+    def text_of(self, ids: Any) -> str:
+        """Of token ids."""
         return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     @cached_property
@@ -115,7 +113,7 @@ class LoadedProcessor:
         """Of `sizes` the counts, of `rows` the differences."""
         if "sizes" in question:
             return [self.count(size) for size in question["sizes"]]
-        return list(self.differences(question["rows"]))
+        return list(differences(self, question["rows"]))
 
     def count(self, size: Sequence[int]) -> int | str:
         """Tokens of an image of this height and width, or why it refuses one: Qwen2.5-VL one of 200 times as wide as high."""
@@ -145,7 +143,7 @@ class LoadedProcessor:
         each token; what it makes of the pixels, as the model takes it.
         """
         mark, token = self.mark, token or self.token
-        found = self._whole([mark + (token + mark) * len(of) for of in images], images)
+        found = self.whole([mark + (token + mark) * len(of) for of in images], images)
         ids = found["input_ids"]
         said = [k for k, v in found.items() if getattr(v, "shape", None) == ids.shape]
         mask = found["attention_mask"].bool().numpy()
@@ -169,7 +167,7 @@ class LoadedProcessor:
             found.append({key: values[kept] for key, values in piece.items()})
         return found
 
-    def _whole(self, texts: Sequence[str], images: Sequence[Sequence[Any]]) -> Any:
+    def whole(self, texts: Sequence[str], images: Sequence[Sequence[Any]]) -> Any:
         """What transformers makes of texts and their images."""
         return self.processor(
             text=list(texts),
@@ -178,61 +176,6 @@ class LoadedProcessor:
             add_special_tokens=False,
             return_tensors="pt",
         )
-
-    def differences(self, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, ...]]:
-        """Where a batch of stored rows is another than what transformers makes of their whole texts: each row by itself, and those with
-        images together. `rows`: a name, token ids with one for each image, and the images as base64.
-
-        Yields: the processor's class, the row's name, the key of the batch, what transformers has there, and what a loader has.
-        """
-        family = type(self.processor).__name__
-        opened = [(name, ids, [upright(base64.b64decode(i)) for i in of]) for name, ids, of in rows]
-        together = [row for row in opened if row[2]]
-        for some in [*([row] for row in opened), together]:
-            name = some[0][0] if len(some) == 1 else "several rows in one batch"
-            texts = [self._text(ids) for _, ids, _ in some]
-            try:
-                for difference in self._compared(texts, [images for *_, images in some]):
-                    yield family, name, *difference
-            except Exception as error:
-                yield family, name, "input_ids", " ".join(str(error).split())[:300], "as stored"
-
-    def _compared(
-        self, texts: Sequence[str], images: Sequence[Sequence[Any]]
-    ) -> Iterator[tuple[str, str, str]]:
-        stored = self.token.join(self.around)
-        whole = self._whole([text.replace(stored, self.token) for text in texts], images)
-        made, pixels = self.see(images) if any(images) else ([[] for _ in texts], {})
-        for of, pieces in zip(images, made, strict=True):
-            told = [self.count((image.height, image.width)) for image in of]
-            tokens = [len(piece["input_ids"]) for piece in pieces]
-            if told != tokens:
-                yield "the tokens of each image", str(tokens), str(told)
-        is_token = whole["attention_mask"].bool()
-        rows = [self._row(text, pieces) for text, pieces in zip(texts, made, strict=True)]
-        for key, value in whole.items():
-            if getattr(value, "shape", None) != is_token.shape:
-                if not same(value, pixels.get(key)):
-                    yield key, *_shown(value, pixels.get(key))
-                continue
-            for theirs, row, mask in zip(value, rows, is_token, strict=True):
-                ours = row.get(key, np.zeros(len(row["input_ids"]), np.int64))
-                if not np.array_equal(theirs[mask].numpy(), ours):
-                    yield key, *_shown(theirs[mask].numpy(), ours)
-                    break
-
-    def _row(self, text: str, pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What a loader makes of the text's ids."""
-        ids = np.array(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int64)
-        spots = np.flatnonzero(ids == self.token_id)
-        if len(spots) != len(pieces):
-            raise ValueError(f"{len(spots)} tokens {self.token} stand for {len(pieces)} images")
-        row = {
-            key: replaced(np.zeros(len(ids), np.int64), spots, [piece[key] for piece in pieces])
-            for key in (pieces[0] if pieces else ())
-        }
-        row["input_ids"] = replaced(ids, spots, [piece["input_ids"] for piece in pieces])
-        return row | {"attention_mask": np.ones(len(row["input_ids"]), np.int64)}
 
     @cached_property
     def digest(self) -> str:
@@ -276,50 +219,6 @@ def blank(size: Sequence[int]) -> Any:
     from PIL import Image
 
     return Image.new("RGB", (size[1], size[0]))
-
-
-def upright(content: Any) -> Any:
-    """An image as it is seen: decoded, turned as its EXIF asks, in RGB. `content`: its bytes, or Pillow's image."""
-    from PIL import Image, ImageOps
-
-    image = Image.open(io.BytesIO(content)) if isinstance(content, bytes) else content
-    return ImageOps.exif_transpose(image).convert("RGB")
-
-
-def replaced(values: Any, spots: Any, pieces: Sequence[Any]) -> Any:
-    """int64: the values with a piece in place of each of those at `spots`."""
-    first, *others = np.split(values, spots)
-    parts = [first]
-    for piece, other in zip(pieces, others, strict=True):
-        parts += [np.asarray(piece, np.int64), other[1:]]
-    return np.concatenate(parts)
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two tensors, or lists of them, are equal."""
-    if isinstance(one, list):
-        return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
-    return type(one) is type(other) and np.array_equal(_array(one), _array(other))
-
-
-def _array(value: Any) -> Any:
-    """A tensor, or what a list of them holds; NumPy has no bfloat16, in which Llama 4 has its pixels."""
-    is_float = getattr(value, "is_floating_point", bool)()
-    return np.asarray(value.float() if is_float else value)
-
-
-def _shown(theirs: Any, ours: Any) -> tuple[str, str]:
-    """Both, by their shapes, or by the values at the first place where they differ."""
-    one, other = _array(theirs), _array(ours)
-    if ours is None:
-        return str(one.shape), "missing"
-    if one.shape != other.shape and one.ndim > 1:
-        return str(one.shape), str(other.shape)
-    one, other = one.ravel(), other.ravel()
-    shorter = min(one.size, other.size)
-    at = next(iter(np.flatnonzero(one[:shorter] != other[:shorter]).tolist()), shorter)
-    said = [", ".join(map(str, each[at : at + SHOWN].tolist())) for each in (one, other)]
-    return f"{said[0]} from {at} on of {one.size}", f"{said[1]} of {other.size}"
 
 
 def _plain(image_processor: Any) -> dict[str, Any]:

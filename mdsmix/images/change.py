@@ -18,7 +18,7 @@ PLAIN = {"JPEG": ("RGB", "L"), "PNG": ("RGB", "RGBA", "L", "LA", "P", "1"), "WEB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Rewriting:
     """What becomes of every image; nothing where neither is asked for."""
 
     longest: int | None = None
@@ -26,10 +26,10 @@ class Change:
     quality: int = 90
 
     @staticmethod
-    def of(settings: Mapping[str, Any]) -> Change:
+    def of(settings: Mapping[str, Any]) -> Rewriting:
         """From a stream's settings of images, as the manifest has them."""
         reencode = settings.get("reencode") or {}
-        return Change(
+        return Rewriting(
             longest=(settings.get("resize") or {}).get("longest"),
             format=reencode["format"].upper() if reencode else None,
             quality=reencode.get("quality", 90),

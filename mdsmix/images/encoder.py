@@ -9,7 +9,7 @@ import numpy as np
 
 from mdsmix.encode.encoded import Encoded, Rejected
 from mdsmix.encode.processor import Counter
-from mdsmix.images.pictures import Failed, Image, Pictures, judged
+from mdsmix.images.reader import BadImage, Image, ImageReader, judged
 from mdsmix.record import Conversation
 from mdsmix.storage import Location
 
@@ -20,7 +20,7 @@ class Pictured:
 
     chats: Callable[[Sequence[Conversation], Sequence[Sequence[int]] | None], Encoded]
     "The encoder of conversations, which is told how many tokens each image of each becomes."
-    pictures: Pictures
+    pictures: ImageReader
     counter: Counter | None = None
     "Of a recipe with a processor."
 
@@ -61,9 +61,9 @@ def _counted(
     ]
 
 
-def _told(image: Image, by: int | str) -> Image | Failed:
+def _told(image: Image, by: int | str) -> Image | BadImage:
     if isinstance(by, str):
-        return Failed("image_refused", by, image.digest)
+        return BadImage("image_refused", by, image.digest)
     image.tokens = by
     return image
 
@@ -73,10 +73,10 @@ def _of(each: list[Image] | Rejected) -> Sequence[Image]:
 
 
 @dataclass(slots=True, kw_only=True)
-class Look:
+class ImageHasher:
     """An encoder for those who read images only to know them again."""
 
-    pictures: Pictures
+    pictures: ImageReader
 
     def encode(
         self, conversations: Sequence[Conversation], folders: Sequence[Location] = ()

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
 from mdsmix.images.check import Bad
 from mdsmix.images.http import AT_ONCE, fetch
-from mdsmix.images.places import At
+from mdsmix.images.paths import ImagePlace
 from mdsmix.storage import Stat
 
 MOST_BYTES = 256 << 20
@@ -58,7 +58,7 @@ class Files:
     _bytes: float = FIRST_BYTES
     "Of the largest of the last ones, the less the longer ago it was."
 
-    def read(self, places: Sequence[At]) -> Iterator[Read]:
+    def read(self, places: Sequence[ImagePlace]) -> Iterator[Read]:
         """The images at these places, in order. Unreachable where a store does not answer; what it or a disk refuses, or has not, is
         said of that image alone."""
         if any(at.place is None for at in places):
@@ -74,7 +74,7 @@ class Files:
             yield each
             began = time.perf_counter()
 
-    def _ahead(self, most: int, places: Sequence[At]) -> Iterator[Read]:
+    def _ahead(self, most: int, places: Sequence[ImagePlace]) -> Iterator[Read]:
         """As many at once as hold few enough bytes."""
         return ahead(
             most,
@@ -83,7 +83,7 @@ class Files:
             places,
         )
 
-    def _one(self, at: At) -> Read:
+    def _one(self, at: ImagePlace) -> Read:
         if at.place is None:
             return self._from_http(at.url)
         try:

@@ -21,7 +21,7 @@ from mdsmix.init.grouping import Draft, Sorted, named_apart, paths_of, plain_nam
 from mdsmix.init.recognise import read_by
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, find_shape
-from mdsmix.shapes.pictures import FIELDS, with_images
+from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.sources import SourceFile
 from mdsmix.storage import locate

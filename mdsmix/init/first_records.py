@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mdsmix.shapes.pictures import FIELDS
+from mdsmix.shapes.image_parts import FIELDS
 from mdsmix.sources import SourceFile, plan, read
 
 RECORDS = 50

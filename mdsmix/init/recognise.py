@@ -20,7 +20,7 @@ from mdsmix.recipe import SourceSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.fields import derived, parse
-from mdsmix.shapes.pictures import FIELDS, PLACEHOLDER, with_images
+from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER, with_images
 from mdsmix.sources.registry import format_of
 
 ENOUGH = 0.5

@@ -18,7 +18,7 @@ from mdsmix.init.finding import find_data, first_bytes
 from mdsmix.init.first_records import FirstRecords, sizes
 from mdsmix.init.flag_embedding import match
 from mdsmix.init.grouping import Draft, Sorted, sort_out
-from mdsmix.init.images import settled
+from mdsmix.init.image_settings import settled
 from mdsmix.init.recipe_text import Top, text_of
 from mdsmix.init.recognise import Guess, names_of, nearest
 from mdsmix.init.trying import Trial, try_stream

@@ -17,7 +17,7 @@ from mdsmix.encode import tool_forms
 from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn, answers, open_template
 from mdsmix.encode.encoded import Encoded, Rejected
 from mdsmix.encode.history import rendered_rows
-from mdsmix.encode.image_tokens import ImageToken, Wrong, fitted, overgrown
+from mdsmix.encode.image_tokens import ImageToken, Sieve, fitted, overgrown
 from mdsmix.encode.special import SpecialStrings
 from mdsmix.encode.targets import USABLE, Turns, first_turns, label
 from mdsmix.encode.tokenizer import Tokenizer
@@ -173,7 +173,7 @@ class Conversations(Finetuning):
 
     def _with_whole_images(
         self, turns: Turns, positions: Sequence[int], spans: Sequence[Sequence[int]]
-    ) -> tuple[Turns, Wrong]:
+    ) -> tuple[Turns, Sieve]:
         """The conversations, shortened where need be, and those of which an image would be cut off at max_seq_len."""
         assert self.image is not None
         of_rows, longest = [spans[position] for position in positions], self.targets.max_seq_len

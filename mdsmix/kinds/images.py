@@ -120,14 +120,14 @@ class Images(Conversations):
     def open_encoder(self, tokenizer: Tokenizer, backend: Backend) -> Encoder:
         from mdsmix.images.check import require_pillow
         from mdsmix.images.encoder import Pictured
-        from mdsmix.images.pictures import Pictures
+        from mdsmix.images.reader import ImageReader
 
         require_pillow()
         super().open_encoder(tokenizer, backend)
         digest = self.encoding.images.get("processor")
         counter = Counter(digest) if digest else None
         return Pictured(
-            chats=self.encode, pictures=Pictures.of(self.encoding.images), counter=counter
+            chats=self.encode, pictures=ImageReader.of(self.encoding.images), counter=counter
         )
 
     @cached_property

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mdsmix.record import Conversation, Document, Pair
+from mdsmix.shapes.image_parts import NOTHING
 from mdsmix.shapes.merging import holds_null
-from mdsmix.shapes.pictures import NOTHING
 
 TAG = "</img>"
 "Ends a path in the texts of Qwen-VL; HTML has none."

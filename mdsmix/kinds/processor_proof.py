@@ -19,7 +19,7 @@ import orjson
 
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.processor import Difference, StoredRow, first_difference
+from mdsmix.encode.processor import Inequality, StoredRow, first_inequality
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.registry import kind_of
 from mdsmix.record import PicturedConversation
@@ -36,11 +36,11 @@ _IMAGE = {"type": "image"}
 
 def difference(
     digest: str, encoding: Encoding, tokenizer: Tokenizer, own: Iterable[StoredRow]
-) -> Difference | None:
+) -> Inequality | None:
     """The first between rows as a loader puts them together and what the processor of that hash makes of whole conversations. `own`:
     rows of the stream, of which a few with images are taken."""
     own = islice((row for row in own if row.images), OWN_ROWS)
-    return first_difference(digest, [*made_rows(encoding, tokenizer), *own])
+    return first_inequality(digest, [*made_rows(encoding, tokenizer), *own])
 
 
 def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:

@@ -24,7 +24,7 @@ from mdsmix.shards.manifest import Encoding
 from mdsmix.storage import Location
 
 if TYPE_CHECKING:
-    from mdsmix.images.pictures import Pictures
+    from mdsmix.images.reader import ImageReader
 
 FILTERED = frozenset((*LEFT_OUT, NOT_SAMPLED))
 "Reasons in place of a record that is good, or was not looked at."
@@ -81,7 +81,7 @@ class Reading:
         return self._explained(replace(encoded, rejected=rejected), records)
 
     @property
-    def pictures(self) -> Pictures | None:
+    def pictures(self) -> ImageReader | None:
         """What reads the images of its records; None where they have none."""
         return getattr(self.encoder, "pictures", None)
 
@@ -167,12 +167,12 @@ def open_looking(
     encoding: Encoding, fingerprints: Fingerprints, root: Location | None = None
 ) -> Reading:
     """What reads the images of a stream's records to know them again, and encodes nothing."""
-    from mdsmix.images.encoder import Look
-    from mdsmix.images.pictures import Pictures
+    from mdsmix.images.encoder import ImageHasher
+    from mdsmix.images.reader import ImageReader
 
     return _open(
         encoding,
-        Look(pictures=replace(Pictures.of(encoding.images, root), judges=False)),
+        ImageHasher(pictures=replace(ImageReader.of(encoding.images, root), judges=False)),
         fingerprints,
     )
 

@@ -16,7 +16,7 @@ from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, share_of
 from mdsmix.recipe.sampling import BY_BUDGET
 from mdsmix.shapes import SHAPES, Shape, find_shape
 from mdsmix.shapes.fields import Field, parse
-from mdsmix.shapes.pictures import FIELDS, with_images
+from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shapes.where import Where, parse_where
 from mdsmix.shards.manifest import Encoding
 

@@ -63,7 +63,7 @@ class RowRules(Targets):
 
 
 @dataclass(frozen=True, slots=True)
-class Pictures:
+class RowImages:
     """The images of a row, before a processor has seen them."""
 
     images: Sequence[Any]
@@ -86,7 +86,7 @@ class Row(NamedTuple):
     "From a `tokens` column: sequence_id comes from separators inside the row."
     documents: Tokens | None = None
     "Of a packed row: the tokens of each document in it; None where the row is one."
-    pictures: Pictures | None = None
+    pictures: RowImages | None = None
     "Of a row with images, which is then longer than max_seq_len where the sample is: it is cut when they are tokens."
     said: Mapping[str, Tokens] = {}
     "What a processor says of each token beside its id."
@@ -127,7 +127,7 @@ def _pictured(sample: Mapping[str, Any], rules: RowRules) -> Row:
             f"it has {len(sample['images'])} images and {len(spots)} tokens with the id {rules.image}, which the processor expands; name "
             "the processor that the stream was converted for."
         )
-    return row._replace(pictures=Pictures(sample["images"], sample["sizes"], spots))
+    return row._replace(pictures=RowImages(sample["images"], sample["sizes"], spots))
 
 
 def cut_to(row: Row, rules: RowRules) -> Row:

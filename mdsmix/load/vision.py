@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from mdsmix.encode.processor_process import LoadedProcessor, blank, replaced, same, upright
+from mdsmix.encode.batch_differences import replaced, same, upright
+from mdsmix.encode.processor_process import LoadedProcessor, blank
 from mdsmix.errors import MixRefused, RecipeError
-from mdsmix.load.training_rows import IGNORED, Pictures, Row, RowRules, cut_to
+from mdsmix.load.training_rows import IGNORED, Row, RowImages, RowRules, cut_to
 
 Pixels = dict[str, Any]
 ROWS = "pixel_rows"
@@ -131,7 +132,7 @@ def _of_all(
     return found
 
 
-def decoded(pictures: Pictures, number: int) -> Any:
+def decoded(pictures: RowImages, number: int) -> Any:
     """An image as it is seen; MixRefused where it does not decode, or has another size than was stored."""
     try:
         image = upright(pictures.images[number])
@@ -147,7 +148,7 @@ def decoded(pictures: Pictures, number: int) -> Any:
 
 
 def expanded(
-    row: Row, pictures: Pictures, pieces: Sequence[dict[str, Any]], rules: RowRules
+    row: Row, pictures: RowImages, pieces: Sequence[dict[str, Any]], rules: RowRules
 ) -> Row:
     """The row with what stands for each image in place of its token; MixRefused where one would be cut."""
     lengths = [len(piece["input_ids"]) for piece in pieces]

@@ -14,7 +14,7 @@ from mdsmix.kinds.membership import HELD_OUT, NOT_HELD_OUT
 from mdsmix.kinds.oddities import TAG
 from mdsmix.report.card import packed
 from mdsmix.report.sampled import budget_json, said_of_budget, said_of_sample
-from mdsmix.shapes.pictures import FIELDS, PLACEHOLDER
+from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER
 from mdsmix.shapes.where import NO_MATCH
 from mdsmix.shards.counts import NOT_SAMPLED, Records
 from mdsmix.shards.manifest import Encoding, Manifest

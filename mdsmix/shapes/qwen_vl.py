@@ -12,7 +12,7 @@ from typing import Any
 
 from mdsmix.record import Conversation, Message
 from mdsmix.shapes.base import Fault, Fields, Shape, refusing
-from mdsmix.shapes.pictures import PLACEHOLDER, image_of, placed
+from mdsmix.shapes.image_parts import PLACEHOLDER, image_of, placed
 from mdsmix.shapes.talks import Marked, conversation_of, list_of, system_of, trained_flag
 
 _TAGGED = re.compile(r"<img>(.*?)</img>", re.DOTALL)

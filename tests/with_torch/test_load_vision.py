@@ -26,7 +26,7 @@ from mdsmix.engines.memory import held
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
 from mdsmix.load.microbatches import prepare, rows_of
-from mdsmix.load.training_rows import Pictures
+from mdsmix.load.training_rows import RowImages
 from mdsmix.load.vision import decoded, opened
 from mdsmix.mix.render import render
 from mdsmix.storage import locate
@@ -415,8 +415,8 @@ def test_an_image_is_turned_as_its_exif_asks(
 
 
 def test_an_image_that_is_not_what_was_stored_ends_training_with_its_place() -> None:
-    def pictures(content: bytes, size: list[int]) -> Pictures:
-        return Pictures([Image.open(BytesIO(content))], [size], np.zeros(1, np.int64), "row 3")
+    def pictures(content: bytes, size: list[int]) -> RowImages:
+        return RowImages([Image.open(BytesIO(content))], [size], np.zeros(1, np.int64), "row 3")
 
     content = drawing("JPEG", (400, 300))
     with pytest.raises(MixRefused, match=r"row 3: image 0 has 300 x 400 .*\[300, 401\] are stored"):

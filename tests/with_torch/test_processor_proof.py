@@ -9,10 +9,13 @@ import pytest
 import torch
 import transformers
 
+from mdsmix.encode import processor_process
+from mdsmix.encode.batch_differences import differences
 from mdsmix.encode.processor import open_processor
 from mdsmix.encode.processor_process import LoadedProcessor
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import build_loader
+from mdsmix.load.vision import opened
 from tests.converting import manifest_of, mdsmix, run_recipe, write_jsonl, write_recipe
 from tests.pictures import record, stream, write_drawings
 from tests.processors import FAMILIES, look_here, made
@@ -131,9 +134,17 @@ def test_what_was_equal_once_is_not_asked_again(
 ) -> None:
     recipe, _ = converted(tmp_path, tokenizer_folder, "qwen")
     run_recipe(recipe)
-    monkeypatch.setattr(LoadedProcessor, "differences", None)
+    monkeypatch.setattr(processor_process, "differences", None)
     run_recipe(recipe, "max_seq_len=150")
     assert mdsmix("check", recipe, "max_seq_len=150").code == 0
     write_drawings(tmp_path / "img", 2, (71, 41))
     with pytest.raises(Exception, match="not callable"):
         run_recipe(recipe)
+
+
+def test_rows_of_text_alone_are_compared_by_themselves(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    seeing = opened(str(made("qwen", tokenizer_folder, tmp_path)[1]))
+    ids = seeing.tokenizer("What is it?")["input_ids"]
+    assert list(differences(seeing, [["no image", ids, []]])) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mdsmix.convert.images import folders_of
+from mdsmix.convert.image_stamps import folders_of
 from mdsmix.convert.job import Job
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.processor import StoredRow

@@ -20,7 +20,7 @@ _TOPS = {"s3": (1, "the bucket"), "hf": (3, "the data set")}
 "Scheme -> how many names its store's own name has, and what is called so."
 
 
-class At(NamedTuple):
+class ImagePlace(NamedTuple):
     """Where an image is."""
 
     url: str
@@ -28,10 +28,10 @@ class At(NamedTuple):
     "None: at an http URL."
 
 
-def find(path: str, base: Location, inside: bool = False) -> At:
+def find(path: str, base: Location, inside: bool = False) -> ImagePlace:
     """The place of a path, relative to `base`; Bad (bad_image_path) where it names none, or one that is not below `base` and has to be."""
     if is_http(path):
-        return At(path, None)
+        return ImagePlace(path, None)
     try:
         path.encode()
         place = _placed(path, base)
@@ -40,7 +40,7 @@ def find(path: str, base: Location, inside: bool = False) -> At:
     if inside and not _is_below(place, base):
         why = "it does not lie below the folder of the images, and images.outside is refuse"
         raise Bad("bad_image_path", why)
-    return At(place.url, place)
+    return ImagePlace(place.url, place)
 
 
 def _placed(path: str, base: Location) -> Location:

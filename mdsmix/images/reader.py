@@ -14,10 +14,10 @@ import xxhash
 
 from mdsmix.encode.encoded import Detail, Rejected
 from mdsmix.errors import Unreachable
-from mdsmix.images.change import Change
+from mdsmix.images.change import Rewriting
 from mdsmix.images.check import Bad, Looked, Rules, look
 from mdsmix.images.files import Files, Read, ahead
-from mdsmix.images.places import At, find
+from mdsmix.images.paths import ImagePlace, find
 from mdsmix.record import Conversation
 from mdsmix.storage import CHANGED, Location
 
@@ -61,7 +61,7 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class BadImage:
     """An image that is bad, or that could not be read."""
 
     reason: str
@@ -70,12 +70,12 @@ class Failed:
     "Of its bytes, where they could be read."
 
 
-Wanted = At | bytes | Failed
+ImageSource = ImagePlace | bytes | BadImage
 "An image of a record: where it is, itself, or why its path names no place."
 
 
 @dataclass(slots=True)
-class Seen:
+class WindowImages:
     """What the images of a window were found to be, for its key and for the next run."""
 
     hasher: Any = field(default_factory=xxhash.xxh3_128)
@@ -91,19 +91,19 @@ class Seen:
         """Of all images, in order; "" where there are none. Equal digests of equal lines give equal rows."""
         return self.hasher.hexdigest() if self.count else ""
 
-    def add(self, image: Image | Failed) -> None:
+    def add(self, image: Image | BadImage) -> None:
         self.count += 1
-        said = image.digest or (image.reason if isinstance(image, Failed) else "")
+        said = image.digest or (image.reason if isinstance(image, BadImage) else "")
         self.hasher.update(f"{said}\n")
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Again:
     """Where an image that is not held is read again."""
 
     files: Files
-    at: At
-    change: Change
+    at: ImagePlace
+    change: Rewriting
 
     def again(self, image: Image) -> bytes:
         (found,) = self.files.read([self.at])
@@ -115,11 +115,11 @@ class _Place:
 
 
 @dataclass(slots=True, kw_only=True)
-class Pictures:
+class ImageReader:
     """Reads the images of conversations."""
 
     rules: Rules = field(default_factory=Rules)
-    change: Change = field(default_factory=Change)
+    change: Rewriting = field(default_factory=Rewriting)
     max_images: int | None = None
     root: Location | None = None
     "Where paths begin; None: at the folder of the record's file."
@@ -128,17 +128,17 @@ class Pictures:
     files: Files = field(default_factory=Files)
     judges: bool = True
     "Whether images are looked at, or only known by their bytes."
-    seen: Seen = field(default_factory=Seen)
+    seen: WindowImages = field(default_factory=WindowImages)
     _record_bytes: float = 0.0
     "Of the images of a record, on average over the last ones."
 
     @staticmethod
-    def of(settings: Mapping[str, Any], root: Location | None = None) -> Pictures:
+    def of(settings: Mapping[str, Any], root: Location | None = None) -> ImageReader:
         """By a stream's settings of images, as the manifest has them."""
         asked = {key: settings[key] for key in ("decode", "max_pixels") if key in settings}
-        return Pictures(
+        return ImageReader(
             rules=Rules(**asked),
-            change=Change.of(settings),
+            change=Rewriting.of(settings),
             max_images=settings.get("max_images"),
             root=root,
             inside=settings.get("outside") == "refuse",
@@ -174,31 +174,31 @@ class Pictures:
         is_few = most is None or len(conversation.images) <= most
         return conversation.images if is_few else ()
 
-    def _place(self, image: str | bytes, base: Location) -> Wanted:
+    def _place(self, image: str | bytes, base: Location) -> ImageSource:
         try:
             return image if isinstance(image, bytes) else find(image, base, self.inside)
         except Bad as bad:
-            return Failed(bad.reason, bad.why)
+            return BadImage(bad.reason, bad.why)
 
     def _judged(
-        self, position: int, conversation: Conversation, images: Sequence[Image | Failed]
+        self, position: int, conversation: Conversation, images: Sequence[Image | BadImage]
     ) -> list[Image] | Rejected:
         for image in images:
             self.seen.add(image)
         if len(images) < len(conversation.images):
             counts = {"images": len(conversation.images), "max_images": self.max_images or 0}
-            self.seen.add(Failed("too_many_images", ""))
+            self.seen.add(BadImage("too_many_images", ""))
             return Rejected(position, "too_many_images", False, counts)
         return judged(position, conversation, images)
 
-    def _all(self, wanted: Mapping[Wanted, None]) -> dict[Wanted, Image | Failed]:
+    def _all(self, wanted: Mapping[ImageSource, None]) -> dict[ImageSource, Image | BadImage]:
         """Each image once, however many records have it."""
-        held, found = 0, dict[Wanted, Image | Failed]()
-        places = [each for each in wanted if isinstance(each, At)]
+        held, found = 0, dict[ImageSource, Image | BadImage]()
+        places = [each for each in wanted if isinstance(each, ImagePlace)]
         for each in wanted:
             if isinstance(each, bytes):
                 found[each] = self._look(Read(each), None)
-            elif isinstance(each, Failed):
+            elif isinstance(each, BadImage):
                 found[each] = each
         for at, read, image in self._looked(places):
             self._note(at, read, image)
@@ -210,7 +210,9 @@ class Pictures:
             found[at] = image
         return found
 
-    def _looked(self, places: Sequence[At]) -> Iterator[tuple[At, Read, Image | Failed]]:
+    def _looked(
+        self, places: Sequence[ImagePlace]
+    ) -> Iterator[tuple[ImagePlace, Read, Image | BadImage]]:
         """The images at these places, in order. Pillow decodes outside of Python's lock, so two decode at a time: a source of few
         work units keeps more than as many processors busy."""
         reads = zip(places, self.files.read(places), strict=True)
@@ -218,28 +220,28 @@ class Pictures:
             yield from ((at, read, self._look(read, at)) for at, read in reads)
             return
 
-        def look_at(each: tuple[At, Read]) -> tuple[At, Read, Image | Failed]:
+        def look_at(each: tuple[ImagePlace, Read]) -> tuple[ImagePlace, Read, Image | BadImage]:
             return *each, self._look(each[1], each[0])
 
         yield from ahead(DECODERS, lambda: 2 * DECODERS, look_at, reads)
 
-    def _look(self, read: Read, at: At | None) -> Image | Failed:
+    def _look(self, read: Read, at: ImagePlace | None) -> Image | BadImage:
         if read.reason:
-            return Failed(read.reason, read.why)
+            return BadImage(read.reason, read.why)
         digest = xxhash.xxh3_128(read.data)
         if not self.judges:
             return Image(0, 0, len(read.data), digest.hexdigest(), None)
         looked = _looked(self.rules, digest.digest(), read.data)
         if looked.reason:
-            return Failed(looked.reason, looked.why, digest.hexdigest())
+            return BadImage(looked.reason, looked.why, digest.hexdigest())
         try:
             data, stored = self.change.apply(read.data, looked)
         except Bad as bad:
-            return Failed(bad.reason, bad.why, digest.hexdigest())
-        source = _Place(self.files, at, self.change) if at else None
+            return BadImage(bad.reason, bad.why, digest.hexdigest())
+        source = _Again(self.files, at, self.change) if at else None
         return Image(stored.height, stored.width, len(data), digest.hexdigest(), data, source)
 
-    def _note(self, at: At, read: Read, image: Image | Failed) -> None:
+    def _note(self, at: ImagePlace, read: Read, image: Image | BadImage) -> None:
         if at.place is None:
             said = image.digest if isinstance(image, Image) else image.reason
             self.seen.fetched[at.url] = said
@@ -254,7 +256,7 @@ class Pictures:
 
 
 def judged(
-    position: int, conversation: Conversation, images: Sequence[Image | Failed]
+    position: int, conversation: Conversation, images: Sequence[Image | BadImage]
 ) -> list[Image] | Rejected:
     """The images of a conversation, or why the first bad one, or all together, make it bad."""
     good = [image for image in images if isinstance(image, Image)]
@@ -264,7 +266,7 @@ def judged(
             detail = {"bytes": size, "most": MOST_ROW_BYTES}
             return Rejected(position, "images_too_large", False, detail)
         return good
-    number, bad = next((n, i) for n, i in enumerate(images) if isinstance(i, Failed))
+    number, bad = next((n, i) for n, i in enumerate(images) if isinstance(i, BadImage))
     path = conversation.images[number]
     named: Detail = {"image": path[:SHOWN]} if isinstance(path, str) else {"image_number": number}
     return Rejected(position, bad.reason, False, {**named, "why": bad.why})

@@ -8,8 +8,8 @@ import pytest
 
 from mdsmix.encode.encoded import Rejected
 from mdsmix.errors import Unreachable
-from mdsmix.images import pictures
-from mdsmix.images.pictures import Image, Pictures, Seen
+from mdsmix.images import reader
+from mdsmix.images.reader import Image, ImageReader, WindowImages
 from mdsmix.record import PicturedConversation
 from mdsmix.storage import locate
 from tests.pictures import drawing, write_drawings
@@ -20,7 +20,7 @@ def talk(*images: str | bytes) -> PicturedConversation:
 
 
 def read(folder: Path, *images: str | bytes) -> list[Image] | Rejected:
-    (found,) = Pictures(root=locate(str(folder))).read([talk(*images)], ())
+    (found,) = ImageReader(root=locate(str(folder))).read([talk(*images)], ())
     return found
 
 
@@ -30,12 +30,12 @@ def test_what_is_beyond_the_bound_is_not_held_and_is_read_again(
     """As long as it is the same image."""
     paths = write_drawings(tmp_path, 6)
     stored = [path.read_bytes() for path in paths]
-    monkeypatch.setattr(pictures, "KEEP_BYTES", len(stored[0]) + len(stored[1]))
+    monkeypatch.setattr(reader, "KEEP_BYTES", len(stored[0]) + len(stored[1]))
     found = read(tmp_path, *(path.name for path in paths))
     assert isinstance(found, list)
     held = [len(image.data) for image in found if image.data is not None]
     assert found[0].data == stored[0]
-    assert sum(held) <= pictures.KEEP_BYTES
+    assert sum(held) <= reader.KEEP_BYTES
     assert [image.content for image in found] == stored
     again = next(n for n, image in enumerate(found) if image.data is None)
     paths[again].write_bytes(drawing(seed=77))
@@ -45,33 +45,33 @@ def test_what_is_beyond_the_bound_is_not_held_and_is_read_again(
 
 def test_as_many_records_are_taken_at_once_as_their_images_allow() -> None:
     def taken(*sizes: int) -> int:
-        reader = Pictures()
+        reader = ImageReader()
         reader.weigh([[Image(1, 1, size, "", b"")] for size in sizes])
         return reader.most_records
 
-    aim = pictures.AIM_BYTES
-    assert taken() == pictures.FIRST_RECORDS
+    aim = reader.AIM_BYTES
+    assert taken() == reader.FIRST_RECORDS
     assert taken(aim // 8, aim // 8) == 8
     assert taken(3 * aim) == 1
-    assert taken(1) == pictures.MOST_RECORDS
+    assert taken(1) == reader.MOST_RECORDS
     assert 1 < taken(*[aim // 100] * 20, 4 * aim) < 4, "a sixteenth of the last one"
 
 
 def test_verdicts_are_remembered_up_to_a_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pictures, "_known", {})
-    monkeypatch.setattr(pictures, "MOST_KNOWN", 2)
+    monkeypatch.setattr(reader, "_known", {})
+    monkeypatch.setattr(reader, "MOST_KNOWN", 2)
     for path in write_drawings(tmp_path, 5):
         assert isinstance(read(tmp_path, path.name), list)
-        assert len(pictures._known) <= 2
+        assert len(reader._known) <= 2
 
 
 def test_a_record_of_more_bytes_than_a_shard_has_offsets_for_is_bad(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = len(drawing())
-    monkeypatch.setattr(pictures, "MOST_ROW_BYTES", 2 * size)
+    monkeypatch.setattr(reader, "MOST_ROW_BYTES", 2 * size)
     assert isinstance(read(tmp_path, drawing(), drawing()), list)
     bad = read(tmp_path, drawing(), drawing(), drawing())
     assert isinstance(bad, Rejected)
@@ -84,7 +84,7 @@ def test_a_window_is_known_by_each_of_its_images_and_their_order(tmp_path: Path)
     write_drawings(tmp_path, 2)
 
     def digest(*talks: PicturedConversation) -> str:
-        reader = Pictures(root=locate(str(tmp_path)), max_images=2)
+        reader = ImageReader(root=locate(str(tmp_path)), max_images=2)
         reader.read(talks, ())
         return reader.seen.digest
 
@@ -93,7 +93,7 @@ def test_a_window_is_known_by_each_of_its_images_and_their_order(tmp_path: Path)
     talks += [talk("0.jpg", "lost.jpg"), talk("0.jpg", b"no image"), talk("0.jpg", *both)]
     found = [digest(each) for each in talks]
     assert len(set(found)) == len(talks)
-    assert found[0] == Seen().digest == ""
+    assert found[0] == WindowImages().digest == ""
     assert digest(talk("0.jpg"), talk("1.png")) == found[1], "whichever record has it"
     assert digest(talk(*both), talk("0.jpg", *both)) != found[1]
 
@@ -102,7 +102,7 @@ def test_an_image_is_judged_by_the_rules_of_its_stream_alone(tmp_path: Path) -> 
     """Whatever another stream of this process asked of it before."""
     write_drawings(tmp_path, 1)
     settings = ({}, {"max_pixels": 5}, {"max_pixels": 5, "decode": "header"}, {})
-    readers = [Pictures.of(each, locate(str(tmp_path))) for each in settings]
+    readers = [ImageReader.of(each, locate(str(tmp_path))) for each in settings]
     assert [(r.rules.decode, r.rules.max_pixels == 5) for r in readers[1:3]] == [("full", True), ("header", True)]  # fmt: skip
     found = [reader.read([talk("0.jpg")], ())[0] for reader in readers]
     assert [isinstance(each, list) for each in found] == [True, False, False, True]
@@ -110,7 +110,7 @@ def test_an_image_is_judged_by_the_rules_of_its_stream_alone(tmp_path: Path) -> 
 
 def test_a_file_that_is_not_there_is_no_empty_one(tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").touch()
-    reader = Pictures(root=locate(str(tmp_path)))
+    reader = ImageReader(root=locate(str(tmp_path)))
     reader.read([talk("empty.jpg", "lost.jpg")], ())
     sizes = {url.rpartition("/")[2]: stamp[0] for url, stamp in reader.seen.stamps.items()}
     assert sizes == {"empty.jpg": 0, "lost.jpg": -1}

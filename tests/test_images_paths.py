@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mdsmix.images.check import Bad
-from mdsmix.images.places import find
+from mdsmix.images.paths import find
 from mdsmix.storage import locate
 
 HUB = "hf://datasets/org/name@v2/talks"

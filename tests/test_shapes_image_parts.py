@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.base import Fault
-from mdsmix.shapes.pictures import image_of, with_images
+from mdsmix.shapes.image_parts import image_of, with_images
 from tests.alarm import at_most
 from tests.pictures import drawing
 

@@ -31,7 +31,7 @@ from mdsmix.sources import Content, Digests, Unit, Window, content_of, read
 from mdsmix.storage import Location, Stat, locate, together
 
 if TYPE_CHECKING:
-    from mdsmix.images.pictures import Pictures
+    from mdsmix.images.reader import ImageReader
 
 Stamps = Mapping[str, tuple[int, str]]
 "URL of an image -> its size and stamp; a size of -1 where it was not there, or could not be read."
@@ -49,7 +49,7 @@ def folders_of(job: Job, unit: Unit) -> dict[str, Location]:
     return {file.name: file.location.parent for file in unit.files}
 
 
-def cut_by_images(pieces: Iterable[range], pictures: Pictures) -> Iterator[range]:
+def cut_by_images(pieces: Iterable[range], pictures: ImageReader) -> Iterator[range]:
     """The positions in pieces whose images are about AIM_BYTES, as far as those before tell."""
     for piece in pieces:
         start = piece.start
