@@ -26,7 +26,7 @@ from mdsmix.shards.whole import read_whole
 COMMON = 10
 "Samples of a stream, or of the evaluations, beyond which a gram that stands in them is left out."
 MOST_TOKENS = 1 << 24
-"Of an evaluation: 17 million take 2.5 GB with all their grams."
+"Tokens of an evaluation: 17 million take 2.5 GB with all their grams."
 MOST_PLACES = 3
 "Training samples that are named for each evaluation sample, those first that hold most of its grams."
 CONTEXT = 24
@@ -42,7 +42,7 @@ class Where:
     stream: int
     sample: int
     grams: int
-    "Of the evaluation sample's, in this one."
+    "Grams of the evaluation's sample that occur in this one."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Leak:
 
     item: int
     found: int
-    "Of its grams, in any of the streams."
+    "Grams of it that occur in any of the streams."
     of: int
     "Its grams, those excepted that stand in too many samples of the evaluations."
     places: tuple[Where, ...]

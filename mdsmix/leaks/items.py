@@ -23,7 +23,7 @@ LENGTH = 13
 SPARE = 32
 "Flags of a table for each gram: a position that is none of them passes one in 32 times."
 LEAST_BITS, MOST_BITS = 16, 26
-"Of a table: 64 KiB stay in the first cache, 64 MiB are what two million grams want."
+"Bits of a table's numbers: 64 KiB stay in the first cache, two million grams want 64 MiB."
 BLOCK = 1 << 15
 Int = NDArray[np.int64]
 _FACTOR = 0x9E3779B1
@@ -39,7 +39,7 @@ class EvaluationSample:
     "Which of the evaluations."
     sample: int
     document: int | None = None
-    "Of a packed row, the document in it."
+    "Number of the document in a packed row; None of other rows."
 
 
 @dataclass(frozen=True)

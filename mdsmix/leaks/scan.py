@@ -37,11 +37,11 @@ class Scanned:
     samples: int
     tokens: int
     is_common: NDArray[np.bool_]
-    "Of each gram: it stands in too many of its samples."
+    "bool [grams]: whether it occurs in too many samples of the stream."
     grams: Int
-    "Of each find the gram, by its number;"
+    "int64 [finds]: the number of the gram."
     found_in: Int
-    "and the sample, by its number in the stream."
+    "int64 [finds]: the number of the sample in the stream."
 
     @property
     def common(self) -> int:

@@ -15,7 +15,7 @@ from mdsmix.table import Column, Table
 from mdsmix.words import does, plural
 
 ROWS = 20
-"Of the table; the JSON has all."
+"Rows of the table; the JSON has all."
 LONGEST = 160
 "Tokens of a shared run that are shown."
 BOUND = (
@@ -72,7 +72,7 @@ def summary(found: Audit) -> Iterator[str]:
     if found.shorts:
         yield f"{plural(found.shorts, 'sample')} {does(range(found.shorts), 'has', 'have')} fewer than {LENGTH} tokens, so no gram: nothing is known of {does(range(found.shorts), 'it', 'them')}"
     if found.unknown:
-        yield f"of {plural(found.unknown, 'sample')} all grams stand in that many others: nothing is known of {does(range(found.unknown), 'it', 'them')}"
+        yield f"skipped {plural(found.unknown, 'sample')}: every {LENGTH}-gram of {does(range(found.unknown), 'it', 'them')} occurs in more than {items.common} samples of the evaluations"
     if found.hidden:
         yield f"of {plural(found.hidden, 'sample')} at least half the grams were left out as common in a stream, which hides a sample that is trained often too: --common 0 looks for all"
     yield BOUND

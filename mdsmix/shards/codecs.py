@@ -1,7 +1,7 @@
 """MDS's column encodings: how large a value is, how many values are laid out at once, how one is decoded.
 
-An encoding is a name and settings, `ndarray:uint16:2048`. Those that mdsmix does not know (images, pickles) stay bytes, since
-a check must never run what a shard holds. Another encoding is another `Codec` and one line in `CODECS`. Source:
+An encoding is a name and settings, `ndarray:uint16:2048`. Values of encodings that mdsmix does not know (images, pickles) stay bytes, since
+a check must never run the content of a shard. Another encoding is another `Codec` and one line in `CODECS`. Source:
 streaming/base/format/mds/encodings.py, 0.12 and 0.13 alike.
 """
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mdsmix.ragged import Ragged
 
 Settings = Sequence[str]
-"What stands behind the name: `ndarray:uint16:2048` -> uint16, 2048."
+"The words behind the name: `ndarray:uint16:2048` -> uint16, 2048."
 
 _NUMBERS = (
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),

@@ -93,11 +93,11 @@ class Totals:
     "Tokens of them that it cuts off: nothing is trained on those."
     images: int = 0
     image_bytes: int = 0
-    "Of these images, as they are stored."
+    "Stored bytes of these images."
     image_tokens: int = 0
-    "What the recipe's processor makes of them; 0 without one. `tokens` counts one for each image."
+    "Tokens that the recipe's processor makes of the images; 0 without one. `tokens` counts one for each image."
     documents: int = 0
-    "Of packed rows: the documents, pairs or conversations in them."
+    "Documents, pairs or conversations in packed rows; 0 of other rows."
 
     @property
     def seen_tokens(self) -> int:

@@ -25,7 +25,7 @@ BASENAME = "index.json"
 COMPRESSION = re.compile(
     r"(br(:(\d|1[01]))?|bz2(:[1-9])?|gz(:\d)?|snappy|zstd(:([1-9]|1\d|2[0-2]))?)", re.ASCII
 )
-"What Streaming undoes, with the levels that it knows."
+"Compressions that Streaming undoes, with their levels."
 LARGEST = 1 << 28
 "256 MiB: the index of 400,000 shards, 26 TB as a rule. More would take more memory than a look at a stream should."
 
@@ -130,7 +130,7 @@ def make_index(shards: Sequence[Shard]) -> Index:
 
 
 def parse_index(content: bytes, where: str) -> Index:
-    """An index from its bytes; Unreachable says what is wrong with it and what that would do to a reader."""
+    """Reads an index from its bytes; Unreachable names the first thing that a reader would stumble over."""
     try:
         tree = json.loads(content)
         if not isinstance(tree, Mapping) or not isinstance(tree.get("shards"), list):
@@ -213,7 +213,7 @@ def _problem(shard: Shard) -> str | None:
 def _least_bytes(
     names: tuple[str, ...], encodings: tuple[str, ...], sizes: tuple[int | None, ...]
 ) -> tuple[int, str | None]:
-    """The bytes of a sample but for what is in columns of any size, or what is wrong with the columns: all shards of a stream have
+    """The fewest bytes that a sample can have, or a sentence on columns that cannot be. As a rule all shards of a stream have
     the same, as a rule."""
     for name, encoding, size in zip(names, encodings, sizes, strict=True):
         try:

@@ -11,7 +11,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.storage import Location
 
 INNER = (".mdsmix", "quarantine")
-"What lies beneath a split's folder."
+"The folders beneath a split's own."
 
 
 def refuse_links(root: Location, *names: str) -> None:

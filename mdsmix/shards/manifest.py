@@ -37,7 +37,7 @@ class TokenizerCard:
     name: str
     "As a hub names it; a folder by its last name only, since a path means nothing elsewhere."
     hash: str
-    "Of the snapshot: tokenizer.json as AutoTokenizer would use it, special tokens and template."
+    "Hash of the snapshot: tokenizer.json as AutoTokenizer would use it, special tokens and template."
     vocab_size: int
     bos_id: int | None = None
     eos_id: int | None = None
@@ -70,13 +70,13 @@ class Encoding:
     target_responses: str
     special_tokens_in_text: str
     layout: Literal["concat", "document"] | None = None
-    "Of pretraining."
+    "None of finetuning."
     add_bos: bool | None = None
     add_eos: bool | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
     fields: dict[str, str] = field(default_factory=dict)
-    "What was read from a record: text, prompt and response, messages ... -> the field's name."
+    "Role (text, prompt, response, messages ...) -> name of the field that it was read from."
     shape: str | None = None
     "How a record is written, where the fields do not tell."
     shape_options: dict[str, Any] = field(default_factory=dict)
@@ -144,9 +144,9 @@ class Mixed:
     samples: int
     "In the stream."
     drawn: int
-    "Of its samples in this one, a sample as often as it was drawn."
+    "Samples drawn from it; one that was drawn twice counts twice."
     tokens: int | None
-    "Of the drawn samples, without those that the loader cuts off; None where the columns do not hold token ids."
+    "Tokens of the drawn samples, without tokens that the loader cuts off; None where the columns hold no token ids."
     weight: dict[str, int | float] = field(default_factory=dict)
     "As the recipe gave it; empty for all of the stream, once."
 
@@ -160,7 +160,7 @@ class Manifest:
     encoding: Encoding
     tokenizer: TokenizerCard
     backend: str
-    "What encoded, with its version, for example `fastokens 0.3.5`."
+    "The library that encoded, with its version, for example `fastokens 0.3.5`."
     totals: Totals
     records: Records
     sources: list[SourceEntry]
@@ -170,11 +170,11 @@ class Manifest:
     "xxh128 of index.json's bytes, 32 hex digits."
     complete: Literal[True]
     mixed: list[Mixed] = field(default_factory=list)
-    "Of a stream that `mdsmix mix` drew from others, which then has neither records nor sources."
+    "The streams that `mdsmix mix` drew this one from; such a stream has neither records nor sources."
     seed: int | None = None
-    "Of that draw."
+    "Seed of that draw."
     source_parts: list[SourceList] = field(default_factory=list)
-    "Of a long list, the files with the names, in the order of the names."
+    "Files that hold the names of a long list, in the order of the names."
     side_files: list[SideFile] = field(default_factory=list)
 
     @property

@@ -24,7 +24,7 @@ from mdsmix.shards.sample import read_sample
 from mdsmix.storage import Location, Stat
 
 LIMITED = re.compile(r"limit-\d+")
-"What `convert --limit` publishes beside the splits: a first look."
+"Name of the folder that `convert --limit` publishes beside the splits."
 VERSION = re.compile(r"(.+)-([0-9a-f]{8})")
 
 
@@ -54,7 +54,7 @@ class Published:
 
     @cached_property
     def files(self) -> Mapping[str, Stat]:
-        """Name -> size of what is stored beside the index: one listing, however many shards."""
+        """Name -> size of each file beside the index: one listing, however many shards."""
         return dict(self.folder.list())
 
     @cached_property
@@ -81,7 +81,7 @@ class Published:
 
 
 def read_published(folder: Location) -> Published | None:
-    """What is published at `folder`, by two small reads, or three where it is published as versions; None where nothing is.
+    """Opens the stream published at `folder`: two small reads, three where it is published as versions. None where there is none.
 
     The manifest of a version that was found through the split's folder is the one in that folder: it names this index by
     its hash, and says the newest sources.
@@ -94,7 +94,7 @@ def read_published(folder: Location) -> Published | None:
 
 
 def read_in(folder: Location) -> Published:
-    """What is published in just this folder; Unreachable where it has no index."""
+    """Opens the stream in just this folder; Unreachable where it has no index."""
     return Published(folder=folder, index=read_index(folder), manifest=read_manifest(folder))
 
 
@@ -127,7 +127,7 @@ def named_version(folder: Location) -> Location | None:
 
 
 def current(folder: Location) -> Location | None:
-    """The folder with the index of what is published at `folder`, None where nothing is."""
+    """The folder that holds the index of the stream published at `folder`; None where there is none."""
     if (folder / BASENAME).stat():
         return folder
     version = named_version(folder)
@@ -157,7 +157,7 @@ def find_published(at: Location) -> Location:
 
 
 def nothing_published(at: Location) -> NotPublished:
-    """What is raised where no stream is."""
+    """The error for a place without a stream."""
     return NotPublished(
         f"{at} holds no published stream: neither it nor a folder in it has an {BASENAME}; correct the "
         "path, or publish it (again) with the tool that makes it."

@@ -31,7 +31,7 @@ GAP = 1 << 16
 "64 KiB between two samples are read along: a store takes longer to answer once more."
 
 DECOMPRESSED = ("zstd", "gz", "bz2")
-"Of Streaming's compressions those that Python and zstandard undo."
+"Compressions of Streaming that Python and zstandard undo."
 
 Read = Callable[[int, int], bytes]
 "(start, length) -> bytes of the raw shard; starts only grow."
@@ -84,7 +84,7 @@ def read_samples(
 
 
 def sample_runs(table: NDArray[np.int64], positions: Iterable[int]) -> list[tuple[int, int]]:
-    """(first, last) positions of what is read by one request: samples with less than GAP bytes between them."""
+    """(first, last) positions of each request: samples with less than GAP bytes between them are read together."""
     runs = list[tuple[int, int]]()
     for at in sorted(set(positions)):
         if runs and table[at] - table[runs[-1][1] + 1] < GAP:

@@ -28,7 +28,7 @@ NAMES = {
     "source list": r"([0-9a-f]{32})\.sources\.zst",
     "side file": r"([0-9a-f]{32})\.[a-z0-9-]+\.side",
 }
-"""What the files are called, by the hash of their bytes."""
+"""Patterns of the names, which begin with the hash of the file's bytes."""
 LISTED = 10_000
 """The most sources that the manifest itself lists: 1.4 MB, and 0.1 s of every `check` that reads it. 50,000 took half a
 second, as long as all else that `check` does."""
@@ -73,7 +73,7 @@ class SourceList(NamedFile):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideFile(NamedFile):
-    """What is known of a shard and is no part of it."""
+    """A file that tells more of a shard, for example which records its rows are of."""
 
     kind: str
     shard: str

@@ -64,7 +64,7 @@ class Document(NamedTuple):
 
     ids: Ids
     trained: NDArray[np.bool_]
-    "Of each token; never of the first, which nothing predicts."
+    "bool [tokens]: whether each token is trained; the first never is, since nothing predicts it."
 
 
 def documents_of(sample: Mapping[str, Any]) -> list[Document]:

@@ -230,7 +230,7 @@ def _threads(folder: Location, shards: list[Shard]) -> int:
 
 
 def _look_inside(folder: Location, shard: Shard) -> _Inside:
-    """Damage is read a second time: what is damaged on its way is whole in its place."""
+    """Reads a damaged shard a second time: one that was damaged on its way is whole then."""
     first = _look_once(folder, shard)
     second = _look_once(folder, shard) if first.problem else first
     return first if second.problem else replace(second, in_transit=first.problem)

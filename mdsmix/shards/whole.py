@@ -49,7 +49,7 @@ def read_whole(folder: Location, shard: Shard) -> Samples:
 
 
 def samples_of(shard: Shard, data: bytes) -> Samples:
-    """The samples in a shard's stored bytes; whatever is raised says what is wrong with them."""
+    """The samples in a shard's stored bytes; any error names what is wrong with them."""
     check_stored(shard.stored, data)
     raw = _raw(shard, data)
     return Samples(raw, _offsets(shard, raw))

@@ -144,7 +144,7 @@ def _explained(url: str) -> Iterator[None]:
 
 
 def _why(error: Exception) -> str:
-    """Whether the hub was asked at all and answered, and else what it said: clients differ in how they name and word the first two."""
+    """The cause: the hub was not asked, did not answer, or said no. Releases of the client name the first two differently."""
     name = type(error).__name__
     if name == "OfflineModeIsEnabled":
         return ", which is not asked while HF_HUB_OFFLINE is set: unset it, or copy the files and name these"

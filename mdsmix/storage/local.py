@@ -37,9 +37,9 @@ from mdsmix.storage.location import (
 from mdsmix.storage.walking import entries_of, matching, stat_of, walked
 
 _CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP)
-"What some network file systems say to the fsync of a folder."
+"Errors of network file systems that cannot flush a folder."
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
-"What os.link says on a file system without hard links."
+"Errors of os.link on a file system without hard links."
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp$")
 
 
@@ -237,7 +237,7 @@ class LocalPath(Location):
         return [(place, found) for place in places if (found := place._source()) is not None]
 
     def _source(self) -> Stat | None:
-        """As `stat`; a link that leads nowhere is refused, since what it led to would be missed without a word."""
+        """As `stat`; a link that leads nowhere is refused, since its file would be missing without a word."""
         found = self.stat()
         if found is None and os.path.islink(self.path):
             raise Unreachable(
@@ -256,7 +256,7 @@ def _refuse_endless(found: os.stat_result, path: str) -> None:
 
 
 def _refuse_no_file(path: str) -> None:
-    """What is in the way and will never be read as a file: who waits for it to go would wait for ever."""
+    """Unreachable where a folder or a dead link lies at the path: a caller that waits for it to go would wait for ever."""
     if os.path.isdir(path) or (os.path.islink(path) and not os.path.exists(path)):
         raise Unreachable(
             f"cannot write {path}: a folder, or a link that leads nowhere, lies in its place; take it away and run the "

@@ -116,7 +116,7 @@ class Location(ABC):
         raise self._cannot_be_written()
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
-        """Put `content` here if what is here has this stamp; None where it has another or is gone."""
+        """Put `content` in the place of the file with this stamp; None where another file, or none, is here."""
         raise self._cannot_be_written()
 
     def _cannot_be_written(self) -> Unreachable:

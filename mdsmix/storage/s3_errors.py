@@ -186,7 +186,7 @@ def refusal(url: str, error: Exception, tries: int = 1, seconds: float = 0) -> U
 
 
 def waiting_sentence(error: Exception, seconds: float) -> str:
-    """What is said while a request is asked again."""
+    """The sentence that is shown while a request is asked again."""
     why = _reason(error).partition(";")[0]
     return f"waiting for {shown_endpoint()}: {why}; each request is asked again for up to {seconds:.0f} s"
 

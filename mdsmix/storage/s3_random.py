@@ -1,4 +1,4 @@
-"""Random access to an object: each read of what is not at hand is one range request, with a little more than was asked for.
+"""Random access to an object: a read beyond the bytes at hand is one range request, for a little more than was asked for.
 
 What reads such files (a zip's directory, a parquet's footer, then column by column) asks for a few bytes at a time, first
 near the end, and a request takes as long for 1 KB as for 1 MB.

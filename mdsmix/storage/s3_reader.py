@@ -1,4 +1,4 @@
-"""An object as a file that is read from its beginning, also where bodies break on the way, and held against what its store knows of it.
+"""Reads an object from its beginning, also where bodies break on the way, and compares its bytes with the checksum that its store knows.
 
 botocore compares the checksum that a store sends of a body. Of an object that was put in one request without one, the ETag is the MD5:
 that is compared here where the object is read whole, for 1.3 s of a processor a GB, beside 11 in which it becomes tokens.
@@ -21,7 +21,7 @@ from mdsmix.storage.s3_objects import own_stamp
 _MORE_BYTES = 1 << 20  # a line that is longer than was thought
 _READ_BYTES = 8 << 20  # RawIOBase.readall would take 8 KiB at a time, 7 times slower
 TRIES = 3
-"Of an object that is read at once: half the bodies that pass a bad network card are damaged at most."
+"Requests for an object that is read at once, where each body came damaged."
 _without_md5: set[str] = set()
 "Buckets in which an object came twice with the same bytes, of which its ETag is not the MD5."
 
