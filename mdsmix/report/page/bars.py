@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup
 
@@ -25,38 +25,20 @@ MEASURES = (
 "Fields of a stream in an epoch, in words, and as shares count them."
 
 
-class Measure(NamedTuple):
-    """One bar of a stream."""
-
-    key: str
-    "What shares may be of: `samples`, `tokens`, `loss_tokens`."
-    what: str
-    text: Markup | str
-    share: float | None
-    "Of the epoch; None where it is not known."
-
-
-class StreamBars(NamedTuple):
-    """A stream in an epoch."""
-
-    stream: str
-    said: str
-    measures: Sequence[Measure]
-
-
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar, drawn."""
+    """A figure of a stream in an epoch, drawn."""
 
     what: str
-    text: Markup | str
+    text: Markup
     share: float | None
+    "Of the epoch; None: not known."
     drawing: Markup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixRow:
-    """A stream in the mix."""
+    """A stream of the mix."""
 
     stream: str
     css: str
@@ -74,54 +56,28 @@ def figure(found: float, form: str, name: str = "") -> Markup:
 
 
 def mix_rows(page: Gathered, colours: Mapping[str, str]) -> Iterator[MixRow]:
-    """A row a stream of the train loader."""
-    for name, said, measures in _measured(page):
-        css, asked = colours[name], _asked(page.mix, name)
-        parts = [
-            Bar(what, text, share, svg.bar(f"{name}: {what}", share or 0.0, css, asked.get(key)))
-            for key, what, text, share in measures
-        ]
-        yield MixRow(stream=name, css=css, said=said, parts=parts)
-
-
-def ribbons(page: Gathered, colours: Mapping[str, str]) -> Iterator[tuple[str, Markup]]:
-    """The whole epoch: (what is measured, all streams side by side), where it is known of all."""
-    streams = [each.stream for each in _measured(page)]
-    for measures in zip(*(each.measures for each in _measured(page)), strict=False):
-        shares = [measure.share for measure in measures if measure.share is not None]
-        if len(shares) == len(streams):
-            yield measures[0].what, _ribbon(measures[0].what, streams, shares, colours)
-
-
-def _ribbon(
-    what: str, streams: Sequence[str], shares: Sequence[float], colours: Mapping[str, str]
-) -> Markup:
-    told = [f"{name}: {share:.1%}" for name, share in zip(streams, shares, strict=True)]
-    css = [colours[name] for name in streams]
-    parts = list(zip(css, shares, told, strict=True))
-    return svg.ribbon(f"{what} of an epoch: {', '.join(told)}", parts)
-
-
-def _measured(page: Gathered) -> list[StreamBars]:
-    """By the plan."""
+    """A row for each stream of the train loader, by the plan."""
     streams = page.plan.streams if page.plan else ()
-    sums = {key: sum(getattr(each, key) for each in streams) for key, _, _ in MEASURES}
-    return [
-        StreamBars(
-            each.stream,
-            _said(each),
-            [
-                Measure(
-                    unit,
-                    what,
-                    figure(getattr(each, key), "count", f"streams.{number}.{key}"),
-                    share_of(getattr(each, key), sums[key]),
-                )
-                for key, what, unit in MEASURES
-            ],
-        )
-        for number, each in enumerate(streams)
-    ]
+    for number, stream in enumerate(streams):
+        css, asked, parts = colours[stream.stream], _asked(page.mix, stream.stream), list[Bar]()
+        for key, what, unit in MEASURES:
+            value = getattr(stream, key)
+            share = share_of(value, sum(getattr(each, key) for each in streams))
+            drawing = svg.bar(f"{stream.stream}: {what}", share or 0.0, css, asked.get(unit))
+            text = figure(value, "count", f"streams.{number}.{key}")
+            parts.append(Bar(what, text, share, drawing))
+        yield MixRow(stream=stream.stream, css=css, said=_said(stream), parts=parts)
+
+
+def ribbons(rows: Sequence[MixRow]) -> Iterator[tuple[str, Markup]]:
+    """(figure, all streams side by side) of the whole epoch, if the figure is known of all streams."""
+    for bars in zip(*(row.parts for row in rows), strict=True):
+        shares = [bar.share for bar in bars if bar.share is not None]
+        if len(shares) == len(rows):
+            said = [f"{r.stream}: {share:.1%}" for r, share in zip(rows, shares, strict=True)]
+            parts = list(zip([row.css for row in rows], shares, said, strict=True))
+            what = bars[0].what
+            yield what, svg.ribbon(f"{what} of an epoch: {', '.join(said)}", parts)
 
 
 def _said(stream: StreamPlan) -> str:

@@ -102,6 +102,7 @@ def ticks(text: str) -> Markup:
 
 def _context(page: Gathered) -> dict[str, Any]:
     colours = _colours(page)
+    rows = list(mix_rows(page, colours))
     css = [colours[s.place.name] for s in page.streams]
     samples, left_out = samples_of(page.streams, css)
     there = [s for s in page.streams if s.problem != NOT_YET or s.bad]
@@ -115,8 +116,8 @@ def _context(page: Gathered) -> dict[str, Any]:
         "svg": svg,
         "colours": colours,
         "findings": alike(page.findings),
-        "rows": list(mix_rows(page, colours)),
-        "ribbons": list(ribbons(page, colours)),
+        "rows": rows,
+        "ribbons": list(ribbons(rows)),
         "shares": _shares(page.mix),
         "samples": samples,
         "left_out": left_out,
