@@ -56,11 +56,6 @@ class Targets:
             raise RecipeError(sentence)
 
     @property
-    def last_response_only(self) -> bool:
-        """True where the last response is all that is trained."""
-        return self.target_prompts == "none" and self.target_responses == "last"
-
-    @property
     def least_trained_prompt(self) -> int:
         """The number of tokens from which on a prompt is trained."""
         if self.target_prompts.startswith("length>="):

@@ -64,11 +64,6 @@ class Finetuning(Kind):
     def targets(self) -> Targets:
         return targets_of(self.encoding)
 
-    @property
-    def untrained(self) -> int | None:
-        """A token that no policy trains."""
-        return None
-
     def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
         return label(self.targets, _turns(tokens), eos, self.untrained).losses()
 

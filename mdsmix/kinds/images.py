@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from mdsmix.encode.special import SpecialStrings
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.assemble import Assembled, Assembler, totals_of
 from mdsmix.kinds.conversations import Conversations
-from mdsmix.kinds.kind import Kind, Piece
+from mdsmix.kinds.kind import Kind
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES
@@ -145,12 +144,6 @@ class Images(Conversations):
 
     def open_rows(self, layout: Layout, dtype: str) -> Assembler:
         return ImageRows()
-
-    def pieces(self, sample: Mapping[str, Any]) -> Iterator[Piece]:
-        """As of any conversation, but a token that stands for an image is never trained."""
-        for ids, is_trained in super().pieces(sample):
-            for is_image, run in groupby(ids, self.image.id.__eq__):
-                yield list(run), is_trained and not is_image
 
 
 def token_of(

@@ -11,17 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.encoded import Encoded, Encoder
-from mdsmix.encode.targets import Lengths, Targets
+from mdsmix.encode.targets import Flags, Lengths, Targets, Turns, label
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.assemble import Assembler, PackedRows, SampleRows
+from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.mds import Layout
 from mdsmix.shards.tokens import Tokens
-from mdsmix.shards.turns import PACKED, STARTS, Document, documents_of, layout_of, turns_of
+from mdsmix.shards.turns import PACKED, STARTS, documents_of, layout_of, turns_of
 from mdsmix.sources import WINDOW_BYTES
 
 if TYPE_CHECKING:
@@ -120,6 +122,11 @@ class Kind(ABC):
         """Whether a record may become several rows."""
         return False
 
+    @property
+    def untrained(self) -> int | None:
+        """A token that no policy trains."""
+        return None
+
     @abstractmethod
     def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
         """int64 [n]: the positions of stored samples that give a loss."""
@@ -130,7 +137,8 @@ class Kind(ABC):
 
     def pieces(self, sample: Mapping[str, Any]) -> Iterator[Piece]:
         """A stored sample, decoded, as runs of tokens that are trained or not, in order."""
-        return stored_pieces(sample, self.encoding.target_prompts, self.encoding.target_responses)
+        policies = self.encoding.target_prompts, self.encoding.target_responses
+        return stored_pieces(sample, *policies, self.untrained)
 
 
 def packed_columns(tokens: str, has_targets: bool) -> dict[str, str]:
@@ -141,24 +149,26 @@ def packed_columns(tokens: str, has_targets: bool) -> dict[str, str]:
 
 
 def stored_pieces(
-    sample: Mapping[str, Any], target_prompts: str = "none", target_responses: str = "last"
+    sample: Mapping[str, Any],
+    target_prompts: str = "none",
+    target_responses: str = "last",
+    untrained: int | None = None,
 ) -> Iterator[Piece]:
     """The pieces of a sample of one of the layouts that loaders read, by its columns alone."""
     if layout_of(sample) == PACKED:
         for document in documents_of(sample):
-            yield from document_pieces(document)
+            yield from runs(*document)
         return
     targets = Targets(
         max_seq_len=1, target_prompts=target_prompts, target_responses=target_responses
     )
-    *before, last = turns_of(sample)
-    for turn, is_last in [*((turn, False) for turn in before), (last, True)]:
-        yield turn.prompt.tolist(), targets.trains_prompt(len(turn.prompt))
-        yield turn.response.tolist(), targets.trains_response(is_last)
+    sides = [side for turn in turns_of(sample) for side in turn]
+    turns = Turns(Ragged.of(sides, np.int64), np.array([len(sides) // 2]))
+    yield from runs(turns.ids.values, label(targets, turns, None, untrained).trained)
 
 
-def document_pieces(document: Document) -> Iterator[Piece]:
-    """The pieces of one document of a packed row."""
-    flags = document.trained
-    for run in np.split(np.arange(len(flags)), np.flatnonzero(flags[1:] != flags[:-1]) + 1):
-        yield document.ids[run].tolist(), bool(flags[run[0]])
+def runs(ids: NDArray[np.int64], trained: Flags) -> Iterator[Piece]:
+    """Neighbouring tokens that are all trained, or all not."""
+    ends = np.flatnonzero(trained[1:] != trained[:-1]) + 1
+    for run, flags in zip(np.split(ids, ends), np.split(trained, ends), strict=True):
+        yield run.tolist(), bool(flags[:1].any())

@@ -18,7 +18,7 @@ from typing import Any
 
 from mdsmix.encode.tokenizer import Decoder
 from mdsmix.kinds import Piece, kind_of, stored_pieces
-from mdsmix.kinds.kind import document_pieces
+from mdsmix.kinds.kind import runs
 from mdsmix.report.show import Run
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.turns import PACKED, documents_of, layout_of
@@ -51,7 +51,7 @@ def as_shown(sample: Mapping[str, Any], manifest: Manifest | None) -> Sample:
         return [
             replace(segment, document=number)
             for number, document in enumerate(documents_of(sample))
-            for segment in segments(document_pieces(document))
+            for segment in segments(runs(*document))
         ]
     if manifest is None:  # by LLM-Foundry's default policies
         return segments(stored_pieces(sample))
