@@ -1,37 +1,12 @@
-"""A format that a stranger adds: each member of a zip is a record and a block, and its splits are known without reading one."""
+"""A format that a stranger adds: each member of a zip is a record, and its splits are known without reading one."""
 
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources.base import Decoded, Format, Origin
+from mdsmix.sources import items
+from mdsmix.sources.base import Block, Format
 from mdsmix.sources.units import SourceFile, Span
-
-
-@dataclass(frozen=True)
-class Member:
-    at: Origin
-    window: int
-    start: tuple[int]
-    fields: tuple[str, ...]
-    format, count, size = "zip", 1, property(lambda self: self.at.length)
-
-    def content(self) -> bytes:
-        return b"%b %d %b" % (self.at.shown.encode(), self.size, self.at.raw)
-
-    def first(self, count: int) -> "Member":
-        return self
-
-    def decode(self) -> Decoded:
-        try:
-            record = {"name": self.at.place["member"], "text": self.at.raw.decode()}
-        except UnicodeDecodeError:
-            return Decoded(records=[], bad=[(0, "invalid_utf8")], blank=[])
-        return Decoded(records=[{f: record[f] for f in self.fields or record}], bad=[], blank=[])
-
-    def origin(self, index: int) -> Origin:
-        return self.at
 
 
 class Zip(Format):
@@ -42,12 +17,20 @@ class Zip(Format):
         count = 1 + len(sizes) * window_bytes // (1 + sum(sizes))
         return [(n, n + count) for n in range(0, len(sizes), count)]
 
-    def blocks(self, file: SourceFile, span: Span) -> Iterator[Member]:
+    def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
+        return items.blocks(file, span, "zip", self._members(file, span))
+
+    def _members(self, file: SourceFile, span: Span) -> Iterator[items.Item]:
         zipped = self._opened(file)
         for n, name in list(enumerate(zipped.namelist()))[span.start : span.end]:
-            text = zipped.read(name)
-            place = Origin(file.name, n, f"member {name}", {"member": name}, len(text), text)
-            yield Member(place, span.window_of(0), (n,), span.fields)
+            raw, record, reason = zipped.read(name), {}, ""
+            try:
+                record = {"name": name, "text": raw.decode()}
+            except UnicodeDecodeError:
+                reason = "invalid_utf8"
+            asked = {field: record.get(field) for field in span.fields or record}
+            said = f"{name} ".encode() + raw
+            yield items.Item(n, f"member {name}", {"member": name}, len(raw), said, asked, reason)
 
     def shown(self, ordinal: int) -> str:
         return f"member {ordinal}"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from mdsmix.errors import RecipeError
 from mdsmix.sources.units import SourceFile, Span
@@ -48,40 +48,50 @@ class Decoded:
     where nothing tells."""
 
 
-class Block(Protocol):
+@dataclass(slots=True, kw_only=True)
+class Block(ABC):
     """Consecutive items (lines, rows, members) of one file in one window, about 8 MB, not decoded yet."""
 
-    @property
-    def format(self) -> str:
-        """What shapes records beside the bytes: items of equal format and content give equal records, packed or not."""
-
-    @property
-    def window(self) -> int: ...
-
-    @property
-    def file(self) -> str:
-        """The name of the file that its items stand in."""
-
-    @property
-    def size(self) -> int:
-        """Uncompressed bytes, of the fields that are read."""
+    format: str
+    "What shapes records beside the bytes: items of equal format and content give equal records, packed or not."
+    file: str
+    "The name of the file that its items stand in."
+    window: int
+    raws: list[bytes]
+    "The bytes of each item, of the fields that are read; none of one that is too long to be kept."
+    sizes: list[int] | None = None
+    "Uncompressed bytes of each item; None: of lines, which their ends part."
 
     @property
     def count(self) -> int:
         """Items, whether they hold a record or not."""
+        return len(self.raws)
 
     @property
+    def size(self) -> int:
+        """Uncompressed bytes, of the fields that are read."""
+        return sum(self.sizes or map(len, self.raws)) + (0 if self.sizes else self.count)
+
+    @property
+    @abstractmethod
     def start(self) -> tuple[Any, ...]:
         """Where its first item stands: it tells apart blocks of equal content."""
 
     def content(self) -> bytes:
         """By which the items are known again. Of consecutive blocks joined, it is the same however they were cut."""
+        if self.sizes is None:
+            return b"\n".join(self.raws) + b"\n"
+        sized = zip(self.sizes, self.raws, strict=True)
+        return b"".join([part for size, raw in sized for part in (b"%d\n" % size, raw)])
 
     def first(self, count: int) -> Block:
         """The block of the first so many items."""
+        return replace(self, raws=self.raws[:count], sizes=self.sizes and self.sizes[:count])
 
+    @abstractmethod
     def decode(self) -> Decoded: ...
 
+    @abstractmethod
     def origin(self, index: int) -> Origin:
         """Where the item of this index is."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import orjson
 
-from mdsmix.sources.base import Decoded, Origin
+from mdsmix.sources.base import Block, Decoded, Origin
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 
 LONGEST = 256 << 20
@@ -36,38 +36,18 @@ class Item(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class ItemBlock:
+class ItemBlock(Block):
     """Consecutive items of one file in one window."""
 
-    format: str
-    file: str
-    window: int
     items: list[Item]
-
-    @property
-    def count(self) -> int:
-        return len(self.items)
-
-    @property
-    def size(self) -> int:
-        return sum(item.size for item in self.items)
 
     @property
     def start(self) -> tuple[int]:
         return (self.items[0].ordinal,)
 
-    def content(self) -> bytes:
-        parts = list[bytes]()
-        for item in self.items:
-            parts += (b"%d\n" % item.size, item.raw)
-        return b"".join(parts)
-
-    def first(self, count: int) -> ItemBlock:
-        return replace(self, items=self.items[:count])
-
     def decode(self) -> Decoded:
         decoded = Decoded(records=[], bad=[], blank=[])
-        for index, item in enumerate(self.items):
+        for index, item in enumerate(self.items[: self.count]):
             if not item.reason:
                 decoded.records.append(item.record)
             elif item.reason == BLANK:
@@ -85,18 +65,25 @@ class ItemBlock:
 
 def blocks(file: SourceFile, span: Span, format: str, items: Iterable[Item]) -> Iterator[ItemBlock]:
     """The items, cut at the edges of windows and at 8 MB. An item is in the window of its first byte."""
+
+    def block() -> ItemBlock:
+        raws, sizes = [item.raw for item in held], [item.size for item in held]
+        return ItemBlock(
+            format=format, file=file.name, window=window, raws=raws, sizes=sizes, items=held
+        )
+
     held, size, position, window = list[Item](), 0, 0, 0
     for item in items:
         its = span.window_of(position)
         if held and (its != window or size + item.size > BLOCK_BYTES):
-            yield ItemBlock(format=format, file=file.name, window=window, items=held)
+            yield block()
             held, size = [], 0
         window = its
         held.append(item)
         size += item.size
         position += item.size
     if held:
-        yield ItemBlock(format=format, file=file.name, window=window, items=held)
+        yield block()
 
 
 def parsed(record: dict[str, Any], names: Iterable[str]) -> None:

@@ -8,10 +8,10 @@ its offset and length, so memory stays bounded whatever the file holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 
-from mdsmix.sources.base import Decoded, Origin
+from mdsmix.sources.base import Block, Decoded, Origin
 from mdsmix.sources.units import BLOCK_BYTES, Span
 
 LONGEST_LINE = 256 << 20
@@ -27,53 +27,32 @@ Pieces = Iterator[tuple[int, bytes]]
 
 
 @dataclass(slots=True, kw_only=True)
-class LineBlock:
-    """Consecutive lines of one file, without their ends; none where one too long was skipped."""
+class LineBlock(Block):
+    """Consecutive lines of one file, without their ends, or one that was too long to be kept."""
 
-    format: str
-    file: str
-    window: int
     offset: int
     line: int
     "From 1, counted from the split's first line."
-    texts: list[bytes]
     decoder: Callable[[list[bytes]], Decoded]
-    skipped: int = 0
-    "The length of the line that was too long to be kept."
     _starts: list[int] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        return len(self.texts) or 1
-
-    @property
-    def size(self) -> int:
-        return self.skipped or sum(map(len, self.texts)) + len(self.texts)
 
     @property
     def start(self) -> tuple[int, int]:
         return self.line, self.offset
 
-    def content(self) -> bytes:
-        if self.skipped:
-            return b"%d bytes too long\n" % self.skipped
-        return b"\n".join(self.texts) + b"\n"
-
-    def first(self, count: int) -> LineBlock:
-        return replace(self, texts=self.texts[:count], _starts=[])
-
     def decode(self) -> Decoded:
-        if self.skipped:
+        if self.sizes:
             return Decoded(records=[], bad=[(0, "line_too_long")], blank=[])
-        return self.decoder(self.texts)
+        return self.decoder(self.raws)
 
     def origin(self, index: int) -> Origin:
         if not self._starts:
-            lengths = (len(text) + 1 for text in self.texts)
+            lengths = (len(raw) + 1 for raw in self.raws)
             self._starts.extend(accumulate(lengths, initial=self.offset))
-        raw, offset = self.texts[index] if self.texts else b"", self._starts[index]
+        raw, offset = self.raws[index], self._starts[index]
         place = {"line": self.line + index, "offset": offset}
-        return Origin(self.file, offset, shown(offset), place, len(raw) or self.skipped, raw)
+        length = self.sizes[index] if self.sizes else len(raw)
+        return Origin(self.file, offset, shown(offset), place, length, raw)
 
 
 NewBlock = Callable[..., LineBlock]
@@ -156,7 +135,7 @@ class _Crossing:
             return _block(line, self.offset, [b"".join(self.parts)], span, new_block)
         window = span.window_of(self.offset - span.start)
         return new_block(
-            window=window, offset=self.offset, line=line, texts=[], skipped=self.length
+            window=window, offset=self.offset, line=line, raws=[b""], sizes=[self.length]
         )
 
 
@@ -167,4 +146,4 @@ def _block(
     if offset == 0 and texts[0].startswith(_BYTE_ORDER_MARK):
         offset = len(_BYTE_ORDER_MARK)
         texts[0] = texts[0][offset:]
-    return new_block(window=window, offset=offset, line=line, texts=texts)
+    return new_block(window=window, offset=offset, line=line, raws=texts)

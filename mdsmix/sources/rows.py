@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources.base import Decoded, Origin
+from mdsmix.sources.base import Block, Decoded, Origin
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 
 if TYPE_CHECKING:
@@ -46,50 +46,30 @@ class Batch:
 
 
 @dataclass(slots=True, kw_only=True)
-class RowBlock:
-    """Consecutive rows of one file in one window."""
+class RowBlock(Block):
+    """Consecutive rows of one file in one window, each known by its JSON; of one that could not be read by what there is of it."""
 
-    file: str
-    window: int
+    format: str = "rows"
     row: int
     ordinal: int
     "Of the first row, as in its batch."
     records: list[Any]
     "One for each row, good or bad."
-    lines: list[bytes]
-    "The same as JSON; of a row that could not be read, what there is of it."
     bad: Mapping[int, str]
     unread: Mapping[str, int | None] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
-    format: str = "rows"
-
-    @property
-    def count(self) -> int:
-        return len(self.lines)
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.lines)) + len(self.lines)
 
     @property
     def start(self) -> tuple[int, int]:
         return self.ordinal, self.row
 
-    def content(self) -> bytes:
-        return b"\n".join(self.lines) + b"\n"
-
-    def first(self, count: int) -> RowBlock:
-        return replace(self, records=self.records[:count], lines=self.lines[:count])
-
     def decode(self) -> Decoded:
-        if not self.bad:
-            return Decoded(records=self.records, bad=[], blank=[], unread=self.unread)
         bad = [(i, why) for i, why in sorted(self.bad.items()) if i < self.count]
-        records = [record for i, record in enumerate(self.records) if i not in self.bad]
+        records = [r for i, r in enumerate(self.records[: self.count]) if i not in self.bad]
         return Decoded(records=records, bad=bad, blank=[], unread=self.unread)
 
     def origin(self, index: int) -> Origin:
-        number, raw = self.ordinal + index, self.lines[index]
+        number, raw = self.ordinal + index, self.raws[index]
         part = number >> 32
         place = {"row": self.row + index} | ({"batch": part - 1} if part else {})
         return Origin(self.file, number, shown(number), place, len(raw), raw, self.columns)
@@ -125,7 +105,7 @@ def blocks(file: SourceFile, span: Span, batches: Iterable[Batch]) -> Iterator[R
                 row=batch.row + begin,
                 ordinal=batch.ordinal + begin,
                 records=records[begin:end],
-                lines=lines[begin:end],
+                raws=lines[begin:end],
                 bad={i - begin: why for i, why in bad.items() if begin <= i < end} if bad else {},
                 unread=unread,
                 columns=batch.columns,

@@ -122,9 +122,10 @@ def _lines(pieces: Pieces, span: Span, file: SourceFile) -> Iterator[tuple[int, 
     new_block = partial(LineBlock, format="", file=file.name, decoder=decode_texts)
     for block in split_lines(pieces, span, new_block):
         offset = block.offset
-        if block.skipped:
-            yield offset, block.line, block.skipped, b""
-        for number, text in enumerate(block.texts, block.line):
+        if block.sizes:
+            yield offset, block.line, block.size, b""
+            continue
+        for number, text in enumerate(block.raws, block.line):
             yield offset, number, len(text) + 1, text
             offset += len(text) + 1
 
