@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import orjson
@@ -18,6 +18,14 @@ import orjson
 from mdsmix.words import hint
 
 T = TypeVar("T")
+
+
+class Must(typing.NamedTuple):
+    """What the value of a field must be, as metadata of the field: `field(metadata={"must": Must(...)})`."""
+
+    be: str
+    "In a sentence: it must be ..."
+    holds: Callable[[Any], object]
 
 
 class Misfit(Exception):
@@ -28,26 +36,30 @@ def read(cls: type[T], values: Any, where: str = "") -> T:
     """The dataclass `cls` from `values`; Misfit names an unknown key (and the nearest), a missing one, a wrong type."""
     if not isinstance(values, Mapping):
         raise Misfit(f"{where or 'the top level'} must hold keys and values, not {brief(values)}.")
-    hints, needed = _known(typing.cast(Any, cls))
+    hints, needed, bounds = _known(typing.cast(Any, cls))
     if not hints.keys() >= values.keys():
         raise Misfit(_unknown(cls, values, where))
     for name in needed:
         if name not in values or (values[name] is None and not _allows_none(hints[name])):
             raise Misfit(f"{_at(where, name)} is missing.")
     # Text and numbers, most of what there is, are looked at here: an index has a hundred thousand shards.
-    return cls(
-        **{
-            k: v if _is_plain(v, hints[k]) else _value(v, hints[k], _at(where, k))
-            for k, v in values.items()
-        }
-    )
+    found = {
+        k: v if _is_plain(v, hints[k]) else _value(v, hints[k], _at(where, k))
+        for k, v in values.items()
+    }
+    for name, must in bounds.items():
+        if (value := found.get(name)) is not None and not must.holds(value):
+            raise Misfit(f"{_at(where, name)} is {brief(value)}; it must be {must.be}.")
+    return cls(**found)
 
 
 @functools.cache
-def _known(cls: Any) -> tuple[dict[str, Any], list[str]]:
-    """The annotations of a dataclass's fields, and the names of those that must be given."""
+def _known(cls: Any) -> tuple[dict[str, Any], list[str], dict[str, Must]]:
+    """The annotations of a dataclass's fields, the names of those that must be given, and what their values must be."""
     fields, hints = dataclasses.fields(cls), typing.get_type_hints(cls)
-    return {f.name: hints[f.name] for f in fields}, [f.name for f in fields if _is_required(f)]
+    bounds = {f.name: f.metadata["must"] for f in fields if "must" in f.metadata}
+    needed = [f.name for f in fields if _is_required(f)]
+    return {f.name: hints[f.name] for f in fields}, needed, bounds
 
 
 def _unknown(cls: Any, values: Mapping[Any, Any], where: str) -> str:

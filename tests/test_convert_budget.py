@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import share_of
-from mdsmix.recipe.sampling import SHARE, tokens_wanted, with_budget
+from mdsmix.recipe.sampling import tokens_wanted, with_budget
+from mdsmix.recipe.spec import SHARE
 from mdsmix.recipe.taking import DEVIATIONS, MARGIN, STEPS, step_above, taken
 from mdsmix.shards.manifest import Manifest
 from mdsmix.words import percent
@@ -291,7 +292,7 @@ def test_shares_are_of_the_whole_budget_or_normalised(
         ("2B", ["mix.c4.share=0"], "its share is 0, so nothing of it is wanted"),
         (None, ["budget=null", "absolute=false"], "there is none: add budget"),
         (None, ["streams.c4.split=val"], "evaluated on"),
-        (None, ["streams.c4.expected_mean_tokens=0"], "expected_mean_tokens is 0; it must be above 0"),
+        (None, ["streams.c4.expected_mean_tokens=0"], "expected_mean_tokens is 0; it must be a number above 0"),
         (None, ["streams.c4.expected_mean_tokens=.nan"], "expected_mean_tokens is nan"),
     ],
 )  # fmt: skip

@@ -83,13 +83,6 @@ class Images(Conversations):
         shape = SHAPES.get((stream.source and stream.source.shape) or "")
         if given.field is not None and shape and shape.has_images == "inside":
             yield f"images.field is for images beside the texts, and those of {shape.name} stand in them; take it out, it would change nothing."
-        for key, value in (("max_pixels", given.max_pixels), ("max_images", given.max_images)):
-            if value is not None and value < 1:
-                yield f"images.{key} is {value}; it must be 1 at least."
-        if given.resize and given.resize.longest < 1:
-            yield f"images.resize.longest is {given.resize.longest}; it must be 1 at least."
-        if given.reencode and not 1 <= given.reencode.quality <= 100:
-            yield f"images.reencode.quality is {given.reencode.quality}; it must be from 1 to 100."
 
     @classmethod
     def lacking(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:

@@ -64,8 +64,6 @@ class Pretraining(Kind):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-        if stream.min_tokens < 0:
-            yield f"min_tokens is {stream.min_tokens}; it cannot be below 0."
         if stream.max_tokens is not None and stream.max_tokens < max(1, stream.min_tokens):
             yield f"max_tokens is {stream.max_tokens}, below min_tokens {stream.min_tokens}: no document would be left."
         yield from super().contradictions(recipe, stream)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from fractions import Fraction
@@ -79,10 +78,6 @@ def _beside_weights(recipe: Recipe) -> Iterator[str]:
 
 
 def _share_contradictions(recipe: Recipe) -> Iterator[str]:
-    for key in ("max_repeat", "temperature"):
-        value = getattr(recipe, key)
-        if not 0 < value < math.inf:
-            yield f"{key} is {value}; it must be a number above 0."
     for name, weight in recipe.mix.items():
         spec = recipe.streams.get(name)
         if weight.share is not None and spec is not None and spec not in recipe.trained:

@@ -3,14 +3,13 @@ and what to do. `mdsmix.kinds.open_recipe` adds the rules of the kinds."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from mdsmix.recipe.mix_rules import mix_contradictions
-from mdsmix.recipe.sampling import SHARE, sample_contradictions
-from mdsmix.recipe.spec import Recipe, StreamSpec, share_of
+from mdsmix.recipe.sampling import sample_contradictions
+from mdsmix.recipe.spec import Recipe, StreamSpec
 from mdsmix.typed import brief
 
 TARGET_PROMPTS = re.compile(r"none|all|length>=[1-9]\d*")
@@ -20,7 +19,6 @@ PROCESSOR_FOLDER = re.compile(r"processor-[0-9a-f]{8}")
 "What mdsmix names the folders of a tokenizer and of a processor beside the streams."
 OWN_SPLIT = re.compile(r"limit-\d+|.+-[0-9a-f]{8}")
 "Folders beside a split: first looks, and versions, which `mdsmix gc --keep` deletes."
-COMPRESSION = re.compile(r"zstd(:([1-9]|1\d|2[0-2]))?")
 
 
 def is_folder_beside(name: str) -> bool:
@@ -37,15 +35,9 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
     dataset = recipe.train_loader.get("dataset")
     if dataset is not None and not isinstance(dataset, Mapping):
         yield f"train_loader.dataset is {brief(dataset)}; it must hold keys, for example packing_ratio."
-    if not 2 <= recipe.max_seq_len < 2**31:
-        yield f"max_seq_len is {recipe.max_seq_len}; a sample needs 2 tokens at least to give a loss, and can hold 2^31 - 1."
     yield from target_contradictions(
         recipe.target_prompts, recipe.target_responses, recipe.decoder_only_format
     )
-    if recipe.compression and not COMPRESSION.fullmatch(recipe.compression):
-        yield f"compression is {recipe.compression!r}; it must be zstd or zstd:N with N from 1 to 22."
-    if not SHARE.fullmatch(str(recipe.max_bad)):
-        yield f"max_bad is {recipe.max_bad!r}; it must be a share such as 0.001 or 0.1%."
     if recipe.sourced and not (recipe.remote or recipe.local):
         yield "neither remote nor local says where to publish; set local to a folder or remote to an s3:// URL."
     yield from mix_contradictions(recipe)
@@ -97,8 +89,6 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
             "looks and versions, which are replaced and deleted: name it otherwise."
         )
     yield from sample_contradictions(recipe, stream)
-    if stream.expected_mean_tokens is not None and not 0 < stream.expected_mean_tokens < math.inf:
-        yield f"expected_mean_tokens is {stream.expected_mean_tokens}; it must be above 0: the tokens of a record, on average."
     if stream.holdout is not None:
         yield from _holdout_contradictions(recipe, stream)
     if stream.remote or stream.local:
@@ -110,8 +100,6 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
 
 
 def _holdout_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-    if not SHARE.fullmatch(str(stream.holdout)) or not 0 < share_of(stream.holdout or 0) < 1:
-        yield f"holdout is {stream.holdout!r}; it must be a share between 0 and 1, such as 0.5% or 0.005."
     if stream.split != "train":
         yield f"holdout takes a share of what is trained on, and split is {stream.split}: take one of the two out."
     if held_out_name(stream) in recipe.streams:

@@ -13,11 +13,9 @@ from fractions import Fraction
 
 from mdsmix.recipe.budget import NUMBER, Budget, read_budget, told
 from mdsmix.recipe.mix_rules import budget_of, written_shares
-from mdsmix.recipe.spec import Recipe, StreamSpec, share_of
+from mdsmix.recipe.spec import Recipe, StreamSpec, is_share, share_of
 
 BY_BUDGET = "budget"
-SHARE = re.compile(r"(0?\.\d+|[01](\.0*)?)|(\d{1,2}(\.\d+)?|100)%|\d(\.\d+)?e-\d{1,2}")
-"Of records. The last form is how Python writes what YAML reads as 0.00001."
 
 
 def sample_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
@@ -29,7 +27,7 @@ def sample_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
             tokens_wanted(recipe, stream)
         except ValueError as error:
             yield f"sample: budget takes what the stream's share of the budget wants, and {error}."
-    elif not SHARE.fullmatch(str(stream.sample)) or not 0 < share_of(stream.sample) <= 1:
+    elif not is_share(stream.sample) or not share_of(stream.sample):
         yield (
             f"sample is {told(stream.sample)}; it must be a share above 0 of at most 1, such as 5% or 0.05, or budget, which takes "
             "what the recipe's budget wants."

@@ -6,11 +6,15 @@ Nothing here reads a file or judges a combination; `read` and `rules` beside thi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
+
+from mdsmix.typed import Must
 
 FIELDS = (
     *("text", "prompt", "response", "messages", "tools", "conversations", "conversation"),
@@ -22,6 +26,23 @@ FIELDS = (
 def also_called(*names: str) -> Mapping[str, Any]:
     """Metadata of a key: words that others use for it, for the hint on an unknown key."""
     return {"also called": names}
+
+
+def must_be(words: str, holds: Callable[[Any], object]) -> dict[str, Any]:
+    """Metadata of a key: what its value must be, whatever stands beside it."""
+    return {"must": Must(words, holds)}
+
+
+COMPRESSION = re.compile(r"zstd(:([1-9]|1\d|2[0-2]))?")
+SHARE = re.compile(r"(0?\.\d+|[01](\.0*)?)|(\d{1,2}(\.\d+)?|100)%|\d(\.\d+)?e-\d{1,2}")
+"Of records. The last form is how Python writes what YAML reads as 0.00001."
+ONE_OR_MORE = must_be("1 at least", lambda value: value >= 1)
+POSITIVE = must_be("a number above 0", lambda value: 0 < value < math.inf)
+
+
+def is_share(written: str | int | float) -> bool:
+    """Whether it is a share of records, from 0 to 1."""
+    return bool(SHARE.fullmatch(str(written))) and share_of(written) <= 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +108,7 @@ class SourceSpec:
 class ResizeSpec:
     """Larger images are made smaller."""
 
-    longest: int
+    longest: int = field(metadata=ONE_OR_MORE)
     "Pixels of the longer side."
 
 
@@ -96,7 +117,7 @@ class ReencodeSpec:
     """Images are written anew."""
 
     format: Literal["jpeg", "png", "webp"] = "jpeg"
-    quality: int = 90
+    quality: int = field(default=90, metadata=must_be("from 1 to 100", range(1, 101).__contains__))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +134,9 @@ class ImagesSpec:
     "What the tokenizer knows an image by; without it, what the tokenizer declares as its image_token."
     decode: Literal["full", "header"] = "full"
     "Whether every image is decoded, or its header and its end looked at alone."
-    max_pixels: int = 178_956_970
+    max_pixels: int = dataclasses.field(default=178_956_970, metadata=ONE_OR_MORE)
     "An image of more is bad: Pillow's own limit against decompression bombs."
-    max_images: int | None = None
+    max_images: int | None = dataclasses.field(default=None, metadata=ONE_OR_MORE)
     "A record with more is bad."
     resize: ResizeSpec | None = None
     reencode: ReencodeSpec | None = None
@@ -141,7 +162,7 @@ class StreamSpec:
     "Pretraining: start every document with BOS where the tokenizer itself does not."
     add_eos: bool = True
     "Pretraining: end every document with EOS where the tokenizer itself does not."
-    min_tokens: int = 0
+    min_tokens: int = field(default=0, metadata=must_be("0 or more", lambda value: value >= 0))
     "Pretraining: documents of fewer tokens (specials included) are filtered."
     max_tokens: int | None = None
     "Pretraining: documents of more tokens are filtered."
@@ -162,10 +183,17 @@ class StreamSpec:
     )
     "The share of the records, 5% or 0.05, that the stream is made of; `budget`: as many as its share of the budget wants."
     expected_mean_tokens: int | float | None = field(
-        default=None, metadata=also_called("num_tokens_avg", "mean_tokens", "tokens_avg")
+        default=None,
+        metadata={**also_called("num_tokens_avg", "mean_tokens", "tokens_avg"), **POSITIVE},
     )
     "What others found that a record holds on average: only held against what is found here."
-    holdout: str | int | float | None = None
+    holdout: str | int | float | None = field(
+        default=None,
+        metadata=must_be(
+            "a share between 0 and 1, such as 0.5% or 0.005",
+            lambda value: is_share(value) and 0 < share_of(value) < 1,
+        ),
+    )
     "The share of the records, 0.5% or 0.005, that is held out for evaluation: published as the split eval."
     held_out_of: str | None = field(default=None, metadata={"set by": "the reader"})
     "Of what is held out: the stream that it was taken from."
@@ -208,7 +236,11 @@ class Recipe:
     folder: Path = field(metadata={"set by": "the reader"})
     "Where the recipe lies."
     tokenizer: TokenizerSpec
-    max_seq_len: int
+    max_seq_len: int = field(
+        metadata=must_be(
+            "from 2, since one token gives no loss, to 2^31 - 1", range(2, 2**31).__contains__
+        )
+    )
     streams: Mapping[str, StreamSpec]
     processor: str | None = None
     "The folder or hub name of the processor of the model that sees: how many tokens images become, and what the loader makes of them."
@@ -216,8 +248,13 @@ class Recipe:
     target_prompts: str = "none"
     target_responses: Literal["last", "all"] = "last"
     special_tokens_in_text: Literal["escape", "allow", "reject"] = "escape"
-    compression: str | None = None
-    max_bad: str | int | float = "10%"
+    compression: str | None = field(
+        default=None,
+        metadata=must_be("zstd or zstd:N with N from 1 to 22", COMPRESSION.fullmatch),
+    )
+    max_bad: str | int | float = field(
+        default="10%", metadata=must_be("a share such as 0.001 or 0.1%", is_share)
+    )
     "The share of quarantined records, 0.001 or 0.1%, above which nothing is published."
     publish: Literal["replace", "versioned"] = "replace"
     "In place, or as versions beside one another, which never change."
@@ -230,9 +267,9 @@ class Recipe:
     "What an epoch holds: 2B tokens, 500M loss_tokens, 1M samples or 2 passes of STREAM."
     count: Literal["tokens", "loss_tokens", "samples"] | None = None
     "What shares are shares of; None: the budget's unit, else tokens."
-    max_repeat: int | float = 4
+    max_repeat: int | float = field(default=4, metadata=POSITIVE)
     "Passes over a stream in an epoch above which a share is refused."
-    temperature: int | float = 1
+    temperature: int | float = field(default=1, metadata=POSITIVE)
     "Streams without a share are drawn as their size to the power of 1 / temperature."
     absolute: bool = False
     "Shares are of the whole budget and need not sum to 1; else they are normalised."
