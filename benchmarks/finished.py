@@ -20,7 +20,7 @@ from mdsmix.convert.ledger import UnitRecord, read_record
 from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.convert.publish import publish
 from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.convert.stored import Stored
+from mdsmix.convert.stored import StoredUnits
 from mdsmix.convert.tokenizer_folder import publish_tokenizer
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.lease import lease
@@ -43,7 +43,7 @@ def finish_units(recipe: Path, like: Location) -> None:
     names |= {side.name for record in records for side in record.side_files}
     together(lambda name: (job.folder / name).write(SHARD), names)
     with lease(job.folder, print) as held:
-        joining = Joining(job.folder, Stored(), records)
+        joining = Joining(job.folder, StoredUnits(), records)
         for record in records:
             joining.note(record.key, _hashes(record.key))
         publish(job, records, list(_entries(units, contents)), held)

@@ -11,7 +11,7 @@ import pytest
 
 from mdsmix.convert.job import Job, make_job, on_day
 from mdsmix.convert.planning import Options, StreamPlan
-from mdsmix.convert.standing import Standing
+from mdsmix.convert.target_state import TargetState
 from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
@@ -61,7 +61,7 @@ def test_chats_are_cut_into_smaller_units_than_text(tmp_path: Path, kind: str, u
     with source.open("wb") as file:
         file.truncate(96 << 20)  # a hole: no byte of it is read
     found = find([str(source)], tmp_path)
-    plan = StreamPlan.of(job_of(letters(tmp_path), kind), found, Standing(), Options())
+    plan = StreamPlan.of(job_of(letters(tmp_path), kind), found, TargetState(), Options())
     assert len(plan.units) == units
 
 

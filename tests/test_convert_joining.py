@@ -15,10 +15,10 @@ import pytest
 from mdsmix.convert import gc, joining
 from mdsmix.convert.damage import stored_hash
 from mdsmix.convert.ledger import FOLDER, RECORD
-from mdsmix.convert.parts import Part
+from mdsmix.convert.parts import ArrayPart
 from mdsmix.convert.planning import Options
 from mdsmix.convert.run import convert_part
-from mdsmix.convert.segments import NAME, Segment, drop_records, joined, read_segments
+from mdsmix.convert.segments import NAME, UnitSegment, drop_records, joined, read_segments
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.verify import verify
@@ -65,11 +65,11 @@ def ledger(recipe: Path) -> list[str]:
     return os.listdir(split(recipe) / FOLDER)
 
 
-def in_segments(recipe: Path) -> dict[str, Segment]:
+def in_segments(recipe: Path) -> dict[str, UnitSegment]:
     return read_segments(locate(split(recipe)), ledger(recipe))
 
 
-def together(recipe: Path) -> Segment:
+def together(recipe: Path) -> UnitSegment:
     """What all segments hold."""
     return joined(in_segments(recipe).values())
 
@@ -270,7 +270,7 @@ def test_a_part_reads_no_source_for_duplicates_whose_fingerprints_are_packed(rec
     drop = "streams.web.duplicates=drop"
     run_recipe(recipe, drop)
     told = Told()
-    (part,) = convert_part(open_recipe(str(recipe), [drop]), Options(), told, Part(1, 2))
+    (part,) = convert_part(open_recipe(str(recipe), [drop]), Options(), told, ArrayPart(1, 2))
     assert (part.units, part.reused, told.said) == (4, 4, [])
 
 

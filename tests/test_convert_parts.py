@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from mdsmix.convert.ledger import FOLDER, write_sealed
-from mdsmix.convert.parts import NOTE, Part, learn, parse
+from mdsmix.convert.parts import NOTE, ArrayPart, learn, parse
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.unit import UnitTask
 from mdsmix.errors import RecipeError
@@ -107,7 +107,7 @@ def test_what_all_parts_have_done_is_joined_without_reading_a_source(
 
 @pytest.mark.parametrize("count", [1, 4, 500])
 def test_parts_have_each_unit_once(count: int) -> None:
-    parts = [Part(number, count) for number in range(1, count + 1)]
+    parts = [ArrayPart(number, count) for number in range(1, count + 1)]
     assert [sum(part.has(unit) for part in parts) for unit in range(97)] == [1] * 97
 
 
@@ -151,7 +151,7 @@ def test_each_part_is_held_against_its_own_units(tmp_path: Path) -> None:
     window = Window(number=0, digest="d" * 32, place="p")
     content = Content(windows=(window,), files=("f" * 32,))
     cache = SourceHashCache(tmp_path / "none")
-    for part in (Part(1, 3), Part(2, 3)):
+    for part in (ArrayPart(1, 3), ArrayPart(2, 3)):
         mine = [unit for number, unit in enumerate(units) if part.has(number)]
         write_sealed(
             job.folder / FOLDER / part.note,

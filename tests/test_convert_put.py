@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mdsmix.convert import put as put_module
-from mdsmix.convert import standing
+from mdsmix.convert import target_state
 from mdsmix.convert.outcome import Outcome
-from mdsmix.convert.stored import Stored
+from mdsmix.convert.stored import StoredUnits
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.mix.resolve import resolve
 from mdsmix.shards.index import read_index
@@ -214,7 +214,7 @@ def test_a_version_with_the_same_digits_is_refused(
         return held
 
     monkeypatch.setattr(put_module, "_index_in", colliding)
-    monkeypatch.setattr(standing, "_index", lambda _: None)
+    monkeypatch.setattr(target_state, "_index", lambda _: None)
     with pytest.raises(MdsmixError, match="hash begins with the same 8 digits"):
         run_recipe(recipe)
     assert files(split.parent) == before
@@ -224,7 +224,7 @@ def test_a_shard_that_disappears_while_publishing_is_told(
     recipe: Path, split: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, first = publish(recipe, TEXTS)
-    monkeypatch.setattr(Stored, "has", lambda *_: True)
+    monkeypatch.setattr(StoredUnits, "has", lambda *_: True)
     (first / min(names(first))).unlink()
     with pytest.raises(Unreachable, match=r"was deleted from .* while the stream was being"):
         publish(recipe, edited(2))

@@ -17,7 +17,7 @@ from mdsmix.convert.hashes import hashes_name, parse_hashes, stored_hashes
 from mdsmix.convert.ledger import FOLDER, UnitRecord
 from mdsmix.convert.segments import (
     NAME,
-    Segment,
+    UnitSegment,
     drop_records,
     joined,
     read_segments,
@@ -55,7 +55,7 @@ def names(folder: Location) -> list[str]:
     return [name for name, _ in (folder / FOLDER).list()]
 
 
-def all_of(folder: Location) -> Segment:
+def all_of(folder: Location) -> UnitSegment:
     return joined(read_segments(folder, names(folder)).values())
 
 
@@ -117,7 +117,7 @@ def test_what_is_left_of_a_segment_is_there_before_the_segment_goes(folder: Loca
 
 def test_nothing_is_left_in_place_of_a_segment_that_is_empty(folder: Location) -> None:
     for name in read_segments(folder, names(folder)):
-        shrink(folder, name, Segment(), lambda at: at.delete())
+        shrink(folder, name, UnitSegment(), lambda at: at.delete())
     assert names(folder) == []
 
 

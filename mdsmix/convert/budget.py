@@ -27,7 +27,7 @@ FAR = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class BudgetShare:
     """What a stream is to hold for its share of a budget, and what was taken for it."""
 
     tokens: int
@@ -64,7 +64,7 @@ class Wanted:
 
 def sampled(
     recipe: Recipe, stream: StreamSpec, job: Job, files: Sequence[SourceFile]
-) -> tuple[Job, Wanted | None]:
+) -> tuple[Job, BudgetShare | None]:
     """Sets the sample of a job so that the stream fills its share of the budget, where its recipe says so.
 
     Under a limit all of the first records are taken: of few of them a small share is none.
@@ -83,7 +83,7 @@ def sampled(
     return job, None if stream.held_out_of else wanted
 
 
-def refuse_empty(wanted: Mapping[str, Wanted | None]) -> None:
+def refuse_empty(wanted: Mapping[str, BudgetShare | None]) -> None:
     """RecipeError where a stream's share of the budget is less than a sample of it, so that most likely nothing would come out: a run
     would publish the others first. `wanted`: by the stream's name."""
     sampled = {name: of for name, of in wanted.items() if of and of.share < 1}
@@ -96,14 +96,14 @@ def refuse_empty(wanted: Mapping[str, Wanted | None]) -> None:
         )
 
 
-def _wanted(recipe: Recipe, stream: StreamSpec, source: SourceEstimate, job: Job) -> Wanted:
+def _wanted(recipe: Recipe, stream: StreamSpec, source: SourceEstimate, job: Job) -> BudgetShare:
     tokens, budget = tokens_wanted(recipe, stream), budget_of(recipe)
     assert budget is not None, "else nothing is wanted of it"
     trained = 1 - (0.0 if stream.holdout is None else float(share_of(stream.holdout)))
     part = float(tokens) / (source.tokens * trained)
     sample = job.encoding.max_seq_len if job.joins_units else source.tokens / source.records
     share, margin = taken(part, source.records * trained, source.error, source.spread)
-    return Wanted(
+    return BudgetShare(
         tokens=math.ceil(tokens),
         budget=str(budget),
         source=source,

@@ -21,7 +21,7 @@ from mdsmix.convert.ledger import FOLDER, UnitRecord, read_record
 from mdsmix.convert.needless import KeptFolder, needless
 from mdsmix.convert.old_versions import Version, find_versions, versions_to_delete
 from mdsmix.convert.parts import NOTE
-from mdsmix.convert.segments import NAME, Segment, read_segments, shrink
+from mdsmix.convert.segments import NAME, UnitSegment, read_segments, shrink
 from mdsmix.engines.ray_node import MEETING
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards import index as index_file
@@ -130,7 +130,7 @@ def find_garbage(
     gone["shard"] = [file for file in gone["shard"] if file.name not in named]
     bases = {key for record in records for key in (record.key, record.base)}
     gone["fingerprints"] = [file for file in gone["fingerprints"] if file.key not in bases]
-    left = {f: segments.get(f.base, Segment()).only(current, bases) for f in gone["segment"]}
+    left = {f: segments.get(f.base, UnitSegment()).only(current, bases) for f in gone["segment"]}
     gone["segment"] = [f for f, of in left.items() if not (of.records or of.fingerprints)]
     shrunk = [
         _shrunk(folder, f, segments, of, now) for f, of in left.items() if f not in gone["segment"]
@@ -147,12 +147,16 @@ def find_garbage(
     ]
 
 
-def _records_in(segment: Segment) -> Iterator[UnitRecord]:
+def _records_in(segment: UnitSegment) -> Iterator[UnitRecord]:
     return filter(None, map(segment.record, segment.records))
 
 
 def _shrunk(
-    folder: Location, file: _File, segments: Mapping[str, Segment], left: Segment, now: float
+    folder: Location,
+    file: _File,
+    segments: Mapping[str, UnitSegment],
+    left: UnitSegment,
+    now: float,
 ) -> Iterator[Garbage]:
     """Units that lie in a segment with others that stay: it is written again without them."""
     lines = segments[file.base].records

@@ -11,7 +11,7 @@ from heapq import nsmallest
 from mdsmix import sources
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER, is_of_earlier
-from mdsmix.convert.standing import Standing
+from mdsmix.convert.target_state import TargetState
 from mdsmix.errors import Damaged, Earlier, RecipeError, Unreachable
 from mdsmix.shards.links import refuse_links
 from mdsmix.shards.manifest import Manifest
@@ -25,21 +25,21 @@ MOST_LOST = Fraction(1, 10)
 "Of a stream's source bytes: a run that would publish it with less asks first."
 
 
-def published_manifest(job: Job, standing: Standing, reencode: bool) -> Manifest | None:
+def published_manifest(job: Job, target: TargetState, reencode: bool) -> Manifest | None:
     """The manifest at the target, None where nothing is published there that can be gone on from.
 
     RecipeError where the target holds a stream that `mdsmix convert` did not make.
     """
-    if isinstance(standing.damage, Earlier):
+    if isinstance(target.damage, Earlier):
         return None
-    if standing.damage and not reencode:
-        raise Unreachable(f"{standing.damage} To publish the stream anew, pass --reencode.")
-    if standing.manifest is None and not reencode and standing.has_index:
+    if target.damage and not reencode:
+        raise Unreachable(f"{target.damage} To publish the stream anew, pass --reencode.")
+    if target.manifest is None and not reencode and target.has_index:
         raise RecipeError(
             f"stream {job.name}: {job.target} holds a stream without an mdsmix manifest, which convert would "
             "overwrite; publish elsewhere (another stream name, remote or local), or pass --reencode to replace it."
         )
-    return standing.manifest
+    return target.manifest
 
 
 def refuse_quarantine(
@@ -204,11 +204,11 @@ def why_whole(job: Job, old: Manifest | None, wanted: object) -> str | None:
     )
 
 
-def why_rebuilt(job: Job, standing: Standing) -> str | None:
+def why_rebuilt(job: Job, target: TargetState) -> str | None:
     """A sentence where the target holds a stream, or finished work units, of an earlier format, so that all of it is converted again."""
-    if isinstance(standing.damage, Earlier):
+    if isinstance(target.damage, Earlier):
         what = "the stream that is published"
-    elif standing.manifest is None and FOLDER in standing.folders and is_of_earlier(job.folder):
+    elif target.manifest is None and FOLDER in target.folders and is_of_earlier(job.folder):
         what = "the finished work units"
     else:
         return None

@@ -15,7 +15,7 @@ import numpy as np
 from mdsmix.convert.ledger import FOLDER, UnitRecord, decompressed
 from mdsmix.convert.repeats import Fingerprints, count_repeats
 from mdsmix.convert.segments import WHOLE, Extent, read_extents
-from mdsmix.convert.stored import Stored
+from mdsmix.convert.stored import StoredUnits
 from mdsmix.shards.counts import Records
 from mdsmix.storage import Location
 
@@ -26,7 +26,7 @@ def hashes_name(key: str) -> str:
     return f"{key}.hashes"
 
 
-def are_kept(stored: Stored, key: str) -> bool:
+def are_kept(stored: StoredUnits, key: str) -> bool:
     """Whether the fingerprints lay at the target when the work on it began."""
     return hashes_name(key) in stored.kept or key in stored.joined.fingerprints
 

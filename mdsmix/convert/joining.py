@@ -17,7 +17,7 @@ import orjson
 from mdsmix.convert.hashes import hashes_name, stored_hashes
 from mdsmix.convert.ledger import FOLDER, UnitRecord
 from mdsmix.convert.segments import shrink, write_segment
-from mdsmix.convert.stored import Stored
+from mdsmix.convert.stored import StoredUnits
 from mdsmix.errors import Unreachable
 from mdsmix.shards.lease import Lease
 from mdsmix.storage import Location
@@ -39,7 +39,7 @@ class Joining:
     """What the publication of these units joins. Where the store fails nothing is lost but the next run's time."""
 
     folder: Location
-    stored: Stored
+    stored: StoredUnits
     units: Sequence[UnitRecord]
     "Those of the stream, in the order of the plan."
     _left: dict[str, UnitRecord] = field(default_factory=dict)

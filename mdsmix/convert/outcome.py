@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from mdsmix.convert.budget import Wanted
+from mdsmix.convert.budget import BudgetShare
 from mdsmix.shards.manifest import Manifest
 
 
@@ -47,7 +47,7 @@ class Outcome:
     new_tokens: int
     "Tokens of the units that were worked on now."
     seconds: float
-    wanted: Wanted | None = None
+    wanted: BudgetShare | None = None
     "Of a stream that takes a sample for its share of a budget."
     expected_mean: float | None = None
     "Tokens of a record, as the recipe expects them."

@@ -18,13 +18,13 @@ from fractions import Fraction
 
 import orjson
 
-from mdsmix.convert.doing import do_units
 from mdsmix.convert.dropping import find_dropped
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER, unsealed, write_sealed
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import UnitResult
 from mdsmix.convert.work import Work
+from mdsmix.convert.work_units import do_units
 from mdsmix.errors import RecipeError
 from mdsmix.shards.counts import Records
 from mdsmix.shards.lease import Lease
@@ -36,7 +36,7 @@ NOTE = re.compile(r"part-(\d{1,6})-of-(\d{1,6})")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ArrayPart:
     """The `number`-th, from 1, of so many."""
 
     number: int
@@ -54,10 +54,10 @@ class Part:
         return unit % self.of == self.number - 1
 
 
-def parse(text: str) -> Part:
+def parse(text: str) -> ArrayPart:
     """`3/64`; RecipeError where it is no part of a whole."""
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
-    part = Part(int(found[1]), int(found[2])) if found else Part(0, 0)
+    part = ArrayPart(int(found[1]), int(found[2])) if found else ArrayPart(0, 0)
     if not 1 <= part.number <= part.of:
         raise RecipeError(
             f"--part {shlex.quote(text)} is no part: write which one and of how many, from 1/64 to 64/64; an array that counts from 0 adds 1."
@@ -71,7 +71,7 @@ class PartOutcome:
 
     stream: str
     target: str
-    part: Part
+    part: ArrayPart
     units: int
     "Of the plan, that are this part's own."
     units_in_all: int
@@ -85,7 +85,7 @@ class PartOutcome:
     notes: tuple[str, ...] = ()
 
 
-def do_part(work: Work, part: Part, size: int) -> PartOutcome:
+def do_part(work: Work, part: ArrayPart, size: int) -> PartOutcome:
     """Does the units of the part, of about `size` source bytes, and leaves a note of what their sources hold."""
     began = time.monotonic()
     if not any(map(part.has, range(len(work.units)))):
@@ -98,7 +98,7 @@ def do_part(work: Work, part: Part, size: int) -> PartOutcome:
     return _outcome(work, part, results, notes, began)
 
 
-def _own(work: Work, part: Part) -> Work:
+def _own(work: Work, part: ArrayPart) -> Work:
     """The part's work. Which records are dropped as duplicates follows from all units: each part reads those that no other has
     read. Whether too many are bad follows from all too: that is judged when the stream is published."""
     dropped = find_dropped(work) if work.job.drops else ()
@@ -112,7 +112,7 @@ def _own(work: Work, part: Part) -> Work:
 
 
 def _outcome(
-    work: Work, part: Part, results: Sequence[UnitResult], notes: tuple[str, ...], began: float
+    work: Work, part: ArrayPart, results: Sequence[UnitResult], notes: tuple[str, ...], began: float
 ) -> PartOutcome:
     records = [record for result in results for record in result.records]
     return PartOutcome(
@@ -160,15 +160,15 @@ def forget(job: Job, held: Lease) -> None:
     together(lambda note: note.delete(), notes)
 
 
-def _notes(folder: Location) -> list[Part]:
-    return [Part(int(found[1]), int(found[2])) for found in _names(folder)]
+def _notes(folder: Location) -> list[ArrayPart]:
+    return [ArrayPart(int(found[1]), int(found[2])) for found in _names(folder)]
 
 
 def _names(folder: Location) -> Iterator[re.Match[str]]:
     return filter(None, (NOTE.fullmatch(name) for name, _ in (folder / FOLDER).list()))
 
 
-def _said(found: Collection[Part], units: int) -> str:
+def _said(found: Collection[ArrayPart], units: int) -> str:
     """A part beyond the last unit has nothing to do, and leaves no note."""
     if not found:
         return "no part has finished; all work units are done now, as without --finish"
@@ -178,7 +178,9 @@ def _said(found: Collection[Part], units: int) -> str:
     (most,) = arrays
     ended = {part.number for part in found}
     missing = [
-        str(Part(number, most)) for number in range(1, min(most, units) + 1) if number not in ended
+        str(ArrayPart(number, most))
+        for number in range(1, min(most, units) + 1)
+        if number not in ended
     ]
     if not missing:
         return f"all {most:,} parts have finished" if most > 1 else "the one part has finished"
@@ -186,7 +188,7 @@ def _said(found: Collection[Part], units: int) -> str:
     return f"{plural(len(missing), 'part')} of {most} {has} not finished, and {their} work units are done now: {listed(missing, 8)}"
 
 
-def _said_of_stale(parts: Collection[Part]) -> str:
+def _said_of_stale(parts: Collection[ArrayPart]) -> str:
     if not parts:
         return ""
     return (

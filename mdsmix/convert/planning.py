@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from mdsmix import sources
-from mdsmix.convert.budget import Wanted, refuse_empty, sampled
+from mdsmix.convert.budget import BudgetShare, refuse_empty, sampled
 from mdsmix.convert.dropping import known_dropped
 from mdsmix.convert.guard import published_manifest, refuse_quarantine, refuse_replacing
 from mdsmix.convert.image_stamps import confirmed
@@ -23,7 +23,7 @@ from mdsmix.convert.publish import is_published
 from mdsmix.convert.quarantine import bad_name, stale_files
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.source_notes import learn_objects
-from mdsmix.convert.standing import Standing, standing_of
+from mdsmix.convert.target_state import TargetState, state_of
 from mdsmix.encode.backends import known_unequal
 from mdsmix.encode.processor import open_processor
 from mdsmix.encode.tokenizer import open_tokenizer
@@ -74,30 +74,34 @@ class StreamPlan:
     "With the day that the published stream has."
     files: list[sources.SourceFile]
     "Of its source."
-    standing: Standing
+    target: TargetState
     "What lies at its target."
     old: Manifest | None
     "Of the stream that is published, where a run can go on from it."
     options: Options
-    wanted: Wanted | None = None
+    wanted: BudgetShare | None = None
     "Its share of a budget, where a sample is taken for it."
     expected_mean: float | None = None
     "Tokens that a record is said to hold on average; what comes is held against it."
 
     @staticmethod
     def of(
-        job: Job, files: list[sources.SourceFile], standing: Standing, options: Options, **more: Any
+        job: Job,
+        files: list[sources.SourceFile],
+        target: TargetState,
+        options: Options,
+        **more: Any,
     ) -> StreamPlan:
-        old = published_manifest(job, standing, options.reencode)
+        old = published_manifest(job, target, options.reencode)
         job = on_day(job, old.encoding.date_string if old else None)
         unequal = known_unequal(job.tokenizer)
         job = replace(job, unequal=unequal.label if unequal else "")
-        return StreamPlan(job=job, files=files, standing=standing, old=old, options=options, **more)
+        return StreamPlan(job=job, files=files, target=target, old=old, options=options, **more)
 
     def looked_at_again(self) -> StreamPlan:
         """The plan by what lies at the target now: of a stream whose turn comes after others."""
         more = {"wanted": self.wanted, "expected_mean": self.expected_mean}
-        return StreamPlan.of(self.job, self.files, standing_of(self.job), self.options, **more)
+        return StreamPlan.of(self.job, self.files, state_of(self.job), self.options, **more)
 
     @property
     def bytes_to_read(self) -> int:
@@ -121,7 +125,7 @@ class StreamPlan:
         if self.options.verify_source:
             return SourceHashCache.at(self.job.target)
         cache = SourceHashCache.of(self.job.target)
-        if FOLDER in self.standing.folders:
+        if FOLDER in self.target.folders:
             learn_objects(self.job, self.units, cache)
         return confirmed(self.job, cache)
 
@@ -136,11 +140,11 @@ class StreamPlan:
             return False
         each = zip(known, dropped, strict=True)
         keys = [key for content, gone in each for key in window_keys(self.job, content, gone)]
-        if not is_published(self.job, self.old, self.standing, keys):
+        if not is_published(self.job, self.old, self.target, keys):
             return False
         windows = [window for content in known for window in content.windows]
         names = set(map(bad_name, keys, windows))
-        return not stale_files(self.standing.quarantined, names)
+        return not stale_files(self.target.quarantined, names)
 
 
 def plan_streams(
@@ -165,13 +169,13 @@ def plan_streams(
         sampled(recipe, stream, *each) for (stream, _), each in zip(streams, jobs, strict=True)
     ]
     refuse_empty({job.name: wanted for job, wanted in found})
-    standings = together(standing_of, [job for job, _ in found])
+    targets = together(state_of, [job for job, _ in found])
     plans = [
         StreamPlan.of(
-            job, files, standing, options, wanted=wanted, expected_mean=stream.expected_mean_tokens
+            job, files, target, options, wanted=wanted, expected_mean=stream.expected_mean_tokens
         )
-        for (stream, _), (_, files), (job, wanted), standing in zip(
-            streams, jobs, found, standings, strict=True
+        for (stream, _), (_, files), (job, wanted), target in zip(
+            streams, jobs, found, targets, strict=True
         )
     ]
     refuse_replacing([(plan.job, plan.old, plan.files) for plan in plans], options.reencode)

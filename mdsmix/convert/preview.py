@@ -16,8 +16,8 @@ from mdsmix.convert.parts import learn
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.publish import is_published
 from mdsmix.convert.put import is_put
-from mdsmix.convert.standing import Standing
-from mdsmix.convert.stored import Stored, list_stored
+from mdsmix.convert.stored import StoredUnits, list_stored
+from mdsmix.convert.target_state import TargetState
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.recipe import Recipe
@@ -34,7 +34,7 @@ def preview(recipe: Recipe, options: Options) -> Iterator[str]:
 
 
 def _preview_stream(plan: StreamPlan) -> Iterator[str]:
-    job, old, standing, units, cache = plan.job, plan.old, plan.standing, plan.units, plan.cache
+    job, old, target, units, cache = plan.job, plan.old, plan.target, plan.units, plan.cache
     if job.limit:  # which units hold them only reading tells
         yield f"{job.name}: the first {job.limit} records would be converted, where that is not done, into {job.target}"
         return
@@ -45,7 +45,7 @@ def _preview_stream(plan: StreamPlan) -> Iterator[str]:
     is_known = bool(old) and None not in known.values()
     dropped = known_dropped(job, list(contents.values()), cache)
     losses = dict(zip(contents, dropped or [{}] * len(units), strict=True))
-    todo = _undone(job, old if is_known else None, standing, contents, losses)
+    todo = _undone(job, old if is_known else None, target, contents, losses)
     yield f"{job.name}: {len(todo)} of {len(units)} work units would be converted, into {job.target}"
     if plan.wanted:
         yield f"  {plan.wanted.said}"
@@ -57,7 +57,7 @@ def _preview_stream(plan: StreamPlan) -> Iterator[str]:
             "  which records are dropped as duplicates is not known before they are read for it; units that lose records, or "
             "lose others than before, are converted too"
         )
-    older = why_rebuilt(job, standing)
+    older = why_rebuilt(job, target)
     if old is None:
         yield f"  {older or 'nothing is published there yet'}"
         return
@@ -77,7 +77,7 @@ def _preview_stream(plan: StreamPlan) -> Iterator[str]:
         refuse_too_many_bad(job, old.records)
     except TooManyBadRecords as refusal:
         yield f"  it would be refused: {refusal}"
-    if not is_put(job, old, standing):
+    if not is_put(job, old, target):
         yield f"  what is finished would be published: it is not, or not all, at {job.place(old.index_hash)}"
 
 
@@ -91,15 +91,15 @@ def _hashes_before(job: Job, old: Manifest, todo: Iterable[Unit]) -> dict[str, s
 def _undone(
     job: Job,
     old: Manifest | None,
-    standing: Standing,
+    target: TargetState,
     contents: Mapping[Unit, Content],
     dropped: Mapping[Unit, Dropped],
 ) -> dict[Unit, list[str]]:
     """The units that a run would go through; of a stream that is published (`old`) as it is to be no record is read."""
     keys = {unit: window_keys(job, content, dropped[unit]) for unit, content in contents.items()}
-    if old and is_published(job, old, standing, [key for of in keys.values() for key in of]):
+    if old and is_published(job, old, target, [key for of in keys.values() for key in of]):
         return {}
-    stored = Stored() if standing.is_empty else list_stored(with_versions(job, old))
+    stored = StoredUnits() if target.is_empty else list_stored(with_versions(job, old))
     found = together(lambda unit: stored.find_unit(job, contents[unit], dropped[unit]), contents)
     return {unit: keys[unit] for unit, done in zip(contents, found, strict=True) if not done}
 

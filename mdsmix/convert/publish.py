@@ -10,7 +10,7 @@ from mdsmix.convert.advice import advice
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
 from mdsmix.convert.put import is_put, put, put_shards
-from mdsmix.convert.standing import Standing
+from mdsmix.convert.target_state import TargetState
 from mdsmix.convert.tokenizer_folder import tokenizer_card
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import MdsmixError, TooManyBadRecords
@@ -68,7 +68,7 @@ def publish(
     return manifest, index
 
 
-def is_published(job: Job, manifest: Manifest, standing: Standing, keys: list[str]) -> bool:
+def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[str]) -> bool:
     """Whether the manifest at the target says just these units, and the index is the one it names."""
     last = [leftover_key(job, keys)] if job.joins_units else []
     parts = [part.key for part in manifest.parts]
@@ -78,7 +78,7 @@ def is_published(job: Job, manifest: Manifest, standing: Standing, keys: list[st
         return False
     if not all(map(job.trusts, manifest.backend.split(" + "))):
         return False
-    return is_put(job, manifest, standing)
+    return is_put(job, manifest, target)
 
 
 def leftover_key(job: Job, keys: list[str]) -> str:

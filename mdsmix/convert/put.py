@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from mdsmix.convert.job import Job
-from mdsmix.convert.standing import Standing
+from mdsmix.convert.target_state import TargetState
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
@@ -67,20 +67,20 @@ def _tidy(folder: Location, index: Index, held: Lease) -> None:
     together(held.delete, _second_copies(folder, here, index))
 
 
-def is_put(job: Job, manifest: Manifest, standing: Standing) -> bool:
+def is_put(job: Job, manifest: Manifest, target: TargetState) -> bool:
     """Whether `put` has nothing to do: the manifest names this index, and the listing shows every shard of it."""
-    index = standing.index
+    index = target.index
     if index is None or index.hash != manifest.index_hash:
         return False
-    if any(file.missing_from(standing.stored) for file in index.files):
+    if any(file.missing_from(target.stored) for file in index.files):
         return False
-    if any(file.stored.missing_from(standing.files) for file in manifest.named_files):
+    if any(file.stored.missing_from(target.files) for file in manifest.named_files):
         return False
-    if manifest_file.BASENAME not in standing.stored:
+    if manifest_file.BASENAME not in target.stored:
         return False
     if not job.is_versioned:
         return True
-    return not standing.has_index and not _second_copies(job.folder, standing.files, index)
+    return not target.has_index and not _second_copies(job.folder, target.files, index)
 
 
 def _index_in(folder: Location) -> Index | None:

@@ -131,7 +131,7 @@ def _refuse_older(folder: Location, split: Location) -> None:
 def _refuse_others(plan: StreamPlan, folder: Location, bad: Collection[str]) -> Manifest:
     """The manifest; RecipeError where the recipe would now make another stream."""
     job, files = plan.job, plan.files
-    manifest = published_manifest(job, plan.standing, reencode=False)
+    manifest = published_manifest(job, plan.target, reencode=False)
     if manifest is None:
         raise RecipeError(
             f"{job.target} has no manifest, so nothing tells what it is to be; run mdsmix convert with --reencode."

@@ -12,7 +12,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from mdsmix.convert.damage import delete_damaged
-from mdsmix.convert.doing import do_units, publish_bad
 from mdsmix.convert.engine import counting, engine_of
 from mdsmix.convert.guard import (
     source_entries,
@@ -25,17 +24,18 @@ from mdsmix.convert.image_stamps import forget_stamps
 from mdsmix.convert.job import Job, with_versions
 from mdsmix.convert.joining import Joining
 from mdsmix.convert.outcome import Outcome, Watcher
-from mdsmix.convert.parts import Part, PartOutcome, do_part, forget, learn
+from mdsmix.convert.parts import ArrayPart, PartOutcome, do_part, forget, learn
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.processor_folder import publish_processor
 from mdsmix.convert.publish import publish
 from mdsmix.convert.quarantine import delete_stale_files
 from mdsmix.convert.source_notes import note_objects
-from mdsmix.convert.stored import Stored, UnitResult, list_stored
+from mdsmix.convert.stored import StoredUnits, UnitResult, list_stored
 from mdsmix.convert.tokenizer_folder import publish_tokenizer
 from mdsmix.convert.unproved import refuse_unproved
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.convert.work import Work
+from mdsmix.convert.work_units import do_units, publish_bad
 from mdsmix.encode.backends import known_unequal
 from mdsmix.engines.base import Engine
 from mdsmix.engines.ray_cluster import address_of
@@ -103,7 +103,7 @@ def _publish_beside(jobs: Sequence[Job]) -> None:
 
 
 def convert_part(
-    recipe: Recipe, options: Options, watcher: Watcher, part: Part
+    recipe: Recipe, options: Options, watcher: Watcher, part: ArrayPart
 ) -> Iterator[PartOutcome]:
     """Does the work units of one part of each chosen stream; nothing is published."""
     plans, failed = plan_streams(recipe, options, watcher.on_step), list[MdsmixError]()
@@ -114,7 +114,7 @@ def convert_part(
         run = _Run(began=time.monotonic(), engine=engine, watcher=watcher)
         for plan in plans:
             try:
-                if why := why_rebuilt(plan.job, plan.standing):
+                if why := why_rebuilt(plan.job, plan.target):
                     watcher.say(why)
                 yield do_part(_work(plan, run), part, sizes[plan.job.name])
             except MdsmixError as error:
@@ -130,8 +130,8 @@ def _convert_stream(plan: StreamPlan, run: _Run) -> Outcome:
         watcher.on_step(f"{job.name}: {learn(job, plan.cache, plan.units)}")
     if old and not plan.options.looks_through and plan.is_up_to_date:
         refuse_too_many_bad(job, old.records)
-        return _outcome(plan, job, old, plan.standing.index, [], began)
-    for why in filter(None, (why_rebuilt(job, plan.standing), why_whole(job, old, plan.wanted))):
+        return _outcome(plan, job, old, plan.target.index, [], began)
+    for why in filter(None, (why_rebuilt(job, plan.target), why_whole(job, old, plan.wanted))):
         watcher.say(why)
     with lease(job.folder, watcher.say) as held:
         looked = ""
@@ -162,13 +162,13 @@ def _work(plan: StreamPlan, run: _Run) -> Work:
     """The stream's units, with what lies at its target already: nothing is listed of one that was just seen to be empty.
     RecipeError where its processor is not proved equal."""
     refuse_unproved(plan.job, plan.files)
-    is_empty = plan.standing.is_empty
+    is_empty = plan.target.is_empty
     job = plan.job if is_empty else with_versions(plan.job, plan.old)
     return Work(
         job=job,
         units=plan.units,
         cache=plan.cache,
-        stored=Stored() if is_empty else list_stored(job),
+        stored=StoredUnits() if is_empty else list_stored(job),
         engine=run.engine,
         watcher=run.watcher,
     )
@@ -183,15 +183,15 @@ def _publish(
     joining: Joining,
 ) -> tuple[Manifest, Index]:
     """Bad records first, then the index; bad records of units that are gone are deleted last."""
-    standing, quarantined = plan.standing, publish_bad(job, plan.units, results)
+    target, quarantined = plan.target, publish_bad(job, plan.units, results)
     noticed = None
     if not job.drops:
         joined = joining.stored.joined.fingerprints
         noticed = duplicates_among(job.folder, joining.units, joined, joining.note)
-    if standing.quarantined and not (standing.manifest or standing.damage):
+    if target.quarantined and not (target.manifest or target.damage):
         delete_stale_files(job.folder, quarantined, held)  # of a run that was refused
     manifest, index = publish(job, joining.units, entries, held, noticed)
-    if standing.folders:  # else the quarantine holds what this run has put there
+    if target.folders:  # else the quarantine holds what this run has put there
         delete_stale_files(job.folder, quarantined, held)
     return manifest, index
 

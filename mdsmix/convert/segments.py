@@ -52,7 +52,7 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class UnitSegment:
     """What a segment holds, or all segments of a stream."""
 
     records: Mapping[str, bytes] = field(default_factory=dict)
@@ -63,22 +63,22 @@ class Segment:
         line = self.records.get(key)
         return parse_record(line, key) if line else None
 
-    def only(self, keys: Collection[str], bases: Collection[str]) -> Segment:
+    def only(self, keys: Collection[str], bases: Collection[str]) -> UnitSegment:
         """Of it the records with these keys, and the fingerprints with those."""
-        return Segment(
+        return UnitSegment(
             {key: line for key, line in self.records.items() if key in keys},
             {base: at for base, at in self.fingerprints.items() if base in bases},
         )
 
 
-def read_segments(folder: Location, names: Iterable[str]) -> dict[str, Segment]:
+def read_segments(folder: Location, names: Iterable[str]) -> dict[str, UnitSegment]:
     """The segments among these names of files in the ledger, by their names."""
     wanted = sorted(filter(NAME.fullmatch, names))
     found = zip(wanted, together(partial(_read_segment, folder), wanted), strict=True)
     return {name: segment for name, segment in found if segment}
 
 
-def joined(segments: Iterable[Segment], own: Collection[str] = ()) -> Segment:
+def joined(segments: Iterable[UnitSegment], own: Collection[str] = ()) -> UnitSegment:
     """All of them as one. `own`: names of files of units, whose records are newer than those of a segment."""
     records, fingerprints = dict[str, bytes](), dict[str, Extent]()
     for segment in segments:
@@ -86,10 +86,10 @@ def joined(segments: Iterable[Segment], own: Collection[str] = ()) -> Segment:
         fingerprints |= segment.fingerprints
     for key in records.keys() & set(own):
         del records[key]
-    return Segment(records, fingerprints)
+    return UnitSegment(records, fingerprints)
 
 
-def _read_segment(folder: Location, name: str) -> Segment | None:
+def _read_segment(folder: Location, name: str) -> UnitSegment | None:
     """None where it is missing, or its head is damaged or another's."""
     at = folder / FOLDER / name
     first = _bytes_of(at, 0, HEAD_BYTES) or b""
@@ -102,7 +102,7 @@ def _read_segment(folder: Location, name: str) -> Segment | None:
         sizes = [(base, int(of)) for base, of in orjson.loads(said)]
         starts = accumulate((of for _, of in sizes), initial=LENGTH + size)
         places = zip(sizes, starts, strict=False)
-        return Segment(
+        return UnitSegment(
             {line[_KEY].decode(): line for line in lines},
             {base: Extent(name, start, of) for (base, of), start in places},
         )
@@ -124,7 +124,9 @@ def write_segment(
     return name
 
 
-def shrink(folder: Location, name: str, left: Segment, delete: Callable[[Location], None]) -> None:
+def shrink(
+    folder: Location, name: str, left: UnitSegment, delete: Callable[[Location], None]
+) -> None:
     """Puts what is left of a segment in its place: written before the other goes, so that a run that is killed loses nothing."""
     kept = zip(left.fingerprints, read_extents(folder, left.fingerprints.values()), strict=True)
     fingerprints = [(base, content) for base, content in kept if content]

@@ -14,21 +14,21 @@ from mdsmix.convert.job import Job
 from mdsmix.convert.keys import Dropped, window_key
 from mdsmix.convert.ledger import FOLDER, RECORD, UnitRecord, read_record
 from mdsmix.convert.quarantine import bad_name, kept_name
-from mdsmix.convert.segments import Segment, joined, read_segments
+from mdsmix.convert.segments import UnitSegment, joined, read_segments
 from mdsmix.shards.index import StoredFile
 from mdsmix.sources import Content, Window
 from mdsmix.storage import Location, together
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredUnits:
     """Names of unit records, and names and sizes of shards: a file of another size is not the shard."""
 
     kept: frozenset[str] = frozenset()
     "Files of units: their records, fingerprints and bad records."
-    segments: Mapping[str, Segment] = field(default_factory=dict)
+    segments: Mapping[str, UnitSegment] = field(default_factory=dict)
     "By their names."
-    joined: Segment = field(default_factory=Segment)
+    joined: UnitSegment = field(default_factory=UnitSegment)
     "What all of them hold, less the records that have files of their own."
     shards: frozenset[tuple[str, int]] = frozenset()
     "In the target."
@@ -84,12 +84,12 @@ def tokens_of(records: Iterable[UnitRecord]) -> int:
     return sum(record.totals.tokens for record in records)
 
 
-def list_stored(job: Job) -> Stored:
+def list_stored(job: Job) -> StoredUnits:
     target, *versions = job.shard_folders
     kept, shards, *others = together(_sizes, [target / FOLDER, target, *versions])
     names = frozenset(name for name, _ in kept)
     segments = read_segments(target, names)
-    return Stored(
+    return StoredUnits(
         kept=names,
         segments=segments,
         joined=joined(segments.values(), own=names),

@@ -10,7 +10,7 @@ from mdsmix.convert.job import Job
 from mdsmix.convert.keys import Dropped
 from mdsmix.convert.outcome import Watcher
 from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.convert.stored import Stored
+from mdsmix.convert.stored import StoredUnits
 from mdsmix.engines.base import Engine, Task
 from mdsmix.sources import Unit
 
@@ -24,7 +24,7 @@ class Work:
     job: Job
     units: Sequence[Unit]
     cache: SourceHashCache
-    stored: Stored
+    stored: StoredUnits
     "What lies at the target."
     engine: Engine
     watcher: Watcher

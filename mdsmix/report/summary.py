@@ -7,7 +7,7 @@ from typing import Any
 
 from mdsmix.convert.advice import ARRAY
 from mdsmix.convert.outcome import Outcome
-from mdsmix.convert.parts import Part, PartOutcome
+from mdsmix.convert.parts import ArrayPart, PartOutcome
 from mdsmix.kinds import kind_of, shape_of
 from mdsmix.kinds.fingerprints import DUPLICATE
 from mdsmix.kinds.membership import HELD_OUT, NOT_HELD_OUT
@@ -272,7 +272,7 @@ def part_warnings(outcomes: Iterable[PartOutcome]) -> list[str]:
     return [line for o in outcomes for line in loud(o.stream, _part_sentences(o))]
 
 
-def parts_json(part: Part, outcomes: Iterable[PartOutcome]) -> dict[str, Any]:
+def parts_json(part: ArrayPart, outcomes: Iterable[PartOutcome]) -> dict[str, Any]:
     """The same for programs."""
     return {"part": str(part), "streams": list(map(_part_json, outcomes))}
 

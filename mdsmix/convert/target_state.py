@@ -1,4 +1,4 @@
-"""What stands at a stream's target when a run begins: a listing, the manifest, and the index that it names.
+"""What lies at a stream's target when a run begins: a listing, the manifest, and the index that it names.
 
 That is all that is asked of a stream that is up to date: three requests, of many streams at a time. Of a stream that has
 work it is looked at again when its turn comes, since hours may have passed.
@@ -22,7 +22,7 @@ from mdsmix.storage import Location, Stat
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class TargetState:
     """One look at a target."""
 
     files: Mapping[str, Stat] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Standing:
         return index_file.BASENAME in self.files
 
 
-def standing_of(job: Job) -> Standing:
+def state_of(job: Job) -> TargetState:
     """Looks at the job's target; Unreachable where the store cannot be asked."""
     files, folders = job.folder.entries()
     manifest, damage = _manifest(job.folder) if manifest_file.BASENAME in files else (None, None)
@@ -68,7 +68,7 @@ def standing_of(job: Job) -> Standing:
         stored = files if place == job.folder else dict(place.list())
         content = _index(place) if index_file.BASENAME in stored else None
     quarantine = (job.folder / QUARANTINE).list() if QUARANTINE in folders else ()
-    return Standing(
+    return TargetState(
         files=files,
         folders=frozenset(folders),
         manifest=manifest,
