@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mdsmix.errors import MixRefused
 from mdsmix.mix.apportion import (
-    Measured,
+    MeasuredStream,
     of_budget,
     of_epoch,
     of_passes,
@@ -25,7 +25,7 @@ from mdsmix.mix.apportion import (
     rounded,
     shares,
 )
-from mdsmix.mix.unfit import Wanted, refuse_counts, refuse_few, refuse_many
+from mdsmix.mix.unfit import WantedShares, refuse_counts, refuse_few, refuse_many
 from mdsmix.recipe.budget import Budget, Unit, read_budget
 
 PARTS = st.fractions(min_value=0, max_value=10**6, max_denominator=10**4)
@@ -34,21 +34,21 @@ FEW = settings(max_examples=60, deadline=None)
 
 
 @st.composite
-def streams(draw: st.DrawFn) -> list[Measured]:
+def streams(draw: st.DrawFn) -> list[MeasuredStream]:
     """One to five streams, each of 1 to 10^6 samples of 1 to 4,096 tokens on average."""
     count = draw(st.integers(1, 5))
     return [_stream(draw, f"s{i}") for i in range(count)]
 
 
-def _stream(draw: st.DrawFn, name: str) -> Measured:
+def _stream(draw: st.DrawFn, name: str) -> MeasuredStream:
     samples = draw(st.integers(1, 10**6))
     mean = Fraction(draw(st.integers(samples, 4096 * samples)), samples)
     trained = mean * draw(st.fractions(Fraction(1, 100), 1, max_denominator=100))
-    return Measured(name=name, samples=samples, counted=mean, budgeted=trained)
+    return MeasuredStream(name=name, samples=samples, counted=mean, budgeted=trained)
 
 
 def asked_of(
-    found: list[Measured], draw: st.DataObject, is_absolute: bool = False
+    found: list[MeasuredStream], draw: st.DataObject, is_absolute: bool = False
 ) -> dict[str, Fraction]:
     written = {s.name: draw.draw(SHARES) for s in found}
     return shares(written, found, is_absolute=is_absolute)
@@ -77,7 +77,7 @@ def test_of_equal_remainders_the_first_is_rounded_up_and_so_is_a_half() -> None:
 def test_passes_are_over_the_stream_that_is_named() -> None:
     one = Fraction(1)
     found = [
-        Measured(name=name, samples=n, counted=one, budgeted=one)
+        MeasuredStream(name=name, samples=n, counted=one, budgeted=one)
         for name, n in (("a", 10), ("b", 60))
     ]
     asked = {"a": Fraction(1, 4), "b": Fraction(3, 4)}
@@ -88,7 +88,7 @@ def test_passes_are_over_the_stream_that_is_named() -> None:
 @FEW
 @given(streams(), st.data())
 def test_an_epoch_of_a_budget_holds_it_in_the_shares_asked(
-    found: list[Measured], data: st.DataObject
+    found: list[MeasuredStream], data: st.DataObject
 ) -> None:
     asked = asked_of(found, data)
     budget = data.draw(st.fractions(1, 10**12, max_denominator=100))
@@ -105,16 +105,16 @@ def test_an_epoch_of_a_budget_holds_it_in_the_shares_asked(
 @FEW
 @given(streams(), st.data())
 def test_an_absolute_count_is_the_same_alone_or_together(
-    found: list[Measured], data: st.DataObject
+    found: list[MeasuredStream], data: st.DataObject
 ) -> None:
     same = [
-        Measured(name=s.name, samples=s.samples, counted=s.counted, budgeted=s.counted)
+        MeasuredStream(name=s.name, samples=s.samples, counted=s.counted, budgeted=s.counted)
         for s in found
     ]
     written = {s.name: data.draw(SHARES) for s in same}
     budget = data.draw(st.fractions(1, 10**12, max_denominator=100))
 
-    def counts(part: list[Measured]) -> list[int]:
+    def counts(part: list[MeasuredStream]) -> list[int]:
         asked = shares({s.name: written[s.name] for s in part}, part, is_absolute=True)
         return rounded(of_budget(asked, part, budget), is_absolute=True)
 
@@ -129,7 +129,7 @@ def test_an_absolute_count_is_the_same_alone_or_together(
 @FEW
 @given(streams(), st.data(), st.fractions(Fraction(1, 10), 4, max_denominator=100))
 def test_without_a_budget_the_scarcest_stream_bounds_the_epoch(
-    found: list[Measured], data: st.DataObject, passes: Fraction
+    found: list[MeasuredStream], data: st.DataObject, passes: Fraction
 ) -> None:
     asked = asked_of(found, data)
     ideal = of_epoch(asked, found, passes)
@@ -142,7 +142,9 @@ def test_without_a_budget_the_scarcest_stream_bounds_the_epoch(
 
 @FEW
 @given(streams(), st.integers(1, 20))
-def test_temperature_flattens_and_keeps_the_order(found: list[Measured], degrees: int) -> None:
+def test_temperature_flattens_and_keeps_the_order(
+    found: list[MeasuredStream], degrees: int
+) -> None:
     asked = shares({}, found, Fraction(degrees))
     assert abs(sum(asked.values()) - 1) < Fraction(1, 10**30)
     if degrees == 1:
@@ -156,7 +158,7 @@ def test_temperature_flattens_and_keeps_the_order(found: list[Measured], degrees
 
 def test_what_written_shares_leave_goes_by_size_to_the_others() -> None:
     found = [
-        Measured(name=name, samples=n, counted=Fraction(2), budgeted=Fraction(2))
+        MeasuredStream(name=name, samples=n, counted=Fraction(2), budgeted=Fraction(2))
         for name, n in (("web", 10), ("code", 30), ("chat", 5))
     ]
     asked = shares({"chat": Fraction(3, 5), "web": None}, found)
@@ -170,14 +172,16 @@ def test_what_written_shares_leave_goes_by_size_to_the_others() -> None:
         shares({s.name: Fraction(0) for s in found}, found)
 
 
-def refused(found: list[Measured], asked: dict[str, Fraction], budget: Budget, repeat: int) -> str:
+def refused(
+    found: list[MeasuredStream], asked: dict[str, Fraction], budget: Budget, repeat: int
+) -> str:
     """What is said of the budget; nothing where it fits."""
     ideal = (
         of_passes(asked, found, budget.amount, budget.stream)
         if budget.stream
         else of_budget(asked, found, budget.amount)
     )
-    wanted = Wanted(
+    wanted = WantedShares(
         unit=budget.unit or "tokens",
         budget=budget,
         max_repeat=Fraction(repeat),
@@ -199,7 +203,7 @@ def refused(found: list[Measured], asked: dict[str, Fraction], budget: Budget, r
 @settings(max_examples=30, deadline=None)
 @given(streams(), st.data(), st.sampled_from(["tokens", "samples", None]), st.integers(1, 4))
 def test_a_budget_that_a_refusal_names_is_not_refused(
-    found: list[Measured], data: st.DataObject, unit: Unit | None, repeat: int
+    found: list[MeasuredStream], data: st.DataObject, unit: Unit | None, repeat: int
 ) -> None:
     per = {"tokens": [s.counted for s in found], "samples": [Fraction(1)] * len(found)}
     found = [
@@ -224,7 +228,7 @@ def test_a_refusal_names_the_nearest_budget_above_and_below_where_none_is_above(
     """Held against every whole number of tokens there is, to within a sample."""
     longer, shorter = Fraction(8), Fraction(4)
     found = [
-        Measured(name=name, samples=25, counted=counted, budgeted=counted)
+        MeasuredStream(name=name, samples=25, counted=counted, budgeted=counted)
         for name, counted in (("web", longer), ("chat", shorter))
     ]
     asked = {"web": Fraction(1, 2), "chat": Fraction(1, 2)}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mdsmix.mix.lock import TRAIN, Held, lock_of
+from mdsmix.mix.lock import TRAIN, ComparedLock, lock_of
 from mdsmix.mix.resolve import mix_of_yaml
 from mdsmix.training.lock import (
     LoaderLock,
@@ -183,7 +183,7 @@ def test_what_differs_is_an_error_where_it_is_trained_on_and_not_accepted() -> N
     was = Lock(loaders={TRAIN: locked(3)})
     now = Lock(loaders={TRAIN: locked(4), "eval_loader more": locked(3)})
     for is_accepted in (False, True):
-        held = Held(was=was, now=now, is_accepted=is_accepted)
+        held = ComparedLock(was=was, now=now, is_accepted=is_accepted)
         assert [(found.id, found.severity) for found in held.findings] == [
             ("lock-differs", "warning" if is_accepted else "error"),
             ("lock-eval-differs", "warning"),

@@ -18,7 +18,7 @@ from mdsmix.kinds.survey import Survey
 from mdsmix.mix.plan import survey
 from mdsmix.mix.plan.duration import of_yaml
 from mdsmix.mix.plan.figures import Plan, figures
-from mdsmix.mix.plan.make import Asked, make_plan, problems, resolve_for_plan
+from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_plan
 from mdsmix.mix.plan.survey import forecast
 from mdsmix.shards.published import Published
 from mdsmix.sources import beginnings
@@ -58,7 +58,7 @@ def _yaml(home: Path, **settings: Any) -> str:
 
 
 def _plan(target: str, **asked: Any) -> Plan:
-    return make_plan(resolve_for_plan([target]), Asked(**{"gpus": 2} | asked))
+    return make_plan(resolve_for_plan([target]), PlanOptions(**{"gpus": 2} | asked))
 
 
 def _setting(plan: Plan, key: str) -> Any:
@@ -534,17 +534,17 @@ def test_what_is_published_and_what_is_not_are_planned_together(
         mix={"a": {"share": 0.5}, "qa": {"share": 0.5}},
         max_repeat=100,
     )
-    before = make_plan(resolve_for_plan([str(recipe)]), Asked(gpus=1, batch=4))
+    before = make_plan(resolve_for_plan([str(recipe)]), PlanOptions(gpus=1, batch=4))
     assert [s.state for s in before.streams] == ["looked at", "looked at"]
     assert not (tmp_path / "out").exists(), "nothing was written"
     run_recipe(recipe, only=["qa"])
-    mixed = make_plan(resolve_for_plan([str(recipe)]), Asked(gpus=1, batch=4))
+    mixed = make_plan(resolve_for_plan([str(recipe)]), PlanOptions(gpus=1, batch=4))
     assert [s.state for s in mixed.streams] == ["looked at", "published"]
     assert [exact(s.samples) for s in mixed.streams] == [False, True]
     assert "not converted yet" in mixed.notes[0]
     run_recipe(recipe)
     seen = resolve_for_plan([str(recipe)])
-    after = make_plan(seen, Asked(gpus=1, batch=4))
+    after = make_plan(seen, PlanOptions(gpus=1, batch=4))
     assert all(exact(s.samples) for s in after.streams)
     assert [s.share for s in after.streams] == [pytest.approx(0.5, abs=0.01)] * 2
     assert problems(seen) == []

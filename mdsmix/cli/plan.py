@@ -51,13 +51,13 @@ def plan(
     From indexes and manifests. Of streams that are not converted, a survey of their sources is taken for it.
     """
     from mdsmix.errors import MixRefused
-    from mdsmix.mix.plan.make import Asked, make_plan, problems, resolve_for_plan
+    from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_plan
     from mdsmix.report.findings import print_findings
     from mdsmix.report.plan import plan_json, plan_shown
     from mdsmix.report.show import show
     from mdsmix.words import plural
 
-    asked = Asked(
+    asked = PlanOptions(
         nodes=nodes,
         gpus=gpus,
         batch=batch,

@@ -25,7 +25,7 @@ from mdsmix.storage import Location
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class SplitSample:
     """The beginning of one split."""
 
     encoded: Encoded
@@ -91,7 +91,7 @@ def look(
     root: Location | None,
     reads_images: bool,
     size: int | None = None,
-) -> list[Look]:
+) -> list[SplitSample]:
     """`backend`: by its name; where it turns out to differ from the reference, that does it again. `root`: where the paths of images
     begin; `size`: bytes of each split."""
     reading = open_reading(
@@ -106,14 +106,14 @@ def look(
         return look(units, encoding, tokenizer, "reference", open_backend, root, reads_images, size)
 
 
-def _look(reading: Reading, beginning: sources.Beginning, are_beside: bool) -> Look:
+def _look(reading: Reading, beginning: sources.Beginning, are_beside: bool) -> SplitSample:
     folders = [beginning.folder] * len(beginning.records) if are_beside else []
     encoded = reading.encode(beginning.records, folders=folders)
     left_out = Counter(each.reason for each in encoded.rejected) + beginning.bad
-    return Look(encoded=encoded, weight=beginning.weight, left_out=left_out)
+    return SplitSample(encoded=encoded, weight=beginning.weight, left_out=left_out)
 
 
-def survey_of(looks: Sequence[Look], size: int) -> Survey:
+def survey_of(looks: Sequence[SplitSample], size: int) -> Survey:
     """`size`: of all files, as `size_of` says it."""
     left_out = sum((each.left_out for each in looks), Counter[str]())
     return Survey(
@@ -124,7 +124,7 @@ def survey_of(looks: Sequence[Look], size: int) -> Survey:
     )
 
 
-def rates_of(looks: Sequence[Look]) -> Rates | None:
+def rates_of(looks: Sequence[SplitSample]) -> Rates | None:
     """None where no token was seen."""
     tokens, weights = [each.tokens for each in looks], [each.weight for each in looks]
     if not sum(tokens):

@@ -20,7 +20,7 @@ PRECISE = Context(prec=50, Emin=-400, Emax=400)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredStream:
     """A stream, as far as its count depends on it."""
 
     name: str
@@ -40,7 +40,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class StreamShare:
     """What an epoch draws of one stream."""
 
     stream: str
@@ -54,7 +54,7 @@ class Part:
     "What that many samples come to on average."
     is_exact: bool
     adds_eos: bool
-    "As in Measured."
+    "As in MeasuredStream."
     weight: Mapping[str, int | float]
     "As the recipe gives it: its share, where it has one, and the budget."
 
@@ -74,13 +74,13 @@ class Apportioned:
     is_absolute: bool
     is_fixed: bool
     "Each epoch draws the same samples of a partial pass."
-    parts: tuple[Part, ...]
+    parts: tuple[StreamShare, ...]
 
     @property
     def is_exact(self) -> bool:
         return all(part.is_exact for part in self.parts)
 
-    def unseen(self, part: Part, epochs: int) -> float:
+    def unseen(self, part: StreamShare, epochs: int) -> float:
         """The fraction of a stream's samples that so many epochs do not draw once, on average."""
         left = max(0.0, 1 - part.passes)
         return left if self.is_fixed else left**epochs
@@ -88,7 +88,7 @@ class Apportioned:
 
 def shares(
     written: Mapping[str, Fraction | None],
-    streams: Sequence[Measured],
+    streams: Sequence[MeasuredStream],
     temperature: Fraction = Fraction(1),
     is_absolute: bool = False,
 ) -> dict[str, Fraction]:
@@ -105,7 +105,7 @@ def shares(
     return found if is_absolute else {name: share / total for name, share in found.items()}
 
 
-def _parts(streams: Sequence[Measured], temperature: Fraction) -> list[Fraction]:
+def _parts(streams: Sequence[MeasuredStream], temperature: Fraction) -> list[Fraction]:
     """Of what is left, each stream's part; sums to 1 where any of them holds something."""
     largest = max((s.size for s in streams), default=Fraction(0))
     weights = [_root(s.size / largest, temperature) if largest else s.size for s in streams]
@@ -139,7 +139,7 @@ def _nearest(number: Fraction) -> int:
 
 
 def of_budget(
-    asked: Mapping[str, Fraction], streams: Sequence[Measured], budget: Fraction
+    asked: Mapping[str, Fraction], streams: Sequence[MeasuredStream], budget: Fraction
 ) -> list[Fraction]:
     """Samples of each stream, unrounded, of an epoch that holds `budget`; absolute shares are of the budget itself."""
     drawn = [_samples(asked[s.name], s) for s in streams]
@@ -150,7 +150,7 @@ def of_budget(
 
 
 def of_epoch(
-    asked: Mapping[str, Fraction], streams: Sequence[Measured], passes: Fraction
+    asked: Mapping[str, Fraction], streams: Sequence[MeasuredStream], passes: Fraction
 ) -> list[Fraction]:
     """The same of the largest epoch in which no stream is passed over more often."""
     drawn = [_samples(asked[s.name], s) for s in streams]
@@ -159,7 +159,7 @@ def of_epoch(
 
 
 def of_passes(
-    asked: Mapping[str, Fraction], streams: Sequence[Measured], passes: Fraction, over: str
+    asked: Mapping[str, Fraction], streams: Sequence[MeasuredStream], passes: Fraction, over: str
 ) -> list[Fraction]:
     """The same of an epoch that passes so often over the stream `over`."""
     drawn = {s.name: _samples(asked[s.name], s) for s in streams}
@@ -167,13 +167,13 @@ def of_passes(
     return [n * passes * samples / drawn[over] for n in drawn.values()]
 
 
-def _samples(share: Fraction, stream: Measured) -> Fraction:
+def _samples(share: Fraction, stream: MeasuredStream) -> Fraction:
     """Samples of an epoch of 1 of what is counted."""
     return share / stream.counted if share else Fraction(0)
 
 
 def reached(
-    chosen: Sequence[int], streams: Sequence[Measured], of: Fraction | None = None
+    chosen: Sequence[int], streams: Sequence[MeasuredStream], of: Fraction | None = None
 ) -> list[Fraction]:
     """The shares that whole samples come to: of all of them, or, absolute, of `of`."""
     held = [n * s.counted for n, s in zip(chosen, streams, strict=True)]

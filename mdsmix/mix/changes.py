@@ -15,7 +15,7 @@ UNSET = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ConfigChange:
     """One key of the config, by its path from the top."""
 
     key: str
@@ -30,12 +30,12 @@ class Change:
         return f"{self.key}: {was} -> {now}"
 
 
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[ConfigChange]:
     """Every key that says something else in `after`, in the order of `before`, new ones behind."""
     return list(_changes("", before, after))
 
 
-def _changes(key: str, was: Any, now: Any) -> Iterator[Change]:
+def _changes(key: str, was: Any, now: Any) -> Iterator[ConfigChange]:
     mappings = [_mapping(was), _mapping(now)]
     if None not in mappings:
         one, other = (mapping or {} for mapping in mappings)
@@ -43,7 +43,7 @@ def _changes(key: str, was: Any, now: Any) -> Iterator[Change]:
             below = f"{key}.{name}".lstrip(".")
             yield from _changes(below, one.get(name, UNSET), other.get(name, UNSET))
     elif was != now or type(was) is not type(now):
-        yield Change(key=key, was=_spelled(was), now=_spelled(now))
+        yield ConfigChange(key=key, was=_spelled(was), now=_spelled(now))
 
 
 def _mapping(value: Any) -> Mapping[str, Any] | None:

@@ -26,6 +26,8 @@ class Watcher(Protocol):
 
     def on_progress(self, size: int, tokens: int) -> None: ...
 
+    def say(self, sentence: str) -> None: ...
+
 
 SEVERITIES = ("error", "warning", "note")
 

@@ -13,7 +13,7 @@ import numpy as np
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.first_samples import labels, row_length, token_samples
-from mdsmix.mix.row_lengths import Lengths
+from mdsmix.mix.row_lengths import LengthCounts
 from mdsmix.mix.streams import LONGEST, Loader, Stream
 from mdsmix.shards.manifest import Manifest
 from mdsmix.table import UNKNOWN, Estimate, about, is_known
@@ -50,7 +50,7 @@ def _counted(manifest: Manifest, limit: int) -> tuple[float, float]:
         return totals.seen_tokens, totals.cut_tokens
     if totals.longest <= limit and not totals.image_tokens:
         return totals.tokens, 0
-    kept = totals.tokens * Lengths.of(totals).within(limit)
+    kept = totals.tokens * LengthCounts.of(totals).within(limit)
     return Estimate(kept), Estimate(totals.tokens - kept)
 
 
@@ -112,15 +112,15 @@ def is_trained_alike(stream: Stream, loader: Loader) -> bool:
     )
 
 
-def lengths_of(stream: Stream, loader: Loader) -> Lengths | None:
+def lengths_of(stream: Stream, loader: Loader) -> LengthCounts | None:
     """As the loader cuts them. None where it tokenizes itself."""
     limit, samples = loader.max_seq_len or LONGEST, stream.index.samples
     if (fixed := row_length(stream)) is not None:
-        return Lengths([(fixed, fixed, samples)]).cut_at(limit)
+        return LengthCounts([(fixed, fixed, samples)]).cut_at(limit)
     if (manifest := stream.trusted_manifest) and not manifest.totals.image_tokens:
-        return Lengths.of(manifest.totals).cut_at(limit)
+        return LengthCounts.of(manifest.totals).cut_at(limit)
     tokens = tokens_of(stream, loader)
     if not samples or not is_known(tokens):
         return None
     mean = round(tokens / samples)  # nobody counted: from nothing to twice the mean
-    return Lengths([(0, 2 * mean, samples)]).cut_at(limit)
+    return LengthCounts([(0, 2 * mean, samples)]).cut_at(limit)

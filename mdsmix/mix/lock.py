@@ -22,9 +22,9 @@ from mdsmix.storage import locate
 from mdsmix.training.findings import Finding
 from mdsmix.training.lock import (
     SUFFIX,
-    Difference,
     LoaderLock,
     Lock,
+    LockDifference,
     LockedStream,
     differences,
     parse_lock,
@@ -91,7 +91,7 @@ def read_lock(target: str) -> Lock:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class ComparedLock:
     """A lock and what is there now."""
 
     was: Lock
@@ -136,19 +136,19 @@ class Held:
         ]
 
 
-def hold(mix: Mix, targets: Sequence[str], is_accepted: bool = False) -> Held:
+def hold(mix: Mix, targets: Sequence[str], is_accepted: bool = False) -> ComparedLock:
     """The lock beside the YAML that was asked about, and the mix of now; RecipeError where the two have nothing in common."""
     if mix.recipe or mix.is_bare or len(targets) != 1:
         raise RecipeError(
             f"--lock compares one training YAML with the lock beside it, and {', '.join(targets)} is none; name the YAML that "
             "`mdsmix render-yaml` wrote."
         )
-    held = Held(was=read_lock(targets[0]), now=lock_of(mix), is_accepted=is_accepted)
+    held = ComparedLock(was=read_lock(targets[0]), now=lock_of(mix), is_accepted=is_accepted)
     _refuse_another(held, targets[0])
     return held
 
 
-def _refuse_another(held: Held, target: str) -> None:
+def _refuse_another(held: ComparedLock, target: str) -> None:
     old, new = (
         {s.name for s in lock.loaders[TRAIN].streams} if TRAIN in lock.loaders else set[str]()
         for lock in (held.was, held.now)
@@ -160,7 +160,7 @@ def _refuse_another(held: Held, target: str) -> None:
         )
 
 
-def _finding(label: str, found: Difference, is_accepted: bool) -> Finding:
+def _finding(label: str, found: LockDifference, is_accepted: bool) -> Finding:
     trains = label == TRAIN
     return Finding(
         id="lock-differs" if trains else "lock-eval-differs",

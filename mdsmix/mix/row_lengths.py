@@ -16,14 +16,14 @@ from mdsmix.shards.counts import Totals
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthCounts:
     """How long samples are. A manifest counts them by powers of two; between two powers they are taken to be spread evenly."""
 
     bins: Sequence[tuple[int, int, int]]
     "Least and largest length, and how many samples are between the two."
 
     @classmethod
-    def of(cls, totals: Totals) -> Lengths:
+    def of(cls, totals: Totals) -> LengthCounts:
         longest, powers = totals.longest, dict[str, int](totals.lengths)
         return cls([(*_between(key, longest), n) for key, n in powers.items()])
 
@@ -31,8 +31,8 @@ class Lengths:
     def longest(self) -> int:
         return max((high for _, high, _ in self.bins), default=0)
 
-    def cut_at(self, limit: int) -> Lengths:
-        return Lengths([(min(low, limit), min(high, limit), n) for low, high, n in self.bins])
+    def cut_at(self, limit: int) -> LengthCounts:
+        return LengthCounts([(min(low, limit), min(high, limit), n) for low, high, n in self.bins])
 
     def within(self, limit: int) -> float:
         """The share of the tokens that stand before this place of their rows."""
@@ -61,7 +61,9 @@ def _mean_within(low: int, high: int, limit: int) -> float:
     return ((low + top) / 2 * (top - low) + limit * (high - top)) / (high - low)
 
 
-def mean_longest(streams: Sequence[tuple[Lengths, float]], rows: int, multiple: int = 1) -> float:
+def mean_longest(
+    streams: Sequence[tuple[LengthCounts, float]], rows: int, multiple: int = 1
+) -> float:
     """Tokens of the longest of so many rows, on average, rounded up to a multiple. `streams`: lengths, and how many of the rows' samples
     are of them."""
     total = sum(n for _, n in streams)

@@ -13,8 +13,8 @@ from fractions import Fraction
 from mdsmix.errors import MixRefused
 from mdsmix.mix.apportion import (
     Apportioned,
-    Measured,
-    Part,
+    MeasuredStream,
+    StreamShare,
     of_budget,
     of_epoch,
     of_passes,
@@ -24,7 +24,7 @@ from mdsmix.mix.apportion import (
 )
 from mdsmix.mix.counts import eos_of, is_seen_alike, tokens_of, trained_of
 from mdsmix.mix.streams import Loader, Stream
-from mdsmix.mix.unfit import Wanted, percent, refuse_counts, refuse_few, refuse_many
+from mdsmix.mix.unfit import WantedShares, percent, refuse_counts, refuse_few, refuse_many
 from mdsmix.recipe import Recipe
 from mdsmix.recipe.budget import Budget, Unit
 from mdsmix.recipe.mix_rules import budget_of, written_shares
@@ -40,7 +40,7 @@ def apportion(recipe: Recipe, loader: Loader, may_estimate: bool = False) -> App
     budget, unit = budget_of(recipe), unit_of(recipe)
     streams = [_measured(s, loader, unit, budget, may_estimate) for s in loader.streams]
     asked = _asked(recipe, streams, unit)
-    wanted = Wanted(
+    wanted = WantedShares(
         unit=unit,
         budget=budget,
         max_repeat=Fraction(str(recipe.max_repeat)),
@@ -66,13 +66,13 @@ def apportion(recipe: Recipe, loader: Loader, may_estimate: bool = False) -> App
 
 def _parts(
     recipe: Recipe,
-    wanted: Wanted,
+    wanted: WantedShares,
     chosen: Sequence[int],
     got: Sequence[Fraction],
-) -> Iterator[Part]:
+) -> Iterator[StreamShare]:
     written = written_shares(recipe)
     for i, stream in enumerate(wanted.streams):
-        yield Part(
+        yield StreamShare(
             stream=stream.name,
             samples=stream.samples,
             choose=chosen[i],
@@ -103,10 +103,10 @@ def unit_of(recipe: Recipe) -> Unit:
 
 def _measured(
     stream: Stream, loader: Loader, unit: Unit, budget: Budget | None, may_estimate: bool
-) -> Measured:
+) -> MeasuredStream:
     units = (unit, (budget and budget.unit) or unit)
     means = {u: _mean(stream, loader, u, may_estimate) for u in units}
-    return Measured(
+    return MeasuredStream(
         name=stream.name,
         samples=stream.index.samples,
         counted=means[units[0]][0],
@@ -145,7 +145,7 @@ def _why(stream: Stream) -> str:
     return "its manifest counts them for another max_seq_len, other targets, or a padding token that is not EOS"
 
 
-def _asked(recipe: Recipe, streams: Sequence[Measured], unit: Unit) -> dict[str, Fraction]:
+def _asked(recipe: Recipe, streams: Sequence[MeasuredStream], unit: Unit) -> dict[str, Fraction]:
     temperature = Fraction(str(recipe.temperature))
     try:
         asked = shares(written_shares(recipe), streams, temperature, recipe.absolute)
@@ -165,7 +165,7 @@ def _asked(recipe: Recipe, streams: Sequence[Measured], unit: Unit) -> dict[str,
 def _ideal(
     recipe: Recipe,
     asked: dict[str, Fraction],
-    streams: Sequence[Measured],
+    streams: Sequence[MeasuredStream],
     budget: Budget | None,
 ) -> list[Fraction]:
     """Samples of each stream before they are rounded."""

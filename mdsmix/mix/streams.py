@@ -15,7 +15,7 @@ from mdsmix.encode.targets import Targets
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds.survey import Survey
 from mdsmix.mix.apportion import Apportioned
-from mdsmix.mix.changes import Change
+from mdsmix.mix.changes import ConfigChange
 from mdsmix.mix.model import find_tokenizer, pretrained_name
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.shards.published import Published
@@ -102,7 +102,7 @@ class Mix:
     "URL of a stream's folder -> what reading every byte of it found; empty where nobody asked for that."
     shares: Apportioned | None = None
     "What the recipe's shares came to, which the streams' `choose` says; None where it weights by other means."
-    changed: tuple[Change, ...] = ()
+    changed: tuple[ConfigChange, ...] = ()
     "What setting it into a config changed there."
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from mdsmix.errors import MixRefused
-from mdsmix.mix.apportion import Measured, reached, rounded
+from mdsmix.mix.apportion import MeasuredStream, reached, rounded
 from mdsmix.recipe.budget import Budget, Unit
 from mdsmix.words import does, listed
 
@@ -17,7 +17,7 @@ NEAR = Fraction(1, 1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedShares:
     """What is asked of the streams; lists go by stream."""
 
     unit: Unit
@@ -25,7 +25,7 @@ class Wanted:
     budget: Budget | None
     max_repeat: Fraction
     is_absolute: bool
-    streams: Sequence[Measured]
+    streams: Sequence[MeasuredStream]
     shares: Sequence[Fraction]
     ideal: Sequence[Fraction]
     "Samples an epoch, before they are rounded."
@@ -36,13 +36,13 @@ class Wanted:
         drawn = zip(self.ideal, self.streams, strict=True)
         return sum((n * s.counted for n, s in drawn), Fraction(0)) / sum(self.shares)
 
-    def of_about(self, stream: Measured) -> str:
+    def of_about(self, stream: MeasuredStream) -> str:
         return (
             "" if self.unit == "samples" else f" of about {float(stream.counted):,.0f} {self.unit}"
         )
 
 
-def refuse_few(wanted: Wanted) -> None:
+def refuse_few(wanted: WantedShares) -> None:
     """An epoch of less than one sample."""
     budget = wanted.budget
     if budget is None or sum(wanted.ideal, Fraction(0)) >= 1:
@@ -55,7 +55,7 @@ def refuse_few(wanted: Wanted) -> None:
     )
 
 
-def refuse_many(wanted: Wanted) -> None:
+def refuse_many(wanted: WantedShares) -> None:
     """A share that the stream cannot fill within max_repeat; the scarcest is told, and what fits all."""
     passes = {s.name: n / s.samples for s, n in zip(wanted.streams, wanted.ideal, strict=True) if n}
     over = sorted((n for n in passes if passes[n] > wanted.max_repeat), key=lambda n: -passes[n])
@@ -78,7 +78,7 @@ def _floored(amount: Fraction, budget: Budget) -> str:
     return _said(Fraction(math.floor(amount * step), step), budget)
 
 
-def refuse_counts(wanted: Wanted, chosen: Sequence[int], got: Sequence[Fraction]) -> None:
+def refuse_counts(wanted: WantedShares, chosen: Sequence[int], got: Sequence[Fraction]) -> None:
     """Shares that whole samples are far from: an epoch of few samples, or of long ones."""
     for stream, share, n in zip(wanted.streams, wanted.shares, chosen, strict=True):
         if share and not n:
@@ -92,7 +92,7 @@ def refuse_counts(wanted: Wanted, chosen: Sequence[int], got: Sequence[Fraction]
         raise MixRefused(_far(wanted, chosen, got, worst))
 
 
-def _far(wanted: Wanted, chosen: Sequence[int], got: Sequence[Fraction], at: int) -> str:
+def _far(wanted: WantedShares, chosen: Sequence[int], got: Sequence[Fraction], at: int) -> str:
     stream = wanted.streams[at]
     come = ", ".join(f"{s.name} {percent(g)}" for s, g in zip(wanted.streams, got, strict=True))
     return (
@@ -102,7 +102,7 @@ def _far(wanted: Wanted, chosen: Sequence[int], got: Sequence[Fraction], at: int
     )
 
 
-def _way_out(wanted: Wanted) -> str:
+def _way_out(wanted: WantedShares) -> str:
     """The nearest budget that is not refused when it is given, a larger one before a smaller one; where max_repeat leaves none, that."""
     budget = wanted.budget or Budget(amount=wanted.whole, unit=wanted.unit)
     most = min(
@@ -130,7 +130,7 @@ def _nearest_first(samples: Fraction, most: Fraction) -> Iterator[Fraction]:
             yield most
 
 
-def _fits(wanted: Wanted, times: Fraction, most: Fraction) -> bool:
+def _fits(wanted: WantedShares, times: Fraction, most: Fraction) -> bool:
     if times > most:
         return False
     chosen = rounded([n * times for n in wanted.ideal], wanted.is_absolute)

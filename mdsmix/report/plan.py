@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mdsmix.mix.plan.figures import Plan, StreamPlan, as_tree, figures
+from mdsmix.mix.plan.figures import Plan, StreamInRun, as_tree, figures
 from mdsmix.report.show import Item, NamedValues
 from mdsmix.table import Column, Estimate, Row, Table, cell_text, is_known
 from mdsmix.words import plural
@@ -56,7 +56,7 @@ def run_of(plan: Plan) -> Table:
     return Table(columns=RUN, rows=_rows(plan.streams, RUN), total=total)
 
 
-def _rows(streams: Sequence[StreamPlan], columns: Sequence[Column]) -> list[Row]:
+def _rows(streams: Sequence[StreamInRun], columns: Sequence[Column]) -> list[Row]:
     return [tuple(getattr(s, column.key or column.heading) for column in columns) for s in streams]
 
 

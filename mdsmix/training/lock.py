@@ -176,40 +176,42 @@ def _streams(lock: Lock | LoaderLock) -> Iterator[LockedStream]:
         yield from loader.streams
 
 
-class Difference(NamedTuple):
+class LockDifference(NamedTuple):
     """One thing in which data is not what was locked."""
 
     sentence: str
     streams: Sequence[str] = ()
 
 
-def differences(was: LoaderLock, now: LoaderLock) -> list[Difference]:
+def differences(was: LoaderLock, now: LoaderLock) -> list[LockDifference]:
     """What decides which samples come, and when, and is not as it was; settings that only one side knows are not compared."""
     return [*_of_streams(was.streams, now.streams), *_of_settings(was.settings, now.settings)]
 
 
-def _of_settings(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+def _of_settings(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[LockDifference]:
     for key in sorted(was.keys() & now.keys()):
         if was[key] != now[key]:
-            yield Difference(f"{key} was {spelled(was[key])} and is {spelled(now[key])}")
+            yield LockDifference(f"{key} was {spelled(was[key])} and is {spelled(now[key])}")
 
 
-def _of_streams(was: Iterable[LockedStream], now: Iterable[LockedStream]) -> Iterator[Difference]:
+def _of_streams(
+    was: Iterable[LockedStream], now: Iterable[LockedStream]
+) -> Iterator[LockDifference]:
     old, new = ({stream.name: stream for stream in streams} for streams in (was, now))
     for name in old:
         if name in new:
             if told := "; ".join(_changes(old[name], new[name])):
-                yield Difference(told, [name])
+                yield LockDifference(told, [name])
         else:
             drawn = plural(old[name].drawn, "sample")
-            yield Difference(
+            yield LockDifference(
                 f"{name} is not in the mix any more, of which an epoch drew {drawn}", [name]
             )
     for name in new.keys() - old.keys():
         drawn = plural(new[name].drawn, "sample")
-        yield Difference(f"{name} is new in the mix, and an epoch draws {drawn} of it", [name])
+        yield LockDifference(f"{name} is new in the mix, and an epoch draws {drawn} of it", [name])
     if list(old) != list(new) and old.keys() == new.keys():
-        yield Difference(f"the streams stand in another order: {', '.join(new)}", list(new))
+        yield LockDifference(f"the streams stand in another order: {', '.join(new)}", list(new))
 
 
 def _changes(was: LockedStream, now: LockedStream) -> Iterator[str]:

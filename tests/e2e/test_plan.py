@@ -8,7 +8,7 @@ import boto3
 import orjson
 import pytest
 
-from mdsmix.mix.plan.make import Asked, make_plan, resolve_for_plan
+from mdsmix.mix.plan.make import PlanOptions, make_plan, resolve_for_plan
 from mdsmix.table import Estimate
 from tests.converting import documents, lying_at, run_recipe, write_recipe
 
@@ -27,7 +27,7 @@ def test_what_nodes_fetch_of_a_bucket_is_what_lies_there(
         compression="zstd",
         streams={"a": documents(f"s3://{bucket}/raw/a.jsonl")},
     )
-    asked = Asked(nodes=1, gpus=1, batch=4)
+    asked = PlanOptions(nodes=1, gpus=1, batch=4)
     before = make_plan(resolve_for_plan([str(recipe)]), asked)
     assert list(lying_at(f"s3://{bucket}")) == ["raw/a.jsonl"]
     run_recipe(recipe)

@@ -16,10 +16,10 @@ from streaming.base.batching import generate_work
 from streaming.base.world import World
 
 from mdsmix.load import build_loader
-from mdsmix.mix.plan.make import Asked, make_plan, resolve_for_plan
+from mdsmix.mix.plan.make import PlanOptions, make_plan, resolve_for_plan
 from mdsmix.mix.plan.nodes import chances
 from mdsmix.mix.render import render
-from mdsmix.mix.row_lengths import Lengths, mean_longest
+from mdsmix.mix.row_lengths import LengthCounts, mean_longest
 from mdsmix.mix.streams import Loader
 from mdsmix.mix.world import World as Machines
 from mdsmix.shards.counts import Totals
@@ -162,7 +162,7 @@ def test_steps_and_samples_are_those_of_real_ranks(
     loader = {"name": "text", "dataset": keys, "drop_last": drop_last, "num_workers": 0}
     path = tmp_path / "train.yaml"
     path.write_text(json.dumps({"train_loader": loader, "global_train_batch_size": batch}))
-    plan = make_plan(resolve_for_plan([str(path)]), Asked(nodes=nodes, gpus=ranks))
+    plan = make_plan(resolve_for_plan([str(path)]), PlanOptions(nodes=nodes, gpus=ranks))
     steps = int(batches.min())
     assert plan.epoch.steps == steps
     assert isinstance(plan.epoch.steps, Estimate) == (batches.max() > steps)
@@ -181,7 +181,7 @@ def test_what_lies_on_the_nodes_disk_after_an_epoch_is_what_was_planned(
     config = {"train_loader": {"name": "text", "dataset": dataset}, "global_train_batch_size": 4}
     path = tmp_path / "train.yaml"
     path.write_text(json.dumps(config))
-    plan = make_plan(resolve_for_plan([str(path)]), Asked(gpus=1))
+    plan = make_plan(resolve_for_plan([str(path)]), PlanOptions(gpus=1))
     assert len(list(StreamingDataset(streams=[Stream(**stream)], batch_size=4, shuffle=True))) == 90
     kept = sum(file.stat().st_size for file in (tmp_path / "cache").iterdir())
     assert plan.node.kept_bytes == kept
@@ -212,7 +212,7 @@ def test_steps_tokens_and_padding_are_those_of_the_loader(tmp_path: Path, drop_l
     config["train_loader"]["drop_last"] = drop_last
     path = tmp_path / "train.yaml"
     path.write_text(json.dumps(config))
-    plan = make_plan(resolve_for_plan([str(path)]), Asked(gpus=1))
+    plan = make_plan(resolve_for_plan([str(path)]), PlanOptions(gpus=1))
     batches = list(build_loader(config, 4, ids=IDS))
     tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
     positions = sum(batch["input_ids"].numel() for batch in batches)
@@ -243,7 +243,7 @@ def test_a_plan_counts_the_eos_that_the_loader_adds_once(
     run_recipe(recipe)
     config = tmp_path / "train.yaml"
     config.write_text(render(str(recipe), [], None)[1])
-    run = make_plan(resolve_for_plan([str(config)]), Asked(gpus=1, batch=4)).run
+    run = make_plan(resolve_for_plan([str(config)]), PlanOptions(gpus=1, batch=4)).run
     batches = list(build_loader(str(config), 4))
     seen = sum(int(batch["attention_mask"].sum()) for batch in batches)
     trained = sum(int((batch["labels"] != -100).sum()) for batch in batches)
@@ -257,7 +257,7 @@ def test_packed_rows_are_drawn_as_many_at_a_time_as_the_loader_draws(tmp_path: P
     config = _config(tmp_path, packing_ratio=1.3)
     path = tmp_path / "train.yaml"
     path.write_text(json.dumps(config))
-    plan = make_plan(resolve_for_plan([str(path)]), Asked(gpus=1))
+    plan = make_plan(resolve_for_plan([str(path)]), PlanOptions(gpus=1))
     loader = build_loader(config, 4, ids=IDS)
     batches = list(loader)
     assert plan.step.drawn == loader.batch_size == 5
@@ -276,6 +276,6 @@ def test_the_mean_longest_row_of_a_batch_is_found_from_counts_by_powers(
     lengths = np.minimum(rng.lognormal(5, spread, 4000).astype(int) + 1, 2048)
     powers = np.log2(lengths).astype(int)
     counts = {f"2^{p}": int(n) for p, n in enumerate(np.bincount(powers)) if n}
-    counted = Lengths.of(Totals(longest=int(lengths.max()), lengths=counts))
+    counted = LengthCounts.of(Totals(longest=int(lengths.max()), lengths=counts))
     drawn = rng.choice(lengths, (2000, rows)).max(axis=1).mean()
     assert mean_longest([(counted, 1.0)], rows) == pytest.approx(drawn, rel=0.2)

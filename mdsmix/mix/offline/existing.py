@@ -15,7 +15,7 @@ import orjson
 
 from mdsmix import typed
 from mdsmix.errors import RecipeError
-from mdsmix.mix.offline.plan import Plan
+from mdsmix.mix.offline.plan import MixPlan
 from mdsmix.mix.streams import Stream
 from mdsmix.recipe import Recipe
 from mdsmix.shards.index import BASENAME, read_index
@@ -68,7 +68,7 @@ def _real(place: object) -> str:
     return text if "://" in text else os.path.realpath(text)
 
 
-def refuse_replacing(plan: Plan, out: Location) -> None:
+def refuse_replacing(plan: MixPlan, out: Location) -> None:
     """RecipeError where another stream is published at `out` than this draw (streams, weights, seed) of what its streams held
     before."""
     folder = out / SPLIT
@@ -95,7 +95,7 @@ def refuse_replacing(plan: Plan, out: Location) -> None:
         )
 
 
-def _change(record: MixRecord, plan: Plan) -> str | None:
+def _change(record: MixRecord, plan: MixPlan) -> str | None:
     """In what the mix that is there was drawn otherwise than is planned; None where only its streams have grown."""
     was = {mixed.name: mixed.weight for mixed in record.mixed}
     now = {source.stream.name: dict(source.weight) for source in plan.sources}

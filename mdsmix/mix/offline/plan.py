@@ -52,7 +52,7 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class MixPlan:
     """A whole mix."""
 
     sources: tuple[Source, ...]
@@ -93,7 +93,7 @@ def findings_on_streams(mix: Mix) -> list[Finding]:
     return [f for f in found if not CHECKS[f.id].find.__module__.endswith(OF_THE_RUN)]
 
 
-def make_plan(mix: Mix, compression: str | None, seed: int) -> Plan:
+def make_plan(mix: Mix, compression: str | None, seed: int) -> MixPlan:
     """The plan of a mix that the checks let pass; MixRefused where its streams cannot become one."""
     drawn = draws_of(mix.train)
     assert drawn is not None, "the checks on weights refuse what Streaming refuses"
@@ -114,7 +114,7 @@ def make_plan(mix: Mix, compression: str | None, seed: int) -> Plan:
     encoding, tokenizer = merged(streams) or (None, None)
     if encoding:
         encoding = dataclasses.replace(encoding, compression=layout.compression)
-    return Plan(
+    return MixPlan(
         sources=tuple(sources),
         seed=seed,
         layout=layout,

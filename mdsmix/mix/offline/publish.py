@@ -10,7 +10,7 @@ import xxhash
 from mdsmix import __version__
 from mdsmix.mix.offline.buckets import Buckets
 from mdsmix.mix.offline.existing import RECORD, MixRecord
-from mdsmix.mix.offline.plan import Plan
+from mdsmix.mix.offline.plan import MixPlan
 from mdsmix.mix.offline.take import Taken
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, make_index
@@ -23,7 +23,7 @@ from mdsmix.storage import Location
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredBucket:
     """What a bucket became."""
 
     shards: list[Shard]
@@ -31,19 +31,19 @@ class Stored:
 
 
 def store(
-    plan: Plan, buckets: Buckets, folder: Location, on_progress: Callable[[int, int], None]
-) -> list[Stored]:
+    plan: MixPlan, buckets: Buckets, folder: Location, on_progress: Callable[[int, int], None]
+) -> list[StoredBucket]:
     """Writes the shards of all buckets; no index names them yet."""
     stored = []
     for rows in buckets.shuffled():
-        stored.append(Stored(store_shards(folder, plan.layout, rows), len(rows)))
+        stored.append(StoredBucket(store_shards(folder, plan.layout, rows), len(rows)))
         on_progress(len(rows.body), 0)
         del rows  # the next bucket takes its room
     return stored
 
 
 def publish(
-    plan: Plan, taken: list[Taken], stored: list[Stored], folder: Location, held: Lease
+    plan: MixPlan, taken: list[Taken], stored: list[StoredBucket], folder: Location, held: Lease
 ) -> MixRecord:
     """Makes the shards the stream's content. Nothing is written where nothing changed."""
     index = make_index(distinct([shard for each in stored for shard in each.shards]))
@@ -58,7 +58,7 @@ def publish(
 
 
 def _manifest(
-    plan: Plan, taken: list[Taken], stored: list[Stored], index: Index
+    plan: MixPlan, taken: list[Taken], stored: list[StoredBucket], index: Index
 ) -> Manifest | None:
     """None where a stream has none: what it holds would be told as known."""
     if plan.encoding is None or plan.tokenizer is None:

@@ -13,29 +13,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from mdsmix.encode.pretrained import cache_folder
 from mdsmix.errors import Unreachable
+from mdsmix.mix.check import Watcher
 from mdsmix.mix.offline.buckets import Buckets
 from mdsmix.mix.offline.draw import seed_of
 from mdsmix.mix.offline.existing import SPLIT, MixRecord, read_record, refuse_replacing
-from mdsmix.mix.offline.plan import Plan
+from mdsmix.mix.offline.plan import MixPlan
 from mdsmix.mix.offline.publish import publish, store
 from mdsmix.mix.offline.take import take
 from mdsmix.shards.index import BASENAME, read_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.storage import Location
-
-
-class Watcher(Protocol):
-    """Is told how far it is."""
-
-    def begin(self, stream: str, size: int) -> None: ...
-
-    def on_progress(self, size: int, tokens: int) -> None: ...
-
-    def say(self, sentence: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +43,7 @@ class MixOutcome:
 
 
 def mix_offline(
-    plan: Plan, out: Location, *, replace: bool, temporary: Path | None, watcher: Watcher
+    plan: MixPlan, out: Location, *, replace: bool, temporary: Path | None, watcher: Watcher
 ) -> MixOutcome:
     """Publishes the mix as `out`/train, unless it is there already."""
     began, folder = time.monotonic(), out / SPLIT
@@ -68,7 +58,7 @@ def mix_offline(
 
 
 def _mix(
-    plan: Plan, folder: Location, temporary: Path | None, watcher: Watcher, held: Lease
+    plan: MixPlan, folder: Location, temporary: Path | None, watcher: Watcher, held: Lease
 ) -> None:
     watcher.begin(folder.parent.name, 2 * plan.bytes)
     with _room(temporary, plan.bytes) as buckets_folder:
@@ -78,7 +68,7 @@ def _mix(
         publish(plan, taken, stored, folder, held)
 
 
-def _is_published(plan: Plan, folder: Location) -> bool:
+def _is_published(plan: MixPlan, folder: Location) -> bool:
     """Whether just this mix is there, whole: its record speaks of the plan and of the index."""
     record = read_record(folder)
     if record is None or record.key != plan.key or (folder / BASENAME).stat() is None:
@@ -107,7 +97,7 @@ def _room(place: Path | None, size: int) -> Iterator[Path]:
         yield Path(path)
 
 
-def _outcome(plan: Plan, folder: Location, is_new: bool, seconds: float) -> MixOutcome:
+def _outcome(plan: MixPlan, folder: Location, is_new: bool, seconds: float) -> MixOutcome:
     record, index = read_record(folder), read_index(folder)
     assert record is not None
     return MixOutcome(

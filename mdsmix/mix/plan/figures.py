@@ -17,7 +17,7 @@ RestsOn = Literal["Streaming's rule", "Streaming's default", "rule of thumb"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPlan(StreamInEpoch):
+class StreamInRun(StreamInEpoch):
     """One stream, an epoch of it and the run."""
 
     state: Literal["published", "looked at"]
@@ -127,7 +127,7 @@ class Plan:
     nodes: int
     gpus: int
     max_seq_len: int
-    streams: tuple[StreamPlan, ...]
+    streams: tuple[StreamInRun, ...]
     step: StepPlan
     epoch: EpochPlan
     run: RunPlan

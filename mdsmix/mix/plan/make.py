@@ -15,7 +15,7 @@ from mdsmix.mix.counts import eos_of
 from mdsmix.mix.delivered import METHODS
 from mdsmix.mix.epoch import StreamInEpoch, in_epoch
 from mdsmix.mix.plan.duration import ONE_EPOCH, Duration, of_option, of_yaml, run_plan
-from mdsmix.mix.plan.figures import Plan, RunPlan, StepPlan, StreamPlan
+from mdsmix.mix.plan.figures import Plan, RunPlan, StepPlan, StreamInRun
 from mdsmix.mix.plan.nodes import node_plan
 from mdsmix.mix.plan.notes import notes_of
 from mdsmix.mix.plan.settings import settings_for, unheld
@@ -32,7 +32,7 @@ from mdsmix.words import listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PlanOptions:
     """What the command line says."""
 
     nodes: int = 1
@@ -58,7 +58,7 @@ def problems(mix: Mix) -> list[Finding]:
     return [finding for finding in findings(published) if finding.severity == "error"]
 
 
-def make_plan(mix: Mix, asked: Asked) -> Plan:
+def make_plan(mix: Mix, asked: PlanOptions) -> Plan:
     """RecipeError where what was asked cannot be, MixRefused where Streaming would refuse the mix."""
     loader, origin = mix.train, mix.yaml.origin
     drawn = _drawn(loader, origin)
@@ -112,7 +112,7 @@ def _drawn(loader: Loader, origin: str) -> list[int]:
     return drawn
 
 
-def _world(mix: Mix, asked: Asked, mean: float) -> tuple[World, bool]:
+def _world(mix: Mix, asked: PlanOptions, mean: float) -> tuple[World, bool]:
     """The machines, and whether how many samples fill a row is guessed. `mean`: tokens of a mean sample."""
     loader = mix.train
     packing = packing_of(loader, mean)
@@ -137,7 +137,7 @@ def _bytes(text: str | None) -> int | None:
     return size
 
 
-def _duration(mix: Mix, asked: Asked) -> Duration:
+def _duration(mix: Mix, asked: PlanOptions) -> Duration:
     if asked.tokens is not None:
         return of_option(asked.tokens)
     if mix.shares and mix.shares.budget:
@@ -164,11 +164,11 @@ def _streams(
     run: RunPlan,
     world: World,
     is_fixed: bool,
-) -> list[StreamPlan]:
+) -> list[StreamInRun]:
     tokens, trained = sum(s.tokens for s in streams), sum(s.trained for s in streams)
     width = step.positions / world.batch if world.packing == 1 else UNKNOWN
     return [
-        StreamPlan(
+        StreamInRun(
             **{name: getattr(each, name) for name in StreamInEpoch.__slots__},
             state="looked at" if stream.survey else "published",
             shards=about(len(stream.shards), stream.survey is None),

@@ -16,7 +16,7 @@ from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import kind_of, kind_of_stream
 from mdsmix.kinds.registry import fields_parsed, fields_read, make_encoding
-from mdsmix.kinds.survey import Look, Survey, look, rates_of, survey_of
+from mdsmix.kinds.survey import SplitSample, Survey, look, rates_of, survey_of
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.sampling import BY_BUDGET, tokens_wanted
 from mdsmix.recipe.taking import taken
@@ -102,7 +102,7 @@ def _encoding(recipe: Recipe, spec: StreamSpec, tokenizer: Tokenizer) -> Encodin
 
 
 def _made(
-    encoding: Encoding, tokenizer: Tokenizer, looks: Sequence[Look], scale: float
+    encoding: Encoding, tokenizer: Tokenizer, looks: Sequence[SplitSample], scale: float
 ) -> tuple[Totals, float, float | None]:
     """The totals of the stream, the bytes of its samples, and how small compression makes a byte. `scale`: the stream by what was seen."""
     layout = Layout.of(encoding.columns, encoding.compression)

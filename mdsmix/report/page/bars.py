@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from mdsmix.mix.epoch import share_of
-from mdsmix.mix.plan.figures import Plan, StepPlan, StreamPlan
+from mdsmix.mix.plan.figures import Plan, StepPlan, StreamInRun
 from mdsmix.mix.streams import Mix
 from mdsmix.report.page import svg
 from mdsmix.report.page.gather import Gathered
@@ -80,7 +80,7 @@ def ribbons(rows: Sequence[MixRow]) -> Iterator[tuple[str, Markup]]:
             yield what, svg.ribbon(f"{what} of an epoch: {', '.join(said)}", parts)
 
 
-def _said(stream: StreamPlan) -> str:
+def _said(stream: StreamInRun) -> str:
     passes = f"{told(PASSES, stream.passes)} passes"
     return passes if stream.state == "published" else f"not converted yet, {passes}"
 

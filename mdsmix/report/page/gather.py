@@ -21,8 +21,7 @@ from mdsmix.errors import (
 )
 from mdsmix.mix.check import findings, in_order, is_refused, looked, verdict
 from mdsmix.mix.plan.figures import Plan
-from mdsmix.mix.plan.make import Asked as AskedOfPlan
-from mdsmix.mix.plan.make import make_plan, problems, resolve_for_plan
+from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_plan
 from mdsmix.mix.resolve import resolve
 from mdsmix.mix.streams import Mix
 from mdsmix.report.bad_records import BadRecords, find_bad_records
@@ -229,7 +228,7 @@ def _plan(page: Gathered) -> None:
                 f"the mix has {plural(len(errors), 'error')}, so no run comes of it and nothing was planned"
             )
         else:
-            wanted = AskedOfPlan(nodes=asked.nodes, gpus=page.gpus, batch=page.batch)
+            wanted = PlanOptions(nodes=asked.nodes, gpus=page.gpus, batch=page.batch)
             page.plan = make_plan(mix, wanted)
     except CANNOT as error:
         is_asked = (asked.nodes, asked.gpus, asked.batch) != (1, None, None)
