@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mdsmix.mix.lock import TRAIN, ComparedLock, lock_of
+from mdsmix.mix.lock_check import TRAIN, ComparedLock, lock_of
 from mdsmix.mix.resolve import mix_of_yaml
 from mdsmix.training.lock import (
     LoaderLock,

@@ -20,12 +20,14 @@ from typer.testing import CliRunner, Result
 from mdsmix.cli.main import app
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
-from mdsmix.mix.offline import buckets, plan, run
-from mdsmix.mix.offline import publish as publishing
+from mdsmix.mix.draws import draws
+from mdsmix.mix.offline import buckets
+from mdsmix.mix.offline import mix_plan as plan
+from mdsmix.mix.offline import mix_streams as run
+from mdsmix.mix.offline import publish_mix as publishing
 from mdsmix.mix.offline.count import count
 from mdsmix.mix.offline.draw import Draw, random_keys, seed_of
 from mdsmix.mix.resolve import mix_of_recipe, training
-from mdsmix.mix.weights import draws
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
@@ -617,7 +619,7 @@ def test_a_temporary_folder_without_room_is_said_before_anything_is_read(
     two: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("Usage", (), {"free": 10})
-    monkeypatch.setattr("mdsmix.mix.offline.run.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("mdsmix.mix.offline.mix_streams.shutil.disk_usage", lambda path: usage)
     refused(Unreachable, "0.0 GB left", two, "--tmp", two.parent / "tmp")
 
 

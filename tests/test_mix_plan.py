@@ -15,11 +15,11 @@ import pytest
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.kinds.survey import Survey
-from mdsmix.mix.plan import survey
+from mdsmix.mix.plan import forecast as forecasting
 from mdsmix.mix.plan.duration import of_yaml
 from mdsmix.mix.plan.figures import Plan, figures
+from mdsmix.mix.plan.forecast import forecast
 from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_plan
-from mdsmix.mix.plan.survey import forecast
 from mdsmix.shards.published import Published
 from mdsmix.sources import beginnings
 from mdsmix.table import UNKNOWN, Column, Estimate, cell_text, is_known
@@ -396,8 +396,8 @@ def totals_of(published: Published) -> Any:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a source of 100 kB, about a third is looked at."""
-    monkeypatch.setattr(survey, "LEAST_WINDOW", 1 << 12)
-    monkeypatch.setattr(survey, "BYTES", 1 << 15)
+    monkeypatch.setattr(forecasting, "LEAST_WINDOW", 1 << 12)
+    monkeypatch.setattr(forecasting, "BYTES", 1 << 15)
 
 
 def test_a_survey_of_some_records_all_over_the_source_comes_near_what_converting_counts(

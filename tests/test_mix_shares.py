@@ -14,7 +14,7 @@ import yaml
 from mdsmix.encode import tokenizer as encode_tokenizer
 from mdsmix.errors import MixRefused
 from mdsmix.kinds import open_recipe
-from mdsmix.mix.offline.plan import make_plan
+from mdsmix.mix.offline.mix_plan import make_plan
 from mdsmix.mix.render import render
 from mdsmix.mix.resolve import mix_of_recipe, resolve, training
 from tests.converting import mdsmix

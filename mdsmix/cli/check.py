@@ -47,7 +47,7 @@ def check(
         verdict,
         with_bytes_read,
     )
-    from mdsmix.mix.lock import hold
+    from mdsmix.mix.lock_check import hold
     from mdsmix.mix.resolve import resolve
     from mdsmix.mix.shares_table import shares_table, title
     from mdsmix.report.findings import print_findings

@@ -54,8 +54,8 @@ def mix(
     from mdsmix.kinds import open_recipe
     from mdsmix.mix.check import is_refused, verdict
     from mdsmix.mix.offline.existing import refuse_sources
-    from mdsmix.mix.offline.plan import findings_on_streams, make_plan
-    from mdsmix.mix.offline.run import mix_offline
+    from mdsmix.mix.offline.mix_plan import findings_on_streams, make_plan
+    from mdsmix.mix.offline.mix_streams import mix_offline
     from mdsmix.mix.resolve import mix_of_recipe, training
     from mdsmix.report.findings import print_briefly
     from mdsmix.report.mix_summary import mixture, mixture_json

@@ -50,7 +50,7 @@ def render_yaml(
     """Check the mix of RECIPE and render it as train_loader, eval_loader and tokenizer of LLM-Foundry."""
     from mdsmix.errors import MixRefused
     from mdsmix.mix.check import findings, is_refused, report, unseen, verdict
-    from mdsmix.mix.lock import lock_of, place_of
+    from mdsmix.mix.lock_check import lock_of, place_of
     from mdsmix.mix.output import require_place, write
     from mdsmix.mix.render import before_training, refuse_recipe, render
     from mdsmix.report.findings import print_briefly

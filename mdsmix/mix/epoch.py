@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mdsmix.mix.counts import cut_of, tokens_of, trained_of
+from mdsmix.mix.draws import delivered_of, draws_of
 from mdsmix.mix.first_samples import row_length
+from mdsmix.mix.stream_counts import cut_of, tokens_of, trained_of
 from mdsmix.mix.streams import Loader, Stream
-from mdsmix.mix.weights import delivered_of, draws_of
 from mdsmix.table import Column, Table, about, is_known
 
 

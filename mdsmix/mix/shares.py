@@ -22,7 +22,7 @@ from mdsmix.mix.apportion import (
     rounded,
     shares,
 )
-from mdsmix.mix.counts import eos_of, is_seen_alike, tokens_of, trained_of
+from mdsmix.mix.stream_counts import eos_of, is_seen_alike, tokens_of, trained_of
 from mdsmix.mix.streams import Loader, Stream
 from mdsmix.mix.unfit import WantedShares, percent, refuse_counts, refuse_few, refuse_many
 from mdsmix.recipe import Recipe

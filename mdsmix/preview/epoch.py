@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.load.layout import NOBODY, Ids, Layout
-from mdsmix.mix.counts import tokens_of
 from mdsmix.mix.first_samples import row_length
+from mdsmix.mix.stream_counts import tokens_of
 from mdsmix.mix.streams import Loader, Stream
 from mdsmix.preview.reading import ShardReader
 from mdsmix.shards.manifest import Encoding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mdsmix.mix.offline.run import MixOutcome
+from mdsmix.mix.offline.mix_streams import MixOutcome
 from mdsmix.shards.manifest import Mixed
 from mdsmix.table import Column, Row, Table, as_json
 from mdsmix.words import plural

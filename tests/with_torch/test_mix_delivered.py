@@ -14,9 +14,9 @@ from streaming.base.world import World
 from torch.utils.data import DataLoader
 
 from mdsmix.mix.delivered import delivered
+from mdsmix.mix.draws import draws, parts
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.resolve import mix_of
-from mdsmix.mix.weights import draws, parts
 from mdsmix.mix.world import World as Machines
 from tests.with_torch.load_streams import write_tokens
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from streaming import Stream
 
+from mdsmix.mix.draws import draws
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.resolve import mix_of
-from mdsmix.mix.weights import draws
 from mdsmix.table import Estimate, as_json, is_known
 from tests.published import CONCAT, LENGTH, TOKEN_ROW, TURNS, TURNS_ROW, publish
 

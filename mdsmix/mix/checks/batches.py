@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mdsmix.mix.delivered import METHODS
+from mdsmix.mix.draws import batching, delivered_of, world_of
 from mdsmix.mix.epoch import StreamInEpoch, epoch_of
 from mdsmix.mix.streams import Loader, Mix, names
-from mdsmix.mix.weights import batching, delivered_of, world_of
 from mdsmix.training.findings import Finding, check, check_loaders
 from mdsmix.training.keys import whole
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from mdsmix.mix.draws import draws_of
 from mdsmix.mix.epoch import epoch_of, share_of
 from mdsmix.mix.streams import Loader, Mix, Stream
-from mdsmix.mix.weights import draws_of
 from mdsmix.training.findings import Finding, check, check_loaders, check_streams
 
 SKEW = 2.0

@@ -15,7 +15,7 @@ import orjson
 
 from mdsmix import typed
 from mdsmix.errors import RecipeError
-from mdsmix.mix.offline.plan import MixPlan
+from mdsmix.mix.offline.mix_plan import MixPlan
 from mdsmix.mix.streams import Stream
 from mdsmix.recipe import Recipe
 from mdsmix.shards.index import BASENAME, read_index

@@ -17,7 +17,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.mix.offline.buckets import Buckets
 from mdsmix.mix.offline.count import count, count_images
 from mdsmix.mix.offline.draw import Draw, seed_of
-from mdsmix.mix.offline.plan import Source
+from mdsmix.mix.offline.mix_plan import Source
 from mdsmix.mix.streams import Stream
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.index import Shard

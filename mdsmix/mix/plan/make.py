@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.mix.check import findings
-from mdsmix.mix.counts import eos_of
 from mdsmix.mix.delivered import METHODS
+from mdsmix.mix.draws import batching, delivered_in, draws_of, shuffle_algo
 from mdsmix.mix.epoch import StreamInEpoch, in_epoch
 from mdsmix.mix.plan.duration import ONE_EPOCH, Duration, of_option, of_yaml, run_plan
 from mdsmix.mix.plan.figures import Plan, RunPlan, StepPlan, StreamInRun
+from mdsmix.mix.plan.forecast import forecast
 from mdsmix.mix.plan.nodes import node_plan
 from mdsmix.mix.plan.notes import notes_of
 from mdsmix.mix.plan.settings import settings_for, unheld
 from mdsmix.mix.plan.steps import epoch_plan, is_even, packing_of, padding_of, step_plan
-from mdsmix.mix.plan.survey import forecast
 from mdsmix.mix.resolve import resolve
+from mdsmix.mix.stream_counts import eos_of
 from mdsmix.mix.streams import Loader, Mix
-from mdsmix.mix.weights import batching, delivered_in, draws_of, shuffle_algo
 from mdsmix.mix.world import World, batch_of
 from mdsmix.table import UNKNOWN, Estimate, about
 from mdsmix.training.findings import Finding

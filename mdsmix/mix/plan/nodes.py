@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mdsmix.mix.draws import batching
 from mdsmix.mix.plan.figures import NodePlan
 from mdsmix.mix.streams import Loader, Stream
-from mdsmix.mix.weights import batching
 from mdsmix.mix.world import OLD_SHUFFLES, World
 from mdsmix.table import about
 from mdsmix.training.keys import BYTE_UNITS, in_units, whole

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from mdsmix.kinds.survey import Survey
+from mdsmix.mix.draws import batching
 from mdsmix.mix.epoch import StreamInEpoch
 from mdsmix.mix.plan.figures import EpochPlan, StepPlan
 from mdsmix.mix.streams import Loader
-from mdsmix.mix.weights import batching
 from mdsmix.mix.world import World
 from mdsmix.table import is_known
 from mdsmix.words import plural

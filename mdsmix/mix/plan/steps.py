@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mdsmix.errors import RecipeError
-from mdsmix.mix.counts import lengths_of
 from mdsmix.mix.delivered import METHODS, per_device
+from mdsmix.mix.draws import batching
 from mdsmix.mix.epoch import StreamInEpoch
 from mdsmix.mix.first_samples import row_length
 from mdsmix.mix.plan.figures import EpochPlan, StepPlan
 from mdsmix.mix.row_lengths import mean_longest
+from mdsmix.mix.stream_counts import lengths_of
 from mdsmix.mix.streams import Loader
-from mdsmix.mix.weights import batching
 from mdsmix.mix.world import World
 from mdsmix.table import UNKNOWN, Estimate, about, is_known
 from mdsmix.training.keys import is_number

@@ -10,7 +10,7 @@ import xxhash
 from mdsmix import __version__
 from mdsmix.mix.offline.buckets import Buckets
 from mdsmix.mix.offline.existing import RECORD, MixRecord
-from mdsmix.mix.offline.plan import MixPlan
+from mdsmix.mix.offline.mix_plan import MixPlan
 from mdsmix.mix.offline.take import Taken
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, make_index

@@ -14,9 +14,9 @@ from typing import Any
 import xxhash
 
 from mdsmix.errors import RecipeError
+from mdsmix.mix.draws import draws_of
 from mdsmix.mix.output import is_device
 from mdsmix.mix.streams import Loader, Mix, Stream
-from mdsmix.mix.weights import draws_of
 from mdsmix.shards.index import LARGEST
 from mdsmix.storage import locate
 from mdsmix.training.findings import Finding

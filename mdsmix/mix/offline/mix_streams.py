@@ -20,8 +20,8 @@ from mdsmix.mix.check import Watcher
 from mdsmix.mix.offline.buckets import Buckets
 from mdsmix.mix.offline.draw import seed_of
 from mdsmix.mix.offline.existing import SPLIT, MixRecord, read_record, refuse_replacing
-from mdsmix.mix.offline.plan import MixPlan
-from mdsmix.mix.offline.publish import publish, store
+from mdsmix.mix.offline.mix_plan import MixPlan
+from mdsmix.mix.offline.publish_mix import publish, store
 from mdsmix.mix.offline.take import take
 from mdsmix.shards.index import BASENAME, read_index
 from mdsmix.shards.lease import Lease, lease

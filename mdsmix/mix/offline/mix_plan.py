@@ -16,9 +16,9 @@ import xxhash
 
 from mdsmix.errors import MixRefused
 from mdsmix.mix.check import findings
+from mdsmix.mix.draws import draws_of
 from mdsmix.mix.offline.manifests import merged
 from mdsmix.mix.streams import Mix, Stream
-from mdsmix.mix.weights import draws_of
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, TokenizerCard
 from mdsmix.shards.mds import Layout
 from mdsmix.shards.turns import has_images
