@@ -193,7 +193,7 @@ def test_what_no_stream_can_stand_for_is_told_by_name(
 @pytest.mark.parametrize(
     ("content", "names", "said"),
     [
-        ("{}", [], "holds no entries by name"),
+        ("{}", [], "no entries by name are in"),
         ("[", [], "is no JSON"),
         (json.dumps(INFO), ["identty"], "has no entry identty; did you mean identity?"),
         (None, [], "there is no file"),

@@ -8,15 +8,16 @@ line. `tags` rename the keys and roles of messages.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import orjson
 
+from mdsmix import typed
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.init.finding import find_data
-from mdsmix.init.first_records import FirstRecords, head_of
+from mdsmix.init.first_records import head_of
 from mdsmix.init.grouping import Draft, Sorted, named_apart, paths_of, plain_name
 from mdsmix.init.recognise import read_by
 from mdsmix.record import Conversation
@@ -51,6 +52,19 @@ HUBS = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url")
 MEDIA = ("videos", "audios")
 
 
+WANTED = "name LLaMA-Factory's dataset_info.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What decides how the records of an entry are read."""
+
+    KEYS: ClassVar = ("formatting", "columns", "tags")
+    formatting: Literal["alpaca", "sharegpt", "openai"] = "alpaca"
+    columns: dict[str, Any] | None = None
+    tags: dict[str, Any] | None = None
+
+
 class NotSaid(Exception):
     """The reason why an entry becomes no stream."""
 
@@ -71,41 +85,35 @@ def read_dataset_info(path: str, names: Sequence[str], base: Path) -> Sorted:
 
 
 def _entries(path: str) -> Mapping[str, Any]:
-    place = locate(path)
-    if place.stat() is None:
-        raise RecipeError(f"there is no file {path}: name LLaMA-Factory's dataset_info.json.")
+    content = locate(path).fetch()
     try:
-        entries = orjson.loads(place.read())
+        entries = orjson.loads(content[1]) if content else None
     except orjson.JSONDecodeError as error:
-        raise RecipeError(
-            f"{path} is no JSON ({error}): name LLaMA-Factory's dataset_info.json."
-        ) from None
+        raise RecipeError(f"{path} is no JSON ({error}): {WANTED}.") from None
     if not isinstance(entries, dict) or not entries:
-        raise RecipeError(
-            f"{path} holds no entries by name, as LLaMA-Factory's dataset_info.json does."
-        )
+        what = "there is no file" if content is None else "no entries by name are in"
+        raise RecipeError(f"{what} {path}: {WANTED}.")
     return entries
 
 
 def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
     if not isinstance(entry, dict):
         raise NotSaid("it is no object.")
-    formatting = entry.get("formatting", "alpaca")
-    columns, tags = entry.get("columns"), entry.get("tags") or {}
-    if formatting not in DEFAULTS:
-        raise NotSaid(f"formatting is {formatting!r}, and known are {', '.join(DEFAULTS)}.")
-    if not isinstance(columns, (dict, type(None))) or not isinstance(tags, dict):
-        raise NotSaid("columns and tags must be objects.")
-    columns = DEFAULTS[formatting] if columns is None else columns
+    try:
+        found = typed.read(Entry, {key: entry[key] for key in Entry.KEYS if key in entry})
+    except typed.Misfit as error:
+        raise NotSaid(str(error)) from None
+    columns = DEFAULTS[found.formatting] if found.columns is None else found.columns
     _refuse(entry, columns)
-    found = find_data(list(_files(entry, folder)), base)
-    if not found.files:
-        raise NotSaid(f"{'; '.join(found.sentences)}.")
+    data = find_data(list(_files(entry, folder)), base)
+    if not data.files:
+        raise NotSaid(f"{'; '.join(data.sentences)}.")
     given = {column: each for column, each in columns.items() if column != "images"}
-    shape, fields, options = _shape(formatting, given, tags)
-    files = [_by_line(file) for file in found.files]
+    shape, fields, options = _shape(found.formatting, given, found.tags or {})
+    files = [_by_line(file) for file in data.files]
     head = head_of(files[0])
     images = _images(columns.get("images"), shape)
+    by_image = None if images is None else with_images(SHAPES[shape], images)
     told = find_shape(None, fields)
     return Draft(
         name=plain_name(name),
@@ -117,7 +125,7 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
         options=options,
         records=head.records,
         images=images,
-        pictures=_pictures(shape, fields, options, images, head),
+        pictures=read_by(by_image, fields, options, head).pictures if by_image else (),
         notes=list(_notes(name, entry)),
     )
 
@@ -135,18 +143,6 @@ def _images(name: Any, shape: str) -> tuple[str, ...] | None:
     if SHAPES[shape].gives is not Conversation:
         raise NotSaid("images: it is text alone, and where its images stand is not said.")
     return () if name in FIELDS else (str(name),)
-
-
-def _pictures(
-    shape: str,
-    fields: Mapping[str, str],
-    options: Mapping[str, Any],
-    images: tuple[str, ...] | None,
-    head: FirstRecords,
-) -> tuple[str | bytes, ...]:
-    if images is None:
-        return ()
-    return read_by(with_images(SHAPES[shape], images), fields, options, head).pictures
 
 
 def _refuse(entry: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
