@@ -32,13 +32,21 @@ class Misfit(Exception):
     """A value that does not fit; the message is one sentence that names the key."""
 
 
+class UnknownKey(Misfit):
+    """A key that a section does not have; `is_synonym`: it has one that people call so."""
+
+    def __init__(self, sentence: str, where: str, key: Any, is_synonym: bool) -> None:
+        super().__init__(sentence)
+        self.where, self.key, self.is_synonym = where, key, is_synonym
+
+
 def read(cls: type[T], values: Any, where: str = "") -> T:
     """The dataclass `cls` from `values`; Misfit names an unknown key (and the nearest), a missing one, a wrong type."""
     if not isinstance(values, Mapping):
         raise Misfit(f"{where or 'the top level'} must hold keys and values, not {brief(values)}.")
     hints, needed, bounds = _known(typing.cast(Any, cls))
     if not hints.keys() >= values.keys():
-        raise Misfit(_unknown(cls, values, where))
+        raise _unknown(cls, values, where)
     for name in needed:
         if name not in values or (values[name] is None and not _allows_none(hints[name])):
             raise Misfit(f"{_at(where, name)} is missing.")
@@ -62,14 +70,14 @@ def _known(cls: Any) -> tuple[dict[str, Any], list[str], dict[str, Must]]:
     return {f.name: hints[f.name] for f in fields}, needed, bounds
 
 
-def _unknown(cls: Any, values: Mapping[Any, Any], where: str) -> str:
-    """The sentence for the first key that the dataclass has not."""
+def _unknown(cls: Any, values: Mapping[Any, Any], where: str) -> UnknownKey:
+    """The first key that the dataclass has not."""
     fields = {f.name: f for f in dataclasses.fields(cls)}
     key = next(key for key in values if key not in fields)
     known = [n for n, f in fields.items() if "set by" not in f.metadata]
     also = [n for n, f in fields.items() if key in f.metadata.get("also called", ())]
     meant = f"did you mean {also[0]}?" if also else hint(str(key), known)
-    return f"{_at(where, key)} is not a known key; {meant}"
+    return UnknownKey(f"{_at(where, key)} is not a known key; {meant}", where, key, bool(also))
 
 
 def load(cls: type[T], content: bytes) -> T:

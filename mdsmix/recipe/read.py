@@ -18,7 +18,7 @@ from typing import Any
 from mdsmix import typed
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import secrets
-from mdsmix.recipe.misplaced import refuse_misplaced
+from mdsmix.recipe.misplaced import placed
 from mdsmix.recipe.rules import contradictions, with_held_out
 from mdsmix.recipe.spec import Recipe
 
@@ -49,6 +49,10 @@ def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     tree = _read_yaml(Path(path), overrides)
     try:
         recipe = typed.read(Recipe, _settled(tree, Path(path).resolve()))
+    except typed.UnknownKey as unknown:
+        streams = tree.get("streams")
+        names = streams if isinstance(streams, dict) else ()
+        raise RecipeError(f"{path}: {placed(unknown, names)}") from None
     except typed.Misfit as misfit:
         raise RecipeError(f"{path}: {misfit}") from None
     for sentence in contradictions(recipe):
@@ -107,7 +111,6 @@ def _settled(tree: dict[str, Any], path: Path) -> dict[str, Any]:
     """The tree with what only this file knows: streams know their names, paths are absolute."""
     if "folder" in tree:
         raise typed.Misfit("folder is not a known key; it is where the recipe lies.")
-    refuse_misplaced(tree)
     folder = path.parent
     settled: dict[str, Any] = _rooted(tree, folder) | {"folder": folder}
     if isinstance(tree.get("tokenizer"), dict):
