@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from mdsmix.load.layout import NOBODY, Ids, Layout
 from mdsmix.mix.first_samples import row_length
-from mdsmix.mix.stream_counts import tokens_of
+from mdsmix.mix.stream_counts import tokens_of, trained_of
 from mdsmix.mix.streams import Loader, Stream
 from mdsmix.preview.reading import ShardReader
-from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.turns import has_images
 from mdsmix.table import Estimate, is_known
 
@@ -35,7 +34,7 @@ APART = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class SampleTokens:
     """Tokens of a stream's samples as the model sees them."""
 
     tokens: Floats
@@ -52,22 +51,25 @@ class Lengths:
         return self.tokens[positions]
 
 
-def lengths_of(number: int, stream: Stream, loader: Loader, reader: ShardReader) -> Lengths | None:
+def sample_tokens(
+    number: int, stream: Stream, loader: Loader, reader: ShardReader
+) -> SampleTokens | None:
     """None where nobody can tell, since the loader itself tokenizes."""
-    trained, tokens = _trained(stream, loader), tokens_of(stream, loader)
+    tokens, losses = tokens_of(stream, loader), trained_of(stream, loader)
+    trained = losses / tokens if is_known(losses) and is_known(tokens) and tokens else None
     if (fixed := row_length(stream)) is not None and "text" not in stream.columns:
         rows = np.array([min(fixed, loader.max_seq_len or fixed)], np.float64)
-        return Lengths(rows, True, "rows of one length", trained)
+        return SampleTokens(rows, True, "rows of one length", trained)
     if not is_known(tokens):
         return None
     mean = float(tokens) / max(1, stream.index.samples)
     tables = list(_sizes(number, stream, reader)) if _is_worth(stream) else []
     if len(tables) < len(stream.shards):
         source = "of the first samples" if isinstance(tokens, Estimate) else "in the manifest"
-        return Lengths(np.array([mean]), False, f"the mean {source}", trained)
+        return SampleTokens(np.array([mean]), False, f"the mean {source}", trained)
     sizes = np.concatenate(tables).astype(np.float64)
     scaled = sizes * (mean / max(1e-9, float(sizes.mean())))
-    return Lengths(scaled, False, "bytes of its samples, brought to the mean", trained)
+    return SampleTokens(scaled, False, "bytes of its samples, brought to the mean", trained)
 
 
 def _is_worth(stream: Stream) -> bool:
@@ -83,21 +85,6 @@ def _sizes(number: int, stream: Stream, reader: ShardReader) -> Iterator[NDArray
     keys = [(number, at) for at in range(len(stream.shards))]
     reader.look(keys)
     yield from (np.diff(reader.tables[key]) for key in keys if key in reader.tables)
-
-
-def _trained(stream: Stream, loader: Loader) -> float | None:
-    manifest, targets = stream.trusted_manifest, loader.target_policies
-    if not manifest or not targets or not manifest.totals.seen_tokens:
-        return None
-    if "tokens" not in stream.columns and not _same_targets(manifest.encoding, loader):
-        return None
-    return manifest.totals.loss_tokens / manifest.totals.seen_tokens
-
-
-def _same_targets(encoding: Encoding, loader: Loader) -> bool:
-    made = (encoding.target_prompts, encoding.target_responses, encoding.decoder_only_format)
-    asked = (*loader.targets, loader.dataset.get("decoder_only_format") is not False)
-    return made == asked and encoding.max_seq_len == loader.max_seq_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +131,7 @@ class Windows:
         return [Drift(int(s), int(low[s]), int(high[s])) for s in order if apart[s] > least[s]]
 
 
-def count(layout: Layout, ids: Ids, lengths: Sequence[Lengths | None]) -> Counts:
+def count(layout: Layout, ids: Ids, lengths: Sequence[SampleTokens | None]) -> Counts:
     """What the steps hold of each stream. `ids`: int64 [steps, ranks, drawn]."""
     steps, streams = len(ids), len(lengths)
     samples, tokens = np.zeros((steps, streams)), np.zeros((steps, streams))

@@ -18,7 +18,7 @@ from mdsmix.load.training_rows import RowRules, TokenIds
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.world import World
 from mdsmix.preview.asked import Asked, EpochState
-from mdsmix.preview.epoch import count, lengths_of, windows_of
+from mdsmix.preview.epoch import count, sample_tokens, windows_of
 from mdsmix.preview.image_lengths import Images, images_of
 from mdsmix.preview.reading import ShardReader, require_shards
 from mdsmix.preview.result import Epoch, Preview, Rank, Shown, Step
@@ -54,7 +54,7 @@ def _preview(mix: Mix, asked: Asked, workers: _Workers, reader: ShardReader) -> 
     layout = _layout(workers.settings, reader, world, int(world.rows * workers.ratio))
     epochs = _epochs(layout, _enter(asked, layout), asked.steps)
     steps = list(_steps(epochs, layout, workers, reader, asked))
-    lengths = [lengths_of(n, stream, mix.train, reader) for n, stream in enumerate(streams)]
+    lengths = [sample_tokens(n, stream, mix.train, reader) for n, stream in enumerate(streams)]
     counts = count(layout, epochs[0].ids, lengths)
     return Preview(
         asked=asked,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mdsmix.load.layout import Ids, Layout, SampleAt
 from mdsmix.preview.asked import Asked
-from mdsmix.preview.epoch import Floats, Lengths, Windows
+from mdsmix.preview.epoch import Floats, SampleTokens, Windows
 from mdsmix.preview.rows import SampleRow, StepContent
 
 
@@ -77,7 +77,7 @@ class Preview:
     epochs: Sequence[Epoch]
     "Those that the steps lie in."
     steps: Sequence[Step]
-    lengths: Sequence[Lengths | None]
+    lengths: Sequence[SampleTokens | None]
     windows: Windows
     "Of the first epoch."
     tokens: Floats | None

@@ -27,8 +27,6 @@ def verdict(preview: Preview) -> list[Said]:
         _of_one_stream,
         _uneven,
         _dropped,
-        _short,
-        _onward,
         _unknown,
         _unread,
     )
@@ -131,31 +129,6 @@ def _dropped(preview: Preview) -> Iterator[Said]:
         yield Said(
             "dropped",
             f"Samples that the weights draw and no batch of the epoch holds ({why}): {listed(lacking, 5)}.",
-        )
-
-
-def _short(preview: Preview) -> Iterator[Said]:
-    full = preview.epochs[0].ids[0].size
-    for step in preview.steps:
-        if step.drawn < full:
-            yield Said(
-                "short",
-                f"Step {step.step:,} of epoch {step.epoch} is not full: {step.drawn:,} samples of {full:,} (drop_last: false).",
-            )
-
-
-def _onward(preview: Preview) -> Iterator[Said]:
-    first = preview.epochs[0]
-    end = first.first + len(first.ids)
-    if preview.asked.from_step and first.epoch > preview.asked.epoch:
-        yield Said(
-            "next-epoch",
-            f"Step {preview.asked.from_step:,} is beyond epoch {preview.asked.epoch}: it is step {first.first:,} of epoch {first.epoch}.",
-        )
-    if len(preview.epochs) > 1 and preview.steps and preview.steps[-1].epoch > first.epoch:
-        yield Said(
-            "next-epoch",
-            f"Epoch {first.epoch} ends with step {end - 1:,}: the steps after it are of the next.",
         )
 
 

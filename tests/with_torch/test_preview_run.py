@@ -313,16 +313,13 @@ def test_a_ratio_that_draws_more_than_fits_is_named(folder: Path) -> None:
     assert "overfull" not in ids_said(made(folder, "web"), asked(8, steps=0))
 
 
-def test_steps_go_on_into_the_next_epoch_and_it_is_said(folder: Path) -> None:
+def test_steps_go_on_into_the_next_epoch(folder: Path) -> None:
     settings = made(folder, "web")
     found = looked(settings, asked(8, steps=12))
     assert [step.epoch for step in found.steps] == [0] * 8 + [1] * 4
-    assert "ends with step 7" in dict(verdict(found))["next-epoch"]
-    assert "is not full" in dict(verdict(found))["short"]
     later = looked(settings, asked(8, steps=2, from_step=10))
     assert [(step.epoch, step.step) for step in later.steps] == [(1, 2), (1, 3)]
     assert later.steps[0].ranks == found.steps[10].ranks
-    assert "beyond epoch 0" in dict(verdict(later))["next-epoch"]
     twice = made(folder, "web", packing_ratio=2)
     first = looked(twice, asked(8, steps=2))
     second = looked(twice, asked(8, steps=1, from_step=1))
