@@ -79,7 +79,7 @@ def test_ten_parts_in_any_order_with_three_missing_and_one_twice_give_the_bytes_
     answer = mdsmix("convert", recipe, "--finish")
     assert answer.code == 0, answer.err
     assert (
-        "web: 3 parts of 10 have not finished, and their work units are done now: 3/10, 6/10, 8/10"
+        "web: 7 parts have finished, and what is left is done now, of 3/10, 6/10, 8/10"
         in answer.err
     )
     assert published(tmp_path / "mix") == expected
@@ -93,7 +93,7 @@ def test_what_all_parts_have_done_is_joined_without_reading_a_source(
         assert mdsmix("convert", recipe, "--part", f"{number}/3").code == 0
     on_another_machine(tmp_path, monkeypatch)
     dry = mdsmix("convert", recipe, "--finish", "--dry-run")
-    assert "web: all 3 parts have finished" in dry.out
+    assert "web: 3 parts have finished" in dry.out
     assert "web: 0 of " in dry.out
 
     def read(*_: Any) -> None:
@@ -159,7 +159,7 @@ def test_each_part_is_held_against_its_own_units(tmp_path: Path) -> None:
         )
     units[3] = Unit(files=(replace(files[3], stat=Stat(9, "now")),))
     said = learn(job, cache, units)
-    assert "1 part of 3 has not finished, and its work units are done now: 3/3" in said
+    assert "2 parts have finished, and what is left is done now, of 3/3" in said
     assert said.endswith("what differs is done again: 1/3")
 
 
@@ -188,7 +188,7 @@ def test_a_damaged_note_is_none(
     note.write_bytes(said[:place] + turned + said[place + 1 :])
     on_another_machine(tmp_path, monkeypatch)
     answer = mdsmix("convert", recipe, "--only", "web", "--finish")
-    assert "web: no part has finished" in answer.err
+    assert "web: 0 parts have finished" in answer.err
     found = published(tmp_path / "mix/web")
     assert found == {n[4:]: held for n, held in expected.items() if n.startswith("web/")}
 
@@ -204,16 +204,16 @@ def test_what_finishes_says_of_which_plan_the_parts_were(recipe: Path, tmp_path:
         answer = mdsmix("convert", recipe, *overrides, "--only", "chat", "--finish", "--dry-run")
         return next(line for line in answer.out.splitlines() if "part" in line)
 
-    assert said() == "chat: the one part has finished"
-    other = "the one part has finished; 1 part had another recipe, day, source or commit of mdsmix, and what differs is done again: 1/1"
+    assert said() == "chat: 1 part has finished"
+    other = "1 part has finished; 1 part had another recipe, day, source or commit of mdsmix, and what differs is done again: 1/1"
     assert said("max_seq_len=8") == f"chat: {other}"
     for number in (1, 2, 3, 4, 6):
         mdsmix("convert", recipe, "--only", "chat", "--part", f"{number}/9")
-    assert "parts of different numbers of them have finished" in said()
+    assert said().startswith("chat: 6 parts have finished, and what is left is done now, of 5/9")
     (tmp_path / "mix/chat/train/.mdsmix/part-1-of-1").unlink()
-    assert said().endswith("1 part of 9 has not finished, and its work units are done now: 5/9")
+    assert said() == "chat: 5 parts have finished, and what is left is done now, of 5/9"
     mdsmix("convert", recipe, "--only", "chat", "--part", "5/9")
-    assert said() == "chat: all 9 parts have finished"
+    assert said() == "chat: 6 parts have finished"
     write_jsonl(tmp_path / "b.jsonl", [*TALKS[::-1], TALKS[0]])
     assert "had another recipe, day, source or commit of mdsmix" in said()
 
@@ -263,7 +263,7 @@ def test_the_slurm_script_of_the_docs_as_an_array_runs_it(
         array = {"SLURM_ARRAY_TASK_ID": f"{task}", "SLURM_ARRAY_TASK_MAX": "2"}
         where = {"PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
         subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=os.environ | array | where, check=True)
-    assert "all 2 parts have finished" in mdsmix("convert", recipe, "--finish").err
+    assert "2 parts have finished" in mdsmix("convert", recipe, "--finish").err
     assert published(tmp_path / "mix") == expected
 
 

@@ -168,24 +168,14 @@ def _names(folder: Location) -> Iterator[re.Match[str]]:
     return filter(None, (NOTE.fullmatch(name) for name, _ in (folder / FOLDER).list()))
 
 
-def _said(found: Collection[ArrayPart], units: int) -> str:
+def _said(ended: Collection[ArrayPart], units: int) -> str:
     """A part beyond the last unit has nothing to do, and leaves no note."""
-    if not found:
-        return "no part has finished; all work units are done now, as without --finish"
-    arrays = {part.of for part in found}
-    if len(arrays) > 1:
-        return f"parts of different numbers of them have finished, and what they have not done is done now: {listed(list(map(str, found)), 8)}"
-    (most,) = arrays
-    ended = {part.number for part in found}
-    missing = [
-        str(ArrayPart(number, most))
-        for number in range(1, min(most, units) + 1)
-        if number not in ended
-    ]
-    if not missing:
-        return f"all {most:,} parts have finished" if most > 1 else "the one part has finished"
-    has, their = does(missing, "has", "have"), does(missing, "its", "their")
-    return f"{plural(len(missing), 'part')} of {most} {has} not finished, and {their} work units are done now: {listed(missing, 8)}"
+    counts = {part.of for part in ended}
+    every = [ArrayPart(n, of) for of in counts for n in range(1, min(of, units) + 1)]
+    said = f"{plural(len(ended), 'part')} {does(ended, 'has', 'have')} finished"
+    if missing := [str(part) for part in every if part not in ended]:
+        return f"{said}, and what is left is done now, of {listed(missing, 8)}"
+    return said
 
 
 def _said_of_stale(parts: Collection[ArrayPart]) -> str:

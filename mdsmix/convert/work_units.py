@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 from mdsmix.convert.dropping import find_dropped
 from mdsmix.convert.job import Job
@@ -56,7 +57,7 @@ def _results(work: Work) -> list[UnitResult]:
     if todo:
         open_tokenizer_backend(job)  # once, for all workers that are forked
         prepare(units)
-    with closing(work.run([_task(work, number) for number in todo])) as finished:
+    with closing(work.run(together(partial(_task, work), todo))) as finished:
         for position, result in finished:
             found[todo[position]] = result
             cache.note(units[todo[position]], result.content)
