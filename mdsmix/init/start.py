@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,21 +13,19 @@ import orjson
 from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.init.dataset_info import read_dataset_info
-from mdsmix.init.finding import find_data, first_bytes
-from mdsmix.init.first_records import FirstRecords, sizes
+from mdsmix.init.finding import find_data
+from mdsmix.init.first_records import sizes
 from mdsmix.init.flag_embedding import match
 from mdsmix.init.grouping import Draft, Sorted, sort_out
 from mdsmix.init.image_settings import settled
 from mdsmix.init.recipe_text import Top, text_of
-from mdsmix.init.recognise import Guess, names_of, nearest
 from mdsmix.init.trying import Trial, try_stream
+from mdsmix.init.unknown import described, named
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.shapes import SHAPES
-from mdsmix.sources import packing_of, size_of
-from mdsmix.sources.rows import begins_as
+from mdsmix.sources import size_of
 from mdsmix.storage import locate
-from mdsmix.words import listed, plural, printable
+from mdsmix.words import plural
 
 LENGTH = 2048
 LONGEST = 8192
@@ -48,9 +45,6 @@ REMEDIES = {
     "tools_not_printed": "name a tokenizer whose chat template prints tools, calls and results, as those of Qwen2.5 and Llama 3.1 do"
 }
 "Reason -> what to do about it."
-LIST_INSIDE = re.compile(rb'\s*\{.*?"(\w+)"\s*:\s*\[\s*\{', re.DOTALL)
-MOST_SHOWN = 12
-"Fields or paths that a line names."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +91,7 @@ class FirstRecipe:
         """Lines on fields that no token comes from."""
         for name, trial in self.trials.items():
             if unread := [field for field in trial.unread if field != OF_TAR]:
-                yield f"not read of {name}: {_listed(unread)}"
+                yield f"not read of {name}: {named(unread)}"
 
 
 def begin(asked: Request) -> FirstRecipe:
@@ -108,7 +102,7 @@ def begin(asked: Request) -> FirstRecipe:
         Unreachable: a file or the tokenizer cannot be read.
     """
     found = _sorted(asked)
-    unknown = [line for head, best in found.unknown for line in _unknown(head, best)]
+    unknown = [line for head, best in found.unknown for line in described(head, best)]
     drafts, left_out = found.drafts, [*found.left_out, *map(str, found.failed)]
     if not drafts:
         if found.failed and not unknown:
@@ -244,61 +238,7 @@ def _notes(draft: Draft, trial: Trial) -> Iterator[str]:
         if reasons:
             yield f"{what}: {', '.join(f'{n} {reason}' for reason, n in reasons.items())}"
     if trial.unread:
-        yield f"not read: {_listed(trial.unread)}"
-
-
-def _listed(names: Iterable[str]) -> str:
-    return listed(list(map(printable, names)), MOST_SHOWN)
-
-
-def _unknown(head: FirstRecords, best: Sequence[Guess]) -> Iterator[str]:
-    """A file of no known shape: what it holds, and what the nearest shapes would want."""
-    if not head.records and not head.bad:
-        yield f"{head.file.name} holds no record"
-        return
-    if inner := _list_inside(head):
-        yield (
-            f"{head.file.name} is one object, and its records are in the list {inner}: `jq -c '.{inner}[]'` writes them one on a line, "
-            "as JSON Lines have them"
-        )
-        return
-    if not head.fields:
-        reasons = ", ".join(f"{n} {reason}" for reason, n in head.bad.most_common())
-        yield f"{head.file.name} holds no record that is an object ({reasons or 'other values'}){_instead(head)}"
-        return
-    yield f"{head.file.name} is of no known shape; its records have the fields {_listed(head.fields)}"
-    for guess in nearest(best):
-        if guess.missing:
-            wants = " and ".join(_spelled(guess, key) for key in guess.missing)  # fmt: skip
-            yield f"  {guess.shape.name}: there is no field {wants}"
-        else:
-            why = ", ".join(f"{n} {reason}" for reason, n in guess.reasons.items())
-            read = ", ".join(guess.fields.values()) or "all fields"
-            yield f"  {guess.shape.name}: of {guess.of} records {guess.read} can be read by {read} ({why})"
-
-
-def _list_inside(head: FirstRecords) -> str:
-    """The field whose list holds the records, of a file that is one object; empty where there is none."""
-    found = LIST_INSIDE.match(first_bytes(head.file)) if len(head.records) < 2 else None
-    lists = {name for shape in SHAPES.values() for key in shape.structured for name in names_of(shape, key)}  # fmt: skip
-    return found[1].decode() if found and found[1].decode() not in lists else ""
-
-
-def _instead(head: FirstRecords) -> str:
-    """What a file without records may be, and what to do."""
-    looks = "" if packing_of(head.file.name) else begins_as(head.file)
-    if looks == "JSON Lines":
-        return "; in JSON Lines a record stands on one line, as `jq -c .` writes it"
-    if looks:
-        return f"; it begins as {looks} does: name it by what it is, or say so by source.format"
-    if "invalid_utf8" in head.bad:
-        return "; text is read as UTF-8, as `iconv -f LATIN1 -t UTF-8` writes it"
-    return ""
-
-
-def _spelled(guess: Guess, key: str) -> str:
-    _, *others = names_of(guess.shape, key)
-    return f"{key} (or {', '.join(others)})" if others else key
+        yield f"not read: {named(trial.unread)}"
 
 
 def _decided(draft: Draft, trial: Trial) -> Draft:
