@@ -18,7 +18,7 @@ from mdsmix.typed import brief
 from mdsmix.words import plural
 
 STEPS, SAMPLES, WINDOWS = 3, 3, 10
-MUST = {"epoch", "sample_in_epoch"}
+MUST = ("epoch", "sample_in_epoch")
 "Of a state."
 READ = 256 << 20
 "Bytes that a preview reads at most."
@@ -79,7 +79,7 @@ def read_state(path: Path) -> EpochState:
             tree = tree[key]
     known = tree if isinstance(tree, Mapping) else {}
     given = {f.name: known[f.name] for f in fields(EpochState) if known.get(f.name) is not None}
-    wrong = next((name for name in MUST | given.keys() if _is_wrong(name, given)), None)
+    wrong = next((name for name in (*MUST, *given) if _is_wrong(name, given)), None)
     if wrong:
         raise RecipeError(
             f"--state {path} is no state of a loader: its {wrong} is {brief(given.get(wrong))}; it must hold epoch and "
