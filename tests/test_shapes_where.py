@@ -165,7 +165,7 @@ BAD = {
     "field('{') == 1": "a brace that holds no field",
     "from == 1": "at character 1",
     "a\x00": "null byte",
-    "(" * 5_000 + "a" + ")" * 5_000: "longer than 10,000",
+    "(" * 5_000 + "a" + ")" * 5_000: "too many nested parentheses",
     "(" * 4_000 + "a" + ")" * 4_000: "too many nested parentheses|nests too deeply",
     "not " * 2_000 + "a": "nests",
     "a" + ".b" * 4_900: "nests too deeply",
