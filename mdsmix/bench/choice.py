@@ -35,8 +35,6 @@ class LoaderSetting:
     workers: int
     prefetch: int | None
     "Batches of each worker in advance; None without workers."
-    predownload: int | None = None
-    "Samples that each worker downloads in advance; None: Streaming's own, 8 batches."
 
     @property
     def loader_keys(self) -> dict[str, int | bool | None]:
@@ -48,9 +46,7 @@ class LoaderSetting:
     @property
     def overrides(self) -> list[str]:
         """As `key=value` of a recipe."""
-        down = {"dataset.predownload": self.predownload} if self.predownload else {}
-        keys = {**self.loader_keys, **down}
-        return [f"train_loader.{key}={spelled(value)}" for key, value in keys.items()]
+        return [f"train_loader.{key}={spelled(value)}" for key, value in self.loader_keys.items()]
 
     @property
     def ready(self) -> int:
@@ -59,8 +55,7 @@ class LoaderSetting:
 
     def __str__(self) -> str:
         ahead = f", prefetch {self.prefetch}" if self.prefetch else ""
-        down = f", predownload {self.predownload:,}" if self.predownload else ""
-        return f"{plural(self.workers, 'worker')}{ahead}{down}"
+        return f"{plural(self.workers, 'worker')}{ahead}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +123,6 @@ class RankLoader:
         streams = self.section.stream_sections
         return [s for s in streams if s.settings.get("remote") and not s.is_only_copy]
 
-    @property
-    def predownload(self) -> int:
-        """Samples that a worker downloads in advance where nothing is tried."""
-        return whole(self.section.dataset.get("predownload")) or 8 * self.batch
-
     def __str__(self) -> str:
         remote = (
             f"{len(self.fetched)} of them with a remote" if self.fetched else "all of them local"
@@ -144,8 +134,8 @@ class RankLoader:
         """A config of this loader alone; `caches` is where copies go, a folder for each stream."""
         dataset = {k: v for k, v in self.section.dataset.items() if k not in OF_STREAMS}
         dataset["streams"] = {s.name: self._cached(s, caches) for s in self.section.stream_sections}
-        own = {"predownload": setting.predownload, "packing_ratio": self.packing_ratio}
-        dataset |= {key: value for key, value in own.items() if value}
+        if self.packing_ratio:
+            dataset["packing_ratio"] = self.packing_ratio
         # Persistent workers would stay for a second epoch, and there is none.
         keys = setting.loader_keys | {"persistent_workers": False}
         given = {k: v for k, v in self.section.section.items() if k != "label"}
@@ -220,10 +210,9 @@ class Timing:
         return (self.cold or self.warm).samples
 
     @property
-    def cost(self) -> tuple[int, int, int]:
+    def cost(self) -> tuple[int, int]:
         """What the setting takes, the dearest first."""
-        s = self.setting
-        return s.workers, s.prefetch or 0, s.predownload or 0
+        return self.setting.workers, self.setting.prefetch or 0
 
     def keeps_up(self, step: float) -> bool:
         return self.wait <= TOLERATED * step
@@ -255,7 +244,6 @@ def verdict(best: Timing, step: float, batch: int) -> str:
 COLUMNS = (
     Column("workers"),
     Column("prefetch"),
-    Column("predownload", "text"),
     Column("cache", "text"),
     Column("first batch, s", "seconds", "first_batch_seconds"),
     Column("samples/s", key="samples_per_second"),
@@ -274,6 +262,6 @@ def _rows(measured: Timing) -> Iterator[tuple[object, ...]]:
     s = measured.setting
     for cache, each in (("cold", measured.cold), ("warm", measured.warm)):
         if each:
-            what = (s.workers, s.prefetch or 0, s.predownload or "8 batches", cache)
+            what = (s.workers, s.prefetch or 0, cache)
             rates = (each.first, each.samples, each.tokens)
             yield *what, *rates, 1000 * each.wait, 1000 * each.longest

@@ -24,14 +24,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mdsmix.bench.choice import LoaderSetting, Pass, RankLoader, Timing, chosen
+from mdsmix.bench.choice import LoaderSetting, Pass, RankLoader, Timing
 from mdsmix.errors import MdsmixError, RecipeError
 
 T = TypeVar("T")
 LEAST = 3
 "Steps, and batches read as fast as it goes, that make a measurement."
-MORE = 4
-"Times the samples to download in advance, tried where steps wait with a cold cache."
 ENDS_WITHIN = 5.0
 "Seconds that a process has to clean up before it is ended."
 OF_A_RUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
@@ -79,12 +77,6 @@ def run(plan: BenchPlan, say: Callable[[str], None]) -> Iterator[Timing]:
             f"{plan.rank.section.label} of {plan.rank.yaml.origin} is too small to measure: {left_out[0]}; bench a larger mix, or "
             "say a smaller --batch."
         )
-    best = chosen(measured, plan.step)
-    if best.cold and not best.keeps_up(plan.step):
-        further = replace(best.setting, predownload=MORE * plan.rank.predownload)
-        last = _tried(plan, further, ids, is_first=False)
-        say(f"and {last}")
-        yield last
 
 
 def _with_ratio(plan: BenchPlan, ids: Any) -> BenchPlan:
