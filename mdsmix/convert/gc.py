@@ -1,7 +1,7 @@
 """What nothing needs any more at a published stream: shards, unit records, quarantine files, writes that were killed.
 
-A shard goes when it is named neither by the index, nor by one that was replaced in the last seven days, nor by a unit record
-that stays. Whatever goes is itself older than seven days. Versions go only where the user says how many to keep. Only names
+What goes is ours by its name, older than seven days and not reachable: a shard from neither the index, nor one that was replaced in the
+last seven days, nor a unit record that stays. Whatever goes is itself older than seven days. Versions go only where the user says how many to keep. Only names
 that mdsmix gives are looked at, so everything else in the folder stays. Deletion holds the stream's lease, so nothing goes
 that a conversion is about to name.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from mdsmix.convert.damage import SHARD
@@ -31,7 +31,7 @@ from mdsmix.shards.manifest import read_manifest
 from mdsmix.shards.published import find_published, versions, working_folder
 from mdsmix.shards.quarantined import QUARANTINE
 from mdsmix.shards.side_files import NAMES as NAMED_FILES
-from mdsmix.storage import Location, Stat, locate
+from mdsmix.storage import Location, Stat, locate, together
 
 KEEP_SECONDS = 7 * 86_400
 THREADS = 16
@@ -71,13 +71,18 @@ class Garbage:
 
 @dataclass(frozen=True, slots=True)
 class _File:
+    """One of a name that mdsmix gives, at the target."""
+
+    kind: str
     name: str
     key: str
     stat: Stat
 
-    @property
-    def base(self) -> str:
-        return self.name.rpartition("/")[2]
+    def garbage(self, folder: Location, now: float) -> Garbage:
+        at, age = folder / self.name, now - self.stat.modified
+        return Garbage(
+            kind=self.kind, name=self.name, bytes=self.stat.size, age=age, discard=at.delete
+        )
 
 
 def seconds_of(text: str) -> float:
@@ -107,78 +112,62 @@ def find_garbage(
     """Everything older than `older_than` seconds that nothing names, and versions of that age except the newest `keep`."""
     now = time.time()
     manifest, others = read_manifest(folder), find_versions(folder)
-    old = [v for v in versions_to_delete(folder, others, keep) if now - v.replaced >= older_than]
+    surplus = versions_to_delete(folder, others, keep)
+    versions_gone = [version for version in surplus if now - version.replaced >= older_than]
     current = {file.hash for file in manifest.named_files} if manifest else set()
     current |= {part.key for part in manifest.parts} if manifest else set()
-    current |= {version.hash for version in others if version not in old}
-    gone, kept = dict[str, list[_File]](), dict[str, list[_File]]()
-    for kind, found in _sorted_out(folder).items():
-        gone[kind], kept[kind] = [], []
-        for file in found:
-            may_go = file.key not in current and now - file.stat.modified >= older_than
-            (gone if may_go else kept)[kind].append(file)
-    segments = read_segments(folder, [f.base for f in (*gone["segment"], *kept["segment"])])
-    joined = [
-        segments[file.base].only(current, ()) if is_old else segments[file.base]
-        for is_old, of in ((True, gone), (False, kept))
-        for file in of["segment"]
-        if file.base in segments
-    ]
-    own = _records(folder, kept["unit record"])
-    records = [*own, *(record for each in joined for record in _records_in(each))]
-    named = _named(folder, kept, records)
-    gone["shard"] = [file for file in gone["shard"] if file.name not in named]
+    current |= {version.hash for version in others if version not in versions_gone}
+    ours = list(_ours(folder))
+    staying = {
+        file.name for file in ours if file.key in current or now - file.stat.modified < older_than
+    }
+    segments = read_segments(folder, [_base(f.name) for f in ours if f.kind == "segment"])
+    young = [of for name, of in segments.items() if f"{FOLDER}/{name}" in staying]
+    joined = [*young, *(segment.only(current, ()) for segment in segments.values())]
+    records = _records(
+        folder, [f.key for f in ours if f.kind == "unit record" and f.name in staying]
+    )
+    records += [found for of in joined for key in of.records if (found := of.record(key))]
     bases = {key for record in records for key in (record.key, record.base)}
-    gone["fingerprints"] = [file for file in gone["fingerprints"] if file.key not in bases]
-    left = {f: segments.get(f.base, UnitSegment()).only(current, bases) for f in gone["segment"]}
-    gone["segment"] = [f for f, of in left.items() if not (of.records or of.fingerprints)]
-    shrunk = [
-        _shrunk(folder, f, segments, of, now) for f, of in left.items() if f not in gone["segment"]
-    ]
-    files = [_of_file(folder, kind, file, now) for kind in _KINDS for file in gone[kind]]
-    unfinished = [left for left in _unfinished(folder, now) if left.age >= older_than]
+    left = {name: segment.only(current, bases) for name, segment in segments.items()}
+    indexes = [file.name for file in ours if file.kind == "old index" and file.name in staying]
+    staying |= _shards(folder, indexes, records)
+    staying |= {f"{FOLDER}/{base}.hashes" for base in bases}
+    old = [file for file in ours if file.name not in staying]
+    shrunk = {
+        f.name: of
+        for f in old
+        if (of := left.get(_base(f.name))) and (of.records or of.fingerprints)
+    }
     kept_folders = needless(folder.parent.parent, older_than)
     return [
-        *files,
-        *(item for of in shrunk for item in of),
-        *(_of_version(version, now) for version in old),
-        *unfinished,
+        *(file.garbage(folder, now) for file in old if file.name not in shrunk),
+        *(
+            _shrunk(
+                folder, file.garbage(folder, now), segments[_base(file.name)], shrunk[file.name]
+            )
+            for file in old
+            if file.name in shrunk and shrunk[file.name] != segments[_base(file.name)]
+        ),
+        *(_of_version(version, now) for version in versions_gone),
+        *(write for write in _unfinished(folder, now) if write.age >= older_than),
         *(_of_folder(found, now) for found in kept_folders),
     ]
 
 
-def _records_in(segment: UnitSegment) -> Iterator[UnitRecord]:
-    return filter(None, map(segment.record, segment.records))
-
-
-def _shrunk(
-    folder: Location,
-    file: _File,
-    segments: Mapping[str, UnitSegment],
-    left: UnitSegment,
-    now: float,
-) -> Iterator[Garbage]:
+def _shrunk(folder: Location, file: Garbage, whole: UnitSegment, left: UnitSegment) -> Garbage:
     """Units that lie in a segment with others that stay: it is written again without them."""
-    lines = segments[file.base].records
-    gone = [len(line) for key, line in lines.items() if key not in left.records]
-    if left != segments[file.base]:
-        yield Garbage(
-            kind="segment",
-            name=f"{file.name}: {len(gone):,} of {len(lines):,}",
-            bytes=sum(gone),
-            age=now - file.stat.modified,
-            discard=partial(shrink, folder, file.base, left, lambda at: at.delete()),
-        )
-
-
-def _of_file(folder: Location, kind: str, file: _File, now: float) -> Garbage:
-    return Garbage(
-        kind=kind,
-        name=file.name,
-        bytes=file.stat.size,
-        age=now - file.stat.modified,
-        discard=(folder / file.name).delete,
+    gone = [len(line) for key, line in whole.records.items() if key not in left.records]
+    return replace(
+        file,
+        name=f"{file.name}: {len(gone):,} of {len(whole.records):,}",
+        bytes=sum(gone),
+        discard=partial(shrink, folder, _base(file.name), left, lambda at: at.delete()),
     )
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
 def _of_version(version: Version, now: float) -> Garbage:
@@ -236,32 +225,27 @@ def _discard(item: Garbage, held: Lease) -> None:
     item.discard()
 
 
-def _sorted_out(folder: Location) -> dict[str, list[_File]]:
+def _ours(folder: Location) -> Iterator[_File]:
     """The files that mdsmix names, by kind."""
-    files: dict[str, list[_File]] = {kind: [] for kind in _KINDS}
-    for name, stat in folder.list(recursive=True):
-        for kind, pattern in _KINDS.items():
+    files = dict(folder.list(recursive=True))
+    for kind, pattern in _KINDS.items():
+        for name, stat in files.items():
             if found := re.fullmatch(pattern, name):
-                files[kind].append(_File(name, found[1], stat))
-    return files
+                yield _File(kind, name, found[1], stat)
 
 
-def _records(folder: Location, files: Iterable[_File]) -> list[UnitRecord]:
-    with ThreadPoolExecutor(THREADS) as pool:
-        found = pool.map(lambda file: read_record(folder, file.key), files)
-        return [record for record in found if record]
+def _records(folder: Location, keys: Sequence[str]) -> list[UnitRecord]:
+    return [record for record in together(partial(read_record, folder), keys) if record]
 
 
-def _named(
-    folder: Location, kept: Mapping[str, list[_File]], records: Iterable[UnitRecord]
-) -> set[str]:
+def _shards(folder: Location, old: Iterable[str], records: Iterable[UnitRecord]) -> set[str]:
     """The shards that the index names, or an old one, or a unit record that stays."""
     shards: list[Shard] = []
     if (folder / index_file.BASENAME).stat():
         shards += read_index(folder).shards
-    for old in kept["old index"]:
+    for name in old:
         with suppress(Unreachable):  # damaged: no reader can have it
-            shards += parse_index((folder / old.name).read(), old.name).shards
+            shards += parse_index((folder / name).read(), name).shards
     for record in records:
         shards += record.shards
     return {shard.stored.basename for shard in shards}
