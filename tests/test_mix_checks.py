@@ -16,7 +16,7 @@ import yaml
 import mdsmix.mix.checks
 from mdsmix.encode.fetched import CARD as CARD_FILE
 from mdsmix.errors import Unreachable
-from mdsmix.mix.changes import Change
+from mdsmix.mix.changes import ConfigChange
 from mdsmix.mix.check import checks, findings, is_refused, looked, report, with_bytes_read
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.head import head
@@ -760,7 +760,7 @@ def test_a_length_that_a_fix_writes_is_yaml_in_braces_too(id: str, tmp_path: Pat
 
 
 def test_a_tokenizer_that_gave_way_unseen_is_an_error_with_a_way_out(tmp_path: Path) -> None:
-    change = Change(key="tokenizer.name", was="hub/model", now="hub/t")
+    change = ConfigChange(key="tokenizer.name", was="hub/model", now="hub/t")
     mix = pretrained(Lab(tmp_path), {"a": 0}, {"a": 0}, is_seen=False)
     found = findings(dataclasses.replace(mix, changed=(change,)))
     (told,) = [f for f in found if f.id.startswith("model-tokenizer")]

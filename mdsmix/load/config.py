@@ -14,9 +14,9 @@ from mdsmix import typed
 from mdsmix.errors import RecipeError
 from mdsmix.load.stream import BEST_HASH
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.training.findings import refuse
 from mdsmix.training.keys import TARGET_KEYS, DatasetKeys, LoaderKeys, names_of
 from mdsmix.training.read import Config, read_yaml
+from mdsmix.training.rules import refuse
 from mdsmix.training.sections import LoaderSection
 
 NOT_HERE = ("workers", "key-missing", "remote-alone")

@@ -7,12 +7,11 @@ Those on a section are rules: `mdsmix check` reports them, `mdsmix.load` refuses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from mdsmix.errors import RecipeError
 from mdsmix.training.sections import LoaderSection
 
 Severity = Literal["error", "warning", "note"]
@@ -79,16 +78,6 @@ def check(
 
 check_loaders, check_streams = partial(check, of="loader"), partial(check, of="stream")
 rule = partial(check, of="section")
-
-
-def refuse(loader: LoaderSection, but: Collection[str] = ()) -> None:
-    """RecipeError on the first rule that the section breaks, those named in `but` left out."""
-    import mdsmix.training.rules  # noqa: F401 - registers them
-
-    for each in CHECKS.values():
-        if each.of == "section" and each.severity == "error" and each.id not in but:
-            for finding in each.found(loader):
-                raise RecipeError(refusal(finding, loader))
 
 
 def refusal(finding: Finding, loader: LoaderSection) -> str:
