@@ -30,7 +30,7 @@ def main() -> None:
         assert [seeing.count(size) for size in SIZES] == learned
         card = seeing.card()
         print(card["class_name"], seeing.token, *learned, card["hash"][:8], flush=True)
-        print(f"  by {card['counts_by']}", file=sys.stderr)
+        print(f"  by {'function' if seeing.has_function else 'learning'}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def look_here(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     )
     monkeypatch.setattr(
-        processor, "ask", lambda digest, folder, question: opened(str(folder)).answer(question)
+        processor, "ask", lambda folder, question: opened(str(folder)).answer(question)
     )
 
 

@@ -67,7 +67,7 @@ def test_workers_of_one_run_start_one_process_and_another_run_its_own(
 ) -> None:
     for number in (1, 2):
         with counting.shared(), ThreadPoolExecutor(4) as workers:
-            answers = workers.map(lambda _: counting.ask("digest", tmp_path, SIZES), range(8))
+            answers = workers.map(lambda _: counting.ask(tmp_path, SIZES), range(8))
             assert [*answers] == [[[10_000], [600]]] * 8
             assert len({at.parent for at in started}) == len(started) == number
 

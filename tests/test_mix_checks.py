@@ -910,6 +910,7 @@ def test_images_are_for_the_processor_and_the_length_they_were_converted_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, length: int, said: set[str]
 ) -> None:
     monkeypatch.setattr("mdsmix.mix.checks.images.processor_hash", lambda mix, name: given)
+    monkeypatch.setattr("mdsmix.mix.checks.images._folder", lambda *_: None)
     lab = Lab(tmp_path)
     images = {"token": "<i>", "id": 5, "processor": "a" * 32}
     card = {"kind": "finetuning", "images": images, "max_seq_len": length, "layout": None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from mdsmix.convert.image_stamps import folders_of
 from mdsmix.convert.job import Job
@@ -21,7 +22,9 @@ def refuse_unproved(job: Job, files: Sequence[SourceFile]) -> None:
     """RecipeError where the job's processor makes other batches of whole conversations than a loader will of its rows."""
     if not job.processor:
         return
-    if found := difference(job.processor.hash, job.encoding, job.tokenizer, _own_rows(job, files)):
+    if found := difference(
+        Path(job.processor.path), job.encoding, job.tokenizer, _own_rows(job, files)
+    ):
         raise RecipeError(
             f"{job.name}: the processor {job.processor.name} cannot be used, because {found}: {found.way_out}."
         )

@@ -116,4 +116,4 @@ def _shown(theirs: Any, ours: Any) -> tuple[str, str]:
     shorter = min(one.size, other.size)
     at = next(iter(np.flatnonzero(one[:shorter] != other[:shorter]).tolist()), shorter)
     said = [", ".join(map(str, each[at : at + SHOWN].tolist())) for each in (one, other)]
-    return f"{said[0]} from {at} on of {one.size}", f"{said[1]} of {other.size}"
+    return f"{said[0]} (from {at} on, of {one.size})", f"{said[1]} (of {other.size})"

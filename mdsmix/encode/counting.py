@@ -20,6 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
+import xxhash
+
 from mdsmix.errors import Unreachable
 
 BYTES = 730 << 20
@@ -58,10 +60,10 @@ def processes() -> list[int]:
     return [int(file.read_text() or 0) for file in Path(home).glob("*.pid")] if home else []
 
 
-def ask(digest: str, folder: Path, question: Mapping[str, Any]) -> Any:
-    """Its answer to a question (`LoadedProcessor.answer`); {"error": why} where it has none. `folder`: from which the processor of that
-    hash is opened. Unreachable where it cannot be started, or ends twice over this question."""
-    name = f"{digest[:16]}.socket"
+def ask(folder: Path, question: Mapping[str, Any]) -> Any:
+    """The answer of the processor in a folder to a question (`LoadedProcessor.answer`); {"error": why} where it has none. Unreachable
+    where its process cannot be started, or ends twice over this question."""
+    name = f"{xxhash.xxh64_hexdigest(str(folder))}.socket"
     for _ in range(TRIES):
         at = Path(_home() or _alone().name) / name
         with suppress(OSError, ValueError):

@@ -23,7 +23,7 @@ import xxhash
 from mdsmix.errors import Unreachable
 
 What = Literal["tokenizer", "processor"]
-FORMAT = 6
+FORMAT = 7
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".mds"}
 "Files that are model weights: they shape no token and take minutes to hash."
 NOT_FOUND = (

@@ -19,7 +19,7 @@ import xxhash
 
 from mdsmix import typed
 from mdsmix.encode.counting import ask
-from mdsmix.encode.pretrained import FORMAT, cache_folder, keep_in_cache, snapshot, version
+from mdsmix.encode.pretrained import cache_folder, keep_in_cache, snapshot, version
 from mdsmix.errors import MdsmixError, Unreachable
 
 CARD = "mdsmix.processor"
@@ -40,8 +40,6 @@ class Processor:
     "What it expands in a text."
     around: list[str]
     "Text that it prints before and after an image, which is tokenized with the text that stands there."
-    counts_by: str
-    "`function`: its own function tells the tokens of a size; `learned`: a blank image of that size is put through it."
     path: str
     "The folder of the snapshot: the processor as transformers saves it."
     files: list[str]
@@ -107,7 +105,7 @@ class Counter:
             keep_in_cache(self._path, orjson.dumps([[*size, n] for size, n in known.items()]))
 
     def _asked(self, sizes: list[Size]) -> list[int | str]:
-        return _answer(self.digest, {"sizes": sizes})
+        return _answer(snapshot_of(self.digest), {"sizes": sizes})
 
 
 MANY = ("two images", "several rows")
@@ -147,12 +145,13 @@ class Inequality(NamedTuple):
         return "name the processor of another model (docs/images.md lists those that are equal)"
 
 
-def first_inequality(digest: str, rows: Sequence[StoredRow]) -> Inequality | None:
-    """The first in batches of these rows; None where they are equal, which this machine then remembers of each row."""
-    marks = {_mark_of_equal(digest, row): row for row in rows}
+def first_inequality(folder: Path, rows: Sequence[StoredRow]) -> Inequality | None:
+    """The first in batches of these rows; None where they are equal, which this machine then remembers of each row. `folder`: of the
+    processor's snapshot with its own tokenizer, which its hash does not tell."""
+    marks = {_mark_of_equal(folder, row): row for row in rows}
     left = [row for mark, row in marks.items() if not mark.exists()]
     shown = [(name, ids, [b64encode(i).decode() for i in images]) for name, ids, images in left]
-    for difference in _answer(digest, {"rows": shown}) if left else ():
+    for difference in _answer(folder, {"rows": shown}) if left else ():
         return Inequality(*difference)
     with suppress(Unreachable):  # all that is lost is a question
         for mark in marks:
@@ -160,16 +159,16 @@ def first_inequality(digest: str, rows: Sequence[StoredRow]) -> Inequality | Non
     return None
 
 
-def _mark_of_equal(digest: str, row: StoredRow) -> Path:
-    key = xxhash.xxh128(orjson.dumps([FORMAT, version("transformers"), list(row.ids)]))
+def _mark_of_equal(folder: Path, row: StoredRow) -> Path:
+    key = xxhash.xxh128(orjson.dumps([str(folder), version("transformers"), list(row.ids)]))
     for image in row.images:
         key.update(f"{len(image)} ")
         key.update(image)
-    return cache_folder() / "processors" / f"{digest}.equal" / key.hexdigest()
+    return cache_folder() / "processors" / "equal" / key.hexdigest()
 
 
-def _answer(digest: str, question: dict[str, Any]) -> list[Any]:
-    answer = ask(digest, snapshot_of(digest), question)
+def _answer(folder: Path, question: dict[str, Any]) -> list[Any]:
+    answer = ask(folder, question)
     if not isinstance(answer, list):
         raise MdsmixError(
             f"the processor fails ({answer['error']}): name another, or leave processor out."

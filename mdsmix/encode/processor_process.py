@@ -198,7 +198,6 @@ class LoadedProcessor:
             "class_name": type(self.processor).__name__,
             "image_token": self.token,
             "around": self.around,
-            "counts_by": "function" if self.has_function else "learned",
             "files": files,
         }
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,12 @@ _IMAGE = {"type": "image"}
 
 
 def difference(
-    digest: str, encoding: Encoding, tokenizer: Tokenizer, own: Iterable[StoredRow]
+    folder: Path, encoding: Encoding, tokenizer: Tokenizer, own: Iterable[StoredRow]
 ) -> Inequality | None:
-    """The first between rows as a loader puts them together and what the processor of that hash makes of whole conversations. `own`:
+    """The first between rows as a loader puts them together and what the processor in a folder makes of whole conversations. `own`:
     rows of the stream, of which a few with images are taken."""
     own = islice((row for row in own if row.images), OWN_ROWS)
-    return first_inequality(digest, [*made_rows(encoding, tokenizer), *own])
+    return first_inequality(folder, [*made_rows(encoding, tokenizer), *own])
 
 
 def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:

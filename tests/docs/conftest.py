@@ -37,9 +37,7 @@ def reader(
         return _opened(name).card() if what == "processor" else ask(what, name, kwargs)
 
     monkeypatch.setattr(pretrained, "ask", answered)
-    monkeypatch.setattr(
-        processor, "ask", lambda _, folder, asked: _opened(str(folder)).answer(asked)
-    )
+    monkeypatch.setattr(processor, "ask", lambda folder, asked: _opened(str(folder)).answer(asked))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(Path.cwd())
     return COUNTS

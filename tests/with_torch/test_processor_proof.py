@@ -17,7 +17,7 @@ from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import build_loader
 from mdsmix.load.vision import opened
 from tests.converting import manifest_of, mdsmix, run_recipe, write_jsonl, write_recipe
-from tests.pictures import record, stream, write_drawings
+from tests.pictures import record, seeing_tokenizer, stream, write_drawings
 from tests.processors import FAMILIES, look_here, made
 
 UNEQUAL = {
@@ -148,3 +148,20 @@ def test_rows_of_text_alone_are_compared_by_themselves(
     seeing = opened(str(made("qwen", tokenizer_folder, tmp_path)[1]))
     ids = seeing.tokenizer("What is it?")["input_ids"]
     assert list(differences(seeing, [["no image", ids, []]])) == []
+
+
+def test_of_two_processors_of_one_hash_each_is_tried_with_its_own_tokenizer(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """A hash is of pixels and counts, not of words."""
+    for name, first in (("one", "<bos>"), ("other", "<video>")):
+        words = seeing_tokenizer(
+            tokenizer_folder, tmp_path / f"{name}-first", [first] * (name == "other")
+        )
+        (tmp_path / name).mkdir()
+        recipe, _ = converted(tmp_path / name, words, "llava")
+        run_recipe(recipe)
+        assert mdsmix("check", recipe).code == 0
+    (one, other) = (opened(str(tmp_path / name / "llava")) for name in ("one", "other"))
+    assert one.digest == other.digest
+    assert one.token_id != other.token_id

@@ -15,7 +15,7 @@ from mdsmix.encode.fetched import (
     processor_card_of,
     read_processor_card,
 )
-from mdsmix.encode.processor import CARD, open_processor, snapshot_of
+from mdsmix.encode.processor import CARD, open_processor
 from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
 from mdsmix.errors import MdsmixError
 from mdsmix.kinds.processor_proof import difference, row_of
@@ -136,22 +136,22 @@ def processor_hash(mix: Mix, name: Any) -> str | None:
 
 def _unequal(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     """What the processor makes of whole conversations and the loader not of the stream's rows."""
-    digest, tokenizer = _digest(mix, loader, stream), _tokenizer(mix)
-    if digest and tokenizer and stream.trusted_manifest:
+    folder, tokenizer = _folder(mix, loader, stream), _tokenizer(mix)
+    if folder and tokenizer and stream.trusted_manifest:
         own = [row_of("a row of the stream", sample) for sample in stream.head.samples]
-        if found := difference(digest, stream.trusted_manifest.encoding, tokenizer, own):
+        if found := difference(folder, stream.trusted_manifest.encoding, tokenizer, own):
             yield Finding(f"{found}.", f"{found.way_out}.", (stream.name,))
 
 
-def _digest(mix: Mix, loader: Loader, stream: Stream) -> str | None:
+def _folder(mix: Mix, loader: Loader, stream: Stream) -> Path | None:
     """Of the processor that the loader will take; None where it cannot be opened here."""
-    digest = planned_for(stream)
-    if name := loader.dataset.get("processor"):
-        digest = processor_hash(mix, name)
-    elif digest:
-        fetched_processor(_home_of(stream))
     with suppress(MdsmixError):
-        return digest if digest and snapshot_of(digest) else None
+        if name := loader.dataset.get("processor"):
+            folder = processor_at_hand(str(name), mix.yaml.places)
+            is_fetched = (Path(folder) / CARD).is_file()
+            return Path(folder if is_fetched else open_processor(folder).path)
+        if planned_for(stream):
+            return fetched_processor(_home_of(stream))
     return None
 
 
