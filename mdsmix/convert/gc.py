@@ -1,7 +1,7 @@
 """What nothing needs any more at a published stream: shards, unit records, quarantine files, writes that were killed.
 
 What goes is ours by its name, older than seven days and not reachable: a shard from neither the index, nor one that was replaced in the
-last seven days, nor a unit record that stays. Whatever goes is itself older than seven days. Versions go only where the user says how many to keep. Only names
+last seven days, nor a unit record that stays. Versions go only where the user says how many to keep. Only names
 that mdsmix gives are looked at, so everything else in the folder stays. Deletion holds the stream's lease, so nothing goes
 that a conversion is about to name.
 """
