@@ -316,7 +316,9 @@ def no_index_loses_a_shard(story: Story, step: Step) -> Iterator[bool]:
 
 
 def unit_records_before_their_shards_go(story: Story, step: Step) -> Iterator[bool]:
-    if step.content is None and SHARD.fullmatch(_base(step)):
+    """A shard that is damaged may go: a record that names one which is gone is believed less than one that names damage."""
+    is_whole = step.content is None and is_shard(story.surely(step), step.name)
+    if is_whole and SHARD.fullmatch(_base(step)):
         state, split = story.maybe(step), split_of(_home(step))
         elsewhere = {f"{folder}/{_base(step)}" for folder in folders(state, split)} - {step.name}
         if not any(is_shard(story.surely(step), name) for name in elsewhere):
