@@ -243,13 +243,14 @@ class RayRun:
         and they outlive their node by minutes. And those that stand still."""
         found = self._engine.current_nodes()
         refuse_unshared(found or {}, self._engine.settings.local)
-        for node in list(self._engine.nodes.values()):
-            if found is not None and node.id not in found:
-                self._lose(node, "was lost")
-            elif node.beat and time.monotonic() - node.heard > SILENT_SECONDS:
-                self._lose(node, f"has not answered for {SILENT_SECONDS:.0f} s")
-        for id in (found or {}).keys() - self._engine.nodes.keys():
-            self._engine.start(id, found[id])  # type: ignore[index]
+        for each in list(self._engine.nodes.values()):
+            if found is not None and each.id not in found:
+                self._lose(each, "was lost")
+            elif each.beat and time.monotonic() - each.heard > SILENT_SECONDS:
+                self._lose(each, f"has not answered for {SILENT_SECONDS:.0f} s")
+        for id, node in (found or {}).items():
+            if id not in self._engine.nodes:
+                self._engine.start(id, node)
         if found == {} and not self._is_idle:
             self._is_idle = True
             self._say("no node of the cluster has a processor to offer yet; waiting for one")

@@ -64,7 +64,9 @@ class Reading:
         rejected = list[Rejected]()
         if self.holdout or not types.isdisjoint((str, NoRecord)):
             rejected = [
-                Rejected(i, str(why), why in FILTERED, getattr(why, "detail", None))
+                Rejected(
+                    i, str(why), why in FILTERED, why.detail if isinstance(why, NoRecord) else None
+                )
                 for i, why in enumerate(found)
                 if isinstance(why, str)
             ]
