@@ -79,9 +79,18 @@ def _end(answer: str) -> str:
     )
 
 
+DEEPSEEK_V3_1 = """{%- for m in messages -%}{%- if m['role'] == 'user' -%}<User>{{ m['content'] }}{%- else -%}<Assistant></think>{{ m['content'].split('</think>')[-1] }}</s>{%- endif -%}{%- endfor -%}{%- if add_generation_prompt -%}<Assistant><think>{%- endif -%}"""
+"With `thinking: true`: an answer ends the reasoning which the generation prompt begins."
+
+
 OPENED = {
     # template: what it prints before every answer, the rest of the generation prompt, and an answer as it prints it
     DEEPSEEK_V3: ("<Assistant>", "<think>\n", lambda said: f"{said}</s>"),
+    DEEPSEEK_V3_1: (
+        "<Assistant>",
+        "<think>",
+        lambda said: f"</think>{said.split('</think>')[-1]}</s>",
+    ),
     NEMOTRON_3: (
         "<|im_start|>assistant\n",
         "<think>\n",

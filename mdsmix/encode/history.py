@@ -8,11 +8,14 @@ what the template prints for all messages up to the answer, cut where the model 
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn, answers, common_start, parting
 from mdsmix.record import Conversation
 
+_OPEN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
+"The beginning of a control word, which `<think>` and `</think>` have in common: tokenizers know such words as a whole."
 RewrittenHistory = Literal["reject", "last", "each"]
 "The recipe's `rewritten_history`: quarantine such a conversation, one row for its last answer, or one for every answer."
 
@@ -38,8 +41,8 @@ def rendered_rows(
 def _turn(template: ChatTemplate, conversation: Conversation, answer: int) -> Turn:
     """Everything before the answer as inference sees it, and the answer.
 
-    Where the text does not begin with the whole generation prompt, the prompt ends where inference and the text part, and in any
-    case where every answer begins: never inside of this one. Where the answer makes the template print earlier messages otherwise
+    Where the text does not begin with the whole generation prompt, the prompt ends where inference and the text part, before the
+    control word in which they part, and in any case where every answer begins: never inside of this one. Where the answer makes the template print earlier messages otherwise
     (gpt-oss drops the reasoning before a call once a final answer follows), the prompt is that of inference.
     """
     messages, tools = conversation.messages, conversation.tools
@@ -50,6 +53,8 @@ def _turn(template: ChatTemplate, conversation: Conversation, answer: int) -> Tu
     history = template.render(messages[:answer], False, tools)
     head = _head(template, conversation, answer)
     start = common_start([prompt, full, head])
+    if len(start) < len(head):  # they part within what the template prints before the answer
+        start = _OPEN_TAG.sub("", start)
     if start.startswith(history):
         return start, full[len(start) :]
     first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
