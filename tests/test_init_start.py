@@ -89,18 +89,29 @@ def test_answers_that_a_field_judges_are_a_comment_that_trains_the_good_ones(
     data: Path, tokenizer_folder: Path
 ) -> None:
     judged = [{"messages": SAYS, "label": n > 2} for n in range(5)]
-    write_jsonl(data / "kto.jsonl", judged)
+    write_jsonl(data / "kto.jsonl", [*judged, {"messages": SAYS, "label": None}])
+    csv = ["prompt,completion,label", *(f"Q{n}?,A{n},{n > 2}" for n in range(5))]
+    (data / "judged.csv").write_text("\n".join(csv))
     write_jsonl(data / "scored.jsonl", [record | {"label": 1} for record in judged])
-    answer = init(tokenizer_folder, "data/kto.jsonl", "data/scored.jsonl", "-o", "recipe.yaml")
-    assert "kto is left out: its field label judges its answers" in answer.err
+    answer = init(
+        tokenizer_folder,
+        "data/kto.jsonl",
+        "data/scored.jsonl",
+        "data/judged.csv",
+        "-o",
+        "recipe.yaml",
+    )
+    for name in ("kto", "judged"):
+        assert f"{name} is left out: its field label judges its answers" in answer.err
     assert list(open_recipe("recipe.yaml").streams) == ["scored"]
     text = Path("recipe.yaml").read_text()
     Path("all.yaml").write_text(
         text.replace("\n  # ", "\n  ").replace("  left out", "  # left out")
     )
     assert mdsmix("convert", "all.yaml", "--workers", "1").code == 0
-    records = manifest_of(Path("mix/kto/train")).records
-    assert (records.written, records.filtered) == (2, {"where": 3})
+    for name, left_out in (("kto", 4), ("judged", 3)):
+        records = manifest_of(Path(f"mix/{name}/train")).records
+        assert (records.written, records.filtered) == (2, {"where": left_out})
 
 
 def test_a_copy_of_another_file_is_said_to_be_one(data: Path, tokenizer_folder: Path) -> None:

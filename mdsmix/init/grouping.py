@@ -26,6 +26,8 @@ PLAIN = {"train", "index", "of", "part", "data", "shard", "chunk", "split", "jso
 "Words that name no data set."
 JUDGING = ("label", "kto_tag")
 "Fields that judge answers in data of KTO."
+_VERDICTS = (("True", "False", ""), ("'True'", "'False'", " == 'True'"), ("'true'", "'false'", " == 'true'"))  # fmt: skip
+"A good answer and a bad one, as Python prints the field, and the condition on the field that keeps the good ones."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,11 +158,13 @@ def _draft(
 
 
 def _judged(guess: Guess, head: FirstRecords) -> dict[str, str]:
-    """`where: label` if every record has a field label that is true or false: it keeps the good answers."""
+    """`where: label` if a field label of the records is true or false, or empty; of a csv the words. It keeps the good answers."""
     records = [record for record in head.records if isinstance(record, dict)]
     for name in guess.left if guess.kind == "finetuning" else ():
-        if name in JUDGING and all(type(record.get(name)) is bool for record in records):
-            return {"where": name}
+        said = {repr(record.get(name)) for record in records} - {"None", "''"}
+        for good, bad, where in _VERDICTS if name in JUDGING and said else ():
+            if said <= {good, bad}:
+                return {"where": f"{name}{where}"}
     return {}
 
 

@@ -37,7 +37,7 @@ OF_TAR = "__key__"
 "The field that names a sample of a tar. It holds no content."
 JUDGED = (
     "its field {field} judges its answers, and these are trained by a loss of their own; without the comment signs those alone are "
-    "trained that it calls good (where: {field})"
+    "trained that it calls good (where: {where})"
 )
 TENTH = "convert publishes nothing where more than a tenth is bad"
 MEND = "mend the source, or set max_bad"
@@ -245,7 +245,8 @@ def _decided(draft: Draft, trial: Trial) -> Draft:
     """The stream with comments, and with the reason if convert would refuse it."""
     refused = ""
     if "where" in draft.options:
-        refused = JUDGED.format(field=draft.options["where"])
+        where = draft.options["where"]
+        refused = JUDGED.format(field=where.partition(" ")[0], where=where)
     elif trial.has_too_many_bad or not trial.written:
         does = "is" if trial.written == 1 else "are"
         remedy = next((REMEDIES[reason] for reason in trial.quarantined if reason in REMEDIES), MEND)  # fmt: skip
