@@ -224,8 +224,9 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
                 f"{FORMAT_VERSION}): run mdsmix convert, or mdsmix mix, on its recipe, which makes the stream anew."
             )
         if version != FORMAT_VERSION:
-            raise typed.Misfit(
-                f"its format_version is {version!r}, and this mdsmix reads {FORMAT_VERSION}"
+            raise Unreachable(
+                f"{where} cannot be read as a manifest: its format_version is {version!r}, and this mdsmix reads {FORMAT_VERSION}; "
+                "convert the stream again with this version, or use the version that wrote it."
             )
         _refuse_changed(content)
         del tree["hash"]
@@ -242,7 +243,7 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
     except (orjson.JSONDecodeError, RecursionError, typed.Misfit) as error:
         raise Unreachable(
             f"{where} cannot be read as a manifest: {str(error).rstrip('.')}; "
-            "convert the stream again with this version, or use the version that wrote it."
+            "mdsmix convert RECIPE --reencode publishes the stream anew."
         ) from None
 
 
