@@ -159,6 +159,12 @@ def test_a_node_has_a_unit_for_each_of_its_workers_and_one_that_waits(ray: FakeR
     assert ray.killed == ["n", "m"], "each is ended with the engine"
 
 
+def test_where_nothing_is_to_do_ray_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds, and most runs find all up to date."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert run(0) == []
+
+
 def test_progress_peaks_and_sentences_of_nodes_are_passed_on(ray: FakeRay) -> None:
     ray.scripts["m"] = lambda actor, given: ([pickle.dumps(("beat", Beat(peak=5 * MIB, warnings=("W",)))), pickle.dumps(("say", "a store is slow"))], "") if not given else None  # fmt: skip
     ray.alive["k"] = 1

@@ -204,6 +204,8 @@ class RayEngine:
 
     def _stop(self) -> None:
         """Ends all supervisors; their workers have GRACE_SECONDS to take back what is half written."""
+        if not self.nodes:
+            return
         import ray
 
         deadline = time.monotonic() + GRACE_SECONDS + 1
@@ -242,7 +244,8 @@ class RayRun:
         """Starts supervisors on nodes that have none, and gives up those whose node is gone: Ray answers for them as long as they live,
         and they outlive their node by minutes. And those that stand still."""
         found = self._engine.current_nodes()
-        refuse_unshared(found or {}, self._engine.settings.local)
+        if found:
+            refuse_unshared(found, self._engine.settings.local)
         for each in list(self._engine.nodes.values()):
             if found is not None and each.id not in found:
                 self._lose(each, "was lost")
@@ -274,7 +277,10 @@ class RayRun:
 
     def _heed(self, node: Node, answer: str | tuple[list[bytes], str]) -> Iterator[tuple[int, Any]]:
         node.heard = time.monotonic()
-        messages, ended = self._begun(node, answer) if isinstance(answer, str) else answer
+        if isinstance(answer, str):
+            refuse_another(node.name, answer)
+            answer = [], ""
+        messages, ended = answer
         for message in map(pickle.loads, messages):
             yield from self._take(node, *message)
         if ended:
@@ -284,16 +290,6 @@ class RayRun:
         node.units |= set(given)
         packed = [pickle.dumps((number, self._tasks[number])) for number in given]
         node.answer = node.actor.exchange.remote(packed, 1.0)
-
-    def _begun(self, node: Node, version: str) -> tuple[list[bytes], str]:
-        """The first answer of a node; Unreachable where it has another mdsmix."""
-        if version == __version__:
-            return [], ""
-        has = f"has mdsmix {version}" if version else "has no mdsmix"
-        raise Unreachable(
-            f"the node {node.name} {has}, and this run is of mdsmix {__version__}: install the same one on every node, or "
-            f'send it along: ray job submit --runtime-env-json \'{{"pip": ["mdsmix=={__version__}"]}}\'.'
-        )
 
     def _take(self, node: Node, what: str, *said: Any) -> Iterator[tuple[int, Any]]:
         """One message of a node."""
@@ -335,6 +331,16 @@ _NODELESS = (
     "Ray's node on this machine has ended, and without it this run can reach no other: finished units are kept; start the node again "
     "(ray start --address HEAD) and run the same command."
 )
+
+
+def refuse_another(name: str, version: str) -> None:
+    """Unreachable where a node has another mdsmix, or none: its version is blank then."""
+    if version != __version__:
+        has = f"has mdsmix {version}" if version else "has no mdsmix"
+        raise Unreachable(
+            f"the node {name} {has}, and this run is of mdsmix {__version__}: install the same one on every node, or "
+            f'send it along: ray job submit --runtime-env-json \'{{"pip": ["mdsmix=={__version__}"]}}\'.'
+        )
 
 
 def refuse_unshared(found: dict[str, dict[str, Any]], local: Sequence[str]) -> None:
