@@ -27,10 +27,9 @@ AMPLE_BYTES = 1 << 30
 "Where the cap has so much for each worker, all begin at once."
 HEADROOM = 0.8
 "The part of the cap that is given out: the rest is for workers that grow between two looks, and for larger documents to come."
-LIFE_BYTES = 64 << 20
-"""A worker that has grown by so much between two tasks ends. On 1 GB of text with 3.5 million different words in many scripts two
-workers hold 899 MB at most and take 41.3 s of CPU; with 128 MiB 1,026 MB and 44.0 s (one run of each, on a busy machine). Against a
-worker for each unit a small stream takes 28 ms where it took 0.5 s."""
+LIFE_BYTES = 256 << 20
+"""A worker that has grown by so much between two tasks ends. It takes its tokenizer's memory of words with it: on 2 GB of text with 3.5 million
+different words two workers take 27 s of CPU and hold 1,104 MB at most; with 64 MiB they take 35 s and hold 749 MB."""
 PERIOD = 0.1
 "Seconds between two looks."
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
