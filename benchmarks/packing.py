@@ -31,8 +31,8 @@ from mdsmix.load.pack import Packer, best_ratio, ratios
 from mdsmix.load.training_rows import Row
 from mdsmix.shards.index import read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
-from mdsmix.shards.tokens import tokens_of
-from mdsmix.shards.whole import read_whole
+from mdsmix.shards.shard_samples import read_whole
+from mdsmix.shards.token_ids import tokens_of
 from mdsmix.storage import locate
 
 MB = 1_000_000

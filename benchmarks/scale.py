@@ -30,7 +30,7 @@ from benchmarks.finished import finish_units
 from mdsmix import sources
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index, parse_index
-from mdsmix.shards.mds import Layout
+from mdsmix.shards.shard_layout import Layout
 from mdsmix.shards.side_files import SourceEntry, SourceList, read_part, store_sources
 from mdsmix.storage import locate, s3
 from tests.converting import documents, run_recipe, windows, write_jsonl, write_recipe

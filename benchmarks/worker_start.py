@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
-from mdsmix.engines.attempts import Attempt
-from mdsmix.engines.base import Reporter
 from mdsmix.engines.limits import default_cap
-from mdsmix.engines.local import LocalEngine, PoolSettings
+from mdsmix.engines.local_engine import LocalEngine, PoolSettings
+from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.recipe.spec import TokenizerSpec
 
 

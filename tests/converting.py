@@ -29,7 +29,7 @@ from mdsmix.kinds import open_recipe
 from mdsmix.shards import side_files
 from mdsmix.shards.index import read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
-from mdsmix.shards.sample import read_head
+from mdsmix.shards.shard_samples import read_head
 from mdsmix.storage import locate
 
 Record = Mapping[str, Any]

@@ -21,8 +21,8 @@ import zstandard
 
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import make_index
-from mdsmix.shards.mds import Layout, lay_out
-from mdsmix.shards.shardfiles import store_shards
+from mdsmix.shards.shard_files import store_shards
+from mdsmix.shards.shard_layout import Layout, lay_out
 from mdsmix.storage import locate
 
 Record = Mapping[str, Any]

@@ -17,8 +17,7 @@ import pytest
 
 from mdsmix.convert import engine
 from mdsmix.convert.planning import Options
-from mdsmix.engines.attempts import Attempt
-from mdsmix.engines.base import Engine, Reporter
+from mdsmix.engines.tasks import Attempt, Engine, Reporter
 
 _wants_processes = False
 

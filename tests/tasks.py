@@ -7,9 +7,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from mdsmix.engines.attempts import Attempt, Place, pieces
-from mdsmix.engines.base import OnProgress, Reporter, Say, Task
-from mdsmix.engines.local import LocalEngine, PoolSettings
+from mdsmix.engines.local_engine import LocalEngine, PoolSettings
+from mdsmix.engines.tasks import Attempt, OnProgress, Place, Reporter, Say, Task, pieces
 
 
 @dataclass(frozen=True)

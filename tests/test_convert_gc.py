@@ -22,7 +22,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.shards import lease as lease_module
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import Holder, lease
-from mdsmix.shards.verify import verify
+from mdsmix.shards.verification import verify
 from mdsmix.storage import Location, locate
 from tests.converting import (
     documents,

@@ -24,7 +24,7 @@ from mdsmix.convert.planning import Options
 from mdsmix.convert.repair import repair
 from mdsmix.images import reader
 from mdsmix.kinds import images, open_recipe
-from mdsmix.shards.verify import verify
+from mdsmix.shards.verification import verify
 from mdsmix.storage import Location, locate
 from mdsmix.storage.local import LocalPath
 from tests.converting import (

@@ -21,7 +21,7 @@ from mdsmix.convert.run import convert_part
 from mdsmix.convert.segments import NAME, UnitSegment, drop_records, joined, read_segments
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.verify import verify
+from mdsmix.shards.verification import verify
 from mdsmix.storage import locate
 from mdsmix.storage.local import LocalPath
 from tests.converting import (

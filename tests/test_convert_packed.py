@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from mdsmix.encode.targets import Targets
-from mdsmix.shards.decode import decode
 from mdsmix.shards.index import read_index
-from mdsmix.shards.tokens import tokens_of
-from mdsmix.shards.turns import documents_of, turns_of
-from mdsmix.shards.whole import Samples, read_whole
+from mdsmix.shards.shard_samples import Samples, read_whole
+from mdsmix.shards.token_ids import documents_of, tokens_of, turns_of
+from mdsmix.shards.verification import decode
 from mdsmix.storage import locate
 from tests.converting import (
     chats,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mdsmix.convert import tally
-from mdsmix.engines.attempts import (
+from mdsmix.engines.tasks import (
     MOST_DEATHS,
     Attempt,
     End,

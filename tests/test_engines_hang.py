@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from mdsmix.engines import hang
-from mdsmix.engines.attempts import Attempt, Place
-from mdsmix.engines.base import Reporter
+from mdsmix.engines.tasks import Attempt, Place, Reporter
 from mdsmix.errors import MdsmixError
 from mdsmix.kinds.pretraining import Pretraining
 from tests.alarm import at_most

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 
 from mdsmix.encode.backends import Unequal
-from mdsmix.engines import channel, worker
-from mdsmix.engines.attempts import Attempt, End, Place
-from mdsmix.engines.base import Reporter
-from mdsmix.engines.channel import WorkerChannel
-from mdsmix.engines.local import LocalEngine, TaskQueue
+from mdsmix.engines import worker
+from mdsmix.engines import workers as channel
+from mdsmix.engines.local_engine import LocalEngine, TaskQueue
 from mdsmix.engines.memory import HEADROOM, MemoryBudget, resident
+from mdsmix.engines.tasks import Attempt, End, Place, Reporter
+from mdsmix.engines.workers import WorkerChannel
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.storage import waiting
 from tests.alarm import SECONDS

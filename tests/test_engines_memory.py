@@ -14,10 +14,9 @@ import orjson
 import pytest
 
 from mdsmix.engines import memory
-from mdsmix.engines.attempts import Attempt
-from mdsmix.engines.base import Reporter
-from mdsmix.engines.local import LocalEngine
+from mdsmix.engines.local_engine import LocalEngine
 from mdsmix.engines.memory import MemoryBudget, bytes_of
+from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.errors import RecipeError
 from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 from tests.processes import watched

@@ -19,7 +19,7 @@ import pytest
 
 from mdsmix import __version__
 from mdsmix.engines import ray_engine, ray_node
-from mdsmix.engines.local import PoolSettings
+from mdsmix.engines.local_engine import PoolSettings
 from mdsmix.engines.ray_engine import MOST_LOSSES, RayEngine, RaySettings
 from mdsmix.engines.ray_node import MEETING, STOP, Beat, NodeSettings, Supervisor
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable

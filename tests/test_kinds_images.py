@@ -20,10 +20,9 @@ from mdsmix.images.encoder import frames
 from mdsmix.record import Conversation, canonical
 from mdsmix.shapes import SHAPES as SHAPES_OF
 from mdsmix.shapes.image_parts import images_of, with_images
-from mdsmix.shards.cells import cells
 from mdsmix.shards.codecs import decode_value
 from mdsmix.shards.index import read_index
-from mdsmix.shards.whole import read_whole
+from mdsmix.shards.shard_samples import cells, read_whole
 from mdsmix.storage import locate
 from tests.converting import (
     manifest_of,

@@ -25,7 +25,7 @@ from mdsmix.mix.resolve import mix_of, mix_of_streams
 from mdsmix.mix.streams import Mix
 from mdsmix.shards.counts import Records
 from mdsmix.shards.manifest import TokenizerCard
-from mdsmix.shards.verify import Fault
+from mdsmix.shards.verification import Fault
 from mdsmix.storage import locate
 from mdsmix.training.findings import Finding
 from tests.published import (

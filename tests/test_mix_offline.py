@@ -32,8 +32,8 @@ from mdsmix.shards.counts import Totals
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest, TokenizerCard, read_manifest
-from mdsmix.shards.tokens import tokens_of
-from mdsmix.shards.whole import read_whole
+from mdsmix.shards.shard_samples import read_whole
+from mdsmix.shards.token_ids import tokens_of
 from mdsmix.storage import Location, locate
 from tests.published import CARD, CONCAT, LENGTH, PAIR, SPLIT, SPLIT_ROW, TOKENIZER, TURNS, publish
 

@@ -16,8 +16,8 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards.counts import Records, Totals, histogram
 from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard, parse_manifest
-from mdsmix.shards.mds import Layout
 from mdsmix.shards.published import find_published
+from mdsmix.shards.shard_layout import Layout
 from mdsmix.storage import locate
 from tests.published import sealed
 

@@ -14,10 +14,10 @@ from typing import cast
 
 import pytest
 
-from mdsmix.shards import publication
+from mdsmix.shards import revisions as publication
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.publication import Overtaken, Revision, publish_in_place, refuse_crossed, swap
+from mdsmix.shards.revisions import Overtaken, Revision, publish_in_place, refuse_crossed, swap
 from mdsmix.storage import Location, Stat, locate
 from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS

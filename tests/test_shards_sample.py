@@ -10,7 +10,7 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import Shard, read_index
-from mdsmix.shards.sample import HEAD_BYTES, decode_sample, read_head
+from mdsmix.shards.shard_samples import HEAD_BYTES, decode_sample, read_head
 from mdsmix.storage import locate
 from tests.published import encode, publish
 

@@ -11,9 +11,16 @@ import pytest
 from mdsmix.errors import Unreachable
 from mdsmix.shards import index as index_module
 from mdsmix.shards.index import Shard, find_description, make_index
-from mdsmix.shards.mds import Layout, Rows
-from mdsmix.shards.shardfiles import copy_missing, distinct, store_shards
-from mdsmix.shards.writing import keep_index, superseded, write_if_new, write_once
+from mdsmix.shards.shard_files import (
+    copy_missing,
+    distinct,
+    keep_index,
+    store_shards,
+    superseded,
+    write_if_new,
+    write_once,
+)
+from mdsmix.shards.shard_layout import Layout, Rows
 from mdsmix.storage import LocalPath, Location, locate, together
 
 PARTS = [memoryview(b"abc"), memoryview(b"de")]

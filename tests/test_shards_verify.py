@@ -18,9 +18,9 @@ import xxhash
 import zstandard
 
 from mdsmix.errors import Unreachable
-from mdsmix.shards import verify as module
+from mdsmix.shards import verification as module
 from mdsmix.shards.index import read_index
-from mdsmix.shards.verify import Report, verify
+from mdsmix.shards.verification import Report, verify
 from mdsmix.storage import locate
 from mdsmix.storage.local import LocalPath
 from tests.converting import (

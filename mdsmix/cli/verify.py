@@ -12,7 +12,7 @@ from mdsmix.cli.several import Streams, for_each
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from mdsmix.shards.verify import Fault, Report
+    from mdsmix.shards.verification import Fault, Report
 
 DAMAGED = 3
 
@@ -44,7 +44,7 @@ def verify(
 def _look(stream: str, quick: bool, quiet: bool) -> Report:
     from mdsmix.report.progress import watching
     from mdsmix.shards.published import find_published
-    from mdsmix.shards.verify import verify
+    from mdsmix.shards.verification import verify
     from mdsmix.storage import locate
 
     folder = find_published(locate(stream))

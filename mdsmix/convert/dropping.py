@@ -30,8 +30,7 @@ from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.unit import open_tokenizer_backend
 from mdsmix.convert.work import Work
 from mdsmix.encode.pretrained import keep_in_cache
-from mdsmix.engines.attempts import Attempt
-from mdsmix.engines.base import Reporter
+from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.fingerprints import Fingerprints as Seen
 from mdsmix.kinds.reading import open_hashing

@@ -9,11 +9,11 @@ from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.outcome import Watcher
 from mdsmix.convert.planning import Options, StreamPlan
 from mdsmix.encode.counting import BYTES, processes, shared
-from mdsmix.engines.base import Engine
 from mdsmix.engines.limits import cpu_count, default_cap
-from mdsmix.engines.local import LocalEngine, PoolSettings
+from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.memory import is_told
 from mdsmix.engines.ray_cluster import address_of
+from mdsmix.engines.tasks import Engine
 from mdsmix.recipe import Recipe
 
 UNTOLD = (

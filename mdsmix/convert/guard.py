@@ -13,9 +13,9 @@ from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import FOLDER, is_of_earlier
 from mdsmix.convert.target_state import TargetState
 from mdsmix.errors import Damaged, Earlier, RecipeError, Unreachable
-from mdsmix.shards.links import refuse_links
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.quarantined import QUARANTINE
+from mdsmix.shards.shard_files import refuse_links
 from mdsmix.shards.side_files import SourceEntry
 from mdsmix.sources import Content, SourceFile, Unit
 from mdsmix.storage import Location

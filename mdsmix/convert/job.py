@@ -17,8 +17,8 @@ from mdsmix.kinds import Kind, kind_of, kind_of_stream
 from mdsmix.kinds.registry import fields_parsed, fields_read, image_fields, make_encoding
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
-from mdsmix.shards.mds import Layout
 from mdsmix.shards.published import version_folder, versions
+from mdsmix.shards.shard_layout import Layout
 from mdsmix.storage import Location, locate
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from mdsmix.convert.damage import SHARD
 from mdsmix.shards.index import BASENAME
 from mdsmix.shards.published import named_version, versions
+from mdsmix.shards.shard_files import REPLACED
 from mdsmix.shards.side_files import NAMES as NAMED_FILES
-from mdsmix.shards.writing import REPLACED
 from mdsmix.storage import Location, Stat
 
 THREADS = 16

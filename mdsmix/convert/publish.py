@@ -22,7 +22,7 @@ from mdsmix.shards.ids import named_anew
 from mdsmix.shards.index import Index, make_index
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, UnitShards
-from mdsmix.shards.shardfiles import distinct, store_shards
+from mdsmix.shards.shard_files import distinct, store_shards
 from mdsmix.shards.side_files import LISTED, SourceEntry, store_sources
 from mdsmix.words import likest_first, listed
 

@@ -17,12 +17,17 @@ from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.index import Index, find_index
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.links import refuse_links
 from mdsmix.shards.manifest import Manifest, read_manifest
-from mdsmix.shards.publication import Revision, publish_in_place, refuse_crossed, swap
 from mdsmix.shards.published import named_version
-from mdsmix.shards.shardfiles import copy_missing
-from mdsmix.shards.writing import REPLACED, keep_index, superseded, write_if_new
+from mdsmix.shards.revisions import Revision, publish_in_place, refuse_crossed, swap
+from mdsmix.shards.shard_files import (
+    REPLACED,
+    copy_missing,
+    keep_index,
+    refuse_links,
+    superseded,
+    write_if_new,
+)
 from mdsmix.storage import Location, together
 
 

@@ -18,7 +18,7 @@ import xxhash
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.quarantined import QUARANTINE, read_lines, read_quarantine
-from mdsmix.shards.writing import write_if_new
+from mdsmix.shards.shard_files import write_if_new
 from mdsmix.sources import BadRecord, Window
 from mdsmix.storage import Location, together
 

@@ -26,7 +26,7 @@ from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.published import named_version, versions, working_folder
 from mdsmix.shards.side_files import is_named_file
-from mdsmix.shards.verify import Fault, Report, verify
+from mdsmix.shards.verification import Fault, Report, verify
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Location, locate
 

@@ -37,8 +37,8 @@ from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.convert.work import Work
 from mdsmix.convert.work_units import do_units, publish_bad
 from mdsmix.encode.backends import known_unequal
-from mdsmix.engines.base import Engine
 from mdsmix.engines.ray_cluster import address_of
+from mdsmix.engines.tasks import Engine
 from mdsmix.errors import MdsmixError, all_of
 from mdsmix.recipe import Recipe
 from mdsmix.shards.index import Index, read_index

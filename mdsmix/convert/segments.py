@@ -20,7 +20,7 @@ import xxhash
 
 from mdsmix.convert.ledger import FOLDER, UnitRecord, decompressed, parse_record
 from mdsmix.errors import Unreachable
-from mdsmix.shards.writing import write_if_new
+from mdsmix.shards.shard_files import write_if_new
 from mdsmix.storage import Location, together
 
 NAME = re.compile(r"([0-9a-f]{32})\.segment")

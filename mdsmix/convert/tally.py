@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from mdsmix.convert.image_stamps import cut_by_images
 from mdsmix.convert.quarantine import PackedRecords, described
 from mdsmix.encode.encoded import Encoded
-from mdsmix.engines.attempts import CRASHED, Attempt, pieces, place
-from mdsmix.engines.base import Reporter
+from mdsmix.engines.tasks import CRASHED, Attempt, Reporter, pieces, place
 from mdsmix.kinds.membership import RecordSample
 from mdsmix.shards.counts import NOT_SAMPLED, Records
 from mdsmix.sources import BadRecord, RecordBatch

@@ -25,15 +25,14 @@ from mdsmix.convert.stored import UnitResult, tokens_of
 from mdsmix.convert.tally import Pace, Tally
 from mdsmix.convert.tokenizer_folder import at_hand
 from mdsmix.encode.backends import Backend, open_backend
-from mdsmix.engines.attempts import Attempt, skipped
-from mdsmix.engines.base import Reporter
+from mdsmix.engines.tasks import Attempt, Reporter, skipped
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.assemble import Assembler
 from mdsmix.kinds.fingerprints import Fingerprints
 from mdsmix.kinds.reading import Reading, open_reading
 from mdsmix.shards.ids import RowIds
 from mdsmix.shards.index import Shard
-from mdsmix.shards.shardfiles import store_shards
+from mdsmix.shards.shard_files import store_shards
 from mdsmix.sources import (
     Content,
     Digests,

@@ -11,7 +11,7 @@ from mdsmix.convert.keys import Dropped
 from mdsmix.convert.outcome import Watcher
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import StoredUnits
-from mdsmix.engines.base import Engine, Task
+from mdsmix.engines.tasks import Engine, Task
 from mdsmix.sources import Unit
 
 R = TypeVar("R")

@@ -18,14 +18,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mdsmix import __version__
-from mdsmix.engines.base import OnProgress, R, Say, Task
 from mdsmix.engines.hang import SILENT_SECONDS
-from mdsmix.engines.local import PoolSettings
+from mdsmix.engines.local_engine import PoolSettings, said_once
 from mdsmix.engines.memory import own
 from mdsmix.engines.ray_cluster import connected, head_answers, terminable_later
 from mdsmix.engines.ray_node import STOP, Beat, NodeSettings, actor
-from mdsmix.engines.telling import said_once
-from mdsmix.engines.worker import GRACE_SECONDS
+from mdsmix.engines.tasks import OnProgress, R, Say, Task
+from mdsmix.engines.workers import GRACE_SECONDS
 from mdsmix.errors import Denied, MdsmixError, RecipeError, Unreachable
 from mdsmix.storage import Location
 from mdsmix.words import listed, plural

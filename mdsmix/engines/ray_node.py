@@ -21,10 +21,10 @@ from socket import gethostname
 from typing import Any
 
 from mdsmix.encode.counting import shared
-from mdsmix.engines.channel import sendable
 from mdsmix.engines.hang import SILENT_SECONDS
 from mdsmix.engines.limits import LEAST_BYTES, default_cap
-from mdsmix.engines.local import LocalEngine, PoolSettings, WorkerPool
+from mdsmix.engines.local_engine import LocalEngine, PoolSettings, WorkerPool
+from mdsmix.engines.workers import sendable
 from mdsmix.errors import Unreachable
 from mdsmix.storage import Location
 

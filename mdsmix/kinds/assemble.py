@@ -16,8 +16,8 @@ from mdsmix.encode.encoded import Encoded
 from mdsmix.kinds.packing import best_fit
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals, histogram
-from mdsmix.shards.mds import Layout, Rows, fixed_rows, lay_out
-from mdsmix.shards.turns import STARTS
+from mdsmix.shards.shard_layout import Layout, Rows, fixed_rows, lay_out
+from mdsmix.shards.token_ids import STARTS
 
 
 class Assembled(NamedTuple):

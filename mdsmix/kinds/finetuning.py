@@ -26,7 +26,7 @@ from mdsmix.kinds.kind import Kind
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Encoding
-from mdsmix.shards.tokens import Tokens
+from mdsmix.shards.token_ids import Tokens
 
 WINDOW_BYTES = 16 << 20
 """Half a second to two seconds of work. 100 MB of chats are 6 units: two workers take 2.6 s for them, where 96 MiB (2 units, one of 5 MB)

@@ -27,7 +27,7 @@ from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES
 from mdsmix.shards.counts import Totals
-from mdsmix.shards.mds import SHARD_BYTES, Layout, Rows
+from mdsmix.shards.shard_layout import SHARD_BYTES, Layout, Rows
 from mdsmix.words import hint
 
 COLUMNS = {"images": "list[jpeg]", "sizes": "json", "turns": "json"}

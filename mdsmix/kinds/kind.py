@@ -21,9 +21,8 @@ from mdsmix.kinds.assemble import Assembler, PackedRows, SampleRows
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Encoding
-from mdsmix.shards.mds import Layout
-from mdsmix.shards.tokens import Tokens
-from mdsmix.shards.turns import PACKED, STARTS, documents_of, layout_of, turns_of
+from mdsmix.shards.shard_layout import Layout
+from mdsmix.shards.token_ids import PACKED, STARTS, Tokens, documents_of, layout_of, turns_of
 from mdsmix.sources import WINDOW_BYTES
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Document
-from mdsmix.shards.mds import Layout
-from mdsmix.shards.tokens import Tokens
+from mdsmix.shards.shard_layout import Layout
+from mdsmix.shards.token_ids import Tokens
 
 SPECIAL = "special_token_in_text"
 

@@ -25,7 +25,7 @@ from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.registry import kind_of
 from mdsmix.record import PicturedConversation
 from mdsmix.shards.manifest import Encoding
-from mdsmix.shards.turns import turns_of
+from mdsmix.shards.token_ids import turns_of
 from mdsmix.storage import locate
 
 LONGEST = 1 << 20

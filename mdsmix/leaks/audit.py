@@ -19,9 +19,8 @@ from mdsmix.leaks.items import LENGTH, EvaluationSample, Items
 from mdsmix.leaks.scan import Scanned, scan
 from mdsmix.mix.streams import Stream
 from mdsmix.ragged import Ragged
-from mdsmix.shards.tokens import token_columns, tokens_of
-from mdsmix.shards.turns import PACKED, layout_of, turns_of
-from mdsmix.shards.whole import read_whole
+from mdsmix.shards.shard_samples import read_whole
+from mdsmix.shards.token_ids import PACKED, layout_of, token_columns, tokens_of, turns_of
 
 COMMON = 10
 "Samples of a stream, or of the evaluations, beyond which a gram that stands in them is left out."

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import Shard
-from mdsmix.shards.tokens import Tokens
-from mdsmix.shards.turns import PACKED, layout_of
+from mdsmix.shards.token_ids import PACKED, Tokens, layout_of
 
 Hashes = NDArray[np.uint64]
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)

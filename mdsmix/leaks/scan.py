@@ -21,9 +21,8 @@ from mdsmix.leaks.grams import rows_of
 from mdsmix.leaks.items import Int, Items
 from mdsmix.shards.index import Shard
 from mdsmix.shards.published import Published
-from mdsmix.shards.tokens import token_columns, tokens_of
-from mdsmix.shards.turns import PACKED, layout_of
-from mdsmix.shards.whole import read_whole
+from mdsmix.shards.shard_samples import read_whole
+from mdsmix.shards.token_ids import PACKED, layout_of, token_columns, tokens_of
 from mdsmix.storage import Location
 
 MOST_HELD = 10

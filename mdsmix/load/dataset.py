@@ -14,7 +14,7 @@ from mdsmix.load.internals import ShardKeeper
 from mdsmix.load.state_lock import KEY, judge, lock_of, must_be_state, tell_unlocked
 from mdsmix.load.stream import CheckedStream, reason
 from mdsmix.load.training_rows import Row, RowRules, row_of
-from mdsmix.shards.turns import IMAGES, PACKED
+from mdsmix.shards.token_ids import IMAGES, PACKED
 from mdsmix.training.lock import LoaderLock
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mdsmix.encode.targets import Targets
 from mdsmix.errors import MixRefused
-from mdsmix.shards.turns import (
+from mdsmix.shards.token_ids import (
     PACKED,
     Document,
     Turn,

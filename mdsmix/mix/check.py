@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.shares_table import shares_json
 from mdsmix.mix.streams import Mix
-from mdsmix.shards.verify import verify
+from mdsmix.shards.verification import verify
 from mdsmix.table import as_json
 from mdsmix.training.findings import CHECKS, Check, Finding
 from mdsmix.words import plural

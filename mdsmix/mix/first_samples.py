@@ -12,7 +12,7 @@ from mdsmix.encode.targets import Labels, Targets, Turns, label
 from mdsmix.errors import MixRefused
 from mdsmix.mix.streams import Loader, Stream
 from mdsmix.ragged import Ragged
-from mdsmix.shards.turns import Ids, Turn, layout_of, turns_of
+from mdsmix.shards.token_ids import Ids, Turn, layout_of, turns_of
 
 TOKEN_COLUMNS = ("tokens", "input_ids", "labels")
 

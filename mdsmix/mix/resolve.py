@@ -32,7 +32,7 @@ from mdsmix.shards.published import (
     read_in,
     read_published,
 )
-from mdsmix.shards.turns import PACKED, layout_of
+from mdsmix.shards.token_ids import PACKED, layout_of
 from mdsmix.storage import Location, locate, together
 from mdsmix.training.keys import OWN
 from mdsmix.training.read import parse, read_text, unresolved

@@ -19,7 +19,7 @@ from mdsmix.mix.changes import ConfigChange
 from mdsmix.mix.model import find_tokenizer, pretrained_name
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.shards.published import Published
-from mdsmix.shards.verify import Report
+from mdsmix.shards.verification import Report
 from mdsmix.storage import Location, together
 from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml
 from mdsmix.words import does
@@ -47,7 +47,7 @@ class Stream(StreamSection, Published):
 
     @cached_property
     def head(self) -> Head:
-        from mdsmix.shards.sample import read_head
+        from mdsmix.shards.shard_samples import read_head
 
         if self.survey or not self.shards or not self.holds(self.shards[0]):
             return Head()

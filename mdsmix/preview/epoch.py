@@ -22,7 +22,7 @@ from mdsmix.mix.first_samples import row_length
 from mdsmix.mix.stream_counts import tokens_of, trained_of
 from mdsmix.mix.streams import Loader, Stream
 from mdsmix.preview.reading import ShardReader
-from mdsmix.shards.turns import has_images
+from mdsmix.shards.token_ids import has_images
 from mdsmix.table import Estimate, is_known
 
 Floats = NDArray[np.float64]

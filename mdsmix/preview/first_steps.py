@@ -29,7 +29,7 @@ from mdsmix.preview.rows import (
     rows_of,
     slots_of,
 )
-from mdsmix.shards.turns import layout_of
+from mdsmix.shards.token_ids import layout_of
 
 
 def preview(mix: Mix, asked: Asked) -> Preview:

@@ -17,7 +17,7 @@ from mdsmix.load.training_rows import Row, RowRules
 from mdsmix.load.vision import expanded
 from mdsmix.mix.checks.images import planned_for, processor_hash
 from mdsmix.mix.streams import Mix, Stream
-from mdsmix.shards.turns import has_images
+from mdsmix.shards.token_ids import has_images
 from mdsmix.words import does
 
 

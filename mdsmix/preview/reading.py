@@ -18,7 +18,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.load.layout import SampleAt
 from mdsmix.mix.streams import Stream
 from mdsmix.shards.index import Shard
-from mdsmix.shards.sample import can_unpack, read_samples, sample_runs, sample_table
+from mdsmix.shards.shard_samples import can_unpack, read_samples, sample_runs, sample_table
 from mdsmix.storage import together
 from mdsmix.words import plural
 

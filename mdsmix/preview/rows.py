@@ -17,7 +17,7 @@ from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import IGNORED, Row, RowRules, row_of
 from mdsmix.preview.image_lengths import Images
 from mdsmix.preview.reading import Sample
-from mdsmix.shards.turns import turns_of
+from mdsmix.shards.token_ids import turns_of
 
 
 class SampleRow(Row):

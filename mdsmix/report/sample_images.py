@@ -10,7 +10,7 @@ from typing import Any
 from mdsmix.errors import Unreachable
 from mdsmix.kinds import stored_pieces
 from mdsmix.shards.manifest import Manifest
-from mdsmix.shards.turns import has_images
+from mdsmix.shards.token_ids import has_images
 from mdsmix.words import plural
 
 FORMATS = {

@@ -21,7 +21,7 @@ from mdsmix.kinds import Piece, kind_of, stored_pieces
 from mdsmix.kinds.kind import runs
 from mdsmix.report.show import Run
 from mdsmix.shards.manifest import Manifest
-from mdsmix.shards.turns import PACKED, documents_of, layout_of
+from mdsmix.shards.token_ids import PACKED, documents_of, layout_of
 from mdsmix.words import WRITTEN, plural, printable
 
 TRAINED, CONTROL, DOCUMENT = "⟦⟧", "⟨⟩", "⟪⟫"

@@ -15,7 +15,7 @@ from mdsmix.report.segments import Sample, as_shown
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.published import Published
-from mdsmix.shards.sample import read_head, sample_sizes
+from mdsmix.shards.shard_samples import read_head, sample_sizes
 from mdsmix.storage import together
 from mdsmix.words import plural
 

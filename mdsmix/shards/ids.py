@@ -19,9 +19,9 @@ from mdsmix.errors import Damaged
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import Shard
 from mdsmix.shards.published import Published
-from mdsmix.shards.sample import decompressed
+from mdsmix.shards.shard_files import write_once
+from mdsmix.shards.shard_samples import decompressed
 from mdsmix.shards.side_files import SideFile
-from mdsmix.shards.writing import write_once
 from mdsmix.storage import Location
 
 KIND = "ids"

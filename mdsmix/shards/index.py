@@ -18,7 +18,7 @@ import xxhash
 from mdsmix import typed
 from mdsmix.errors import Unreachable
 from mdsmix.shards.codecs import CODECS
-from mdsmix.shards.mds import Column, Layout
+from mdsmix.shards.shard_layout import Column, Layout
 from mdsmix.storage import Location, Stat
 
 BASENAME = "index.json"

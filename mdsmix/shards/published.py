@@ -20,7 +20,7 @@ from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.contradictions import Contradiction, contradictions
 from mdsmix.shards.index import BASENAME, Index, Shard, find_index, read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
-from mdsmix.shards.sample import read_sample
+from mdsmix.shards.shard_samples import read_sample
 from mdsmix.storage import Location, Stat
 
 LIMITED = re.compile(r"limit-\d+")

@@ -19,9 +19,9 @@ import xxhash
 from mdsmix import typed
 from mdsmix.errors import Damaged
 from mdsmix.shards.index import StoredFile
-from mdsmix.shards.mds import HASHES
-from mdsmix.shards.sample import decompressed
-from mdsmix.shards.writing import write_once
+from mdsmix.shards.shard_files import write_once
+from mdsmix.shards.shard_layout import HASHES
+from mdsmix.shards.shard_samples import decompressed
 from mdsmix.storage import Location, together
 
 NAMES = {

@@ -14,8 +14,7 @@ import numpy as np
 
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import Index, Shard, parse_index
-from mdsmix.shards.sample import decode_sample
-from mdsmix.shards.whole import read_whole
+from mdsmix.shards.shard_samples import decode_sample, read_whole
 from mdsmix.sources import items
 from mdsmix.sources.base import Block, Format
 from mdsmix.sources.items import Item

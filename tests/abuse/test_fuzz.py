@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import parse_index, read_index
 from mdsmix.shards.manifest import parse_manifest
-from mdsmix.shards.sample import read_head
-from mdsmix.shards.whole import read_whole
+from mdsmix.shards.shard_samples import read_head, read_whole
 from mdsmix.sources import find, plan, read
 from mdsmix.storage import locate
 from tests.published import CONCAT, TOKEN_ROW, TURNS, TURNS_ROW, publish

@@ -16,7 +16,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import read_manifest
-from mdsmix.shards.whole import read_whole
+from mdsmix.shards.shard_samples import read_whole
 from mdsmix.storage import locate
 from tests.converting import lying_at
 from tests.published import CONCAT, LENGTH, TOKENIZER, publish

@@ -11,9 +11,8 @@ from typing import Any
 
 import xxhash
 
-from mdsmix.engines.attempts import Attempt, Place
-from mdsmix.engines.base import OnProgress, Reporter, Say
 from mdsmix.engines.ray_engine import RayEngine, RayRun
+from mdsmix.engines.tasks import Attempt, OnProgress, Place, Reporter, Say
 from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS
 

@@ -19,8 +19,8 @@ import pytest
 from mdsmix.convert.planning import Options
 from mdsmix.convert.run import convert
 from mdsmix.engines import ray_engine
-from mdsmix.engines.attempts import Attempt, Place
 from mdsmix.engines.ray_engine import RayEngine, RaySettings
+from mdsmix.engines.tasks import Attempt, Place
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.storage.local import LocalPath

@@ -13,8 +13,7 @@ from typing import Any
 from mdsmix.convert import unit
 from mdsmix.convert.planning import Options
 from mdsmix.convert.run import convert
-from mdsmix.engines.attempts import Attempt
-from mdsmix.engines.base import Engine, OnProgress, Reporter
+from mdsmix.engines.tasks import Attempt, Engine, OnProgress, Reporter
 from mdsmix.kinds import open_recipe
 from mdsmix.load import build_loader
 from tests import converting

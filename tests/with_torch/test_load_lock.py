@@ -21,7 +21,7 @@ from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import MixLoader, build_loader
 from mdsmix.load.state_lock import KEY, lock_of
 from mdsmix.shards.index import read_index
-from mdsmix.shards.sample import read_head
+from mdsmix.shards.shard_samples import read_head
 from mdsmix.storage import locate
 from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 from tests.with_torch.load_streams import IDS, config, write_stream

@@ -13,10 +13,10 @@ from streaming import MDSWriter
 from streaming.base.compression import get_compressions
 
 from mdsmix.ragged import Ragged
-from mdsmix.shards import mds
+from mdsmix.shards import shard_layout as mds
 from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index
-from mdsmix.shards.mds import HASHES, Layout, Rows, fixed_rows, lay_out, shard_parts, split
-from mdsmix.shards.shardfiles import store_shards
+from mdsmix.shards.shard_files import store_shards
+from mdsmix.shards.shard_layout import HASHES, Layout, Rows, fixed_rows, lay_out, shard_parts, split
 from mdsmix.storage import locate
 
 RNG = np.random.default_rng(7)

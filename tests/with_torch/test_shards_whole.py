@@ -14,9 +14,8 @@ from streaming.base.format.mds.encodings import mds_encode
 from mdsmix.errors import Unreachable
 from mdsmix.shards.codecs import decode_value
 from mdsmix.shards.index import Shard, StoredFile, read_index
-from mdsmix.shards.mds import Layout
-from mdsmix.shards.sample import decode_sample
-from mdsmix.shards.whole import read_whole
+from mdsmix.shards.shard_layout import Layout
+from mdsmix.shards.shard_samples import decode_sample, read_whole
 from mdsmix.storage import locate
 
 COLUMNS = {"id": "int", "n": "uint8", "square": "ndarray:int32:2,3", "text": "str"}

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from mdsmix.kinds import kind_of
 from mdsmix.mix.streams import Loader, Mix, Stream, listed, names
-from mdsmix.shards.turns import PACKED, has_images
+from mdsmix.shards.token_ids import PACKED, has_images
 from mdsmix.training.findings import Finding, check_loaders, check_streams
 from mdsmix.training.keys import OWN
 from mdsmix.words import does

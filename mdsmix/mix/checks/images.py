@@ -21,7 +21,7 @@ from mdsmix.errors import MdsmixError
 from mdsmix.kinds.processor_proof import difference, row_of
 from mdsmix.mix.streams import Loader, Mix, Stream, listed, names
 from mdsmix.recipe.rules import PROCESSOR_FOLDER
-from mdsmix.shards.turns import has_images
+from mdsmix.shards.token_ids import has_images
 from mdsmix.storage import Location
 from mdsmix.training.findings import Finding, check_loaders
 from mdsmix.words import does

@@ -10,7 +10,7 @@ from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.streams import Loader, Mix, Stream, listed, names
 from mdsmix.shards.manifest import Encoding
-from mdsmix.shards.turns import PACKED, layout_of
+from mdsmix.shards.token_ids import PACKED, layout_of
 from mdsmix.training.findings import Finding, check, check_streams
 from mdsmix.training.keys import OWN
 from mdsmix.words import does, spelled

@@ -14,7 +14,7 @@ from mdsmix.shards.contradictions import (
     TWICE,
     Contradiction,
 )
-from mdsmix.shards.verify import BAD_RECORDS, CONTENTS, Fault
+from mdsmix.shards.verification import BAD_RECORDS, CONTENTS, Fault
 from mdsmix.training.findings import Finding, Severity, check_streams
 from mdsmix.words import plural
 

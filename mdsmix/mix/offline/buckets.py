@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.mix.offline.draw import Keys, random_keys
-from mdsmix.shards.mds import Rows
-from mdsmix.shards.whole import Samples
+from mdsmix.shards.shard_layout import Rows
+from mdsmix.shards.shard_samples import Samples
 
 CHUNK = 1 << 12
 "4,096 samples are joined at a time: their copy is a few MB, and the objects that slicing makes are few."

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from mdsmix.encode.processor import Counter
 from mdsmix.kinds import kind_of
-from mdsmix.shards.cells import Cells, bytes_at, cells
 from mdsmix.shards.counts import Totals, histogram
 from mdsmix.shards.index import Shard
 from mdsmix.shards.manifest import Manifest
-from mdsmix.shards.tokens import Tokens
-from mdsmix.shards.whole import Samples
+from mdsmix.shards.shard_samples import Cells, Samples, bytes_at, cells
+from mdsmix.shards.token_ids import Tokens
 
 
 def count(tokens: Tokens, copies: NDArray[np.int64], manifest: Manifest | None) -> Totals:

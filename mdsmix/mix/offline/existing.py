@@ -19,8 +19,8 @@ from mdsmix.mix.offline.mix_plan import MixPlan
 from mdsmix.mix.streams import Stream
 from mdsmix.recipe import Recipe
 from mdsmix.shards.index import BASENAME, read_index
-from mdsmix.shards.links import refuse_links
 from mdsmix.shards.manifest import Mixed
+from mdsmix.shards.shard_files import refuse_links
 from mdsmix.storage import Location
 
 RECORD = ".mdsmix/mixed"

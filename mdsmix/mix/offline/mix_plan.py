@@ -20,8 +20,8 @@ from mdsmix.mix.draws import draws_of
 from mdsmix.mix.offline.manifests import merged
 from mdsmix.mix.streams import Mix, Stream
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, TokenizerCard
-from mdsmix.shards.mds import Layout
-from mdsmix.shards.turns import has_images
+from mdsmix.shards.shard_layout import Layout
+from mdsmix.shards.token_ids import has_images
 from mdsmix.training.findings import CHECKS, Finding
 
 BUCKET_BYTES = 120 << 20

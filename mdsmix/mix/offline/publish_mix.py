@@ -16,9 +16,8 @@ from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, make_index
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, UnitShards
-from mdsmix.shards.publication import publish_in_place
-from mdsmix.shards.shardfiles import copy_missing, distinct, store_shards
-from mdsmix.shards.writing import write_if_new
+from mdsmix.shards.revisions import publish_in_place
+from mdsmix.shards.shard_files import copy_missing, distinct, store_shards, write_if_new
 from mdsmix.storage import Location
 
 

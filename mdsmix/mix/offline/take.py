@@ -22,9 +22,8 @@ from mdsmix.mix.streams import Stream
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.index import Shard
 from mdsmix.shards.manifest import Mixed
-from mdsmix.shards.tokens import tokens_of
-from mdsmix.shards.turns import has_images
-from mdsmix.shards.whole import Samples, read_whole
+from mdsmix.shards.shard_samples import Samples, read_whole
+from mdsmix.shards.token_ids import has_images, tokens_of
 
 Told = Callable[[int, int], None]
 "Is told how many more bytes and tokens were dealt with."

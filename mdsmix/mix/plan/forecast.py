@@ -23,9 +23,9 @@ from mdsmix.recipe.taking import taken
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard
-from mdsmix.shards.mds import SHARD_BYTES, SHARD_ROWS, Layout
 from mdsmix.shards.published import Published
-from mdsmix.shards.shardfiles import compressed
+from mdsmix.shards.shard_files import compressed
+from mdsmix.shards.shard_layout import SHARD_BYTES, SHARD_ROWS, Layout
 from mdsmix.sources import SourceFile
 from mdsmix.storage import locate
 from mdsmix.words import plural

@@ -24,7 +24,7 @@ from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.index import Index
 from mdsmix.shards.lease import Lease, await_others
 from mdsmix.shards.manifest import parse_manifest
-from mdsmix.shards.writing import keep_index
+from mdsmix.shards.shard_files import keep_index
 from mdsmix.storage import Location
 
 TRIES = 10

@@ -1,24 +1,34 @@
-"""The engine of one machine: tasks over local processes.
-
-A worker lives from task to task and from stream to stream, because its tokenizer remembers words; one that has grown by
-LIFE_BYTES, or beyond its share of the memory, ends after its task, which gives that memory back. Where a worker dies or hangs,
-its task is tried again by another. Results come in the order in which tasks end, and whoever takes them sorts them, so no byte depends on the number of processes.
-"""
+"""What many workers have to say at one moment: all of them wait for one store."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from mdsmix.engines.attempts import ELSEWHERE, Attempt, End, after_death
-from mdsmix.engines.base import OnProgress, R, Say, Task
 from mdsmix.engines.memory import PERIOD, MemoryBudget
-from mdsmix.engines.telling import said_once
-from mdsmix.engines.worker import Worker, start_worker, stop_all
+from mdsmix.engines.tasks import ELSEWHERE, Attempt, End, OnProgress, R, Say, Task, after_death
+from mdsmix.engines.workers import Worker, start_worker, stop_all
+
+SAID_AGAIN = 60.0
+"Seconds within which the same sentence of another worker is not repeated."
+
+
+def said_once(say: Say) -> Callable[[str, str], None]:
+    """Says where a worker is and its sentence, unless another one has just said the same of itself."""
+    said: dict[str, float] = {}
+
+    def saying(where: str, sentence: str) -> None:
+        now = time.monotonic()
+        if now - said.get(sentence, -SAID_AGAIN) >= SAID_AGAIN:
+            said[sentence] = now
+            say(where + sentence)
+
+    return saying
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

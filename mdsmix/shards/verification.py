@@ -7,6 +7,7 @@ finds what is missing or cut off. Loss tokens and other counts that the samples 
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from mdsmix.errors import Earlier, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
+from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.contradictions import (
     BESIDE,
     CONTRADICTS,
@@ -24,14 +26,21 @@ from mdsmix.shards.contradictions import (
     Contradiction,
     contradictions,
 )
-from mdsmix.shards.counts import Totals
-from mdsmix.shards.decode import decode
+from mdsmix.shards.counts import Totals, histogram
 from mdsmix.shards.index import Shard, StoredFile, find_description, parse_index, read_description
 from mdsmix.shards.manifest import Manifest, parse_manifest, read_manifest
 from mdsmix.shards.published import working_folder
 from mdsmix.shards.quarantined import QUARANTINE, read_quarantine
-from mdsmix.shards.sample import can_unpack
-from mdsmix.shards.whole import check_stored, samples_of
+from mdsmix.shards.shard_samples import (
+    Samples,
+    array_dtype,
+    can_unpack,
+    cells,
+    check_stored,
+    payload,
+    samples_of,
+)
+from mdsmix.shards.token_ids import token_columns, tokens_of
 from mdsmix.storage import Location
 
 CONTENTS, BAD_RECORDS = "shard-contents", "quarantine"
@@ -252,3 +261,41 @@ def _look_once(folder: Location, shard: Shard) -> _Inside:
         return _Inside(file=at.name, totals=decode(shard, samples_of(shard, data)))
     except Exception as error:  # whatever a decoder makes of damaged bytes
         return _Inside(file=at.name, problem=str(error).rstrip(".") or type(error).__name__)
+
+
+def decode(shard: Shard, samples: Samples) -> Totals | None:
+    """What the samples of a shard come to, None where they hold no ids; an error says what does not decode."""
+    _check_settings(shard, samples)
+    counted = token_columns(shard)
+    for part in cells(shard, samples):
+        codec, settings = codec_of(part.column.encoding)
+        if part.column.name in counted or not codec.is_decoded:
+            continue
+        if array_dtype(part.column):
+            payload(samples, part)
+            continue
+        for start, stop in zip(part.starts.tolist(), part.stops.tolist(), strict=True):
+            codec.decode(settings, samples.data[start:stop])
+    tokens = tokens_of(shard, samples)
+    if tokens is None:
+        return Totals() if counted else None
+    ids, lengths = tokens.ids.values, tokens.ids.lengths
+    return Totals(
+        samples=len(samples),
+        tokens=len(ids),
+        largest_id=int(ids.max()) if len(ids) else -1,
+        longest=int(lengths.max()),
+        lengths=histogram(lengths),
+        documents=0 if tokens.trained is None else len(tokens.responses),
+    )
+
+
+def _check_settings(shard: Shard, samples: Samples) -> None:
+    """A shard says itself which columns it has, between its table of samples and the first of them."""
+    head = samples.data[4 * (len(samples) + 2) : int(samples.offsets[0])]
+    said = json.loads(head)
+    for what in ("column_names", "column_encodings", "column_sizes"):
+        if said[what] != getattr(shard, what):
+            raise ValueError(
+                f"its {what} are {said[what]}, and its index says {getattr(shard, what)}"
+            )
