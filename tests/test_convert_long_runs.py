@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mdsmix.engines import local_engine as local
-from mdsmix.engines import worker
+from mdsmix.engines import workers as worker
 from tests.converting import documents, files, run_recipe, windows, write_jsonl, write_recipe
 
 UNITS = 40

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from mdsmix.encode.backends import Unequal
-from mdsmix.engines import worker
 from mdsmix.engines import workers as channel
+from mdsmix.engines import workers as worker
 from mdsmix.engines.local_engine import LocalEngine, TaskQueue
 from mdsmix.engines.memory import HEADROOM, MemoryBudget, resident
 from mdsmix.engines.tasks import Attempt, End, Place, Reporter
