@@ -4,7 +4,7 @@
 
 Seconds are of the processor, so that a busy machine changes little; of a simulated store it is said what its answers would add.
 A case that takes more than its goal, in seconds or memory, ends the run with exit code 1. No source is converted: what a
-conversion would have left is written by the functions that write it (`finished.py`). docs/scale.md quotes the figures.
+conversion would have left is written by the functions that write it (`finished.py`). docs/many-machines.md quotes the figures.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ def test_parts_at_once_and_one_that_is_killed(
     assert published(tmp_path / "mix") == expected
 
 
-PAGE = (ROOT / "docs/arrays.md").read_text("utf-8")
+PAGE = (ROOT / "docs/many-machines.md").read_text("utf-8")
 
 
 def test_the_slurm_script_of_the_docs_as_an_array_runs_it(
@@ -268,7 +268,7 @@ def test_the_slurm_script_of_the_docs_as_an_array_runs_it(
 
 
 def test_the_kubernetes_job_of_the_docs_is_one() -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    text, _ray = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     job = yaml.safe_load(text)
     assert kubernetes_validate.validate(job, kubernetes_validate.latest_version(), strict=True)
     job["spec"]["completionModes"] = "Indexed"
