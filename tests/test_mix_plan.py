@@ -20,7 +20,7 @@ from mdsmix.mix.plan.duration import of_yaml
 from mdsmix.mix.plan.figures import Plan, figures
 from mdsmix.mix.plan.forecast import forecast
 from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_plan
-from mdsmix.shards.published import Published
+from mdsmix.shards.published import Stream
 from mdsmix.sources import beginnings
 from mdsmix.table import UNKNOWN, Column, Estimate, cell_text, is_known
 from tests.converting import (
@@ -383,12 +383,12 @@ def corpus(tmp_path: Path) -> list[dict[str, str]]:
     return [{"text": "word " * int(rng.integers(1, 9) * (1 + n // 400))} for n in range(1600)]
 
 
-def _surveyed(recipe: Path, name: str = "a", *overrides: str) -> tuple[Published, Survey]:
+def _surveyed(recipe: Path, name: str = "a", *overrides: str) -> tuple[Stream, Survey]:
     opened = open_recipe(recipe, overrides)
     return forecast(opened, opened.streams[name])
 
 
-def totals_of(published: Published) -> Any:
+def totals_of(published: Stream) -> Any:
     assert published.manifest is not None
     return published.manifest.totals
 

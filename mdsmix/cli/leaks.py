@@ -9,7 +9,7 @@ import typer
 from mdsmix.cli.options import AsJson, decoder_option, echo_json
 
 if TYPE_CHECKING:
-    from mdsmix.mix.streams import Stream
+    from mdsmix.mix.streams import StreamInMix
 
 
 def leaks(
@@ -71,7 +71,9 @@ def leaks(
         show(*leaks_shown(found, decoder, samples))
 
 
-def _streams(targets: list[str], evaluations: list[str]) -> tuple[list[Stream], list[Stream]]:
+def _streams(
+    targets: list[str], evaluations: list[str]
+) -> tuple[list[StreamInMix], list[StreamInMix]]:
     """The training streams and the evaluation streams, each folder once."""
     from mdsmix.errors import RecipeError
     from mdsmix.mix.resolve import mix_of_streams, resolve

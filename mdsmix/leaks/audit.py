@@ -17,7 +17,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.leaks.grams import rows_of
 from mdsmix.leaks.items import LENGTH, EvaluationSample, Items
 from mdsmix.leaks.scan import Scanned, scan
-from mdsmix.mix.streams import Stream
+from mdsmix.mix.streams import StreamInMix
 from mdsmix.ragged import Ragged
 from mdsmix.shards.shard_samples import read_whole
 from mdsmix.shards.token_ids import PACKED, layout_of, token_columns, tokens_of, turns_of
@@ -64,8 +64,8 @@ class Leak:
 class Audit:
     """All that was found."""
 
-    evaluations: Sequence[Stream]
-    streams: Sequence[Stream]
+    evaluations: Sequence[StreamInMix]
+    streams: Sequence[StreamInMix]
     items: Items
     scanned: Sequence[Scanned]
     leaks: Sequence[Leak]
@@ -97,8 +97,8 @@ class Audit:
 
 
 def audit(
-    streams: Sequence[Stream],
-    evaluations: Sequence[Stream],
+    streams: Sequence[StreamInMix],
+    evaluations: Sequence[StreamInMix],
     common: int,
     begin: Callable[[str, int], None],
     on_progress: Callable[[int, int], None],
@@ -120,7 +120,7 @@ def audit(
     )
 
 
-def _refuse_others(streams: Sequence[Stream], evaluations: Sequence[Stream]) -> None:
+def _refuse_others(streams: Sequence[StreamInMix], evaluations: Sequence[StreamInMix]) -> None:
     """Ids of two tokenizers mean different texts."""
     every = [*streams, *evaluations]
     by = {s.trusted_manifest.tokenizer.hash: s for s in every if s.trusted_manifest}
@@ -133,7 +133,7 @@ def _refuse_others(streams: Sequence[Stream], evaluations: Sequence[Stream]) -> 
         )
 
 
-def load(evaluations: Sequence[Stream], common: int) -> Items:
+def load(evaluations: Sequence[StreamInMix], common: int) -> Items:
     """All samples of the evaluations; of packed rows each document."""
     parts, places = [Ragged(np.empty(0, np.int64), np.zeros(1, np.int64))], list[EvaluationSample]()
     for number, stream in enumerate(evaluations):
@@ -165,7 +165,7 @@ def load(evaluations: Sequence[Stream], common: int) -> Items:
     return Items(Ragged.concat(parts), places, common, tuple(images))
 
 
-def _refuse_large(stream: Stream) -> None:
+def _refuse_large(stream: StreamInMix) -> None:
     tokens = stream.trusted_manifest.totals.tokens if stream.trusted_manifest else 0
     if tokens > MOST_TOKENS:
         raise RecipeError(
@@ -268,6 +268,6 @@ def _around(ids: Ids, begin: int, length: int) -> tuple[Ids, Ids]:
     return ids[max(0, begin - CONTEXT) : begin], ids[end : end + CONTEXT]
 
 
-def _ids(stream: Stream, sample: int) -> Ids:
+def _ids(stream: StreamInMix, sample: int) -> Ids:
     """All tokens of a stored sample, prompts and responses in their order."""
     return np.concatenate([side for turn in turns_of(stream.read(sample)) for side in turn])

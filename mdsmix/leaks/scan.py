@@ -20,7 +20,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.leaks.grams import rows_of
 from mdsmix.leaks.items import Int, Items
 from mdsmix.shards.index import Shard
-from mdsmix.shards.published import Published
+from mdsmix.shards.published import Stream
 from mdsmix.shards.shard_samples import read_whole
 from mdsmix.shards.token_ids import PACKED, layout_of, token_columns, tokens_of
 from mdsmix.storage import Location
@@ -56,7 +56,7 @@ class _Found:
 
 
 def scan(
-    stream: Published,
+    stream: Stream,
     items: Items,
     common: int,
     on_progress: Callable[[int, int], None],
@@ -87,7 +87,7 @@ def scan(
     )
 
 
-def threads(stream: Published) -> int:
+def threads(stream: Stream) -> int:
     """As many as processors; with a store more, of which most wait for bytes. NumPy lets the others work meanwhile."""
     wanted = 8 if stream.folder.is_store else os.cpu_count() or 1
     return max(1, min(wanted, len(stream.shards)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mdsmix.mix.draws import delivered_of, draws_of
 from mdsmix.mix.first_samples import row_length
 from mdsmix.mix.stream_counts import cut_of, tokens_of, trained_of
-from mdsmix.mix.streams import Loader, Stream
+from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.table import Column, Table, about, is_known
 
 
@@ -36,7 +36,7 @@ class StreamInEpoch:
 
 
 def in_epoch(
-    stream: Stream, loader: Loader, drawn: int, delivered: int, eos: float = 0
+    stream: StreamInMix, loader: Loader, drawn: int, delivered: int, eos: float = 0
 ) -> StreamInEpoch:
     """`eos`: EOS tokens of all its samples that the loader adds."""
     samples = stream.index.samples

@@ -10,7 +10,7 @@ import numpy as np
 
 from mdsmix.encode.targets import Labels, Targets, Turns, label
 from mdsmix.errors import MixRefused
-from mdsmix.mix.streams import Loader, Stream
+from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.ragged import Ragged
 from mdsmix.shards.token_ids import Ids, Turn, layout_of, turns_of
 
@@ -31,14 +31,14 @@ class TokenSample(NamedTuple):
         return sum(len(part) for turn in self.turns for part in turn)
 
 
-def row_length(stream: Stream) -> int | None:
+def row_length(stream: StreamInMix) -> int | None:
     """Tokens in every row, where the columns fix it: `ndarray:<int>:<length>`."""
     encodings = [e for n, e in stream.columns.items() if n in TOKEN_COLUMNS]
     found = [re.fullmatch(r"ndarray:[^:]*:(\d+)", encoding) for encoding in encodings]
     return sum(int(each[1]) for each in found if each) if found and all(found) else None
 
 
-def token_samples(stream: Stream, loader: Loader) -> list[TokenSample]:
+def token_samples(stream: StreamInMix, loader: Loader) -> list[TokenSample]:
     """The first samples; one that has no ids, or holds other than it says, is left out."""
     dtype = str(loader.dataset.get("token_encoding_type", "int64"))
     found = []
@@ -59,7 +59,7 @@ def labels(found: Sequence[TokenSample], targets: Targets) -> Labels:
     return label(targets, Turns(ids, counts), None)
 
 
-def largest_id(stream: Stream, loader: Loader) -> int | None:
+def largest_id(stream: StreamInMix, loader: Loader) -> int | None:
     """The largest token id of the stream, or of its first samples."""
     if stream.trusted_manifest:
         return stream.trusted_manifest.totals.largest_id
@@ -67,7 +67,7 @@ def largest_id(stream: Stream, loader: Loader) -> int | None:
     return max(tops, default=None)
 
 
-def longest(stream: Stream, loader: Loader) -> int | None:
+def longest(stream: StreamInMix, loader: Loader) -> int | None:
     """Tokens of the longest sample, or of the longest of the first ones."""
     if stream.trusted_manifest:
         return stream.trusted_manifest.totals.longest
@@ -75,6 +75,6 @@ def longest(stream: Stream, loader: Loader) -> int | None:
     return fixed or max((s.length for s in token_samples(stream, loader)), default=None)
 
 
-def bytes_columns(stream: Stream) -> Sequence[str]:
+def bytes_columns(stream: StreamInMix) -> Sequence[str]:
     """Token columns without a dtype of their own, as older streams have them."""
     return [n for n in TOKEN_COLUMNS if stream.columns.get(n) == "bytes"]

@@ -16,7 +16,7 @@ import xxhash
 from mdsmix.errors import RecipeError
 from mdsmix.mix.draws import draws_of
 from mdsmix.mix.output import is_device
-from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.mix.streams import Loader, Mix, StreamInMix
 from mdsmix.shards.index import LARGEST
 from mdsmix.storage import locate
 from mdsmix.training.findings import Finding
@@ -58,7 +58,7 @@ def _loader(mix: Mix, loader: Loader) -> LoaderLock:
     )
 
 
-def _stream(stream: Stream, drawn: int) -> LockedStream:
+def _stream(stream: StreamInMix, drawn: int) -> LockedStream:
     words = [
         shard_word(
             shard.samples,

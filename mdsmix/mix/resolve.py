@@ -18,14 +18,14 @@ from mdsmix.kinds.survey import Survey
 from mdsmix.mix import sections
 from mdsmix.mix.node_tokenizer import home_of
 from mdsmix.mix.shares import apportion
-from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.mix.streams import Loader, Mix, StreamInMix
 from mdsmix.mix.unpublished import unpublished
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.read import parted
 from mdsmix.shards.index import BASENAME
 from mdsmix.shards.manifest import Encoding, TokenizerCard
 from mdsmix.shards.published import (
-    Published,
+    Stream,
     current,
     find_published,
     nothing_published,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 KEEP = "; `render-yaml --into FILE --keep-evals` keeps evaluations that are not the recipe's unseen"
 
 
-Surveyor = Callable[[Recipe, StreamSpec], tuple[Published, Survey]]
+Surveyor = Callable[[Recipe, StreamSpec], tuple[Stream, Survey]]
 "Tells of a stream that is not published how it would be, from a survey of its source."
 
 
@@ -145,7 +145,7 @@ def mix_of_yaml(path: str | os.PathLike[str], evals: Collection[str] | None = No
 def mix_of_streams(urls: Sequence[str]) -> Mix:
     """The mix of streams at these places, unweighted, under `text` where all hold plain tokens or text, `mdsmix` where one is packed,
     else `finetuning`."""
-    streams: dict[str, Stream] = {}
+    streams: dict[str, StreamInMix] = {}
     for url, stream in zip(urls, together(_at, urls), strict=True):
         if stream.folder.url in {other.folder.url for other in streams.values()}:
             raise RecipeError(f"{url} is named twice; name every stream once.")
@@ -176,7 +176,7 @@ def _settled(encodings: Iterable[Encoding]) -> dict[str, str]:
 def mix_of(
     config: Mapping[str, Any] | str,
     origin: str,
-    known: Mapping[str, Stream] | None = None,
+    known: Mapping[str, StreamInMix] | None = None,
     recipe: Recipe | None = None,
     into: str | None = None,
     evals: Collection[str] | None = None,
@@ -206,8 +206,8 @@ def mix_of(
     )
 
 
-def _loader(yaml: TrainingYaml, section: LoaderSection, known: Mapping[str, Stream]) -> Loader:
-    def stream(found: StreamSection) -> Stream:
+def _loader(yaml: TrainingYaml, section: LoaderSection, known: Mapping[str, StreamInMix]) -> Loader:
+    def stream(found: StreamSection) -> StreamInMix:
         opened = known.get(found.name)
         if opened and opened.settings == found.settings:
             return opened
@@ -223,7 +223,7 @@ def _loader(yaml: TrainingYaml, section: LoaderSection, known: Mapping[str, Stre
     return Loader(label=section.label, section=section.section, streams=streams)
 
 
-def _of_section(section: StreamSection) -> Stream:
+def _of_section(section: StreamSection) -> StreamInMix:
     name, settings = section.name, section.settings
     if not section.place:
         raise RecipeError(
@@ -250,7 +250,7 @@ def place_of(recipe: Recipe, spec: StreamSpec) -> str:
     return at if is_flat else f"{at}/{spec.split}"
 
 
-def _published(recipe: Recipe, spec: StreamSpec) -> Published | None:
+def _published(recipe: Recipe, spec: StreamSpec) -> Stream | None:
     """A stream of the recipe, where `place_of` says; None where it is to be converted first. The read that looks whether it is there
     opens it too."""
     place = locate(recipe.published(spec))
@@ -263,8 +263,8 @@ def _published(recipe: Recipe, spec: StreamSpec) -> Published | None:
 
 
 def _of_recipe(
-    recipe: Recipe, spec: StreamSpec, found: Published | None, survey: Survey | None
-) -> Stream:
+    recipe: Recipe, spec: StreamSpec, found: Stream | None, survey: Survey | None
+) -> StreamInMix:
     assert found is not None, "streams that are not published are surveyed or refused"
     place = locate(recipe.published(spec))
     root, split = (place, "") if found.folder == place else (found.folder.parent, found.folder.name)
@@ -274,9 +274,9 @@ def _of_recipe(
 
 
 def _stream(
-    name: str, found: Published, settings: Mapping[str, Any], is_sourced: bool = False
-) -> Stream:
-    return Stream(
+    name: str, found: Stream, settings: Mapping[str, Any], is_sourced: bool = False
+) -> StreamInMix:
+    return StreamInMix(
         name=name,
         folder=found.folder,
         index=found.index,
@@ -286,7 +286,7 @@ def _stream(
     )
 
 
-def _at(url: str) -> Stream:
+def _at(url: str) -> StreamInMix:
     """The stream that a user points at: by the folder of its split, the index in it, or the folder above one split."""
     place = at.parent if (at := locate(url)).name == BASENAME else at
     found = read_published(place) or read_in(find_published(place))

@@ -23,7 +23,7 @@ from mdsmix.mix.apportion import (
     shares,
 )
 from mdsmix.mix.stream_counts import eos_of, is_seen_alike, tokens_of, trained_of
-from mdsmix.mix.streams import Loader, Stream
+from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.mix.unfit import WantedShares, percent, refuse_counts, refuse_few, refuse_many
 from mdsmix.recipe import Recipe
 from mdsmix.recipe.budget import Budget, Unit
@@ -102,7 +102,7 @@ def unit_of(recipe: Recipe) -> Unit:
 
 
 def _measured(
-    stream: Stream, loader: Loader, unit: Unit, budget: Budget | None, may_estimate: bool
+    stream: StreamInMix, loader: Loader, unit: Unit, budget: Budget | None, may_estimate: bool
 ) -> MeasuredStream:
     units = (unit, (budget and budget.unit) or unit)
     means = {u: _mean(stream, loader, u, may_estimate) for u in units}
@@ -116,7 +116,9 @@ def _measured(
     )
 
 
-def _mean(stream: Stream, loader: Loader, unit: Unit, may_estimate: bool) -> tuple[Fraction, bool]:
+def _mean(
+    stream: StreamInMix, loader: Loader, unit: Unit, may_estimate: bool
+) -> tuple[Fraction, bool]:
     """What a sample of the stream holds of the unit, and whether that was counted."""
     if unit == "samples" or not stream.index.samples:
         return Fraction(bool(stream.index.samples)), True
@@ -137,7 +139,7 @@ def _mean(stream: Stream, loader: Loader, unit: Unit, may_estimate: bool) -> tup
     return (Fraction(held) + Fraction(added)) / stream.index.samples, is_exact
 
 
-def _why(stream: Stream) -> str:
+def _why(stream: StreamInMix) -> str:
     if stream.manifest is None:
         return "it has no manifest"
     if stream.trusted_manifest is None:

@@ -14,22 +14,22 @@ from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.first_samples import labels, row_length, token_samples
 from mdsmix.mix.row_lengths import LengthCounts
-from mdsmix.mix.streams import LONGEST, Loader, Stream
+from mdsmix.mix.streams import LONGEST, Loader, StreamInMix
 from mdsmix.shards.manifest import Manifest
 from mdsmix.table import UNKNOWN, Estimate, about, is_known
 
 
-def tokens_of(stream: Stream, loader: Loader) -> float:
+def tokens_of(stream: StreamInMix, loader: Loader) -> float:
     """Tokens that the model sees of all samples, without an EOS that the loader adds; not known where the loader itself tokenizes."""
     return _kept_and_cut(stream, loader)[0]
 
 
-def cut_of(stream: Stream, loader: Loader) -> float:
+def cut_of(stream: StreamInMix, loader: Loader) -> float:
     """Tokens that the loader cuts off."""
     return _kept_and_cut(stream, loader)[1]
 
 
-def _kept_and_cut(stream: Stream, loader: Loader) -> tuple[float, float]:
+def _kept_and_cut(stream: StreamInMix, loader: Loader) -> tuple[float, float]:
     samples, limit = stream.index.samples, loader.max_seq_len or LONGEST
     if (fixed := row_length(stream)) is not None:
         whole, cut = samples * min(fixed, limit), samples * max(0, fixed - limit)
@@ -54,7 +54,7 @@ def _counted(manifest: Manifest, limit: int) -> tuple[float, float]:
     return Estimate(kept), Estimate(totals.tokens - kept)
 
 
-def trained_of(stream: Stream, loader: Loader) -> float:
+def trained_of(stream: StreamInMix, loader: Loader) -> float:
     """Positions of all samples that give a loss: counted, where the stream was converted for what the loader trains."""
     manifest = stream.trusted_manifest
     if manifest and is_trained_alike(stream, loader):
@@ -69,7 +69,7 @@ def trained_of(stream: Stream, loader: Loader) -> float:
     return Estimate(stream.index.samples * float(losses.mean()))
 
 
-def eos_of(stream: Stream, loader: Loader) -> float:
+def eos_of(stream: StreamInMix, loader: Loader) -> float:
     """EOS tokens of all samples that no stream holds: the finetuning loader adds one to a last answer that has none and is not full.
 
     Whether answers have one follows from the template, or from the tokenizer, so the first samples tell.
@@ -87,7 +87,7 @@ def eos_of(stream: Stream, loader: Loader) -> float:
     return about(added, without == len(found) and totals.longest < limit)
 
 
-def is_seen_alike(stream: Stream, loader: Loader) -> bool:
+def is_seen_alike(stream: StreamInMix, loader: Loader) -> bool:
     """Whether the loader cuts of each sample what was counted as cut when it was converted: as a rule nothing."""
     manifest, limit = stream.trusted_manifest, loader.max_seq_len
     if manifest is None or limit is None or manifest.encoding.max_seq_len == limit:
@@ -95,7 +95,7 @@ def is_seen_alike(stream: Stream, loader: Loader) -> bool:
     return not manifest.totals.cut_rows and manifest.totals.longest <= limit
 
 
-def is_trained_alike(stream: Stream, loader: Loader) -> bool:
+def is_trained_alike(stream: StreamInMix, loader: Loader) -> bool:
     """Whether the loader trains of each sample what was counted as trained when it was converted."""
     manifest = stream.trusted_manifest
     if manifest is None or not is_seen_alike(stream, loader):
@@ -112,7 +112,7 @@ def is_trained_alike(stream: Stream, loader: Loader) -> bool:
     )
 
 
-def lengths_of(stream: Stream, loader: Loader) -> LengthCounts | None:
+def lengths_of(stream: StreamInMix, loader: Loader) -> LengthCounts | None:
     """As the loader cuts them. None where it tokenizes itself."""
     limit, samples = loader.max_seq_len or LONGEST, stream.index.samples
     if (fixed := row_length(stream)) is not None:

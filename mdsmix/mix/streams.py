@@ -18,7 +18,7 @@ from mdsmix.mix.apportion import Apportioned
 from mdsmix.mix.changes import ConfigChange
 from mdsmix.mix.model import find_tokenizer, pretrained_name
 from mdsmix.shards.manifest import TokenizerCard
-from mdsmix.shards.published import Published
+from mdsmix.shards.published import Stream
 from mdsmix.shards.verification import Report
 from mdsmix.storage import Location, together
 from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml
@@ -37,7 +37,7 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stream(StreamSection, Published):
+class StreamInMix(StreamSection, Stream):
     """One published stream and its section in the loader: the folder is the remote, or the local folder of a stream without one."""
 
     is_sourced: bool = False
@@ -63,7 +63,7 @@ class Stream(StreamSection, Published):
 class Loader(LoaderSection):
     """`train_loader` or one entry of `eval_loader`, and the streams that it reads."""
 
-    streams: tuple[Stream, ...]
+    streams: tuple[StreamInMix, ...]
 
     @property
     def target_policies(self) -> Targets | None:
@@ -110,11 +110,11 @@ class Mix:
         return (self.train, *self.evals)
 
     @property
-    def streams(self) -> tuple[Stream, ...]:
+    def streams(self) -> tuple[StreamInMix, ...]:
         return tuple(stream for loader in self.loaders for stream in loader.streams)
 
     @property
-    def evaluations(self) -> tuple[Stream, ...]:
+    def evaluations(self) -> tuple[StreamInMix, ...]:
         """The streams of all evaluations."""
         return tuple(stream for loader in self.evals for stream in loader.streams)
 
@@ -128,7 +128,7 @@ class Mix:
         """Lists what is stored of every stream, many at a time: at a store each listing takes 20 ms or more."""
         together(lambda stream: stream.files, {id(s): s for s in self.streams}.values())
 
-    def makers(self, streams: Sequence[Stream], verb: str, options: str = "") -> str:
+    def makers(self, streams: Sequence[StreamInMix], verb: str, options: str = "") -> str:
         """Who can make the streams anew: the recipe that names their source, or whoever published them."""
         ours = ", ".join(s.name for s in streams if s.is_sourced)
         theirs = [s for s in streams if not s.is_sourced]
@@ -142,15 +142,15 @@ class Mix:
         return "; ".join(ways)
 
 
-def distinct(streams: Iterable[Stream]) -> list[Stream]:
+def distinct(streams: Iterable[StreamInMix]) -> list[StreamInMix]:
     """Each folder once, whatever names it has in a mix."""
     return list({stream.folder.url: stream for stream in streams}.values())
 
 
-def names(streams: Iterable[Stream]) -> list[str]:
+def names(streams: Iterable[StreamInMix]) -> list[str]:
     return [stream.name for stream in streams]
 
 
-def listed(streams: Iterable[Stream]) -> str:
+def listed(streams: Iterable[StreamInMix]) -> str:
     """The streams as a sentence names them."""
     return ", ".join(names(streams))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mdsmix.load.layout import NOBODY, Ids, Layout
 from mdsmix.mix.first_samples import row_length
 from mdsmix.mix.stream_counts import tokens_of, trained_of
-from mdsmix.mix.streams import Loader, Stream
+from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.preview.reading import ShardReader
 from mdsmix.shards.token_ids import has_images
 from mdsmix.table import Estimate, is_known
@@ -52,7 +52,7 @@ class SampleTokens:
 
 
 def sample_tokens(
-    number: int, stream: Stream, loader: Loader, reader: ShardReader
+    number: int, stream: StreamInMix, loader: Loader, reader: ShardReader
 ) -> SampleTokens | None:
     """None where nobody can tell, since the loader itself tokenizes."""
     tokens, losses = tokens_of(stream, loader), trained_of(stream, loader)
@@ -72,7 +72,7 @@ def sample_tokens(
     return SampleTokens(scaled, False, "bytes of its samples, brought to the mean", trained)
 
 
-def _is_worth(stream: Stream) -> bool:
+def _is_worth(stream: StreamInMix) -> bool:
     """Where there are images the bytes are theirs, and say little of tokens."""
     return (
         not has_images(stream.columns)
@@ -81,7 +81,7 @@ def _is_worth(stream: Stream) -> bool:
     )
 
 
-def _sizes(number: int, stream: Stream, reader: ShardReader) -> Iterator[NDArray[np.int64]]:
+def _sizes(number: int, stream: StreamInMix, reader: ShardReader) -> Iterator[NDArray[np.int64]]:
     keys = [(number, at) for at in range(len(stream.shards))]
     reader.look(keys)
     yield from (np.diff(reader.tables[key]) for key in keys if key in reader.tables)

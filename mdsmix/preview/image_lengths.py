@@ -16,7 +16,7 @@ from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.training_rows import Row, RowRules
 from mdsmix.load.vision import expanded
 from mdsmix.mix.checks.images import planned_for, processor_hash
-from mdsmix.mix.streams import Mix, Stream
+from mdsmix.mix.streams import Mix, StreamInMix
 from mdsmix.shards.token_ids import has_images
 from mdsmix.words import does
 
@@ -65,7 +65,7 @@ def images_of(mix: Mix) -> Images | None:
     return Images(tokens.pop(), Counter(digest))
 
 
-def _digest(mix: Mix, streams: list[Stream]) -> str | None:
+def _digest(mix: Mix, streams: list[StreamInMix]) -> str | None:
     """The hash of the processor that the loader takes."""
     if name := mix.train.dataset.get("processor"):
         return processor_hash(mix, name)

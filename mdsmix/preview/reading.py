@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mdsmix.errors import Unreachable
 from mdsmix.load.layout import SampleAt
-from mdsmix.mix.streams import Stream
+from mdsmix.mix.streams import StreamInMix
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_samples import can_unpack, read_samples, sample_runs, sample_table
 from mdsmix.storage import together
@@ -32,7 +32,7 @@ ShardKey = tuple[int, int]
 class ShardReader:
     """Reads of streams until `left` bytes are spent."""
 
-    streams: Sequence[Stream]
+    streams: Sequence[StreamInMix]
     left: int
     read: int = 0
     tables: dict[ShardKey, Table] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class ShardReader:
         return True
 
 
-def require_shards(streams: Sequence[Stream]) -> None:
+def require_shards(streams: Sequence[StreamInMix]) -> None:
     """Unreachable where a shard is not stored as its index says: training would end, or hang, when it comes to one of its rows.
     One listing a stream."""
     together(lambda stream: stream.files, streams)

@@ -9,14 +9,14 @@ from typing import Any
 from mdsmix.report.length_bars import bars
 from mdsmix.shapes import find_shape
 from mdsmix.shards.manifest import Encoding, Manifest
-from mdsmix.shards.published import Published
+from mdsmix.shards.published import Stream
 from mdsmix.table import grouped
 from mdsmix.words import listed, percent, plural
 
 MOST_SOURCES = 5
 
 
-def card(stream: Published) -> dict[str, Any]:
+def card(stream: Stream) -> dict[str, Any]:
     """The stream as JSON: the counts of its index, and its manifest as it is published."""
     index, manifest = stream.index, stream.manifest
     counts = {"samples": index.samples, "shards": len(index.shards), "bytes": index.bytes}
@@ -27,7 +27,7 @@ def card(stream: Published) -> dict[str, Any]:
     return found | {"is_whole": is_whole, "manifest": asdict(manifest)}
 
 
-def card_rows(stream: Published) -> Iterator[tuple[str, str]]:
+def card_rows(stream: Stream) -> Iterator[tuple[str, str]]:
     """(name, value) lines."""
     index, manifest = stream.index, stream.manifest
     yield "stream", str(stream.folder)

@@ -12,7 +12,7 @@ from mdsmix.report.segments import runs_of, sample_json
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.which_samples import Choice, Chosen, choose
 from mdsmix.shards.ids import Name, id_of
-from mdsmix.shards.published import Published, find_published, read_in
+from mdsmix.shards.published import Stream, find_published, read_in
 from mdsmix.storage import locate
 from mdsmix.words import plural
 
@@ -21,7 +21,7 @@ from mdsmix.words import plural
 class Inspection:
     """What was read of a stream."""
 
-    stream: Published
+    stream: Stream
     samples: Sequence[Chosen]
     decoder: Decoder | None
     "None: this machine does not know the tokenizer."

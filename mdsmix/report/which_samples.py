@@ -14,7 +14,7 @@ from mdsmix.report.sample_images import Picture, pictures_of
 from mdsmix.report.segments import Sample, as_shown
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Manifest
-from mdsmix.shards.published import Published
+from mdsmix.shards.published import Stream
 from mdsmix.shards.shard_samples import read_head, sample_sizes
 from mdsmix.storage import together
 from mdsmix.words import plural
@@ -42,7 +42,7 @@ class Chosen:
     "Its images."
 
 
-def choose(stream: Published, choice: Choice) -> Iterator[Chosen]:
+def choose(stream: Stream, choice: Choice) -> Iterator[Chosen]:
     """The chosen samples; RecipeError for a number beyond the last sample, Unreachable for a sample that cannot be read."""
     places = _random(stream.index, choice) if choice.seed is not None else choice.places
     for place in _largest(stream) if choice.longest else places:
@@ -65,7 +65,7 @@ def _random(index: Index, choice: Choice) -> list[int]:
     return sorted(drawn)
 
 
-def _read(stream: Published, place: int) -> dict[str, Any]:
+def _read(stream: Stream, place: int) -> dict[str, Any]:
     if place >= stream.index.samples:
         raise RecipeError(
             f"--sample {place}: {stream.folder} holds {plural(stream.index.samples, 'sample')}, the first is 0; name one that is there."
@@ -73,7 +73,7 @@ def _read(stream: Published, place: int) -> dict[str, Any]:
     return stream.read(place)
 
 
-def _largest(stream: Published) -> list[int]:
+def _largest(stream: Stream) -> list[int]:
     """The sample of the most bytes, by the tables at the heads of the shards; none of an empty stream."""
     sizes = together(lambda shard: sample_sizes(stream.folder, shard), stream.shards)
     return [int(np.concatenate(sizes).argmax())] if stream.index.samples else []

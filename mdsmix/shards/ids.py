@@ -18,7 +18,7 @@ import xxhash
 from mdsmix.errors import Damaged
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import Shard
-from mdsmix.shards.published import Published
+from mdsmix.shards.published import Stream
 from mdsmix.shards.shard_files import write_once
 from mdsmix.shards.shard_samples import decompressed
 from mdsmix.shards.side_files import SideFile
@@ -87,7 +87,7 @@ def named_anew(sides: Sequence[SideFile], shards: Sequence[Shard]) -> list[SideF
     ]
 
 
-def id_of(stream: Published, sample: int) -> Name | list[Name]:
+def id_of(stream: Stream, sample: int) -> Name | list[Name]:
     """The name of the record that a sample is of, or those of a packed row; None where there is none, Damaged where its file cannot
     be read."""
     manifest, (shard, row) = stream.trusted_manifest, stream.shard_with(sample)

@@ -29,7 +29,7 @@ VERSION = re.compile(r"(.+)-([0-9a-f]{8})")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
+class Stream:
     """A published stream as it lies there. Its files are listed, and its samples read, when somebody asks."""
 
     folder: Location
@@ -80,7 +80,7 @@ class Published:
         return read_sample(self.folder, *self.shard_with(sample))
 
 
-def read_published(folder: Location) -> Published | None:
+def read_published(folder: Location) -> Stream | None:
     """Opens the stream published at `folder`: two small reads, three where it is published as versions. None where there is none.
 
     The manifest of a version that was found through the split's folder is the one in that folder: it names this index by
@@ -90,12 +90,12 @@ def read_published(folder: Location) -> Published | None:
     if index is None and manifest:
         folder = version_folder(folder, manifest.index_hash)
         index = find_index(folder)
-    return Published(folder=folder, index=index, manifest=manifest) if index else None
+    return Stream(folder=folder, index=index, manifest=manifest) if index else None
 
 
-def read_in(folder: Location) -> Published:
+def read_in(folder: Location) -> Stream:
     """Opens the stream in just this folder; Unreachable where it has no index."""
-    return Published(folder=folder, index=read_index(folder), manifest=read_manifest(folder))
+    return Stream(folder=folder, index=read_index(folder), manifest=read_manifest(folder))
 
 
 def version_folder(folder: Location, index_hash: str) -> Location:

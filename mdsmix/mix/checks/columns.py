@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mdsmix.kinds import kind_of
-from mdsmix.mix.streams import Loader, Mix, Stream, listed, names
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
 from mdsmix.shards.token_ids import PACKED, has_images
 from mdsmix.training.findings import Finding, check_loaders, check_streams
 from mdsmix.training.keys import OWN
@@ -54,13 +54,13 @@ RAW = {"messages": 1, "prompt/response": 2}
 "The shapes of text that the finetuning loader tokenizes, and the columns that they may have."
 
 
-def shape(stream: Stream, loader: str) -> str | None:
+def shape(stream: StreamInMix, loader: str) -> str | None:
     """What the loader takes a sample of the stream for, by the order in which it looks; None for nothing."""
     columns = set(stream.columns)
     return next((name for name, wanted in SHAPES[loader] if columns >= wanted), None)
 
 
-def reads(loader: Loader, stream: Stream) -> bool:
+def reads(loader: Loader, stream: StreamInMix) -> bool:
     return loader.name not in READS or shape(stream, loader.name) is not None
 
 
@@ -82,11 +82,11 @@ def columns_loader(mix: Mix, loader: Loader) -> Iterator[Finding]:
         )
 
 
-def _described(streams: Sequence[Stream]) -> str:
+def _described(streams: Sequence[StreamInMix]) -> str:
     return ", ".join(f"{s.name} ({', '.join(sorted(s.columns))})" for s in streams)
 
 
-def _ways(mix: Mix, loader: Loader, wrong: Sequence[Stream]) -> str:
+def _ways(mix: Mix, loader: Loader, wrong: Sequence[StreamInMix]) -> str:
     """The ways out that exist for streams of the other kind."""
     if packed := [s for s in wrong if shape(s, OWN) == "packed"]:
         return (
@@ -116,7 +116,7 @@ def _ways(mix: Mix, loader: Loader, wrong: Sequence[Stream]) -> str:
     )
 
 
-def _again(mix: Mix, loader: str, streams: Sequence[Stream]) -> str:
+def _again(mix: Mix, loader: str, streams: Sequence[StreamInMix]) -> str:
     """How these streams come to hold what the loader reads."""
     return mix.makers(streams, "re-encode", f" train_loader.name={loader} --reencode")
 
@@ -144,7 +144,7 @@ def columns_text_and_tokens(mix: Mix, loader: Loader) -> Iterator[Finding]:
     "error",
     "The finetuning loader takes a sample for one of these shapes only when it has no other column (UnknownExampleTypeError).",
 )
-def columns_exact(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def columns_exact(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     found = shape(stream, "finetuning") if loader.name == "finetuning" else None
     count = RAW.get(found or "", len(stream.columns))
     if len(stream.columns) != count:
@@ -159,7 +159,7 @@ def columns_exact(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]
     "error",
     "The loader cannot decode such a column and fails at the first sample, or reads wrong ids from it.",
 )
-def columns_encoding(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def columns_encoding(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     for column, encoding in stream.columns.items():
         allowed = ENCODINGS.get(column, (encoding,))
         is_ids = "bytes" in allowed
@@ -176,7 +176,7 @@ def columns_encoding(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Findi
     "error",
     "Streaming takes the shards of a stream for alike; a sample of the other columns fails when it comes up.",
 )
-def columns_shards(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def columns_shards(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     other = next((i for i, s in enumerate(stream.shards) if s.columns != stream.columns), None)
     if other is not None:
         shard = stream.shards[other]
@@ -190,7 +190,7 @@ def columns_shards(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding
     "error",
     "A pickle runs code when it is read; Streaming refuses it unless allow_unsafe_types is set.",
 )
-def columns_unsafe(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def columns_unsafe(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     pickled = [c for c, e in stream.columns.items() if e == "pkl"]
     if pickled and not loader.dataset.get("allow_unsafe_types"):
         yield Finding(

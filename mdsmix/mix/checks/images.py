@@ -19,7 +19,7 @@ from mdsmix.encode.processor import CARD, open_processor
 from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
 from mdsmix.errors import MdsmixError
 from mdsmix.kinds.processor_proof import difference, row_of
-from mdsmix.mix.streams import Loader, Mix, Stream, listed, names
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
 from mdsmix.recipe.rules import PROCESSOR_FOLDER
 from mdsmix.shards.token_ids import has_images
 from mdsmix.storage import Location
@@ -42,11 +42,11 @@ def images_loader(mix: Mix, loader: Loader) -> Iterator[Finding]:
         )
 
 
-def _seeing(loader: Loader) -> list[Stream]:
+def _seeing(loader: Loader) -> list[StreamInMix]:
     return [stream for stream in loader.streams if has_images(stream.columns)]
 
 
-def planned_for(stream: Stream) -> str | None:
+def planned_for(stream: StreamInMix) -> str | None:
     """The hash of the processor by whose counts its rows fit."""
     manifest = stream.trusted_manifest
     return manifest.encoding.images.get("processor") if manifest else None
@@ -93,7 +93,7 @@ def images_processor(mix: Mix, loader: Loader) -> Iterator[Finding]:
         yield from _unequal(mix, loader, stream)
 
 
-def _unnamed(mix: Mix, seeing: list[Stream], planned: list[Stream]) -> Iterator[Finding]:
+def _unnamed(mix: Mix, seeing: list[StreamInMix], planned: list[StreamInMix]) -> Iterator[Finding]:
     """The loader then takes the processor that lies beside the streams, if they were converted for one."""
     lacking = [stream for stream in planned if not _is_beside(stream)]
     if len({planned_for(stream) for stream in planned}) == 1 and not lacking:
@@ -109,14 +109,14 @@ def _unnamed(mix: Mix, seeing: list[Stream], planned: list[Stream]) -> Iterator[
     )
 
 
-def _is_beside(stream: Stream) -> bool:
+def _is_beside(stream: StreamInMix) -> bool:
     home = _home_of(stream)
     found = (home / CARD).fetch()
     card = read_processor_card(home, found[1]) if found else None
     return bool(card and card.processor.hash == planned_for(stream))
 
 
-def _home_of(stream: Stream) -> Location:
+def _home_of(stream: StreamInMix) -> Location:
     """Where the processor that it was converted for was published."""
     manifest = stream.trusted_manifest
     assert manifest is not None, "it was planned"
@@ -134,7 +134,7 @@ def processor_hash(mix: Mix, name: Any) -> str | None:
         return None
 
 
-def _unequal(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def _unequal(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     """What the processor makes of whole conversations and the loader not of the stream's rows."""
     folder, tokenizer = _folder(mix, loader, stream), _tokenizer(mix)
     if folder and tokenizer and stream.trusted_manifest:
@@ -143,7 +143,7 @@ def _unequal(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
             yield Finding(f"{found}.", f"{found.way_out}.", (stream.name,))
 
 
-def _folder(mix: Mix, loader: Loader, stream: Stream) -> Path | None:
+def _folder(mix: Mix, loader: Loader, stream: StreamInMix) -> Path | None:
     """Of the processor that the loader will take; None where it cannot be opened here."""
     with suppress(MdsmixError):
         if name := loader.dataset.get("processor"):

@@ -14,7 +14,7 @@ from mdsmix.mix.first_samples import (
     row_length,
     token_samples,
 )
-from mdsmix.mix.streams import Loader, Mix, Stream, listed, names
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
 from mdsmix.training.findings import Finding, check_loaders, check_streams
 from mdsmix.words import plural
 
@@ -23,7 +23,7 @@ from mdsmix.words import plural
     "error",
     "The loader cuts longer samples without a word: text is lost, and a conversation whose target is cut off fails in mid-training.",
 )
-def rows_too_long(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def rows_too_long(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     top, limit = _too_long(loader, stream), loader.max_seq_len
     if top and not _is_cut_by_rule(stream, loader) and not _has_sides(stream):
         yield Finding(
@@ -36,7 +36,7 @@ def rows_too_long(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]
     "warning",
     "The loader cuts off what is longer than a row, and nothing is ever trained on that.",
 )
-def rows_cut(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def rows_cut(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     if not loader.is_text and _is_cut_by_rule(stream, loader) and (told := _told(stream, loader)):
         yield Finding(
             f"{told}, and max_seq_len of {{loader}} is {loader.max_seq_len}.",
@@ -48,7 +48,7 @@ def rows_cut(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     "warning",
     "The loader cuts an encoder's context and its target each at max_seq_len, and only both together are counted.",
 )
-def sides_unseen(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def sides_unseen(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     top, limit = _too_long(loader, stream), loader.max_seq_len
     if top and _has_sides(stream) and not _is_cut_known(loader, stream):
         yield Finding(
@@ -58,7 +58,7 @@ def sides_unseen(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
         )
 
 
-def _is_cut_known(loader: Loader, stream: Stream) -> bool:
+def _is_cut_known(loader: Loader, stream: StreamInMix) -> bool:
     """What was cut at the conversion's length is counted; where that was nothing, nothing is at a larger one."""
     manifest, limit = stream.trusted_manifest, loader.max_seq_len or 0
     if manifest is None:
@@ -67,20 +67,20 @@ def _is_cut_known(loader: Loader, stream: Stream) -> bool:
     return length == limit or (length < limit and not manifest.totals.cut_rows)
 
 
-def _has_sides(stream: Stream) -> bool:
+def _has_sides(stream: StreamInMix) -> bool:
     """An encoder's context and its target have a row each, so their sum says nothing."""
     manifest = stream.trusted_manifest
     return manifest is not None and not manifest.encoding.decoder_only_format
 
 
-def _word(stream: Stream) -> str:
+def _word(stream: StreamInMix) -> str:
     """What a sample of the stream is called."""
     manifest = stream.trusted_manifest
     has_turns = kind_of(manifest.encoding).has_template if manifest else "turns" in stream.columns
     return "conversation" if has_turns else "pair"
 
 
-def _told(stream: Stream, loader: Loader) -> str | None:
+def _told(stream: StreamInMix, loader: Loader) -> str | None:
     """What is cut: counted for this length, seen in the first samples, or known by the longest alone; None for nothing."""
     manifest = stream.trusted_manifest
     if manifest is None:
@@ -92,7 +92,7 @@ def _told(stream: Stream, loader: Loader) -> str | None:
     return f"the longest {_word(stream)} of {stream.name} has {top:,} tokens" if top else None
 
 
-def _cut_of_first(stream: Stream, loader: Loader) -> str | None:
+def _cut_of_first(stream: StreamInMix, loader: Loader) -> str | None:
     found, targets = token_samples(stream, loader), loader.target_policies
     if not found or targets is None:
         return None
@@ -102,20 +102,20 @@ def _cut_of_first(stream: Stream, loader: Loader) -> str | None:
     return f"of the first samples, {told}" if cut.any() else None
 
 
-def _share(rows: int, of: int, tokens: int, of_tokens: int, stream: Stream) -> str:
+def _share(rows: int, of: int, tokens: int, of_tokens: int, stream: StreamInMix) -> str:
     return (
         f"{rows:,} of {plural(of, _word(stream))} of {stream.name} {'is' if rows == 1 else 'are'} cut, by {tokens:,} of "
         f"{plural(of_tokens, 'token')} ({tokens / of_tokens:.1%})"
     )
 
 
-def _too_long(loader: Loader, stream: Stream) -> int | None:
+def _too_long(loader: Loader, stream: StreamInMix) -> int | None:
     """Tokens of the longest sample, where those are more than a row has."""
     top, limit = longest(stream, loader), loader.max_seq_len
     return top if top is not None and limit is not None and top > limit else None
 
 
-def _is_cut_by_rule(stream: Stream, loader: Loader) -> bool:
+def _is_cut_by_rule(stream: StreamInMix, loader: Loader) -> bool:
     """Conversations that were kept because something to train on is left of them at this length."""
     if stream.trusted_manifest is None:
         # LLM-Foundry's converter keeps turns by that rule too, and sample-unusable judges the first of them.
@@ -128,7 +128,7 @@ def _is_cut_by_rule(stream: Stream, loader: Loader) -> bool:
     "warning",
     "Every batch is padded or shorter than the model is paid for: part of each step is wasted.",
 )
-def rows_short(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def rows_short(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     length, limit = row_length(stream), loader.max_seq_len
     if length is not None and limit is not None and length < limit:
         yield Finding(
@@ -137,7 +137,7 @@ def rows_short(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
         )
 
 
-def _uneven(loader: Loader) -> list[Stream]:
+def _uneven(loader: Loader) -> list[StreamInMix]:
     """Streams that make batches of the text loader uneven."""
     tokens = [s for s in loader.streams if loader.is_text and shape(s, "text") == "tokens"]
     lengths = {s.name: row_length(s) for s in tokens}
@@ -145,7 +145,7 @@ def _uneven(loader: Loader) -> list[Stream]:
     return loose or (tokens if len({n for n in lengths.values() if n}) > 1 else [])
 
 
-def _looks_even(stream: Stream, loader: Loader) -> bool:
+def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
     """Every sample has one length, though the encoding does not fix it, as in LLM-Foundry's own converters."""
     if stream.trusted_manifest:
         return stream.trusted_manifest.encoding.layout == "concat"

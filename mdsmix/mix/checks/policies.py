@@ -8,7 +8,7 @@ from mdsmix.encode.targets import Targets
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape
-from mdsmix.mix.streams import Loader, Mix, Stream, listed, names
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import PACKED, layout_of
 from mdsmix.training.findings import Finding, check, check_streams
@@ -19,7 +19,7 @@ USES_SEQUENCE_ID = ("model", "attn_config", "attn_uses_sequence_id")
 "How a config of LLM-Foundry's MPT says that documents do not see each other; its models of transformers cannot be told."
 
 
-def _encoding(loader: Loader, stream: Stream, has_targets: bool) -> Encoding | None:
+def _encoding(loader: Loader, stream: StreamInMix, has_targets: bool) -> Encoding | None:
     """How the stream was converted, if the finetuning loader reads it and policies decide what of it is trained, or do not."""
     manifest = stream.trusted_manifest
     if loader.is_text or not manifest:
@@ -32,7 +32,7 @@ def _encoding(loader: Loader, stream: Stream, has_targets: bool) -> Encoding | N
     "error",
     "The two formats cut and filter samples differently, so samples may be left without anything to train on.",
 )
-def format_differs(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def format_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     encoding = _encoding(loader, stream, has_targets=True)
     wanted = loader.dataset.get("decoder_only_format")
     if encoding and isinstance(wanted, bool) and wanted != encoding.decoder_only_format:
@@ -47,7 +47,7 @@ def format_differs(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding
     "error",
     "The encoder would see one token of every pretraining sample, and the loss would mean nothing.",
 )
-def format_pretraining(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def format_pretraining(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     is_plain = _encoding(loader, stream, has_targets=False) is not None
     if is_plain and loader.dataset.get("decoder_only_format") is False:
         yield Finding(
@@ -60,7 +60,7 @@ def format_pretraining(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Fin
     "error",
     "A sample that only the other policy could train on is left with nothing, and fails in mid-training (ValueError).",
 )
-def targets_narrower(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def targets_narrower(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     yield from _targets(loader, stream, narrower=True)
 
 
@@ -68,11 +68,11 @@ def targets_narrower(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Findi
     "warning",
     "Samples that only this policy could train on were dropped when converting, so they are missing.",
 )
-def targets_wider(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def targets_wider(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     yield from _targets(loader, stream, narrower=False)
 
 
-def _targets(loader: Loader, stream: Stream, narrower: bool) -> Iterator[Finding]:
+def _targets(loader: Loader, stream: StreamInMix, narrower: bool) -> Iterator[Finding]:
     encoding = _encoding(loader, stream, has_targets=True)
     wanted = loader.target_policies
     if not encoding or not wanted:
@@ -101,7 +101,7 @@ def _is_narrower(wanted: Targets, made: Targets) -> bool:
     "error",
     "What a packed row trains was settled when it was made: the loader trains that, whatever its policies say.",
 )
-def targets_packed(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def targets_packed(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     encoding = _encoding(loader, stream, has_targets=True)
     if encoding and encoding.pack and loader.targets != _words(targets_of(encoding)):
         yield Finding(
@@ -114,7 +114,7 @@ def targets_packed(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding
     "error",
     "Compact columns hold a whole conversation as one prompt and its last response: other policies would train on what is not theirs.",
 )
-def targets_compact(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def targets_compact(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     encoding = _encoding(loader, stream, has_targets=True)
     if encoding and encoding.compact and loader.targets != ("none", "last"):
         yield Finding(

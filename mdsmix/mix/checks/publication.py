@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.mix.streams import Loader, Mix, StreamInMix
 from mdsmix.shards.contradictions import (
     BESIDE,
     CONTRADICTS,
@@ -25,7 +25,7 @@ REPAIR = "`mdsmix repair {folder} --recipe RECIPE` makes it anew."
 def _rule(id: str, severity: Severity, why: str, fix: str) -> None:
     """Registers a rule of `mdsmix.shards.contradictions`, or of what only reading finds."""
 
-    def broken(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+    def broken(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
         report = mix.verified.get(stream.folder.url)
         every: Sequence[Fault | Contradiction] = report.faults if report else stream.contradictions
         if told := [each for each in every if each.rule == id]:
@@ -94,7 +94,7 @@ _rule(
     "warning",
     "What is stored is whole, and came damaged once: training reads it the same way.",
 )
-def damage_in_transit(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def damage_in_transit(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     report = mix.verified.get(stream.folder.url)
     for damage in report.in_transit if report else ():
         yield Finding(f"{damage.file} of {stream.name}: {damage.problem}.", f"{damage.fix}.")
@@ -104,7 +104,7 @@ def damage_in_transit(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Find
     "warning",
     "What could not be read of a source is in no sample, and bad records are often all of one sort.",
 )
-def records_bad(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def records_bad(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     records = stream.trusted_manifest.records if stream.trusted_manifest else None
     if records and records.has_many_bad:
         reasons = sorted(records.quarantined.items(), key=lambda each: (-each[1], each[0]))
@@ -120,7 +120,7 @@ def records_bad(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
     "warning",
     "What stands in a stream twice is trained twice as often as its weight in the mix says.",
 )
-def records_duplicate(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def records_duplicate(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     records = stream.trusted_manifest.records if stream.trusted_manifest else None
     if records and records.has_many_duplicates:
         yield Finding(
@@ -131,7 +131,7 @@ def records_duplicate(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Find
 
 
 @check_streams("error", "Streaming refuses a stream without samples (RuntimeError).")
-def index_empty(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def index_empty(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     if not stream.index.samples:
         yield Finding(
             f"the index of {stream.name} lists {plural(len(stream.shards), 'shard')} and 0 samples.",
@@ -140,7 +140,7 @@ def index_empty(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
 
 
 @check_streams("error", "The loaders of LLM-Foundry are written for MDS shards of version 2.")
-def shard_format(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def shard_format(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     other = next((s for s in stream.shards if (s.format, s.version) != ("mds", 2)), None)
     if other:
         yield Finding(

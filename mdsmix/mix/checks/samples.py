@@ -17,7 +17,7 @@ from mdsmix.mix.first_samples import (
     labels,
     token_samples,
 )
-from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.mix.streams import Loader, Mix, StreamInMix
 from mdsmix.training.findings import Finding, check_streams
 from mdsmix.training.keys import OWN
 
@@ -26,7 +26,7 @@ from mdsmix.training.keys import OWN
     "error",
     "sequence_id is worked out from this token; where no sample holds it, all documents of a row attend to each other.",
 )
-def separator_absent(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def separator_absent(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     is_marked = loader.is_text or (loader.is_own and shape(stream, OWN) == "tokens")
     for word in ("eos", "bos") if is_marked else ():
         token = loader.dataset.get(f"{word}_token_id")
@@ -37,7 +37,7 @@ def separator_absent(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Findi
             )
 
 
-def _lacks(stream: Stream, loader: Loader, word: str, token: int) -> bool:
+def _lacks(stream: StreamInMix, loader: Loader, word: str, token: int) -> bool:
     manifest = stream.trusted_manifest
     if manifest and getattr(manifest.encoding, f"add_{word}") is not False:
         return False
@@ -49,7 +49,7 @@ def _lacks(stream: Stream, loader: Loader, word: str, token: int) -> bool:
     "error",
     "The collator fails on such a sample when it comes up, in mid-training (IndexError or ValueError).",
 )
-def sample_unusable(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def sample_unusable(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     if loader.is_text or _was_judged(stream, loader):
         return
     if reasons := {*_text_reasons(stream), *_token_reasons(stream, loader)}:
@@ -60,7 +60,7 @@ def sample_unusable(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Findin
         )
 
 
-def _was_judged(stream: Stream, loader: Loader) -> bool:
+def _was_judged(stream: StreamInMix, loader: Loader) -> bool:
     """Whether every sample was judged by this loader's rule when it was encoded: its shard need not be looked at."""
     if stream.trusted_manifest is None:
         return False
@@ -72,14 +72,14 @@ def _was_judged(stream: Stream, loader: Loader) -> bool:
     return is_alike and made.max_seq_len <= limit
 
 
-def _text_reasons(stream: Stream) -> Iterator[str]:
+def _text_reasons(stream: StreamInMix) -> Iterator[str]:
     for sample in stream.head.samples:
         for column in ("prompt", "response", "completion"):
             if sample.get(column) == "":
                 yield f"empty_{column}"
 
 
-def _token_reasons(stream: Stream, loader: Loader) -> Iterator[str]:
+def _token_reasons(stream: StreamInMix, loader: Loader) -> Iterator[str]:
     """The verdicts on token samples, by the rule that the encoder itself uses."""
     found, targets = token_samples(stream, loader), loader.target_policies
     if targets and found and shape(stream, "finetuning") in ("turns", "input_ids"):

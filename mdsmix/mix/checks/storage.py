@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import xxhash
 
-from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.mix.streams import Loader, Mix, StreamInMix
 from mdsmix.shards.index import BASENAME, Shard
 from mdsmix.storage import locate
 from mdsmix.training.findings import Finding, check_loaders, check_streams
@@ -20,7 +20,7 @@ SHARDS_CACHED = 4
 
 
 @check_streams("error", "Samples of this shard cannot be decoded.")
-def shard_damaged(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def shard_damaged(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     if not stream.trusted_manifest and stream.head.damage:
         yield Finding(
             f"{stream.head.damage.partition(';')[0]}.", f"{mix.makers([stream], 'publish again')}."
@@ -28,7 +28,7 @@ def shard_damaged(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]
 
 
 @check_streams("error", "Streaming finds no such hash, and gives 0 samples without an error.")
-def validate_hash(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def validate_hash(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     wanted = stream.settings.get("validate_hash") or loader.dataset.get("validate_hash")
     lacking = [s for s in stream.shards if wanted and str(wanted) not in s.stored.hashes]
     if lacking:
@@ -43,7 +43,7 @@ def validate_hash(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]
     "error",
     "Streaming trusts a cached index for ever: the old stream would be read, or shards that are gone.",
 )
-def index_stale(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def index_stale(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     folder = stream.cache_folder
     if not folder or not stream.settings.get("remote"):
         return

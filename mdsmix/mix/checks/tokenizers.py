@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from mdsmix.encode.fetched import CARD
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import shape
-from mdsmix.mix.streams import Loader, Mix, Stream, listed, names
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.training.findings import Finding, check, check_loaders, check_streams
 from mdsmix.training.keys import OWN
@@ -47,7 +47,7 @@ def _reference(mix: Mix) -> tuple[str, TokenizerCard] | None:
     "error",
     "Ids below the vocabulary never fail: the model is trained on the wrong words without a word.",
 )
-def tokenizer_differs(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def tokenizer_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     reference, manifest = _reference(mix), stream.trusted_manifest
     if not reference or not manifest:
         return
@@ -64,7 +64,7 @@ def tokenizer_differs(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Find
     "error",
     "Chats of two templates teach the model two ways to speak, and generation uses only one of them.",
 )
-def template_differs(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def template_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     reference, manifest = _reference(mix), stream.trusted_manifest
     if not reference or not manifest or not kind_of(manifest.encoding).has_template:
         return
@@ -164,7 +164,7 @@ def pad_eos_text(mix: Mix) -> Iterator[Finding]:
         )
 
 
-def _plain(loader: Loader) -> Sequence[Stream]:
+def _plain(loader: Loader) -> Sequence[StreamInMix]:
     """Its streams of plain tokens, out of whose loss padding is taken by its id."""
     if loader.is_own:
         return [stream for stream in loader.streams if shape(stream, OWN) == "tokens"]

@@ -14,7 +14,7 @@ from mdsmix.mix.first_samples import (
     bytes_columns,
     largest_id,
 )
-from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.mix.streams import Loader, Mix, StreamInMix
 from mdsmix.training.findings import Finding, check_streams
 
 PLAUSIBLE_IDS = 1 << 22
@@ -25,7 +25,7 @@ PLAUSIBLE_IDS = 1 << 22
     "error",
     "A column of bytes is read with one dtype for the whole loader (token_encoding_type); the wrong one gives ids that mean nothing.",
 )
-def tokens_dtype(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def tokens_dtype(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     given = str(loader.dataset.get("token_encoding_type", "int64"))
     actual = _dtype_of_bytes(stream, mix.tokenizer.vocab_size if mix.tokenizer else PLAUSIBLE_IDS)
     if actual and not _same_bytes(given, actual):
@@ -35,7 +35,7 @@ def tokens_dtype(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
         )
 
 
-def _dtype_of_bytes(stream: Stream, limit: int) -> str | None:
+def _dtype_of_bytes(stream: StreamInMix, limit: int) -> str | None:
     """The widest dtype under which the first samples hold ids of a vocabulary of `limit`; None without bytes columns."""
     columns = bytes_columns(stream)
     if not columns:
@@ -67,7 +67,7 @@ def _same_bytes(given: str, actual: str) -> bool:
     "error",
     "The loader passes such an id on; the embedding fails on it, on a GPU with a CUDA assert that names nothing.",
 )
-def id_vocabulary(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def id_vocabulary(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     limits = {
         "the tokenizer": mix.tokenizer.vocab_size if mix.tokenizer else None,
         "the model": mix.yaml.at("model", "vocab_size"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from mdsmix.mix.draws import draws_of
 from mdsmix.mix.epoch import epoch_of, share_of
-from mdsmix.mix.streams import Loader, Mix, Stream
+from mdsmix.mix.streams import Loader, Mix, StreamInMix
 from mdsmix.training.findings import Finding, check, check_loaders, check_streams
 
 SKEW = 2.0
@@ -28,7 +28,7 @@ def weights_zero(mix: Mix, loader: Loader) -> Iterator[Finding]:
 
 
 @check_streams("warning", "The stream is in the mix and never used.")
-def weights_off(mix: Mix, loader: Loader, stream: Stream) -> Iterator[Finding]:
+def weights_off(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     is_meant = mix.shares is not None  # `share: 0` leaves a stream out
     if stream.weight and not any(stream.weight.values()) and not is_meant:
         yield Finding(

@@ -16,7 +16,7 @@ import orjson
 from mdsmix import typed
 from mdsmix.errors import RecipeError
 from mdsmix.mix.offline.mix_plan import MixPlan
-from mdsmix.mix.streams import Stream
+from mdsmix.mix.streams import StreamInMix
 from mdsmix.recipe import Recipe
 from mdsmix.shards.index import BASENAME, read_index
 from mdsmix.shards.manifest import Mixed
@@ -50,7 +50,7 @@ def read_record(folder: Location) -> MixRecord | None:
     return None
 
 
-def refuse_sources(recipe: Recipe, streams: Sequence[Stream], out: Location) -> None:
+def refuse_sources(recipe: Recipe, streams: Sequence[StreamInMix], out: Location) -> None:
     """RecipeError where the mix would land on or in a stream of the recipe."""
     folders = {s.name: s.folder.url for s in streams}
     places = {n: f"{recipe.published(s)}/{s.split}" for n, s in recipe.streams.items()} | folders

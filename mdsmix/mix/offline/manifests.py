@@ -12,7 +12,7 @@ from typing import Any
 
 from mdsmix.errors import MixRefused
 from mdsmix.kinds import kind_of
-from mdsmix.mix.streams import Stream
+from mdsmix.mix.streams import StreamInMix
 from mdsmix.shards.manifest import Encoding, Manifest, TokenizerCard
 
 DECISIVE = ("loader", "decoder_only_format", "target_prompts", "target_responses")
@@ -32,7 +32,7 @@ BY_THE_WAY = (
 "Keys that are null where streams differ."
 
 
-def merged(streams: Sequence[Stream]) -> tuple[Encoding, TokenizerCard] | None:
+def merged(streams: Sequence[StreamInMix]) -> tuple[Encoding, TokenizerCard] | None:
     """What holds for the samples of all streams; None where one of them has no manifest."""
     found = [(stream, stream.trusted_manifest) for stream in streams if stream.trusted_manifest]
     if len(found) < len(streams):

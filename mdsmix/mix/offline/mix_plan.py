@@ -18,7 +18,7 @@ from mdsmix.errors import MixRefused
 from mdsmix.mix.check import findings
 from mdsmix.mix.draws import draws_of
 from mdsmix.mix.offline.manifests import merged
-from mdsmix.mix.streams import Mix, Stream
+from mdsmix.mix.streams import Mix, StreamInMix
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, TokenizerCard
 from mdsmix.shards.shard_layout import Layout
 from mdsmix.shards.token_ids import has_images
@@ -37,7 +37,7 @@ OF_THE_RUN = ("checks.batches", "checks.config", "checks.images", "rules.keys", 
 class Source:
     """One stream and what is drawn of it."""
 
-    stream: Stream
+    stream: StreamInMix
     drawn: int
     "Samples, each as often as it is drawn."
     weight: Mapping[str, Any]
@@ -123,7 +123,7 @@ def make_plan(mix: Mix, compression: str | None, seed: int) -> MixPlan:
     )
 
 
-def _shared_layout(streams: Sequence[Stream], compression: str | None) -> Layout:
+def _shared_layout(streams: Sequence[StreamInMix], compression: str | None) -> Layout:
     """The layout of all shards; samples of equal columns are equal in their bytes, so they can be copied."""
     first = streams[0]
     for other in streams[1:]:
@@ -143,7 +143,7 @@ def _shared_layout(streams: Sequence[Stream], compression: str | None) -> Layout
     return layout
 
 
-def _way(first: Stream, other: Stream) -> str:
+def _way(first: StreamInMix, other: StreamInMix) -> str:
     """How two streams come to hold the same columns, if they can."""
     turns = [stream.name for stream in (first, other) if "turns" in stream.columns]
     blind = [stream.name for stream in (first, other) if not has_images(stream.columns)]
@@ -165,5 +165,5 @@ def _way(first: Stream, other: Stream) -> str:
     return "convert both for the same loader and layout, by one tokenizer"
 
 
-def _spelled(stream: Stream) -> str:
+def _spelled(stream: StreamInMix) -> str:
     return ", ".join(f"{column}: {encoding}" for column, encoding in stream.columns.items())

@@ -18,7 +18,7 @@ from mdsmix.mix.offline.buckets import Buckets
 from mdsmix.mix.offline.count import count, count_images
 from mdsmix.mix.offline.draw import Draw, seed_of
 from mdsmix.mix.offline.mix_plan import Source
-from mdsmix.mix.streams import Stream
+from mdsmix.mix.streams import StreamInMix
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.index import Shard
 from mdsmix.shards.manifest import Mixed
@@ -66,7 +66,7 @@ def take(source: Source, seed: int, buckets: Buckets, on_progress: Told) -> Take
     return Taken(source, totals, is_counted)
 
 
-def _counted(stream: Stream, shard: Shard, samples: Samples, copies: Copies) -> Totals | None:
+def _counted(stream: StreamInMix, shard: Shard, samples: Samples, copies: Copies) -> Totals | None:
     try:
         tokens = tokens_of(shard, samples)
         if tokens is None:
@@ -82,7 +82,7 @@ def _counted(stream: Stream, shard: Shard, samples: Samples, copies: Copies) -> 
         ) from None
 
 
-def _read_ahead(stream: Stream, draw: Draw) -> Iterator[tuple[Shard, Copies, Samples]]:
+def _read_ahead(stream: StreamInMix, draw: Draw) -> Iterator[tuple[Shard, Copies, Samples]]:
     waiting: tuple[Shard, Copies, Future[Samples]] | None = None
     with ThreadPoolExecutor(1) as reader:
         for shard, copies in _drawn_from(stream, draw):
@@ -94,7 +94,7 @@ def _read_ahead(stream: Stream, draw: Draw) -> Iterator[tuple[Shard, Copies, Sam
             yield *waiting[:2], waiting[2].result()
 
 
-def _drawn_from(stream: Stream, draw: Draw) -> Iterator[tuple[Shard, Copies]]:
+def _drawn_from(stream: StreamInMix, draw: Draw) -> Iterator[tuple[Shard, Copies]]:
     """The shards that something is drawn of, and how often each of their samples is."""
     start = 0
     for shard in stream.shards:

@@ -23,7 +23,7 @@ from mdsmix.recipe.taking import taken
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard
-from mdsmix.shards.published import Published
+from mdsmix.shards.published import Stream
 from mdsmix.shards.shard_files import compressed
 from mdsmix.shards.shard_layout import SHARD_BYTES, SHARD_ROWS, Layout
 from mdsmix.sources import SourceFile
@@ -38,7 +38,7 @@ OFFSET_BYTES = 4
 "Of each sample, in the table of a shard."
 
 
-def forecast(recipe: Recipe, spec: StreamSpec) -> tuple[Published, Survey]:
+def forecast(recipe: Recipe, spec: StreamSpec) -> tuple[Stream, Survey]:
     """The stream as it will be published. RecipeError where no record that is looked at becomes a sample, or the recipe is wrong."""
     tokenizer = open_tokenizer(recipe.tokenizer)
     encoding = _encoding(recipe, spec, tokenizer)
@@ -90,7 +90,7 @@ def forecast(recipe: Recipe, spec: StreamSpec) -> tuple[Published, Survey]:
     index = make_index(list(_shards(encoding, files, totals.samples, raw, packing)))
     manifest = _manifest(encoding, tokenizer, totals, index)
     folder = locate(recipe.published(spec)) / spec.split
-    return Published(folder=folder, index=index, manifest=manifest), survey
+    return Stream(folder=folder, index=index, manifest=manifest), survey
 
 
 def _encoding(recipe: Recipe, spec: StreamSpec, tokenizer: Tokenizer) -> Encoding:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mdsmix.mix.draws import batching
 from mdsmix.mix.plan.figures import NodePlan
-from mdsmix.mix.streams import Loader, Stream
+from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.mix.world import OLD_SHUFFLES, World
 from mdsmix.table import about
 from mdsmix.training.keys import BYTE_UNITS, in_units, whole
@@ -50,7 +50,7 @@ class Shards:
         return self.raw + self.packed * self.keeps_packed
 
 
-def shards_of(stream: Stream, loader: Loader) -> Shards:
+def shards_of(stream: StreamInMix, loader: Loader) -> Shards:
     keep = stream.settings.get("keep_zip")
     keep = loader.dataset.get("keep_zip") if keep is None else keep
     is_remote = bool(stream.settings.get("remote")) and not stream.is_only_copy
