@@ -61,6 +61,8 @@ class Block(ABC):
     "The bytes of each item, of the fields that are read; none of one that is too long to be kept."
     sizes: list[int] | None = None
     "Uncompressed bytes of each item; None: of lines, which their ends part."
+    whole: memoryview | None = None
+    "Lines with their ends as the file has them, so that they are not joined again to be hashed."
 
     @property
     def count(self) -> int:
@@ -70,6 +72,8 @@ class Block(ABC):
     @property
     def size(self) -> int:
         """Uncompressed bytes, of the fields that are read."""
+        if self.whole is not None:
+            return len(self.whole)
         return sum(self.sizes or map(len, self.raws)) + (0 if self.sizes else self.count)
 
     @property
@@ -77,8 +81,10 @@ class Block(ABC):
     def start(self) -> tuple[Any, ...]:
         """Where its first item stands: it tells apart blocks of equal content."""
 
-    def content(self) -> bytes:
+    def content(self) -> bytes | memoryview:
         """By which the items are known again. Of consecutive blocks joined, it is the same however they were cut."""
+        if self.whole is not None:
+            return self.whole
         if self.sizes is None:
             return b"\n".join(self.raws) + b"\n"
         sized = zip(self.sizes, self.raws, strict=True)
@@ -86,7 +92,8 @@ class Block(ABC):
 
     def first(self, count: int) -> Block:
         """The block of the first so many items."""
-        return replace(self, raws=self.raws[:count], sizes=self.sizes and self.sizes[:count])
+        sizes = self.sizes and self.sizes[:count]
+        return replace(self, raws=self.raws[:count], sizes=sizes, whole=None)
 
     @abstractmethod
     def decode(self) -> Decoded: ...

@@ -99,16 +99,17 @@ def split_lines(pieces: Pieces, span: Span, new_block: NewBlock) -> Iterator[Lin
     for offset, piece in pieces:
         texts = piece.split(b"\n")
         rest = texts.pop()
-        rest_offset = offset + len(piece) - len(rest)
+        begin, end = 0, len(piece) - len(rest)
         if crossing.length and texts:
-            offset += len(texts[0]) + 1
+            begin = len(texts[0]) + 1
             crossing.add(texts.pop(0), offset)
             yield crossing.block(line, span, new_block)
             line, crossing = line + 1, _Crossing()
         if texts:
-            yield _block(line, offset, texts, span, new_block)
+            whole = memoryview(piece)[begin:end]
+            yield _block(line, offset + begin, texts, span, new_block, whole)
             line += len(texts)
-        crossing.add(rest, rest_offset)
+        crossing.add(rest, offset + end)
     if crossing.length:
         yield crossing.block(line, span, new_block)
 
@@ -140,10 +141,17 @@ class _Crossing:
 
 
 def _block(
-    line: int, offset: int, texts: list[bytes], span: Span, new_block: NewBlock
+    line: int,
+    offset: int,
+    texts: list[bytes],
+    span: Span,
+    new_block: NewBlock,
+    whole: memoryview | None = None,
 ) -> LineBlock:
+    """`whole`: the lines with their ends, where they stand behind each other already."""
     window = span.window_of(offset - span.start)
     if offset == 0 and texts[0].startswith(_BYTE_ORDER_MARK):
         offset = len(_BYTE_ORDER_MARK)
         texts[0] = texts[0][offset:]
-    return new_block(window=window, offset=offset, line=line, raws=texts)
+        whole = None if whole is None else whole[offset:]
+    return new_block(window=window, offset=offset, line=line, raws=texts, whole=whole)
