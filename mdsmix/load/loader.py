@@ -97,7 +97,7 @@ def build_loader(
         RecipeError: the config is wrong, or asks for what a stream cannot give.
         Unreachable: a stream or its index is missing. While iterating: a shard is lost or damaged, and is named.
         MixRefused: while iterating, a row does not fit the settings; its stream, shard and position are named. In
-            `load_state_dict`, the state was counted on other data (docs/lock.md).
+            `load_state_dict`, the state was counted on other data (docs/loading.md).
 
     >>> for batch in build_loader("train.yaml", batch_size=8):  # doctest: +SKIP
     ...     loss = model(batch["input_ids"], labels=batch["labels"])

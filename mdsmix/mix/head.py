@@ -44,7 +44,7 @@ def _head_lines(mix: Mix) -> Iterator[str]:
         for each in epoch_of(loader):
             yield f"evaluated on {each.stream}: {each.drawn:,} samples"
     if mix.train.is_own:
-        yield "name: mdsmix is read where mdsmix is installed beside LLM-Foundry: docs/plugin.md"
+        yield "name: mdsmix is read where mdsmix is installed beside LLM-Foundry: docs/loading.md"
     if mix.tokenizer_home:
         yield "the tokenizer lies beside the streams; on every training node, before training (--endpoint-url, where the store is not AWS):"
         yield f"  {fetch_line(mix.tokenizer_home, mix.yaml.at('tokenizer', 'name'))}"

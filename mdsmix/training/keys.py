@@ -122,7 +122,7 @@ class OwnKeys(FinetuningKeys):
 
 
 OWN = "mdsmix"
-"The name under which LLM-Foundry finds the loader of this package (docs/plugin.md)."
+"The name under which LLM-Foundry finds the loader of this package (docs/loading.md)."
 DATASETS: dict[str, type[DatasetKeys]] = {
     "text": TextKeys,
     "finetuning": FinetuningKeys,

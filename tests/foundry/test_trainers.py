@@ -1,4 +1,4 @@
-"""Composer's own trainer over `mdsmix.load`, as docs/trainers.md has it."""
+"""Composer's own trainer over `mdsmix.load`, as docs/loading.md has it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOADER = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False
 def test_composers_block_of_the_page_trains(
     foundry: Foundry, tokenizer_folder: Path, corpus_folder: Path, tmp_path: Path
 ) -> None:
-    page = (ROOT / "docs/trainers.md").read_text("utf-8")
+    page = (ROOT / "docs/loading.md").read_text("utf-8")
     (code,) = (
         each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "composer" in each
     )

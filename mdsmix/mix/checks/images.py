@@ -36,7 +36,7 @@ def images_loader(mix: Mix, loader: Loader) -> Iterator[Finding]:
     if seeing and not loader.is_own:
         yield Finding(
             f"{listed(seeing)} {does(seeing, 'holds', 'hold')} images, and {{loader}} is the {loader.name} loader, which reads none.",
-            "set train_loader.name: mdsmix, under LLM-Foundry with mdsmix installed beside it (docs/plugin.md), or read it by mdsmix.load in "
+            "set train_loader.name: mdsmix, under LLM-Foundry with mdsmix installed beside it (docs/loading.md), or read it by mdsmix.load in "
             "a training loop of your own; or take the stream out.",
             names(seeing),
         )
