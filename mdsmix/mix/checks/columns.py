@@ -91,7 +91,7 @@ def _ways(mix: Mix, loader: Loader, wrong: Sequence[StreamInMix]) -> str:
     if packed := [s for s in wrong if shape(s, OWN) == "packed"]:
         return (
             f"set train_loader.name: {OWN}, which keeps the documents of each row apart, under LLM-Foundry and in a training loop of your "
-            f"own (docs/packing.md); or convert {listed(packed)} without pack."
+            f"own (docs/one-loader.md); or convert {listed(packed)} without pack."
         )
     if not all(shape(s, "finetuning") or shape(s, "text") for s in wrong):
         return "convert the stream again with `mdsmix convert`, or take it out of the mix."
