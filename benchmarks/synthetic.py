@@ -13,10 +13,10 @@ import numpy as np
 import xxhash
 
 from mdsmix.shards.index import BASENAME, Shard, StoredFile, make_index
-from mdsmix.shards.shard_layout import Layout, fixed_rows, shard_parts
+from mdsmix.shards.shard_layout import ShardLayout, fixed_rows, shard_parts
 
 WIDTH = 4
-LAYOUT = Layout.of({"tokens": f"ndarray:uint16:{WIDTH}"})
+LAYOUT = ShardLayout({"tokens": f"ndarray:uint16:{WIDTH}"})
 
 
 def stream(folder: Path, samples: int, shards: int) -> Path:

@@ -6,12 +6,16 @@ token or per row. The price is that rows are addressed, not owned: `take` copies
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+LONG = 2048
+"Values of a row from which on slices are joined."
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,30 @@ class Ragged:
         """The rows of all parts (at least one), in order."""
         values = np.concatenate([part.values for part in parts])
         return Ragged.from_lengths(values, np.concatenate([part.lengths for part in parts]))
+
+    @staticmethod
+    def zip(parts: Sequence[Ragged]) -> Ragged:
+        """Row by row the values of all parts (at least one, of one dtype), one behind the other. Short rows are joined by a mask, which
+        takes 8 ns a value; slices of long ones 0.5 us each and a copy."""
+        if len(parts) == 1:
+            return parts[0]
+        lengths = np.stack([part.lengths for part in parts], axis=1)
+        if lengths.sum() > LONG * len(lengths):
+            slices = chain.from_iterable(zip(*(part._slices() for part in parts), strict=True))
+            values = np.frombuffer(b"".join(slices), parts[0].values.dtype)
+        else:
+            each = np.tile(np.arange(len(parts), dtype=np.uint8), len(lengths))
+            owner = np.repeat(each, lengths.reshape(-1))
+            values = np.empty(len(owner), parts[0].values.dtype)
+            for number, part in enumerate(parts):
+                values[owner == number] = part.values
+        return Ragged.from_lengths(values, lengths.sum(axis=1))
+
+    def _slices(self) -> Iterator[memoryview]:
+        """The bytes of each row."""
+        data = np.ascontiguousarray(self.values).view(np.uint8).data
+        edges = (self.offsets * self.values.itemsize).tolist()
+        return map(data.__getitem__, map(slice, edges, edges[1:]))
 
     @property
     def lengths(self) -> NDArray[np.int64]:

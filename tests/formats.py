@@ -22,7 +22,7 @@ import zstandard
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import make_index
 from mdsmix.shards.shard_files import store_shards
-from mdsmix.shards.shard_layout import Layout, lay_out
+from mdsmix.shards.shard_layout import ShardLayout, lay_out
 from mdsmix.storage import locate
 
 Record = Mapping[str, Any]
@@ -73,7 +73,7 @@ def as_parquet(records: Records) -> bytes:
 def write_mds(folder: Path, records: Records) -> Path:
     """A stream of raw columns, in shards of three samples; its index is the source."""
     encodings = {name: "str" if isinstance(value, str) else "json" for name, value in records[0].items()}  # fmt: skip
-    layout, shards = Layout.of(encodings), []
+    layout, shards = ShardLayout(encodings), []
     folder.mkdir(parents=True)
     for start in range(0, len(records), 3):
         some = records[start : start + 3]

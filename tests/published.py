@@ -21,7 +21,7 @@ from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard, UnitShards
-from mdsmix.shards.shard_layout import Layout, Rows, shard_parts
+from mdsmix.shards.shard_layout import Rows, ShardLayout, shard_parts
 
 CARD = TokenizerCard(name="tok", hash="a" * 32, vocab_size=512, bos_id=None, eos_id=0, pad_id=1)
 "The tokenizer of every stream unless a test says otherwise."
@@ -91,7 +91,7 @@ def _shard(
     number: int,
     compression: str | None,
 ) -> Shard:
-    layout = Layout.of(columns, compression)
+    layout = ShardLayout(columns, compression)
     samples = [_sample(columns, row) for row in rows]
     body = np.frombuffer(b"".join(samples), np.uint8)
     sizes = np.array([len(sample) for sample in samples], np.int64)

@@ -110,7 +110,9 @@ class Scored(CountedQuestions):
 def test_a_codec_is_one_object_and_one_line(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(CODECS, "str_decimal", Codec(decode=lambda _, data: Decimal(data.decode())))
+    monkeypatch.setitem(
+        CODECS, "str_decimal", lambda: Codec(decode=lambda data: Decimal(data.decode()))
+    )
     KINDS[-1] = Scored
     converted(tmp_path, tokenizer_folder, "length")
     scores = [sample["score"] for sample in samples(tmp_path / "out/quiz/train")]

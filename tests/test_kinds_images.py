@@ -20,7 +20,7 @@ from mdsmix.images.encoder import frames
 from mdsmix.record import Conversation, canonical
 from mdsmix.shapes import SHAPES as SHAPES_OF
 from mdsmix.shapes.image_parts import images_of, with_images
-from mdsmix.shards.codecs import decode_value
+from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.index import read_index
 from mdsmix.shards.shard_samples import cells, read_whole
 from mdsmix.storage import locate
@@ -80,7 +80,7 @@ def sizes_of_column(out: Path) -> list[int]:
     return next(
         part.sizes.tolist()
         for part in cells(shard, read_whole(folder, shard))
-        if part.column.name == "images"
+        if part.name == "images"
     )
 
 
@@ -366,12 +366,12 @@ def test_a_list_of_images_is_laid_out_as_streaming_lays_it_out() -> None:
     images = [reader.Image(1, 1, len(data), "", data) for data in (b"abc", b"defg")]
     assert b"".join(frames(images)) == struct.pack("<4I", 0, 2, 3, 4) + b"abcdefg"
     assert b"".join(frames([])) == bytes(8)
-    assert decode_value("list[jpeg]", struct.pack("<4I", 0, 2, 3, 4) + b"abcdefg") == [
+    assert codec_of("list[jpeg]").decode(struct.pack("<4I", 0, 2, 3, 4) + b"abcdefg") == [
         b"abc",
         b"defg",
     ]
     with pytest.raises(ValueError, match="does not fill"):
-        decode_value("list[jpeg]", struct.pack("<4I", 0, 2, 3, 5) + b"abcdefg")
+        codec_of("list[jpeg]").decode(struct.pack("<4I", 0, 2, 3, 5) + b"abcdefg")
 
 
 def test_what_a_conversation_without_images_says_is_what_it_said_before_there_were_any() -> None:

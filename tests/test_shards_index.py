@@ -17,11 +17,11 @@ from mdsmix.shards.counts import Records, Totals, histogram
 from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard, parse_manifest
 from mdsmix.shards.published import find_published
-from mdsmix.shards.shard_layout import Layout
+from mdsmix.shards.shard_layout import ShardLayout
 from mdsmix.storage import locate
 from tests.published import sealed
 
-LAYOUT = Layout.of({"tokens": "ndarray:uint16:8"})
+LAYOUT = ShardLayout({"tokens": "ndarray:uint16:8"})
 FILE = StoredFile(basename="ab.mds", bytes=100, hashes={"xxh128": "ab"})
 INDEX = make_index([Shard.of(LAYOUT, 3, FILE, None)])
 MANIFEST = Manifest(

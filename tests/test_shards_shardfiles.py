@@ -20,11 +20,11 @@ from mdsmix.shards.shard_files import (
     write_if_new,
     write_once,
 )
-from mdsmix.shards.shard_layout import Layout, Rows
+from mdsmix.shards.shard_layout import Rows, ShardLayout
 from mdsmix.storage import LocalPath, Location, locate, together
 
 PARTS = [memoryview(b"abc"), memoryview(b"de")]
-LAYOUT = Layout.of({"tokens": "ndarray:uint16:2"}, None)
+LAYOUT = ShardLayout({"tokens": "ndarray:uint16:2"}, None)
 
 
 def rows(*values: int) -> Rows:

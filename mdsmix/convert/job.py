@@ -18,7 +18,7 @@ from mdsmix.kinds.registry import fields_parsed, fields_read, image_fields, make
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.published import version_folder, versions
-from mdsmix.shards.shard_layout import Layout
+from mdsmix.shards.shard_layout import ShardLayout
 from mdsmix.storage import Location, locate
 
 
@@ -72,8 +72,8 @@ class Job:
         return version_folder(self.folder, index_hash) if self.is_versioned else self.folder
 
     @property
-    def layout(self) -> Layout:
-        return Layout.of(self.encoding.columns, self.encoding.compression)
+    def layout(self) -> ShardLayout:
+        return ShardLayout(self.encoding.columns, self.encoding.compression)
 
     @property
     def kind(self) -> Kind:

@@ -16,7 +16,7 @@ from mdsmix.encode.encoded import Encoded
 from mdsmix.kinds.packing import best_fit
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals, histogram
-from mdsmix.shards.shard_layout import Layout, Rows, fixed_rows, lay_out
+from mdsmix.shards.shard_layout import Rows, ShardLayout, fixed_rows, lay_out
 from mdsmix.shards.token_ids import STARTS
 
 
@@ -45,7 +45,7 @@ class Assembler(Protocol):
 class JoinedRows:
     """Concat: documents one behind the other, cut into rows of max_seq_len."""
 
-    def __init__(self, layout: Layout, width: int, dtype: str) -> None:
+    def __init__(self, layout: ShardLayout, width: int, dtype: str) -> None:
         self._layout, self._width, self._dtype = layout, width, dtype
         self._tokens = bytearray()
         self._largest = -1
@@ -81,7 +81,7 @@ class JoinedRows:
 class SampleRows:
     """Every other layout: each batch's samples are laid out as they come."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ShardLayout) -> None:
         self._layout = layout
         self._body = bytearray()
         self._sizes: list[NDArray[np.int64]] = []
@@ -118,9 +118,9 @@ def totals_of(encoded: Encoded, rows: int) -> Totals:
 class PackedRows:
     """Whole documents, as many to a row as fit: a row holds their tokens, what is trained of them, and where each begins."""
 
-    def __init__(self, layout: Layout, width: int) -> None:
+    def __init__(self, layout: ShardLayout, width: int) -> None:
         self._layout, self._width = layout, width
-        self._columns = {c.name: bytearray() for c in layout.columns if c.name != STARTS}
+        self._columns = {name: bytearray() for name in layout.codecs if name != STARTS}
         self._lengths = [np.empty(0, np.int64)]
         self._totals = Totals()
 
@@ -151,7 +151,7 @@ class PackedRows:
             lengths=histogram(rows.lengths),
         )
         columns = {STARTS: Ragged(starts, packed.offsets)}
-        encodings = {c.name: c.dtype for c in self._layout.columns}
+        encodings = {name: codec.dtype for name, codec in self._layout.codecs.items()}
         for name, buffer in self._columns.items():
             documents = Ragged.from_lengths(np.frombuffer(buffer, encodings[name]), lengths)
             columns[name] = Ragged(documents.take(packed.values).values, rows.offsets)

@@ -27,7 +27,7 @@ from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES
 from mdsmix.shards.counts import Totals
-from mdsmix.shards.shard_layout import SHARD_BYTES, Layout, Rows
+from mdsmix.shards.shard_layout import SHARD_BYTES, Rows, ShardLayout
 from mdsmix.words import hint
 
 COLUMNS = {"images": "list[jpeg]", "sizes": "json", "turns": "json"}
@@ -135,7 +135,7 @@ class Images(Conversations):
     def untrained(self) -> int:
         return self.image.id
 
-    def open_rows(self, layout: Layout, dtype: str) -> Assembler:
+    def open_rows(self, layout: ShardLayout, dtype: str) -> Assembler:
         return ImageRows()
 
 

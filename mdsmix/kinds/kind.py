@@ -21,7 +21,7 @@ from mdsmix.kinds.assemble import Assembler, PackedRows, SampleRows
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Encoding
-from mdsmix.shards.shard_layout import Layout
+from mdsmix.shards.shard_layout import ShardLayout
 from mdsmix.shards.token_ids import PACKED, STARTS, Tokens, documents_of, layout_of, turns_of
 from mdsmix.sources import WINDOW_BYTES
 
@@ -105,7 +105,7 @@ class Kind(ABC):
         """The chat template that renders its records; None where none does."""
         return None
 
-    def open_rows(self, layout: Layout, dtype: str) -> Assembler:
+    def open_rows(self, layout: ShardLayout, dtype: str) -> Assembler:
         """What puts encoded batches together as the rows of a work unit."""
         if self.encoding.pack:
             return PackedRows(layout, self.encoding.max_seq_len)

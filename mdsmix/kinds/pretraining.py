@@ -24,7 +24,7 @@ from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Document
-from mdsmix.shards.shard_layout import Layout
+from mdsmix.shards.shard_layout import ShardLayout
 from mdsmix.shards.token_ids import Tokens
 
 SPECIAL = "special_token_in_text"
@@ -99,7 +99,7 @@ class Pretraining(Kind):
                     f"set add_{name}: false for this stream, or name one in tokenizer.kwargs ({name}_token)."
                 )
 
-    def open_rows(self, layout: Layout, dtype: str) -> Assembler:
+    def open_rows(self, layout: ShardLayout, dtype: str) -> Assembler:
         if self.joins_units:
             return JoinedRows(layout, self.encoding.max_seq_len, dtype)
         return super().open_rows(layout, dtype)

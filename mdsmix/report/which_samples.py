@@ -15,7 +15,7 @@ from mdsmix.report.segments import Sample, as_shown
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.published import Stream
-from mdsmix.shards.shard_samples import read_head, sample_sizes
+from mdsmix.shards.shard_samples import read_head, sample_table
 from mdsmix.storage import together
 from mdsmix.words import plural
 
@@ -75,5 +75,5 @@ def _read(stream: Stream, place: int) -> dict[str, Any]:
 
 def _largest(stream: Stream) -> list[int]:
     """The sample of the most bytes, by the tables at the heads of the shards; none of an empty stream."""
-    sizes = together(lambda shard: sample_sizes(stream.folder, shard), stream.shards)
+    sizes = together(lambda shard: np.diff(sample_table(stream.folder, shard)), stream.shards)
     return [int(np.concatenate(sizes).argmax())] if stream.index.samples else []

@@ -1,7 +1,7 @@
 """MDS's column encodings: how large a value is, how many values are laid out at once, how one is decoded.
 
 An encoding is a name and settings, `ndarray:uint16:2048`. Values of encodings that mdsmix does not know (images, pickles) stay bytes, since
-a check must never run the content of a shard. Another encoding is another `Codec` and one line in `CODECS`. Source:
+a check must never run the content of a shard. Another encoding is one line in `CODECS`: a function that makes a `Codec` of the settings. Source:
 streaming/base/format/mds/encodings.py, 0.12 and 0.13 alike.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,15 +20,10 @@ from numpy.typing import NDArray
 
 from mdsmix.ragged import Ragged
 
-Settings = Sequence[str]
-"The words behind the name: `ndarray:uint16:2048` -> uint16, 2048."
-
 _NUMBERS = (
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
     *(f"float{bits}" for bits in (16, 32, 64)),
 )
-SCALARS = {"int": "int64"} | {name: name for name in _NUMBERS}
-"MDS's encodings of one number -> its dtype."
 _DTYPES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 18: "f2", 32: "u4", 33: "i4", 34: "f4"} | {
     64: "u8",
     65: "i8",
@@ -36,96 +32,74 @@ _DTYPES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 18: "f2", 32: "u4", 33: "i4", 3
 "MDS's codes of an array's dtype, where the column's encoding does not fix it."
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnBytes:
-    """One column of a shard's rows: per row a prefix (an array's shape) and a payload, both flat."""
-
-    payload: NDArray[np.uint8]
-    sizes: NDArray[np.int64]
-    "Bytes of each row's payload."
-    prefix: NDArray[np.uint8]
-    prefix_sizes: NDArray[np.int64]
-    has_size: bool
-    "Its size stands at the sample's head, since the encoding does not fix it."
-
-    @staticmethod
-    def plain(rows: Ragged, has_size: bool) -> ColumnBytes:
-        """Values without a prefix."""
-        sizes = rows.lengths * rows.values.itemsize
-        none = np.empty(0, np.uint8)
-        return ColumnBytes(rows.values.view(np.uint8), sizes, none, np.zeros_like(sizes), has_size)
+def _as_bytes(rows: Ragged) -> list[Ragged]:
+    """Values without anything in front of them."""
+    return [Ragged(rows.values.view(np.uint8), rows.offsets * rows.values.itemsize)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
-    """One encoding; this one stands for all whose values are bytes to mdsmix."""
+    """One encoding with its settings; this one stands for all whose values are bytes to mdsmix."""
 
-    dtype: Callable[[Settings], str] = lambda _: "uint8"
-    "The dtype of the column's flat values in a Ragged: of tokens, or uint8 for text."
-    size: Callable[[Settings], int | None] = lambda _: None
+    dtype: str = "uint8"
+    "Of the column's flat values in a Ragged: of tokens, or uint8 for text."
+    size: int | None = None
     "Bytes of every value, where the encoding fixes them."
-    lay_out: Callable[[Settings, Ragged], ColumnBytes] = lambda _, rows: ColumnBytes.plain(
-        rows, True
-    )
-    "Many values as they stand in a shard; ValueError for one that MDS cannot store."
-    decode: Callable[[Settings, bytes], Any] = lambda _, data: data
+    lay_out: Callable[[Ragged], list[Ragged]] = _as_bytes
+    "Many values as they stand in a shard: uint8, what comes before each value and the value. ValueError for one that MDS cannot store."
+    decode: Callable[[bytes], Any] = bytes
     "One value: ndarray, str, number, JSON value, or bytes."
-    is_decoded: bool = True
-    "Whether damage can show in decoding."
+    is_array: bool = False
+    "Whether values are arrays of the dtype, so that those of many samples are read at once."
 
 
-def _array_size(settings: Settings) -> int | None:
-    if len(settings) < 2:
-        return None
-    return math.prod(map(int, settings[1].split(","))) * np.dtype(settings[0]).itemsize
+def _arrays(dtype: str = "", shape: str = "") -> Codec:
+    size = math.prod(map(int, shape.split(","))) * np.dtype(dtype).itemsize if shape else None
+    return Codec(
+        dtype=dtype or "uint8",
+        size=size,
+        lay_out=_as_bytes if shape else _with_lengths,
+        decode=partial(_array, dtype, shape),
+        is_array=bool(dtype),
+    )
 
 
-def _lay_out_arrays(settings: Settings, rows: Ragged) -> ColumnBytes:
-    """1-d arrays: where the encoding fixes no length, each begins with its own."""
-    if len(settings) > 1:
-        return ColumnBytes.plain(rows, False)
+def _with_lengths(rows: Ragged) -> list[Ragged]:
+    """1-d arrays that begin with their shape: `1 << 2 | log2(width)`, then the length in `width` bytes."""
     lengths = rows.lengths
     if len(lengths) and not lengths.min():
         raise ValueError("holds an empty row, which MDS cannot store")
-    sizes = lengths * rows.values.itemsize
-    return ColumnBytes(rows.values.view(np.uint8), sizes, *_length_prefixes(lengths), True)
-
-
-def _length_prefixes(lengths: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The shape heads of 1-d arrays: `1 << 2 | log2(width)`, then the length in `width` bytes."""
     log_width = (lengths > 0xFF).astype(np.int64) + (lengths > 0xFFFF)
     widest = np.empty((len(lengths), 5), np.uint8)
     widest[:, 0] = 4 | log_width
     widest[:, 1:] = lengths.astype("<u4")[:, None].view(np.uint8).reshape(-1, 4)
     widths = 1 + (1 << log_width)
-    return widest[np.arange(5) < widths[:, None]], widths
+    return [Ragged.from_lengths(widest[np.arange(5) < widths[:, None]], widths), *_as_bytes(rows)]
 
 
-def _array(settings: Settings, data: bytes) -> NDArray[Any]:
+def _array(dtype: str, shape: str, data: bytes) -> NDArray[Any]:
     """An array whose dtype and shape are fixed by the encoding or stand before its values."""
     position = 0
-    if not settings:
-        settings, position = [_DTYPES[data[0]]], 1
-    if len(settings) == 2:
-        shape = [int(n) for n in settings[1].split(",")]
+    if not dtype:
+        dtype, position = _DTYPES[data[0]], 1
+    if shape:
+        sides = [int(n) for n in shape.split(",")]
     else:
         ndim, width = data[position] >> 2, 1 << (data[position] & 3)
-        shape = np.frombuffer(data, f"<u{width}", ndim, position + 1).tolist()
+        sides = np.frombuffer(data, f"<u{width}", ndim, position + 1).tolist()
         position += 1 + ndim * width
-    return np.frombuffer(data, np.dtype(settings[0]), offset=position).reshape(shape)
+    return np.frombuffer(data, np.dtype(dtype), offset=position).reshape(sides)
 
 
-def _scalar(dtype: str) -> Codec:
+def _number(dtype: str) -> Codec:
     return Codec(
-        dtype=lambda _: dtype,
-        size=lambda _: np.dtype(dtype).itemsize,
-        lay_out=lambda _, rows: ColumnBytes.plain(rows, False),
-        decode=lambda _, data: np.frombuffer(data, dtype)[0].item(),
-        is_decoded=False,
+        dtype=dtype,
+        size=np.dtype(dtype).itemsize,
+        decode=lambda data: np.frombuffer(data, dtype)[0].item(),
     )
 
 
-def _images(settings: Settings, data: bytes) -> list[bytes]:
+def _images(data: bytes) -> list[bytes]:
     """The images of a list, as bytes that nothing has decoded: a number for later, how many there are, the bytes of each, all of
     them uint32, and the images. ValueError where these do not add up."""
     count = int.from_bytes(data[4:8], "little")
@@ -136,30 +110,19 @@ def _images(settings: Settings, data: bytes) -> list[bytes]:
     return [data[start:end] for start, end in pairwise(ends.tolist())]
 
 
-CODECS: dict[str, Codec] = {
-    "ndarray": Codec(
-        dtype=lambda settings: settings[0] if settings else "uint8",
-        size=_array_size,
-        lay_out=_lay_out_arrays,
-        decode=_array,
-    ),
-    **dict.fromkeys(("list[jpeg]", "list[png]", "list[pil]"), Codec(decode=_images)),
-    "json": Codec(decode=lambda _, data: json.loads(data)),
-    "str": Codec(decode=lambda _, data: data.decode()),
-    "str_int": Codec(decode=lambda _, data: int(data)),
-    "str_float": Codec(decode=lambda _, data: float(data)),
-    **{name: _scalar(dtype) for name, dtype in SCALARS.items()},
+CODECS: dict[str, Callable[..., Codec]] = {
+    "ndarray": _arrays,
+    **dict.fromkeys(("list[jpeg]", "list[png]", "list[pil]"), partial(Codec, decode=_images)),
+    "json": partial(Codec, decode=json.loads),
+    "str": partial(Codec, decode=bytes.decode),
+    "str_int": partial(Codec, decode=int),
+    "str_float": partial(Codec, decode=float),
+    "int": partial(_number, "int64"),
+    **{name: partial(_number, name) for name in _NUMBERS},
 }
-_BYTES = Codec(is_decoded=False)
 
 
-def codec_of(encoding: str) -> tuple[Codec, list[str]]:
-    """The codec of an encoding, and the encoding's settings."""
+def codec_of(encoding: str) -> Codec:
+    """The codec of an encoding; ValueError or TypeError where its settings are none."""
     name, *settings = encoding.split(":")
-    return CODECS.get(name, _BYTES), settings
-
-
-def decode_value(encoding: str, data: bytes) -> Any:
-    """One value of a column: ndarray, str, number, JSON value, or bytes."""
-    codec, settings = codec_of(encoding)
-    return codec.decode(settings, data)
+    return CODECS[name](*settings) if name in CODECS else Codec()

@@ -17,8 +17,8 @@ import xxhash
 
 from mdsmix import typed
 from mdsmix.errors import Unreachable
-from mdsmix.shards.codecs import CODECS
-from mdsmix.shards.shard_layout import Column, Layout
+from mdsmix.shards.codecs import CODECS, codec_of
+from mdsmix.shards.shard_layout import ShardLayout
 from mdsmix.storage import Location, Stat
 
 BASENAME = "index.json"
@@ -90,7 +90,7 @@ class Shard:
         return self.zip_data or self.raw_data
 
     @staticmethod
-    def of(layout: Layout, samples: int, raw: StoredFile, zipped: StoredFile | None) -> Shard:
+    def of(layout: ShardLayout, samples: int, raw: StoredFile, zipped: StoredFile | None) -> Shard:
         return Shard(samples=samples, raw_data=raw, zip_data=zipped, **layout.settings)
 
 
@@ -217,7 +217,7 @@ def _least_bytes(
     the same, as a rule."""
     for name, encoding, size in zip(names, encodings, sizes, strict=True):
         try:
-            fixed = Column(name, encoding).size
+            fixed = codec_of(encoding).size
         except (TypeError, ValueError, ArithmeticError):
             return (
                 0,

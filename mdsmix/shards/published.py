@@ -20,7 +20,7 @@ from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.contradictions import Contradiction, contradictions
 from mdsmix.shards.index import BASENAME, Index, Shard, find_index, read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
-from mdsmix.shards.shard_samples import read_sample
+from mdsmix.shards.shard_samples import read_samples, sample_table
 from mdsmix.storage import Location, Stat
 
 LIMITED = re.compile(r"limit-\d+")
@@ -77,7 +77,8 @@ class Stream:
 
     def read(self, sample: int) -> dict[str, Any]:
         """A sample, decoded; Unreachable where it cannot be read."""
-        return read_sample(self.folder, *self.shard_with(sample))
+        shard, row = self.shard_with(sample)
+        return read_samples(self.folder, shard, sample_table(self.folder, shard), [row])[row]
 
 
 def read_published(folder: Location) -> Stream | None:

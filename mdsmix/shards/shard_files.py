@@ -16,7 +16,7 @@ import xxhash
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards.index import Index, Shard, StoredFile, parse_index
-from mdsmix.shards.shard_layout import HASHES, Layout, Rows, shard_parts, split
+from mdsmix.shards.shard_layout import HASHES, Rows, ShardLayout, shard_parts, split
 from mdsmix.storage import Location, together
 
 SUPERSEDED = ".mdsmix/{hash}.index"
@@ -88,7 +88,7 @@ NamesAndSizes = Collection[tuple[str, int]]
 
 
 def store_shards(
-    folder: Location, layout: Layout, rows: Rows, held: NamesAndSizes | None = None
+    folder: Location, layout: ShardLayout, rows: Rows, held: NamesAndSizes | None = None
 ) -> list[Shard]:
     """Writes the rows as shards into `folder`; returns their index entries, in order. `held`: what was listed there."""
     return [_store(folder, layout, piece, held) for piece in split(rows)]
@@ -150,7 +150,7 @@ def _bring(source: Location, target: Location) -> None:
         source.copy_to(target)
 
 
-def _store(folder: Location, layout: Layout, rows: Rows, held: NamesAndSizes | None) -> Shard:
+def _store(folder: Location, layout: ShardLayout, rows: Rows, held: NamesAndSizes | None) -> Shard:
     parts = shard_parts(layout, rows)
     raw = _described(parts)
     if layout.compression is None:

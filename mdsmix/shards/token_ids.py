@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from mdsmix.errors import MixRefused
 from mdsmix.ragged import Ragged
+from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.index import Shard
-from mdsmix.shards.shard_samples import Cells, Samples, array_dtype, cells, payload
+from mdsmix.shards.shard_samples import Cells, Samples, arrays, cells
 
 STARTS = "starts"
 PACKED = ("input_ids", STARTS)
@@ -129,20 +130,15 @@ class Tokens:
 def token_columns(shard: Shard) -> tuple[str, ...]:
     """The columns whose ids are counted; none where they are of no stated dtype."""
     names = layout_of(shard.columns)
-    if names == PACKED:
-        names = tuple(name for name in (*PACKED, "loss_mask") if name in shard.columns)
-        return names if all(_holds_numbers(shard.columns[name]) for name in names) else ()
-    encodings = {shard.columns[name] for name in names}
     if names == ("turns",):
-        return names if encodings == {"json"} else ()
-    dtypes = {e.split(":")[1] for e in encodings if _holds_numbers(e)}
-    return names if len(dtypes) == 1 and all(map(_holds_numbers, encodings)) else ()
-
-
-def _holds_numbers(encoding: str) -> bool:
-    """Arrays of whole numbers of a stated dtype."""
-    kind, dtype, *_ = [*encoding.split(":"), ""]
-    return kind == "ndarray" and bool(dtype) and np.dtype(dtype).kind in "iu"
+        return names if shard.columns["turns"] == "json" else ()
+    if names == PACKED and "loss_mask" in shard.columns:
+        names = (*PACKED, "loss_mask")
+    codecs = [codec_of(shard.columns[name]) for name in names]
+    dtypes = {np.dtype(codec.dtype) for codec in codecs if codec.is_array}
+    is_one = len(dtypes) == 1 or STARTS in names
+    is_whole = all(c.is_array for c in codecs) and all(dtype.kind in "iu" for dtype in dtypes)
+    return names if is_one and is_whole else ()
 
 
 def tokens_of(shard: Shard, samples: Samples) -> Tokens | None:
@@ -151,57 +147,31 @@ def tokens_of(shard: Shard, samples: Samples) -> Tokens | None:
     names = token_columns(shard)
     if not names or not len(samples):
         return None
-    found = {part.column.name: part for part in cells(shard, samples)}
+    found = {part.name: part for part in cells(shard, samples)}
     if names == ("turns",):
         return _of_turns(samples, found["turns"])
-    parts = [payload(samples, found[name]) for name in names]
-    return (
-        _of_packed(samples, *parts)
-        if layout_of(shard.columns) == PACKED
-        else _of_arrays(samples, parts)
-    )
+    parts = [arrays(samples, found[name]) for name in names]
+    if STARTS in names:
+        return _of_packed(*parts)
+    prompts = parts[0].lengths if len(parts) == 2 else np.zeros(len(samples), np.int64)
+    return Tokens(Ragged.zip(parts), prompts, parts[-1].lengths, np.arange(len(samples) + 1))
 
 
-def _of_packed(samples: Samples, ids: Cells, starts: Cells, mask: Cells | None = None) -> Tokens:
+def _of_packed(rows: Ragged, begins: Ragged, trained: Ragged | None = None) -> Tokens:
     """ValueError where a row's documents do not begin inside it, one behind the other from 0 on, or its mask is not as long."""
-    rows, begins = _values(samples, ids), _values(samples, starts)
-    trained = _values(samples, mask) if mask else None
     if trained and (trained.lengths != rows.lengths).any():
         raise ValueError("what is trained of a row is not as long as its tokens")
     first = rows.offsets[:-1]
-    places = begins.values.astype(np.int64) + np.repeat(first, begins.lengths)
-    ends = np.append(places[1:], len(rows.values))
-    is_first = np.array_equal(places[begins.offsets[:-1]], first)
-    if not begins.lengths.all() or not is_first or (places >= ends).any():
+    starts = begins.values.astype(np.int64) + np.repeat(first, begins.lengths)
+    ends = np.append(starts[1:], len(rows.values))
+    is_first = np.array_equal(starts[begins.offsets[:-1]], first)
+    if not begins.lengths.all() or not is_first or (starts >= ends).any():
         raise ValueError("the documents of a row do not begin where it says")
-    counts = rows.lengths - begins.lengths
-    if trained:
-        # The first of a document is never trained, whatever is said of it.
-        sums = np.add.reduceat(trained.values > 0, first, dtype=np.int64)
-        firsts = np.add.reduceat(trained.values[places] > 0, begins.offsets[:-1], dtype=np.int64)
-        counts = sums - firsts
-    lengths = ends - places
+    mask = trained.values > 0 if trained else np.ones(len(rows.values), bool)
+    mask[starts] = False  # the first of a document is never trained, whatever is said of it
+    counts = np.add.reduceat(mask, first, dtype=np.int64)
+    lengths = ends - starts
     return Tokens(rows, np.zeros_like(lengths), lengths, begins.offsets, counts)
-
-
-def _values(samples: Samples, part: Cells) -> Ragged:
-    pieces = [
-        samples.data[a:b] for a, b in zip(part.starts.tolist(), part.stops.tolist(), strict=True)
-    ]
-    dtype = array_dtype(part.column)
-    return Ragged.from_lengths(
-        np.frombuffer(b"".join(pieces), dtype), part.sizes // part.column.dtype.itemsize
-    )
-
-
-def _of_arrays(samples: Samples, parts: list[Cells]) -> Tokens:
-    dtype = array_dtype(parts[0].column)
-    lengths = [part.sizes // part.column.dtype.itemsize for part in parts]
-    bounds = np.stack([edge for p in parts for edge in (p.starts, p.stops)], axis=1).tolist()
-    pieces = [samples.data[b[i] : b[i + 1]] for b in bounds for i in range(0, len(b), 2)]
-    ids = Ragged.from_lengths(np.frombuffer(b"".join(pieces), dtype), np.sum(lengths, axis=0))
-    prompts = lengths[0] if len(parts) == 2 else np.zeros_like(lengths[0])
-    return Tokens(ids, prompts, lengths[-1], np.arange(len(samples) + 1))
 
 
 def _of_turns(samples: Samples, part: Cells) -> Tokens:

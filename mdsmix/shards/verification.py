@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from mdsmix.errors import Earlier, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
-from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.contradictions import (
     BESIDE,
     CONTRADICTS,
@@ -33,11 +32,10 @@ from mdsmix.shards.published import working_folder
 from mdsmix.shards.quarantined import QUARANTINE, read_quarantine
 from mdsmix.shards.shard_samples import (
     Samples,
-    array_dtype,
+    arrays,
     can_unpack,
     cells,
     check_stored,
-    payload,
     samples_of,
 )
 from mdsmix.shards.token_ids import token_columns, tokens_of
@@ -268,14 +266,13 @@ def decode(shard: Shard, samples: Samples) -> Totals | None:
     _check_settings(shard, samples)
     counted = token_columns(shard)
     for part in cells(shard, samples):
-        codec, settings = codec_of(part.column.encoding)
-        if part.column.name in counted or not codec.is_decoded:
+        if part.name in counted:
             continue
-        if array_dtype(part.column):
-            payload(samples, part)
+        if part.codec.is_array:
+            arrays(samples, part)
             continue
         for start, stop in zip(part.starts.tolist(), part.stops.tolist(), strict=True):
-            codec.decode(settings, samples.data[start:stop])
+            part.codec.decode(samples.data[start:stop])
     tokens = tokens_of(shard, samples)
     if tokens is None:
         return Totals() if counted else None

@@ -14,7 +14,7 @@ import numpy as np
 
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import Index, Shard, parse_index
-from mdsmix.shards.shard_samples import decode_sample, read_whole
+from mdsmix.shards.shard_samples import decoded_samples, read_whole
 from mdsmix.sources import items
 from mdsmix.sources.base import Block, Format
 from mdsmix.sources.items import Item
@@ -72,10 +72,10 @@ def _samples(file: SourceFile, span: Span) -> Iterator[Item]:
 
 def _of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[Item]:
     found = read_whole(file.location.parent, shard)
+    samples = decoded_samples(shard, found, range(len(found)))
     for number in range(len(found)):
-        data = found.data[found.offsets[number] : found.offsets[number + 1]]
         try:
-            record = {name: _plain(value) for name, value in decode_sample(shard, data).items()}
+            record = {name: _plain(value) for name, value in next(samples).items()}
         except Exception as error:  # whatever a decoder makes of damaged bytes
             raise Unreachable(
                 f"sample {number} of {file.location.parent / shard.stored.basename} is damaged ({error}); publish that stream again"

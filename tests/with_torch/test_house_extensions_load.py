@@ -19,7 +19,7 @@ __all__ = ["lengths", "zips"]
 def test_a_new_kind_with_a_new_codec_is_loaded(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(CODECS, "str_decimal", Codec(decode=lambda _, data: data.decode()))
+    monkeypatch.setitem(CODECS, "str_decimal", lambda: Codec(decode=bytes.decode))
     KINDS[-1] = Scored
     recipe = converted(tmp_path, tokenizer_folder, "length")
     train = tmp_path / "train.yaml"

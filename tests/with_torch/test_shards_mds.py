@@ -16,7 +16,15 @@ from mdsmix.ragged import Ragged
 from mdsmix.shards import shard_layout as mds
 from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index
 from mdsmix.shards.shard_files import store_shards
-from mdsmix.shards.shard_layout import HASHES, Layout, Rows, fixed_rows, lay_out, shard_parts, split
+from mdsmix.shards.shard_layout import (
+    HASHES,
+    Rows,
+    ShardLayout,
+    fixed_rows,
+    lay_out,
+    shard_parts,
+    split,
+)
 from mdsmix.storage import locate
 
 RNG = np.random.default_rng(7)
@@ -49,12 +57,12 @@ LAYOUTS: dict[str, tuple[dict[str, str], Callable[[int], dict[str, Any]]]] = {
 }
 
 
-def columns_of(layout: Layout, samples: list[dict[str, Any]]) -> dict[str, Ragged]:
-    rows = {c.name: [s[c.name] for s in samples] for c in layout.columns}
+def columns_of(layout: ShardLayout, samples: list[dict[str, Any]]) -> dict[str, Ragged]:
+    rows = {name: [s[name] for s in samples] for name in layout.codecs}
     for name, values in rows.items():
         if np.isscalar(values[0]) and not isinstance(values[0], bytes):
             rows[name] = [[value] for value in values]
-    return {c.name: Ragged.of(rows[c.name], c.dtype) for c in layout.columns}
+    return {name: Ragged.of(rows[name], codec.dtype) for name, codec in layout.codecs.items()}
 
 
 @pytest.mark.parametrize("compression", [None, "zstd", "zstd:1", "zstd:9"])
@@ -70,7 +78,7 @@ def test_the_bytes_are_mdswriters(
     ) as writer:
         for sample in samples:
             writer.write(sample)
-    layout = Layout.of(encodings, compression)
+    layout = ShardLayout(encodings, compression)
     shards = store_shards(
         locate(tmp_path / "ours"), layout, lay_out(layout, columns_of(layout, samples))
     )
@@ -88,7 +96,7 @@ def test_the_bytes_are_mdswriters(
 
 
 def test_fixed_columns_of_one_dtype_are_the_token_array_itself() -> None:
-    layout = Layout.of({"input_ids": "ndarray:uint16:1", "labels": "ndarray:uint16:7"})
+    layout = ShardLayout({"input_ids": "ndarray:uint16:1", "labels": "ndarray:uint16:7"})
     tokens = ids(5 * 8).reshape(5, 8)
     columns = {
         "input_ids": Ragged.of(tokens[:, :1], "uint16"),
@@ -101,7 +109,7 @@ def test_fixed_columns_of_one_dtype_are_the_token_array_itself() -> None:
 
 
 def test_an_empty_row_is_refused_as_mdswriter_refuses_it() -> None:
-    layout = Layout.of({"tokens": "ndarray:uint16"})
+    layout = ShardLayout({"tokens": "ndarray:uint16"})
     with pytest.raises(ValueError, match="column tokens holds an empty row"):
         lay_out(layout, {"tokens": Ragged.of([[1], []], "uint16")})
 
@@ -135,7 +143,7 @@ def test_rows_are_split_evenly_within_both_limits(
 
 
 def test_a_shards_last_offset_fits_32_bits_or_the_shard_is_refused() -> None:
-    layout, body = Layout.of({"turns": "json"}), np.empty(0, np.uint8)
+    layout, body = ShardLayout({"turns": "json"}), np.empty(0, np.uint8)
     head = len(shard_parts(layout, Rows(body, np.array([0], np.int64)))[0])
     last = (1 << 32) - 1
     written, _ = shard_parts(layout, Rows(body, np.array([last - head], np.int64)))
@@ -150,7 +158,7 @@ def test_what_streaming_reads_is_no_fault() -> None:
     sizes = [None, None, None, 8, None]
     for packed in (None, *get_compressions()):
         file = StoredFile(basename="ab.mds", bytes=100)
-        tree = json.loads(make_index([Shard.of(Layout.of({}), 3, file, None)]).content)
+        tree = json.loads(make_index([Shard.of(ShardLayout({}), 3, file, None)]).content)
         tree["shards"][0] |= {"column_names": [*columns], "column_encodings": [*columns.values()]}
         zipped = tree["shards"][0]["raw_data"] if packed else None
         tree["shards"][0] |= {"column_sizes": sizes, "compression": packed, "zip_data": zipped}

@@ -12,10 +12,10 @@ from streaming import MDSWriter
 from streaming.base.format.mds.encodings import mds_encode
 
 from mdsmix.errors import Unreachable
-from mdsmix.shards.codecs import decode_value
+from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.index import Shard, StoredFile, read_index
-from mdsmix.shards.shard_layout import Layout
-from mdsmix.shards.shard_samples import decode_sample, read_whole
+from mdsmix.shards.shard_layout import ShardLayout
+from mdsmix.shards.shard_samples import decoded_samples, read_whole
 from mdsmix.storage import locate
 
 COLUMNS = {"id": "int", "n": "uint8", "square": "ndarray:int32:2,3", "text": "str"}
@@ -35,8 +35,7 @@ def write(folder: Path, **settings: object) -> Shard:
 def test_every_sample_is_there(tmp_path: Path, compression: str, hashes: list[str]) -> None:
     shard = write(tmp_path / "s", compression=compression, hashes=hashes)
     samples = read_whole(locate(tmp_path / "s"), shard)
-    edges = zip(samples.offsets, samples.offsets[1:], strict=False)
-    decoded = [decode_sample(shard, samples.data[a:b]) for a, b in edges]
+    decoded = list(decoded_samples(shard, samples, range(len(samples))))
     assert [(s["id"], s["n"], len(s["text"])) for s in decoded] == [(i, i, i) for i in range(20)]
     assert samples.sizes.sum() == samples.offsets[-1] - samples.offsets[0]
 
@@ -62,7 +61,7 @@ VALUES: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("encoding", "value"), VALUES)
 def test_what_streaming_encodes_is_decoded(encoding: str, value: Any) -> None:
-    found = decode_value(encoding, mds_encode(encoding, value))
+    found = codec_of(encoding).decode(mds_encode(encoding, value))
     assert np.array_equal(found, value)
     if isinstance(value, np.ndarray):
         assert (found.dtype, found.shape) == (value.dtype, value.shape)
@@ -77,7 +76,7 @@ def test_hashes_that_nobody_here_can_make_are_left_alone(tmp_path: Path) -> None
 
 def test_a_layout_knows_the_sizes_that_mdswriter_states(tmp_path: Path) -> None:
     shard = write(tmp_path / "s")
-    assert Layout.of(COLUMNS).settings["column_sizes"] == shard.column_sizes == [8, 1, 24, None]
+    assert ShardLayout(COLUMNS).settings["column_sizes"] == shard.column_sizes == [8, 1, 24, None]
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])

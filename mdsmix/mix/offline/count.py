@@ -49,7 +49,7 @@ def count_images(
     shard: Shard, samples: Samples, copies: NDArray[np.int64], manifest: Manifest | None
 ) -> Totals:
     """The images of the samples, each taken `copies` times, and what the processor of the conversion, if there was one, makes of them."""
-    found = {part.column.name: part for part in cells(shard, samples)}
+    found = {part.name: part for part in cells(shard, samples)}
     counts = bytes_at(samples, found["images"].starts + 4, 4).view("<u4")[:, 0].astype(np.int64)
     framing = 8 + 4 * counts
     return Totals(

@@ -20,7 +20,7 @@ from mdsmix.mix.draws import draws_of
 from mdsmix.mix.offline.manifests import merged
 from mdsmix.mix.streams import Mix, StreamInMix
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, TokenizerCard
-from mdsmix.shards.shard_layout import Layout
+from mdsmix.shards.shard_layout import ShardLayout
 from mdsmix.shards.token_ids import has_images
 from mdsmix.training.findings import CHECKS, Finding
 
@@ -58,7 +58,7 @@ class MixPlan:
     sources: tuple[Source, ...]
     "By name, so that the order in a recipe shapes no byte."
     seed: int
-    layout: Layout
+    layout: ShardLayout
     encoding: Encoding | None
     "None, as the tokenizer, where a stream has no manifest."
     tokenizer: TokenizerCard | None
@@ -123,7 +123,7 @@ def make_plan(mix: Mix, compression: str | None, seed: int) -> MixPlan:
     )
 
 
-def _shared_layout(streams: Sequence[StreamInMix], compression: str | None) -> Layout:
+def _shared_layout(streams: Sequence[StreamInMix], compression: str | None) -> ShardLayout:
     """The layout of all shards; samples of equal columns are equal in their bytes, so they can be copied."""
     first = streams[0]
     for other in streams[1:]:
@@ -132,7 +132,7 @@ def _shared_layout(streams: Sequence[StreamInMix], compression: str | None) -> L
                 f"{first.name} holds {_spelled(first)}, and {other.name} holds {_spelled(other)}: one stream has one "
                 f"set of columns; {_way(first, other)}, or mix them while training (`mdsmix render-yaml`)."
             )
-    layout = Layout.of(first.columns, None if has_images(first.columns) else compression)
+    layout = ShardLayout(first.columns, None if has_images(first.columns) else compression)
     for stream in streams:
         for shard in stream.shards:
             if shard.column_sizes != layout.settings["column_sizes"]:

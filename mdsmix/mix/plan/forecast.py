@@ -25,7 +25,7 @@ from mdsmix.shards.index import Index, Shard, StoredFile, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard
 from mdsmix.shards.published import Stream
 from mdsmix.shards.shard_files import compressed
-from mdsmix.shards.shard_layout import SHARD_BYTES, SHARD_ROWS, Layout
+from mdsmix.shards.shard_layout import SHARD_BYTES, SHARD_ROWS, ShardLayout
 from mdsmix.sources import SourceFile
 from mdsmix.storage import locate
 from mdsmix.words import plural
@@ -105,7 +105,7 @@ def _made(
     encoding: Encoding, tokenizer: Tokenizer, looks: Sequence[SplitSample], scale: float
 ) -> tuple[Totals, float, float | None]:
     """The totals of the stream, the bytes of its samples, and how small compression makes a byte. `scale`: the stream by what was seen."""
-    layout = Layout.of(encoding.columns, encoding.compression)
+    layout = ShardLayout(encoding.columns, encoding.compression)
     rows = kind_of(encoding).open_rows(layout, tokenizer.dtype)
     parts = [part for each in looks for part in rows.add(each.encoded)]
     rest, seen, leftover, _ = rows.finish()
@@ -158,7 +158,7 @@ def _shards(
     encoding: Encoding, files: list[SourceFile], samples: int, raw: float, packing: float | None
 ) -> Iterator[Shard]:
     """As a conversion would cut them: those of each work unit by themselves, none above the largest size."""
-    layout, size = Layout.of(encoding.columns, encoding.compression), sources.size_of(files)
+    layout, size = ShardLayout(encoding.columns, encoding.compression), sources.size_of(files)
     units = max(1, math.ceil(size / kind_of(encoding).window_bytes))
     pieces = max(1, math.ceil(raw / units / SHARD_BYTES), math.ceil(samples / units / SHARD_ROWS))
     count = units * pieces
