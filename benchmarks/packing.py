@@ -26,7 +26,7 @@ from benchmarks import corpus
 from benchmarks.contenders import Place
 from benchmarks.measure import Run, measure
 from benchmarks.rounds import environment
-from mdsmix.kinds.packing import best_fit
+from mdsmix.kinds.assemble import best_fit
 from mdsmix.load.pack import Packer, best_ratio, ratios
 from mdsmix.load.training_rows import Row
 from mdsmix.shards.index import read_index

@@ -17,7 +17,7 @@ from unittest import mock
 from PIL import Image
 
 from mdsmix.images import check
-from mdsmix.images.check import Looked, Rules, look, require_pillow
+from mdsmix.images.judge import Looked, Rules, look, require_pillow
 
 KEPT = Path(__file__).parent / "golden" / "jpegs"
 """What Pillow does not write: arithmetic coding, a scan for each component, RGB without a transform, odd sampling. Made of `kinds`' own picture of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mdsmix.encode.targets import Targets
+from mdsmix.encode.labels import Targets
 from mdsmix.shards.index import read_index
 from mdsmix.shards.shard_samples import Samples, read_whole
 from mdsmix.shards.token_ids import documents_of, tokens_of, turns_of

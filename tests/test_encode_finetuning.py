@@ -11,7 +11,7 @@ import pytest
 
 from mdsmix.encode.encoded import Encoded
 from mdsmix.kinds.pairs import Pairs
-from mdsmix.kinds.reading import Reading
+from mdsmix.kinds.read_records import Reading
 from mdsmix.shapes import SHAPES
 from tests.encoders import chats, opened
 from tests.styles import BOS, END, EOS, LLAMA_3, START, letters

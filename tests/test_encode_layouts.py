@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.layouts import as_documents, as_pairs
-from mdsmix.encode.targets import USABLE, Targets, Turns, label
+from mdsmix.encode.labels import USABLE, Targets, Turns, label
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.ragged import Ragged
 from tests.styles import EOS, letters

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.layouts import add_special_tokens, as_targets, rows_in, split_rows
 from mdsmix.kinds.pretraining import Pretraining
-from mdsmix.kinds.reading import Reading
+from mdsmix.kinds.read_records import Reading
 from mdsmix.ragged import Ragged
 from mdsmix.shapes import SHAPES
 from tests.encoders import opened

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode.targets import VERDICTS, Targets, Turns, label
+from mdsmix.encode.labels import VERDICTS, Targets, Turns, label
 from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
 

@@ -12,7 +12,7 @@ import pytest
 
 from mdsmix.encode.chat import ChatTemplate, NotRendered, open_template
 from mdsmix.encode.history import rendered_rows
-from mdsmix.encode.tool_forms import fitted, forms_of, unread
+from mdsmix.encode.forms import fitted, forms_of, unread
 from mdsmix.record import Conversation, RichConversation
 from mdsmix.shapes import openai
 from tests import tool_styles as styles

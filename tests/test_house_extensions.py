@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.targets import Lengths
+from mdsmix.encode.labels import Lengths
 from mdsmix.kinds import KINDS, Kind
 from mdsmix.ragged import Ragged
 from mdsmix.record import Pair

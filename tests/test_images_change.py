@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 from mdsmix.images import change, check
 from mdsmix.images.change import Rewriting
-from mdsmix.images.check import Rules, look, opened
+from mdsmix.images.judge import Rules, look, opened
 from tests.pictures import drawing
 
 

@@ -15,7 +15,7 @@ from PIL import Image, features
 
 from mdsmix.errors import RecipeError
 from mdsmix.images import check
-from mdsmix.images.check import Looked, Rules, decode, look, opened, require_pillow
+from mdsmix.images.judge import Looked, Rules, decode, look, opened, require_pillow
 from tests.jpegs import differing, judged, kinds
 from tests.pictures import drawing
 

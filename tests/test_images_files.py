@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mdsmix.images.files import AHEAD_BYTES, IN_FLIGHT, Files
-from mdsmix.images.paths import ImagePlace
+from mdsmix.images.fetching import AHEAD_BYTES, IN_FLIGHT, Files
+from mdsmix.images.fetching import ImagePlace
 from mdsmix.storage import Stat
 
 

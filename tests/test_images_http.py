@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from mdsmix.images import http
-from mdsmix.images.check import Bad
+from mdsmix.images.judge import Bad
 from mdsmix.images.http import fetch
 from tests.alarm import at_most
 from tests.pictures import drawing

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.kinds.packing import best_fit
+from mdsmix.kinds.assemble import best_fit
 from mdsmix.ragged import Ragged
 
 

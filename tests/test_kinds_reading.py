@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.encode.encoded import Encoded, Rejected
-from mdsmix.kinds.reading import Reading
+from mdsmix.kinds.read_records import Reading
 from mdsmix.ragged import Ragged
 from mdsmix.record import Document
 from mdsmix.shapes import SHAPES

@@ -32,8 +32,8 @@ from mdsmix.convert.work import Work
 from mdsmix.encode.pretrained import keep_in_cache
 from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.errors import Unreachable
-from mdsmix.kinds.fingerprints import Fingerprints as Seen
-from mdsmix.kinds.reading import open_hashing
+from mdsmix.kinds.membership import Fingerprints as Seen
+from mdsmix.kinds.read_records import open_hashing
 from mdsmix.sources import Content, Digests, Unit, prepare, read, shown_unit, size_of
 from mdsmix.words import plural
 

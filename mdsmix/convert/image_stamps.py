@@ -25,8 +25,8 @@ from mdsmix.convert.keys import Dropped
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.encode.pretrained import keep_in_cache
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
-from mdsmix.kinds.fingerprints import Fingerprints
-from mdsmix.kinds.reading import open_looking
+from mdsmix.kinds.membership import Fingerprints
+from mdsmix.kinds.read_records import open_looking
 from mdsmix.sources import Content, Digests, Unit, Window, content_of, read
 from mdsmix.storage import Location, Stat, locate, together
 

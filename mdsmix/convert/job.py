@@ -14,7 +14,7 @@ from mdsmix.encode.processor import Processor, open_processor
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import Kind, kind_of, kind_of_stream
-from mdsmix.kinds.registry import fields_parsed, fields_read, image_fields, make_encoding
+from mdsmix.kinds.encodings import fields_parsed, fields_read, image_fields, make_encoding
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.published import version_folder, versions

@@ -28,8 +28,8 @@ from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.engines.tasks import Attempt, Reporter, skipped
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.assemble import Assembler
-from mdsmix.kinds.fingerprints import Fingerprints
-from mdsmix.kinds.reading import Reading, open_reading
+from mdsmix.kinds.membership import Fingerprints
+from mdsmix.kinds.read_records import Reading, open_reading
 from mdsmix.shards.ids import RowIds
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_files import store_shards
@@ -237,7 +237,7 @@ def _encode(
                 made.shards += store_shards(job.folder, job.layout, full, NOTHING)
             made.ids.add(encoded.ids)
             made.tally.add(batch, piece, encoded)
-            reporter.on_progress(batch.size * len(piece) // len(batch.records), encoded.tokens)
+            reporter.on_progress(batch.size * len(piece) // len(batch.records), encoded.totals.tokens)
         made.tally.end(batch, without)
         made.reading.oddities.look_at_columns(batch.unread, batch.unseen)
         made.read += len(batch.records)

@@ -11,7 +11,7 @@ from mdsmix.encode.backends import open_backend
 from mdsmix.encode.processor import StoredRow
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.processor_proof import difference, rows_of
-from mdsmix.kinds.reading import open_reading
+from mdsmix.kinds.read_records import open_reading
 from mdsmix.sources import SourceFile, plan, read
 
 LOOKED_AT = 16

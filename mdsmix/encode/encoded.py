@@ -1,12 +1,16 @@
-"""What every encoder gives back: rows of tokens, and what became of the records that gave none."""
+"""What every kind of stream gives back: rows of tokens, and what became of the records that gave none."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mdsmix.ragged import Ragged
+from mdsmix.shards.counts import Totals, histogram
 
 Detail = Mapping[str, str | int]
 "What explains one rejection: the template's own message, or two texts where they part."
@@ -32,34 +36,53 @@ class Encoded:
 
     columns: Mapping[str, Ragged]
     "Column name -> one row per sample: token ids (of the tokenizer's dtype), or bytes (uint8) for a json column."
-    tokens: int
-    "Tokens in the samples."
-    loss_tokens: int
-    "Positions that give a loss in training, after the shift by one."
-    lengths: Any
+    lengths: NDArray[np.int64]
     "int64 [n]: tokens of each sample."
-    largest_id: int
-    "The largest token id, -1 where there is none."
+    positions: NDArray[np.int64]
+    "int64 [n]: which record each sample is of."
+    totals: Totals
+    "What the samples hold."
     rejected: list[Rejected] = field(default_factory=list)
-    specials: int = 0
-    "Records whose text holds the string of a special token."
     unread: Mapping[str, int] = field(default_factory=dict)
     "What the chat template does not print of the messages -> records that hold it."
-    rows_of: Any = None
-    "int64: rows of each record that is not rejected, in order; None: one each."
+    placeholders: Mapping[str, int] = field(default_factory=dict)
+    "Placeholder of a medium, such as <image> -> records whose texts hold it."
     ids: Sequence[str | int | None] = ()
     "The name of each row's record, where the recipe says which field names records."
-    cut: Any = None
-    "int64 [n]: tokens of each sample that the loader cuts off; None where it cuts none."
-    lost_tokens: int = 0
-    "Tokens that no sample holds, because they could not be trained on."
-    placeholders: Any = None
-    "int64 [n]: tokens of each sample that stand for an image; None where none can."
     images: Sequence[Sequence[Any]] = ()
-    "The images of each sample (`mdsmix.images.reader.Image`), as many as it has placeholders."
+    "The images of each sample (`mdsmix.images.reader.Image`)."
 
 
-class Encoder(Protocol):
-    """Records in, samples out. A record is any decoded JSON value: an encoder trusts nothing it touches."""
+def encoded(
+    columns: Mapping[str, Ragged],
+    ids: Sequence[Ragged],
+    positions: Any,
+    loss_tokens: int,
+    lost_tokens: int = 0,
+    cut: NDArray[np.int64] | None = None,
+    **said: Any,
+) -> Encoded:
+    """Samples with their totals.
 
-    def encode(self, records: list[Any]) -> Encoded: ...
+    Args:
+        ids: one row per sample each; together they are the sample's tokens.
+        loss_tokens: positions that give a loss in training, after the shift by one.
+        lost_tokens: tokens that no sample holds, because they could not be trained on.
+        cut: int64 [n], the tokens of each sample that the loader cuts off.
+        said: other fields of Encoded.
+    """
+    lengths = np.asarray(sum(rows.lengths for rows in ids))
+    beyond = np.zeros(0, np.int64) if cut is None else cut
+    totals = Totals(
+        samples=len(lengths),
+        tokens=int(lengths.sum()),
+        loss_tokens=loss_tokens,
+        lost_tokens=lost_tokens,
+        largest_id=max((int(rows.values.max()) for rows in ids if len(rows.values)), default=-1),
+        longest=int(lengths.max(initial=0)),
+        lengths=histogram(lengths),
+        cut_rows=int(np.count_nonzero(beyond)),
+        cut_tokens=int(beyond.sum()),
+    )
+    positions = np.asarray(positions, np.int64)
+    return Encoded(columns=columns, lengths=lengths, positions=positions, totals=totals, **said)

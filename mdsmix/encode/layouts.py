@@ -10,55 +10,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.targets import Labels, Turns
+from mdsmix.encode.encoded import Encoded, encoded
+from mdsmix.encode.labels import Labels, Turns
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.ragged import Ragged
 
-LayOut = Callable[[Labels, Tokenizer], Encoded]
+LayOut = Callable[[Labels, Tokenizer, Any], Encoded]
+"Labels, the tokenizer, and which record each sample is of."
 
 
-def as_turns(labels: Labels, tokenizer: Tokenizer) -> Encoded:
+def as_turns(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
     """`turns`: `[{"input_ids": [...], "labels": [...]}, ...]` of each sample."""
-    samples = labels.turns.samples
-    return Encoded(
-        columns={"turns": _as_json(labels.turns)},
-        tokens=len(samples.values),
-        loss_tokens=int(labels.losses().sum()),
-        lengths=samples.lengths,
-        largest_id=largest_id(samples),
-        cut=labels.cut(),
-    )
+    columns, losses = {"turns": _as_json(labels.turns)}, int(labels.losses().sum())
+    return encoded(columns, [labels.turns.samples], positions, losses, cut=labels.cut())
 
 
-def as_pairs(labels: Labels, tokenizer: Tokenizer) -> Encoded:
+def as_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
     """`input_ids`: all before the last response; `labels`: that response."""
-    turns, longest = labels.turns, labels.targets.max_seq_len
-    before = len(turns.ids.values)
-    contexts, targets = _halves(turns, tokenizer.dtype)
+    longest = labels.targets.max_seq_len
+    contexts, targets = _halves(labels.turns, tokenizer.dtype)
     if labels.targets.decoder_only_format:  # one target token is left: the collator reads the last
         contexts = contexts.first(longest)
         targets = targets.first(np.maximum(longest - contexts.lengths, 1))
     else:
         contexts = _context(contexts, longest, tokenizer.eos_id)
         targets = targets.first(longest)
-    tokens = len(contexts.values) + len(targets.values)
-    return Encoded(
-        columns={"input_ids": contexts, "labels": targets},
-        tokens=tokens,
-        loss_tokens=int(labels.losses().sum()),
-        lengths=contexts.lengths + targets.lengths,
-        largest_id=largest_id(contexts, targets),
-        lost_tokens=before - tokens,
-    )
+    lost = len(labels.turns.ids.values) - len(contexts.values) - len(targets.values)
+    columns = {"input_ids": contexts, "labels": targets}
+    return encoded(columns, [contexts, targets], positions, int(labels.losses().sum()), lost)
 
 
-def as_documents(labels: Labels, tokenizer: Tokenizer) -> Encoded:
+def as_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
     """`input_ids` and `loss_mask` (uint8, 1 where a token is trained), as the collator would make them of each sample."""
     samples, ends = labels.turns.samples, labels.turns.samples.offsets[1:][labels.gets_eos]
     ids = np.insert(samples.values, ends, tokenizer.eos_id or 0).astype(tokenizer.dtype)
@@ -68,19 +56,8 @@ def as_documents(labels: Labels, tokenizer: Tokenizer) -> Encoded:
         Ragged.from_lengths(values, lengths).first(longest) for values in (ids, mask)
     )
     trained.values[trained.offsets[:-1]] = 0  # nothing stands before it that could predict it
-    return Encoded(
-        columns={"input_ids": documents, "loss_mask": trained},
-        tokens=len(documents.values),
-        loss_tokens=int(trained.values.sum()),
-        lengths=documents.lengths,
-        largest_id=largest_id(documents),
-        lost_tokens=int(labels.cut().sum()),
-    )
-
-
-def largest_id(*columns: Ragged) -> int:
-    """The largest token of all, -1 where there is none."""
-    return max((int(rows.values.max()) for rows in columns if len(rows.values)), default=-1)
+    columns, lost = {"input_ids": documents, "loss_mask": trained}, int(labels.cut().sum())
+    return encoded(columns, [documents], positions, int(trained.values.sum()), lost)
 
 
 def _halves(turns: Turns, dtype: str) -> tuple[Ragged, Ragged]:
@@ -135,26 +112,20 @@ def add_special_tokens(ids: Ragged, head: list[int], tail: list[int], dtype: str
     return Ragged.from_lengths(whole, ids.lengths + len(head) + len(tail))
 
 
-def split_rows(rows: Ragged, longest: int) -> tuple[Ragged, int]:
-    """Rows of more than `longest` tokens cut into full ones and a rest; a rest of one token has no loss and is lost.
+def split_rows(rows: Ragged, longest: int) -> tuple[Ragged, NDArray[np.int64]]:
+    """Rows of more than `longest` tokens cut into full ones and a rest; a rest of one token has no loss and is left out.
 
-    Returns the rows and the number of lost tokens.
+    Returns the rows, and int64: which row each is a piece of.
     """
     lengths = rows.lengths
-    if not len(lengths) or lengths.max() <= longest:
-        return rows, 0
-    pieces = -(-lengths // longest)
-    cut = np.full(int(pieces.sum()), longest, np.int64)
+    pieces = np.asarray(-(-lengths // longest))
+    sources = np.repeat(np.arange(len(rows)), pieces)
+    if len(sources) == len(rows):
+        return rows, sources
+    cut = np.full(len(sources), longest, np.int64)
     cut[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * longest
-    parts = Ragged.from_lengths(rows.values, cut)
-    lone = cut == 1
-    return parts.take(~lone), int(lone.sum())
-
-
-def rows_in(lengths: NDArray[np.int64], longest: int) -> NDArray[np.int64]:
-    """How many rows `split_rows` makes of rows of these lengths."""
-    lone = (lengths > longest) & (lengths % longest == 1)
-    return np.asarray(-(-lengths // longest) - lone)
+    keep = cut > 1
+    return Ragged.from_lengths(rows.values, cut).take(keep), sources[keep]
 
 
 def as_targets(rows: Ragged) -> Mapping[str, Ragged]:

@@ -72,7 +72,7 @@ def open_processor(name: str, say: Callable[[str], None] | None = None) -> Proce
 
 
 @dataclass(slots=True)
-class Counter:
+class SizeCounts:
     """How many tokens an image becomes, by its size. What is not known is asked of a process that a run shares, and kept: sizes that
     any run has seen are known on this machine."""
 

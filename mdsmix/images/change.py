@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mdsmix.images.check import LARGE_PIXELS, Bad, Looked, alone, opened
+from mdsmix.images.judge import LARGE_PIXELS, Bad, alone, opened
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -35,39 +35,33 @@ class Rewriting:
             quality=reencode.get("quality", 90),
         )
 
-    @property
-    def is_none(self) -> bool:
-        return self.longest is None and self.format is None
-
-    def apply(self, data: bytes, looked: Looked) -> tuple[bytes, Looked]:
-        """The image as it is to be stored, and its size; Bad where it cannot be made. One that is small enough keeps its bytes."""
-        shrinks = self.longest is not None and max(looked.height, looked.width) > self.longest
+    def apply(self, data: bytes, height: int, width: int) -> tuple[bytes, int, int]:
+        """The image as it is to be stored, with height and width; Bad where it cannot be made. One that is small enough keeps its bytes."""
+        longest = max(height, width)
+        shrinks = self.longest is not None and longest > self.longest
         if not shrinks and self.format is None:
-            return data, looked
-        is_large = looked.height * looked.width > LARGE_PIXELS
-        with alone() if is_large else nullcontext(), opened(data) as image:
-            made = self._made(image, looked)
-        if len(made[0]) == 0:
+            return data, height, width
+        scale = (self.longest or 0) / longest if shrinks else 1.0
+        new = max(1, round(height * scale)), max(1, round(width * scale))
+        with alone() if height * width > LARGE_PIXELS else nullcontext(), opened(data) as image:
+            stored = self._made(image, *new, shrinks)
+        if not stored:
             raise Bad("image_damaged", "nothing came of writing it anew")
-        return made
+        return stored, *new
 
-    def _made(self, image: Image, looked: Looked) -> tuple[bytes, Looked]:
+    def _made(self, image: Image, height: int, width: int, shrinks: bool) -> bytes:
         from PIL import Image as pillow  # noqa: N813
         from PIL import ImageOps
 
         format = self.format or _own(image)
-        height, width = looked.height, looked.width
-        if self.longest is not None and max(height, width) > self.longest:
-            scale = self.longest / max(height, width)
-            height, width = max(1, round(height * scale)), max(1, round(width * scale))
-            if height * width * 16 < LARGE_PIXELS and image.format in ("JPEG", "MPO"):
-                image.draft(None, (2 * max(width, height), 2 * max(width, height)))
+        if shrinks and height * width * 16 < LARGE_PIXELS and image.format in ("JPEG", "MPO"):
+            image.draft(None, (2 * max(width, height), 2 * max(width, height)))
         upright = _plain(ImageOps.exif_transpose(image), format)
         if upright.size != (width, height):
             upright = upright.resize((width, height), pillow.Resampling.LANCZOS)
         out = io.BytesIO()
         upright.save(out, format, **({} if format == "PNG" else {"quality": self.quality}))
-        return out.getvalue(), Looked(height, width)
+        return out.getvalue()
 
 
 def _own(image: Image) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from mdsmix.images.check import Bad
+from mdsmix.images.judge import Bad
 
 MOST_BYTES = 64 << 20
 SECONDS = 60.0

@@ -1,30 +1,46 @@
-"""The images of conversations, read and looked at: each is good, or makes its record bad.
+"""The images of conversations, read and judged: each is good, or makes its record bad.
 
+Several are read at a time, as many as hold few enough bytes: a store takes 20 ms for each, and so do a network's disk and a cold one.
 Of a few hundred conversations all images are held, up to KEEP_BYTES; what is beyond is read a second time when its row is laid
 out, so memory is bounded however large the images are. An image that many records share is decoded once by a worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache, partial
+from itertools import islice
+from threading import Semaphore
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from mdsmix.encode.encoded import Detail, Rejected
 from mdsmix.errors import Unreachable
 from mdsmix.images.change import Rewriting
-from mdsmix.images.check import Bad, Looked, Rules, look
-from mdsmix.images.files import Files, Read, ahead
-from mdsmix.images.paths import ImagePlace, find
+from mdsmix.images.fetching import MISSING, ImagePlace, content_at, find
+from mdsmix.images.http import AT_ONCE
+from mdsmix.images.judge import Bad, Rules, size_of
 from mdsmix.record import Conversation
 from mdsmix.storage import CHANGED, Location
+
+if TYPE_CHECKING:
+    from mdsmix.encode.processor import SizeCounts
 
 KEEP_BYTES = 32 << 20
 "Of images that are held at once."
 AIM_BYTES = 16 << 20
 "Of the images of the records that are taken at once, by the size of those before."
+IN_FLIGHT = 16
+"Images that one worker reads at a time."
+AHEAD_BYTES = 32 << 20
+"Of images that are read ahead, while they are no larger than those before."
+FIRST_BYTES = 8 << 20
+"Of an image, before one was read."
 DECODERS = 2
 "Images that one worker decodes at a time: its memory holds the pixels of as many."
 FIRST_RECORDS, MOST_RECORDS = 16, 256
@@ -36,7 +52,8 @@ MOST_KNOWN = 100_000
 SHOWN = 300
 "Characters of a path that a bad record keeps."
 
-_known: dict[tuple[Rules, bytes], Looked] = {}
+_known: dict[tuple[Rules, bytes], tuple[int, int] | tuple[str, str]] = {}
+"Height and width of an image by its bytes, or the reason code and why it is bad."
 
 
 @dataclass(slots=True)
@@ -51,13 +68,23 @@ class Image:
     "xxh3_128 of the bytes as they were found."
     data: bytes | None
     "What is stored; None where it is to be read again."
-    source: Any = None
+    stamp: tuple[int, str] = MISSING
+    "Size and stamp of its file."
+    source: tuple[ImageReader, ImagePlace] | None = None
+    "From where it is read again."
     tokens: int = 0
     "What the recipe's processor makes of it; 0 without one."
 
     @property
     def content(self) -> bytes:
-        return self.data if self.data is not None else self.source.again(self)
+        """Unreachable where the file was changed since."""
+        if self.data is not None or not self.source:
+            return self.data or b""
+        reader, at = self.source
+        found = reader.one(at)
+        if not isinstance(found, Image) or found.digest != self.digest:
+            raise Unreachable(CHANGED.format(url=at.url))
+        return found.data or b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +95,7 @@ class BadImage:
     why: str
     digest: str = ""
     "Of its bytes, where they could be read."
-
-
-ImageSource = ImagePlace | bytes | BadImage
-"An image of a record: where it is, itself, or why its path names no place."
+    stamp: tuple[int, str] = MISSING
 
 
 @dataclass(slots=True)
@@ -82,7 +106,6 @@ class WindowImages:
     count: int = 0
     stamps: dict[str, tuple[int, str]] = field(default_factory=dict)
     "URL of each file -> its size and stamp; -1 where there was none."
-
     fetched: dict[str, str] = field(default_factory=dict)
     "URL -> hash of what a server gave."
 
@@ -91,27 +114,16 @@ class WindowImages:
         """Of all images, in order; "" where there are none. Equal digests of equal lines give equal rows."""
         return self.hasher.hexdigest() if self.count else ""
 
-    def add(self, image: Image | BadImage) -> None:
+    def add(self, said: str) -> None:
+        """The digest of an image, or the reason why it has none."""
         self.count += 1
-        said = image.digest or (image.reason if isinstance(image, BadImage) else "")
         self.hasher.update(f"{said}\n")
 
-
-@dataclass(frozen=True, slots=True)
-class _Again:
-    """Where an image that is not held is read again."""
-
-    files: Files
-    at: ImagePlace
-    change: Rewriting
-
-    def again(self, image: Image) -> bytes:
-        (found,) = self.files.read([self.at])
-        if xxhash.xxh3_128_hexdigest(found.data) != image.digest:
-            raise Unreachable(CHANGED.format(url=self.at.url))
-        return self.change.apply(
-            found.data, look(found.data, Rules(decode="header", max_pixels=1 << 62))
-        )[0]
+    def note(self, at: ImagePlace, image: Image | BadImage) -> None:
+        if at.place is None:
+            self.fetched[at.url] = image.digest if isinstance(image, Image) else image.reason
+        else:
+            self.stamps[at.url] = image.stamp
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,12 +137,16 @@ class ImageReader:
     "Where paths begin; None: at the folder of the record's file."
     inside: bool = False
     "Whether an image has to lie below there."
-    files: Files = field(default_factory=Files)
+    fetches: bool = False
+    "Whether http URLs are asked."
     judges: bool = True
     "Whether images are looked at, or only known by their bytes."
     seen: WindowImages = field(default_factory=WindowImages)
     _record_bytes: float = 0.0
     "Of the images of a record, on average over the last ones."
+    _bytes: float = FIRST_BYTES
+    "Of the largest of the last images, the less the longer ago it was."
+    _decoding: Semaphore = field(default_factory=partial(Semaphore, DECODERS))
 
     @staticmethod
     def of(settings: Mapping[str, Any], root: Location | None = None) -> ImageReader:
@@ -142,7 +158,7 @@ class ImageReader:
             max_images=settings.get("max_images"),
             root=root,
             inside=settings.get("outside") == "refuse",
-            files=Files(fetches=settings.get("http") == "fetch"),
+            fetches=settings.get("http") == "fetch",
         )
 
     @property
@@ -153,20 +169,32 @@ class ImageReader:
         return max(1, min(MOST_RECORDS, int(AIM_BYTES / self._record_bytes)))
 
     def read(
-        self, conversations: Sequence[Conversation], folders: Sequence[Location]
+        self,
+        conversations: Sequence[Conversation],
+        folders: Sequence[Location],
+        counts: SizeCounts | None = None,
     ) -> list[list[Image] | Rejected]:
-        """The images of each conversation, or why one of them makes it bad. `folders`: of the file of each, where there is no root.
-        With neither, as where a few records are only looked at, no image is read, and each is taken for good."""
+        """The images of each conversation, or why one of them makes it bad.
+
+        Args:
+            folders: of the file of each, where there is no root. With neither, as where a few records are only looked at, no image is
+                read, and each is taken for good.
+            counts: how many tokens the recipe's processor makes of an image of a size.
+        """
         if not folders and self.root is None:
             return [[Image(0, 0, 0, "", b"") for _ in each.images] for each in conversations]
         bases = [self.root] * len(conversations) if self.root else folders
-        each = zip(conversations, bases, strict=True)
-        wanted = [[self._place(image, base) for image in self._few(said)] for said, base in each]
+        each = list(zip(conversations, bases, strict=True))
+        wanted = [[self._find(image, base) for image in self._few(said)] for said, base in each]
         found = self._all(dict.fromkeys(image for of in wanted for image in of))
-        return [
+        if counts:
+            found = _counted(found, counts)
+        read = [
             self._judged(position, said, [found[image] for image in of])
             for position, (said, of) in enumerate(zip(conversations, wanted, strict=True))
         ]
+        self.weigh([() if isinstance(images, Rejected) else images for images in read])
+        return read
 
     def _few(self, conversation: Conversation) -> Sequence[str | bytes]:
         """Its images; none where they are too many to be read."""
@@ -174,7 +202,7 @@ class ImageReader:
         is_few = most is None or len(conversation.images) <= most
         return conversation.images if is_few else ()
 
-    def _place(self, image: str | bytes, base: Location) -> ImageSource:
+    def _find(self, image: str | bytes, base: Location) -> ImagePlace | bytes | BadImage:
         try:
             return image if isinstance(image, bytes) else find(image, base, self.inside)
         except Bad as bad:
@@ -184,69 +212,75 @@ class ImageReader:
         self, position: int, conversation: Conversation, images: Sequence[Image | BadImage]
     ) -> list[Image] | Rejected:
         for image in images:
-            self.seen.add(image)
+            self.seen.add(image.digest or getattr(image, "reason", ""))
         if len(images) < len(conversation.images):
             counts = {"images": len(conversation.images), "max_images": self.max_images or 0}
-            self.seen.add(BadImage("too_many_images", ""))
+            self.seen.add("too_many_images")
             return Rejected(position, "too_many_images", False, counts)
-        return judged(position, conversation, images)
+        for number, image in enumerate(images):
+            if isinstance(image, BadImage):
+                path = conversation.images[number]
+                is_path = isinstance(path, str)
+                named: Detail = {"image": path[:SHOWN]} if is_path else {"image_number": number}
+                return Rejected(position, image.reason, False, {**named, "why": image.why})
+        good = [image for image in images if isinstance(image, Image)]
+        if (size := sum(image.size for image in good)) > MOST_ROW_BYTES:
+            detail = {"bytes": size, "most": MOST_ROW_BYTES}
+            return Rejected(position, "images_too_large", False, detail)
+        return good
 
-    def _all(self, wanted: Mapping[ImageSource, None]) -> dict[ImageSource, Image | BadImage]:
+    def _all(self, wanted: Iterable[Any]) -> dict[Any, Image | BadImage]:
         """Each image once, however many records have it."""
-        held, found = 0, dict[ImageSource, Image | BadImage]()
-        places = [each for each in wanted if isinstance(each, ImagePlace)]
-        for each in wanted:
-            if isinstance(each, bytes):
-                found[each] = self._look(Read(each), None)
-            elif isinstance(each, BadImage):
-                found[each] = each
-        for at, read, image in self._looked(places):
-            self._note(at, read, image)
-            if isinstance(image, Image) and image.data is not None:
-                if held + image.size > KEEP_BYTES:
-                    image.data = None
-                else:
-                    held += image.size
+        held, found = 0, dict[Any, Image | BadImage]()
+        for at, image in self._ahead([*wanted]):
             found[at] = image
+            if isinstance(at, ImagePlace):
+                self.seen.note(at, image)
+                if isinstance(image, Image) and image.data is not None:
+                    if held + image.size > KEEP_BYTES:
+                        image.data = None
+                    else:
+                        held += image.size
         return found
 
-    def _looked(
-        self, places: Sequence[ImagePlace]
-    ) -> Iterator[tuple[ImagePlace, Read, Image | BadImage]]:
-        """The images at these places, in order. Pillow decodes outside of Python's lock, so two decode at a time: a source of few
-        work units keeps more than as many processors busy."""
-        reads = zip(places, self.files.read(places), strict=True)
-        if not self.judges or (self.rules.decode != "full" and self.change.is_none):
-            yield from ((at, read, self._look(read, at)) for at, read in reads)
-            return
-
-        def look_at(each: tuple[ImagePlace, Read]) -> tuple[ImagePlace, Read, Image | BadImage]:
-            return *each, self._look(each[1], each[0])
-
-        yield from ahead(DECODERS, lambda: 2 * DECODERS, look_at, reads)
-
-    def _look(self, read: Read, at: ImagePlace | None) -> Image | BadImage:
-        if read.reason:
-            return BadImage(read.reason, read.why)
-        digest = xxhash.xxh3_128(read.data)
-        if not self.judges:
-            return Image(0, 0, len(read.data), digest.hexdigest(), None)
-        looked = _looked(self.rules, digest.digest(), read.data)
-        if looked.reason:
-            return BadImage(looked.reason, looked.why, digest.hexdigest())
+    def _ahead(self, wanted: Sequence[Any]) -> Iterator[tuple[Any, Image | BadImage]]:
+        """What each is, in order. Pillow decodes outside of Python's lock, so two decode at a time: a source of few work units keeps
+        more than as many processors busy."""
+        is_remote = any(isinstance(at, ImagePlace) and at.place is None for at in wanted)
+        most, pool = AT_ONCE if is_remote else IN_FLIGHT, _pool(os.getpid())
+        coming, rest = deque[tuple[Any, Future[Image | BadImage]]](), iter(wanted)
         try:
-            data, stored = self.change.apply(read.data, looked)
-        except Bad as bad:
-            return BadImage(bad.reason, bad.why, digest.hexdigest())
-        source = _Again(self.files, at, self.change) if at else None
-        return Image(stored.height, stored.width, len(data), digest.hexdigest(), data, source)
+            while True:
+                room = max(1, min(most, int(AHEAD_BYTES / max(self._bytes, 1))))
+                for at in islice(rest, max(0, room - len(coming))):
+                    coming.append((at, pool.submit(self.one, at)))
+                if not coming:
+                    return
+                at, image = coming.popleft()
+                yield at, image.result()
+        finally:
+            for _, waiting in coming:
+                waiting.cancel()
 
-    def _note(self, at: ImagePlace, read: Read, image: Image | BadImage) -> None:
-        if at.place is None:
-            said = image.digest if isinstance(image, Image) else image.reason
-            self.seen.fetched[at.url] = said
-        else:
-            self.seen.stamps[at.url] = (read.stat.size, read.stat.stamp) if read.stat else (-1, "")
+    def one(self, at: ImagePlace | bytes | BadImage) -> Image | BadImage:
+        """Reads and judges one image."""
+        if isinstance(at, BadImage):
+            return at
+        stamp, digest = MISSING, ""
+        try:
+            data, stamp = (at, MISSING) if isinstance(at, bytes) else content_at(at, self.fetches)
+            hashed = xxhash.xxh3_128(data)
+            digest = hashed.hexdigest()
+            if not self.judges:
+                return Image(0, 0, len(data), digest, None, stamp)
+            self._bytes = max(len(data), self._bytes * 15 / 16)
+            with self._decoding:
+                size = _known_size(self.rules, hashed.digest(), data)
+                stored, height, width = self.change.apply(data, *size)
+        except Bad as bad:
+            return BadImage(bad.reason, bad.why, digest, bad.stamp or stamp)
+        source = (self, at) if isinstance(at, ImagePlace) else None
+        return Image(height, width, len(stored), digest, stored, stamp, source)
 
     def weigh(self, images: Sequence[Sequence[Image]]) -> None:
         """Learns how large the images of a record are."""
@@ -255,27 +289,39 @@ class ImageReader:
             self._record_bytes += (size - self._record_bytes) / (16 if self._record_bytes else 1)
 
 
-def judged(
-    position: int, conversation: Conversation, images: Sequence[Image | BadImage]
-) -> list[Image] | Rejected:
-    """The images of a conversation, or why the first bad one, or all together, make it bad."""
-    good = [image for image in images if isinstance(image, Image)]
-    if len(good) == len(images):
-        size = sum(image.size for image in good)
-        if size > MOST_ROW_BYTES:
-            detail = {"bytes": size, "most": MOST_ROW_BYTES}
-            return Rejected(position, "images_too_large", False, detail)
-        return good
-    number, bad = next((n, i) for n, i in enumerate(images) if isinstance(i, BadImage))
-    path = conversation.images[number]
-    named: Detail = {"image": path[:SHOWN]} if isinstance(path, str) else {"image_number": number}
-    return Rejected(position, bad.reason, False, {**named, "why": bad.why})
+def _counted(
+    found: Mapping[Any, Image | BadImage], counts: SizeCounts
+) -> dict[Any, Image | BadImage]:
+    """With the tokens that the processor makes of each image; one that it refuses is bad."""
+    good = {at: image for at, image in found.items() if isinstance(image, Image)}
+    tokens = counts.of((image.height, image.width) for image in good.values())
+    refused = dict[Any, Image | BadImage]()
+    for at, image in good.items():
+        by = tokens[image.height, image.width]
+        if isinstance(by, str):
+            refused[at] = BadImage("image_refused", by, image.digest)
+        else:
+            image.tokens = by
+    return {**found, **refused}
 
 
-def _looked(rules: Rules, digest: bytes, data: bytes) -> Looked:
+def _known_size(rules: Rules, digest: bytes, data: bytes) -> tuple[int, int]:
+    """Height and width; Bad where the image is bad."""
     key = (rules, digest)
     if key not in _known:
         if len(_known) >= MOST_KNOWN:
             _known.clear()
-        _known[key] = look(data, rules)
-    return _known[key]
+        try:
+            _known[key] = size_of(data, rules)
+        except Bad as bad:
+            _known[key] = (bad.reason, bad.why)
+    one, other = _known[key]
+    if isinstance(one, str):
+        raise Bad(one, str(other))
+    return one, int(other)
+
+
+@cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """One in each process: threads do not come along where a worker is forked."""
+    return ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="images")

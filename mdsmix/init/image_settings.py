@@ -13,12 +13,12 @@ from typing import Any
 
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import MdsmixError
-from mdsmix.images.check import Bad
+from mdsmix.images.judge import Bad
 from mdsmix.images.http import is_http
-from mdsmix.images.paths import find
+from mdsmix.images.fetching import find
 from mdsmix.init.first_records import is_image
 from mdsmix.init.grouping import Draft
-from mdsmix.kinds.images import token_of
+from mdsmix.kinds.pictured import token_of
 from mdsmix.recipe import ImagesSpec
 from mdsmix.shapes.image_parts import PLACEHOLDER
 from mdsmix.storage import Location

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mdsmix.kinds.kind import Kind, Piece, stored_pieces
 from mdsmix.kinds.recipe_rules import open_recipe
-from mdsmix.kinds.registry import KINDS, kind_of, kind_of_stream, shape_of
+from mdsmix.kinds.encodings import KINDS, kind_of, kind_of_stream, shape_of
 
 __all__ = [
     "KINDS",

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import compress
 from typing import Any, ClassVar
 
 import numpy as np
 
 from mdsmix.encode.encoded import Encoded, Rejected
-from mdsmix.encode.layouts import LayOut, as_documents, as_pairs, as_turns
-from mdsmix.encode.targets import (
+from mdsmix.encode.labels import (
     USABLE,
-    Flags,
-    Labels,
     Lengths,
     Targets,
     Turns,
     filtered_by,
+    first_turns,
     label,
 )
+from mdsmix.encode.layouts import LayOut, as_documents, as_pairs, as_turns
 from mdsmix.encode.tokenizer import Tokenizer
-from mdsmix.kinds.kind import Kind
+from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Encoding
@@ -31,6 +31,26 @@ from mdsmix.shards.token_ids import Tokens
 WINDOW_BYTES = 16 << 20
 """Half a second to two seconds of work. 100 MB of chats are 6 units: two workers take 2.6 s for them, where 96 MiB (2 units, one of 5 MB)
 take 4.6 s and 32 MiB 3.0 s. A unit's fresh start costs 1 to 3 % of CPU: 4.9 to 5.3 s of user time at 16 MiB, 4.7 to 5.0 at 96."""
+PATH_END = "</img>"
+"Ends a path in the texts of Qwen-VL; HTML has none."
+PLACEHOLDERS = ("<image>", "<video>", "<audio>", PATH_END)
+"Strings that stand for a medium in finetuning records; a stream of tokens trains them as text."
+
+
+@dataclass(slots=True)
+class TurnRows:
+    """The tokenized rows of a batch of records, and what became of the records that gave none."""
+
+    turns: Turns
+    positions: list[int]
+    "Which record each row is of."
+    rejected: list[Rejected]
+    specials: int = 0
+    "Records whose text holds the string of a special token."
+    said: Mapping[str, Any] = field(default_factory=dict)
+    "Other fields of Encoded."
+    images: Sequence[Any] = ()
+    "Of a stream of images: those of each row's record."
 
 
 class Finetuning(Kind):
@@ -38,6 +58,12 @@ class Finetuning(Kind):
     keys: ClassVar[tuple[str, ...]] = ("too_long", "pack")
     called = "finetuning"
     window_bytes = WINDOW_BYTES
+
+    @classmethod
+    def columns(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
+        if stream.pack:
+            return packed_columns(tokenizer, has_targets=True)
+        return dict.fromkeys(("input_ids", "labels"), f"ndarray:{tokenizer.dtype}")
 
     @classmethod
     def settings(
@@ -70,25 +96,43 @@ class Finetuning(Kind):
     def cut(self, tokens: Tokens) -> Lengths:
         return label(self.targets, _turns(tokens), None).cut()
 
-    def samples(
-        self, labels: Labels, positions: Sequence[int], whole: Lengths, rejected: list[Rejected]
-    ) -> tuple[Encoded, Flags]:
-        """The samples that can be trained on, and which of all they are. `positions`: the record of each; `whole`: its tokens before any
-        were left out; `rejected` takes the others."""
-        verdicts = labels.verdicts()
+    def samples(self, rows: TurnRows) -> Encoded:
+        """The samples that can be trained on."""
+        turns, targets, eos = rows.turns, self.targets, self.tokenizer.eos_id
+        whole, positions = turns.samples.lengths, np.array(rows.positions, np.int64)
+        if targets.too_long == "first_turns":
+            turns = first_turns(turns, targets.max_seq_len, eos, self.grown(turns, rows))
+        labels = label(targets, turns, eos, self.untrained)
+        verdicts = labels.verdicts(self.grown(turns, rows))
         keep = verdicts == USABLE
-        rejected += filtered_by(verdicts, positions)
         kept = labels.take(keep)
-        made = self._lay_out(kept, self.tokenizer)
-        left_out = int((whole[keep] - kept.turns.samples.lengths).sum())
-        lost = made.lost_tokens + left_out
-        return replace(made, rejected=rejected, lost_tokens=lost), keep
+        made = self._lay_out(kept, self.tokenizer, positions[keep])
+        in_stream = np.isin(positions, positions[keep])  # one of several rows may be dropped alone
+        lost = int(whole[in_stream].sum()) - len(kept.turns.ids.values) + made.totals.lost_tokens
+        totals = replace(made.totals, lost_tokens=lost, specials=rows.specials)
+        rejected = [*rows.rejected, *filtered_by(verdicts, rows.positions)]
+        images: Sequence[Sequence[Any]] = ()
+        if self.untrained is not None:
+            each = zip(compress(rows.images, keep), kept.turns.count(self.untrained), strict=True)
+            images = [of[:count] for of, count in each]
+        return replace(made, totals=totals, rejected=rejected, images=images, **rows.said)
+
+    def grown(self, turns: Turns, rows: TurnRows) -> Lengths | None:
+        """The lengths of prompts and responses when each image has become its tokens; None where none does."""
+        return None
 
     @property
     def _lay_out(self) -> LayOut:
         if self.encoding.pack:
             return as_documents
         return as_turns if "turns" in self.encoding.columns else as_pairs
+
+
+def placeholders_in(texts: Sequence[str]) -> dict[str, int]:
+    """Placeholder -> texts that hold it."""
+    whole = "\n".join(texts)
+    here = [each for each in PLACEHOLDERS if "<" in whole and each in whole]
+    return {each: sum(each in text for text in texts) for each in here}
 
 
 def _turns(tokens: Tokens) -> Turns:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.encode.backends import Backend
-from mdsmix.encode.encoded import Encoded, Encoder
-from mdsmix.encode.targets import Flags, Lengths, Targets, Turns, label
+from mdsmix.encode.encoded import Encoded
+from mdsmix.encode.labels import Flags, Lengths, Targets, Turns, label
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.assemble import Assembler, PackedRows, SampleRows
 from mdsmix.ragged import Ragged
@@ -27,6 +27,7 @@ from mdsmix.sources import WINDOW_BYTES
 
 if TYPE_CHECKING:
     from mdsmix.encode.chat import ChatTemplate
+    from mdsmix.images.reader import ImageReader
 
 Piece = tuple[Sequence[int], bool]
 "Token ids of a stored sample, and whether they are trained."
@@ -57,6 +58,8 @@ class Kind(ABC):
     tokenizer: Tokenizer
     backend: Backend
     "Given when it is opened."
+    pictures: ImageReader | None = None
+    "What reads the images of its records."
 
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding
@@ -66,8 +69,8 @@ class Kind(ABC):
     def columns(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
         """Column name -> MDS encoding. Decided by the recipe, never by the content of a record."""
 
-    def open_encoder(self, tokenizer: Tokenizer, backend: Backend) -> Encoder:
-        """What turns the records that its shapes give into samples: as a rule the kind itself."""
+    def open(self, tokenizer: Tokenizer, backend: Backend) -> Kind:
+        """Itself, ready to encode the records that its shapes give."""
         self.tokenizer, self.backend = tokenizer, backend
         return self
 
@@ -140,11 +143,11 @@ class Kind(ABC):
         return stored_pieces(sample, *policies, self.untrained)
 
 
-def packed_columns(tokens: str, has_targets: bool) -> dict[str, str]:
-    """The columns of packed rows, `tokens` being the encoding of ids. No loader of LLM-Foundry knows them: it fails at the first row,
-    where under names that it knows it would train rows without masks between their documents."""
+def packed_columns(tokenizer: Tokenizer, has_targets: bool) -> dict[str, str]:
+    """The columns of packed rows. No loader of LLM-Foundry knows them: it fails at the first row, where under names that it knows it
+    would train rows without masks between their documents."""
     mask = {"loss_mask": "ndarray:uint8"} if has_targets else {}
-    return {"input_ids": tokens, **mask, STARTS: "ndarray:int32"}
+    return {"input_ids": f"ndarray:{tokenizer.dtype}", **mask, STARTS: "ndarray:int32"}
 
 
 def stored_pieces(

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mdsmix.record import Conversation, Document, Pair
+from mdsmix.encode.encoded import Encoded
 from mdsmix.shapes.image_parts import NOTHING
 from mdsmix.shapes.merging import holds_null
 
-TAG = "</img>"
-"Ends a path in the texts of Qwen-VL; HTML has none."
-PLACEHOLDERS = ("<image>", "<video>", "<audio>", TAG)
-"Strings that stand for a medium in finetuning records; a stream of tokens trains them as text."
 MOST_FIELDS = 64
 "Fields that are counted by name in a work unit; a record may have any names, and the rest are counted as `...`."
 OTHERS = "..."
@@ -71,17 +67,8 @@ class Oddities:
         if holds_null(value):
             self.nulls[key] = self.nulls.get(key, 0) + 1
 
-    def look_at_texts(self, records: Sequence[Any]) -> None:
-        """Pairs and conversations; a document may well be about placeholders."""
-        for record in records:
-            text = _text(record)
-            if "<" in text:
-                for placeholder in PLACEHOLDERS:
-                    if placeholder in text:
-                        self.placeholders[placeholder] = self.placeholders.get(placeholder, 0) + 1
-
-
-def _text(record: Document | Pair | Conversation) -> str:
-    if isinstance(record, Conversation):
-        return record.said
-    return "\n".join(record) if isinstance(record, Pair) else ""
+    def look_at_samples(self, encoded: Encoded) -> None:
+        """What the kind says of the records that it was given; a document may well be about placeholders."""
+        self.look_at_columns(encoded.unread, {})
+        for placeholder, count in encoded.placeholders.items():
+            self.placeholders[placeholder] = self.placeholders.get(placeholder, 0) + count

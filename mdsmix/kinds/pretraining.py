@@ -9,15 +9,15 @@ LLM-Foundry's collator computes exactly the language-modelling loss.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mdsmix.encode.encoded import Encoded, Rejected
-from mdsmix.encode.layouts import add_special_tokens, as_targets, rows_in, split_rows
+from mdsmix.encode.encoded import Encoded, Rejected, encoded
+from mdsmix.encode.labels import Flags, Lengths
+from mdsmix.encode.layouts import add_special_tokens, as_targets, split_rows
 from mdsmix.encode.special import encode_texts
-from mdsmix.encode.targets import Lengths
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.assemble import Assembler, JoinedRows
 from mdsmix.kinds.kind import Kind, packed_columns
@@ -42,9 +42,9 @@ class Pretraining(Kind):
 
     @classmethod
     def columns(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
-        tokens = f"ndarray:{tokenizer.dtype}"
         if stream.pack:
-            return packed_columns(tokens, has_targets=False)
+            return packed_columns(tokenizer, has_targets=False)
+        tokens = f"ndarray:{tokenizer.dtype}"
         row = recipe.max_seq_len if stream.layout == "concat" else None
         if recipe.has_plain_rows:
             return {"tokens": f"{tokens}:{row}" if row else tokens}
@@ -122,11 +122,18 @@ class Pretraining(Kind):
             self.backend, texts, self.encoding.special_tokens_in_text, self.tokenizer
         )
         rows = add_special_tokens(ids, *self._special_tokens, self.tokenizer.dtype)
-        refused = np.zeros(len(rows), bool)
-        refused[stopped] = True
-        keep, dropped = self._keep(ids.lengths, rows.lengths, refused)
-        rejected = [Rejected(position, why, why != SPECIAL) for position, why in dropped]
-        return self._encoded(rows.take(keep), rejected, len(marked))
+        faults = self._faults(ids.lengths, rows.lengths, stopped)
+        rejected = [Rejected(at, why, why != SPECIAL) for at, why in sorted(faults.items())]
+        keep = np.ones(len(rows), bool)
+        keep[list(faults)] = False
+        rows, positions, lost = rows.take(keep), np.flatnonzero(keep), 0
+        if not self.joins_units:
+            whole = len(rows.values)
+            rows, pieces = split_rows(rows, self.encoding.max_seq_len)
+            positions, lost = positions[pieces], whole - len(rows.values)
+        losses = int(np.maximum(rows.lengths - 1, 0).sum())
+        made = encoded(self._columns(rows), [rows], positions, losses, lost, rejected=rejected)
+        return replace(made, totals=replace(made.totals, specials=len(marked)))
 
     @property
     def _special_tokens(self) -> tuple[list[int], list[int]]:
@@ -139,21 +146,17 @@ class Pretraining(Kind):
             tail = [*tail, eos]
         return head, tail
 
-    def _keep(
-        self, bare: NDArray[np.int64], whole: NDArray[np.int64], refused: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.bool_], list[tuple[int, str]]]:
-        """Which documents stay, and why the others go: a reason code for each, the first that fits."""
-        least, most = self.encoding.min_tokens or 0, self.encoding.max_tokens
-        rules = {
-            SPECIAL: refused,
-            "empty": bare == 0,
-            "min_tokens": whole < least,
-            "max_tokens": whole > (np.iinfo(np.int64).max if most is None else most),
+    def _faults(self, bare: Lengths, whole: Lengths, refused: Sequence[int]) -> dict[int, str]:
+        """Position -> the first reason for which a document is left out."""
+        most = self.encoding.max_tokens
+        rules: dict[str, Flags] = {
             "one_token": (whole < 2) & (not self.joins_units),
+            "max_tokens": whole > (np.iinfo(np.int64).max if most is None else most),
+            "min_tokens": whole < (self.encoding.min_tokens or 0),
+            "empty": bare == 0,
         }
-        keep = ~np.logical_or.reduce(list(rules.values()))
-        reasons = {int(i): r for r, hit in reversed(rules.items()) for i in np.flatnonzero(hit)}
-        return keep, sorted(reasons.items())
+        found = {at: why for why, hit in rules.items() for at in np.flatnonzero(hit).tolist()}
+        return found | dict.fromkeys(refused, SPECIAL)
 
     def _columns(self, rows: Ragged) -> Mapping[str, Ragged]:
         if self.encoding.pack:
@@ -161,21 +164,3 @@ class Pretraining(Kind):
         if self.joins_units or self.encoding.loader == "text":
             return {"tokens": rows}
         return as_targets(rows)
-
-    def _encoded(self, rows: Ragged, rejected: list[Rejected], specials: int) -> Encoded:
-        lost, rows_of = 0, None
-        if not self.joins_units:
-            rows_of = rows_in(rows.lengths, self.encoding.max_seq_len)
-            rows, lost = split_rows(rows, self.encoding.max_seq_len)
-        lengths = rows.lengths
-        return Encoded(
-            columns=self._columns(rows),
-            tokens=len(rows.values),
-            loss_tokens=int(np.maximum(lengths - 1, 0).sum()),
-            lengths=lengths,
-            largest_id=int(rows.values.max()) if len(rows.values) else -1,
-            rejected=rejected,
-            specials=specials,
-            lost_tokens=lost,
-            rows_of=rows_of,
-        )

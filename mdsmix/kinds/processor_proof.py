@@ -22,7 +22,7 @@ from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.processor import Inequality, StoredRow, first_inequality
 from mdsmix.encode.tokenizer import Tokenizer
-from mdsmix.kinds.registry import kind_of
+from mdsmix.kinds.encodings import kind_of
 from mdsmix.record import PicturedConversation
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import turns_of

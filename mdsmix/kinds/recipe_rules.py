@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.kind import Kind
-from mdsmix.kinds.registry import (
+from mdsmix.kinds.encodings import (
     KINDS,
     kind_of_stream,
     kinds_of_word,

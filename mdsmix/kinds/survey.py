@@ -19,7 +19,7 @@ from mdsmix import sources
 from mdsmix.encode.backends import Backend, Unequal
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.tokenizer import Tokenizer
-from mdsmix.kinds.reading import Reading, open_reading
+from mdsmix.kinds.read_records import Reading, open_reading
 from mdsmix.shards.manifest import Encoding
 from mdsmix.storage import Location
 
@@ -35,24 +35,21 @@ class SplitSample:
     "Reason -> records that became no sample."
 
     @property
-    def grown(self) -> NDArray[np.int64]:
-        """int64 [n]: how many tokens more than are stored the images of each sample become."""
-        found = [sum(max(0, image.tokens - 1) for image in of) for of in self.encoded.images]
-        return np.array(found or [0] * len(self.encoded.lengths), np.int64)
-
-    @property
     def tokens(self) -> int:
         """Without those that the loader cuts off."""
-        cut = 0 if self.encoded.cut is None else int(self.encoded.cut.sum())
-        return self.encoded.tokens - cut + int(self.grown.sum())
+        return self.encoded.totals.tokens - self.encoded.totals.cut_tokens + int(self._grown.sum())
 
     @property
     def by_record(self) -> NDArray[Any]:
         """Tokens of each record that becomes samples, cut off or not."""
-        lengths, rows = np.asarray(self.encoded.lengths) + self.grown, self.encoded.rows_of
-        if rows is None:
-            return lengths
-        return np.bincount(np.repeat(np.arange(len(rows)), rows), lengths, len(rows))
+        records, rows = np.unique(self.encoded.positions, return_inverse=True)
+        return np.bincount(rows, self.encoded.lengths + self._grown, len(records))
+
+    @property
+    def _grown(self) -> NDArray[np.int64]:
+        """int64 [n]: how many tokens more than are stored the images of each sample become."""
+        found = [sum(max(0, image.tokens - 1) for image in of) for of in self.encoded.images]
+        return np.array(found or [0] * len(self.encoded.lengths), np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

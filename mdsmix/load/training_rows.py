@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.encode.targets import Targets
+from mdsmix.encode.labels import Targets
 from mdsmix.errors import MixRefused
 from mdsmix.shards.token_ids import (
     PACKED,

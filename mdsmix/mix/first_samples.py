@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mdsmix.encode.targets import Labels, Targets, Turns, label
+from mdsmix.encode.labels import Labels, Targets, Turns, label
 from mdsmix.errors import MixRefused
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.ragged import Ragged

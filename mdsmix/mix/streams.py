@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from mdsmix.encode.targets import Targets
+from mdsmix.encode.labels import Targets
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds.survey import Survey
 from mdsmix.mix.apportion import Apportioned

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mdsmix.encode.fetched import fetched_processor
-from mdsmix.encode.processor import Counter
+from mdsmix.encode.processor import SizeCounts
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.training_rows import Row, RowRules
 from mdsmix.load.vision import expanded
@@ -62,7 +62,7 @@ def images_of(mix: Mix) -> Images | None:
             f"{', '.join(names)} {does(names, 'holds', 'hold')} images, and nothing here says how many tokens each becomes: name the processor by "
             "train_loader.dataset.processor, or convert again with processor: in the recipe, which publishes it beside the streams."
         )
-    return Images(tokens.pop(), Counter(digest))
+    return Images(tokens.pop(), SizeCounts(digest))
 
 
 def _digest(mix: Mix, streams: list[StreamInMix]) -> str | None:

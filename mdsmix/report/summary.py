@@ -9,9 +9,9 @@ from mdsmix.convert.advice import ARRAY
 from mdsmix.convert.outcome import Outcome
 from mdsmix.convert.parts import ArrayPart, PartOutcome
 from mdsmix.kinds import kind_of, shape_of
-from mdsmix.kinds.fingerprints import DUPLICATE
+from mdsmix.kinds.membership import DUPLICATE
 from mdsmix.kinds.membership import HELD_OUT, NOT_HELD_OUT
-from mdsmix.kinds.oddities import TAG
+from mdsmix.kinds.finetuning import PATH_END
 from mdsmix.report.card import packed
 from mdsmix.report.sampled import budget_json, said_of_budget, said_of_sample
 from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER
@@ -236,7 +236,7 @@ def _images(encoding: Encoding) -> str:
 
 def _not_read(placeholder: str, encoding: Encoding) -> str:
     """Why the placeholder stayed text, and the setting that would replace it."""
-    if placeholder == TAG:
+    if placeholder == PATH_END:
         return "shape: qwen_vl reads the image whose path stands between <img> and </img>"
     if placeholder != PLACEHOLDER:
         return "no image, video or sound is read"

@@ -20,7 +20,7 @@ from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.pairs import Pairs
-from mdsmix.kinds.reading import Reading
+from mdsmix.kinds.read_records import Reading
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shapes import SHAPES
 from tests.encoders import opened

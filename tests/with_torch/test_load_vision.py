@@ -20,7 +20,7 @@ from PIL import Image
 
 from mdsmix.convert.gc import find_garbage
 from mdsmix.encode import counting, pretrained, processor
-from mdsmix.encode.processor import Counter, open_processor
+from mdsmix.encode.processor import SizeCounts, open_processor
 from mdsmix.encode.processor_process import LoadedProcessor
 from mdsmix.engines.memory import held
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
@@ -462,21 +462,21 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
     told = dict(zip(SIZES, map(opened(folder).count, SIZES), strict=True))
     with counting.shared():
         with ThreadPoolExecutor(3) as workers:
-            each = list(workers.map(lambda size: Counter(card.hash).of([size]), SIZES))
+            each = list(workers.map(lambda size: SizeCounts(card.hash).of([size]), SIZES))
         assert each == [{size: told[size]} for size in SIZES]
         (pid,) = counting.processes()
         assert 100 << 20 < held(pid) < counting.BYTES * 1.2
-        assert Counter(card.hash).of(SIZES) == told
-        said = Counter(card.hash).of([(10, 3000), SIZES[0]])
+        assert SizeCounts(card.hash).of(SIZES) == told
+        said = SizeCounts(card.hash).of([(10, 3000), SIZES[0]])
         assert said[SIZES[0]] == told[SIZES[0]]
         assert "refuses it: absolute aspect ratio" in str(said[10, 3000]), "the others are told"
-        assert (10, 3000) not in Counter(card.hash)._kept()
+        assert (10, 3000) not in SizeCounts(card.hash)._kept()
     assert os.waitpid(pid, 0) == (pid, 0), "it ends with the run"
     assert counting.processes() == []
     monkeypatch.setattr(counting.sys, "executable", "false")
-    assert Counter(card.hash).of(SIZES) == told, "they are kept"
+    assert SizeCounts(card.hash).of(SIZES) == told, "they are kept"
     with counting.shared(), pytest.raises(Unreachable, match="has ended, most likely for want of"):
-        Counter(card.hash).of([(1000, 1000)])
+        SizeCounts(card.hash).of([(1000, 1000)])
 
 
 def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mdsmix.encode.targets import Targets
+from mdsmix.encode.labels import Targets
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape

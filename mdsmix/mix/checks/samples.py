@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mdsmix.encode.targets import USABLE, VERDICTS
+from mdsmix.encode.labels import USABLE, VERDICTS
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape

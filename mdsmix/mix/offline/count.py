@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from mdsmix.encode.processor import Counter
+from mdsmix.encode.processor import SizeCounts
 from mdsmix.kinds import kind_of
 from mdsmix.shards.counts import Totals, histogram
 from mdsmix.shards.index import Shard
@@ -67,5 +67,5 @@ def _image_tokens(
         return 0
     spans = zip(sizes.starts.tolist(), sizes.stops.tolist(), copies.tolist(), strict=True)
     drawn = [(orjson.loads(samples.data[start:stop]), n) for start, stop, n in spans if n]
-    tokens = Counter(digest).of((h, w) for of, _ in drawn for h, w in of)
+    tokens = SizeCounts(digest).of((h, w) for of, _ in drawn for h, w in of)
     return sum(n * int(tokens[h, w]) for of, n in drawn for h, w in of)

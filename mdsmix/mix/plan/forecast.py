@@ -15,7 +15,7 @@ from mdsmix.encode.backends import open_backend
 from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import kind_of, kind_of_stream
-from mdsmix.kinds.registry import fields_parsed, fields_read, make_encoding
+from mdsmix.kinds.encodings import fields_parsed, fields_read, make_encoding
 from mdsmix.kinds.survey import SplitSample, Survey, look, rates_of, survey_of
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.sampling import BY_BUDGET, tokens_wanted

@@ -10,7 +10,7 @@ import io
 from dataclasses import dataclass
 
 from mdsmix.errors import RecipeError
-from mdsmix.images.check import WITHOUT, Bad, Rules, look, opened, require_pillow
+from mdsmix.images.judge import WITHOUT, Bad, Rules, opened, require_pillow, size_of
 from mdsmix.report.sample_images import Picture
 
 SIDE = 144
@@ -39,10 +39,8 @@ def thumbnail(picture: Picture) -> Thumbnail:
         require_pillow()
     except RecipeError:
         return Thumbnail(said, problem=f"not shown: {WITHOUT}")
-    found = look(picture.data, Rules(decode="header", max_pixels=MOST_PIXELS))
-    if found.reason:
-        return Thumbnail(said, problem=f"not shown: {found.reason}, {found.why}")
     try:
+        size_of(picture.data, Rules(decode="header", max_pixels=MOST_PIXELS))
         return _small(picture, said)
     except Bad as bad:
         return Thumbnail(said, problem=f"not shown: {bad.reason}, {bad.why}")

@@ -57,18 +57,6 @@ class Rules:
     max_pixels: int = 178_956_970
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
-    """What an image was found to be."""
-
-    height: int = 0
-    "As it is shown: after the turn that EXIF asks for."
-    width: int = 0
-    reason: str = ""
-    "The code of why it is bad."
-    why: str = ""
-
-
 def require_pillow() -> None:
     """RecipeError where Pillow is not installed. A limit of its own is taken off, since the recipe has one."""
     try:
@@ -78,26 +66,23 @@ def require_pillow() -> None:
     Image.MAX_IMAGE_PIXELS = None
 
 
-def look(data: bytes, rules: Rules) -> Looked:
-    """Judges an image by its bytes."""
+def size_of(data: bytes, rules: Rules) -> tuple[int, int]:
+    """Judges an image by its bytes: its height and width as it is shown, after the turn that EXIF asks for; Bad where it is bad."""
     if not data:
-        return Looked(reason="image_empty", why="the file has no bytes")
+        raise Bad("image_empty", "the file has no bytes")
     is_webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
     if is_webp and 8 + int.from_bytes(data[4:8], "little") > len(data):
-        return Looked(reason="image_truncated", why=FEWER)
-    try:
-        with opened(data) as image:
-            return _judge(image, data, rules)
-    except Bad as bad:
-        return Looked(reason=bad.reason, why=bad.why)
+        raise Bad("image_truncated", FEWER)
+    with opened(data) as image:
+        return _judge(image, data, rules)
 
 
 class Bad(Exception):
-    """An image that is bad, by a reason code and what is known of it."""
+    """An image that is bad, by a reason code and what is known of it; with size and stamp of a file that was not read."""
 
-    def __init__(self, reason: str, why: str) -> None:
+    def __init__(self, reason: str, why: str, stamp: tuple[int, str] | None = None) -> None:
         super().__init__(reason, why)
-        self.reason, self.why = reason, why[:200]
+        self.reason, self.why, self.stamp = reason, why[:200], stamp
 
 
 @contextmanager
@@ -121,7 +106,7 @@ def opened(data: bytes) -> Iterator[Image]:
             ) from None
 
 
-def _judge(image: Image, data: bytes, rules: Rules) -> Looked:
+def _judge(image: Image, data: bytes, rules: Rules) -> tuple[int, int]:
     width, height = image.size
     if width * height > rules.max_pixels:
         raise Bad("image_too_large", f"{width} x {height} pixels are more than {rules.max_pixels}")
@@ -135,7 +120,7 @@ def _judge(image: Image, data: bytes, rules: Rules) -> Looked:
     turned = orientation(image, data) in _TURNED and not _is_turned(image)
     if rules.decode == "full":
         decode(image, data)
-    return Looked(width, height) if turned else Looked(height, width)
+    return (width, height) if turned else (height, width)
 
 
 def decode(image: Image, data: bytes) -> None:

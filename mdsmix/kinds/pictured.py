@@ -6,29 +6,38 @@ stream that holds one token an image serves any. Where the recipe names the proc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 
+from mdsmix.encode import forms
 from mdsmix.encode.backends import Backend
-from mdsmix.encode.encoded import Encoded, Encoder
-from mdsmix.encode.image_tokens import ImageToken
-from mdsmix.encode.processor import Counter, Processor, open_processor
+from mdsmix.encode.chat import Turn, answers
+from mdsmix.encode.encoded import Encoded, Rejected
+from mdsmix.encode.labels import Lengths, Turns
+from mdsmix.encode.processor import Processor, SizeCounts, open_processor
 from mdsmix.encode.special import SpecialStrings
 from mdsmix.encode.tokenizer import Tokenizer
-from mdsmix.kinds.assemble import Assembled, Assembler, totals_of
 from mdsmix.kinds.conversations import Conversations
+from mdsmix.kinds.finetuning import TurnRows
 from mdsmix.kinds.kind import Kind
+from mdsmix.kinds.assemble import Assembled, Assembler
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
-from mdsmix.record import Conversation
+from mdsmix.record import Conversation, Message
 from mdsmix.shapes import SHAPES
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.shard_layout import SHARD_BYTES, Rows, ShardLayout
+from mdsmix.storage import Location
 from mdsmix.words import hint
+
+if TYPE_CHECKING:
+    from mdsmix.images.reader import Image
 
 COLUMNS = {"images": "list[jpeg]", "sizes": "json", "turns": "json"}
 DEFAULTS = ImagesSpec()
@@ -38,7 +47,7 @@ themselves (tables, archives), a window is as long as
 one of text: 96 MiB of images are two seconds of work and more."""
 
 
-class Images(Conversations):
+class ConversationsWithImages(Conversations):
     name = "images"
     reads = Conversation
     keys = (
@@ -86,7 +95,7 @@ class Images(Conversations):
 
     @classmethod
     def lacking(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
-        from mdsmix.images.check import require_pillow
+        from mdsmix.images.judge import require_pillow
 
         require_pillow()
         yield from super().lacking(recipe, stream, tokenizer)
@@ -109,34 +118,87 @@ class Images(Conversations):
                 f"that images could not be found in the tokens: {hint(token, known or tokenizer.special_tokens, 'its own tokens are')}"
             )
 
-    def open_encoder(self, tokenizer: Tokenizer, backend: Backend) -> Encoder:
-        from mdsmix.images.check import require_pillow
-        from mdsmix.images.encoder import Pictured
+    def open(self, tokenizer: Tokenizer, backend: Backend) -> Kind:
+        from mdsmix.images.judge import require_pillow
         from mdsmix.images.reader import ImageReader
 
         require_pillow()
-        super().open_encoder(tokenizer, backend)
+        self.pictures = ImageReader.of(self.encoding.images)
         digest = self.encoding.images.get("processor")
-        counter = Counter(digest) if digest else None
-        return Pictured(
-            chats=self.encode, pictures=ImageReader.of(self.encoding.images), counter=counter
-        )
+        self.counts = SizeCounts(digest) if digest else None
+        return super().open(tokenizer, backend)
 
-    @cached_property
-    def image(self) -> ImageToken:
-        around: Any = tuple(self.encoding.images.get("around", ("", "")))
-        return ImageToken(self.encoding.images["token"], self.encoding.images["id"], around)
+    def encode(
+        self, conversations: Sequence[Conversation], folders: Sequence[Location] = ()
+    ) -> Encoded:
+        """Column `turns`, and `images` of each row, which `ImageRows` lays out: of conversations whose images are all good."""
+        assert self.pictures is not None, "it was opened"
+        read = self.pictures.read(conversations, folders, self.counts)
+        good = [at for at, images in enumerate(read) if not isinstance(images, Rejected)]
+        rows = self.render([conversations[at] for at in good])
+        rows.positions = [good[position] for position in rows.positions]
+        rows.rejected = [replace(each, position=good[each.position]) for each in rows.rejected]
+        rows.rejected += [each for each in read if isinstance(each, Rejected)]
+        self._refuse_miscounted(rows, conversations)
+        rows.images = [read[position] for position in rows.positions]
+        return self.samples(rows)
 
-    @cached_property
-    def specials(self) -> SpecialStrings:
-        return SpecialStrings.of([*self.tokenizer.special_tokens, self.image.text])
+    def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
+        rows = super().rows_of(forms.with_images(self.chat, self.token, conversation), unread)
+        whole = self.token.join(self.encoding.images.get("around", ("", "")))
+        return [[(p.replace(self.token, whole), r.replace(self.token, whole)) for p, r in row] for row in rows]  # fmt: skip
+
+    def _refuse_miscounted(self, rows: TurnRows, said: Sequence[Conversation]) -> None:
+        """Takes out all rows of a record of which one has more or fewer placeholders than the messages in it have images."""
+        found = rows.turns.count(self.untrained)
+        wanted = np.array([*_images_in_rows(rows.positions, said)], np.int64)
+        bad = {rows.positions[row]: row for row in np.flatnonzero(found != wanted).tolist()[::-1]}
+        for at, row in sorted(bad.items()):
+            counts = {"images": int(wanted[row]), "placeholders": int(found[row])}
+            rows.rejected.append(Rejected(at, "image_placeholders", False, counts))
+        keep = np.array([at not in bad for at in rows.positions], bool)
+        rows.turns = rows.turns.take(keep)
+        rows.positions = [at for at in rows.positions if at not in bad]
+
+    def grown(self, turns: Turns, rows: TurnRows) -> Lengths | None:
+        """A row that ends early holds the first images of its record."""
+        if not self.counts:
+            return None
+        held = turns.count(self.untrained).tolist()
+        tokens = [i.tokens for of, n in zip(rows.images, held, strict=True) for i in of[:n]]
+        segments = turns.tokens(self.untrained)[1]
+        more = np.bincount(segments, np.array(tokens) - 1, len(turns.ids))
+        return np.asarray(turns.ids.lengths + more, np.int64)
+
+    @property
+    def token(self) -> str:
+        """What stands for an image in a text."""
+        return str(self.encoding.images["token"])
 
     @property
     def untrained(self) -> int:
-        return self.image.id
+        return int(self.encoding.images["id"])
+
+    @cached_property
+    def specials(self) -> SpecialStrings:
+        return SpecialStrings.of([*self.tokenizer.special_tokens, self.token])
 
     def open_rows(self, layout: ShardLayout, dtype: str) -> Assembler:
         return ImageRows()
+
+
+def _images_in_rows(positions: Sequence[int], said: Sequence[Conversation]) -> Iterator[int]:
+    """How many images the messages of each row have. A row ends with the last answer that is trained, or is one of several, each
+    of which ends with another answer."""
+    for at, rows in Counter(positions).items():
+        for end in [*answers(said[at])][-rows:]:
+            yield sum(map(_images_in, said[at].messages[: end + 1]))
+
+
+def _images_in(message: Message) -> int:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else ()
+    return sum(part["type"] == "image" for part in parts)
 
 
 def token_of(
@@ -152,8 +214,6 @@ def id_of(token: str, tokenizer: Tokenizer) -> int | None:
     """The id of a token that stands for itself in any text, None where there is no such token."""
     if token in tokenizer.special_tokens:
         return tokenizer.special_ids[tokenizer.special_tokens.index(token)]
-    from pathlib import Path
-
     added = orjson.loads(Path(tokenizer.path).read_bytes()).get("added_tokens", [])
     return next((each["id"] for each in added if each.get("content") == token), None)
 
@@ -177,25 +237,20 @@ class ImageRows:
         self._body, self._sizes, self._totals = bytearray(), list[int](), Totals()
 
     def add(self, encoded: Encoded) -> Iterator[Rows]:
-        from mdsmix.images.encoder import frames
-
-        turns = encoded.columns["turns"]
         for number, images in enumerate(encoded.images):
             sizes = orjson.dumps([[image.height, image.width] for image in images])
-            said = turns[number].tobytes()
+            said = encoded.columns["turns"][number].tobytes()
             length = 8 + sum(4 + image.size for image in images)
             row = 12 + length + len(sizes) + len(said)
             if self._sizes and len(self._body) + row + 4 * (len(self._sizes) + 2) > SHARD_BYTES:
                 yield self._rows()
             self._body += np.array([length, len(sizes), len(said)], "<u4").tobytes()
-            for piece in frames(images):
+            for piece in (*_frames(images), sizes, said):
                 self._body += piece
-            self._body += sizes
-            self._body += said
             self._sizes.append(row)
         stored = [image for images in encoded.images for image in images]
         self._totals += replace(
-            totals_of(encoded, len(encoded.images)),
+            encoded.totals,
             images=len(stored),
             image_bytes=sum(image.size for image in stored),
             image_tokens=sum(image.tokens for image in stored),
@@ -208,3 +263,11 @@ class ImageRows:
         rows = Rows(np.frombuffer(self._body, np.uint8), np.array(self._sizes, np.int64))
         self._body, self._sizes = bytearray(), []
         return rows
+
+
+def _frames(images: Sequence[Image]) -> Iterator[bytes]:
+    """The value of a column `list[jpeg]`, in pieces: as Streaming lays it out, a number for later (0), how many images there are,
+    the bytes of each, all uint32, then the images."""
+    yield np.array([0, len(images), *(image.size for image in images)], "<u4").tobytes()
+    for image in images:
+        yield image.content

@@ -1,21 +1,23 @@
-"""Raw records -> samples: the shape reads each, and the kind's encoder makes samples of those that could be read."""
+"""Raw records -> samples: the shape reads each, and the kind makes samples of those that could be read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mdsmix.encode.backends import Backend
-from mdsmix.encode.encoded import Detail, Encoded, Encoder, Rejected
+from mdsmix.encode.encoded import Detail, Encoded, Rejected, encoded
 from mdsmix.encode.tokenizer import Tokenizer
-from mdsmix.kinds.fingerprints import Fingerprints, NoSamples
-from mdsmix.kinds.membership import Holdout, RecordSample
+from mdsmix.kinds.encodings import fields_read, fields_rivalling, kind_of, shape_of
+from mdsmix.kinds.membership import Fingerprints, Holdout, RecordSample
 from mdsmix.kinds.oddities import Oddities
-from mdsmix.kinds.registry import fields_read, fields_rivalling, kind_of, shape_of
-from mdsmix.record import Document, NoRecord, RichConversation
+from mdsmix.ragged import Ragged
+from mdsmix.record import NoRecord, RichConversation
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.fields import derived, value_at
 from mdsmix.shapes.where import LEFT_OUT, Where, parse_where
@@ -30,13 +32,26 @@ FILTERED = frozenset((*LEFT_OUT, NOT_SAMPLED))
 "Reasons in place of a record that is good, or was not looked at."
 
 
+@dataclass(slots=True)
+class NoSamples:
+    """In place of a kind, for those who read records, and their images, only to know them again."""
+
+    pictures: ImageReader | None = None
+
+    def encode(self, records: list[Any], folders: Sequence[Location] = ()) -> Encoded:
+        if self.pictures:
+            self.pictures.read(records, folders)
+        return encoded({}, [Ragged.of([], np.uint8)], (), 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """An encoder behind a shape."""
+    """A kind behind a shape."""
 
     shape: Shape
     fields: Fields
-    encoder: Encoder
+    kind: Any
+    "An opened Kind, or NoSamples."
     options: Mapping[str, Any] = field(default_factory=dict)
     "Of the shape, those that are not at their defaults."
     oddities: Oddities = field(default_factory=Oddities)
@@ -61,31 +76,21 @@ class Reading:
         types = set(map(type, found))
         if RichConversation in types and "nulls" not in self.options:
             self._look_at_nulls(records, found)
-        rejected = list[Rejected]()
-        if self.holdout or not types.isdisjoint((str, NoRecord)):
-            rejected = [
-                Rejected(
-                    i, str(why), why in FILTERED, why.detail if isinstance(why, NoRecord) else None
-                )
-                for i, why in enumerate(found)
-                if isinstance(why, str)
-            ]
-            rejected += self._left_out(found)
-        if self.fingerprints:
-            rejected += [*self.fingerprints.look(first, found, rejected)]
-        if not rejected:  # nearly every batch
-            return self._explained(self._encode(found, folders), records)
-        out = {each.position for each in rejected}
-        good = [i for i in range(len(found)) if i not in out]
-        beside = [folders[i] for i in good] if folders else folders
-        encoded = self._encode([found[i] for i in good], beside)
-        rejected += [replace(each, position=good[each.position]) for each in encoded.rejected]
-        return self._explained(replace(encoded, rejected=rejected), records)
+        unread = {} if types.isdisjoint((str, NoRecord)) else self._unread(found)
+        if self.holdout:
+            unread |= self.holdout.refused(found)
+        dropped = self.fingerprints.dropped(first, len(found)) if self.fingerprints else []
+        rejected = [*unread.values(), *dropped]
+        made = self._encode(found, {each.position for each in rejected}, folders)
+        if self.fingerprints:  # a text that was tokenized is hashed in a third of the time
+            self.fingerprints.add(first, found, unread)
+        return self._named(replace(made, rejected=rejected + made.rejected), records)
 
     @property
     def pictures(self) -> ImageReader | None:
         """What reads the images of its records; None where they have none."""
-        return getattr(self.encoder, "pictures", None)
+        found: ImageReader | None = self.kind.pictures
+        return found
 
     def _read(self, records: Sequence[Any]) -> list[Any]:
         """What the shape makes of each; the fields of a recipe that are plain names and no more cost nothing here."""
@@ -102,23 +107,41 @@ class Reading:
             found.append(why or read(record, fields))
         return found
 
-    def _explained(self, encoded: Encoded, records: Sequence[Any]) -> Encoded:
-        """With the names of bad records."""
+    def _unread(self, found: Sequence[Any]) -> dict[int, Rejected]:
+        """By their positions, the records that the shape does not read, or that are not in the sample."""
+        return {
+            i: Rejected(i, str(why), why in FILTERED, getattr(why, "detail", None))
+            for i, why in enumerate(found)
+            if isinstance(why, str)
+        }
+
+    def _look_at_nulls(self, records: Sequence[Any], found: Sequence[Any]) -> None:
+        keys = [key for key in self.shape.structured if key in self.fields]
+        for record, read in zip(records, found, strict=True):
+            for key in keys if type(read) is RichConversation else ():
+                self.oddities.look_at_nulls(key, value_at(self.fields[key], record))
+
+    def _encode(self, found: list[Any], out: set[int], folders: Sequence[Location]) -> Encoded:
+        """The samples of the records that are not `out`; positions are those among all."""
+        good = [i for i in range(len(found)) if i not in out]
+        records = [found[i] for i in good] if out else found
+        beside = ([folders[i] for i in good],) if folders else ()
+        made: Encoded = self.kind.encode(records, *beside)
+        self.oddities.look_at_samples(made)
+        if not out:  # nearly every batch
+            return made
+        rejected = [replace(each, position=good[each.position]) for each in made.rejected]
+        positions = np.array(good, np.int64)[made.positions]
+        return replace(made, rejected=rejected, positions=positions)
+
+    def _named(self, made: Encoded, records: Sequence[Any]) -> Encoded:
+        """With the names of rows, and of bad records."""
         rejected = [
             each if each.filtered else replace(each, detail=self._detail(each, records))
-            for each in encoded.rejected
+            for each in made.rejected
         ]
-        if self.id:
-            encoded = replace(encoded, ids=self._ids(encoded, records))
-        return replace(encoded, rejected=rejected) if rejected else encoded
-
-    def _ids(self, encoded: Encoded, records: Sequence[Any]) -> list[str | int | None]:
-        """The name of each row's record."""
-        out = {each.position for each in encoded.rejected}
-        names = [self._name(record) for i, record in enumerate(records) if i not in out]
-        if encoded.rows_of is None:
-            return names
-        return [name for name, n in zip(names, encoded.rows_of, strict=True) for _ in range(n)]
+        ids = [self._name(records[at]) for at in made.positions.tolist()] if self.id else ()
+        return replace(made, rejected=rejected, ids=ids)
 
     def _name(self, record: Any) -> str | int | None:
         name = value_at(self.id, record) if self.id else None
@@ -127,27 +150,6 @@ class Reading:
     def _detail(self, bad: Rejected, records: Sequence[Any]) -> Detail | None:
         name = self._name(records[bad.position])
         return {**({} if name is None else {"id": name}), **(bad.detail or {})} or None
-
-    def _left_out(self, found: list[Any]) -> Iterator[Rejected]:
-        """The records that are on the other side of the holdout."""
-        if self.holdout:
-            for i, record in enumerate(found):
-                if not isinstance(record, str) and (why := self.holdout.refused(record)):
-                    yield Rejected(i, why, True)
-
-    def _look_at_nulls(self, records: Sequence[Any], found: Sequence[Any]) -> None:
-        for record, read in zip(records, found, strict=True):
-            for key in self.shape.structured if type(read) is RichConversation else ():
-                if key in self.fields:
-                    self.oddities.look_at_nulls(key, value_at(self.fields[key], record))
-
-    def _encode(self, found: list[Any], folders: Sequence[Location]) -> Encoded:
-        if self.shape.gives is not Document:
-            self.oddities.look_at_texts(found)
-        encoder: Any = self.encoder
-        encoded: Encoded = encoder.encode(found, folders) if folders else encoder.encode(found)
-        self.oddities.look_at_columns(encoded.unread, {})
-        return encoded
 
 
 def open_reading(
@@ -158,25 +160,20 @@ def open_reading(
     root: Location | None = None,
 ) -> Reading:
     """What turns the raw records of a stream into its samples. `root`: where the paths of images begin."""
-    encoder = kind_of(encoding).open_encoder(tokenizer, backend)
-    reading = _open(encoding, encoder, fingerprints)
-    if reading.pictures:
-        reading.pictures.root = root
-    return reading
+    kind = kind_of(encoding).open(tokenizer, backend)
+    if kind.pictures:
+        kind.pictures.root = root
+    return _open(encoding, kind, fingerprints)
 
 
 def open_looking(
     encoding: Encoding, fingerprints: Fingerprints, root: Location | None = None
 ) -> Reading:
-    """What reads the images of a stream's records to know them again, and encodes nothing."""
-    from mdsmix.images.encoder import ImageHasher
+    """What reads the records of a stream, and their images, to know them again, and encodes nothing."""
     from mdsmix.images.reader import ImageReader
 
-    return _open(
-        encoding,
-        ImageHasher(pictures=replace(ImageReader.of(encoding.images, root), judges=False)),
-        fingerprints,
-    )
+    pictures = replace(ImageReader.of(encoding.images, root), judges=False)
+    return _open(encoding, NoSamples(pictures), fingerprints)
 
 
 def open_hashing(encoding: Encoding, fingerprints: Fingerprints) -> Reading:
@@ -184,12 +181,12 @@ def open_hashing(encoding: Encoding, fingerprints: Fingerprints) -> Reading:
     return _open(encoding, NoSamples(), fingerprints)
 
 
-def _open(encoding: Encoding, encoder: Encoder, fingerprints: Fingerprints | None) -> Reading:
+def _open(encoding: Encoding, kind: Any, fingerprints: Fingerprints | None) -> Reading:
     share, sample = encoding.holdout, encoding.sample
     return Reading(
         shape=shape_of(encoding),
         fields=encoding.fields,
-        encoder=encoder,
+        kind=kind,
         options=encoding.shape_options,
         oddities=Oddities(fields_read(encoding), fields_rivalling(encoding)),
         sample=RecordSample(Fraction(sample)) if sample else None,

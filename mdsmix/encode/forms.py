@@ -1,22 +1,24 @@
-"""In which form a chat template takes tools and calls of them, found by trying.
+"""In which form a chat template takes tools, calls of them, and images, found by trying.
 
 Templates differ: some take a call's arguments as an object alone, some as text alone, some escape a text once more, and what
-stands in `content` beside a call may be null, empty or absent, or must not be. Which of these a template renders cleanly is tried
-once, on a conversation made for it, inside the limits of a rendering. A conversation keeps its own form where the template takes
-that, so its text is what transformers renders of it; else it gets one that the template takes.
+stands in `content` beside a call may be null, empty or absent, or must not be. Templates of models that see take messages whose
+content is a list of parts, some want it of every message, some of those with an image alone, and one that knows no parts is given
+the image's token in the text. Which of these a template renders cleanly is tried once, on a conversation made for it, inside the limits
+of a rendering. A conversation keeps its own form where the template takes that, so its text is what transformers renders of it; else
+it gets one that the template takes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 from mdsmix.encode.chat import ChatTemplate, NotRendered
-from mdsmix.record import Message, RichConversation
+from mdsmix.record import Conversation, Message, PicturedConversation, RichConversation
 
 ARGUMENTS: Mapping[str, Any] = {
     "object": {"probe_key": "probe_value"},
@@ -31,6 +33,7 @@ CONTENTS: Mapping[str, Message] = {
 "The forms, and what is tried of each; where a conversation's own form does not serve, the first that does."
 
 _ASKED: Message = {"role": "user", "content": "probe_question"}
+_ANSWERED: Message = {"role": "assistant", "content": "probe_answer"}
 _TOOL = {
     "type": "function",
     "function": {
@@ -79,16 +82,15 @@ def forms_of(template: ChatTemplate) -> Forms:
     good = {
         form: text for form, (text, why) in tried.items() if not why and text.count("None") == nones
     }
-    answered = {"role": "assistant", "content": "probe_answer"}
     before = [[_calling(*form)] for form in good] or [
         []
     ]  # a template of no calls may print results
-    results = (_rendered(template, [_ASKED, *calls, _RESULT, answered])[0] for calls in before)
+    results = (_rendered(template, [_ASKED, *calls, _RESULT, _ANSWERED])[0] for calls in before)
     twice = (_rendered(template, [_ASKED, _calling(*form, calls=2)])[0] for form in good)
     return Forms(
         arguments=tuple(a for a in ARGUMENTS if any((a, c) in good for c in CONTENTS)),
         contents=tuple(c for c in CONTENTS if any((a, c) in good for a in ARGUMENTS)),
-        tools="probe_tool" in _rendered(template, [_ASKED, answered])[0],
+        tools="probe_tool" in _rendered(template, [_ASKED, _ANSWERED])[0],
         results=any("probe_result" in text for text in results),
         text_beside_calls=any("probe_text" in text for text in good.values()),
         several=all(text.count("probe_value") != 1 for text in twice),
@@ -96,7 +98,7 @@ def forms_of(template: ChatTemplate) -> Forms:
     )
 
 
-def fitted(template: ChatTemplate, conversation: RichConversation) -> RichConversation:
+def with_tools(template: ChatTemplate, conversation: RichConversation) -> RichConversation:
     """The conversation in forms that the template takes.
 
     Raises:
@@ -125,8 +127,7 @@ def _prints(template: ChatTemplate, role: str, key: str) -> bool:
     if role == "tool":
         return key == "name"
     marked: Message = {"role": role, "content": "probe_text", key: "probe_extra"}
-    answered = {"role": "assistant", "content": "probe_answer"}
-    said = {"user": [marked, answered], "assistant": [_ASKED, marked]}
+    said = {"user": [marked, _ANSWERED], "assistant": [_ASKED, marked]}
     text, _ = _rendered(template, said.get(role, [marked, _ASKED, answered]), None)
     return marked[key] in text
 
@@ -199,3 +200,54 @@ def _with_content(message: Message, forms: Forms) -> Message:
 
 def _refusal(why: str) -> NotRendered:
     return NotRendered("tools_not_printed", {"template": why})
+
+
+ImageForm = Literal["parts", "mixed", "text", ""]
+"""Every content is a list of parts; that of messages with an image alone; all are texts, with the token in place of each image;
+or the template prints no image in any of these forms."""
+IMAGE_FORMS: tuple[ImageForm, ...] = ("parts", "mixed", "text")
+
+
+def with_images(template: ChatTemplate, token: str, conversation: Conversation) -> Conversation:
+    """The conversation with its images in a form that the template takes; NotRendered (image_not_printed) where it takes none."""
+    form = image_form_of(template, token)
+    if not conversation.images and form != "parts":
+        return conversation
+    if not form:
+        why = f"it does not print {token} for an image, in parts or in a text"
+        raise NotRendered("image_not_printed", {"template": why})
+    messages = [_with_parts(message, form, token) for message in conversation.messages]
+    if type(conversation) is Conversation:
+        return PicturedConversation(messages, *conversation[1:])
+    return conversation._replace(messages=messages)
+
+
+@lru_cache(maxsize=16)
+def image_form_of(template: ChatTemplate, token: str) -> ImageForm:
+    """The first form in which the template prints one token for an image, and every text as it is."""
+    for first in ([{"role": "system", "content": "probe_system"}], []):
+        for form in IMAGE_FORMS:
+            if _prints_image(template, form, token, first):
+                return form
+    return ""
+
+
+def _with_parts(message: Message, form: ImageForm, token: str) -> Message:
+    content = message.get("content")
+    if form == "text" and isinstance(content, list):
+        return message | {"content": "".join(part.get("text", token) for part in content)}
+    if form == "parts" and isinstance(content, str) and content:
+        return message | {"content": [{"type": "text", "text": content}]}
+    return message
+
+
+def _prints_image(
+    template: ChatTemplate, form: ImageForm, token: str, first: Sequence[Message]
+) -> bool:
+    asked = [{"type": "image"}, {"type": "text", "text": "probe_question"}]
+    messages = [*first, {"role": "user", "content": asked}, _ANSWERED]
+    fitted = [_with_parts(message, form, token) for message in messages]
+    text, why = _rendered(template, fitted, None)
+    once = [*(message["content"] for message in first), "probe_question", "probe_answer", token]
+    is_clean = "'type'" not in text and '"type"' not in text
+    return not why and is_clean and all(text.count(said) == 1 for said in once)

@@ -1,4 +1,4 @@
-"""The path of an image, as a record says it -> where the image is.
+"""The path of an image, as a record says it -> where the image is, and its bytes.
 
 Records may be those of strangers, and a path may name any file of this machine or object of a store that its user may read, as with
 every tool that trains on such records. `inside` refuses what does not lie below the folder at which paths begin.
@@ -11,11 +11,15 @@ import posixpath
 from functools import lru_cache
 from typing import NamedTuple
 
-from mdsmix.errors import RecipeError
-from mdsmix.images.check import Bad
-from mdsmix.images.http import is_http
+from mdsmix.errors import Denied, NoSuchPlace, RecipeError, Unreachable
+from mdsmix.images.http import fetch, is_http
+from mdsmix.images.judge import Bad
 from mdsmix.storage import Location, locate
 
+MOST_BYTES = 256 << 20
+"Of one file."
+MISSING = (-1, "")
+"Stands for the size and stamp of a file that is not there."
 _TOPS = {"s3": (1, "the bucket"), "hf": (3, "the data set")}
 "Scheme -> how many names its store's own name has, and what is called so."
 
@@ -71,3 +75,38 @@ def _is_below(place: Location, base: Location) -> bool:
 @lru_cache(maxsize=64)
 def _real(path: str) -> str:
     return os.path.realpath(path)
+
+
+def content_at(at: ImagePlace, fetches: bool) -> tuple[bytes, tuple[int, str]]:
+    """The image's bytes, with size and stamp of its file. `fetches`: whether http URLs are asked.
+
+    Raises:
+        Unreachable: a store does not answer. What it or a disk refuses, or has not, is Bad, said of that image alone.
+    """
+    if at.place is None:
+        if not fetches:
+            raise Bad("remote_image", "it is at an http URL: images.http: fetch asks for it")
+        return fetch(at.url), MISSING
+    try:
+        found = at.place.fetch(MOST_BYTES)
+    except NoSuchPlace as error:
+        raise Bad("image_not_found", _without_path(error)) from None
+    except Unreachable as error:
+        if at.place.is_store and not isinstance(error, Denied):
+            raise
+        raise Bad("image_unreadable", _without_path(error)) from None
+    if found is None:
+        is_folder = not at.place.is_store and os.path.isdir(at.url)
+        why = "it is a folder" if is_folder else "there is no such file"
+        why += ": a backslash is a letter of a name here, / parts folders" * ("\\" in at.url)
+        raise Bad("image_not_found", why)
+    stat, data = found
+    if stat.size > MOST_BYTES:
+        why = f"the file has {stat.size} bytes, and {MOST_BYTES} are the most that are read"
+        raise Bad("image_file_too_large", why, (stat.size, stat.stamp))
+    return data, (stat.size, stat.stamp)
+
+
+def _without_path(error: Unreachable) -> str:
+    """What is said of a path that is another elsewhere."""
+    return str(error).partition(": ")[2]

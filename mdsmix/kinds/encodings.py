@@ -8,7 +8,7 @@ from typing import Any
 
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.conversations import Conversations
-from mdsmix.kinds.images import Images
+from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.pairs import Pairs
 from mdsmix.kinds.pretraining import Pretraining
@@ -20,7 +20,7 @@ from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shapes.where import Where, parse_where
 from mdsmix.shards.manifest import Encoding
 
-KINDS: list[type[Kind]] = [Pretraining, Pairs, Conversations, Images]
+KINDS: list[type[Kind]] = [Pretraining, Pairs, Conversations, ConversationsWithImages]
 
 
 def kinds_of_word(word: str | None) -> list[type[Kind]]:

@@ -1,8 +1,8 @@
 """Which tokens of a sample are trained: Foundry's target policies as one mask over a batch.
 
-A sample is laid end to end as prompt, response, prompt, response ..., and a policy trains a segment or does not. The mask is made
-once; whether anything is left to train, how many positions give a loss and what a loader cuts off are sums over it. The labels
-themselves are made by the collator at training time.
+A sample is laid end to end as prompt, response, prompt, response ..., and a policy trains a segment or does not. That is decided
+once; whether anything is left to train, how many positions give a loss and what a loader cuts off are sums over the segments. The
+labels themselves are made by the collator at training time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,15 @@ from mdsmix.recipe.rules import target_contradictions
 Lengths = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-USABLE, EMPTY_PROMPT, EMPTY_RESPONSE, NO_LOSS_TOKENS, TOO_LONG = range(5)
-VERDICTS = ("", "empty_prompt", "empty_response", "no_loss_tokens", "too_long")
+USABLE, EMPTY_PROMPT, EMPTY_RESPONSE, NO_LOSS_TOKENS, TOO_LONG, IMAGES_TOO_LONG = range(6)
+VERDICTS = (
+    "",
+    "empty_prompt",
+    "empty_response",
+    "no_loss_tokens",
+    "too_long",
+    "images_too_long",
+)
 "The reason code of each verdict."
 
 _NEVER = np.iinfo(np.int64).max
@@ -88,6 +95,19 @@ class Turns:
         """The tokens of each sample, its turns end to end."""
         return Ragged(self.ids.values, self.ids.offsets[self.firsts])
 
+    def sums(self, values: NDArray[Any]) -> Lengths:
+        """int64 [n]: the sum over each sample of one number (or flag) a prompt and response."""
+        return np.diff(np.concatenate([[0], np.cumsum(values)])[self.firsts])
+
+    def tokens(self, token: int) -> tuple[Lengths, Lengths]:
+        """Where a token stands: the places in `ids.values`, and the prompt or response that each is in."""
+        places = np.flatnonzero(self.ids.values == token)
+        return places, np.searchsorted(self.ids.offsets, places, "right") - 1
+
+    def count(self, token: int) -> Lengths:
+        """int64 [n]: how often each sample holds a token."""
+        return self.sums(np.bincount(self.tokens(token)[1], minlength=len(self.ids)))
+
     def take(self, keep: Flags) -> Turns:
         """The samples of a bool mask."""
         if keep.all():
@@ -97,14 +117,22 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What a loader trains of a batch of samples."""
+    """What a loader trains of a batch of samples: whole prompts and responses, so sums over those tell the losses."""
 
     targets: Targets
     turns: Turns
-    trained: Flags
-    "bool [tokens]: one sample behind the other."
+    segments: Flags
+    "bool: whether each prompt and response is trained."
+    never: int | None
+    "A token that no policy trains, such as the one that stands for an image."
     gets_eos: Flags
     "bool [n]: the samples that Foundry's collator ends with the EOS that they lack. That EOS is trained."
+
+    @property
+    def trained(self) -> Flags:
+        """bool [tokens]: one sample behind the other."""
+        trained = np.repeat(self.segments, self.turns.ids.lengths)
+        return trained if self.never is None else trained & (self.turns.ids.values != self.never)
 
     def losses(self) -> Lengths:
         """int64 [n]: the positions that give a loss: with the EOS that the collator appends, cut to max_seq_len, and without the
@@ -121,34 +149,36 @@ class Labels:
         if self.targets.decoder_only_format:
             return np.asarray(np.maximum(whole - longest, 0))
         last = self._last_responses
-        beyond = np.maximum(whole - last - longest, 0) + np.maximum(last - longest, 0)
-        return np.asarray(beyond)
+        return np.asarray(np.maximum(whole - last - longest, 0) + np.maximum(last - longest, 0))
 
-    def verdicts(self) -> Lengths:
+    def verdicts(self, grown: Lengths | None = None) -> Lengths:
         """int64 [n]: USABLE, or why a sample cannot be trained on.
 
         The rule of Foundry's `is_valid_ift_example`: no prompt and no response is empty, and at least one trained token is left
-        after the cut to max_seq_len, before any EOS is appended. A sample is too long with the EOS that it gets.
+        after the cut to max_seq_len, before any EOS is appended. A sample is too long with the EOS that it gets. No image is ever cut:
+        `grown` is the length of each prompt and response when its images have become as many tokens as a processor makes of them.
         """
-        lengths, longest = self.turns.ids.lengths, self.targets.max_seq_len
-        found = np.full(len(self.turns.counts), USABLE)
-        if not len(found):
-            return found
+        turns, longest = self.turns, self.targets.max_seq_len
+        found = np.full(len(turns.counts), USABLE)
+        if grown is not None and self.never is not None:
+            found[(turns.sums(grown) > longest) & (turns.count(self.never) > 0)] = IMAGES_TOO_LONG
         if self.targets.decoder_only_format:
             found[self._trained_between(0, longest) == 0] = NO_LOSS_TOKENS
         if self.targets.too_long != "cut":
-            found[self.turns.samples.lengths + self.gets_eos > longest] = TOO_LONG
+            found[turns.samples.lengths + self.gets_eos > longest] = TOO_LONG
         for side, verdict in ((1, EMPTY_RESPONSE), (0, EMPTY_PROMPT)):
-            shortest = np.minimum.reduceat(lengths[side::2], self.turns.firsts[:-1] // 2)
-            found[shortest == 0] = verdict
+            is_empty = turns.ids.lengths == 0
+            is_empty[1 - side :: 2] = False
+            found[turns.sums(is_empty) > 0] = verdict
         return found
 
     def take(self, keep: Flags) -> Labels:
         """Those of the samples of a bool mask."""
         if keep.all():
             return self
-        trained = self.trained[np.repeat(keep, self.turns.samples.lengths)]
-        return Labels(self.targets, self.turns.take(keep), trained, self.gets_eos[keep])
+        segments = self.segments[np.repeat(keep, 2 * self.turns.counts)]
+        kept = self.turns.take(keep)
+        return Labels(self.targets, kept, segments, self.never, self.gets_eos[keep])
 
     @property
     def _last_responses(self) -> Lengths:
@@ -156,24 +186,29 @@ class Labels:
 
     def _trained_between(self, first: int, last: int) -> Lengths:
         """int64 [n]: the trained tokens of each sample at its positions from `first` to `last`, exclusive."""
-        before, offsets = np.concatenate([[0], np.cumsum(self.trained)]), self.turns.samples.offsets
-        start, end = (np.minimum(offsets[:-1] + at, offsets[1:]) for at in (first, last))
-        return np.asarray(before[end] - before[start])
+        turns, offsets = self.turns, self.turns.ids.offsets
+        starts = np.repeat(turns.samples.offsets[:-1], 2 * turns.counts)
+        begins, ends = (np.clip(at - starts, first, last) for at in (offsets[:-1], offsets[1:]))
+        counts = (ends - begins) * self.segments
+        if self.never is not None:
+            places, rows = turns.tokens(self.never)
+            at = places - starts[rows]
+            rows = rows[self.segments[rows] & (at >= first) & (at < last)]
+            counts -= np.bincount(rows, minlength=len(counts))
+        return turns.sums(counts)
 
 
 def label(targets: Targets, turns: Turns, eos: int | None, never: int | None = None) -> Labels:
-    """The labels of a batch. `never`: a token that no policy trains, such as the one that stands for an image."""
-    lengths, samples = turns.ids.lengths, turns.samples
+    """The labels of a batch. `never`: a token that no policy trains."""
+    lengths = turns.ids.lengths
     segments = np.full(len(lengths), targets.target_responses == "all")
     segments[0::2] = lengths[0::2] >= targets.least_trained_prompt
     segments[turns.firsts[1:] - 1] = True
-    trained = np.repeat(segments, lengths)
-    if never is not None:
-        trained &= samples.values != never
-    return Labels(targets, turns, trained, lacks_eos(samples.values, samples.offsets[1:], eos))
+    gets_eos = _lacks_eos(turns.ids.values, turns.samples.offsets[1:], eos)
+    return Labels(targets, turns, segments, never, gets_eos)
 
 
-def lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:
+def _lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:
     """bool [n]: which of the rows that end there in `values` do not end in EOS; none where the tokenizer has no EOS."""
     if eos is None or not len(values):
         return np.zeros(len(ends), bool)
@@ -188,11 +223,10 @@ def first_turns(
     ids, starts = turns.ids, turns.firsts[:-1] // 2
     ends = np.cumsum(ids.lengths if lengths is None else lengths)[1::2]
     before = np.concatenate([[0], ends])[starts]
-    whole = ends - np.repeat(before, turns.counts) + lacks_eos(ids.values, ids.offsets[2::2], eos)
-    kept = whole <= longest
-    kept[starts] = True
-    counts = np.add.reduceat(kept, starts, dtype=np.int64) if len(starts) else turns.counts
-    return Turns(ids.take(np.repeat(kept, 2)), counts)
+    whole = ends - np.repeat(before, turns.counts) + _lacks_eos(ids.values, ids.offsets[2::2], eos)
+    kept = np.repeat(whole <= longest, 2)
+    kept[2 * starts] = kept[2 * starts + 1] = True
+    return Turns(ids.take(kept), turns.sums(kept) // 2)
 
 
 def filtered_by(verdicts: Lengths, positions: Sequence[int]) -> list[Rejected]:
