@@ -58,11 +58,6 @@ class Conversation(NamedTuple):
         """The contents of all messages, a line or more each."""
         return "\n".join([message["content"] for message in self.messages])
 
-    @property
-    def characters(self) -> int:
-        """How many the contents have."""
-        return sum([len(message["content"]) for message in self.messages])
-
 
 class RichConversation(Conversation):
     """A conversation with more than a role and a text in each message: tools, calls of them, content that is null."""
@@ -74,10 +69,6 @@ class RichConversation(Conversation):
         """All texts in the messages and the tools, keys too: a template may print any of them."""
         return "\n".join(_texts([self.messages, self.tools]))
 
-    @property
-    def characters(self) -> int:
-        return len(self.said)
-
 
 class PicturedConversation(Conversation):
     """A conversation in which the content of some messages is a list of parts, texts and images."""
@@ -87,14 +78,6 @@ class PicturedConversation(Conversation):
     @property
     def said(self) -> str:
         """All texts, without the paths of images, which no template is given."""
-        return "\n".join(self._contents)
-
-    @property
-    def characters(self) -> int:
-        return sum(map(len, self._contents))
-
-    @property
-    def _contents(self) -> list[str]:
         said = list[str]()
         for message in self.messages:
             content = message["content"]
@@ -102,7 +85,7 @@ class PicturedConversation(Conversation):
                 said.append(content)
             else:
                 said += [part["text"] for part in content if "text" in part]
-        return said
+        return "\n".join(said)
 
 
 Record = Document | Pair | Conversation

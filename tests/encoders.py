@@ -33,9 +33,7 @@ def opened(
         "target_responses": "last",
         "special_tokens_in_text": "escape",
     }
-    return kind(Encoding(**plain | settings)).open_encoder(
-        tokenizer, backend or Reference(tokenizer)
-    )
+    return kind(Encoding(**plain | settings)).open(tokenizer, backend or Reference(tokenizer))
 
 
 def chats(

@@ -16,8 +16,9 @@ from unittest import mock
 
 from PIL import Image
 
-from mdsmix.images import check
-from mdsmix.images.judge import Looked, Rules, look, require_pillow
+from mdsmix.images import judge
+from mdsmix.images.judge import Rules, require_pillow
+from tests.pictures import Looked, look
 
 KEPT = Path(__file__).parent / "golden" / "jpegs"
 """What Pillow does not write: arithmetic coding, a scan for each component, RGB without a transform, odd sampling. Made of `kinds`' own picture of
@@ -162,7 +163,7 @@ def _segments(data: bytes | bytearray) -> Iterator[tuple[int, int]]:
 def judged(data: bytes) -> tuple[Looked, Looked]:
     """As mdsmix judges it, and by a decode into all pixels."""
     rules = Rules(max_pixels=1 << 22)
-    with mock.patch.object(check, "_is_whole", return_value=False):
+    with mock.patch.object(judge, "_is_whole", return_value=False):
         whole = look(data, rules)
     return look(data, rules), whole
 

@@ -76,8 +76,8 @@ def test_a_prompt_and_a_response_are_two_columns(faq: Any) -> None:
     found = faq().encode([pair("hi", "yes"), {"q": "a", "a": "b", "more": 1}])
     assert rows(found) == [(ids("hi"), ids("yes")), (ids("a"), ids("b"))]
     assert found.columns["labels"].values.dtype == "uint16"
-    assert (found.tokens, found.loss_tokens, found.specials) == (7, 4 + 2, 0)
-    assert (found.lengths.tolist(), found.largest_id) == ([5, 2], ord("y"))
+    assert (found.totals.tokens, found.totals.loss_tokens, found.totals.specials) == (7, 4 + 2, 0)
+    assert (found.lengths.tolist(), found.totals.largest_id) == ([5, 2], ord("y"))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_special_tokens_in_a_text_are_text_a_token_or_a_reason(faq: Any) -> None
     assert rows(rejected) == [(ids("a"), ids("b")), (ids("c"), ids("d"))]
     reason = "special_token_in_text"
     assert outcomes(rejected) == [(1, reason, False), (2, reason, False)]
-    assert {found.specials for found in (escaped, allowed, rejected)} == {2}
+    assert {found.totals.specials for found in (escaped, allowed, rejected)} == {2}
 
 
 def test_a_prompt_beyond_max_seq_len_counts_as_the_loader_cuts_it(faq: Any) -> None:
@@ -192,16 +192,16 @@ def test_a_conversation_is_a_row_of_turns(chat: Any) -> None:
         ]
     ]
     prompt = 9 + 11
-    assert (found.tokens, found.lengths.tolist()) == (2 * (prompt + 3), [2 * (prompt + 3)])
+    assert (found.totals.tokens, found.lengths.tolist()) == (2 * (prompt + 3), [2 * (prompt + 3)])
     # The last answer and the EOS that the collator adds to it.
-    assert (found.loss_tokens, found.largest_id) == (3 + 1, ord("u"))
+    assert (found.totals.loss_tokens, found.totals.largest_id) == (3 + 1, ord("u"))
 
 
 def test_the_policies_count_over_turns(chat: Any) -> None:
     record = dialogue("a", "b", "c", "d")
-    assert chat(policy={"target_responses": "all"}).encode([record]).loss_tokens == 7
-    assert chat(policy={"target_prompts": "all"}).encode([record]).loss_tokens == 19 + 20 + 4
-    assert chat(policy={"max_seq_len": 44}).encode([record]).loss_tokens == 1
+    assert chat(policy={"target_responses": "all"}).encode([record]).totals.loss_tokens == 7
+    assert chat(policy={"target_prompts": "all"}).encode([record]).totals.loss_tokens == 19 + 20 + 4
+    assert chat(policy={"max_seq_len": 44}).encode([record]).totals.loss_tokens == 1
     assert outcomes(chat(policy={"max_seq_len": 43}).encode([record])) == [
         (0, "no_loss_tokens", True)
     ]
@@ -210,7 +210,7 @@ def test_the_policies_count_over_turns(chat: Any) -> None:
 def test_turns_are_stored_whole(chat: Any) -> None:
     found = chat(policy={"max_seq_len": 24}).encode([dialogue("a", "b" * 30)])
     assert turns(found)[0][0][1] == [*[98] * 30, END, 10]
-    assert (found.loss_tokens, found.lost_tokens) == (4, 0)
+    assert (found.totals.loss_tokens, found.totals.lost_tokens) == (4, 0)
 
 
 def test_a_template_brings_its_own_special_tokens_and_the_tokenizer_adds_none(chat: Any) -> None:
@@ -226,14 +226,13 @@ def test_compact_holds_all_before_the_last_answer_and_that_answer(chat: Any) -> 
     flat = [(list(chain(*chain(*row[:-1]), row[-1][0])), row[-1][1]) for row in turns(wide)]
     assert rows(compact) == flat
     assert compact.columns["labels"].values.dtype == "uint16"
-    for name in ("tokens", "loss_tokens", "rejected", "largest_id"):
-        assert getattr(compact, name) == getattr(wide, name)
+    assert (compact.totals, compact.rejected) == (wide.totals, wide.rejected)
 
 
 def test_compact_is_cut_to_max_seq_len(chat: Any) -> None:
     found = chat(policy={"max_seq_len": 24}, columns="pair").encode([dialogue("a", "b" * 30)])
     assert rows(found)[0][1] == [98] * 4
-    assert (found.loss_tokens, found.lost_tokens) == (4, 28)
+    assert (found.totals.loss_tokens, found.totals.lost_tokens) == (4, 28)
 
 
 def test_every_bad_conversation_has_its_reason_and_the_good_ones_stay(chat: Any) -> None:
@@ -301,10 +300,10 @@ def test_a_special_token_inside_a_message_sets_it_aside_unless_allowed(chat: Any
         found = chat(special).encode(records)
         reason = "special_token_in_text"
         assert outcomes(found) == [(1, reason, False), (2, reason, False)]
-        assert (len(found.lengths), found.specials) == (1, 2)
+        assert (len(found.lengths), found.totals.specials) == (1, 2)
     allowed = chat("allow").encode(records)
     assert turns(allowed)[1][0][1] == [98, END, END, 10]
-    assert (len(allowed.lengths), allowed.specials) == (3, 2)
+    assert (len(allowed.lengths), allowed.totals.specials) == (3, 2)
 
 
 @pytest.mark.parametrize("records", [[], [None], [{"m": []}, 3]])
@@ -315,7 +314,11 @@ def test_a_batch_without_a_good_record_is_empty(faq: Any, chat: Any, records: li
         chat(columns="pair").encode(records),
     ):
         assert all(len(column) == 0 for column in found.columns.values())
-        assert (found.tokens, found.loss_tokens, found.largest_id) == (0, 0, -1)
+        assert (found.totals.tokens, found.totals.loss_tokens, found.totals.largest_id) == (
+            0,
+            0,
+            -1,
+        )
         assert len(found.rejected) == len(records)
 
 
@@ -328,5 +331,5 @@ def test_a_batch_is_what_its_records_are_alone(faq: Any, chat: Any) -> None:
     whole = talker.encode(records)
     alone = [talker.encode([record]) for record in records]
     assert turns(whole) == [row for found in alone for row in turns(found)]
-    assert whole.loss_tokens == sum(found.loss_tokens for found in alone)
+    assert whole.totals.loss_tokens == sum(found.totals.loss_tokens for found in alone)
     assert 0 < len(whole.lengths) < 40

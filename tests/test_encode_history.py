@@ -219,5 +219,5 @@ def test_a_record_counts_once_however_many_rows_it_gives(tmp_path: Path) -> None
         (2, "no_loss_tokens", True)
     ]
     cut = len("<User>a<Assistant>b.<User>" + 300 * "c" + "<Assistant>d.")
-    assert found.lost_tokens == cut
-    assert found.tokens == int(found.lengths.sum())
+    assert found.totals.lost_tokens == cut
+    assert found.totals.tokens == int(found.lengths.sum())

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.layouts import as_documents, as_pairs
 from mdsmix.encode.labels import USABLE, Targets, Turns, label
+from mdsmix.encode.layouts import as_documents, as_pairs
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.ragged import Ragged
 from tests.styles import EOS, letters
@@ -65,18 +65,22 @@ def test_documents_are_what_the_collator_makes_of_each_sample(
     labels = whole.take(keep)
     expected = [by_token(t, targets, known.eos_id) for t, k in zip(found, keep, strict=True) if k]
 
-    encoded = as_documents(labels, known)
+    encoded = as_documents(labels, known, range(len(labels.turns.counts)))
     ids, mask = encoded.columns["input_ids"], encoded.columns["loss_mask"]
     assert [(ids[i].tolist(), mask[i].tolist()) for i in range(len(ids))] == expected
     assert ids.values.dtype == np.dtype(known.dtype)
-    assert encoded.tokens == sum(len(row) for row, _ in expected)
+    assert encoded.totals.tokens == sum(len(row) for row, _ in expected)
     assert encoded.lengths.tolist() == [len(row) for row, _ in expected]
-    assert encoded.loss_tokens == sum(sum(flags) for _, flags in expected) == labels.losses().sum()
+    assert (
+        encoded.totals.loss_tokens
+        == sum(sum(flags) for _, flags in expected)
+        == labels.losses().sum()
+    )
     whole_lengths = [
         sum(len(p) + len(r) for p, r in t) for t, k in zip(found, keep, strict=True) if k
     ]
     beyond = [n - length for n in whole_lengths]
-    assert encoded.lost_tokens == sum(n for n in beyond if n > 0)
+    assert encoded.totals.lost_tokens == sum(n for n in beyond if n > 0)
 
 
 @pytest.fixture
@@ -84,7 +88,9 @@ def encode(tokenizer: Tokenizer) -> Any:
     def run(contexts: list[list[int]], targets: list[list[int]], **policy: Any) -> Encoded:
         ids = Ragged.of([s for pair in zip(contexts, targets, strict=True) for s in pair], "uint16")
         turns = Turns(ids, np.ones(len(contexts), np.int64))
-        return as_pairs(label(Targets(**policy), turns, tokenizer.eos_id), tokenizer)
+        return as_pairs(
+            label(Targets(**policy), turns, tokenizer.eos_id), tokenizer, range(len(turns.counts))
+        )
 
     return run
 
@@ -97,33 +103,33 @@ def columns(encoded: Encoded) -> list[tuple[list[int], list[int]]]:
 def test_rows_that_fit_are_kept_as_they_are(encode: Any) -> None:
     found = encode([[5, 6], [7]], [[8], [9, EOS]], max_seq_len=3)
     assert columns(found) == [([5, 6], [8]), ([7], [9, EOS])]
-    assert (found.tokens, found.lost_tokens, found.largest_id) == (6, 0, 9)
+    assert (found.totals.tokens, found.totals.lost_tokens, found.totals.largest_id) == (6, 0, 9)
     # 8 trains, the EOS that the collator adds to it is cut off; 9 and its own EOS train.
-    assert found.loss_tokens == 1 + 2
+    assert found.totals.loss_tokens == 1 + 2
     assert found.lengths.tolist() == [3, 3]
 
 
 def test_a_long_response_is_cut_where_the_row_ends(encode: Any) -> None:
     found = encode([[5, 6]], [[7, 8, 9, EOS]], max_seq_len=4)
     assert columns(found) == [([5, 6], [7, 8])]
-    assert (found.loss_tokens, found.lost_tokens) == (2, 2)
+    assert (found.totals.loss_tokens, found.totals.lost_tokens) == (2, 2)
 
 
 def test_a_long_trained_prompt_leaves_one_token_to_the_response(encode: Any) -> None:
     """Foundry's collator reads the last token of the target, and cuts it off afterwards."""
     found = encode([[5, 6, 7, 8]], [[9, EOS]], max_seq_len=3, target_prompts="all")
     assert columns(found) == [([5, 6, 7], [9])]
-    assert (found.loss_tokens, found.lost_tokens) == (2, 2)
+    assert (found.totals.loss_tokens, found.totals.lost_tokens) == (2, 2)
 
 
 def test_an_encoder_context_ends_in_eos_where_it_is_cut(encode: Any) -> None:
     policy = {"max_seq_len": 3, "decoder_only_format": False}
     found = encode([[5, 6, 7, 8], [5, 6, 7]], [[9], [9, 8, 7, 6]], **policy)
     assert columns(found) == [([5, 6, EOS], [9]), ([5, 6, 7], [9, 8, 7])]
-    assert found.loss_tokens == 2 + 3
+    assert found.totals.loss_tokens == 2 + 3
 
 
 def test_no_rows_give_empty_columns(encode: Any) -> None:
     found = encode([], [], max_seq_len=3)
     assert columns(found) == []
-    assert (found.tokens, found.loss_tokens, found.largest_id) == (0, 0, -1)
+    assert (found.totals.tokens, found.totals.loss_tokens, found.totals.largest_id) == (0, 0, -1)

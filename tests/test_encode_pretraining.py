@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.layouts import add_special_tokens, as_targets, rows_in, split_rows
+from mdsmix.encode.layouts import add_special_tokens, as_targets, split_rows
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.kinds.read_records import Reading
 from mdsmix.ragged import Ragged
@@ -56,14 +56,18 @@ def test_a_document_ends_with_eos_and_is_split_never_cut_off(encode: Any) -> Non
     encoded = encode(texts("ab", "abcdef"))
     assert rows(encoded) == [[*ids("ab"), EOS], ids("abcd"), [*ids("ef"), EOS]]
     assert encoded.lengths.tolist() == [3, 4, 3]
-    assert (encoded.tokens, encoded.loss_tokens, encoded.lost_tokens) == (10, 7, 0)
-    assert encoded.largest_id == ord("f")
+    assert (encoded.totals.tokens, encoded.totals.loss_tokens, encoded.totals.lost_tokens) == (
+        10,
+        7,
+        0,
+    )
+    assert encoded.totals.largest_id == ord("f")
 
 
 def test_a_rest_of_one_token_is_lost_and_counted(encode: Any) -> None:
     encoded = encode(texts("abcd", "abcdefgh"))
     assert rows(encoded) == [ids("abcd"), ids("abcd"), ids("efgh")]
-    assert (encoded.tokens, encoded.lost_tokens) == (12, 2)
+    assert (encoded.totals.tokens, encoded.totals.lost_tokens) == (12, 2)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +156,7 @@ def test_the_text_of_a_special_token_follows_the_rule(
     encoded = encode(texts("a</s>b", "ab"), **settings)
     assert rows(encoded) == expected
     assert [(r.reason, r.filtered) for r in encoded.rejected] == reasons
-    assert encoded.specials == 1
+    assert encoded.totals.specials == 1
 
 
 def test_under_the_finetuning_loader_the_first_token_is_context_and_the_rest_is_trained(
@@ -161,14 +165,14 @@ def test_under_the_finetuning_loader_the_first_token_is_context_and_the_rest_is_
     encoded = encode(texts("ab", "abcdef"), loader="finetuning")
     assert rows(encoded, "input_ids") == [ids("a"), ids("a"), ids("e")]
     assert rows(encoded, "labels") == [[ord("b"), EOS], ids("bcd"), [ord("f"), EOS]]
-    assert encoded.loss_tokens == 7
+    assert encoded.totals.loss_tokens == 7
 
 
 def test_a_batch_without_a_good_record_gives_no_row(encode: Any) -> None:
     for records in ([], [7], texts("")):
         for layout in ("document", "concat"):
             encoded = encode(records, layout=layout)
-            assert (rows(encoded), encoded.tokens, encoded.largest_id) == ([], 0, -1)
+            assert (rows(encoded), encoded.totals.tokens, encoded.totals.largest_id) == ([], 0, -1)
 
 
 Rows = st.lists(st.lists(st.integers(0, 65535), max_size=9), max_size=9)
@@ -192,21 +196,11 @@ def test_framed_rows_are_the_lists_joined(
 @given(given=Rows, longest=st.integers(2, 5))
 def test_split_rows_are_the_slices_longer_than_one(given: list[list[int]], longest: int) -> None:
     given = [row for row in given if len(row) > 1]
-    parts, lost = split_rows(Ragged.of(given, np.uint16), longest)
+    parts, sources = split_rows(Ragged.of(given, np.uint16), longest)
     slices = [row[i : i + longest] for row in given for i in range(0, len(row), longest)]
     assert [parts[i].tolist() for i in range(len(parts))] == [s for s in slices if len(s) > 1]
-    assert lost == sum(len(s) == 1 for s in slices)
+    assert sources.tolist() == [i for i, row in enumerate(given) for at in range(0, len(row), longest) if len(row) > at + 1]  # fmt: skip
     columns = as_targets(parts)
     firsts, rests = columns["input_ids"], columns["labels"]
     joined = [[*firsts[i].tolist(), *rests[i].tolist()] for i in range(len(parts))]
     assert joined == [s for s in slices if len(s) > 1]
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(2, 12), max_size=5), st.integers(2, 5))
-def test_it_is_known_how_many_rows_a_document_becomes(lengths: list[int], longest: int) -> None:
-    whole = Ragged.of([np.full(n, i) for i, n in enumerate(lengths)], np.int64)
-    rows, _ = split_rows(whole, longest)
-    found = [int(rows[i][0]) for i in range(len(rows))]
-    counts = rows_in(np.array(lengths, np.int64), longest)
-    assert found == [i for i, n in enumerate(counts.tolist()) for _ in range(n)]

@@ -9,8 +9,7 @@ import mdsmix.encode
 import mdsmix.kinds
 import mdsmix.shapes
 from mdsmix.encode.labels import VERDICTS
-from mdsmix.kinds.membership import DUPLICATE
-from mdsmix.kinds.membership import HELD_OUT, NOT_HELD_OUT
+from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.shapes.where import LEFT_OUT
 from mdsmix.shards.counts import NOT_SAMPLED
 

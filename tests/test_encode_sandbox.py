@@ -116,7 +116,7 @@ def test_a_long_conversation_is_within_bounds(source: str, messages: int, letter
     content = "\U0001f600" + "x" * (letters - 1)  # four bytes each
     conversation = Conversation([{"role": r, "content": content} for r in said[:messages]])
     template = open_template(source, {}, "2026-01-01")
-    with template.bounded([conversation]):
+    with template.bounded(len(conversation.said)):
         turns = template.turns(conversation)
     assert "".join(map("".join, turns)) == content * (messages // 2 * 2)
 
@@ -147,7 +147,7 @@ def test_a_thread_hears_no_alarm_and_renders_all_the_same() -> None:
     template, said = open_template(None, {}, "2026-01-01"), Conversation(SAID)
 
     def turns() -> object:
-        with template.bounded([said]):
+        with template.bounded(len(said.said)):
             return template.turns(said)
 
     with ThreadPoolExecutor(1) as pool:

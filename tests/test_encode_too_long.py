@@ -79,12 +79,12 @@ def test_each_way_keeps_what_it_says(
     column = found.columns["turns"]
     stored = [[(len(t["input_ids"]), len(t["labels"])) for t in json.loads(column[i].tobytes())] for i in range(len(column))]  # fmt: skip
     assert stored == rows
-    assert found.loss_tokens == sum(losses(sizes, responses, added) for sizes in rows)
+    assert found.totals.loss_tokens == sum(losses(sizes, responses, added) for sizes in rows)
     reasons = {r.reason for r in found.rejected}
     assert reasons <= {"no_loss_tokens" if rule == "cut" else "too_long"}
     assert all(r.filtered for r in found.rejected)
     lost = [sizes[len(kept) :] for sizes in said if (kept := whole(sizes, added))]
-    assert found.lost_tokens == (sum(sum(map(sum, sizes)) for sizes in lost) if rule == "first_turns" else 0)  # fmt: skip
+    assert found.totals.lost_tokens == (sum(sum(map(sum, sizes)) for sizes in lost) if rule == "first_turns" else 0)  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", ["filter", "first_turns"])

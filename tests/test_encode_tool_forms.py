@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mdsmix.encode.chat import ChatTemplate, NotRendered, open_template
+from mdsmix.encode.forms import forms_of, unread, with_tools
 from mdsmix.encode.history import rendered_rows
-from mdsmix.encode.forms import fitted, forms_of, unread
 from mdsmix.record import Conversation, RichConversation
 from mdsmix.shapes import openai
 from tests import tool_styles as styles
@@ -36,7 +36,7 @@ def opened(source: str) -> ChatTemplate:
 def rows(template: ChatTemplate, said: Conversation) -> Any:
     """The rows of a conversation; None where the template fails on it."""
     with contextlib.suppress(NotRendered):
-        said = fitted(template, said) if isinstance(said, RichConversation) else said
+        said = with_tools(template, said) if isinstance(said, RichConversation) else said
         return rendered_rows(template, said, "each")
     return None
 
@@ -146,7 +146,7 @@ def test_what_a_template_does_not_print_is_refused_with_the_reason(
     source: str, messages: list[Any], why: str
 ) -> None:
     with pytest.raises(NotRendered) as fault:
-        fitted(opened(source), read([ASKED, *messages], TOOLS))
+        with_tools(opened(source), read([ASKED, *messages], TOOLS))
     assert fault.value.reason == "tools_not_printed"
     assert fault.value.detail == {"template": why}
 
@@ -163,7 +163,7 @@ def test_calls_of_which_a_template_prints_a_part_are_refused() -> None:
             said = read([ASKED, _several(number)], TOOLS)
             if source == styles.GPT_OSS and number > 1:
                 with pytest.raises(NotRendered) as fault:
-                    fitted(opened(source), said)
+                    with_tools(opened(source), said)
                 assert fault.value.reason == "tools_not_printed"
                 assert fault.value.detail == {"template": "it prints one of several calls"}
             elif (found := rows(opened(source), said)) is None:
@@ -181,7 +181,7 @@ def test_reasoning_that_an_answer_drops_stays_in_its_prompt_as_in_inference(rule
         for step in range(2):
             said += [calling({"of": [step]}, content=thoughts[2 * turn + step]), result]
         said.append({"role": "assistant", "content": f"<|start|>assistant {turn}"})
-    found = rendered_rows(opened(styles.GPT_OSS), fitted(opened(styles.GPT_OSS), read(said, TOOLS)), rule)  # fmt: skip
+    found = rendered_rows(opened(styles.GPT_OSS), with_tools(opened(styles.GPT_OSS), read(said, TOOLS)), rule)  # fmt: skip
     answers = [i for i, message in enumerate(said) if message["role"] == "assistant"]
     assert len(found) == (len(answers) if rule == "each" else 1)
     for [(prompt, answer)], i in zip(found, answers[-len(found) :], strict=True):
@@ -218,9 +218,9 @@ def test_a_result_that_a_template_does_not_print_is_refused_where_there_are_no_t
 def test_a_developer_is_a_system_where_the_template_knows_none() -> None:
     messages = [{"role": "developer", "content": "be"}, ASKED, {"role": "assistant", "content": "!"}]  # fmt: skip
     said = read(messages, TOOLS)
-    assert fitted(opened(styles.QWEN_2_5), said).messages[0]["role"] == "system"
+    assert with_tools(opened(styles.QWEN_2_5), said).messages[0]["role"] == "system"
     knows = "{{ tools }}{% for m in messages %}{{ m.role if m.role != 'developer' }}{% endfor %}"
-    assert fitted(opened(knows), said).messages[0]["role"] == "developer"
+    assert with_tools(opened(knows), said).messages[0]["role"] == "developer"
 
 
 def test_what_the_template_does_not_print_of_a_message_is_told() -> None:

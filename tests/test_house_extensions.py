@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mdsmix.encode.encoded import Encoded
+from mdsmix.encode.encoded import Encoded, encoded
 from mdsmix.encode.labels import Lengths
 from mdsmix.kinds import KINDS, Kind
 from mdsmix.ragged import Ragged
@@ -52,7 +52,7 @@ class CountedQuestions(Kind):
         rows = Ragged.of([[int(n)] for n in records], np.uint16)
         ends = Ragged.of([[5] for _ in records], np.uint16)
         count = len(records)
-        return Encoded(columns={"input_ids": rows, "labels": ends}, tokens=2 * count, loss_tokens=count, lengths=np.full(count, 2, np.int64), largest_id=max([5, *map(int, records)]))  # fmt: skip
+        return encoded({"input_ids": rows, "labels": ends}, [rows, ends], range(count), count)
 
     def losses(self, tokens: Any, eos: int | None) -> Lengths:
         return np.ones(len(tokens.turns) - 1, np.int64)

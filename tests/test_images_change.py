@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from mdsmix.images import change, check
+from mdsmix.images import change, judge
 from mdsmix.images.change import Rewriting
-from mdsmix.images.judge import Rules, look, opened
+from mdsmix.images.judge import Rules, opened, size_of
 from tests.pictures import drawing
 
 
 def changed(data: bytes, asked: Rewriting) -> tuple[Image.Image, tuple[int, int]]:
-    made, looked = asked.apply(data, look(data, Rules()))
-    assert (looked.height, looked.width) == (look(made, Rules()).height, look(made, Rules()).width)
-    return Image.open(io.BytesIO(made)), (looked.height, looked.width)
+    made, *size = asked.apply(data, *size_of(data, Rules()))
+    assert tuple(size) == size_of(made, Rules())
+    return Image.open(io.BytesIO(made)), (size[0], size[1])
 
 
 def smooth(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
@@ -56,15 +56,15 @@ def test_the_longest_side_is_as_asked_and_the_pixels_are_those_as_seen(
 
 def test_one_that_is_small_enough_keeps_its_bytes_and_a_thin_one_a_pixel() -> None:
     data = drawing(size=(40, 30))
-    looked = look(data, Rules())
-    assert Rewriting(longest=40).apply(data, looked) == (data, looked)
+    size = size_of(data, Rules())
+    assert Rewriting(longest=40).apply(data, *size) == (data, *size)
     _, size = changed(saved(smooth((900, 2)), "PNG"), Rewriting(longest=100))
     assert size == (1, 100)
 
 
 def test_written_anew_it_has_the_format_the_quality_and_a_white_ground() -> None:
     data = saved(smooth((64, 48)), "PNG")
-    sizes = [len(Rewriting(format="JPEG", quality=q).apply(data, look(data, Rules()))[0]) for q in (10, 90)]  # fmt: skip
+    sizes = [len(Rewriting(format="JPEG", quality=q).apply(data, *size_of(data, Rules()))[0]) for q in (10, 90)]  # fmt: skip
     assert 3 * sizes[0] < 2 * sizes[1]
     clear = saved(Image.new("RGBA", (20, 10), (0, 0, 0, 0)), "PNG")
     found, size = changed(clear, Rewriting(format="JPEG"))
@@ -80,13 +80,13 @@ def test_a_large_image_is_decoded_alone(most: int, monkeypatch: pytest.MonkeyPat
         entered.append("")
         yield
 
-    for module in (check, change):
+    for module in (judge, change):
         monkeypatch.setattr(module, "alone", alone)
         monkeypatch.setattr(module, "LARGE_PIXELS", most)
     data = drawing(size=(40, 30))
-    looked = look(data, Rules())
+    size = size_of(data, Rules())
     assert len(entered) == (most == 100)
-    Rewriting(longest=20).apply(data, looked)
+    Rewriting(longest=20).apply(data, *size)
     assert len(entered) == 2 * (most == 100)
 
 

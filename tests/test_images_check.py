@@ -14,10 +14,10 @@ import pytest
 from PIL import Image, features
 
 from mdsmix.errors import RecipeError
-from mdsmix.images import check
-from mdsmix.images.judge import Looked, Rules, decode, look, opened, require_pillow
+from mdsmix.images import judge
+from mdsmix.images.judge import Rules, decode, opened, require_pillow
 from tests.jpegs import differing, judged, kinds
-from tests.pictures import drawing
+from tests.pictures import Looked, drawing, look
 
 FULL, HEADER = Rules(), Rules(decode="header")
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -182,7 +182,7 @@ def test_damage_behind_a_good_header_shows_in_a_decode_alone() -> None:
 def test_a_large_jpeg_is_decoded_smaller_and_a_large_png_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(check, "LARGE_PIXELS", 1000)
+    monkeypatch.setattr(judge, "LARGE_PIXELS", 1000)
     data = saved(noise(256, 256), "JPEG")
     assert look(data, FULL).reason == ""
     png = bytearray(saved(noise(256, 256), "PNG"))
@@ -214,7 +214,7 @@ def test_a_damaged_jpeg_is_judged_as_a_decode_into_all_pixels_judges_it() -> Non
 
 
 def test_who_says_no_to_a_jpeg_is_a_decode_into_all_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "_is_whole", lambda _: False)
+    monkeypatch.setattr(judge, "_is_whole", lambda _: False)
     data = saved(noise(), "JPEG")
     assert look(data, FULL).reason == ""
     assert look(data[: len(data) // 2] + b"\xff\xd9", FULL).reason == ""

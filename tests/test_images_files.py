@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mdsmix.images.fetching import AHEAD_BYTES, IN_FLIGHT, Files
 from mdsmix.images.fetching import ImagePlace
+from mdsmix.images.reader import AHEAD_BYTES, IN_FLIGHT, Image, ImageReader
 from mdsmix.storage import Stat
 
 
@@ -40,23 +40,28 @@ class Asked:
         return Stat(self.size, ""), bytes(self.size)
 
 
-def most_held(files: Files, sizes: list[int]) -> int:
+def most_held(reader: ImageReader, sizes: list[int]) -> int:
     store = Store()
-    for each in files.read([store.at(size) for size in sizes]):
+    for _, image in reader._ahead([store.at(size) for size in sizes]):
         with store.lock:
             store.held -= 1
-        assert not each.reason
+        assert isinstance(image, Image)
     return store.most
+
+
+def a_reader() -> ImageReader:
+    return ImageReader(judges=False)
 
 
 @pytest.mark.parametrize("size", [1 << 20, 8 << 20, 40 << 20])
 def test_large_images_are_read_ahead_within_the_bytes_that_a_worker_holds(size: int) -> None:
-    files = Files()
-    assert IN_FLIGHT / 2 <= most_held(files, [1000] * 200) <= IN_FLIGHT
-    most_held(files, [size] * 3)
-    assert most_held(files, [size] * 6) <= max(1, AHEAD_BYTES // size) + 1
-    assert most_held(files, [size, 1000, 1000] * 4) <= max(1, AHEAD_BYTES // size) + 6
+    reader = a_reader()
+    most_held(reader, [1000] * 200)
+    assert IN_FLIGHT / 2 <= most_held(reader, [1000] * 200) <= IN_FLIGHT
+    most_held(reader, [size] * 3)
+    assert most_held(reader, [size] * 6) <= max(1, AHEAD_BYTES // size) + 1
+    assert most_held(reader, [size, 1000, 1000] * 4) <= max(1, AHEAD_BYTES // size) + 6
 
 
 def test_before_an_image_was_seen_few_are_read() -> None:
-    assert most_held(Files(), [8 << 20] * 12) <= 4 + 1
+    assert most_held(a_reader(), [8 << 20] * 12) <= 4 + 1

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from mdsmix.images import http
-from mdsmix.images.judge import Bad
 from mdsmix.images.http import fetch
+from mdsmix.images.judge import Bad
 from tests.alarm import at_most
 from tests.pictures import drawing
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.images.judge import Bad
 from mdsmix.images.fetching import find
+from mdsmix.images.judge import Bad
 from mdsmix.storage import locate
 
 HUB = "hf://datasets/org/name@v2/talks"

@@ -16,7 +16,7 @@ from PIL import Image
 
 from mdsmix.errors import RecipeError
 from mdsmix.images import reader
-from mdsmix.images.encoder import frames
+from mdsmix.kinds.pictured import _frames
 from mdsmix.record import Conversation, canonical
 from mdsmix.shapes import SHAPES as SHAPES_OF
 from mdsmix.shapes.image_parts import images_of, with_images
@@ -364,8 +364,8 @@ def test_a_cell_that_begins_as_a_list_is_a_path_where_it_is_none(
 def test_a_list_of_images_is_laid_out_as_streaming_lays_it_out() -> None:
     """A number for later, how many, their bytes, the images: what `test_images_streaming` opens."""
     images = [reader.Image(1, 1, len(data), "", data) for data in (b"abc", b"defg")]
-    assert b"".join(frames(images)) == struct.pack("<4I", 0, 2, 3, 4) + b"abcdefg"
-    assert b"".join(frames([])) == bytes(8)
+    assert b"".join(_frames(images)) == struct.pack("<4I", 0, 2, 3, 4) + b"abcdefg"
+    assert b"".join(_frames([])) == bytes(8)
     assert codec_of("list[jpeg]").decode(struct.pack("<4I", 0, 2, 3, 4) + b"abcdefg") == [
         b"abc",
         b"defg",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from mdsmix.kinds.finetuning import placeholders_in
 from mdsmix.kinds.oddities import MOST_FIELDS, OTHERS, Oddities
-from mdsmix.record import Conversation, Pair
 from tests.converting import (
     chats,
     documents,
@@ -50,13 +50,9 @@ def test_records_of_any_fields_are_counted_in_bounded_memory() -> None:
 
 
 def test_placeholders_are_counted_once_a_record() -> None:
-    oddities = Oddities()
-    say = [
-        {"role": "user", "content": "<image><image>"},
-        {"role": "assistant", "content": "<video>"},
-    ]
-    oddities.look_at_texts([Conversation(say), Pair("a < b", "<image>"), Pair("<im", "age>")])
-    assert oddities.placeholders == {"<image>": 2, "<video>": 1}
+    texts = ["<image><image>\n<video>", "a < b\n<image>", "<im\nage>"]
+    assert placeholders_in(texts) == {"<image>": 2, "<video>": 1}
+    assert placeholders_in(["<im", "age>"]) == {}
 
 
 def test_lost_parts_of_records_are_said_with_their_numbers(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode.encoded import Encoded, Rejected
+from mdsmix.encode.encoded import Encoded, Rejected, encoded
 from mdsmix.kinds.read_records import Reading
 from mdsmix.ragged import Ragged
 from mdsmix.record import Document
@@ -30,14 +30,10 @@ class Refusing:
 
     def encode(self, records: Sequence[Document]) -> Encoded:
         kept = [len(r.text) for r in records if "!" not in r.text]
-        return Encoded(
-            columns={"tokens": Ragged.of([[n] for n in kept], np.uint16)},
-            tokens=len(kept),
-            loss_tokens=0,
-            lengths=np.ones(len(kept), np.int64),
-            largest_id=max(kept, default=-1),
-            rejected=[Rejected(i, "shouts", True) for i, r in enumerate(records) if "!" in r.text],
-        )
+        rows = Ragged.of([[n] for n in kept], np.uint16)
+        good = [i for i, r in enumerate(records) if "!" not in r.text]
+        bad = [Rejected(i, "shouts", True) for i, r in enumerate(records) if "!" in r.text]
+        return encoded({"tokens": rows}, [rows], good, 0, rejected=bad)
 
 
 @settings(deadline=None)
@@ -83,7 +79,7 @@ def test_a_condition_leaves_records_out_before_the_shape_sees_them(
         elif "!" in record["text"]:
             expected[n] = ("shouts", True, None)
     assert {r.position: (r.reason, r.filtered, r.detail) for r in encoded.rejected} == expected
-    assert encoded.tokens == len(records) - len(expected)
+    assert encoded.totals.tokens == len(records) - len(expected)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +105,8 @@ class Taking:
     """An encoder that gives each conversation a row of one token."""
 
     def encode(self, records: Sequence[Any]) -> Encoded:
-        ones = np.ones(len(records), np.int64)
-        rows = {"tokens": Ragged.of([[1] for _ in records], np.uint16)}
-        return Encoded(columns=rows, tokens=len(records), loss_tokens=0, lengths=ones, largest_id=1)
+        rows = Ragged.of([[1] for _ in records], np.uint16)
+        return encoded({"tokens": rows}, [rows], range(len(records)), 0)
 
 
 def test_nulls_are_counted_in_records_that_are_read_and_not_in_bad_ones() -> None:

@@ -237,7 +237,9 @@ def _encode(
                 made.shards += store_shards(job.folder, job.layout, full, NOTHING)
             made.ids.add(encoded.ids)
             made.tally.add(batch, piece, encoded)
-            reporter.on_progress(batch.size * len(piece) // len(batch.records), encoded.totals.tokens)
+            reporter.on_progress(
+                batch.size * len(piece) // len(batch.records), encoded.totals.tokens
+            )
         made.tally.end(batch, without)
         made.reading.oddities.look_at_columns(batch.unread, batch.unseen)
         made.read += len(batch.records)

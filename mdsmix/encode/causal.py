@@ -11,6 +11,7 @@ not admit is rendered prefix by prefix.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,8 @@ from jinja2 import Environment, Template, nodes
 
 from mdsmix.encode.bounds import EXHAUSTED, Messages, render
 
-MARK = "\x1f\x00message\x00\x1f"
-"Printed where the loop reaches a message. A conversation that holds it is rendered prefix by prefix."
+MARK = f"\x1f\x00{secrets.token_hex(12)}\x00\x1f"
+"Printed where the loop reaches a message. No conversation holds it, since each process draws another."
 
 _LOOKS_BACK = frozenset({"index", "index0", "first", "previtem"})
 "The attributes of `loop` that no later message changes."
@@ -42,8 +43,6 @@ class CausalTemplate:
         self, messages: Messages, variables: Mapping[str, Any]
     ) -> list[tuple[str, str]] | None:
         """The (prompt, response) turns of a valid conversation; None where only prefixes can tell."""
-        if MARK in "".join([message["content"] for message in messages]):
-            return None
         try:
             parts = render(self.marked, messages, False, variables).split(MARK)
         except EXHAUSTED:

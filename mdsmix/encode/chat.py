@@ -70,9 +70,8 @@ class ChatTemplate:
         """Whether its text may depend on the date."""
         return not self.reads.isdisjoint({"date_string", "strftime_now"})
 
-    def bounded(self, conversations: Sequence[Conversation]) -> AbstractContextManager[None]:
+    def bounded(self, characters: int) -> AbstractContextManager[None]:
         """While this is open a rendering that does not end is stopped: RecipeError says over which conversation."""
-        characters = sum([conversation.characters for conversation in conversations])
         return bounded(self.template.environment, characters)
 
     def turns(self, conversation: Conversation) -> list[Turn]:

@@ -128,7 +128,7 @@ def _prints(template: ChatTemplate, role: str, key: str) -> bool:
         return key == "name"
     marked: Message = {"role": role, "content": "probe_text", key: "probe_extra"}
     said = {"user": [marked, _ANSWERED], "assistant": [_ASKED, marked]}
-    text, _ = _rendered(template, said.get(role, [marked, _ASKED, answered]), None)
+    text, _ = _rendered(template, said.get(role, [marked, _ASKED, _ANSWERED]), None)
     return marked[key] in text
 
 

@@ -189,12 +189,12 @@ class Labels:
         turns, offsets = self.turns, self.turns.ids.offsets
         starts = np.repeat(turns.samples.offsets[:-1], 2 * turns.counts)
         begins, ends = (np.clip(at - starts, first, last) for at in (offsets[:-1], offsets[1:]))
-        counts = (ends - begins) * self.segments
+        counts = np.where(self.segments, ends - begins, 0)
         if self.never is not None:
             places, rows = turns.tokens(self.never)
             at = places - starts[rows]
             rows = rows[self.segments[rows] & (at >= first) & (at < last)]
-            counts -= np.bincount(rows, minlength=len(counts))
+            counts = counts - np.bincount(rows, minlength=len(counts))
         return turns.sums(counts)
 
 

@@ -220,8 +220,9 @@ class ImageReader:
         for number, image in enumerate(images):
             if isinstance(image, BadImage):
                 path = conversation.images[number]
-                is_path = isinstance(path, str)
-                named: Detail = {"image": path[:SHOWN]} if is_path else {"image_number": number}
+                named: Detail = {"image_number": number}
+                if isinstance(path, str):
+                    named = {"image": path[:SHOWN]}
                 return Rejected(position, image.reason, False, {**named, "why": image.why})
         good = [image for image in images if isinstance(image, Image)]
         if (size := sum(image.size for image in good)) > MOST_ROW_BYTES:
@@ -269,11 +270,11 @@ class ImageReader:
         stamp, digest = MISSING, ""
         try:
             data, stamp = (at, MISSING) if isinstance(at, bytes) else content_at(at, self.fetches)
+            self._bytes = max(len(data), self._bytes * 15 / 16)
             hashed = xxhash.xxh3_128(data)
             digest = hashed.hexdigest()
             if not self.judges:
                 return Image(0, 0, len(data), digest, None, stamp)
-            self._bytes = max(len(data), self._bytes * 15 / 16)
             with self._decoding:
                 size = _known_size(self.rules, hashed.digest(), data)
                 stored, height, width = self.change.apply(data, *size)

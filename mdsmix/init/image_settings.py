@@ -13,9 +13,9 @@ from typing import Any
 
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import MdsmixError
-from mdsmix.images.judge import Bad
-from mdsmix.images.http import is_http
 from mdsmix.images.fetching import find
+from mdsmix.images.http import is_http
+from mdsmix.images.judge import Bad
 from mdsmix.init.first_records import is_image
 from mdsmix.init.grouping import Draft
 from mdsmix.kinds.pictured import token_of

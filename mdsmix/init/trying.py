@@ -16,8 +16,8 @@ from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.init.recognise import parsed
 from mdsmix.kinds import Piece, kind_of_stream
-from mdsmix.kinds.read_records import Reading, open_reading
 from mdsmix.kinds.encodings import fields_parsed, make_encoding
+from mdsmix.kinds.read_records import Reading, open_reading
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.words import printable
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.conversations import Conversations
-from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.pairs import Pairs
+from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, share_of
 from mdsmix.recipe.sampling import BY_BUDGET

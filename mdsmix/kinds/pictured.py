@@ -24,10 +24,10 @@ from mdsmix.encode.labels import Lengths, Turns
 from mdsmix.encode.processor import Processor, SizeCounts, open_processor
 from mdsmix.encode.special import SpecialStrings
 from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.kinds.assemble import Assembled, Assembler
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import TurnRows
 from mdsmix.kinds.kind import Kind
-from mdsmix.kinds.assemble import Assembled, Assembler
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation, Message
 from mdsmix.shapes import SHAPES

@@ -49,7 +49,7 @@ def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
     images = {key: value for key, value in encoding.images.items() if key != "processor"}
     encoding = replace(encoding, max_seq_len=LONGEST, images=images)
     kind = kind_of(encoding)
-    encoder: Any = kind.open_encoder(tokenizer, open_backend(tokenizer, "reference"))
+    encoder: Any = kind.open(tokenizer, open_backend(tokenizer, "reference"))
     encoder.pictures.root = locate(".")
     for name, conversation in _conversations():
         yield from rows_of(name, encoder.encode([conversation]))

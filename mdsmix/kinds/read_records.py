@@ -109,10 +109,10 @@ class Reading:
 
     def _unread(self, found: Sequence[Any]) -> dict[int, Rejected]:
         """By their positions, the records that the shape does not read, or that are not in the sample."""
+        reasons = {i: why for i, why in enumerate(found) if isinstance(why, str)}
+        details = {i: why.detail for i, why in reasons.items() if isinstance(why, NoRecord)}
         return {
-            i: Rejected(i, str(why), why in FILTERED, getattr(why, "detail", None))
-            for i, why in enumerate(found)
-            if isinstance(why, str)
+            i: Rejected(i, str(why), why in FILTERED, details.get(i)) for i, why in reasons.items()
         }
 
     def _look_at_nulls(self, records: Sequence[Any], found: Sequence[Any]) -> None:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 
 from mdsmix.errors import RecipeError
-from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.encodings import (
     KINDS,
     kind_of_stream,
@@ -14,6 +13,7 @@ from mdsmix.kinds.encodings import (
     options_given,
     shape_of_source,
 )
+from mdsmix.kinds.kind import Kind
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.fields import BadField, parse

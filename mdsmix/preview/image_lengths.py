@@ -27,7 +27,7 @@ class Images:
 
     token: int
     "The id that stands for one."
-    counter: Counter
+    counter: SizeCounts
 
     def counts(self, row: Row) -> list[int]:
         """Tokens of each image of a row; MixRefused where the processor refuses one."""

@@ -9,9 +9,8 @@ from mdsmix.convert.advice import ARRAY
 from mdsmix.convert.outcome import Outcome
 from mdsmix.convert.parts import ArrayPart, PartOutcome
 from mdsmix.kinds import kind_of, shape_of
-from mdsmix.kinds.membership import DUPLICATE
-from mdsmix.kinds.membership import HELD_OUT, NOT_HELD_OUT
 from mdsmix.kinds.finetuning import PATH_END
+from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.report.card import packed
 from mdsmix.report.sampled import budget_json, said_of_budget, said_of_sample
 from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER

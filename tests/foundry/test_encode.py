@@ -105,7 +105,7 @@ def test_samples_and_batches_are_those_of_foundry(
             assert case["rows"] == [f["turns"] for f in found["outcomes"] if f.get("valid")]
         assert found["ours"] == found["theirs"]
         assert len(found["ours"]) > ROWS / 5
-        assert encoded.loss_tokens == losses(found["theirs"], case["decoder_only_format"])
+        assert encoded.totals.loss_tokens == losses(found["theirs"], case["decoder_only_format"])
 
 
 def compare_outcomes(encoded: Encoded, outcomes: list[dict[str, Any]]) -> None:
