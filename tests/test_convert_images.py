@@ -23,7 +23,7 @@ from mdsmix.convert.ledger import read_record
 from mdsmix.convert.planning import Options
 from mdsmix.convert.repair import repair
 from mdsmix.images import reader
-from mdsmix.kinds import images, open_recipe
+from mdsmix.kinds import open_recipe, pictured
 from mdsmix.shards.verification import verify
 from mdsmix.storage import Location, locate
 from mdsmix.storage.local import LocalPath
@@ -64,7 +64,7 @@ def ten(folder: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def units(monkeypatch: pytest.MonkeyPatch) -> None:
     """A work unit is about three records."""
-    monkeypatch.setattr(images.Images, "line_bytes", 400)
+    monkeypatch.setattr(pictured.ConversationsWithImages, "line_bytes", 400)
 
 
 @pytest.mark.usefixtures("units")
@@ -233,7 +233,7 @@ def test_however_images_are_held_and_whoever_converts_the_bytes_are_the_same(
     tmp_path: Path, seeing: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Images that do not fit are read a second time; a shard ends where it is full."""
-    monkeypatch.setattr(images, "SHARD_BYTES", 3000)
+    monkeypatch.setattr(pictured, "SHARD_BYTES", 3000)
     recipe = recipe_of(tmp_path, seeing, ten(tmp_path) * 3)
     run_recipe(recipe)
     one = files(tmp_path / "out")
