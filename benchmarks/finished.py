@@ -10,17 +10,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import xxhash
 
 from mdsmix import sources
-from mdsmix.convert.job import Job
+from mdsmix.convert.job import Job, window_key
 from mdsmix.convert.joining import Joining
-from mdsmix.convert.keys import window_key
-from mdsmix.convert.ledger import UnitRecord, read_record
+from mdsmix.convert.ledger import FOLDER, UNIT, UnitRecord, compressed, pack, read_units
 from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.convert.publish import publish
 from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.convert.stored import StoredUnits
+from mdsmix.convert.stored import StoredUnits, UnitResult
 from mdsmix.convert.tokenizer_folder import publish_tokenizer
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.lease import lease
@@ -43,9 +43,17 @@ def finish_units(recipe: Path, like: Location) -> None:
     names |= {side.name for record in records for side in record.side_files}
     together(lambda name: (job.folder / name).write(SHARD), names)
     with lease(job.folder, print) as held:
-        joining = Joining(job.folder, StoredUnits(), records)
-        for record in records:
-            joining.note(record.key, _hashes(record.key))
+        each = iter(records)
+        results = [
+            UnitResult(content=content, records=[next(each) for _ in content.windows])
+            for content in contents
+        ]
+        windows = [done for result in results for done in result.windows]
+        joining = Joining.of(job.folder, StoredUnits(), windows, drops=False)
+        for done in windows:
+            hashes = compressed(xxhash.xxh3_128_digest(done.base))
+            content = pack([orjson.dumps(done.record)], {done.base: hashes})
+            joining.note(StoredUnits().file_of(done), content)
         publish(job, records, list(_entries(units, contents)), held)
         joining.finish(held)
     SourceHashCache.of(job.target).save(units, contents)
@@ -54,7 +62,9 @@ def finish_units(recipe: Path, like: Location) -> None:
 def _record(folder: Location) -> UnitRecord:
     manifest = read_manifest(folder)
     assert manifest is not None
-    record = read_record(folder, manifest.parts[0].key)
+    (name,) = (name for name, _ in (folder / FOLDER).list() if UNIT.fullmatch(name))
+    units = read_units(folder, name)
+    record = units and units.record(manifest.parts[0].key)
     assert record is not None
     return record
 
@@ -71,13 +81,6 @@ def _records(job: Job, contents: Sequence[Content], one: UnitRecord) -> Iterator
             for side in one.side_files
         ]
         yield replace(one, key=key, shards=[shard], side_files=sides)
-
-
-def _hashes(key: str) -> bytes:
-    """Fingerprints of one record, as `keep_hashes` stores them."""
-    from zstandard import ZstdCompressor
-
-    return ZstdCompressor(level=1, write_checksum=True).compress(xxhash.xxh3_128_digest(key))
 
 
 def _entries(units: Sequence[Unit], contents: Sequence[Content]) -> Iterator[SourceEntry]:

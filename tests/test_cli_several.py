@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert.needless import KeptFolder
-from mdsmix.encode.fetched import CARD
+from mdsmix.convert.gc import Garbage
 from mdsmix.storage import Location
 from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 from tests.published import CONCAT, TOKEN_ROW, publish
@@ -98,8 +97,8 @@ def test_a_recipe_beside_streams_or_an_override_without_one_is_refused(
 def test_gc_tells_of_a_tokenizer_once(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def needless(root: Location, older_than: float) -> list[KeptFolder]:
-        return [KeptFolder(folder=root / "tokenizer-0", card=CARD, files=(), bytes=1, written=0)]
+    def needless(root: Location, older_than: float) -> list[Garbage]:
+        return [Garbage(kind="tokenizer", name="tokenizer-0", bytes=1, age=9, discard=print)]
 
     monkeypatch.setattr("mdsmix.convert.gc.needless", needless)
     _, streams, _ = asked("gc", recipe)

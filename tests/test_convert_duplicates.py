@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert import gc, hashes
+from mdsmix.convert import gc, stored
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.sources import batches
 from mdsmix.storage import locate
@@ -180,7 +180,7 @@ def test_nothing_is_read_or_joined_where_nothing_changed(
     recipe = recipe_of(tmp_path, tokenizer_folder, duplicates="drop")
     run_recipe(recipe)
     with monkeypatch.context() as patch:
-        patch.setattr(hashes, "stored_hashes", None)
+        patch.setattr(stored, "read_extents", None)
         (outcome,) = run_recipe(recipe)
         assert "0 of " in mdsmix("convert", recipe, "--dry-run").out
         assert outcome.done == 0
@@ -248,41 +248,24 @@ def test_a_limit_drops_among_the_records_that_it_reads(
     assert kept.manifest.records.duplicates == 3
 
 
-def older(out: Path) -> None:
-    """Makes a stream what it was before fingerprints were kept."""
-    for path in (train(out) / FOLDER).glob("*.hashes"):
-        path.unlink()
-
-
-def test_units_without_fingerprints_stay_as_they_are_and_are_said_not_to_be_looked_at(
-    tmp_path: Path, tokenizer_folder: Path, small: None
-) -> None:
-    write(tmp_path, [range(100, 130)])
-    recipe = recipe_of(tmp_path, tokenizer_folder)
-    run_recipe(recipe)
-    older(tmp_path / "out")
-    write(tmp_path, [range(100, 130), [100, 150, 150]])
-    answer = mdsmix("convert", recipe)
-    records = manifest_of(train(tmp_path / "out")).records
-    assert (records.unhashed, records.duplicates) == (30, 1)
-    assert "30 of 33 records were not looked at for duplicates" in answer.out
-    (outcome,) = run_recipe(recipe, DROP)  # hashes what is not
-    assert outcome.manifest.records.filtered == {"duplicate": 2}
-    assert outcome.manifest.records.unhashed == 0
-
-
-def test_damaged_fingerprints_are_read_anew(
+def test_damaged_fingerprints_are_told_and_made_anew_where_that_is_asked(
     tmp_path: Path, tokenizer_folder: Path, small: None
 ) -> None:
     write(tmp_path, [range(20), range(10)])
     recipe = recipe_of(tmp_path, tokenizer_folder)
-    run_recipe(recipe)
-    path = min((train(tmp_path / "out") / FOLDER).glob("*.hashes"))
-    good = path.read_bytes()
-    path.write_bytes(good[:-1])
-    (outcome,) = run_recipe(recipe, DROP)
-    assert outcome.manifest.records.filtered == {"duplicate": 10}
-    assert path.read_bytes() == good
+    for ending, setting in (("unit", "keep"), ("hashes", "drop")):
+        override = [f"streams.web.duplicates={setting}", f"local={tmp_path / ending}"]
+        run_recipe(recipe, *override)
+        key = manifest_of(train(tmp_path / ending)).parts[0].key
+        for path in (train(tmp_path / ending) / FOLDER).glob(f"{key}*.{ending}"):
+            path.write_bytes(path.read_bytes()[:-1])
+        write(tmp_path, [range(20), [*range(10), 40]])
+        answer = mdsmix("convert", recipe, *override)
+        assert (answer.code, f"{ending} is damaged or gone" in answer.err) == (4, True)
+        assert mdsmix("convert", recipe, *override, "--verify-target").code == 0
+        write(tmp_path, [range(20), range(10)])
+        (outcome,) = run_recipe(recipe, DROP, f"local={tmp_path / ending}")
+        assert outcome.manifest.records.filtered == {"duplicate": 10}
 
 
 def test_gc_keeps_the_fingerprints_of_units_in_use(

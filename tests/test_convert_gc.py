@@ -17,7 +17,7 @@ import pytest
 
 from mdsmix.convert import gc
 from mdsmix.convert.gc import Garbage, find_garbage, seconds_of
-from mdsmix.convert.ledger import read_record
+from mdsmix.convert.ledger import read_units
 from mdsmix.errors import RecipeError
 from mdsmix.shards import lease as lease_module
 from mdsmix.shards.index import read_index
@@ -108,8 +108,6 @@ def test_what_an_edit_left_behind_goes_after_seven_days(
     assert kinds(found) == {
         "shard": 3,
         "unit record": 2,
-        "fingerprints": 2,
-        "bad records": 1,
         "old index": 1,
     }
     assert files(republished) == before, "finding deletes nothing"
@@ -132,11 +130,7 @@ def test_shards_of_an_index_that_was_just_replaced_stay(republished: Path) -> No
     age(republished, 1, [name for name in files(republished) if name.startswith(".mdsmix/")])
     assert not kinds(garbage(republished))
     age(republished, 100, [n for n in files(republished) if n != old])
-    assert kinds(garbage(republished)) == {
-        "unit record": 2,
-        "fingerprints": 2,
-        "bad records": 1,
-    }
+    assert kinds(garbage(republished)) == {"unit record": 2}
     delete(republished)
     age(republished, 8, [old])
     assert kinds(garbage(republished)) == {"shard": 3, "old index": 1}
@@ -149,12 +143,14 @@ def test_a_unit_record_that_stays_keeps_its_shards(republished: Path, recipe: Pa
     """A record whose shards were gone would be believed by the next conversion."""
     age(republished, 100)
     current = {part.key for part in manifest_of(republished).parts}
-    records = [n for n in files(republished) if n.startswith(".mdsmix/") and "." not in n[1:]]
-    stale = [name for name in records if Path(name).name not in current]
+    records = [n for n in files(republished) if n.endswith(".unit")]
+    stale = [name for name in records if Path(name).name[:32] not in current]
     age(republished, 1, stale)
     kept = set()
     for name in stale:
-        record = read_record(locate(republished), Path(name).name)
+        units = read_units(locate(republished), Path(name).name)
+        assert units is not None
+        (record,) = map(units.record, units.records)
         assert record is not None
         kept |= {shard.stored.basename for shard in record.shards}
     assert kept
@@ -205,6 +201,8 @@ def test_only_names_that_mdsmix_gives_are_looked_at(published: Path) -> None:
         f"{value}.mds",
         f"{value}-3.mds.zstd",
         f".mdsmix/{value}",
+        f".mdsmix/{value}-{value[:8]}.bad",
+        f".mdsmix/{value}-{value[:8]}.unit",
         f".mdsmix/run-{value[:16]}",
         ".mdsmix/part-3-of-64",
         f"quarantine/{value}-{value[:8]}.jsonl.zst",
@@ -314,7 +312,7 @@ def test_the_command(republished: Path) -> None:
     before = files(republished)
     answer = mdsmix("gc", republished.parent)
     *lines, last = answer.out.splitlines()
-    assert (answer.code, answer.err, len(lines)) == (0, "", 9)
+    assert (answer.code, answer.err, len(lines)) == (0, "", 6)
     assert last.endswith("bytes: nothing is deleted without --delete")
     assert all("8.0 days" in line for line in lines)
     assert files(republished) == before
@@ -322,6 +320,6 @@ def test_the_command(republished: Path) -> None:
     assert answer.out.splitlines()[:-1] == lines
     assert answer.out.endswith("bytes: deleted\n")
     assert "running jobs and caches" in answer.err
-    assert len(files(republished)) == len(before) - 9
+    assert len(files(republished)) == len(before) - 6
     assert mdsmix("gc", republished / "nowhere").code == 4
     assert mdsmix("gc", republished, "--older-than", "soon").code == 2

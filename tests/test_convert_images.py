@@ -19,7 +19,7 @@ import pytest
 import xxhash
 from PIL import Image
 
-from mdsmix.convert.ledger import read_record
+from mdsmix.convert.ledger import FOLDER, UNIT, read_units
 from mdsmix.convert.planning import Options
 from mdsmix.convert.repair import repair
 from mdsmix.images import reader
@@ -390,7 +390,10 @@ def test_images_at_urls_are_fetched_once_where_the_recipe_says_so(
         out = tmp_path / "out/see/train"
         assert [sample["images"] for sample in samples(out)] == [[DRAWING]] * 2
         assert manifest_of(out).records.quarantined == {"image_not_found": 1}
-        (unit,) = (read_record(locate(str(out)), part.key) for part in manifest_of(out).parts)
+        (name,) = (path.name for path in (out / FOLDER).iterdir() if UNIT.fullmatch(path.name))
+        units = read_units(locate(str(out)), name)
+        assert units is not None
+        unit = units.record(manifest_of(out).parts[0].key)
         assert unit is not None
         digest = xxhash.xxh3_128_hexdigest(DRAWING)
         assert unit.fetched == {paths[0]: digest, paths[1]: "image_not_found"}

@@ -14,11 +14,11 @@ import pytest
 
 from mdsmix.convert import gc, joining
 from mdsmix.convert.damage import stored_hash
-from mdsmix.convert.ledger import FOLDER, RECORD
+from mdsmix.convert.ledger import FOLDER, SEGMENT, UNIT, FinishedUnits, joined, read_segments
 from mdsmix.convert.parts import ArrayPart
 from mdsmix.convert.planning import Options
 from mdsmix.convert.run import convert_part
-from mdsmix.convert.segments import NAME, UnitSegment, drop_records, joined, read_segments
+from mdsmix.errors import Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.verification import verify
@@ -37,7 +37,7 @@ from tests.converting import (
 
 TEXTS = [{"text": f"Document {n:02} is about the number {n:02}. " * 3} for n in range(21)]
 LATER = [*TEXTS, {"text": "One more, which two others equal."}]
-FILES = re.compile(rf"{NAME.pattern}|{RECORD.pattern}(\.hashes)?")
+FILES = re.compile(r"[0-9a-f]{32}.*\.(segment|unit|hashes)")
 
 
 @pytest.fixture
@@ -65,11 +65,11 @@ def ledger(recipe: Path) -> list[str]:
     return os.listdir(split(recipe) / FOLDER)
 
 
-def in_segments(recipe: Path) -> dict[str, UnitSegment]:
+def in_segments(recipe: Path) -> dict[str, FinishedUnits]:
     return read_segments(locate(split(recipe)), ledger(recipe))
 
 
-def together(recipe: Path) -> UnitSegment:
+def together(recipe: Path) -> FinishedUnits:
     """What all segments hold."""
     return joined(in_segments(recipe).values())
 
@@ -102,9 +102,9 @@ def test_units_are_packed_when_they_are_published_and_known_again(
 ) -> None:
     ((units, reused),) = [(o.units, o.reused) for o in run_recipe(recipe, override)]
     assert (units, reused) == (7, 0)
-    assert not list(filter(RECORD.fullmatch, ledger(recipe)))
+    assert not list(filter(UNIT.fullmatch, ledger(recipe)))
     assert not [name for name in ledger(recipe) if name.endswith(".hashes")]
-    assert len(list(filter(NAME.fullmatch, ledger(recipe)))) == 4
+    assert len(list(filter(SEGMENT.fullmatch, ledger(recipe)))) == 4
     assert run_recipe(recipe, override)[0].state == "up to date"
 
     write_jsonl(recipe.parent / "a.jsonl", [*LATER, LATER[-1], TEXTS[0]])
@@ -122,12 +122,12 @@ def test_few_units_are_not_packed_and_as_many_as_it_takes_are(
 ) -> None:
     pack(monkeypatch, 8)
     run_recipe(recipe)
-    assert not list(filter(NAME.fullmatch, ledger(recipe)))
+    assert not list(filter(SEGMENT.fullmatch, ledger(recipe)))
     pack(monkeypatch, 7)
     write_jsonl(recipe.parent / "a.jsonl", LATER)
     assert run_recipe(recipe)[0].reused == 6
     # One unit was edited: its old record stays alone, as any that no stream names.
-    assert len(list(filter(RECORD.fullmatch, ledger(recipe)))) == 1
+    assert len(list(filter(UNIT.fullmatch, ledger(recipe)))) == 1
     assert len(together(recipe).records) == 7
 
 
@@ -162,7 +162,6 @@ def test_wherever_joining_ends_nothing_is_lost_and_nothing_done_again(
         write_jsonl(recipe.parent / "a.jsonl", [*LATER, {"text": "And the last one."}])
         ((units, reused),) = [(o.units, o.reused) for o in run_recipe(recipe)]
         assert (units, reused) in ((8, 7), (7, 6)), number
-        assert manifest_of(split(recipe)).records.unhashed == 0
         assert verify(folder, quick=False, begin=print, on_progress=print).faults == ()
         gc.delete_garbage(folder, 0, print)
         assert not [name for name in ledger(recipe) if is_lone(recipe, name)], number
@@ -170,12 +169,12 @@ def test_wherever_joining_ends_nothing_is_lost_and_nothing_done_again(
         if not ended():
             break
         number += 1
-    assert number > 8
+    assert number > 6
 
 
 def is_lone(recipe: Path, name: str) -> bool:
-    """Whether it is a file of fingerprints whose unit has no record of its own: nobody would ever join or delete it."""
-    return name.endswith(".hashes") and name.removesuffix(".hashes") not in ledger(recipe)
+    """Whether it is a file of fingerprints: where none are dropped nobody would ever join or delete it."""
+    return name.endswith(".hashes")
 
 
 def killed_at(patch: pytest.MonkeyPatch, number: int) -> Callable[[], bool]:
@@ -192,7 +191,7 @@ def killed_at(patch: pytest.MonkeyPatch, number: int) -> Callable[[], bool]:
 
         return one
 
-    patch.setattr(LocalPath, "write", counting(LocalPath.write, NAME))
+    patch.setattr(LocalPath, "write", counting(LocalPath.write, SEGMENT))
     patch.setattr(LocalPath, "delete", counting(LocalPath.delete, FILES))
     return lambda: counts["left"] < 0
 
@@ -206,7 +205,6 @@ def test_a_damaged_pack_counts_as_none(recipe: Path) -> None:
         at.write_bytes(content)
         (split(recipe) / "index.json").unlink()
         assert run_recipe(recipe)[0].done == len(segment.records)
-        assert manifest_of(split(recipe)).records.unhashed == 0
 
 
 def test_damaged_packs_are_written_anew_and_their_units_done_again_once(
@@ -214,7 +212,7 @@ def test_damaged_packs_are_written_anew_and_their_units_done_again_once(
 ) -> None:
     """The new packs have the names of the damaged ones, and their sizes too."""
     run_recipe(recipe)
-    for name in filter(NAME.fullmatch, ledger(recipe)):
+    for name in filter(SEGMENT.fullmatch, ledger(recipe)):
         at = split(recipe) / FOLDER / name
         content = bytearray(at.read_bytes())
         content[20] ^= 1
@@ -223,13 +221,12 @@ def test_damaged_packs_are_written_anew_and_their_units_done_again_once(
         forget(monkeypatch, recipe, machine)
         (split(recipe) / "index.json").unlink()
         assert run_recipe(recipe)[0].reused == reused
-        assert manifest_of(split(recipe)).records.unhashed == 0
 
 
 def damage_fingerprints(recipe: Path) -> None:
     """Those of the first unit, and with them the segment in which they lie."""
     key = manifest_of(split(recipe)).parts[0].key
-    place = together(recipe).fingerprints[key]
+    place = together(recipe).blobs[key]
     at = split(recipe) / FOLDER / place.file
     content = bytearray(at.read_bytes())
     content[place.start + place.bytes // 2] ^= 1
@@ -246,21 +243,22 @@ def test_units_whose_packed_fingerprints_are_damaged_are_done_again_where_that_i
     outcome = run_recipe(recipe, verify_target=True, watcher=told)[0]
     assert 0 < outcome.done < outcome.units
     assert sum("the segment " in sentence for sentence in told.said) == 1
-    assert manifest_of(split(recipe)).records.unhashed == 0
     assert published(recipe) == before
-    for name in filter(NAME.fullmatch, ledger(recipe)):
+    for name in filter(SEGMENT.fullmatch, ledger(recipe)):
         assert name.startswith(stored_hash(locate(split(recipe)) / FOLDER / name))
     assert run_recipe(recipe, verify_target=True)[0].done == 0
 
 
-def test_where_duplicates_are_dropped_fingerprints_of_a_damaged_pack_are_read_again_and_found(
+def test_where_duplicates_are_dropped_a_damaged_pack_is_told_and_made_anew_where_that_is_asked(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drop = "streams.web.duplicates=drop"
     run_recipe(recipe, drop)
     damage_fingerprints(recipe)
     write_jsonl(recipe.parent / "a.jsonl", LATER)
-    assert run_recipe(recipe, drop)[0].reused == 6
+    with pytest.raises(Unreachable, match=r"segment is damaged or gone.* --verify-target"):
+        run_recipe(recipe, drop)
+    assert 0 < run_recipe(recipe, drop, verify_target=True)[0].reused < 6
     write_jsonl(recipe.parent / "a.jsonl", [*LATER, TEXTS[0]])
     assert run_recipe(recipe, drop)[0].reused == 6
     assert unpacked(recipe, monkeypatch, drop).items() <= published(recipe).items()
@@ -274,41 +272,17 @@ def test_a_part_reads_no_source_for_duplicates_whose_fingerprints_are_packed(rec
     assert (part.units, part.reused, told.said) == (4, 4, [])
 
 
-def test_a_packed_unit_that_was_dropped_is_none(recipe: Path) -> None:
-    run_recipe(recipe)
-    folder = locate(split(recipe))
-    keys = [part.key for part in manifest_of(split(recipe)).parts][:7]
-    drop_records(folder, {keys[2]})
-    left = together(recipe)
-    assert left.records.keys() == {*keys} - {keys[2]}
-    assert len(left.fingerprints) == 7, "they may be those of another unit too"
-
-
 def test_a_run_that_lost_its_lease_deletes_none_of_the_files_that_it_has_packed(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By then they may be another run's."""
     monkeypatch.setattr(Lease, "is_held_still", lambda _: False)
     run_recipe(recipe)
-    assert len(list(filter(RECORD.fullmatch, ledger(recipe)))) == 7
+    assert len(list(filter(UNIT.fullmatch, ledger(recipe)))) == 7
     assert len(together(recipe).records) == 7
 
 
-def test_fingerprints_that_are_large_keep_a_file_of_their_own(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(joining, "OWN_BYTES", 1)
-    run_recipe(recipe)
-    found = together(recipe)
-    assert (len(found.records), len(found.fingerprints)) == (7, 0)
-    assert len([name for name in ledger(recipe) if name.endswith(".hashes")]) == 7
-    write_jsonl(recipe.parent / "a.jsonl", LATER)
-    assert run_recipe(recipe)[0].reused == 6
-    assert manifest_of(split(recipe)).records.unhashed == 0
-    assert gc.find_garbage(locate(split(recipe)), gc.KEEP_SECONDS) == []
-
-
-def test_what_is_packed_goes_when_nothing_names_it(
+def test_what_is_packed_goes_when_nothing_names_a_unit_of_it(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_recipe(recipe)
@@ -320,30 +294,26 @@ def test_what_is_packed_goes_when_nothing_names_it(
     assert gc.find_garbage(folder, gc.KEEP_SECONDS) == []
     age(split(recipe), 8)
     found = gc.find_garbage(folder, gc.KEEP_SECONDS)
-    assert {item.kind for item in found} == {
-        "segment",
-        "shard",
-        "old index",
-    }
-    (shrunk,) = (item for item in found if item.kind == "segment")
-    assert shrunk.name.endswith(".segment: 1 of 2")
-    before = together(recipe)
+    assert {item.kind for item in found} == {"shard", "old index"}, "a unit beside it is published"
     # Packed a moment ago: whoever goes on from there believes what they say
     for name in in_segments(recipe):
         os.utime(split(recipe) / FOLDER / name)
     left = gc.find_garbage(folder, gc.KEEP_SECONDS)
     (stays,) = {item.name for item in found if item.kind == "shard"} - {item.name for item in left}
-    (key,) = old - current - {last(old, before)}
+    (key,) = old - current - {last(old, together(recipe))}
     assert together(recipe).record(key).shards[0].stored.basename == stays
     age(split(recipe), 8)
     gc.delete_garbage(folder, gc.KEEP_SECONDS, print)
-    left = together(recipe)
-    assert before.records.keys() - left.records.keys() == old - current - {last(old, before)}
     assert gc.find_garbage(folder, 0) == []
     assert run_recipe(recipe)[0].state == "up to date"
+    write_jsonl(
+        recipe.parent / "a.jsonl", TEXTS
+    )  # the unit's record is there, and its shard is not
+    assert run_recipe(recipe)[0].done == 1
+    assert verify(folder, quick=False, begin=print, on_progress=print).faults == ()
 
     for name, _ in list((folder / FOLDER).list()):  # nothing is published: all of it may go
-        if RECORD.fullmatch(name):
+        if UNIT.fullmatch(name):
             (folder / FOLDER / name).delete()
     for name in ("mdsmix.manifest", "index.json"):
         (folder / name).delete()
@@ -352,7 +322,7 @@ def test_what_is_packed_goes_when_nothing_names_it(
     for what in ("delete", "flush"):
         monkeypatch.setattr(LocalPath, what, told(getattr(LocalPath, what), what, gone))
     gc.delete_garbage(folder, gc.KEEP_SECONDS, print)
-    assert not [n for n in ledger(recipe) if NAME.fullmatch(n)]
+    assert not [n for n in ledger(recipe) if SEGMENT.fullmatch(n)]
     last_segment = max(n for n, name in enumerate(gone) if name.endswith(".segment"))
     first_shard = min(n for n, name in enumerate(gone) if name.endswith(".mds"))
     between = gone[last_segment:first_shard]

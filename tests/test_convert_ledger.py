@@ -1,16 +1,155 @@
-"""Unit records: what one says is believed without a look at the source, so it is read with care."""
+"""Files of finished units without a conversion: what is read of them is what was put into them, byte by byte. What a record says is believed
+without a look at the source, so it is read with care."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
+import orjson
 import pytest
+import xxhash
+from zstandard import ZstdCompressor
 
-from mdsmix.convert.ledger import FOLDER, UnitRecord, pack_tokens, read_record, write_record
+from mdsmix.convert import ledger
+from mdsmix.convert.ledger import (
+    FOLDER,
+    SEGMENT,
+    Extent,
+    FinishedUnits,
+    UnitRecord,
+    joined,
+    pack,
+    pack_tokens,
+    read_segments,
+    read_units,
+    write_segment,
+)
+from mdsmix.convert.stored import StoredUnits, read_blobs
+from mdsmix.errors import Unreachable
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.storage import Location, locate
+from mdsmix.storage.local import LocalPath
+
+KEYS = [f"{number:032x}" for number in range(6)]
+
+
+def line(key: str) -> bytes:
+    record = UnitRecord(key=key, backend="b", shards=[], totals=Totals(), records=Records())
+    return orjson.dumps(asdict(record))
+
+
+def content(key: str) -> bytes:
+    """Of another length for each, and of other bytes."""
+    return key[-1].encode() * (3 + int(key[-1]))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Location:
+    """Two segments of three units each."""
+    at = locate(str(tmp_path))
+    for keys in (KEYS[:3], KEYS[3:]):
+        write_segment(at, map(line, keys), {key: content(key) for key in keys})
+    return at
+
+
+def names(folder: Location) -> list[str]:
+    return [name for name, _ in (folder / FOLDER).list()]
+
+
+def all_of(folder: Location) -> FinishedUnits:
+    return joined(read_segments(folder, names(folder)).values())
+
+
+def test_a_unit_with_a_record_of_its_own_is_not_taken_for_a_joined_one(folder: Location) -> None:
+    """It is the newer one, and the next publication joins it."""
+    found = joined(read_segments(folder, names(folder)).values(), own=[KEYS[1], "no record"])
+    assert sorted(found.records) == [key for key in KEYS if key != KEYS[1]]
+    assert sorted(found.blobs) == KEYS
+
+
+@pytest.mark.parametrize("head_bytes", [9, 64, 2 << 20])
+@pytest.mark.parametrize("stretch_bytes", [1, 8, 2 << 20])
+def test_fingerprints_are_read_in_any_order_as_they_were_written(
+    folder: Location, monkeypatch: pytest.MonkeyPatch, head_bytes: int, stretch_bytes: int
+) -> None:
+    """Whatever is asked for at once. One key has a file of its own."""
+    monkeypatch.setattr(ledger, "HEAD_BYTES", head_bytes)
+    monkeypatch.setattr(ledger, "STRETCH_BYTES", stretch_bytes)
+    own = "f" * 32
+    (folder / FOLDER / f"{own}.hashes").write(pack((), {"other": b"1", own: b"own"}))
+    found = all_of(folder)
+    assert {key: found.record(key).key for key in KEYS} == {key: key for key in KEYS}
+    stored = StoredUnits(names=frozenset(names(folder)), joined=found)
+    for order in permutations([*KEYS[1:5], own], 4):
+        expected = [b"own" if key == own else content(key) for key in order]
+        wanted = [(key, stored.hashes_of(key)) for key in order]
+        assert list(read_blobs(folder, wanted)) == expected
+
+
+def test_a_segment_whose_head_was_changed_says_nothing_else(folder: Location) -> None:
+    """What it says of a unit would be published without a look at the shards. A bit that Zstandard does not read changes nothing."""
+    for name, whole in read_segments(folder, names(folder)).items():
+        stored = (folder / FOLDER / name).read()
+        size, found = 8 + int.from_bytes(stored[:8], "little"), 0
+        for at in range(size):
+            other = bytearray(stored)
+            other[at] ^= 1 << at % 8
+            (folder / FOLDER / name).write(bytes(other))
+            left = read_segments(folder, [name])
+            assert left.get(name, whole) == whole, at
+            found += name in left
+        assert found < size // 10
+
+
+@pytest.mark.parametrize("length", [0, 5, 8, 20, -40])
+def test_a_segment_that_was_cut_off_in_its_head_is_none(folder: Location, length: int) -> None:
+    (name, *_) = filter(SEGMENT.fullmatch, names(folder))
+    stored = (folder / FOLDER / name).read()
+    size = 8 + int.from_bytes(stored[:8], "little")
+    (folder / FOLDER / name).write(stored[:length] if length >= 0 else stored[: size - 1])
+    assert name not in read_segments(folder, names(folder))
+
+
+def test_fingerprints_that_cannot_be_read_are_not_taken_for_none(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that fails for a moment: their records would be published as looked at by nobody."""
+    found = all_of(folder).blobs
+
+    def failing(self: LocalPath, *_: int) -> bytes:
+        raise Unreachable("for a moment")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalPath, "read", failing)
+        with pytest.raises(Unreachable, match="for a moment"):
+            list(read_blobs(folder, list(found.items())))
+    (folder / FOLDER / found[KEYS[0]].file).delete()
+    with pytest.raises(Unreachable, match="segment is damaged or gone"):
+        list(read_blobs(folder, [(KEYS[2], found[KEYS[2]])]))
+    assert list(read_blobs(folder, [(KEYS[3], found[KEYS[3]])])) == [content(KEYS[3])]
+
+
+def test_a_segment_that_was_cut_off_behind_its_head_is_told(folder: Location) -> None:
+    """Its records are believed, so what else it says is read with care."""
+    found = all_of(folder).blobs
+    at = folder / FOLDER / found[KEYS[2]].file
+    at.write(at.read()[:-1])
+    with pytest.raises(Unreachable, match="segment is damaged or gone"):
+        list(read_blobs(folder, [(KEYS[2], found[KEYS[2]])]))
+
+
+@pytest.mark.parametrize("head", [b"", b"[]", b"{}", b"3", b"[[1]]", b'[["a", "b"]]', b"\xff" * 50])
+def test_what_is_no_segment_is_none_though_its_name_says_so(folder: Location, head: bytes) -> None:
+    frame = ZstdCompressor(write_checksum=True).compress(head)
+    for stored in (head, len(frame).to_bytes(8, "little") + frame):
+        name = f"{xxhash.xxh128_hexdigest(stored)}.segment"
+        (folder / FOLDER / name).write(stored)
+        assert not joined(read_segments(folder, [name]).values()).records
+    assert sorted(all_of(folder).records) == KEYS
+
 
 RECORD = UnitRecord(
     key="a" * 32,
@@ -25,51 +164,46 @@ RECORD = UnitRecord(
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Location:
-    write_record(locate(tmp_path), RECORD)
-    return locate(tmp_path)
+def unit(tmp_path: Path) -> Location:
+    """The file of one unit."""
+    at = locate(tmp_path) / FOLDER / f"{RECORD.key}-01234567.unit"
+    at.write(pack([orjson.dumps(RECORD)], {RECORD.key: b"fingerprints"}))
+    return at
 
 
-def test_a_record_comes_back_with_its_leftover(folder: Location) -> None:
-    found = read_record(folder, RECORD.key)
+def read(at: Location) -> UnitRecord | None:
+    found = read_units(at.parent.parent, at.name)
+    return found.record(RECORD.key) if found else None
+
+
+def test_a_record_comes_back_with_its_leftover(unit: Location) -> None:
+    found = read(unit)
     assert found == RECORD
     assert found.leftover_tokens("uint16").tolist() == [1, 65535, 3]
+    of_file = [(RECORD.key, Extent(unit.name))]
+    assert list(read_blobs(unit.parent.parent, of_file)) == [b"fingerprints"]
 
 
-def test_there_is_no_record_of_another_unit(folder: Location) -> None:
-    assert read_record(folder, "b" * 32) is None
-
-
-def test_a_record_under_another_units_name_is_not_believed(folder: Location) -> None:
-    (folder / FOLDER / RECORD.key).copy_to(folder / FOLDER / ("b" * 32))
-    assert read_record(folder, "b" * 32) is None
-
-
-@pytest.mark.parametrize("cut", [1, 10, 33, 60])
-def test_a_record_that_was_cut_off_is_none(folder: Location, cut: int) -> None:
-    at = folder / FOLDER / RECORD.key
-    at.write(at.read()[:-cut])
-    assert read_record(folder, RECORD.key) is None
-
-
-def test_a_record_whose_numbers_were_changed_is_none(folder: Location) -> None:
-    at = folder / FOLDER / RECORD.key
-    content = at.read().replace(b'"lines":2', b'"lines":3')
-    at.write(content)
-    assert read_record(folder, RECORD.key) is None
-
-
-def test_a_whole_record_of_another_form_is_none(folder: Location) -> None:
-    """As an older or a newer mdsmix may have written it."""
-    from mdsmix.convert.ledger import _digest
-
-    for content in (b"[]", b"3", b"{", b'{"key": "' + b"a" * 32 + b'"}'):
-        (folder / FOLDER / RECORD.key).write(content, b"\n", _digest(content))
-        assert read_record(folder, RECORD.key) is None
-
-
-def test_the_last_record_of_a_unit_stands(folder: Location) -> None:
-    write_record(folder, replace(RECORD, lines=3))
-    found = read_record(folder, RECORD.key)
+def test_there_is_no_record_of_another_unit(unit: Location) -> None:
+    found = read_units(unit.parent.parent, unit.name)
     assert found is not None
-    assert found.lines == 3
+    assert found.record("b" * 32) is None
+    assert read_units(unit.parent.parent, "b" * 32) is None
+
+
+def test_a_file_of_a_unit_that_was_cut_off_says_nothing(unit: Location) -> None:
+    stored = unit.read()
+    for cut in (len(stored) - 4, 60, 20):
+        unit.write(stored[:-cut])
+        assert read(unit) is None
+    unit.write(stored[:-1])
+    with pytest.raises(Unreachable, match="unit is damaged or gone"):
+        list(read_blobs(unit.parent.parent, [(RECORD.key, Extent(unit.name))]))
+
+
+def test_a_whole_record_of_another_form_is_none(unit: Location) -> None:
+    """As an older or a newer mdsmix may have written it."""
+    key = b'{"key":"' + b"a" * 32 + b'"'
+    for content in (b"[]", b"3", b"{", key + b"}", key + b',"backend":3}'):
+        unit.write(pack([content], {}))
+        assert read(unit) is None

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from mdsmix.convert.gc import delete_garbage, find_garbage
-from mdsmix.convert.old_versions import find_versions
 from mdsmix.shards.published import current, versions
 from mdsmix.storage import locate
 from tests.converting import documents, files, mdsmix, run_recipe, write_jsonl, write_recipe
@@ -139,7 +138,7 @@ def test_an_index_is_gone_for_good_before_a_shard_of_its_version_goes(
     """After a power cut in between a reader would start on a version that lacks shards."""
     disk = Disk(published[0], tmp_path / "log")
     with disk.recording():
-        (version,) = (v for v in find_versions(locate(split)) if v.folder.name == published[0].name)
+        (version,) = (v for v in find_garbage(locate(split), 0, 1) if v.name == published[0].name)
         version.discard()
     done = [(call.what, call.name) for call in disk.calls]
     begun = done.index(("unlink", "index.json"))

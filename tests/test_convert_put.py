@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from mdsmix.convert import put as put_module
-from mdsmix.convert import target_state
+from mdsmix.convert import stored, target_state
 from mdsmix.convert.outcome import Outcome
-from mdsmix.convert.stored import StoredUnits
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.mix.resolve import resolve
 from mdsmix.shards.index import read_index
@@ -224,7 +223,7 @@ def test_a_shard_that_disappears_while_publishing_is_told(
     recipe: Path, split: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, first = publish(recipe, TEXTS)
-    monkeypatch.setattr(StoredUnits, "has", lambda *_: True)
+    monkeypatch.setattr(stored, "_has", lambda *_: True)
     (first / min(names(first))).unlink()
     with pytest.raises(Unreachable, match=r"was deleted from .* while the stream was being"):
         publish(recipe, edited(2))

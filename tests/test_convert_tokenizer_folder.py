@@ -13,12 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from mdsmix.convert import needless, run, unit
+from mdsmix.convert import gc, run, unit
 from mdsmix.convert.gc import delete_garbage, find_garbage
 from mdsmix.convert.job import Job
 from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.convert.tokenizer_folder import CARD, at_hand, publish_tokenizer
-from mdsmix.encode import processor
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.storage import locate
@@ -218,13 +217,13 @@ def test_gc_keeps_a_processor_while_a_stream_names_it(
     names = [f"processor-{digit * 8}" for digit in "01"]
     for name in (*names, "web/train"):
         (tmp_path / name).mkdir(parents=True)
-    found = partial(needless.KeptFolder, card=processor.CARD, files=(), bytes=1, written=0.0)
-    monkeypatch.setattr(needless, "_look", lambda home: found(folder=home))
+    found = partial(gc.Garbage, kind="processor", bytes=1, age=9 * 86_400.0, discard=print)
+    monkeypatch.setattr(gc, "_kept", lambda home: found(name=home.name))
     card = SimpleNamespace(folder_name="tokenizer-00000000")
     manifest = SimpleNamespace(tokenizer=card, processor_folder=names[0])
-    monkeypatch.setattr(needless, "read_manifest", lambda _: manifest)
-    left = needless.needless(locate(tmp_path), WEEK)
-    assert [(each.folder.name, each.kind) for each in left] == [(names[1], "processor")]
+    monkeypatch.setattr(gc.manifest_file, "read_manifest", lambda _: manifest)
+    left = gc.needless(locate(tmp_path), WEEK)
+    assert [(each.name, each.kind) for each in left] == [(names[1], "processor")]
 
 
 def test_gc_takes_nothing_that_mdsmix_did_not_write(recipe: Path, tmp_path: Path) -> None:

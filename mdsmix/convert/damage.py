@@ -14,10 +14,8 @@ from collections.abc import Callable, Sequence
 
 import xxhash
 
-from mdsmix.convert.hashes import HASHES, parse_hashes
 from mdsmix.convert.job import Job
-from mdsmix.convert.ledger import FOLDER
-from mdsmix.convert.segments import NAME, drop_records
+from mdsmix.convert.ledger import FOLDER, HASHES, SEGMENT, UNIT, decompressed, parse
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.side_files import is_named_file
 from mdsmix.storage import Location, together
@@ -38,7 +36,7 @@ def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
     shards = [at for at in lying if SHARD.fullmatch(at.name)]
     beside = [at for at in lying if is_named_file(at.name)]
     names = [name for name, _ in (job.folder / FOLDER).list()]
-    segments = [job.folder / FOLDER / name for name in filter(NAME.fullmatch, names)]
+    segments = [job.folder / FOLDER / name for name in filter(SEGMENT.fullmatch, names)]
     hashed = [*shards, *beside, *segments]
     hashes = zip(hashed, together(stored_hash, hashed), strict=True)
     damaged = [(at, found) for at, found in hashes if not at.name.startswith(found)]
@@ -49,7 +47,7 @@ def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
             "it is still part of the stream"
         )
         held.delete(at)
-    _drop_damaged_fingerprints(job, names, held, say)
+    _delete_damaged_units(job, names, held, say)
     more = f" and {plural(len(beside), 'file')} beside the manifest" if beside else ""
     result = f"{len(damaged):,} damaged, made anew" if damaged else "all whole"
     return f"{plural(len(shards), 'shard')}{more} at the target read and hashed: {result}"
@@ -57,24 +55,27 @@ def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
 
 def _said_of(name: str) -> tuple[str, str]:
     """What a file of this name is, and what is done again where it is damaged."""
-    if NAME.fullmatch(name):
+    if SEGMENT.fullmatch(name):
         return "segment", "its work units are"
     return ("file", "it is") if is_named_file(name) else ("shard", "its work unit is")
 
 
-def _drop_damaged_fingerprints(
+def _delete_damaged_units(
     job: Job, names: Sequence[str], held: Lease, say: Callable[[str], None]
 ) -> None:
-    """The same of those that are no part of a pack."""
-    alone = [job.folder / FOLDER / name for name in names if HASHES.fullmatch(name)]
-    whole = together(lambda at: parse_hashes(at.read()) is not None, alone)
-    for at in (at for at, is_whole in zip(alone, whole, strict=True) if not is_whole):
-        say(
-            f"{job.name}: {at}, the fingerprints of a work unit, is damaged: it is deleted, and the unit done again"
-        )
-        held.confirm()
-        drop_records(job.folder, [at.name.removesuffix(".hashes")])
+    """The same of files of single units, which hold checksums."""
+    lone = [name for name in names if UNIT.fullmatch(name) or HASHES.fullmatch(name)]
+    whole = together(lambda name: _is_whole(name, (job.folder / FOLDER / name).read()), lone)
+    for name in (name for name, is_whole in zip(lone, whole, strict=True) if not is_whole):
+        at = job.folder / FOLDER / name
+        say(f"{job.name}: {at} is damaged: it is deleted, and its work unit done again")
         held.delete(at)
+
+
+def _is_whole(name: str, stored: bytes) -> bool:
+    found = parse(name, stored)
+    blobs = found.blobs.values() if found else ()
+    return bool(found) and all(decompressed(stored[at.start : at.end]) is not None for at in blobs)
 
 
 def stored_hash(shard: Location) -> str:

@@ -13,7 +13,7 @@ long as the stream holds the same windows, so a run with nothing to do joins not
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -22,11 +22,11 @@ from pathlib import Path
 import orjson
 import xxhash
 
-from mdsmix.convert.hashes import all_hashes, are_kept, keep_hashes
-from mdsmix.convert.job import Job
-from mdsmix.convert.keys import Dropped, lines_key, lines_keys
-from mdsmix.convert.repeats import Fingerprints, find_repeats
+from mdsmix.convert.job import Dropped, Job, hashes_name, lines_key, lines_keys
+from mdsmix.convert.ledger import FOLDER, compressed, pack
+from mdsmix.convert.repeats import find_repeats
 from mdsmix.convert.source_hashes import SourceHashCache
+from mdsmix.convert.stored import read_hashes
 from mdsmix.convert.unit import open_tokenizer_backend
 from mdsmix.convert.work import Work
 from mdsmix.encode.pretrained import keep_in_cache
@@ -34,7 +34,7 @@ from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.membership import Fingerprints as Seen
 from mdsmix.kinds.read_records import open_hashing
-from mdsmix.sources import Content, Digests, Unit, prepare, read, shown_unit, size_of
+from mdsmix.sources import Content, Digests, Unit, Window, prepare, read, shown_unit, size_of
 from mdsmix.words import plural
 
 
@@ -76,28 +76,28 @@ class HashTask:
                 count += len(batch.records)
                 records += len(batch.records) + sum(1 for _ in batch.bad)
                 reporter.on_progress(batch.size, 0)
-            keep_hashes(job.folder, lines_key(job, digests.window(number)), seen.finish(count))
+            _keep(job, digests.window(number), seen.finish(count))
             done.add(number)
         content = digests.content()
         for window in content.windows:
             if window.number not in done:  # no record starts in it
-                keep_hashes(job.folder, lines_key(job, window), b"")
+                _keep(job, window, b"")
         return Hashed(job=job, content=content, records=records)
 
 
-def find_dropped(work: Work, damaged: Collection[str] = ()) -> list[Dropped]:
-    """What is dropped from each unit, or from each that a limit lets in. `damaged`: keys whose fingerprints are read anew."""
-    hashed = list(_limited(work) if work.job.limit else _whole(work, damaged))
-    keys, lost = [key for unit in hashed for key in unit.keys], list[str]()
+def _keep(job: Job, window: Window, fingerprints: bytes) -> None:
+    key = lines_key(job, window)
+    (job.folder / FOLDER / hashes_name(key)).write(pack((), {key: compressed(fingerprints)}))
+
+
+def find_dropped(work: Work) -> list[Dropped]:
+    """What is dropped from each unit, or from each that a limit lets in; Unreachable where fingerprints are damaged."""
+    hashed = list(_limited(work) if work.job.limit else _whole(work))
+    keys = [key for unit in hashed for key in unit.keys]
     bits = _remembered(work.cache, keys)
     if bits is None:
-        bits = find_repeats(_there(work, keys, lost))
-        if lost and damaged:
-            raise Unreachable(
-                f"{work.job.name}: the fingerprints {lost[0]} of {work.job.target} cannot be read back: run the same command again"
-            )
-        if lost:
-            return find_dropped(work, lost)
+        wanted = [(key, work.stored.hashes_of(key)) for key in keys]
+        bits = find_repeats(read_hashes(work.job.folder, wanted))
         _remember(work.cache, keys, bits)
     return _by_unit(bits, [unit.content for unit in hashed])
 
@@ -112,13 +112,13 @@ def known_dropped(
     return None if bits is None else _by_unit(bits, contents)
 
 
-def _whole(work: Work, damaged: Collection[str]) -> list[Hashed]:
+def _whole(work: Work) -> list[Hashed]:
     """All units of the stream, of which those are read that are not known, or whose fingerprints are not kept."""
     job, units, found = work.job, work.units, dict[int, Hashed]()
     for number, unit in enumerate(units):
         content = work.cache.content(unit)
         keys = lines_keys(job, content) if content else []
-        if content and all(key not in damaged and are_kept(work.stored, key) for key in keys):
+        if content and all(map(work.stored.keeps_hashes, keys)):
             found[number] = Hashed(job=job, content=content)
             work.watcher.on_progress(size_of(unit.files), 0)
     todo = [number for number in range(len(units)) if number not in found]
@@ -145,16 +145,6 @@ def _limited(work: Work) -> Iterator[Hashed]:
         ((_, hashed),) = work.run([HashTask(job=replace(work.job, limit=left), unit=unit)])
         left -= hashed.records
         yield hashed
-
-
-def _there(work: Work, keys: Sequence[str], lost: list[str]) -> Iterator[Fingerprints]:
-    """The fingerprints of these keys; one that is not there or damaged is named in `lost`."""
-    joined = work.stored.joined.fingerprints
-    for key, found in zip(keys, all_hashes(work.job.folder, keys, joined), strict=True):
-        if found is None:
-            lost.append(key)
-        else:
-            yield found
 
 
 def _by_unit(bits: Sequence[bytes], contents: Sequence[Content]) -> list[Dropped]:

@@ -1,34 +1,43 @@
-"""What nothing needs any more at a published stream: shards, unit records, quarantine files, writes that were killed.
+"""What nothing needs any more at a published stream: shards, unit records, quarantine files, writes that were killed, older versions,
+and the tokenizers and processors beside it that no stream names.
 
 What goes is ours by its name, older than seven days and not reachable: a shard from neither the index, nor one that was replaced in the
-last seven days, nor a unit record that stays. Versions go only where the user says how many to keep. Only names
-that mdsmix gives are looked at, so everything else in the folder stays. Deletion holds the stream's lease, so nothing goes
-that a conversion is about to name.
+last seven days, nor a unit record that stays. Versions go only where the user says how many to keep; their age counts from when they
+ceased to be current, since a job that began the day before may read one that is months old. Only names that mdsmix gives are looked at,
+so everything else in the folder stays. Deletion holds the stream's lease, so nothing goes that a conversion is about to name.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from mdsmix.convert.damage import SHARD
-from mdsmix.convert.ledger import FOLDER, UnitRecord, read_record
-from mdsmix.convert.needless import KeptFolder, needless
-from mdsmix.convert.old_versions import Version, find_versions, versions_to_delete
+from mdsmix.convert.ledger import (
+    EARLIER,
+    FOLDER,
+    HASHES,
+    SEGMENT,
+    UNIT,
+    UnitRecord,
+    read_units,
+)
 from mdsmix.convert.parts import NOTE
-from mdsmix.convert.segments import NAME, UnitSegment, read_segments, shrink
+from mdsmix.encode import fetched, processor
 from mdsmix.engines.ray_node import MEETING
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.recipe.rules import TOKENIZER_FOLDER, is_folder_beside
 from mdsmix.shards import index as index_file
+from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.index import Shard, parse_index, read_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.shards.manifest import read_manifest
-from mdsmix.shards.published import find_published, versions, working_folder
+from mdsmix.shards.published import find_published, named_version, versions, working_folder
 from mdsmix.shards.quarantined import QUARANTINE
 from mdsmix.shards.side_files import NAMES as NAMED_FILES
 from mdsmix.storage import Location, Stat, locate, together
@@ -37,20 +46,25 @@ KEEP_SECONDS = 7 * 86_400
 THREADS = 16
 
 _HASH = "[0-9a-f]{32}"
-_BAD_NAME = rf"({_HASH})-[0-9a-f]{{8}}"
+_IN_LEDGER = {
+    "unit record": UNIT.pattern,
+    "fingerprints": HASHES.pattern,
+    "segment": SEGMENT.pattern,
+    "unit of an earlier commit": EARLIER.pattern,
+    "note of a part": f"({NOTE.pattern})",
+    "note of a cluster's run": f"({MEETING.pattern})",
+    "old index": rf"({_HASH})\.index",
+    "version mark": r"([0-9a-f]{8})\.replaced",
+}
 _KINDS = {
-    "unit record": rf"{re.escape(FOLDER)}/({_HASH})",
-    "fingerprints": rf"{re.escape(FOLDER)}/({_HASH})\.hashes",
-    "segment": rf"{re.escape(FOLDER)}/{NAME.pattern}",
-    "bad records": rf"{re.escape(FOLDER)}/{_BAD_NAME}\.bad",
-    "note of a part": rf"{re.escape(FOLDER)}/({NOTE.pattern})",
-    "note of a cluster's run": rf"{re.escape(FOLDER)}/({MEETING.pattern})",
-    "old index": rf"{re.escape(FOLDER)}/({_HASH})\.index",
-    "version mark": rf"{re.escape(FOLDER)}/([0-9a-f]{{8}})\.replaced",
-    "quarantine": rf"{QUARANTINE}/{_BAD_NAME}\.jsonl\.zst",
+    **{kind: re.escape(f"{FOLDER}/") + name for kind, name in _IN_LEDGER.items()},
+    "quarantine": rf"{QUARANTINE}/({_HASH})-[0-9a-f]{{8}}\.jsonl\.zst",
     **NAMED_FILES,
     "shard": SHARD.pattern,
 }
+_IN_VERSION = re.compile(
+    "|".join([SHARD.pattern, *NAMED_FILES.values(), r"index\.json|mdsmix\.manifest"])
+)
 _LAST = ("shard", "version", "unfinished version")
 "What unit records name."
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -78,11 +92,9 @@ class _File:
     key: str
     stat: Stat
 
-    def garbage(self, folder: Location, now: float) -> Garbage:
-        at, age = folder / self.name, now - self.stat.modified
-        return Garbage(
-            kind=self.kind, name=self.name, bytes=self.stat.size, age=age, discard=at.delete
-        )
+    @property
+    def base(self) -> str:
+        return self.name.rpartition("/")[2]
 
 
 def seconds_of(text: str) -> float:
@@ -104,90 +116,149 @@ def find_folder(url: str) -> Location:
         raise
 
 
-def find_garbage(
-    folder: Location,
-    older_than: float,
-    keep: int | None = None,
-) -> list[Garbage]:
+def find_garbage(folder: Location, older_than: float, keep: int | None = None) -> list[Garbage]:
     """Everything older than `older_than` seconds that nothing names, and versions of that age except the newest `keep`."""
-    now = time.time()
-    manifest, others = read_manifest(folder), find_versions(folder)
-    surplus = versions_to_delete(folder, others, keep)
-    versions_gone = [version for version in surplus if now - version.replaced >= older_than]
-    current = {file.hash for file in manifest.named_files} if manifest else set()
-    current |= {part.key for part in manifest.parts} if manifest else set()
-    current |= {version.hash for version in others if version not in versions_gone}
-    ours = list(_ours(folder))
-    staying = {
-        file.name for file in ours if file.key in current or now - file.stat.modified < older_than
-    }
-    segments = read_segments(folder, [_base(f.name) for f in ours if f.kind == "segment"])
-    young = [of for name, of in segments.items() if f"{FOLDER}/{name}" in staying]
-    joined = [*young, *(segment.only(current, ()) for segment in segments.values())]
-    records = _records(
-        folder, [f.key for f in ours if f.kind == "unit record" and f.name in staying]
-    )
-    records += [found for of in joined for key in of.records if (found := of.record(key))]
+    now, ours = time.time(), list(_ours(folder))
+    others = _old_versions(folder, ours, now)
+    going = [each for each in _surplus(folder, others, keep) if each.age >= older_than]
+    current = _named(folder) | {each.name[-8:] for each in others if each not in going}
+    young = {file.name for file in ours if now - file.stat.modified < older_than}
+    staying = young | {file.name for file in ours if file.key in current}
+    holding = [file.base for file in ours if file.kind in ("unit record", "segment")]
+    units = zip(holding, together(partial(read_units, folder), holding), strict=True)
+    records = list[UnitRecord]()
+    for name, of in ((f"{FOLDER}/{name}", of) for name, of in units if of):
+        live = of.records.keys() if name in young else of.records.keys() & current
+        if live or name in staying:
+            staying.add(name)
+            records += filter(None, map(of.record, live))
     bases = {key for record in records for key in (record.key, record.base)}
-    left = {name: segment.only(current, bases) for name, segment in segments.items()}
-    indexes = [file.name for file in ours if file.kind == "old index" and file.name in staying]
-    staying |= _shards(folder, indexes, records)
-    staying |= {f"{FOLDER}/{base}.hashes" for base in bases}
-    old = [file for file in ours if file.name not in staying]
-    shrunk = {
-        f.name: of
-        for f in old
-        if (of := left.get(_base(f.name))) and (of.records or of.fingerprints)
-    }
-    kept_folders = needless(folder.parent.parent, older_than)
-    return [
-        *(file.garbage(folder, now) for file in old if file.name not in shrunk),
-        *(
-            _shrunk(
-                folder, file.garbage(folder, now), segments[_base(file.name)], shrunk[file.name]
-            )
-            for file in old
-            if file.name in shrunk and shrunk[file.name] != segments[_base(file.name)]
-        ),
-        *(_of_version(version, now) for version in versions_gone),
-        *(write for write in _unfinished(folder, now) if write.age >= older_than),
-        *(_of_folder(found, now) for found in kept_folders),
+    staying |= {file.name for file in ours if file.kind == "fingerprints" and file.key in bases}
+    staying |= _shards(
+        folder, [f.name for f in ours if f.kind == "old index" and f.name in staying], records
+    )
+    found = [
+        Garbage(
+            kind=file.kind,
+            name=file.name,
+            bytes=file.stat.size,
+            age=now - file.stat.modified,
+            discard=(folder / file.name).delete,
+        )
+        for file in ours
+        if file.name not in staying
     ]
+    unfinished = (each for each in _unfinished(folder, now) if each.age >= older_than)
+    return [*found, *going, *unfinished, *needless(folder.parent.parent, older_than)]
 
 
-def _shrunk(folder: Location, file: Garbage, whole: UnitSegment, left: UnitSegment) -> Garbage:
-    """Units that lie in a segment with others that stay: it is written again without them."""
-    gone = [len(line) for key, line in whole.records.items() if key not in left.records]
-    return replace(
-        file,
-        name=f"{file.name}: {len(gone):,} of {len(whole.records):,}",
-        bytes=sum(gone),
-        discard=partial(shrink, folder, _base(file.name), left, lambda at: at.delete()),
-    )
+def _named(folder: Location) -> set[str]:
+    """What the manifest names: units, and files by their hashes."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return set()
+    return {file.hash for file in manifest.named_files} | {part.key for part in manifest.parts}
 
 
-def _base(name: str) -> str:
-    return name.rpartition("/")[2]
+def _ours(folder: Location) -> Iterator[_File]:
+    """The files that mdsmix names, by kind."""
+    files = dict(folder.list(recursive=True))
+    for kind, pattern in _KINDS.items():
+        for name, stat in files.items():
+            if found := re.fullmatch(pattern, name):
+                yield _File(kind, name, found[1], stat)
 
 
-def _of_version(version: Version, now: float) -> Garbage:
+def _shards(folder: Location, old: Iterable[str], records: Iterable[UnitRecord]) -> set[str]:
+    """The shards that the index names, or an old one, or a unit record that stays."""
+    shards: list[Shard] = []
+    if (folder / index_file.BASENAME).stat():
+        shards += read_index(folder).shards
+    for name in old:
+        with suppress(Unreachable):  # damaged: no reader can have it
+            shards += parse_index((folder / name).read(), name).shards
+    for record in records:
+        shards += record.shards
+    return {shard.stored.basename for shard in shards}
+
+
+def _old_versions(folder: Location, ours: Iterable[_File], now: float) -> list[Garbage]:
+    """All versions of the split in `folder` but the current one, the last replaced first. The age of a half-made one is since it was
+    last worked on."""
+    current, found = named_version(folder), list[Garbage]()
+    marks = {file.key: file.stat.modified for file in ours if file.kind == "version mark"}
+    for version in (version for version in versions(folder) if version != current):
+        files = {name: stat for name, stat in version.list() if _IN_VERSION.fullmatch(name)}
+        index = files.get(index_file.BASENAME)
+        if files:
+            last = index.modified if index else max(stat.modified for stat in files.values())
+            replaced = marks.get(version.name[-8:], last)
+            kind = "version" if index else "unfinished version"
+            found.append(_folder(kind, version, index_file.BASENAME, files, now - replaced))
+    return sorted(found, key=lambda version: version.age)
+
+
+def _surplus(folder: Location, found: list[Garbage], keep: int | None) -> list[Garbage]:
+    """Those that are not among the newest `keep`, the current one counted; None keeps all. Half-made ones never count."""
+    whole = [version for version in found if version.kind == "version"]
+    room = len(whole) if keep is None else keep - (named_version(folder) is not None)
+    return [version for version in found if version not in whole[:room]]
+
+
+def _folder(
+    kind: str, folder: Location, first: str, files: Mapping[str, Stat], age: float
+) -> Garbage:
     return Garbage(
-        kind="version" if version.is_whole else "unfinished version",
-        name=version.folder.name,
-        bytes=version.bytes,
-        age=now - version.replaced,
-        discard=version.discard,
+        kind=kind,
+        name=folder.name,
+        bytes=sum(stat.size for stat in files.values()),
+        age=age,
+        discard=partial(_discard_folder, folder, first, list(files)),
     )
 
 
-def _of_folder(found: KeptFolder, now: float) -> Garbage:
-    return Garbage(
-        kind=found.kind,
-        name=found.folder.name,
-        bytes=found.bytes,
-        age=now - found.written,
-        discard=found.discard,
-    )
+def _discard_folder(folder: Location, first: str, names: Sequence[str]) -> None:
+    """Deletes `first`, without which nobody takes the folder for a whole one, and then these files; what else lies there stays."""
+    (folder / first).delete()
+    folder.flush()
+    together(lambda name: (folder / name).delete(), names)
+    folder.delete()
+
+
+def needless(root: Location, older_than: float) -> list[Garbage]:
+    """Tokenizers and processors at the root of a mix that are at least so many seconds old and that no stream published there names.
+    Where a manifest there cannot be read, none is needless, since it may name any."""
+    found = filter(None, (_kept(root / name) for name in root.folders() if is_folder_beside(name)))
+    old = [folder for folder in found if folder.age >= older_than]
+    with suppress(Unreachable):
+        needed = _folders_named(root) if old else set()
+        return [folder for folder in old if folder.name not in needed]
+    return []
+
+
+def _kept(home: Location) -> Garbage | None:
+    """None where no card says that mdsmix wrote this folder: anything else of such a name is left alone."""
+    is_tokenizer = TOKENIZER_FOLDER.fullmatch(home.name)
+    first = fetched.CARD if is_tokenizer else processor.CARD
+    read = fetched.read_card if is_tokenizer else fetched.read_processor_card
+    found = (home / first).fetch()
+    card = read(home, found[1]) if found else None
+    if not found or not card:
+        return None
+    files = {name: stat for name, stat in home.list(recursive=True) if name in (first, *card.files)}
+    kind = "tokenizer" if is_tokenizer else "processor"
+    return _folder(kind, home, first, files, time.time() - found[0].modified)
+
+
+def _folders_named(root: Location) -> set[str]:
+    """By the manifests of all splits and versions of all streams at the root."""
+    streams = [root / name for name in root.folders() if not is_folder_beside(name)]
+    splits = together(lambda stream: [stream / name for name in stream.folders()], streams)
+    read = together(manifest_file.read_manifest, [split for found in splits for split in found])
+    manifests = list(filter(None, read))
+    return {
+        name for m in manifests for name in (m.tokenizer.folder_name, m.processor_folder) if name
+    }
 
 
 def _unfinished(folder: Location, now: float) -> Iterator[Garbage]:
@@ -223,29 +294,3 @@ def _discard(item: Garbage, held: Lease) -> None:
     if not held.is_held_still():
         held.confirm()
     item.discard()
-
-
-def _ours(folder: Location) -> Iterator[_File]:
-    """The files that mdsmix names, by kind."""
-    files = dict(folder.list(recursive=True))
-    for kind, pattern in _KINDS.items():
-        for name, stat in files.items():
-            if found := re.fullmatch(pattern, name):
-                yield _File(kind, name, found[1], stat)
-
-
-def _records(folder: Location, keys: Sequence[str]) -> list[UnitRecord]:
-    return [record for record in together(partial(read_record, folder), keys) if record]
-
-
-def _shards(folder: Location, old: Iterable[str], records: Iterable[UnitRecord]) -> set[str]:
-    """The shards that the index names, or an old one, or a unit record that stays."""
-    shards: list[Shard] = []
-    if (folder / index_file.BASENAME).stat():
-        shards += read_index(folder).shards
-    for name in old:
-        with suppress(Unreachable):  # damaged: no reader can have it
-            shards += parse_index((folder / name).read(), name).shards
-    for record in records:
-        shards += record.shards
-    return {shard.stored.basename for shard in shards}

@@ -10,7 +10,7 @@ from heapq import nsmallest
 
 from mdsmix import sources
 from mdsmix.convert.job import Job
-from mdsmix.convert.ledger import FOLDER, is_of_earlier
+from mdsmix.convert.ledger import EARLIER, FOLDER
 from mdsmix.convert.target_state import TargetState
 from mdsmix.errors import Damaged, Earlier, RecipeError, Unreachable
 from mdsmix.shards.manifest import Manifest
@@ -208,8 +208,12 @@ def why_rebuilt(job: Job, target: TargetState) -> str | None:
     """A sentence where the target holds a stream, or finished work units, of an earlier format, so that all of it is converted again."""
     if isinstance(target.damage, Earlier):
         what = "the stream that is published"
-    elif target.manifest is None and FOLDER in target.folders and is_of_earlier(job.folder):
+    elif target.manifest is None and FOLDER in target.folders and _is_of_earlier(job.folder):
         what = "the finished work units"
     else:
         return None
     return f"{job.name}: an earlier commit of mdsmix made {what} at {job.target}; all of it is converted again"
+
+
+def _is_of_earlier(folder: Location) -> bool:
+    return any(EARLIER.fullmatch(name) for name, _ in (folder / FOLDER).list())

@@ -20,8 +20,7 @@ import numpy as np
 import orjson
 import xxhash
 
-from mdsmix.convert.job import Job
-from mdsmix.convert.keys import Dropped
+from mdsmix.convert.job import Dropped, Job
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.encode.pretrained import keep_in_cache
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -19,7 +20,11 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.published import version_folder, versions
 from mdsmix.shards.shard_layout import ShardLayout
+from mdsmix.sources import Content, Window
 from mdsmix.storage import Location, locate
+
+Dropped = Mapping[int, bytes]
+"Number of a window -> a bit for each of its records, the lowest of a byte first: 1 where the record is a duplicate and dropped."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,3 +180,39 @@ def on_day(job: Job, published: str | None) -> Job:
 
     day = (published or today()) if template.prints_date else None
     return replace(job, encoding=replace(job.encoding, date_string=day))
+
+
+def window_key(job: Job, window: Window, dropped: bytes = b"") -> str:
+    """The key of a window's record. That of a window from which nothing is dropped is as it is without the setting."""
+    without = f" without {xxhash.xxh3_128_hexdigest(dropped)}" if dropped else ""
+    return job.key(window.said + without)
+
+
+def window_keys(job: Job, content: Content, dropped: Dropped | None = None) -> list[str]:
+    """The keys of all windows of a unit that is known."""
+    gone = dropped or {}
+    return [window_key(job, window, gone.get(window.number, b"")) for window in content.windows]
+
+
+def lines_key(job: Job, window: Window) -> str:
+    """The key that the window has where nothing is dropped from it and its records name no images."""
+    return job.key(window.digest)
+
+
+def lines_keys(job: Job, content: Content) -> list[str]:
+    return [lines_key(job, window) for window in content.windows]
+
+
+def bad_name(key: str, window: Window) -> str:
+    """The name of a window's bad records. It depends on where the window stands, because the records say where they stood."""
+    return f"{key}-{window.place}"
+
+
+def unit_name(key: str, window: Window) -> str:
+    """The file that says what a window came to, until it is joined."""
+    return f"{bad_name(key, window)}.unit"
+
+
+def hashes_name(key: str) -> str:
+    """The file of a window's fingerprints, where duplicates are dropped; `key`: `lines_key`."""
+    return f"{key}.hashes"

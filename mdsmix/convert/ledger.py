@@ -1,16 +1,26 @@
-"""The unit records: one small object per finished work unit, in `.mdsmix/` beneath the stream it belongs to. Once there are many
-they are joined (segments.py).
+"""What is known of finished work units: files in `.mdsmix/` beneath the stream that they belong to.
 
-A record that is there means that the unit's shards are there too, since it is written after them. So a run that was
-killed loses only the units that were being worked on, and whoever has the target can go on, on any machine.
+| file | holds | written | goes |
+|---|---|---|---|
+| `<key>-<place>.unit` | a window: its record, fingerprints and bad records | by its worker, after its shards | into a segment |
+| `<key>.hashes` | the fingerprints of a window, where duplicates are dropped | before the stream is converted | into a segment |
+| `<xxh128>.segment` | all of this of up to 1,000 windows | at publication (joining.py) | when no stream needs its units |
+
+All three are of one form: the length of the head in 8 bytes, the head, and the blobs (fingerprints, bad records) one behind the other. The
+head, a Zstandard frame with a checksum, names the blobs with their sizes and has a line for each record. A file never changes; one that is
+damaged counts as none, so its units are converted again. A record that is there means that the unit's shards were there before it.
+So a run that was killed loses only the units that were being worked on, and whoever has the target can go on, on any machine.
 """
 
 from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -19,19 +29,36 @@ import xxhash
 from numpy.typing import NDArray
 
 from mdsmix import typed
+from mdsmix.errors import Unreachable
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Shard
+from mdsmix.shards.shard_files import write_if_new
 from mdsmix.shards.side_files import SideFile
-from mdsmix.storage import Location
+from mdsmix.storage import Location, together
 
 FOLDER = ".mdsmix"
-RECORD = re.compile("[0-9a-f]{32}")
-"The name of a unit record."
+UNIT = re.compile(r"([0-9a-f]{32})-[0-9a-f]{8}\.unit")
+HASHES = re.compile(r"([0-9a-f]{32})\.hashes")
+SEGMENT = re.compile(r"([0-9a-f]{32})\.segment")
+EARLIER = re.compile(r"([0-9a-f]{32})(?:-[0-9a-f]{8}\.bad)?")
+"What an earlier commit of mdsmix kept of a unit, beside fingerprints."
+LENGTH = 8
+"Bytes of the length of a head."
+HEAD_BYTES = 2 << 20
+"Of a file are asked for at once: records of 1,000 units are half a MB."
+STRETCH_BYTES = 2 << 20
+"Of blobs that are asked for at once, if they are more than one."
+AT_ONCE = 16
+"Stretches that are asked for together."
+WHOLE = -1
+"The bytes of an extent that is a whole file."
+_KEY = slice(len(b'{"key":"'), len(b'{"key":"') + 32)
+"Where the key stands in the line of a record, whose first field it is."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitRecord:
-    """What a work unit came to."""
+    """What a window came to."""
 
     key: str
     backend: str
@@ -59,48 +86,156 @@ def pack_tokens(tokens: NDArray[Any]) -> str:
     return base64.b64encode(tokens.tobytes()).decode()
 
 
-def write_record(folder: Location, record: UnitRecord) -> None:
-    write_sealed(folder / FOLDER / record.key, orjson.dumps(record))
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where a blob lies."""
+
+    file: str
+    start: int = 0
+    bytes: int = WHOLE
+
+    @property
+    def end(self) -> int:
+        return self.start + self.bytes
 
 
-def read_record(folder: Location, key: str) -> UnitRecord | None:
-    """The record of a finished unit; None where there is none, or where it is damaged and the unit is redone."""
-    found = (folder / FOLDER / key).fetch()
-    if found is None:
+@dataclass(frozen=True, slots=True)
+class FinishedUnits:
+    """The units of a file, or of several."""
+
+    records: Mapping[str, bytes] = field(default_factory=dict)
+    "Key -> record as JSON."
+    blobs: Mapping[str, Extent] = field(default_factory=dict)
+    "The key of its lines -> fingerprints of a window; its name (`bad_name`) -> its bad records."
+
+    def record(self, key: str) -> UnitRecord | None:
+        """None where there is none, or one of another form."""
+        with suppress(typed.Misfit, KeyError):
+            return typed.load(UnitRecord, self.records[key])
         return None
-    content = unsealed(found[1])
-    return None if content is None else parse_record(content, key)
 
 
-def is_of_earlier(folder: Location) -> bool:
-    """Whether the unit records in the folder, of which the first is read, are whole and of a format that is not read any more."""
-    names = (name for name, _ in (folder / FOLDER).list() if RECORD.fullmatch(name))
-    name = next(names, "")
-    content = unsealed((folder / FOLDER / name).read()) if name else None
-    return content is not None and parse_record(content, name) is None
+def pack(records: Iterable[bytes], blobs: Mapping[str, bytes]) -> bytes:
+    """A file of these records, as JSON, and blobs."""
+    from zstandard import ZstdCompressor
+
+    sizes = orjson.dumps([(name, len(blob)) for name, blob in blobs.items()])
+    head = ZstdCompressor(level=3, write_checksum=True).compress(b"\n".join([sizes, *records]))
+    return b"".join([len(head).to_bytes(LENGTH, "little"), head, *blobs.values()])
 
 
-def parse_record(content: bytes, key: str) -> UnitRecord | None:
-    """The record of this unit from its JSON; None where it is none."""
-    with suppress(typed.Misfit):
-        record = typed.load(UnitRecord, content)
-        return record if record.key == key else None
+def compressed(content: bytes) -> bytes:
+    """With a checksum, as `decompressed` reads it."""
+    from zstandard import ZstdCompressor
+
+    return ZstdCompressor(level=1, write_checksum=True).compress(content)
+
+
+def parse(name: str, stored: bytes) -> FinishedUnits | None:
+    """The units of a file, of which only the head is looked at; None where that is damaged or cut off."""
+    size = int.from_bytes(stored[:LENGTH], "little")
+    head = decompressed(stored[LENGTH : LENGTH + size])
+    with suppress(ValueError, LookupError, TypeError, AttributeError):
+        said, *lines = (head or b"").split(b"\n")
+        sizes = [(blob, int(of)) for blob, of in orjson.loads(said)]
+        starts = accumulate((of for _, of in sizes), initial=LENGTH + size)
+        extents = {
+            blob: Extent(name, at, of) for (blob, of), at in zip(sizes, starts, strict=False)
+        }
+        return FinishedUnits({line[_KEY].decode(): line for line in lines}, extents)
     return None
 
 
-def write_sealed(at: Location, content: bytes) -> None:
-    """With its checksum below, for what is published without looking again at what it tells of."""
-    at.write(content, b"\n" + _digest(content))
+def blob_in(stored: bytes | None, name: str) -> bytes | None:
+    """A blob of a file of one unit; None where it has none of this name."""
+    found = parse("", stored) if stored else None
+    extent = found.blobs.get(name) if found else None
+    blob = stored[extent.start : extent.end] if stored and extent else None
+    return blob if blob is not None and extent and len(blob) == extent.bytes else None
 
 
-def unsealed(stored: bytes) -> bytes | None:
-    """What stands above its checksum; None where that is another's, or there is none."""
-    content, _, digest = stored.rpartition(b"\n")
-    return content if digest == _digest(content) else None
+def read_units(folder: Location, name: str) -> FinishedUnits | None:
+    """What the head of a file says; None where there is no such file, or a damaged one."""
+    at = folder / FOLDER / name
+    first = _bytes_of(at, 0, HEAD_BYTES) or b""
+    size = LENGTH + int.from_bytes(first[:LENGTH], "little")
+    if size > len(first) == HEAD_BYTES:
+        first += _bytes_of(at, HEAD_BYTES, size - HEAD_BYTES) or b""
+    return parse(name, first)
 
 
-def _digest(content: bytes) -> bytes:
-    return xxhash.xxh128_hexdigest(content).encode()
+def read_segments(folder: Location, names: Iterable[str]) -> dict[str, FinishedUnits]:
+    """The segments among these names of files, by their names, in their order."""
+    wanted = list(filter(SEGMENT.fullmatch, names))
+    found = zip(wanted, together(partial(read_units, folder), wanted), strict=True)
+    return {name: segment for name, segment in found if segment}
+
+
+def joined(segments: Iterable[FinishedUnits], own: Collection[str] = ()) -> FinishedUnits:
+    """All of them as one: a unit that was done again is in several, the last of which counts. `own`: keys of units with files of their
+    own, whose records are newer than those of a segment."""
+    records, blobs = dict[str, bytes](), dict[str, Extent]()
+    for segment in segments:
+        records |= segment.records
+        blobs |= segment.blobs
+    for key in records.keys() & set(own):
+        del records[key]
+    return FinishedUnits(records, blobs)
+
+
+def write_segment(folder: Location, records: Iterable[bytes], blobs: Mapping[str, bytes]) -> str:
+    """Writes a segment, where it is not there yet or damaged, since the files of its units are deleted then; returns its name."""
+    stored = pack(records, blobs)
+    name = f"{xxhash.xxh128_hexdigest(stored)}.segment"
+    write_if_new(folder / FOLDER / name, stored)
+    return name
+
+
+def read_extents(folder: Location, extents: Iterable[Extent]) -> Iterator[bytes | None]:
+    """What lies at each, in their order; None where it is gone. Only a few stretches are held."""
+    stretches = list(_stretches(extents))
+    for begin in range(0, len(stretches), AT_ONCE):
+        for found in together(partial(_read, folder), stretches[begin : begin + AT_ONCE]):
+            yield from found
+
+
+def _stretches(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
+    """Extents that follow each other in a file, so that one request brings them all."""
+    stretch: list[Extent] = []
+    for extent in extents:
+        if stretch and not _follows(extent, stretch):
+            yield stretch
+            stretch = []
+        stretch.append(extent)
+    if stretch:
+        yield stretch
+
+
+def _follows(extent: Extent, stretch: Sequence[Extent]) -> bool:
+    first, last = stretch[0], stretch[-1]
+    is_next = (extent.file, extent.start) == (last.file, last.end) and last.bytes != WHOLE
+    return is_next and extent.end - first.start <= STRETCH_BYTES
+
+
+def _read(folder: Location, stretch: Sequence[Extent]) -> list[bytes | None]:
+    at, start, last = folder / FOLDER / stretch[0].file, stretch[0].start, stretch[-1]
+    if last.bytes == WHOLE:
+        found = at.fetch()
+        return [found[1] if found else None]
+    content = _bytes_of(at, start, last.end - start)
+    if content is None:
+        return [None] * len(stretch)
+    return [content[extent.start - start :][: extent.bytes] for extent in stretch]
+
+
+def _bytes_of(at: Location, start: int, length: int) -> bytes | None:
+    """None where there is no such file."""
+    try:
+        return at.read(start, length)
+    except Unreachable:
+        if at.stat():
+            raise
+        return None
 
 
 def decompressed(stored: bytes | None) -> bytes | None:

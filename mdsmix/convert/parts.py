@@ -20,7 +20,7 @@ import orjson
 
 from mdsmix.convert.dropping import find_dropped
 from mdsmix.convert.job import Job
-from mdsmix.convert.ledger import FOLDER, unsealed, write_sealed
+from mdsmix.convert.ledger import FOLDER, compressed, decompressed
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import UnitResult
 from mdsmix.convert.work import Work
@@ -94,7 +94,7 @@ def do_part(work: Work, part: ArrayPart, size: int) -> PartOutcome:
     work.watcher.begin(work.job.name, size)
     job, results, notes = do_units(mine)
     content = work.cache.lines(mine.units, [result.content for result in results])
-    write_sealed(job.folder / FOLDER / part.note, _made_with(job) + content)
+    (job.folder / FOLDER / part.note).write(compressed(_made_with(job) + content))
     return _outcome(work, part, results, notes, began)
 
 
@@ -121,7 +121,7 @@ def _outcome(
         part=part,
         units=len(results),
         units_in_all=len(work.units),
-        reused=sum(result.reused for result in results),
+        reused=sum(len(result.reused) for result in results),
         tokens=sum(record.totals.tokens for record in records),
         records=sum((record.records for record in records), Records()),
         seconds=time.monotonic() - began,
@@ -140,7 +140,7 @@ def learn(job: Job, cache: SourceHashCache, units: Sequence[Unit]) -> str:
     damaged one, and which had another recipe, or other sources than the `units` of the plan."""
     found = _notes(job.folder)
     notes = [job.folder / FOLDER / part.note for part in found]
-    contents = zip(found, together(lambda note: unsealed(note.read()), notes), strict=True)
+    contents = zip(found, together(lambda note: decompressed(note.read()), notes), strict=True)
     whole = {part: content for part, content in contents if content is not None}
     for content in whole.values():
         cache.learn_lines(content)

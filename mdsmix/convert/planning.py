@@ -16,11 +16,10 @@ from mdsmix.convert.budget import BudgetShare, refuse_empty, sampled
 from mdsmix.convert.dropping import known_dropped
 from mdsmix.convert.guard import published_manifest, refuse_quarantine, refuse_replacing
 from mdsmix.convert.image_stamps import confirmed
-from mdsmix.convert.job import Job, make_job, on_day
-from mdsmix.convert.keys import window_keys
+from mdsmix.convert.job import Job, bad_name, make_job, on_day, window_keys
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.publish import is_published
-from mdsmix.convert.quarantine import bad_name, stale_files
+from mdsmix.convert.quarantine import stale_files
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.source_notes import learn_objects
 from mdsmix.convert.target_state import TargetState, state_of

@@ -10,8 +10,7 @@ from mdsmix.convert.budget import said_of_mean
 from mdsmix.convert.dropping import known_dropped
 from mdsmix.convert.guard import source_entries, told_of_lost, why_rebuilt
 from mdsmix.convert.image_stamps import whole_content
-from mdsmix.convert.job import Job, with_versions
-from mdsmix.convert.keys import Dropped, window_keys
+from mdsmix.convert.job import Dropped, Job, window_keys, with_versions
 from mdsmix.convert.parts import learn
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.publish import is_published

@@ -1,6 +1,6 @@
 """Bad records, kept: where each stood, why it is bad, and its bytes.
 
-A worker keeps its unit's bad records beside the unit's record. In formats that count (lines) it numbers them from the unit's
+A worker keeps its unit's bad records with the unit's record. In formats that count (lines) it numbers them from the unit's
 start, because it does not know what stands before. At publication that is known, so the records are written to `quarantine/`
 beside the shards with the numbers that a text editor shows.
 """
@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from io import BufferedReader
 from typing import Any
 
 import orjson
 import xxhash
 
-from mdsmix.convert.ledger import FOLDER
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.quarantined import QUARANTINE, read_lines, read_quarantine
+from mdsmix.shards.quarantined import QUARANTINE, read_quarantine
 from mdsmix.shards.shard_files import write_if_new
-from mdsmix.sources import BadRecord, Window
+from mdsmix.sources import BadRecord
 from mdsmix.storage import Location, together
 
 MOST_FIELDS = 64
@@ -86,29 +86,24 @@ def _left_out(image: re.Match[str]) -> str:
     return f"<{len(image[0])} characters of base64 left out, xxh3_128 {digest}>"
 
 
-def bad_name(key: str, window: Window) -> str:
-    """The name of a window's bad records. It depends on where the window stands, because the records say where they stood."""
-    return f"{key}-{window.place}"
-
-
-def keep(folder: Location, name: str, bad: PackedRecords) -> None:
-    """Keeps a window's bad records, in the order of the source."""
-    _kept(folder, name).write(bad.frame())
-
-
-def is_kept(folder: Location, name: str) -> bool:
-    """Whether a window's bad records are there."""
-    return _kept(folder, name).stat() is not None
-
-
-def publish_quarantine(folder: Location, name: str, before: Mapping[str, int]) -> None:
+def publish_quarantine(
+    folder: Location, name: str, frame: bytes, before: Mapping[str, int]
+) -> None:
     """Writes a window's bad records to the quarantine. `before`: for each place key that counts from the unit's start, how
     much of it the file holds before the unit."""
-    bad, at = PackedRecords(), _kept(folder, name)
+    bad = PackedRecords()
     shift = {key: n for key, n in before.items() if key and n}
-    for line in read_lines(at):
+    for line in lines_of(frame):
         bad.add(_shifted(line, shift) if shift else line)
     write_if_new(folder / QUARANTINE / f"{name}.jsonl.zst", bad.frame())
+
+
+def lines_of(frame: bytes) -> Iterator[bytes]:
+    """The lines of packed records, without holding them all."""
+    from zstandard import ZstdDecompressor
+
+    for line in BufferedReader(ZstdDecompressor().stream_reader(frame)):
+        yield line.removesuffix(b"\n")
 
 
 def first_of(folder: Location, reason: str) -> dict[str, Any] | None:
@@ -132,15 +127,6 @@ def delete_stale_files(folder: Location, names: Collection[str], held: Lease) ->
     quarantine = folder / QUARANTINE
     stale = stale_files([file for file, _ in quarantine.list()], names)
     together(lambda name: held.delete(quarantine / name), stale)
-
-
-def kept_name(name: str) -> str:
-    """Of the file beside the unit's record."""
-    return f"{name}.bad"
-
-
-def _kept(folder: Location, name: str) -> Location:
-    return folder / FOLDER / kept_name(name)
 
 
 def _packed(lines: bytearray) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mdsmix.convert.damage import delete_damaged
 from mdsmix.convert.engine import counting, engine_of
@@ -19,7 +19,6 @@ from mdsmix.convert.guard import (
     why_rebuilt,
     why_whole,
 )
-from mdsmix.convert.hashes import duplicates_among
 from mdsmix.convert.image_stamps import forget_stamps
 from mdsmix.convert.job import Job, with_versions
 from mdsmix.convert.joining import Joining
@@ -29,8 +28,9 @@ from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.processor_folder import publish_processor
 from mdsmix.convert.publish import publish
 from mdsmix.convert.quarantine import delete_stale_files
+from mdsmix.convert.repeats import count_repeats
 from mdsmix.convert.source_notes import note_objects
-from mdsmix.convert.stored import StoredUnits, UnitResult, list_stored
+from mdsmix.convert.stored import StoredUnits, UnitResult, list_stored, read_hashes
 from mdsmix.convert.tokenizer_folder import publish_tokenizer
 from mdsmix.convert.unproved import refuse_unproved
 from mdsmix.convert.verdict import refuse_too_many_bad
@@ -41,6 +41,7 @@ from mdsmix.engines.ray_cluster import address_of
 from mdsmix.engines.tasks import Engine
 from mdsmix.errors import MdsmixError, all_of
 from mdsmix.recipe import Recipe
+from mdsmix.shards.counts import Records
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.shards.manifest import Manifest
@@ -144,9 +145,10 @@ def _convert_stream(plan: StreamPlan, run: _Run) -> Outcome:
             _publish_beside([job])
         entries = source_entries(plan.units, [result.content for result in results])
         lost = told_of_lost(job, old, entries, plan.options.reencode)
-        records = [record for result in results for record in result.records]
-        joining = Joining(job.folder, work.stored, records)
-        manifest, index = _publish(plan, job, results, entries, held, joining)
+        windows = [done for result in results for done in result.windows]
+        joining = Joining.of(job.folder, work.stored, windows, job.drops)
+        work = replace(work, job=job)
+        manifest, index = _publish(plan, work, results, entries, held, joining)
         joining.finish(held)
         if plan.options.is_finish:
             forget(job, held)
@@ -176,21 +178,23 @@ def _work(plan: StreamPlan, run: _Run) -> Work:
 
 def _publish(
     plan: StreamPlan,
-    job: Job,
+    work: Work,
     results: list[UnitResult],
     entries: list[SourceEntry],
     held: Lease,
     joining: Joining,
 ) -> tuple[Manifest, Index]:
     """Bad records first, then the index; bad records of units that are gone are deleted last."""
-    target, quarantined = plan.target, publish_bad(job, plan.units, results)
+    job, target, quarantined = work.job, plan.target, publish_bad(work, results)
+    windows = [done for result in results for done in result.windows]
     noticed = None
     if not job.drops:
-        joined = joining.stored.joined.fingerprints
-        noticed = duplicates_among(job.folder, joining.units, joined, joining.note)
+        wanted = [(d.base, work.stored.hashes_of(d.base, work.stored.file_of(d))) for d in windows]
+        repeats = count_repeats(read_hashes(job.folder, wanted, joining.note))
+        noticed = Records(duplicates=repeats)
     if target.quarantined and not (target.manifest or target.damage):
         delete_stale_files(job.folder, quarantined, held)  # of a run that was refused
-    manifest, index = publish(job, joining.units, entries, held, noticed)
+    manifest, index = publish(job, [done.record for done in windows], entries, held, noticed)
     if target.folders:  # else the quarantine holds what this run has put there
         delete_stale_files(job.folder, quarantined, held)
     return manifest, index
@@ -206,21 +210,20 @@ def _outcome(
     notes: tuple[str, ...] = (),
     peak: int = 0,
 ) -> Outcome:
-    reused = sum(result.reused for result in results)
+    windows = [done for result in results for done in result.windows]
     place = job.place(manifest.index_hash)
     if job.backend == "auto" and (unequal := known_unequal(job.tokenizer)):
         notes = (f"{unequal}, as was found before; so the reference encodes", *notes)
     if job.is_versioned:
         notes = (f"published as {place}", *notes)
-    tokens = sum(record.totals.tokens for result in results for record in result.records)
     return Outcome(
         stream=job.name,
         target=job.target,
         manifest=manifest,
         bytes=(index or read_index(place)).bytes,
         units=sum(len(result.records) for result in results),
-        reused=reused,
-        new_tokens=tokens - sum(result.reused_tokens for result in results),
+        reused=sum(not done.is_new for done in windows),
+        new_tokens=sum(done.record.totals.tokens for done in windows if done.is_new),
         seconds=time.monotonic() - began,
         wanted=plan.wanted,
         expected_mean=plan.expected_mean,

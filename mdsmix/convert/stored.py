@@ -1,5 +1,5 @@
-"""What lies at a target when the work on it begins: two listings and the segments of unit records, instead of a request for every shard
-and every unit record; and how a finished unit is found in it.
+"""What lies at a target when the work on it begins: two listings and the segments of units, instead of a request for every shard and every
+unit; and how a finished unit, its fingerprints and its bad records are found in it.
 
 A window's record says which shards and other files it has. The window counts as done only while all of them are there. A listed
 file stays, because `gc` and `repair` delete only under the lease, which this run holds.
@@ -7,64 +7,49 @@ file stays, because `gc` and `repair` delete only under the lease, which this ru
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from mdsmix.convert.job import Job
-from mdsmix.convert.keys import Dropped, window_key
-from mdsmix.convert.ledger import FOLDER, RECORD, UnitRecord, read_record
-from mdsmix.convert.quarantine import bad_name, kept_name
-from mdsmix.convert.segments import UnitSegment, joined, read_segments
+import numpy as np
+
+from mdsmix.convert.job import Dropped, Job, bad_name, hashes_name, unit_name, window_key
+from mdsmix.convert.ledger import (
+    FOLDER,
+    UNIT,
+    WHOLE,
+    Extent,
+    FinishedUnits,
+    UnitRecord,
+    blob_in,
+    decompressed,
+    joined,
+    read_extents,
+    read_segments,
+    read_units,
+)
+from mdsmix.convert.repeats import Fingerprints
+from mdsmix.errors import Unreachable
 from mdsmix.shards.index import StoredFile
 from mdsmix.sources import Content, Window
 from mdsmix.storage import Location, together
 
+Note = Callable[[str, bytes], None]
+"Is told of each file of a unit that is read, with its content."
 
-@dataclass(frozen=True, slots=True)
-class StoredUnits:
-    """Names of unit records, and names and sizes of shards: a file of another size is not the shard."""
 
-    kept: frozenset[str] = frozenset()
-    "Files of units: their records, fingerprints and bad records."
-    segments: Mapping[str, UnitSegment] = field(default_factory=dict)
-    "By their names."
-    joined: UnitSegment = field(default_factory=UnitSegment)
-    "What all of them hold, less the records that have files of their own."
-    shards: frozenset[tuple[str, int]] = frozenset()
-    "In the target."
-    versions: frozenset[tuple[str, int]] = frozenset()
+class DoneWindow(NamedTuple):
+    """A window that is done."""
+
+    record: UnitRecord
+    window: Window
+    is_new: bool
+    "This run has done it."
 
     @property
-    def records(self) -> Iterator[str]:
-        """The keys of all unit records."""
-        yield from self.joined.records
-        yield from filter(RECORD.fullmatch, self.kept)
-
-    def has(self, file: StoredFile) -> bool:
-        shard = file.basename, file.bytes
-        return shard in self.shards or shard in self.versions
-
-    def find(self, job: Job, window: Window, dropped: bytes = b"") -> UnitRecord | None:
-        """The record of a finished window, None where the window is to be done (again): it never was, or its shards are gone."""
-        key = window_key(job, window, dropped)
-        is_alone = key in self.kept
-        record = read_record(job.folder, key) if is_alone else self.joined.record(key)
-        if record is None or not job.trusts(record.backend):
-            return None
-        if record.records.bad and kept_name(bad_name(key, window)) not in self.kept:
-            return None
-        files = [shard.stored for shard in record.shards]
-        files += [side.stored for side in record.side_files]
-        return record if all(map(self.has, files)) else None
-
-    def find_unit(self, job: Job, content: Content, dropped: Dropped) -> UnitResult | None:
-        """The unit as it was done before, where every window of it was."""
-        records = [self.find(job, w, dropped.get(w.number, b"")) for w in content.windows]
-        done = [record for record in records if record]
-        if len(done) < len(records):
-            return None
-        kept = tokens_of(done)
-        return UnitResult(content=content, records=done, reused=len(done), reused_tokens=kept)
+    def base(self) -> str:
+        """What its fingerprints are named by."""
+        return self.record.base or self.record.key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,29 +59,127 @@ class UnitResult:
     content: Content
     records: list[UnitRecord]
     "One per window."
-    reused: int
-    "Records that were there already."
-    reused_tokens: int
-    "In their samples."
+    reused: frozenset[int] = frozenset()
+    "Numbers of windows whose records were there already."
+
+    @property
+    def windows(self) -> Iterator[DoneWindow]:
+        for record, window in zip(self.records, self.content.windows, strict=True):
+            yield DoneWindow(record, window, window.number not in self.reused)
 
 
-def tokens_of(records: Iterable[UnitRecord]) -> int:
-    return sum(record.totals.tokens for record in records)
+@dataclass(frozen=True, slots=True)
+class StoredUnits:
+    """What lies at a target. A shard of another size is not the shard."""
+
+    names: frozenset[str] = frozenset()
+    "Of the files in the ledger."
+    joined: FinishedUnits = field(default_factory=FinishedUnits)
+    "What all segments hold, less the records that have files of their own."
+    own: Mapping[str, str] = field(default_factory=dict)
+    "Key of a unit -> its own file."
+    shards: frozenset[tuple[str, int]] = frozenset()
+    "Names and sizes of files in the target and in its versions."
+
+    @property
+    def keys(self) -> Iterable[str]:
+        return (*self.joined.records, *self.own)
+
+    def find(self, job: Job, window: Window, dropped: bytes = b"") -> UnitRecord | None:
+        """The record of a finished window, None where the window is to be done (again): it never was, or its shards are gone."""
+        key = window_key(job, window, dropped)
+        file = self._file(key, window)
+        units = read_units(job.folder, file) if file else self.joined
+        found = units.record(key) if units else None
+        if found is None or not job.trusts(found.backend):
+            return None
+        name = bad_name(key, window)
+        if found.records.bad and not (f"{name}.unit" == file or name in self.joined.blobs):
+            return None
+        files: list[StoredFile] = [shard.stored for shard in found.shards]
+        files += [side.stored for side in found.side_files]
+        return found if all(_has(self.shards, each) for each in files) else None
+
+    def find_unit(self, job: Job, content: Content, dropped: Dropped) -> UnitResult | None:
+        """The unit as it was done before, where every window of it was."""
+        records = [self.find(job, w, dropped.get(w.number, b"")) for w in content.windows]
+        done = [record for record in records if record]
+        if len(done) < len(records):
+            return None
+        numbers = frozenset(window.number for window in content.windows)
+        return UnitResult(content=content, records=done, reused=numbers)
+
+    def _file(self, key: str, window: Window) -> str:
+        """The file of its own that a window of this key has; blank where it has none."""
+        own = unit_name(key, window)
+        return own if own in self.names else self.own.get(key, "")
+
+    def file_of(self, done: DoneWindow) -> str:
+        """The file that holds this window alone; blank where a segment holds it."""
+        key = done.record.key
+        return unit_name(key, done.window) if done.is_new else self._file(key, done.window)
+
+    def keeps_hashes(self, base: str) -> bool:
+        return base in self.joined.blobs or base in self.own or hashes_name(base) in self.names
+
+    def hashes_of(self, base: str, file: str = "") -> Extent:
+        """Where fingerprints lie. `file`: that of their window."""
+        if found := self.joined.blobs.get(base):
+            return found
+        name = hashes_name(base)
+        return Extent(name if name in self.names else file or self.own.get(base, name))
+
+    def bad_of(self, done: DoneWindow) -> Extent:
+        """Where the bad records of a window lie."""
+        name = bad_name(done.record.key, done.window)
+        in_segment = None if done.is_new or f"{name}.unit" in self.names else self.joined.blobs
+        return (in_segment or {}).get(name) or Extent(f"{name}.unit")
+
+
+def _has(shards: Collection[tuple[str, int]], file: StoredFile) -> bool:
+    return (file.basename, file.bytes) in shards
 
 
 def list_stored(job: Job) -> StoredUnits:
     target, *versions = job.shard_folders
-    kept, shards, *others = together(_sizes, [target / FOLDER, target, *versions])
-    names = frozenset(name for name, _ in kept)
-    segments = read_segments(target, names)
+    kept, *shards = together(lambda at: dict(at.list()), [target / FOLDER, target, *versions])
+    names = sorted(kept, key=lambda name: kept[name].modified)
+    own = {found[1]: found[0] for found in filter(None, map(UNIT.fullmatch, names))}
     return StoredUnits(
-        kept=names,
-        segments=segments,
-        joined=joined(segments.values(), own=names),
-        shards=shards,
-        versions=frozenset().union(*others),
+        names=frozenset(names),
+        joined=joined(read_segments(target, names).values(), own),
+        own=own,
+        shards=frozenset((name, stat.size) for of in shards for name, stat in of.items()),
     )
 
 
-def _sizes(folder: Location) -> frozenset[tuple[str, int]]:
-    return frozenset((name, stat.size) for name, stat in folder.list())
+def read_blobs(
+    folder: Location, wanted: Sequence[tuple[str, Extent]], note: Note | None = None
+) -> Iterator[bytes]:
+    """The blobs of these names, as they are stored, in their order; Unreachable where one is gone or cut off."""
+    extents = [at for _, at in wanted]
+    for (name, at), found in zip(wanted, read_extents(folder, extents), strict=True):
+        blob = blob_in(found, name) if at.bytes == WHOLE else found
+        if blob is None or (at.bytes not in (WHOLE, len(blob))):
+            raise lost(folder, at)
+        if note and found and at.bytes == WHOLE:
+            note(at.file, found)
+        yield blob
+
+
+def read_hashes(
+    folder: Location, wanted: Sequence[tuple[str, Extent]], note: Note | None = None
+) -> Iterator[Fingerprints]:
+    """The fingerprints of these keys; uint64 [n, 2] each. Unreachable where some are damaged."""
+    for (_, at), blob in zip(wanted, read_blobs(folder, wanted, note), strict=True):
+        content = decompressed(blob)
+        if content is None or len(content) % 16:
+            raise lost(folder, at)
+        yield np.frombuffer(content, "<u8").reshape(-1, 2)
+
+
+def lost(folder: Location, at: Extent) -> Unreachable:
+    return Unreachable(
+        f"{folder / FOLDER / at.file} is damaged or gone, and it says what work units hold: run the same command with --verify-target, "
+        "which does these units again"
+    )

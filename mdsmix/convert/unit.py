@@ -12,16 +12,14 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import numpy as np
+import orjson
 
-from mdsmix.convert.hashes import keep_hashes
 from mdsmix.convert.image_stamps import folders_of, keep_stamps, whole_content
-from mdsmix.convert.job import Job
-from mdsmix.convert.keys import Dropped, lines_key, window_key
-from mdsmix.convert.ledger import UnitRecord, pack_tokens, read_record, write_record
+from mdsmix.convert.job import Dropped, Job, bad_name, lines_key, unit_name, window_key
+from mdsmix.convert.ledger import FOLDER, UnitRecord, compressed, pack, pack_tokens, read_units
 from mdsmix.convert.processor_folder import fetch_processor
-from mdsmix.convert.quarantine import bad_name, keep
 from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.convert.stored import UnitResult, tokens_of
+from mdsmix.convert.stored import UnitResult
 from mdsmix.convert.tally import Pace, Tally
 from mdsmix.convert.tokenizer_folder import at_hand
 from mdsmix.encode.backends import Backend, open_backend
@@ -113,15 +111,15 @@ class UnitTask:
         if not records:  # no record starts in the unit
             records[0] = self._convert(0, iter(()), digests, attempt, reporter)
         done_now = [records[number] for number in windows]
-        kept = tokens_of(records[number] for number in reused)
-        return UnitResult(content=content, records=done_now, reused=len(reused), reused_tokens=kept)
+        return UnitResult(content=content, records=done_now, reused=reused)
 
     def _learn_of_the_dead(self, known: dict[int, Window], records: dict[int, UnitRecord]) -> None:
         """Adds the windows that workers of this machine had stored of the unit before they died."""
         job = self.job
         for number, window in SourceHashCache.of(job.target).begun(self.unit).items():
             key = window_key(job, window, self.dropped.get(number, b""))
-            record = read_record(job.folder, key)
+            found = read_units(job.folder, unit_name(key, window))
+            record = found.record(key) if found else None
             if record and job.trusts(record.backend):
                 known[number], records[number] = window, record
 
@@ -177,11 +175,12 @@ def _convert(
         lines=made.tally.lines,
         leftover=pack_tokens(leftover),
     )
-    if made.tally.bad:
-        keep(job.folder, bad_name(record.key, window), made.tally.bad)
+    blobs = dict[str, bytes]()
     if not job.drops:  # where some are dropped, they were there first
-        keep_hashes(job.folder, base, made.seen.finish(made.read))
-    write_record(job.folder, record)
+        blobs[base] = compressed(made.seen.finish(made.read))
+    if made.tally.bad:
+        blobs[bad_name(key, window)] = made.tally.bad.frame()
+    (job.folder / FOLDER / unit_name(key, window)).write(pack([orjson.dumps(record)], blobs))
     if pictures and not job.limit:
         keep_stamps(job, window, pictures.seen.stamps)
     return record

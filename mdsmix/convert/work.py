@@ -6,8 +6,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mdsmix.convert.job import Job
-from mdsmix.convert.keys import Dropped
+from mdsmix.convert.job import Dropped, Job
 from mdsmix.convert.outcome import Watcher
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import StoredUnits

@@ -9,18 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from mdsmix.convert.dropping import find_dropped
-from mdsmix.convert.job import Job
-from mdsmix.convert.quarantine import bad_name, publish_quarantine
+from mdsmix.convert.job import Job, bad_name
+from mdsmix.convert.ledger import AT_ONCE, Extent
+from mdsmix.convert.quarantine import publish_quarantine
 from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.convert.stored import UnitResult
+from mdsmix.convert.stored import UnitResult, lost, read_blobs
 from mdsmix.convert.unit import LookTask, UnitTask, open_tokenizer_backend
 from mdsmix.convert.verdict import FirstUnits
 from mdsmix.convert.work import Work
 from mdsmix.encode.backends import Unequal, remember_unequal
-from mdsmix.sources import Unit, counted_key, prepare
-from mdsmix.storage import together
+from mdsmix.sources import counted_key, prepare
+from mdsmix.storage import Location, together
 
 
 def do_units(work: Work) -> tuple[Job, list[UnitResult], tuple[str, ...]]:
@@ -52,7 +54,7 @@ def _results(work: Work) -> list[UnitResult]:
     found, first = _done_before(work), FirstUnits(job, units)
     work.watcher.on_progress(sum(map(_size, found.values())), 0)
     work.watcher.on_bad(sum(map(_bad, found.values())))
-    _refuse_hopeless(first, found)
+    _refuse_hopeless(work, first, found)
     todo = [number for number in range(len(units)) if number not in found]
     if todo:
         open_tokenizer_backend(job)  # once, for all workers that are forked
@@ -62,7 +64,7 @@ def _results(work: Work) -> list[UnitResult]:
             found[todo[position]] = result
             cache.note(units[todo[position]], result.content)
             work.watcher.on_bad(_bad(result))
-            _refuse_hopeless(first, found)
+            _refuse_hopeless(work, first, found)
     return [found[number] for number in range(len(units))]
 
 
@@ -103,7 +105,7 @@ def _may_be_elsewhere(work: Work) -> bool:
     if work.job.drops and not work.job.kind.has_images:
         return False
     explained = {work.job.key(digest) for digest in work.cache.digests(work.units)}
-    return not all(key in explained for key in work.stored.records)
+    return not all(key in explained for key in work.stored.keys)
 
 
 def _look(work: Work) -> None:
@@ -140,23 +142,37 @@ def _limited(work: Work, limit: int) -> Iterator[UnitResult]:
         yield result
 
 
-def _refuse_hopeless(first: FirstUnits, found: Mapping[int, UnitResult]) -> None:
+def _refuse_hopeless(work: Work, first: FirstUnits, found: Mapping[int, UnitResult]) -> None:
     """TooManyBadRecords where the finished units show that the stream cannot be published. Their bad records are published
     first, so that the user can read them."""
     if first.is_hopeless(found):
         done = range(first.done)
-        publish_bad(first.job, [first.units[n] for n in done], [found[n] for n in done])
+        publish_bad(work, [found[n] for n in done])
         raise first.refusal()
 
 
-def publish_bad(job: Job, units: Sequence[Unit], results: Sequence[UnitResult]) -> list[str]:
+def publish_bad(work: Work, results: Sequence[UnitResult]) -> list[str]:
     """Makes the bad records public, counted from the start of their files; returns the names of their files."""
-    bad, before = list[tuple[str, dict[str, int]]](), 0
-    for unit, result in zip(units, results, strict=False):
+    bad, before = list[tuple[str, Extent, dict[str, int]]](), 0
+    for unit, result in zip(work.units, results, strict=False):
         before = before if unit.start else 0
-        for record, window in zip(result.records, result.content.windows, strict=True):
-            if record.records.bad:
-                bad.append((bad_name(record.key, window), {counted_key(unit): before}))
+        for done in result.windows:
+            if done.record.records.bad:
+                name = bad_name(done.record.key, done.window)
+                bad.append((name, work.stored.bad_of(done), {counted_key(unit): before}))
         before += sum(record.lines for record in result.records)
-    together(lambda each: publish_quarantine(job.folder, *each), bad)
-    return [name for name, _ in bad]
+    frames = read_blobs(work.job.folder, [(name, at) for name, at, _ in bad])
+    each = zip(bad, frames, strict=True)
+    while some := list(islice(each, AT_ONCE)):
+        together(lambda of: _publish(work.job.folder, *of), some)
+    return [name for name, _, _ in bad]
+
+
+def _publish(folder: Location, bad: tuple[str, Extent, dict[str, int]], frame: bytes) -> None:
+    from zstandard import ZstdError
+
+    name, at, before = bad
+    try:
+        publish_quarantine(folder, name, frame, before)
+    except ZstdError:
+        raise lost(folder, at) from None

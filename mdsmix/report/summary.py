@@ -87,7 +87,7 @@ def summary_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         records = outcome.manifest.records
         row |= {"target": outcome.target, "state": outcome.state}
         row |= {"reasons": {"filtered": records.filtered, "quarantined": records.quarantined}}
-        row |= {"duplicates": records.duplicates, "unhashed": records.unhashed}
+        row |= {"duplicates": records.duplicates}
         row |= {"sample": outcome.manifest.encoding.sample, "budget": budget_json(outcome)}
         row |= {"index_hash": outcome.manifest.index_hash, "peak_bytes": outcome.peak}
     return found
@@ -184,16 +184,11 @@ def _filtered(records: Records) -> Iterator[str]:
 
 
 def _duplicates(records: Records) -> Iterator[str]:
-    """Records that stand in the stream more than once, where they are many, and those of which nobody knows."""
+    """Records that stand in the stream more than once, where they are many."""
     if records.has_many_duplicates:
         yield (
             f"WARNING: {records.duplicates:,} of {records.sampled:,} records ({records.duplicates / records.sampled:.1%}) say the same as "
             "an earlier one of the stream and are trained again; duplicates: drop leaves them out"
-        )
-    if records.unhashed:
-        yield (
-            f"{records.unhashed:,} of {records.read:,} records were not looked at for duplicates: the fingerprints of their work "
-            "units are missing (mdsmix made none then) or damaged; duplicates: drop reads them for it"
         )
 
 

@@ -36,8 +36,6 @@ class Records:
     "Field of messages or tools -> records with null entries inside, which are rendered."
     duplicates: int = 0
     "Records that an earlier one of the stream equals, and that are in it all the same."
-    unhashed: int = 0
-    "Records that were not looked at for duplicates, as those of older units."
 
     @property
     def sampled(self) -> int:

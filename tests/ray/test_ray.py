@@ -33,7 +33,7 @@ from tests.tasks import call, in_work, silent
 
 WINDOW = 4_000
 UNITS_OF_WEB = 8
-RECORD = re.compile(r"[0-9a-f]{32}")
+RECORD = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}\.unit")
 
 
 @pytest.fixture
