@@ -192,32 +192,31 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
         "the share of chat, 50.00% under a budget of 1,000,000 tokens, comes to 500,000 tokens, and the stream holds 18,000: 27.78 "
         "passes an epoch do not fit in max_repeat: 4 (nor does web). The largest budget that fits is 144,000 tokens;",
     ),
-    ((), {"budget": "5 passes of chat"}, "The largest budget that fits is 4.000 passes of chat;"),
+    ((), {"budget": "5 passes of chat"}, "The largest budget that fits is 4 passes of chat;"),
     (
         (),
         {"budget": "4 tokens"},
-        "budget is 4 tokens, less than one sample (a sample holds about 4 or more): nothing would be drawn",
+        "budget is 4 tokens, less than one sample: nothing would be drawn",
     ),
     (
         (),
         {"budget": "0.1 samples"},
-        "budget is 0.1 samples, less than one sample: nothing would be drawn; set budget: 2 samples.",
+        "budget is 0.1 samples, less than one sample: nothing would be drawn; take a larger one.",
     ),
     (
         (),
         {"budget": "1 samples"},
-        "so that it would never be drawn: give it a larger share, or set budget: 2 samples.",
+        "is to be 50.00%, and whole samples of about 1 samples come to 0% (0 of them)",
     ),
     (
         (),
         {"budget": "100 tokens"},
-        "comes to 49.23%, more than 0.1 percentage points away: an epoch has too few samples; set budget: 144 tokens, or",
+        "come to 49.23% (6 of them): an epoch has too few samples to come within 0.1 percentage points; set a larger budget",
     ),
     (
         (),
         {"mix": {"web": {"share": 1}, "chat": {"share": "0.001%"}}, "budget": "30k tokens"},
-        "the share of chat, 0.001%, rounds to 0 of its samples of about 4 tokens, so that it would never be drawn: give it a larger "
-        "share, or raise max_repeat: 4, within which no budget gives every stream its share.",
+        "the share of chat is to be 0.001%, and whole samples of about 4 tokens come to 0% (0 of them): an epoch has too few samples",
     ),
     (
         (),

@@ -1,30 +1,35 @@
-"""Shares and a budget -> whole numbers of samples, in exact arithmetic.
+"""Shares and a budget -> whole samples of each stream, in exact arithmetic.
 
-Streaming rounds every other weight down, or hands what is left over to streams drawn at random; `choose` is the one number that
-it takes as it stands. So a stream's samples are worked out here, in fractions, and rounded by largest remainder: the same counts
-on every machine, and no stream is further from its share than one sample. Nothing here opens a stream.
+Streaming rounds every other weight down, or hands what is left over to streams drawn at random; `choose` is the one number that it
+takes as it stands. Manifests count the tokens of a stream, so a share of tokens is a number of samples. It is worked out here in
+fractions and rounded by largest remainder: the same counts on every machine. Whatever renders, checks or draws a mix sees `choose` alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from decimal import Context
 from fractions import Fraction
 
-from mdsmix.recipe.budget import Unit
+from mdsmix.errors import MixRefused
+from mdsmix.recipe.budget import Budget, Unit
+from mdsmix.words import does, listed
 
 PRECISE = Context(prec=50, Emin=-400, Emax=400)
 "For roots: rounded alike on every machine, which a float's power is not. Below 10^-400 is 0."
+NEAR = Fraction(1, 1000)
+"A tenth of a percentage point: how far whole samples may be from the share that was asked for."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredStream:
-    """A stream, as far as its count depends on it."""
+class StreamShare:
+    """One stream's part of an epoch."""
 
-    name: str
+    stream: str
     samples: int
+    "In the stream."
     counted: Fraction
     "What shares count, a sample on average: its tokens, its trained tokens, or 1."
     budgeted: Fraction
@@ -33,34 +38,32 @@ class MeasuredStream:
     "Both were counted; else the first samples of the stream say it."
     adds_eos: bool = False
     "The loader ends answers by an EOS that the stream does not hold, and it is counted."
+    written: Fraction | None = None
+    "The share that the recipe gives it."
+    asked: Fraction = Fraction(0)
+    "The share that it is to have, 0 to 1."
+    ideal: Fraction = Fraction(0)
+    "Samples an epoch, before they are rounded."
+    choose: int = 0
+    "Samples an epoch."
+    reached: Fraction = Fraction(0)
+    "The share that `choose` comes to on average."
 
     @property
     def size(self) -> Fraction:
         return self.samples * self.counted
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamShare:
-    """What an epoch draws of one stream."""
-
-    stream: str
-    samples: int
-    "In the stream."
-    choose: int
-    "Samples an epoch."
-    asked: float
-    "The share that was asked for, 0 to 1."
-    reached: float
-    "What that many samples come to on average."
-    is_exact: bool
-    adds_eos: bool
-    "As in MeasuredStream."
-    weight: Mapping[str, int | float]
-    "As the recipe gives it: its share, where it has one, and the budget."
+    @property
+    def of_one(self) -> Fraction:
+        """Samples of an epoch that holds 1 of what is counted."""
+        return self.asked / self.counted if self.asked else Fraction(0)
 
     @property
     def passes(self) -> float:
         return self.choose / self.samples if self.samples else 0.0
+
+
+Parts = tuple[StreamShare, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +72,12 @@ class Apportioned:
 
     count: Unit
     "What the shares are of."
-    budget: str | None
-    "As the recipe gives it; None: the largest epoch in which no stream is taken more than once."
+    budget: Budget | None
+    "None: the largest epoch in which no stream is taken more than once."
     is_absolute: bool
     is_fixed: bool
     "Each epoch draws the same samples of a partial pass."
-    parts: tuple[StreamShare, ...]
+    parts: Parts
 
     @property
     def is_exact(self) -> bool:
@@ -85,31 +88,34 @@ class Apportioned:
         left = max(0.0, 1 - part.passes)
         return left if self.is_fixed else left**epochs
 
+    def weight(self, stream: str) -> dict[str, int | float]:
+        """A stream's weight as the recipe gives it: its share, where it has one, and the budget."""
+        written = next(part.written for part in self.parts if part.stream == stream)
+        said = {} if written is None else {"share": written}
+        if self.budget:
+            said["budget" if self.budget.unit else "passes"] = self.budget.amount
+        return {k: int(n) if n.denominator == 1 else float(n) for k, n in said.items()}
 
-def shares(
-    written: Mapping[str, Fraction | None],
-    streams: Sequence[MeasuredStream],
-    temperature: Fraction = Fraction(1),
-    is_absolute: bool = False,
-) -> dict[str, Fraction]:
-    """Each stream's share, in the order of `streams`. What the written ones leave goes to the others as their size to the power
+
+def asked(
+    parts: Sequence[StreamShare], temperature: Fraction = Fraction(1), is_absolute: bool = False
+) -> Parts:
+    """The parts with the shares that they are to have. What the written ones leave goes to the others as their size to the power
     of 1 / `temperature`; unless they are absolute, all sum to 1. ValueError where nothing has a share."""
-    given = {s.name: share for s in streams if (share := written.get(s.name)) is not None}
-    others = [s for s in streams if s.name not in given]
-    left = 1 - sum(given.values(), Fraction(0))
-    parts = dict(zip([s.name for s in others], _parts(others, temperature), strict=True))
-    found = {s.name: given[s.name] if s.name in given else left * parts[s.name] for s in streams}
-    total = sum(found.values(), Fraction(0))
+    rest = [part for part in parts if part.written is None]
+    left = 1 - sum((part.written for part in parts if part.written is not None), Fraction(0))
+    largest = max((part.size for part in rest), default=Fraction(0)) or Fraction(1)
+    weights = {part.stream: _root(part.size / largest, temperature) for part in rest}
+    whole = sum(weights.values(), Fraction(0)) or Fraction(1)
+    shares = [
+        left * weights[part.stream] / whole if part.written is None else part.written
+        for part in parts
+    ]
+    total = sum(shares, Fraction(0))
     if not total:
         raise ValueError("the shares sum to 0")
-    return found if is_absolute else {name: share / total for name, share in found.items()}
-
-
-def _parts(streams: Sequence[MeasuredStream], temperature: Fraction) -> list[Fraction]:
-    """Of what is left, each stream's part; sums to 1 where any of them holds something."""
-    largest = max((s.size for s in streams), default=Fraction(0))
-    weights = [_root(s.size / largest, temperature) if largest else s.size for s in streams]
-    return [weight / (sum(weights) or 1) for weight in weights]
+    by = Fraction(1) if is_absolute else total
+    return tuple(replace(part, asked=n / by) for part, n in zip(parts, shares, strict=True))
 
 
 def _root(size: Fraction, temperature: Fraction) -> Fraction:
@@ -119,63 +125,96 @@ def _root(size: Fraction, temperature: Fraction) -> Fraction:
     return Fraction(PRECISE.power(PRECISE.divide(size.numerator, size.denominator), power))
 
 
+def drawn(
+    parts: Parts, budget: Budget | None, unit: Unit, most: Fraction, is_absolute: bool = False
+) -> Parts:
+    """The parts with their samples. `most`: passes over a stream. MixRefused where whole samples are far from what is asked."""
+    ideal = ideals(parts, budget, most)
+    if budget and sum(ideal, Fraction(0)) < 1:
+        raise MixRefused(
+            f"budget is {budget}, less than one sample: nothing would be drawn; take a larger one."
+        )
+    parts = tuple(replace(part, ideal=n) for part, n in zip(parts, ideal, strict=True))
+    _refuse_many(parts, budget, unit, most)
+    chosen = rounded(ideal, is_absolute)
+    held = [n * part.counted for n, part in zip(chosen, parts, strict=True)]
+    wanted = sum((part.ideal * part.counted for part in parts), Fraction(0))
+    of = wanted / sum(part.asked for part in parts) if is_absolute else sum(held, Fraction(0)) or 1
+    parts = tuple(
+        replace(part, choose=n, reached=each / of)
+        for part, n, each in zip(parts, chosen, held, strict=True)
+    )
+    _refuse_far(parts, unit)
+    return parts
+
+
+def ideals(parts: Parts, budget: Budget | None, most: Fraction = Fraction(1)) -> list[Fraction]:
+    """Samples of each stream before they are rounded: those that the budget holds, or of the largest epoch that takes no stream more than
+    once, nor more often than `most`."""
+    shares = [part.of_one for part in parts]
+    if budget is None:
+        fits = [part.samples / n for part, n in zip(parts, shares, strict=True) if n]
+        return [n * min(fits) * min(Fraction(1), most) for n in shares]
+    if budget.unit:
+        held = sum((n * p.budgeted for n, p in zip(shares, parts, strict=True)), Fraction(0))
+        # An epoch of 1 holds what the shares sum to: 1, or of absolute ones a part.
+        whole = held / (sum(part.asked for part in parts) or 1)
+        return [n * budget.amount / whole for n in shares]
+    over = next(part for part in parts if part.stream == budget.stream)
+    if not over.asked:
+        raise MixRefused(
+            f"budget is {budget}, and the share of {over.stream} is 0, so its passes say nothing of the others: count passes "
+            "of another stream."
+        )
+    return [n * budget.amount * over.samples / over.of_one for n in shares]
+
+
 def rounded(ideal: Sequence[Fraction], is_absolute: bool = False) -> list[int]:
     """Whole numbers that sum to the rounded sum of `ideal`, each its floor or one more, by largest remainder.
 
     Absolute ones are rounded each by itself, so that a stream's count does not depend on which others there are.
     """
+    half = Fraction(1, 2)
     if is_absolute:
-        return [_nearest(number) for number in ideal]
+        return [math.floor(number + half) for number in ideal]
     whole = [math.floor(number) for number in ideal]
-    left = _nearest(sum(ideal, Fraction(0))) - sum(whole)
-    by_remainder = sorted(range(len(ideal)), key=lambda i: (whole[i] - ideal[i], i))
-    for i in by_remainder[:left]:
+    left = math.floor(sum(ideal, half)) - sum(whole)
+    for i in sorted(range(len(ideal)), key=lambda i: (whole[i] - ideal[i], i))[:left]:
         whole[i] += 1
     return whole
 
 
-def _nearest(number: Fraction) -> int:
-    return math.floor(number + Fraction(1, 2))
+def _refuse_many(parts: Parts, budget: Budget | None, unit: Unit, most: Fraction) -> None:
+    """A share that the stream cannot fill within max_repeat; the scarcest is told, and the budget that fits all."""
+    over = [part for part in parts if part.ideal > most * part.samples]
+    if not over or budget is None:
+        return
+    scarce, *others = sorted(over, key=lambda part: -part.ideal / part.samples)
+    passes, names = scarce.ideal / scarce.samples, [part.stream for part in others]
+    step = 1 if budget.unit else 1000  # passes have thousandths
+    fits = replace(budget, amount=Fraction(math.floor(budget.amount * most / passes * step), step))
+    raise MixRefused(
+        f"the share of {scarce.stream}, {percent(scarce.asked)} under a budget of {budget}, comes to "
+        f"{float(scarce.ideal * scarce.counted):,.0f} {unit}, and the stream holds {float(scarce.size):,.0f}: "
+        f"{float(passes):,.2f} passes an epoch do not fit in max_repeat: {float(most):g}"
+        f"{f' (nor {does(names)} {listed(names)})' if names else ''}. The largest budget that fits is {fits}; set that, lower the share, "
+        "or raise max_repeat."
+    )
 
 
-def of_budget(
-    asked: Mapping[str, Fraction], streams: Sequence[MeasuredStream], budget: Fraction
-) -> list[Fraction]:
-    """Samples of each stream, unrounded, of an epoch that holds `budget`; absolute shares are of the budget itself."""
-    drawn = [_samples(asked[s.name], s) for s in streams]
-    held = sum((n * s.budgeted for n, s in zip(drawn, streams, strict=True)), Fraction(0))
-    # In one unit, an epoch of 1 holds what the shares sum to: 1, or of absolute ones a part.
-    whole = held / (sum(asked.values(), Fraction(0)) or 1)
-    return [n * budget / whole for n in drawn]
+def _refuse_far(parts: Parts, unit: Unit) -> None:
+    """Shares that whole samples are far from, in an epoch of few samples, or of long ones."""
+    worst = max(parts, key=lambda p: (bool(p.asked) > bool(p.choose), abs(p.reached - p.asked)))
+    if abs(worst.reached - worst.asked) <= NEAR and bool(worst.choose) == bool(worst.asked):
+        return
+    come = ", ".join(f"{part.stream} {percent(part.reached)}" for part in parts)
+    raise MixRefused(
+        f"the share of {worst.stream} is to be {percent(worst.asked)}, and whole samples of about {float(worst.counted):,.0f} {unit} come to "
+        f"{percent(worst.reached)} ({worst.choose:,} of them): an epoch has too few samples to come within 0.1 percentage points; set a larger "
+        f"budget, raise max_repeat, give it a larger share, or ask for what these samples come to ({come})."
+    )
 
 
-def of_epoch(
-    asked: Mapping[str, Fraction], streams: Sequence[MeasuredStream], passes: Fraction
-) -> list[Fraction]:
-    """The same of the largest epoch in which no stream is passed over more often."""
-    drawn = [_samples(asked[s.name], s) for s in streams]
-    fits = [passes * s.samples / n for n, s in zip(drawn, streams, strict=True) if n]
-    return [n * min(fits) for n in drawn]
-
-
-def of_passes(
-    asked: Mapping[str, Fraction], streams: Sequence[MeasuredStream], passes: Fraction, over: str
-) -> list[Fraction]:
-    """The same of an epoch that passes so often over the stream `over`."""
-    drawn = {s.name: _samples(asked[s.name], s) for s in streams}
-    samples = next(s.samples for s in streams if s.name == over)
-    return [n * passes * samples / drawn[over] for n in drawn.values()]
-
-
-def _samples(share: Fraction, stream: MeasuredStream) -> Fraction:
-    """Samples of an epoch of 1 of what is counted."""
-    return share / stream.counted if share else Fraction(0)
-
-
-def reached(
-    chosen: Sequence[int], streams: Sequence[MeasuredStream], of: Fraction | None = None
-) -> list[Fraction]:
-    """The shares that whole samples come to: of all of them, or, absolute, of `of`."""
-    held = [n * s.counted for n, s in zip(chosen, streams, strict=True)]
-    total = of or sum(held, Fraction(0)) or Fraction(1)
-    return [each / total for each in held]
+def percent(share: Fraction) -> str:
+    """With two digits behind the point, three digits where it is small."""
+    return f"{float(share):.2%}" if share >= Fraction(1, 1000) else f"{float(100 * share):.3g}%"

@@ -33,8 +33,8 @@ def shares_table(found: Apportioned) -> Table:
             part.samples,
             part.choose,
             part.passes,
-            part.asked,
-            about(part.reached, part.is_exact),
+            float(part.asked),
+            about(float(part.reached), part.is_exact),
             *(found.unseen(part, epochs) for epochs in EPOCHS),
         )
         for part in found.parts
@@ -43,8 +43,9 @@ def shares_table(found: Apportioned) -> Table:
 
 
 def shares_json(found: Apportioned) -> dict[str, Any]:
-    keys = ("count", "budget", "is_absolute", "is_fixed", "is_exact")
-    return {key: getattr(found, key) for key in keys} | as_json(shares_table(found))
+    keys = ("count", "is_absolute", "is_fixed", "is_exact")
+    said = {key: getattr(found, key) for key in keys}
+    return said | {"budget": found.budget and str(found.budget)} | as_json(shares_table(found))
 
 
 def title(found: Apportioned) -> str:
@@ -52,19 +53,13 @@ def title(found: Apportioned) -> str:
     of = f"of the budget's {found.count}" if found.is_absolute else f"of an epoch's {found.count}"
     if found.budget:
         return f"shares {of}; budget: {found.budget}"
-    whole = listed([part.stream for part in found.parts if part.choose == part.samples])
-    return (
-        f"shares {of}; no budget: the largest epoch in which no stream is taken more than once"
-        + (f" ({whole}: whole)" if whole else "")
-    )
+    return f"shares {of}; no budget: the largest epoch in which no stream is taken more than once"
 
 
 def _notes(found: Apportioned) -> Iterator[str]:
-    guessed = [part.stream for part in found.parts if not part.is_exact]
-    if guessed:
+    if guessed := [part.stream for part in found.parts if not part.is_exact]:
         yield f"~ {listed(guessed)}: not counted, taken from the first samples (--estimate)"
-    ended = [part.stream for part in found.parts if part.adds_eos]
-    if ended:
+    if ended := [part.stream for part in found.parts if part.adds_eos]:
         yield f"{listed(ended)}: with the EOS that the loader adds to an answer without one, which no stream holds"
     if any(found.unseen(part, 1) for part in found.parts):
         yield (

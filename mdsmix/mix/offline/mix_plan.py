@@ -98,10 +98,13 @@ def make_plan(mix: Mix, compression: str | None, seed: int) -> MixPlan:
     drawn = draws_of(mix.train)
     assert drawn is not None, "the checks on weights refuse what Streaming refuses"
     pairs = zip(mix.train.streams, drawn, strict=True)
-    written = {part.stream: part.weight for part in mix.shares.parts} if mix.shares else {}
     sources = sorted(
         (
-            Source(stream=stream, drawn=n, weight=written.get(stream.name, stream.weight))
+            Source(
+                stream=stream,
+                drawn=n,
+                weight=mix.shares.weight(stream.name) if mix.shares else stream.weight,
+            )
             for stream, n in pairs
             if n
         ),

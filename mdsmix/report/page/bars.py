@@ -89,7 +89,7 @@ def _asked(mix: Mix | None, stream: str) -> dict[str, float]:
     """{what the shares are of: the share that the recipe asks for this stream}; {} without one."""
     if mix is None or mix.shares is None:
         return {}
-    asked = {part.stream: part.asked for part in mix.shares.parts}
+    asked = {part.stream: float(part.asked) for part in mix.shares.parts}
     return {mix.shares.count: asked[stream]} if stream in asked else {}
 
 
