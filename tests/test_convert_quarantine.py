@@ -18,7 +18,7 @@ from mdsmix.convert.quarantine import PackedRecords, delete_stale_files, describ
 from mdsmix.convert.tally import Tally
 from mdsmix.errors import TooManyBadRecords, Unreachable
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.quarantined import read_lines
+from mdsmix.shards.published import read_lines
 from mdsmix.sources import BadRecord, find, lines, plan, read
 from mdsmix.sources.base import Origin
 from mdsmix.storage import locate

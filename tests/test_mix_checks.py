@@ -23,9 +23,9 @@ from mdsmix.mix.head import head
 from mdsmix.mix.model import moved
 from mdsmix.mix.resolve import mix_of, mix_of_streams
 from mdsmix.mix.streams import Mix
+from mdsmix.shards.contradictions import StreamFault
 from mdsmix.shards.counts import Records
 from mdsmix.shards.manifest import TokenizerCard
-from mdsmix.shards.verification import Fault
 from mdsmix.storage import locate
 from mdsmix.training.findings import Finding
 from tests.published import (
@@ -295,7 +295,7 @@ def set_aside(lab: Lab, bad: int) -> Mix:
 
 def damaged_once(lab: Lab, is_damaged: bool) -> Mix:
     mix = with_bytes_read(lab.text(web=lab.web(card=None)), Quiet())
-    fault = Fault(rule="shard-contents", file="a.mds", problem="its xxh128 is 1", fix="look")
+    fault = StreamFault(rule="shard-contents", file="a.mds", problem="its xxh128 is 1", fix="look")
     changes = {"in_transit": (fault,)} if is_damaged else {}
     verified = {url: dataclasses.replace(r, **changes) for url, r in mix.verified.items()}
     return dataclasses.replace(mix, verified=verified)

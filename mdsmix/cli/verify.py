@@ -12,7 +12,8 @@ from mdsmix.cli.several import Streams, for_each
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from mdsmix.shards.verification import Fault, Report
+    from mdsmix.shards.contradictions import StreamFault
+    from mdsmix.shards.verification import Report
 
 DAMAGED = 3
 
@@ -29,7 +30,7 @@ def verify(
 
     One line for each fault, with its fix. Exit code 3: the stream may not be used; 4: it could not be looked at.
     """
-    damaged: list[Fault] = []
+    damaged: list[StreamFault] = []
 
     def one(stream: str) -> Any:
         report = _look(stream, quick, quiet)

@@ -18,7 +18,7 @@ from mdsmix.shapes.fields import value_at
 from mdsmix.shapes.image_parts import PLACEHOLDER
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.shards.counts import Records
-from mdsmix.shards.quarantined import read_quarantine
+from mdsmix.shards.published import read_quarantine
 from mdsmix.typed import brief
 from mdsmix.words import plural, printable
 

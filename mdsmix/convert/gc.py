@@ -37,8 +37,13 @@ from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.index import Shard, parse_index, read_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.shards.manifest import read_manifest
-from mdsmix.shards.published import find_published, named_version, versions, working_folder
-from mdsmix.shards.quarantined import QUARANTINE
+from mdsmix.shards.published import (
+    QUARANTINE,
+    find_published,
+    named_version,
+    versions,
+    working_folder,
+)
 from mdsmix.shards.side_files import NAMES as NAMED_FILES
 from mdsmix.storage import Location, Stat, locate, together
 

@@ -14,7 +14,7 @@ from mdsmix.convert.ledger import EARLIER, FOLDER
 from mdsmix.convert.target_state import TargetState
 from mdsmix.errors import Damaged, Earlier, RecipeError, Unreachable
 from mdsmix.shards.manifest import Manifest
-from mdsmix.shards.quarantined import QUARANTINE
+from mdsmix.shards.published import QUARANTINE
 from mdsmix.shards.shard_files import refuse_links
 from mdsmix.shards.side_files import SourceEntry
 from mdsmix.sources import Content, SourceFile, Unit

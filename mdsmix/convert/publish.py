@@ -18,12 +18,11 @@ from mdsmix.kinds.assemble import JoinedRows
 from mdsmix.kinds.membership import NOT_HELD_OUT
 from mdsmix.shapes.where import NO_FIELD, parse_where
 from mdsmix.shards.counts import Records, Totals
-from mdsmix.shards.ids import named_anew
 from mdsmix.shards.index import Index, make_index
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, UnitShards
 from mdsmix.shards.shard_files import distinct, store_shards
-from mdsmix.shards.side_files import LISTED, SourceEntry, store_sources
+from mdsmix.shards.side_files import LISTED, SourceEntry, named_anew, store_sources
 from mdsmix.words import likest_first, listed
 
 

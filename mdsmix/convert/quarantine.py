@@ -17,7 +17,7 @@ import orjson
 import xxhash
 
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.quarantined import QUARANTINE, read_quarantine
+from mdsmix.shards.published import QUARANTINE, read_quarantine
 from mdsmix.shards.shard_files import write_if_new
 from mdsmix.sources import BadRecord
 from mdsmix.storage import Location, together

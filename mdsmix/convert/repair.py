@@ -21,12 +21,13 @@ from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.recipe import Recipe
 from mdsmix.recipe.sampling import BY_BUDGET
 from mdsmix.shards import index as index_file
+from mdsmix.shards.contradictions import StreamFault
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.published import named_version, versions, working_folder
 from mdsmix.shards.side_files import is_named_file
-from mdsmix.shards.verification import Fault, Report, verify
+from mdsmix.shards.verification import Report, verify
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Location, locate
 
@@ -36,7 +37,7 @@ class Repaired:
     """What was wrong and what was done about it."""
 
     stream: str
-    faults: tuple[Fault, ...]
+    faults: tuple[StreamFault, ...]
     shards: tuple[str, ...]
     "Shards that were made again."
     units: int

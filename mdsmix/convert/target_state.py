@@ -17,7 +17,7 @@ from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.index import Index, find_description, parse_index
 from mdsmix.shards.manifest import Manifest, read_manifest
-from mdsmix.shards.quarantined import QUARANTINE
+from mdsmix.shards.published import QUARANTINE
 from mdsmix.storage import Location, Stat
 
 

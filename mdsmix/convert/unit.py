@@ -28,9 +28,9 @@ from mdsmix.errors import Unreachable
 from mdsmix.kinds.assemble import Assembler
 from mdsmix.kinds.membership import Fingerprints
 from mdsmix.kinds.read_records import Reading, open_reading
-from mdsmix.shards.ids import RowIds
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_files import store_shards
+from mdsmix.shards.side_files import RowIds
 from mdsmix.sources import (
     Content,
     Digests,

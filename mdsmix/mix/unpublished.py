@@ -8,7 +8,7 @@ from itertools import islice
 
 from mdsmix.errors import NotPublished
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.shards.quarantined import read_quarantine
+from mdsmix.shards.published import read_quarantine
 from mdsmix.storage import Location, locate
 from mdsmix.words import does, plural
 

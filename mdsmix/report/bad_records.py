@@ -12,8 +12,7 @@ from itertools import islice
 from typing import Any
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.shards.published import find_published, working_folder
-from mdsmix.shards.quarantined import QUARANTINE, read_quarantine
+from mdsmix.shards.published import QUARANTINE, find_published, read_quarantine, working_folder
 from mdsmix.storage import Location, locate
 from mdsmix.words import plural, printable
 

@@ -11,8 +11,8 @@ from mdsmix.report.card import card, card_rows
 from mdsmix.report.segments import runs_of, sample_json
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.which_samples import Choice, Chosen, choose
-from mdsmix.shards.ids import Name, id_of
 from mdsmix.shards.published import Stream, find_published, read_in
+from mdsmix.shards.side_files import Name
 from mdsmix.storage import locate
 from mdsmix.words import plural
 
@@ -36,7 +36,7 @@ def inspect(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
     return Inspection(
         stream=found,
         samples=samples,
-        ids={each.number: id_of(found, each.number) for each in samples},
+        ids={each.number: found.id_of(each.number) for each in samples},
         decoder=find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None),
     )
 

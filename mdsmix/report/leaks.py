@@ -10,7 +10,6 @@ from mdsmix.leaks.audit import Audit, Ids, Leak, Passage, Where, passage
 from mdsmix.leaks.items import LENGTH
 from mdsmix.report.segments import Segment, runs_of
 from mdsmix.report.show import Item, Run, SampleText, Title
-from mdsmix.shards.ids import id_of
 from mdsmix.table import Column, Table
 from mdsmix.words import does, plural
 
@@ -96,7 +95,7 @@ def passages(found: Audit, leak: Leak, decoder: Decoder | None) -> Iterator[tupl
 
 
 def _named(stream: Any, sample: int) -> str:
-    name = id_of(stream, sample)
+    name = stream.id_of(sample)
     return "" if name is None else f", id {name}"
 
 
@@ -173,8 +172,8 @@ def _leak_json(found: Audit, leak: Leak, decoder: Decoder | None, is_shown: bool
     if is_shown:
         each = passage(found, leak, leak.places[0])
         tree |= {
-            "id": id_of(evaluation, at.sample),
-            "training_id": id_of(found.streams[leak.places[0].stream], leak.places[0].sample),
+            "id": evaluation.id_of(at.sample),
+            "training_id": found.streams[leak.places[0].stream].id_of(leak.places[0].sample),
             "passage": _passage_json(each, decoder),
         }
     return tree

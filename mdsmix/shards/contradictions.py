@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
@@ -21,43 +21,49 @@ BESIDE, INTERRUPTED, CONTRADICTS = "side-files", "publication-interrupted", "man
 "The rules, by the names that `check` gives them."
 
 
-class Contradiction(NamedTuple):
-    """A rule that is broken."""
+@dataclass(frozen=True, slots=True)
+class StreamFault:
+    """A rule that a stream breaks."""
 
     rule: str
+    "As `check` names it."
     file: str
-    "By its name in the stream's folder."
+    "A shard, the index, the manifest or a file that it names, by its name in the stream's folder."
     problem: str
     "What was expected and what was found."
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.problem}; {self.fix}"
 
 
 def contradictions(
     index: Index, manifest: Manifest | None, files: Mapping[str, Stat]
-) -> Iterator[Contradiction]:
+) -> Iterator[StreamFault]:
     """Every rule that the stream breaks. `files`: what lies beside its index."""
     for file in index.files:
         if problem := file.missing_from(files):
-            yield Contradiction(SIZE if file.basename in files else MISSING, file.basename, problem)
+            yield StreamFault(SIZE if file.basename in files else MISSING, file.basename, problem)
     for name, times in Counter(file.basename for file in index.files).items():
         if times > 1:
-            yield Contradiction(TWICE, name, f"expected once in the index, found {times} times")
+            yield StreamFault(TWICE, name, f"expected once in the index, found {times} times")
     if manifest is None:
         return
     if index.hash != manifest.index_hash:
         expected = f"expected the xxh128 {manifest.index_hash} of the manifest, found {index.hash}"
         why = "a publication was interrupted, or the index was changed"
-        yield Contradiction(INTERRUPTED, index_file.BASENAME, f"{expected}: {why}")
+        yield StreamFault(INTERRUPTED, index_file.BASENAME, f"{expected}: {why}")
         return
     for beside in manifest.named_files:
         if problem := beside.stored.missing_from(files):
-            yield Contradiction(BESIDE, beside.name, problem)
+            yield StreamFault(BESIDE, beside.name, problem)
     columns = manifest.encoding.columns
     for shard in index.shards:
         if shard.columns != columns:
             problem = f"expected the columns {columns}, found {shard.columns}"
-            yield Contradiction(CONTRADICTS, shard.stored.basename, problem)
+            yield StreamFault(CONTRADICTS, shard.stored.basename, problem)
     for problem in _sums(index, manifest):
-        yield Contradiction(CONTRADICTS, manifest_file.BASENAME, problem)
+        yield StreamFault(CONTRADICTS, manifest_file.BASENAME, problem)
 
 
 def _sums(index: Index, manifest: Manifest) -> Iterator[str]:

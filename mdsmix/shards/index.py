@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
+import orjson
 import xxhash
 
 from mdsmix import typed
@@ -37,10 +38,6 @@ class StoredFile:
     basename: str
     bytes: int
     hashes: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def entry(self) -> dict[str, Any]:
-        return {"basename": self.basename, "bytes": self.bytes, "hashes": self.hashes}
 
     def missing_from(self, found: Mapping[str, Stat]) -> str | None:
         """The problem where the file is not in a listing, or of another size there."""
@@ -69,13 +66,6 @@ class Shard:
     size_limit: int | str | None = None
 
     @property
-    def entry(self) -> dict[str, Any]:
-        """As in index.json. `asdict` would copy every list in it, ten times as slowly."""
-        of = {name: getattr(self, name) for name in _ENTRY}
-        zipped = self.zip_data.entry if self.zip_data else None
-        return of | {"raw_data": self.raw_data.entry, "zip_data": zipped}
-
-    @property
     def columns(self) -> dict[str, str]:
         return dict(zip(self.column_names, self.column_encodings, strict=False))
 
@@ -92,9 +82,6 @@ class Shard:
     @staticmethod
     def of(layout: ShardLayout, samples: int, raw: StoredFile, zipped: StoredFile | None) -> Shard:
         return Shard(samples=samples, raw_data=raw, zip_data=zipped, **layout.settings)
-
-
-_ENTRY = [f.name for f in fields(Shard)]
 
 
 @dataclass(frozen=True)
@@ -125,7 +112,7 @@ class Index:
 
 def make_index(shards: Sequence[Shard]) -> Index:
     """The index of the shards, in their order, byte for byte as MDSWriter would write it."""
-    tree = {"version": 2, "shards": [shard.entry for shard in shards]}
+    tree = {"version": 2, "shards": orjson.loads(orjson.dumps(shards))}
     return Index(tuple(shards), json.dumps(tree, sort_keys=True).encode())
 
 
@@ -147,7 +134,7 @@ def parse_index(content: bytes, where: str) -> Index:
 def read_index(folder: Location) -> Index:
     """The index of the stream published in `folder`; Unreachable where there is none."""
     at = folder / BASENAME
-    return parse_index(read_description(at), str(at))
+    return find_index(folder) or parse_index(at.read(), str(at))  # which says why it cannot
 
 
 def find_index(folder: Location) -> Index | None:
@@ -157,24 +144,15 @@ def find_index(folder: Location) -> Index | None:
     return None if content is None else parse_index(content, str(at))
 
 
-def read_description(at: Location) -> bytes:
-    """The bytes of an index or a manifest; Unreachable where it is missing, or larger than either can be."""
-    content = find_description(at)
-    return at.read() if content is None else content  # which says why it cannot
-
-
 def find_description(at: Location) -> bytes | None:
-    """As `read_description`, in one request; None where it is missing."""
+    """The bytes of an index or a manifest, in one request; None where it is missing, Unreachable where it is larger than either can be."""
     found = at.fetch(LARGEST)
-    if found is None:
-        return None
-    stat, content = found
-    if stat.size > LARGEST:
+    if found and found[0].size > LARGEST:
         raise Unreachable(
-            f"{at} has {stat.size:,} bytes, and no index or manifest has more than {LARGEST:,}, so it is not read; "
+            f"{at} has {found[0].size:,} bytes, and no index or manifest has more than {LARGEST:,}, so it is not read; "
             "publish the stream again."
         )
-    return content
+    return found[1] if found else None
 
 
 def _shard(entry: Any, number: int) -> Shard:
@@ -199,37 +177,25 @@ def _problem(shard: Shard) -> str | None:
     names, encodings, sizes = shard.column_names, shard.column_encodings, shard.column_sizes
     if shard.samples < 0 or not len(names) == len(encodings) == len(sizes):
         return "contradicts itself in samples or columns"
-    least, problem = _least_bytes(tuple(names), tuple(encodings), tuple(sizes))
-    # In front of the samples stand their number and where each begins and the last one ends.
-    if problem or shard.samples * (4 + least) + 8 <= shard.raw_data.bytes:
+    if problem := _column_problem(tuple(encodings), tuple(sizes)):
         return problem
-    return (
-        f"says that {shard.raw_data.basename} holds {typed.brief(shard.samples)} samples of at least {typed.brief(least)} bytes, "
-        f"and has {shard.raw_data.bytes:,} bytes"
-    )
+    # In front of the samples stand their number and where each begins and the last one ends.
+    if shard.samples * (4 + sum(size or 4 for size in sizes)) + 8 > shard.raw_data.bytes:
+        return f"has {shard.raw_data.bytes:,} bytes, too few for {shard.samples:,} samples"
+    return None
 
 
 @lru_cache(maxsize=64)
-def _least_bytes(
-    names: tuple[str, ...], encodings: tuple[str, ...], sizes: tuple[int | None, ...]
-) -> tuple[int, str | None]:
-    """The fewest bytes that a sample can have, or a sentence on columns that cannot be. As a rule all shards of a stream have
-    the same, as a rule."""
-    for name, encoding, size in zip(names, encodings, sizes, strict=True):
+def _column_problem(encodings: tuple[str, ...], sizes: tuple[int | None, ...]) -> str | None:
+    """What is wrong with columns of which all shards of a stream have the same, as a rule."""
+    for encoding, size in zip(encodings, sizes, strict=True):
         try:
             fixed = codec_of(encoding).size
         except (TypeError, ValueError, ArithmeticError):
-            return (
-                0,
-                f"has the column {typed.brief(name)} of the encoding {typed.brief(encoding)}, which is none",
-            )
-        is_known = encoding.partition(":")[0] in CODECS
-        if size != fixed if is_known else size is not None and size < 1:
-            return 0, (
-                f"says that a value of the column {typed.brief(name)} has {typed.brief(size)} bytes, and its encoding "
-                f"{typed.brief(encoding)} gives {typed.brief(fixed)}"
-            )
-    return sum(size or 4 for size in sizes), None
+            return f"has a column of the encoding {typed.brief(encoding)}, which is none"
+        if size != fixed and encoding.partition(":")[0] in CODECS:
+            return f"says that a value has {size} bytes, and its encoding {typed.brief(encoding)} gives {fixed}"
+    return None
 
 
 def _is_inside(basename: str) -> bool:

@@ -15,16 +15,22 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
+import orjson
+
 from mdsmix.errors import NotPublished, Unreachable
 from mdsmix.shards import manifest as manifest_file
-from mdsmix.shards.contradictions import Contradiction, contradictions
+from mdsmix.shards.contradictions import StreamFault, contradictions
 from mdsmix.shards.index import BASENAME, Index, Shard, find_index, read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.shard_samples import read_samples, sample_table
+from mdsmix.shards.side_files import id_at
 from mdsmix.storage import Location, Stat
 
 LIMITED = re.compile(r"limit-\d+")
 "Name of the folder that `convert --limit` publishes beside the splits."
+QUARANTINE = "quarantine"
+"The folder of a stream's bad records: a file for each work unit that has any, a line of JSON for each of them."
+SUFFIX = ".jsonl.zst"
 VERSION = re.compile(r"(.+)-([0-9a-f]{8})")
 
 
@@ -58,7 +64,7 @@ class Stream:
         return dict(self.folder.list())
 
     @cached_property
-    def contradictions(self) -> Sequence[Contradiction]:
+    def contradictions(self) -> Sequence[StreamFault]:
         """What index, manifest and the files that lie there contradict each other in."""
         return list(contradictions(self.index, self.manifest, self.files))
 
@@ -79,6 +85,11 @@ class Stream:
         """A sample, decoded; Unreachable where it cannot be read."""
         shard, row = self.shard_with(sample)
         return read_samples(self.folder, shard, sample_table(self.folder, shard), [row])[row]
+
+    def id_of(self, sample: int) -> Any:
+        """The name of the record that a sample is of, or those of a packed row; None where there is none."""
+        sides = self.trusted_manifest.side_files if self.trusted_manifest else ()
+        return id_at(self.folder, sides, *self.shard_with(sample))
 
 
 def read_published(folder: Location) -> Stream | None:
@@ -172,3 +183,29 @@ def _splits(at: Location) -> Iterator[Location]:
         found = VERSION.fullmatch(name)
         if not (found and found[1] in names) and current(at / name):
             yield at / name
+
+
+def read_quarantine(folder: Location) -> Iterator[dict[str, Any]]:
+    """All bad records of a stream, in the order of the files' names; Unreachable where a file is damaged."""
+    quarantine = folder / QUARANTINE
+    for name, _ in quarantine.list():
+        if name.endswith(SUFFIX):
+            yield from map(orjson.loads, read_lines(quarantine / name))
+
+
+def read_lines(at: Location) -> Iterator[bytes]:
+    """The lines of a file of bad records, without holding it; Unreachable where it is damaged or was cut off."""
+    from zstandard import ZstdDecompressor, ZstdError
+
+    frame, rest = ZstdDecompressor().decompressobj(), b""
+    try:
+        with at.open() as stored:
+            while packed := stored.read(1 << 20):
+                *lines, rest = (rest + frame.decompress(packed)).split(b"\n")
+                yield from lines
+        if not frame.eof:
+            raise ZstdError("it was cut off")
+    except ZstdError as error:
+        raise Unreachable(
+            f"{at} is damaged ({error}), and it holds bad records; delete it and run convert again, which writes it anew."
+        ) from None

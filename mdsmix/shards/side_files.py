@@ -4,6 +4,9 @@ Whoever checks, renders or inspects a stream reads its manifest, and a manifest 
 1.4 GB. So a list of more than 10,000 names goes into files of its own, which are read only where names are asked for, one
 part at a time. A file is named by the hash of its bytes, is written before the manifest and never changes. The names that
 begin a part follow from the names alone, so a source that was added, removed or edited makes one part another.
+
+The names of records (a source's `id`) lie in a side file of each shard: a line of JSON for each row, which is a text, a whole number, or null
+where the record has none; of a packed row it is a list of them.
 """
 
 from __future__ import annotations
@@ -11,17 +14,19 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
 import orjson
 import xxhash
 
-from mdsmix import typed
 from mdsmix.errors import Damaged
-from mdsmix.shards.index import StoredFile
+from mdsmix.ragged import Ragged
+from mdsmix.shards.index import Shard, StoredFile
 from mdsmix.shards.shard_files import write_once
 from mdsmix.shards.shard_layout import HASHES
-from mdsmix.shards.shard_samples import decompressed
+from mdsmix.shards.shard_samples import check_stored, decompressed
 from mdsmix.storage import Location, together
 
 NAMES = {
@@ -34,6 +39,11 @@ LISTED = 10_000
 second, as long as all else that `check` does."""
 FILES_A_PART = 1 << 15
 "On average: 0.8 MB as stored. A source that is added writes as much again, and the names of a part need 15 MB of memory."
+IDS = "ids"
+"The kind of the side files with the names of records."
+LONGEST = 500
+"Characters of a record's name that are kept."
+Name = str | int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +95,33 @@ def is_named_file(name: str) -> bool:
     return any(re.fullmatch(pattern, name) for pattern in NAMES.values())
 
 
+def _write(folder: Location, lines: bytes | bytearray, suffix: str) -> dict[str, Any]:
+    """Writes the lines as a file that is named by its hash; returns what a NamedFile says of it."""
+    from zstandard import ZstdCompressor
+
+    # Level 1 makes of paths and hashes less than level 3 does, four times as fast.
+    content = ZstdCompressor(level=1).compress(lines)
+    digest = xxhash.xxh128_hexdigest(content)
+    name = f"{digest}.{suffix}"
+    write_once(folder / name, [memoryview(content)])
+    return {"name": name, "bytes": len(content), "hash": digest}
+
+
+def _lines(at: Location, stored: NamedFile) -> Iterator[bytes]:
+    """The lines of a file; Damaged where it is missing or not what the manifest says."""
+    found = at.fetch(stored.bytes)
+    try:
+        if found is None:
+            raise ValueError("it is missing")
+        check_stored(stored.stored, found[1], "manifest")
+    except ValueError as error:
+        raise Damaged(
+            f"{at}, which the manifest of the stream names, is damaged: {error}; "
+            f"mdsmix repair {at.parent} --recipe RECIPE makes it anew."
+        ) from None
+    yield from decompressed(io.BytesIO(found[1]), "zstd")
+
+
 def store_sources(folder: Location, files: Sequence[SourceEntry]) -> list[SourceList]:
     """Writes the list in parts, the parts that are there already excepted."""
     parts = _cut(sorted(files, key=lambda file: file.path))
@@ -103,40 +140,58 @@ def _cut(files: Iterable[SourceEntry]) -> Iterator[list[SourceEntry]]:
 
 
 def _store(folder: Location, files: list[SourceEntry]) -> SourceList:
-    from zstandard import ZstdCompressor
-
     lines = bytearray()
     for file in files:  # a list of the lines would hold 1 KB for each: orjson shrinks its buffer, and the rest stays unused
         lines += orjson.dumps(file, option=orjson.OPT_APPEND_NEWLINE)
-    # Level 1 makes of paths and hashes less than level 3 does, four times as fast.
-    content = ZstdCompressor(level=1).compress(lines)
-    digest = xxhash.xxh128_hexdigest(content)
-    name = f"{digest}.sources.zst"
-    write_once(folder / name, [memoryview(content)])
-    return SourceList(name=name, bytes=len(content), hash=digest, files=len(files))
+    return SourceList(**_write(folder, lines, "sources.zst"), files=len(files))
 
 
 def read_part(folder: Location, part: SourceList) -> list[SourceEntry]:
     """The sources of a part; Damaged where it is missing or not what the manifest says."""
-    at = folder / part.name
-    found = at.fetch(part.bytes)
-    if problem := part.stored.missing_from({part.name: found[0]} if found else {}):
-        raise _damaged(at, problem)
-    content = found[1] if found else b""
-    if (digest := xxhash.xxh128_hexdigest(content)) != part.hash:
-        raise _damaged(at, f"expected the xxh128 {part.hash}, found {digest}")
-    try:
-        lines = decompressed(io.BytesIO(content), "zstd")
-        files = [typed.load(SourceEntry, line) for line in lines]
-    except Exception as error:  # whatever a decompressor makes of what is no list
-        raise _damaged(at, str(error).rstrip(".")) from None
-    if len(files) != part.files:
-        raise _damaged(at, f"expected {part.files:,} files in it, found {len(files):,}")
-    return files
+    return [SourceEntry(**orjson.loads(line)) for line in _lines(folder / part.name, part)]
 
 
-def _damaged(at: Location, problem: str) -> Damaged:
-    return Damaged(
-        f"{at}, a part of the list of the stream's sources, is damaged: {problem}; "
-        f"mdsmix repair {at.parent} --recipe RECIPE makes it anew."
-    )
+class RowIds:
+    """The names of a work unit's rows, as they are made: 15 bytes each, where a list of them took 60."""
+
+    def __init__(self) -> None:
+        self._lines = bytearray()
+
+    def add(self, names: Iterable[Name]) -> None:
+        for name in names:
+            kept = name[:LONGEST] if isinstance(name, str) else name
+            self._lines += orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE)
+
+    def pack(self, documents: Ragged) -> None:
+        """Makes the names those of packed rows: of each row a list, of the documents whose numbers it holds."""
+        each, lines = bytes(self._lines).splitlines(), bytearray()
+        for row in range(len(documents)):
+            names = map(each.__getitem__, documents[row].tolist())
+            lines += b"[" + b",".join(names) + b"]\n"
+        self._lines = lines
+
+    def store(self, folder: Location, shards: Sequence[Shard]) -> list[SideFile]:
+        """Writes a file for each of the shards, which hold the rows in order."""
+        lines = iter(bytes(self._lines).splitlines(keepends=True))
+        each = [b"".join(islice(lines, shard.samples)) for shard in shards]
+        written = [
+            SideFile(**_write(folder, some, f"{IDS}.side"), kind=IDS, shard="") for some in each
+        ]
+        return named_anew(written, shards)
+
+
+def named_anew(sides: Sequence[SideFile], shards: Sequence[Shard]) -> list[SideFile]:
+    """The side files of these shards, in their order, by the names that the index gives the shards; none where there are none."""
+    return [
+        replace(side, shard=shard.stored.basename)
+        for side, shard in zip(sides, shards[: len(sides)], strict=True)
+    ]
+
+
+def id_at(folder: Location, sides: Iterable[SideFile], shard: Shard, row: int) -> Any:
+    """The name of the record that a row of a shard is of, or those of a packed row; None where there is none, Damaged where its file
+    cannot be read."""
+    for side in sides:
+        if (side.kind, side.shard) == (IDS, shard.stored.basename):
+            return orjson.loads(next(islice(_lines(folder / side.name, side), row, None)))
+    return None

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from mdsmix.errors import Earlier, Unreachable
 from mdsmix.shards import index as index_file
@@ -22,14 +23,13 @@ from mdsmix.shards.contradictions import (
     CONTRADICTS,
     MISSING,
     SIZE,
-    Contradiction,
+    StreamFault,
     contradictions,
 )
 from mdsmix.shards.counts import Totals, histogram
-from mdsmix.shards.index import Shard, StoredFile, find_description, parse_index, read_description
+from mdsmix.shards.index import Shard, find_description, parse_index
 from mdsmix.shards.manifest import Manifest, parse_manifest, read_manifest
-from mdsmix.shards.published import working_folder
-from mdsmix.shards.quarantined import QUARANTINE, read_quarantine
+from mdsmix.shards.published import QUARANTINE, read_quarantine, working_folder
 from mdsmix.shards.shard_samples import (
     Samples,
     arrays,
@@ -38,9 +38,11 @@ from mdsmix.shards.shard_samples import (
     check_stored,
     samples_of,
 )
+from mdsmix.shards.side_files import NamedFile
 from mdsmix.shards.token_ids import token_columns, tokens_of
 from mdsmix.storage import Location
 
+T = TypeVar("T")
 CONTENTS, BAD_RECORDS = "shard-contents", "quarantine"
 "The rules on what only reading finds."
 IN_TRANSIT = (
@@ -55,22 +57,6 @@ S3_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """One thing that is not as it should be."""
-
-    rule: str
-    "As `check` names it."
-    file: str
-    "A shard, the index, the manifest or a file that it names, by its name in the stream's folder."
-    problem: str
-    "What was expected and what was found."
-    fix: str
-
-    def __str__(self) -> str:
-        return f"{self.file}: {self.problem}; {self.fix}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What was looked at, and what was wrong."""
 
@@ -82,8 +68,8 @@ class Report:
     "Shards of a compression that mdsmix cannot undo: their size and hash are right, no more is known."
     unhashed: int = 0
     "Shards for which the index has no hash: damage that leaves the layout whole is not seen."
-    faults: tuple[Fault, ...] = ()
-    in_transit: tuple[Fault, ...] = ()
+    faults: tuple[StreamFault, ...] = ()
+    in_transit: tuple[StreamFault, ...] = ()
     "Damage that a second read did not find: what is stored is whole."
 
 
@@ -98,31 +84,32 @@ def verify(
 
     Unreachable where it cannot be looked at: no index, no right, no store.
     """
-    manifest, faults = _read_manifest(folder)
-    fix = _fix(folder, manifest, bool(faults))
+    manifest, faults = _parsed(folder / manifest_file.BASENAME, parse_manifest, "manifest")
     at = folder / index_file.BASENAME
-    content = read_description(at)
-    try:
-        index = parse_index(content, str(at))
-    except Unreachable as error:
-        problem = Fault(rule="index", file=at.name, problem=_problem(error), fix=fix)
-        return Report(stream=str(folder), faults=(*faults, problem))
+    index, unread = _parsed(at, parse_index, "index")
+    fix = _fix(folder, manifest, bool(faults))
+    faults = [replace(fault, fix=_REENCODE) for fault in faults]
+    if index is None:
+        if not unread:
+            at.read()  # which says why it cannot
+        return Report(stream=str(folder), faults=(*faults, *(replace(f, fix=fix) for f in unread)))
     problems = list(contradictions(index, manifest, dict(folder.list())))
-    missing = {each.file for each in problems if each.rule in (MISSING, SIZE, BESIDE)}
     looks: list[_Inside] = []
     if not quick:
+        missing = {each.file for each in problems if each.rule in (MISSING, SIZE, BESIDE)}
         whole = [shard for shard in index.shards if shard.stored.basename not in missing]
         begin(str(folder), sum(shard.stored.bytes for shard in whole))
         looks = _look_inside_all(folder, whole, on_progress)
-        problems += [
-            Contradiction(CONTENTS, each.file, each.problem) for each in looks if each.problem
-        ]
-        beside = (
-            [f.stored for f in manifest.named_files if f.name not in missing] if manifest else []
+        problems += (
+            StreamFault(CONTENTS, each.file, each.problem) for each in looks if each.problem
         )
-        problems += _damage(folder, beside)
-        problems += _miscounts(looks, manifest) if not problems else ()
-        problems += _lost_records(folder, manifest) if manifest else ()
+        if manifest:
+            problems += _damage(folder, [f for f in manifest.named_files if f.name not in missing])
+            problems += _miscounts(looks, manifest) if not problems else ()
+            problems += _lost_records(folder, manifest)
+    transit = (
+        StreamFault(CONTENTS, x.file, x.in_transit, IN_TRANSIT) for x in looks if x.in_transit
+    )
     return Report(
         stream=str(folder),
         shards=len(index.shards),
@@ -130,30 +117,28 @@ def verify(
         bytes=index.bytes,
         undecoded=sum(not each.is_decoded for each in looks),
         unhashed=sum(not file.hashes for file in index.files),
-        faults=(*faults, *(Fault(**each._asdict(), fix=fix) for each in problems)),
-        in_transit=tuple(
-            Fault(rule=CONTENTS, file=each.file, problem=each.in_transit, fix=IN_TRANSIT)
-            for each in looks
-            if each.in_transit
-        ),
+        faults=(*faults, *(replace(problem, fix=fix) for problem in problems)),
+        in_transit=tuple(transit),
     )
 
 
-def _read_manifest(folder: Location) -> tuple[Manifest | None, list[Fault]]:
-    at = folder / manifest_file.BASENAME
+_REENCODE = "mdsmix convert RECIPE --reencode writes it anew from the finished work units"
+
+
+def _parsed(
+    at: Location, parse: Callable[[bytes, str], T], rule: str
+) -> tuple[T | None, list[StreamFault]]:
+    """The index or the manifest, or what is wrong with it; neither where there is none."""
     content = find_description(at)
-    if content is None:
-        return None, []
     try:
-        return parse_manifest(content, str(at)), []
+        return (None if content is None else parse(content, str(at))), []
     except Earlier:
         raise
     except Unreachable as error:
-        fix = "mdsmix convert RECIPE --reencode writes it anew from the finished work units"
-        return None, [Fault(rule="manifest", file=at.name, problem=_problem(error), fix=fix)]
+        return None, [StreamFault(rule, at.name, _problem(error))]
 
 
-def _problem(error: Unreachable) -> str:
+def _problem(error: Exception) -> str:
     """The problem that the error names, without its advice, since a fault has its own."""
     return str(error).rpartition("; ")[0] or str(error)
 
@@ -166,16 +151,16 @@ def _fix(folder: Location, manifest: Manifest | None, is_damaged: bool) -> str:
     return "publish the stream again with the tool that made it"
 
 
-def _damage(folder: Location, files: list[StoredFile]) -> Iterator[Contradiction]:
+def _damage(folder: Location, files: Iterable[NamedFile]) -> Iterator[StreamFault]:
     """The files beside the manifest whose bytes are not those that it names, one at a time in memory."""
     for file in files:
         try:
-            check_stored(file, (folder / file.basename).read(), "manifest")
+            check_stored(file.stored, (folder / file.name).read(), "manifest")
         except ValueError as error:
-            yield Contradiction(BESIDE, file.basename, str(error))
+            yield StreamFault(BESIDE, file.name, str(error))
 
 
-def _lost_records(folder: Location, manifest: Manifest) -> Iterator[Contradiction]:
+def _lost_records(folder: Location, manifest: Manifest) -> Iterator[StreamFault]:
     """Where the quarantine does not hold the bad records that the manifest counts. That of versions lies beside them, of the current one."""
     split = working_folder(folder)
     current = manifest if split == folder else read_manifest(split)
@@ -183,26 +168,24 @@ def _lost_records(folder: Location, manifest: Manifest) -> Iterator[Contradictio
         return
     try:
         found = dict(Counter(record["reason"] for record in read_quarantine(split)))
+        if found != current.records.quarantined:
+            said = f"expected the bad records {current.records.quarantined}, found {found}"
+            yield StreamFault(BAD_RECORDS, QUARANTINE, said)
     except (Unreachable, ValueError, LookupError, TypeError) as error:
-        problem = _problem(error) if isinstance(error, Unreachable) else str(error)
-        yield Contradiction(BAD_RECORDS, QUARANTINE, f"its files cannot be read: {problem}")
-        return
-    if found != current.records.quarantined:
-        said = f"expected the bad records {current.records.quarantined}, found {found}"
-        yield Contradiction(BAD_RECORDS, QUARANTINE, said)
+        yield StreamFault(BAD_RECORDS, QUARANTINE, f"its files cannot be read: {_problem(error)}")
 
 
-def _miscounts(looks: Iterable[_Inside], manifest: Manifest | None) -> Iterator[Contradiction]:
+def _miscounts(looks: Iterable[_Inside], manifest: Manifest) -> Iterator[StreamFault]:
     """Totals that the samples contradict, where all of them could be counted."""
     counted = [each.totals for each in looks]
-    if manifest is None or None in counted:
+    if None in counted:
         return
     totals = sum(filter(None, counted), Totals())
     for what in ("tokens", "largest_id", "longest", "lengths", "documents"):
         said, found = getattr(manifest.totals, what), getattr(totals, what)
         if said != found:
             problem = f"expected {what} {said}, counted {found}"
-            yield Contradiction(CONTRADICTS, manifest_file.BASENAME, problem)
+            yield StreamFault(CONTRADICTS, manifest_file.BASENAME, problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ from mdsmix.shards.contradictions import (
     MISSING,
     SIZE,
     TWICE,
-    Contradiction,
+    StreamFault,
 )
-from mdsmix.shards.verification import BAD_RECORDS, CONTENTS, Fault
+from mdsmix.shards.verification import BAD_RECORDS, CONTENTS
 from mdsmix.training.findings import Finding, Severity, check_streams
 from mdsmix.words import plural
 
@@ -27,7 +27,7 @@ def _rule(id: str, severity: Severity, why: str, fix: str) -> None:
 
     def broken(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
         report = mix.verified.get(stream.folder.url)
-        every: Sequence[Fault | Contradiction] = report.faults if report else stream.contradictions
+        every: Sequence[StreamFault] = report.faults if report else stream.contradictions
         if told := [each for each in every if each.rule == id]:
             more = f" (and {plural(len(told) - 1, 'more file')})" if told[1:] else ""
             problem = told[0].problem.rstrip(".")
