@@ -107,9 +107,7 @@ def plan_shown(plan: Plan) -> Iterator[Item]:
     yield _headline(plan)
     yield from (epoch_of(plan), run_of(plan), NamedValues([*step_pairs(plan), *node_pairs(plan)]))
     yield from ("", "settings")
-    yield NamedValues(
-        [(s.key, f"{s.use or 'leave out'}: {s.why} ({s.rests_on})") for s in plan.settings]
-    )
+    yield NamedValues([(s.key, f"{s.use or 'leave out'}: {s.why}") for s in plan.settings])
     yield from ("", *plan.notes, *filter(None, [_legend(plan)]))
 
 

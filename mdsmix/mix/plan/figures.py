@@ -13,8 +13,6 @@ from typing import Any, Literal
 from mdsmix.mix.epoch import StreamInEpoch
 from mdsmix.table import Estimate, is_known
 
-RestsOn = Literal["Streaming's rule", "Streaming's default", "rule of thumb"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamInRun(StreamInEpoch):
@@ -114,7 +112,6 @@ class Setting:
     "What the config says."
     use: str | None
     "What to write; None: leave it out."
-    rests_on: RestsOn
     why: str
 
 

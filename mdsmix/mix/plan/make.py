@@ -6,29 +6,38 @@ exact is held against Streaming's own partitions (tests/with_torch/test_mix_plan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.kinds.survey import Survey
 from mdsmix.mix.check import findings
 from mdsmix.mix.delivered import METHODS
 from mdsmix.mix.draws import batching, delivered_in, draws_of, shuffle_algo
 from mdsmix.mix.epoch import StreamInEpoch, in_epoch
-from mdsmix.mix.plan.duration import ONE_EPOCH, Duration, of_option, of_yaml, run_plan
-from mdsmix.mix.plan.figures import Plan, RunPlan, StepPlan, StreamInRun
+from mdsmix.mix.plan.figures import EpochPlan, Plan, RunPlan, StepPlan, StreamInRun
 from mdsmix.mix.plan.forecast import forecast
-from mdsmix.mix.plan.nodes import node_plan
-from mdsmix.mix.plan.notes import notes_of
-from mdsmix.mix.plan.settings import settings_for, unheld
-from mdsmix.mix.plan.steps import epoch_plan, is_even, packing_of, padding_of, step_plan
+from mdsmix.mix.plan.nodes import node_plan, settings_for, unheld
+from mdsmix.mix.plan.steps import (
+    ONE_EPOCH,
+    Duration,
+    epoch_plan,
+    is_even,
+    of_option,
+    of_yaml,
+    packing_of,
+    padding_of,
+    run_plan,
+    step_plan,
+)
 from mdsmix.mix.resolve import resolve
 from mdsmix.mix.stream_counts import eos_of
 from mdsmix.mix.streams import Loader, Mix
 from mdsmix.mix.world import World, batch_of
-from mdsmix.table import UNKNOWN, Estimate, about
+from mdsmix.table import UNKNOWN, Estimate, about, is_known
 from mdsmix.training.findings import Finding
 from mdsmix.training.keys import BYTE_UNITS, in_units, whole
-from mdsmix.words import listed
+from mdsmix.words import listed, plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,3 +203,79 @@ def _unseen(share: float, epochs: float, is_fixed: bool) -> float:
     if is_fixed:
         return 1 - share if full else Estimate(1 - share * rest)
     return Estimate((1 - share) ** full * (1 - share * rest))
+
+
+def notes_of(
+    loader: Loader,
+    streams: Sequence[StreamInEpoch],
+    epoch: EpochPlan,
+    step: StepPlan,
+    world: World,
+    others: Iterable[str],
+) -> Iterator[str]:
+    """`others`: settings that the config holds otherwise."""
+    surveys = ((stream.survey, of) for stream, of in zip(loader.streams, streams, strict=True))
+    yield from (_surveyed(survey, of) for survey, of in surveys if survey)
+    for stream, of in zip(loader.streams, streams, strict=True):
+        yield from _of_stream(of, has_manifest=stream.trusted_manifest is not None)
+    yield from _of_epoch(loader, streams, epoch, step, world)
+    if otherwise := ", ".join(others):
+        yield f"set otherwise in the config: {otherwise}"
+
+
+def _of_stream(of: StreamInEpoch, has_manifest: bool) -> Iterator[str]:
+    """What the loader cuts off of a stream, and what is not known of it."""
+    if is_known(of.cut) and of.cut:
+        share = of.cut / max(1, of.cut + of.tokens)
+        yield f"{of.stream}: the loader cuts off {of.cut:,.0f} tokens an epoch at max_seq_len, {share:.1%} of all"
+    if not is_known(of.tokens):
+        yield f"{of.stream}: the loader itself tokenizes it, so its tokens are not known"
+    elif not is_known(of.trained):
+        yield (
+            f"{of.stream}: what is trained of it is not known: no manifest counts it for this loader's max_seq_len and targets"
+        )
+    elif not has_manifest and not is_known(of.cut):
+        yield f"{of.stream}: no manifest counts its tokens; the first samples of its first shard stand for all"
+
+
+def _of_epoch(
+    loader: Loader,
+    streams: Sequence[StreamInEpoch],
+    epoch: EpochPlan,
+    step: StepPlan,
+    world: World,
+) -> Iterator[str]:
+    """What of an epoch is dropped, comes twice, or waits."""
+    drawn, came = (sum(getattr(s, name) for s in streams) for name in ("drawn", "delivered"))
+    wanted = sum(s.tokens for s in streams) * (world.drawn_together / max(1, float(came)))
+    if world.packing > 1 and wanted > step.positions:
+        yield (
+            f"packing_ratio {world.packing:g} draws {wanted:,.0f} tokens for {step.positions:,.0f} positions: what does not fit waits "
+            "for later steps, and is dropped at the end of the epoch; take a smaller ratio"
+        )
+    if came < drawn:
+        yield f"the batching method drops {drawn - came:,.0f} of {drawn:,.0f} samples an epoch"
+    if epoch.repeated:
+        many = plural(int(epoch.repeated), "sample")
+        yield f"{many} of an epoch {'comes' if epoch.repeated == 1 else 'come'} twice, so that all devices draw equally many"
+    if not epoch.dropped:
+        return
+    dropped = plural(int(epoch.dropped), "sample")
+    if batching(loader) == "device_per_stream":
+        yield f"{dropped} of an epoch fill batches of some devices alone, which then have one batch more than the others"
+    else:
+        yield f"{dropped} of an epoch fill no last batch and are dropped (drop_last)"
+
+
+def _surveyed(survey: Survey, of: StreamInEpoch) -> str:
+    """How far a stream that is not published is known."""
+    seen = (
+        "every record of it"
+        if survey.is_all
+        else f"{plural(survey.records, 'record')} at {plural(survey.places, 'place')}"
+    )
+    said = f"{of.stream} is not converted yet: {seen} looked at"
+    if left := survey.left_out.total():
+        reasons = ", ".join(f"{n} {reason}" for reason, n in survey.left_out.items())
+        said += f"; {left:,} of these records become no sample ({reasons})"
+    return said

@@ -1,4 +1,4 @@
-"""What a node fetches and keeps, as an expectation in closed form: no epoch is laid out, and none is drawn.
+"""What a node fetches and keeps, as an expectation in closed form, and the settings that decide speed and disk.
 
 Streaming draws from each shard, puts the pieces in an order that the seed decides, and cuts it into as many parts of equal samples as
 there are canonical nodes; node p reads parts p, p + nodes, and so on (streaming/base/shuffle, partition/orig.py, 0.12 and 0.13). So a
@@ -10,18 +10,20 @@ something in common.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.mix.draws import batching
-from mdsmix.mix.plan.figures import NodePlan
+from mdsmix.mix.plan.figures import NodePlan, Setting
+from mdsmix.mix.sections import NUM_WORKERS
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.mix.world import OLD_SHUFFLES, World
-from mdsmix.table import about
+from mdsmix.table import about, size_of
 from mdsmix.training.keys import BYTE_UNITS, in_units, whole
+from mdsmix.words import does, listed, plural
 
 Floats = NDArray[np.float64]
 
@@ -182,3 +184,83 @@ def block_of(loader: Loader, world: World) -> int:
     return whole(loader.dataset.get("shuffle_block_size")) or max(
         4_000_000 // world.canonical, 1 << 18
     )
+
+
+BATCHES_AHEAD = 8
+"Streaming's default of predownload, in batches."
+SHARDS_A_BLOCK = 4
+"A block of fewer of the largest shards mixes little."
+ROOM = 0.9
+"Of a disk: the rest is for what else is written there."
+Advice = tuple[str | None, str]
+"What to write, and why."
+
+
+def settings_for(
+    loader: Loader, node: NodePlan, world: World, disk: int | None
+) -> tuple[Setting, ...]:
+    """The keys that decide speed and disk. None changes which samples an epoch holds; the first two change their order.
+
+    `disk`: bytes that a node has for its cache; None where nobody said.
+    """
+    workers = whole(loader.section.get("num_workers")) or NUM_WORKERS
+    found: dict[str, Advice] = {
+        "num_canonical_nodes": (
+            str(world.canonical),
+            "it decides the order of samples: written down, a run that starts again on another number of nodes keeps it",
+        ),
+        "shuffle_block_size": _block(loader, world),
+        "predownload": _predownload(loader, world),
+        "cache_limit": _cache_limit(loader, node, disk),
+        "num_workers": (
+            str(workers),
+            f"{workers * world.gpus} processes a node, no more than it has processors; `mdsmix bench` measures what is fastest",
+        ),
+    }
+    given = {**loader.dataset, "num_workers": loader.section.get("num_workers")}
+    return tuple(
+        Setting(key=key, now=None if given.get(key) is None else str(given[key]), use=use, why=why)
+        for key, (use, why) in found.items()
+    )
+
+
+def _block(loader: Loader, world: World) -> Advice:
+    if world.algo not in ("py1e", "py1br"):
+        return None, f"shuffle_algo {world.algo} has no blocks"
+    largest = max((shard.samples for s in loader.streams for shard in s.shards), default=0)
+    why = f"the samples among which one is shuffled: at least {SHARDS_A_BLOCK} of the largest shard, of {largest:,} samples"
+    return str(max(block_of(loader, world), SHARDS_A_BLOCK * largest)), why
+
+
+def _predownload(loader: Loader, world: World) -> Advice:
+    given = whole(loader.dataset.get("predownload")) or 0
+    use = given if given >= world.drawn else BATCHES_AHEAD * world.drawn
+    why = f"samples that each worker fetches ahead: less than the {plural(world.drawn, 'sample')} of a device's batch makes batches wait"
+    return str(use), why
+
+
+def _cache_limit(loader: Loader, node: NodePlan, disk: int | None) -> Advice:
+    if local := [s.name for s in loader.streams if not shards_of(s, loader).is_remote]:
+        lie = f"{listed(local)} {does(local, 'lies', 'lie')} on the nodes' own disks alone"
+        return None, f"{lie}, and under a limit Streaming would delete the only copy"
+    indexes = sum(len(stream.index.content) for stream in loader.streams)
+    keeps = node.kept_bytes + node.largest_shard
+    least = max(4 * node.largest_shard + indexes, node.working_set)
+    why = (
+        f"a node keeps {size_of(keeps)} over the run; below {size_of(least)}, 4 of the largest shard and all that is shuffled at a time, "
+        "shards are fetched again within an epoch"
+    )
+    if (in_units(loader.dataset.get("cache_limit"), BYTE_UNITS) or 0) >= least:
+        return str(loader.dataset["cache_limit"]), why
+    if disk is None or keeps <= ROOM * disk:
+        return None, why
+    if least > ROOM * disk:
+        return None, f"{why}: {size_of(disk)} are too few; take more nodes or a larger disk"
+    return f"{int(ROOM * disk) >> 20}mb", f"{why}; {size_of(disk)} hold less, so shards are evicted"
+
+
+def unheld(settings: Sequence[Setting]) -> Iterator[str]:
+    """The settings that a config holds otherwise."""
+    for each in settings:
+        if each.now is not None and each.use is not None and each.now != each.use:
+            yield each.key
