@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from mdsmix.encode.backends import open_backend
-from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
+from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.engines.limits import default_cap
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.tasks import Attempt, Reporter

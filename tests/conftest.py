@@ -23,8 +23,8 @@ import pytest
 import typer.main
 from hypothesis import HealthCheck
 
-from mdsmix.encode.snapshot import WITHOUT
-from mdsmix.encode.tokenizer import open_tokenizer
+from mdsmix.encode.pretrained import open_tokenizer
+from mdsmix.encode.transformers_process import WITHOUT
 from mdsmix.engines.memory import give_back
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.storage import s3_client

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from mdsmix.encode.backends import Backend, Reference
-from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds import Kind
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.shards.manifest import Encoding

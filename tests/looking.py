@@ -11,13 +11,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from mdsmix.encode import pretrained, snapshot
+from mdsmix.encode import pretrained, transformers_process
 from tests.forked import Standing
 
 BY_IMPORT = re.compile("HF_.*|HOME|XDG_CACHE_HOME")
 "The variables that are read when the libraries are imported: a look with others has a process of its own."
 IMPORTS = "from transformers import AutoTokenizer, PreTrainedTokenizerFast"
-LOOK = "from mdsmix.encode import snapshot; snapshot.main()"
+LOOK = "from mdsmix.encode import transformers_process; transformers_process.main()"
 
 
 class Looker:
@@ -25,7 +25,9 @@ class Looker:
 
     def __init__(self) -> None:
         self._by_import, self._pid = _by_import(), os.getpid()
-        self.standing = Standing(IMPORTS, snapshot.WITHOUT | {"TRANSFORMERS_VERBOSITY": "error"})
+        self.standing = Standing(
+            IMPORTS, transformers_process.WITHOUT | {"TRANSFORMERS_VERBOSITY": "error"}
+        )
 
     def look(self, asked: str) -> subprocess.CompletedProcess[str]:
         is_ours = (_by_import(), os.getpid()) == (self._by_import, self._pid)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from mdsmix.encode.processor_process import LoadedProcessor
+from mdsmix.encode.loaded_processor import LoadedProcessor
 
 SIZES = (
     (30, 40),

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.encode.pretrained import Tokenizer
 from tests.corpus import CHATML, docstrings
 
 BOS, EOS, START, END = 0, 1, 2, 3

@@ -14,7 +14,7 @@ from mdsmix import sources
 from mdsmix.convert import estimate
 from mdsmix.convert.estimate import SourceEstimate, estimate_source
 from mdsmix.convert.job import make_job
-from mdsmix.encode.tokenizer import open_tokenizer
+from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.kinds import open_recipe
 from mdsmix.sources import beginnings
 from mdsmix.storage import Stat, locate

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from mdsmix.convert.job import make_job
-from mdsmix.encode.tokenizer import open_tokenizer
+from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.kinds import open_recipe
 from tests.converting import (
     chats,

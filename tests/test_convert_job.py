@@ -13,7 +13,7 @@ from mdsmix.convert.job import Job, make_job, on_day
 from mdsmix.convert.planning import Options, StreamPlan
 from mdsmix.convert.target_state import TargetState
 from mdsmix.encode.backends import Unequal, remember_unequal
-from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, TokenizerSpec
 from mdsmix.shards.manifest import Encoding

@@ -17,7 +17,7 @@ from mdsmix.convert import gc, run, unit
 from mdsmix.convert.gc import delete_garbage, find_garbage
 from mdsmix.convert.job import Job
 from mdsmix.convert.planning import Options, plan_streams
-from mdsmix.convert.tokenizer_folder import CARD, at_hand, publish_tokenizer
+from mdsmix.convert.pretrained_folders import at_hand, publish_pretrained
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.storage import locate
@@ -62,6 +62,7 @@ def home(folder: Path) -> Path:
     return found
 
 
+CARD = "mdsmix.tokenizer"
 ANOTHER = "tokenizer.kwargs.bos_token=<|im_start|>"
 "Makes another tokenizer of the recipe's."
 
@@ -80,7 +81,7 @@ def test_streams_of_a_recipe_share_one_and_every_manifest_leads_to_it(
         card = manifest_of(tmp_path / "out" / stream / "train").tokenizer
         assert home(tmp_path).name == card.folder_name
     said = json.loads((home(tmp_path) / CARD).read_text())
-    assert said["tokenizer"]["hash"] == card.hash
+    assert said["hash"] == card.hash
     assert files(home(tmp_path)).keys() == {CARD, *said["files"]}
     assert "tokenizer.json" in said["files"]
     before = {path: path.stat() for path in home(tmp_path).iterdir()}
@@ -124,11 +125,11 @@ def test_one_that_is_half_written_is_written_again(
 
     monkeypatch.setattr(LocalPath, "write", failing)
     with pytest.raises(Unreachable, match="killed"):
-        publish_tokenizer(job)
+        publish_pretrained(job)
     half = files(home(tmp_path))
     assert CARD not in half
     assert written[-1] == CARD
-    publish_tokenizer(job)
+    publish_pretrained(job)
     assert files(home(tmp_path)).items() > half.items()
     assert written[-1] == CARD
 
@@ -153,7 +154,7 @@ def test_a_machine_without_the_snapshot_fetches_it_once(
     cache: Path, job: Job, tmp_path: Path
 ) -> None:
     assert at_hand(job) is job.tokenizer
-    publish_tokenizer(job)
+    publish_pretrained(job)
     shutil.rmtree(cache / "tokenizers")
     fetched = at_hand(job)
     assert Path(fetched.path).is_relative_to(cache)
@@ -166,7 +167,7 @@ def test_a_machine_without_the_snapshot_fetches_it_once(
 def test_a_tokenizer_that_is_not_what_it_was_is_refused(
     cache: Path, job: Job, tmp_path: Path, content: bytes
 ) -> None:
-    publish_tokenizer(job)
+    publish_pretrained(job)
     shutil.rmtree(cache / "tokenizers")
     (home(tmp_path) / "tokenizer.json").write_bytes(content)
     with pytest.raises(Unreachable, match="does not hold the tokenizer as it was published"):
@@ -178,7 +179,7 @@ def test_a_machine_without_the_cache_encodes_by_the_reference_where_the_parent_w
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That the fast backend differs on this tokenizer stands in the parent's cache alone."""
-    publish_tokenizer(job)
+    publish_pretrained(job)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "empty"))
     monkeypatch.setattr(unit, "_backends", {})
     fast = unit.open_tokenizer_backend(job).label

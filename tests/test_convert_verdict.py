@@ -15,7 +15,7 @@ from mdsmix.convert.job import make_job
 from mdsmix.convert.ledger import UnitRecord
 from mdsmix.convert.stored import UnitResult
 from mdsmix.convert.verdict import FirstUnits, refuse_too_many_bad
-from mdsmix.encode.tokenizer import open_tokenizer
+from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.recipe import load_recipe
 from mdsmix.shards.counts import Records, Totals

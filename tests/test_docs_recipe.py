@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mdsmix.convert.job import make_job
-from mdsmix.encode.tokenizer import open_tokenizer
+from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.kinds import open_recipe
 from tests.converting import chats, documents, pairs, write_recipe
 from tests.pictures import seeing_tokenizer

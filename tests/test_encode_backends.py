@@ -25,7 +25,7 @@ from mdsmix.encode.backends import (
     open_backend,
     remember_unequal,
 )
-from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
+from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import TokenizerSpec

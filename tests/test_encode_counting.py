@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode import counting
+from mdsmix.encode import processor_server
 
 SIZES = [[100, 100], [20, 30]]
 
@@ -29,8 +29,8 @@ def tmp_path() -> Iterator[Path]:
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Where a process that counts was started."""
-    monkeypatch.setattr(counting, "_parent", lambda: str(tmp_path))
-    monkeypatch.delenv(counting.SHARED, raising=False)
+    monkeypatch.setattr(processor_server, "_parent", lambda: str(tmp_path))
+    monkeypatch.delenv(processor_server.SHARED, raising=False)
     found = list[Path]()
 
     class Process:
@@ -47,9 +47,11 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
             _, at, _ = json.loads(line)
             found.append(Path(at))
             seeing = SimpleNamespace(answer=lambda sizes: [[h * w] for h, w in sizes])
-            serving = threading.Thread(target=counting.serve, args=(seeing, at, os.getpid()))
+            serving = threading.Thread(
+                target=processor_server.serve, args=(seeing, at, os.getpid())
+            )
             ready = lambda *_, **__: os.write(self._said, b"ready\n")  # noqa: E731
-            monkeypatch.setattr(counting, "print", ready, raising=False)
+            monkeypatch.setattr(processor_server, "print", ready, raising=False)
             serving.start()
 
         def flush(self) -> None: ...
@@ -58,7 +60,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(counting.subprocess, "Popen", Process)
+    monkeypatch.setattr(processor_server.subprocess, "Popen", Process)
     return found
 
 
@@ -66,8 +68,8 @@ def test_workers_of_one_run_start_one_process_and_another_run_its_own(
     started: list[Path], tmp_path: Path
 ) -> None:
     for number in (1, 2):
-        with counting.shared(), ThreadPoolExecutor(4) as workers:
-            answers = workers.map(lambda _: counting.ask(tmp_path, SIZES), range(8))
+        with processor_server.shared(), ThreadPoolExecutor(4) as workers:
+            answers = workers.map(lambda _: processor_server.ask(tmp_path, SIZES), range(8))
             assert [*answers] == [[[10_000], [600]]] * 8
             assert len({at.parent for at in started}) == len(started) == number
 
@@ -75,10 +77,10 @@ def test_workers_of_one_run_start_one_process_and_another_run_its_own(
 def test_a_temporary_folder_whose_name_is_too_long_for_a_socket_is_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    longest = f"/{'t' * (counting.LONGEST - 1)}"
-    monkeypatch.setattr(counting, "gettempdir", lambda: longest)
-    at = f"{counting._parent()}/mdsmix-{8 * 'a'}/{16 * 'b'}.socket"
+    longest = f"/{'t' * (processor_server.LONGEST - 1)}"
+    monkeypatch.setattr(processor_server, "gettempdir", lambda: longest)
+    at = f"{processor_server._parent()}/mdsmix-{8 * 'a'}/{16 * 'b'}.socket"
     assert at.startswith(longest)
     assert len(at) <= 107
-    monkeypatch.setattr(counting, "gettempdir", lambda: f"{longest}t")
-    assert counting._parent() == "/tmp"
+    monkeypatch.setattr(processor_server, "gettempdir", lambda: f"{longest}t")
+    assert processor_server._parent() == "/tmp"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.record import Conversation
 from tests import encoders
 from tests.converting import manifest_of, mdsmix, pairs, write_jsonl, write_recipe

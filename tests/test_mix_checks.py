@@ -14,7 +14,7 @@ import xxhash
 import yaml
 
 import mdsmix.mix.checks
-from mdsmix.encode.fetched import CARD as CARD_FILE
+from mdsmix.encode.folders import CARD as CARD_FILE
 from mdsmix.errors import Unreachable
 from mdsmix.mix.changes import ConfigChange
 from mdsmix.mix.check import checks, findings, is_refused, looked, report, with_bytes_read

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mdsmix.encode import tokenizer as encode_tokenizer
+from mdsmix.encode import pretrained
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.mix.check import findings, report, verdict
 from mdsmix.mix.render import render
@@ -134,7 +134,7 @@ def _no_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(spec: object) -> None:
         raise RecipeError("not here")
 
-    monkeypatch.setattr(encode_tokenizer, "open_tokenizer", unknown)
+    monkeypatch.setattr(pretrained, "open_tokenizer", unknown)
 
 
 @pytest.mark.parametrize("at", PLACES, ids=lambda at: ".".join(map(str, at)))

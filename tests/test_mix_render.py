@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from mdsmix.encode import tokenizer as encode_tokenizer
+from mdsmix.encode import pretrained
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.mix.check import findings, is_refused
 from mdsmix.mix.head import without_head
@@ -33,7 +33,7 @@ TREE = {"max_seq_len": 16, "tokenizer": {"name": "new"}, "train_loader": {"name"
 @pytest.fixture(autouse=True)
 def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run's tokenizer is the one of the hand-made streams, without a subprocess."""
-    monkeypatch.setattr(encode_tokenizer, "open_tokenizer", lambda spec: TOKENIZER)
+    monkeypatch.setattr(pretrained, "open_tokenizer", lambda spec: TOKENIZER)
 
 
 def write_recipe(home: Path, **changes: Any) -> str:

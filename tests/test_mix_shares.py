@@ -11,7 +11,7 @@ import orjson
 import pytest
 import yaml
 
-from mdsmix.encode import tokenizer as encode_tokenizer
+from mdsmix.encode import pretrained
 from mdsmix.errors import MixRefused
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.offline.mix_plan import make_plan
@@ -44,7 +44,7 @@ COUNTED = {
 
 @pytest.fixture(autouse=True)
 def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode_tokenizer, "open_tokenizer", lambda spec: TOKENIZER)
+    monkeypatch.setattr(pretrained, "open_tokenizer", lambda spec: TOKENIZER)
 
 
 def totals(times: int) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mdsmix.encode.tokenizer import decoder_of, open_tokenizer
+from mdsmix.encode.decoder import decoder_of
+from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.kinds.kind import Piece
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.report.page import svg, thumbnails

@@ -165,7 +165,7 @@ def _budget(written: str | None, mixture: str | None) -> tuple[str | None, int |
 
 def _shown(begun: FirstRecipe) -> Iterator[Item]:
     """The first record of each stream, as it is trained."""
-    from mdsmix.encode.tokenizer import decoder_of
+    from mdsmix.encode.decoder import decoder_of
     from mdsmix.report.segments import runs_of, segments
     from mdsmix.report.show import SampleText, Title, shortened
 
@@ -181,7 +181,7 @@ MOST_CHARACTERS = 600
 
 
 def _json(begun: FirstRecipe, out: str | None) -> dict[str, Any]:
-    from mdsmix.encode.tokenizer import decoder_of
+    from mdsmix.encode.decoder import decoder_of
     from mdsmix.report.segments import sample_json, segments
 
     decoder = decoder_of(begun.tokenizer)

@@ -54,7 +54,7 @@ def leaks(
 
     Exit code 0, whatever is found: it is a finding and refuses nothing.
     """
-    from mdsmix.encode.tokenizer import find_decoder
+    from mdsmix.encode.decoder import find_decoder
     from mdsmix.leaks.audit import audit
     from mdsmix.report.leaks import leaks_json, leaks_shown
     from mdsmix.report.progress import watching

@@ -132,6 +132,6 @@ def _show(mix: Mix, asked: Asked, ids: bool, as_json: bool) -> None:
 
 
 def _decoder(mix: Mix) -> Any:
-    from mdsmix.encode.tokenizer import find_decoder
+    from mdsmix.encode.decoder import find_decoder
 
     return find_decoder(None, mix.tokenizer.hash) if mix.tokenizer else None

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.outcome import Watcher
 from mdsmix.convert.planning import Options, StreamPlan
-from mdsmix.encode.counting import BYTES, processes, shared
+from mdsmix.encode.processor_server import BYTES, processes, shared
 from mdsmix.engines.limits import cpu_count, default_cap
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.memory import is_told

@@ -28,7 +28,7 @@ from mdsmix.convert.ledger import (
     read_units,
 )
 from mdsmix.convert.parts import NOTE
-from mdsmix.encode import fetched, processor
+from mdsmix.encode.folders import card_name, read_card
 from mdsmix.engines.ray_node import MEETING
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.recipe.rules import TOKENIZER_FOLDER, is_folder_beside
@@ -243,16 +243,12 @@ def needless(root: Location, older_than: float) -> list[Garbage]:
 
 def _kept(home: Location) -> Garbage | None:
     """None where no card says that mdsmix wrote this folder: anything else of such a name is left alone."""
-    is_tokenizer = TOKENIZER_FOLDER.fullmatch(home.name)
-    first = fetched.CARD if is_tokenizer else processor.CARD
-    read = fetched.read_card if is_tokenizer else fetched.read_processor_card
-    found = (home / first).fetch()
-    card = read(home, found[1]) if found else None
-    if not found or not card:
+    first = card_name(home.name)
+    if not (card := read_card(home)):
         return None
     files = {name: stat for name, stat in home.list(recursive=True) if name in (first, *card.files)}
-    kind = "tokenizer" if is_tokenizer else "processor"
-    return _folder(kind, home, first, files, time.time() - found[0].modified)
+    kind, age = home.name.partition("-")[0], time.time() - files[first].modified
+    return _folder(kind, home, first, files, age)
 
 
 def _folders_named(root: Location) -> set[str]:

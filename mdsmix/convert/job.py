@@ -11,8 +11,7 @@ import orjson
 import xxhash
 
 from mdsmix.encode.backends import is_unequal
-from mdsmix.encode.processor import Processor, open_processor
-from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.encode.pretrained import Processor, Tokenizer, open_processor
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import Kind, kind_of, kind_of_stream
 from mdsmix.kinds.encodings import fields_parsed, fields_read, image_fields, make_encoding

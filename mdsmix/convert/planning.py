@@ -24,8 +24,7 @@ from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.source_notes import learn_objects
 from mdsmix.convert.target_state import TargetState, state_of
 from mdsmix.encode.backends import known_unequal
-from mdsmix.encode.processor import open_processor
-from mdsmix.encode.tokenizer import open_tokenizer
+from mdsmix.encode.pretrained import open_processor, open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Manifest

@@ -9,9 +9,9 @@ from mdsmix import __version__
 from mdsmix.convert.advice import advice
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
+from mdsmix.convert.pretrained_folders import tokenizer_card
 from mdsmix.convert.put import is_put, put, put_shards
 from mdsmix.convert.target_state import TargetState
-from mdsmix.convert.tokenizer_folder import tokenizer_card
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.kinds.assemble import JoinedRows

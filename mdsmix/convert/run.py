@@ -25,13 +25,12 @@ from mdsmix.convert.joining import Joining
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.parts import ArrayPart, PartOutcome, do_part, forget, learn
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
-from mdsmix.convert.processor_folder import publish_processor
+from mdsmix.convert.pretrained_folders import publish_pretrained
 from mdsmix.convert.publish import publish
 from mdsmix.convert.quarantine import delete_stale_files
 from mdsmix.convert.repeats import count_repeats
 from mdsmix.convert.source_notes import note_objects
 from mdsmix.convert.stored import StoredUnits, UnitResult, list_stored, read_hashes
-from mdsmix.convert.tokenizer_folder import publish_tokenizer
 from mdsmix.convert.unproved import refuse_unproved
 from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.convert.work import Work
@@ -98,9 +97,7 @@ def convert(
 
 def _publish_beside(jobs: Sequence[Job]) -> None:
     """What streams share lies beside them: their tokenizer, and the processor of those of images."""
-    publish_tokenizer(jobs[0])
-    if seeing := next((job for job in jobs if job.processor), None):
-        publish_processor(seeing)
+    publish_pretrained(next((job for job in jobs if job.processor), jobs[0]))
 
 
 def convert_part(

@@ -17,11 +17,10 @@ import orjson
 from mdsmix.convert.image_stamps import folders_of, keep_stamps, whole_content
 from mdsmix.convert.job import Dropped, Job, bad_name, lines_key, unit_name, window_key
 from mdsmix.convert.ledger import FOLDER, UnitRecord, compressed, pack, pack_tokens, read_units
-from mdsmix.convert.processor_folder import fetch_processor
+from mdsmix.convert.pretrained_folders import at_hand, fetch_processor
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import UnitResult
 from mdsmix.convert.tally import Pace, Tally
-from mdsmix.convert.tokenizer_folder import at_hand
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.engines.tasks import Attempt, Reporter, skipped
 from mdsmix.errors import Unreachable

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mdsmix.convert.image_stamps import folders_of
 from mdsmix.convert.job import Job
+from mdsmix.encode.asked_processor import StoredRow
 from mdsmix.encode.backends import open_backend
-from mdsmix.encode.processor import StoredRow
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.processor_proof import difference, rows_of
 from mdsmix.kinds.read_records import open_reading

@@ -18,7 +18,7 @@ from mdsmix import sources
 from mdsmix.convert.job import make_job
 from mdsmix.convert.unproved import refuse_unproved
 from mdsmix.doctor.machine import Diagnosis, machine, ok, problem, warning
-from mdsmix.encode.tokenizer import open_tokenizer
+from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.errors import Denied, MdsmixError
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.sources import SourceFile

@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mdsmix.encode.pretrained import cache_folder, keep_in_cache, version
-from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.encode.pretrained import Tokenizer, cache_folder, keep_in_cache, version
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.ragged import Ragged
 

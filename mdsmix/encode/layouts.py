@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mdsmix.encode.encoded import Encoded, encoded
 from mdsmix.encode.labels import Labels, Turns
-from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.ragged import Ragged
 
 LayOut = Callable[[Labels, Tokenizer, Any], Encoded]

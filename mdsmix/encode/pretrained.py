@@ -12,7 +12,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +21,9 @@ from typing import Any, Literal
 import orjson
 import xxhash
 
-from mdsmix.errors import Unreachable
+from mdsmix import typed
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.recipe import TokenizerSpec
 
 What = Literal["tokenizer", "processor"]
 FORMAT = 7
@@ -39,6 +42,108 @@ NEEDED: Mapping[What, str] = {
     "processor": "name a folder with a preprocessor_config.json and a tokenizer, or a hub name that this machine can reach, where torch and "
     "torchvision are installed",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenizer:
+    """One snapshot. Ids are those of `AutoTokenizer.from_pretrained(name, **kwargs)`."""
+
+    name: str
+    path: str
+    "The snapshot's tokenizer.json."
+    hash: str
+    "xxh128 of all that shapes ids: two tokenizers of one hash give the same ids for every text."
+    class_name: str
+    vocab_size: int
+    "The largest id plus one, added tokens included."
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+    padding_side: str
+    prefix_ids: list[int]
+    "What `tokenizer(text)` itself puts before the ids of a text."
+    suffix_ids: list[int]
+    "What it puts behind."
+    special_tokens: list[str]
+    special_ids: list[int]
+    "Their ids, ascending, in the order of the tokens."
+    chat_template: str | None
+    template_variables: dict[str, Any]
+    "bos_token, eos_token, ... as transformers hands them to a chat template."
+    files: list[str] = field(default_factory=list)
+    "In the folder of `path`: what AutoTokenizer.from_pretrained opens to this tokenizer, tokenizer.json among them."
+
+    @property
+    def dtype(self) -> str:
+        """The smallest of the two token dtypes that holds every id."""
+        return "uint16" if self.vocab_size <= 1 << 16 else "int32"
+
+    @property
+    def chat_template_hash(self) -> str | None:
+        template = self.chat_template
+        return None if template is None else xxhash.xxh128_hexdigest(template.encode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processor:
+    """What there is to know of one."""
+
+    name: str
+    hash: str
+    "xxh128 of what shapes its counts and its pixels: class and settings, without the tokenizer."
+    class_name: str
+    image_token: str
+    "What it expands in a text."
+    around: list[str]
+    "Text that it prints before and after an image, which is tokenized with the text that stands there."
+    path: str
+    "The folder of the snapshot: the processor as transformers saves it."
+    files: list[str]
+    "In that folder: what AutoProcessor.from_pretrained opens to this processor."
+
+
+def open_tokenizer(spec: TokenizerSpec, say: Callable[[str], None] | None = None) -> Tokenizer:
+    """The snapshot of a tokenizer, taken now if there is none, and `say` hears of it; Unreachable where it cannot be loaded."""
+    folder, said = snapshot("tokenizer", spec.name, spec.kwargs, say, _card)
+    beside = {"name": spec.name, "path": str(folder / "tokenizer.json")}
+    return typed.read(Tokenizer, said | beside, str(folder))
+
+
+def _card(answer: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of an answer; RecipeError where arguments would change nothing."""
+    if unread := answer.get("unread"):
+        raise RecipeError(
+            f"tokenizer.kwargs: {', '.join(unread)} would change nothing, since {answer['class_name']} does not read it: "
+            "correct or remove it; a variable of the chat template belongs in tokenizer.template."
+        )
+    content = answer.pop("tokenizer_json")
+    ids = (answer["bos_id"], answer["eos_id"], answer["pad_id"])
+    files = answer["files"] | {"tokenizer.json": content}
+    return answer | {"hash": content_hash(content.encode(), *ids), "files": files}
+
+
+def content_hash(content: bytes, bos_id: int | None, eos_id: int | None, pad_id: int | None) -> str:
+    """A tokenizer's hash, by the bytes of its tokenizer.json."""
+    shaping = [orjson.loads(content), {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}]
+    return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
+
+
+@lru_cache(maxsize=8)
+def open_processor(name: str, say: Callable[[str], None] | None = None) -> Processor:
+    """The processor in a folder, or of a hub's name; looked at now if it never was, which `say` hears. Unreachable where it cannot be."""
+    folder, said = snapshot("processor", name, {}, say)
+    return typed.read(Processor, said | {"name": name, "path": str(folder)}, str(folder))
+
+
+def snapshot_of(digest: str) -> Path:
+    """A folder of this machine from which the processor of that hash is opened; Unreachable where there is none."""
+    for pattern in ("processors/*/card.json", "fetched/*/*/mdsmix.processor"):
+        for card in cache_folder().glob(pattern):
+            if json.loads(card.read_bytes()).get("hash") == digest:
+                return card.parent
+    raise Unreachable(
+        f"the processor {digest[:8]} is not in this machine's cache: run `mdsmix convert` with its name in the recipe."
+    )
 
 
 def snapshot(
@@ -119,7 +224,7 @@ def ask(what: What, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _look(asked: str) -> subprocess.CompletedProcess[str]:
     """The answer of a subprocess, since transformers stays imported in whoever imports it."""
-    command = [sys.executable, "-m", "mdsmix.encode.snapshot"]
+    command = [sys.executable, "-m", "mdsmix.encode.transformers_process"]
     return subprocess.run(command, input=asked, capture_output=True, text=True)
 
 

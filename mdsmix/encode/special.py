@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mdsmix.encode.backends import Backend
-from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.ragged import Ragged
 
 

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from socket import gethostname
 from typing import Any
 
-from mdsmix.encode.counting import shared
+from mdsmix.encode.processor_server import shared
 from mdsmix.engines.hang import SILENT_SECONDS
 from mdsmix.engines.limits import LEAST_BYTES, default_cap
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings, WorkerPool

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import orjson
 
-from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
+from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.init.dataset_info import read_dataset_info
 from mdsmix.init.finding import find_data

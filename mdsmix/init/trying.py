@@ -12,7 +12,7 @@ import orjson
 
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.init.recognise import parsed
 from mdsmix.kinds import Piece, kind_of_stream

@@ -17,8 +17,8 @@ from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn, answers, open_te
 from mdsmix.encode.encoded import Encoded, Rejected
 from mdsmix.encode.history import rendered_rows
 from mdsmix.encode.labels import Turns
+from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.encode.special import SpecialStrings
-from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.finetuning import Finetuning, TurnRows, placeholders_in
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation, RichConversation

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.pairs import Pairs

@@ -21,7 +21,7 @@ from mdsmix.encode.labels import (
     label,
 )
 from mdsmix.encode.layouts import LayOut, as_documents, as_pairs, as_turns
-from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec

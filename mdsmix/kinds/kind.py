@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Flags, Lengths, Targets, Turns, label
-from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.assemble import Assembler, PackedRows, SampleRows
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec

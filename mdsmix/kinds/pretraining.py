@@ -17,8 +17,8 @@ import numpy as np
 from mdsmix.encode.encoded import Encoded, Rejected, encoded
 from mdsmix.encode.labels import Flags, Lengths
 from mdsmix.encode.layouts import add_special_tokens, as_targets, split_rows
+from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.encode.special import encode_texts
-from mdsmix.encode.tokenizer import Tokenizer
 from mdsmix.kinds.assemble import Assembler, JoinedRows
 from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.ragged import Ragged

@@ -12,7 +12,7 @@ import numpy as np
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.encoded import Detail, Encoded, Rejected, encoded
-from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.encodings import fields_read, fields_rivalling, kind_of, shape_of
 from mdsmix.kinds.membership import Fingerprints, Holdout, RecordSample
 from mdsmix.kinds.oddities import Oddities

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mdsmix import sources
 from mdsmix.encode.backends import Backend, Unequal
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.tokenizer import Tokenizer
+from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.read_records import Reading, open_reading
 from mdsmix.shards.manifest import Encoding
 from mdsmix.storage import Location

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mdsmix.encode.fetched import fetched_processor, processor_at_hand
+from mdsmix.encode.folders import fetch_folder, name_at_hand
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.config import LoaderSettings
 from mdsmix.load.vision import Vision, opened
@@ -18,7 +18,7 @@ def named_vision(settings: LoaderSettings) -> Vision | None:
         return None
     refuse_packing(settings)
     places = [stream.place for stream in settings.section.stream_sections if stream.place]
-    vision = _vision(settings, processor_at_hand(str(name), places))
+    vision = _vision(settings, name_at_hand(str(name), places))
     if any(vision.seeing.around):
         _refuse_bare_text(settings, vision)
     return vision
@@ -37,7 +37,7 @@ def published_vision(settings: LoaderSettings) -> Vision | None:
         )
     refuse_packing(settings)
     for home in found:
-        if folder := fetched_processor(home):
+        if folder := fetch_folder(home):
             vision = _vision(settings, str(folder))
             _refuse_other(home, str(folder), planned.pop())
             return vision

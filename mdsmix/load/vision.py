@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import pad
 
 from mdsmix.encode.batch_differences import replaced, same, upright
-from mdsmix.encode.processor_process import LoadedProcessor, blank
+from mdsmix.encode.loaded_processor import LoadedProcessor, blank
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.training_rows import IGNORED, Row, RowImages, RowRules, cut_to
 

@@ -27,7 +27,7 @@ def pretrained_name(yaml: TrainingYaml) -> str | None:
 
 def find_tokenizer(yaml: TrainingYaml, model: str) -> str | None:
     """The tokenizer.json that lies beside the weights; None where this machine cannot see it."""
-    from mdsmix.encode.tokenizer import open_tokenizer
+    from mdsmix.encode.pretrained import open_tokenizer
 
     trusted = yaml.at("model", "trust_remote_code")
     kwargs = {"trust_remote_code": True} if trusted else {}

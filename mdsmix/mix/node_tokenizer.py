@@ -18,7 +18,7 @@ from mdsmix.storage import Location, locate
 
 def home_of(recipe: Recipe) -> Location | None:
     """`tokenizer-<hash8>/` at the remote; None where the tokenizer is at a hub, or everything on one disk."""
-    from mdsmix.encode.tokenizer import open_tokenizer
+    from mdsmix.encode.pretrained import open_tokenizer
 
     is_remote = "://" in (recipe.remote or "") and recipe.sourced
     if not is_remote or not os.path.isabs(recipe.tokenizer.name):
@@ -32,8 +32,7 @@ def home_of(recipe: Recipe) -> Location | None:
 
 def processor_home_of(recipe: Recipe) -> Location | None:
     """`processor-<hash8>/` at the remote; None where the processor is at a hub, or everything on one disk."""
-    from mdsmix.encode.processor import open_processor
-    from mdsmix.encode.tokenizer import open_tokenizer
+    from mdsmix.encode.pretrained import open_processor, open_tokenizer
 
     is_remote = "://" in (recipe.remote or "") and recipe.sourced
     if not is_remote or not recipe.processor or not os.path.isabs(recipe.processor):

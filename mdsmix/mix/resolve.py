@@ -39,7 +39,7 @@ from mdsmix.training.read import parse, read_text, unresolved
 from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml, is_recipe_tree
 
 if TYPE_CHECKING:
-    from mdsmix.encode.tokenizer import Tokenizer
+    from mdsmix.encode.pretrained import Tokenizer
 
 KEEP = "; `render-yaml --into FILE --keep-evals` keeps evaluations that are not the recipe's unseen"
 
@@ -305,8 +305,8 @@ def _name(url: str, folder: Location) -> str:
 
 def _tokenizer(yaml: TrainingYaml, recipe: Recipe | None) -> tuple[Tokenizer | None, str | None]:
     """The run's tokenizer, or why it could not be looked at."""
-    from mdsmix.encode.fetched import at_hand
-    from mdsmix.encode.tokenizer import open_tokenizer
+    from mdsmix.encode.folders import at_hand
+    from mdsmix.encode.pretrained import open_tokenizer
 
     try:
         # The recipe's own spec is the one whose snapshot was taken when converting.

@@ -46,7 +46,7 @@ def validate(text: str, labels: Sequence[str]) -> str:
 
 
 def _draw(text: str, labels: Sequence[str]) -> str:
-    from mdsmix.encode.fetched import at_hand
+    from mdsmix.encode.folders import at_hand
     from mdsmix.training.read import parse
 
     # By name: LLM-Foundry is no dependency of mdsmix, and only this subprocess may import it.

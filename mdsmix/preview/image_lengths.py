@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mdsmix.encode.fetched import fetched_processor
-from mdsmix.encode.processor import SizeCounts
+from mdsmix.encode.asked_processor import SizeCounts
+from mdsmix.encode.folders import fetch_folder
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.training_rows import Row, RowRules
 from mdsmix.load.vision import expanded
@@ -73,5 +73,5 @@ def _digest(mix: Mix, streams: list[StreamInMix]) -> str | None:
         manifest, digest = stream.manifest, planned_for(stream)
         if manifest and manifest.processor_folder:
             home = stream.folder.parent.parent / manifest.processor_folder
-            return digest if fetched_processor(home) else None
+            return digest if fetch_folder(home) else None
     return None

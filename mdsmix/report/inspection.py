@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mdsmix.encode.tokenizer import Decoder, find_decoder
+from mdsmix.encode.decoder import Decoder, find_decoder
 from mdsmix.report.card import card, card_rows
 from mdsmix.report.segments import runs_of, sample_json
 from mdsmix.report.show import Item, NamedValues, SampleText, Title

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mdsmix.encode.tokenizer import Decoder
+from mdsmix.encode.decoder import Decoder
 from mdsmix.leaks.audit import Audit, Ids, Leak, Passage, Where, passage
 from mdsmix.leaks.items import LENGTH
 from mdsmix.report.segments import Segment, runs_of

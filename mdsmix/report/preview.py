@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from mdsmix.encode.tokenizer import Decoder
+from mdsmix.encode.decoder import Decoder
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import IGNORED
 from mdsmix.preview.result import Preview, Rank, Step

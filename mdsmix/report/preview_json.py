@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mdsmix.encode.tokenizer import Decoder
+from mdsmix.encode.decoder import Decoder
 from mdsmix.preview.result import Preview, Step
 from mdsmix.preview.rows import SampleRow
 from mdsmix.preview.verdict import verdict

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from mdsmix.encode.tokenizer import Decoder
+from mdsmix.encode.decoder import Decoder
 from mdsmix.kinds import Piece, kind_of, stored_pieces
 from mdsmix.kinds.kind import runs
 from mdsmix.report.show import Run

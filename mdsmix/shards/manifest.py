@@ -52,7 +52,7 @@ class TokenizerCard:
 
     @classmethod
     def of(cls, tokenizer: Any) -> TokenizerCard:
-        """What there is to say of a tokenizer that was opened (`mdsmix.encode.tokenizer.Tokenizer`)."""
+        """What there is to say of a tokenizer that was opened (`mdsmix.encode.pretrained.Tokenizer`)."""
         return cls(**{each.name: getattr(tokenizer, each.name) for each in fields(cls)})
 
 

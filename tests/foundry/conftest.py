@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.snapshot import WITHOUT
+from mdsmix.encode.transformers_process import WITHOUT
 from tests.conftest import in_folder
 from tests.forked import Standing
 from tests.styles import STYLES, train_style

@@ -17,7 +17,7 @@ import pytest
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.chat import today
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
+from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.pairs import Pairs
 from mdsmix.kinds.read_records import Reading

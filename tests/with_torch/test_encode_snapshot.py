@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mdsmix.encode import snapshot
-from mdsmix.encode.snapshot import take
+from mdsmix.encode.transformers_process import take
 
 
 def test_an_error_without_words_is_told_by_its_type(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from mdsmix.encode.tokenizer import open_tokenizer
+from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.recipe.spec import TokenizerSpec
 from tests.converting import chats, run_recipe, write_jsonl, write_recipe
 

@@ -20,8 +20,9 @@ from PIL import Image
 
 from mdsmix.convert.gc import find_garbage
 from mdsmix.encode import counting, pretrained, processor
-from mdsmix.encode.processor import SizeCounts, open_processor
-from mdsmix.encode.processor_process import LoadedProcessor
+from mdsmix.encode.asked_processor import SizeCounts
+from mdsmix.encode.loaded_processor import LoadedProcessor
+from mdsmix.encode.pretrained import open_processor
 from mdsmix.engines.memory import held
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mdsmix.encode.tokenizer import decoder_of, open_tokenizer
+from mdsmix.encode.decoder import decoder_of
+from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.load import build_loader
 from mdsmix.preview.rows import SampleRow
 from mdsmix.recipe import TokenizerSpec

@@ -11,8 +11,8 @@ import transformers
 
 from mdsmix.encode import processor_process
 from mdsmix.encode.batch_differences import differences
-from mdsmix.encode.processor import open_processor
-from mdsmix.encode.processor_process import LoadedProcessor
+from mdsmix.encode.loaded_processor import LoadedProcessor
+from mdsmix.encode.pretrained import open_processor
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import build_loader
 from mdsmix.load.vision import opened

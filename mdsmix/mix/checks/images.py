@@ -8,21 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mdsmix.encode.fetched import (
-    at_hand,
-    fetched_processor,
-    processor_at_hand,
-    processor_card_of,
-    read_processor_card,
-)
-from mdsmix.encode.processor import CARD, open_processor
-from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
+from mdsmix.encode.folders import at_hand, card_name, fetch_folder, name_at_hand, read_card
+from mdsmix.encode.pretrained import Tokenizer, open_processor, open_tokenizer
 from mdsmix.errors import MdsmixError
 from mdsmix.kinds.processor_proof import difference, row_of
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
 from mdsmix.recipe.rules import PROCESSOR_FOLDER
 from mdsmix.shards.token_ids import has_images
-from mdsmix.storage import Location
+from mdsmix.storage import Location, locate
 from mdsmix.training.findings import Finding, check_loaders
 from mdsmix.words import does
 
@@ -110,10 +103,8 @@ def _unnamed(mix: Mix, seeing: list[StreamInMix], planned: list[StreamInMix]) ->
 
 
 def _is_beside(stream: StreamInMix) -> bool:
-    home = _home_of(stream)
-    found = (home / CARD).fetch()
-    card = read_processor_card(home, found[1]) if found else None
-    return bool(card and card.processor.hash == planned_for(stream))
+    card = read_card(_home_of(stream))
+    return bool(card and card.hash == planned_for(stream))
 
 
 def _home_of(stream: StreamInMix) -> Location:
@@ -126,10 +117,9 @@ def _home_of(stream: StreamInMix) -> Location:
 def processor_hash(mix: Mix, name: Any) -> str | None:
     """Of the processor; None where it cannot be looked at here."""
     try:
-        folder = processor_at_hand(str(name), mix.yaml.places)
-        if (Path(folder) / CARD).is_file():
-            return processor_card_of(Path(folder)).hash
-        return open_processor(folder).hash
+        folder = name_at_hand(str(name), mix.yaml.places)
+        card = read_card(locate(folder)) if os.path.isdir(folder) else None
+        return card.hash if card else open_processor(folder).hash
     except MdsmixError:
         return None
 
@@ -147,11 +137,11 @@ def _folder(mix: Mix, loader: Loader, stream: StreamInMix) -> Path | None:
     """Of the processor that the loader will take; None where it cannot be opened here."""
     with suppress(MdsmixError):
         if name := loader.dataset.get("processor"):
-            folder = processor_at_hand(str(name), mix.yaml.places)
-            is_fetched = (Path(folder) / CARD).is_file()
+            folder = name_at_hand(str(name), mix.yaml.places)
+            is_fetched = (Path(folder) / card_name(Path(folder).name)).is_file()
             return Path(folder if is_fetched else open_processor(folder).path)
         if planned_for(stream):
-            return fetched_processor(_home_of(stream))
+            return fetch_folder(_home_of(stream))
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mdsmix.encode.fetched import CARD
+from mdsmix.encode.folders import card_name
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
@@ -125,7 +125,7 @@ def tokenizer_lone_file(mix: Mix) -> Iterator[Finding]:
     "The training nodes find the tokenizer nowhere else, and LLM-Foundry fails when it loads it.",
 )
 def tokenizer_unpublished(mix: Mix) -> Iterator[Finding]:
-    if (home := mix.tokenizer_home) and not (home / CARD).stat():
+    if (home := mix.tokenizer_home) and not (home / card_name(home.name)).stat():
         yield Finding(
             f"the tokenizer is not at {home}, from where the training nodes are to fetch it.",
             f"run `mdsmix convert {mix.recipe}` again, which publishes it there.",

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from mdsmix import sources
 from mdsmix.encode.backends import open_backend
-from mdsmix.encode.tokenizer import Tokenizer, open_tokenizer
+from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import kind_of, kind_of_stream
 from mdsmix.kinds.encodings import fields_parsed, fields_read, make_encoding

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from mdsmix.encode.tokenizer import Decoder
+from mdsmix.encode.decoder import Decoder
 from mdsmix.report.segments import Sample, Segment
 from mdsmix.words import WRITTEN, printable
 

@@ -1,7 +1,6 @@
 """A processor of transformers, asked which tokens an image becomes, and whether rows put together here are those that it makes itself.
 
-It imports transformers and torch, so only loaders and processes of their own import it. `python -m mdsmix.encode.processor_process` answers
-questions at a socket (`counting.serve`).
+It imports transformers and torch, so only loaders and processes of their own import it.
 """
 
 from __future__ import annotations
@@ -9,9 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +19,6 @@ import numpy as np
 import xxhash
 
 from mdsmix.encode.batch_differences import differences
-from mdsmix.encode.counting import serve
 
 PROBES = ((56, 56), (100, 333), (700, 250))
 "Heights and widths at which a processor's function is compared with what it makes of an image."
@@ -186,7 +182,7 @@ class LoadedProcessor:
         return str(xxhash.xxh128_hexdigest(text.encode()))
 
     def card(self) -> dict[str, Any]:
-        """What `mdsmix.encode.processor.Processor` says of it, and its files."""
+        """What `mdsmix.encode.pretrained.Processor` says of it, and its files."""
         files = {}
         with TemporaryDirectory() as place:
             self.processor.save_pretrained(place)
@@ -223,19 +219,3 @@ def blank(size: Sequence[int]) -> Any:
 def _plain(image_processor: Any) -> dict[str, Any]:
     found = image_processor.to_dict()
     return {k: v for k, v in found.items() if v is not None and not COSMETIC.fullmatch(k)}
-
-
-def main() -> None:
-    """Reads a processor's name, a socket and the id of the run's process, and answers there."""
-    try:
-        with redirect_stdout(sys.stderr):
-            name, *beside = json.loads(sys.stdin.readline())
-            seeing = LoadedProcessor(name)
-    except Exception as error:
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
-    else:
-        serve(seeing, *beside)
-
-
-if __name__ == "__main__":
-    main()

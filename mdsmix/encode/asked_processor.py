@@ -1,80 +1,34 @@
-"""The processor of a model that sees, as conversion uses it: which token stands for an image, and how many it becomes.
+"""What conversion asks of a processor of transformers: how many tokens an image becomes, and whether rows put together by a loader are those
+that the processor makes of whole texts.
 
-Conversion imports neither torch nor transformers, so a processor is looked at in a process of its own, as a tokenizer is. What is
-found is kept: a card, the processor as transformers saves it, and the number of tokens of each height and width that was asked for.
+Conversion imports neither torch nor transformers, so a process of its own answers (`processor_server`), and answers are kept on this machine.
 """
 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 import xxhash
 
-from mdsmix import typed
-from mdsmix.encode.counting import ask
-from mdsmix.encode.pretrained import cache_folder, keep_in_cache, snapshot, version
+from mdsmix.encode.pretrained import cache_folder, keep_in_cache, snapshot_of, version
+from mdsmix.encode.processor_server import ask
 from mdsmix.errors import MdsmixError, Unreachable
 
-CARD = "mdsmix.processor"
-"In a folder of one that was published beside the streams, written last."
 Size = tuple[int, int]
 "Height and width, after the turn that EXIF asks for."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Processor:
-    """What there is to know of one."""
-
-    name: str
-    hash: str
-    "xxh128 of what shapes its counts and its pixels: class and settings, without the tokenizer."
-    class_name: str
-    image_token: str
-    "What it expands in a text."
-    around: list[str]
-    "Text that it prints before and after an image, which is tokenized with the text that stands there."
-    path: str
-    "The folder of the snapshot: the processor as transformers saves it."
-    files: list[str]
-    "In that folder: what AutoProcessor.from_pretrained opens to this processor."
-
-
-def snapshot_of(digest: str) -> Path:
-    """A folder of this machine from which the processor of that hash is opened; Unreachable where there is none."""
-    for pattern in ("processors/*/card.json", f"fetched/*/*/{CARD}"):
-        for card in cache_folder().glob(pattern):
-            if _hash_in(card) == digest:
-                return card.parent
-    raise Unreachable(
-        f"the processor {digest[:8]} is not in this machine's cache: run `mdsmix convert` with its name in the recipe."
-    )
-
-
-def _hash_in(card: Path) -> str | None:
-    with suppress(OSError, ValueError):
-        said = orjson.loads(card.read_bytes())
-        return str(said.get("processor", said)["hash"])
-    return None
-
-
-@lru_cache(maxsize=8)
-def open_processor(name: str, say: Callable[[str], None] | None = None) -> Processor:
-    """The processor in a folder, or of a hub's name; looked at now if it never was, which `say` hears. Unreachable where it cannot be."""
-    folder, said = snapshot("processor", name, {}, say)
-    return typed.read(Processor, said | {"name": name, "path": str(folder)}, str(folder))
+MANY = ("two images", "several rows")
+"What the names of rows begin with that have more than one image."
 
 
 @dataclass(slots=True)
 class SizeCounts:
-    """How many tokens an image becomes, by its size. What is not known is asked of a process that a run shares, and kept: sizes that
-    any run has seen are known on this machine."""
+    """How many tokens an image becomes, by its size: sizes that any run has seen are known on this machine."""
 
     digest: str
     "Of the processor."
@@ -86,7 +40,8 @@ class SizeCounts:
         if not wanted <= self._known.keys():
             self._known |= self._kept()
         if missing := sorted(wanted - self._known.keys()):
-            self._known |= zip(missing, self._asked(missing), strict=True)
+            answers = _answer(snapshot_of(self.digest), {"sizes": missing})
+            self._known |= zip(missing, answers, strict=True)
             self._keep()
         return {size: self._known[size] for size in wanted}
 
@@ -103,13 +58,6 @@ class SizeCounts:
         known = self._kept() | {size: n for size, n in self._known.items() if isinstance(n, int)}
         with suppress(Unreachable):  # all that is lost is a question
             keep_in_cache(self._path, orjson.dumps([[*size, n] for size, n in known.items()]))
-
-    def _asked(self, sizes: list[Size]) -> list[int | str]:
-        return _answer(snapshot_of(self.digest), {"sizes": sizes})
-
-
-MANY = ("two images", "several rows")
-"What the names of rows begin with that have more than one image."
 
 
 class StoredRow(NamedTuple):
@@ -128,14 +76,13 @@ class Inequality(NamedTuple):
     family: str
     "Class of the processor."
     row: str
-    key: str
-    whole: str
-    loaded: str
+    what: str
+    "The key of the batch, and how the values differ."
 
     def __str__(self) -> str:
         return (
-            f"of {self.row} {self.family} makes {self.key} {self.whole} where it is given the whole text, and the loader would make "
-            f"{self.loaded} of the stored row"
+            f"of {self.row} {self.family} makes {self.what} where it is given the whole text, and the loader would make other of the "
+            "stored row"
         )
 
     @property

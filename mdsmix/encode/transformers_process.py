@@ -1,6 +1,6 @@
 """What transformers makes of a tokenizer or a processor, written down once, so that no later run imports it.
 
-Run as `python -m mdsmix.encode.snapshot` with {"what", "name", "kwargs"} on stdin; prints one JSON object. The reference is
+Run as `python -m mdsmix.encode.transformers_process` with {"what", "name", "kwargs"} on stdin; prints one JSON object. The reference is
 `AutoTokenizer.from_pretrained(name, **kwargs)`, as in LLM-Foundry, because a tokenizer's class may rewrite what its
 tokenizer.json says (Llama's adds a BOS post-processor). Only this module imports transformers, and that without torch: a second or two, and 80 MB.
 """
@@ -25,6 +25,7 @@ SAVED = (".json", ".jinja")
 
 def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The tokenizer as plain data; ValueError says in a sentence why it cannot be one."""
+    os.environ.update(WITHOUT)
     tokenizer = _load(name, kwargs)
     if unread := _unread(type(tokenizer), kwargs):
         return {"class_name": type(tokenizer).__name__, "unread": unread}
@@ -154,22 +155,17 @@ def _chat_template(tokenizer: Any) -> str | None:
 
 def main() -> None:
     asked = json.load(sys.stdin)
-    is_processor = asked["what"] == "processor"
-    if not is_processor:
-        os.environ.update(WITHOUT)
     try:
         # transformers asks on stdout whether to run a tokenizer's own code.
         with redirect_stdout(sys.stderr):
-            answer = (
-                _processor(asked["name"]) if is_processor else take(asked["name"], asked["kwargs"])
-            )
+            answer = _processor(**asked) if asked.pop("what") == "processor" else take(**asked)
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {error}" if str(error) else repr(error)}
     print(json.dumps(answer))
 
 
-def _processor(name: str) -> dict[str, Any]:
-    from mdsmix.encode.processor_process import LoadedProcessor
+def _processor(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    from mdsmix.encode.loaded_processor import LoadedProcessor
 
     return LoadedProcessor(name).card()
 

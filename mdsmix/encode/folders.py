@@ -1,0 +1,124 @@
+"""A tokenizer or a processor that lies beside the streams, for whoever reads them on a machine that has it nowhere else.
+
+`convert` keeps it at the root of the mix as `tokenizer-<hash8>/` or `processor-<hash8>/`, with what transformers opens to the same, and a
+small card that is written last: a folder with a card is whole. The name follows from what every manifest says, so the manifests tell
+which folders are needed. A YAML rendered for S3 names a folder of that name on the training nodes; until somebody has copied it there,
+`mdsmix` reads its own copy: fetched once, into the cache. No lease guards it: two runs that write it at once write the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import orjson
+import xxhash
+
+from mdsmix import typed
+from mdsmix.encode.pretrained import cache_folder, keep_in_cache
+from mdsmix.errors import Unreachable
+from mdsmix.recipe import TokenizerSpec
+from mdsmix.recipe.rules import is_folder_beside
+from mdsmix.storage import Location, locate, together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderCard:
+    """What is said of a tokenizer's or a processor's folder in it."""
+
+    name: str
+    "As a hub names the tokenizer or processor; of a folder its last name only."
+    hash: str
+    "Its hash, which the manifests name."
+    folder: str
+    "The folder's own name."
+    content: str
+    "xxh128 of the files."
+    files: list[str]
+    "Those that were written, the card not among them."
+
+
+def card_name(folder: str) -> str:
+    """Of the card in a folder of this name: `mdsmix.tokenizer` or `mdsmix.processor`."""
+    return f"mdsmix.{folder.partition('-')[0]}"
+
+
+def read_card(home: Location) -> FolderCard | None:
+    """None where there is no card, or none that mdsmix wrote of this folder."""
+    found = (home / card_name(home.name)).fetch()
+    return _parsed(home.name, found[1]) if found else None
+
+
+def _parsed(folder: str, content: bytes) -> FolderCard | None:
+    with suppress(typed.Misfit):
+        card = typed.load(FolderCard, content)
+        return card if card.folder == folder else None
+    return None
+
+
+def publish(home: Location, snapshot: Path, name: str, hash: str, names: Iterable[str]) -> None:
+    """Makes a folder whole, if it is not: one request where it is. `names`: of the files of the snapshot."""
+    if read_card(home):
+        return
+    files = {file: (snapshot / file).read_bytes() for file in names}
+    together(lambda file: (home / file).write(files[file]), files)
+    shown = name.rstrip("/").rpartition("/")[2] if name.startswith("/") else name
+    card = FolderCard(
+        name=shown, hash=hash, folder=home.name, content=_hash_of(files), files=[*files]
+    )
+    (home / card_name(home.name)).write(orjson.dumps(card))
+
+
+def _hash_of(files: Mapping[str, bytes]) -> str:
+    digest = xxhash.xxh128()
+    for name, content in sorted(files.items()):
+        digest.update(orjson.dumps([name, len(content)]))
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def fetch_folder(home: Location) -> Path | None:
+    """The copy on this machine of what was published at `home`; None where nothing was. Unreachable where it is not what was published."""
+    card = card_name(home.name)
+    if not (found := (home / card).fetch()):
+        return None
+    key = xxhash.xxh128_hexdigest(home.url.encode() + found[1])
+    folder = cache_folder() / "fetched" / key / home.name
+    if (folder / card).exists():
+        return folder
+    names = said.files if (said := _parsed(home.name, found[1])) else []
+    files = dict(zip(names, together(lambda name: (home / name).read(), names), strict=True))
+    if not said or _hash_of(files) != said.content:
+        raise Unreachable(
+            f"{home} does not hold the {card.removeprefix('mdsmix.')} as it was published, so its ids would be others: delete that "
+            "folder and run `mdsmix convert` again, which publishes it anew"
+        )
+    for name, content in {**files, card: found[1]}.items():  # the card last
+        keep_in_cache(folder / name, content)
+    return folder
+
+
+def fetched_copy(folder: str, hash: str) -> Path | None:
+    """A copy that this machine fetched before, from wherever, of the tokenizer or processor of that hash."""
+    for card in (cache_folder() / "fetched").glob(f"*/{folder}/{card_name(folder)}"):
+        if (said := _parsed(folder, card.read_bytes())) and said.hash == hash:
+            return card.parent
+    return None
+
+
+def at_hand(spec: TokenizerSpec, streams: Iterable[str]) -> TokenizerSpec:
+    """The tokenizer with a folder on this machine (`name_at_hand`)."""
+    return replace(spec, name=name_at_hand(spec.name, streams))
+
+
+def name_at_hand(name: str, streams: Iterable[str]) -> str:
+    """The folder on this machine of a tokenizer or processor. Where `name` is that of a folder of a training node that is not here, it is
+    fetched from beside `streams`, their folders or URLs. Where it is here, is no such folder or lies beside no stream, `name` stays."""
+    folder = os.path.basename(name.rstrip("/"))
+    if not is_folder_beside(folder) or os.path.isdir(name):
+        return name
+    roots = dict.fromkeys(locate(place).parent for place in streams)
+    return str(next(filter(None, (fetch_folder(root / folder) for root in roots)), name))
