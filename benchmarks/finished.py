@@ -12,6 +12,7 @@ from pathlib import Path
 
 import orjson
 import xxhash
+from mdsmix.convert.tokenizer_folder import publish_tokenizer
 
 from mdsmix import sources
 from mdsmix.convert.job import Job, window_key
@@ -21,7 +22,6 @@ from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.convert.publish import publish
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import StoredUnits, UnitResult
-from mdsmix.convert.tokenizer_folder import publish_tokenizer
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import read_manifest

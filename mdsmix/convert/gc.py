@@ -31,7 +31,7 @@ from mdsmix.convert.parts import NOTE
 from mdsmix.encode.folders import card_name, read_card
 from mdsmix.engines.ray_node import MEETING
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.recipe.rules import TOKENIZER_FOLDER, is_folder_beside
+from mdsmix.recipe.rules import is_folder_beside
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.index import Shard, parse_index, read_index
