@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from mdsmix.encode import processor_process
+from mdsmix.encode import loaded_processor
 from mdsmix.encode.batch_differences import differences
 from mdsmix.encode.loaded_processor import LoadedProcessor
 from mdsmix.encode.pretrained import open_processor
@@ -134,7 +134,7 @@ def test_what_was_equal_once_is_not_asked_again(
 ) -> None:
     recipe, _ = converted(tmp_path, tokenizer_folder, "qwen")
     run_recipe(recipe)
-    monkeypatch.setattr(processor_process, "differences", None)
+    monkeypatch.setattr(loaded_processor, "differences", None)
     run_recipe(recipe, "max_seq_len=150")
     assert mdsmix("check", recipe, "max_seq_len=150").code == 0
     write_drawings(tmp_path / "img", 2, (71, 41))
