@@ -14,7 +14,6 @@ import xxhash
 import yaml
 
 import mdsmix.mix.checks
-from mdsmix.encode.folders import CARD as CARD_FILE
 from mdsmix.errors import Unreachable
 from mdsmix.mix.changes import ConfigChange
 from mdsmix.mix.check import checks, findings, is_refused, looked, report, with_bytes_read
@@ -433,8 +432,8 @@ CASES: dict[str, tuple[Make, Make]] = {
         lambda lab: lab.text(web=lab.web(), loader={"top": {"tokenizer": {"name": ""}}}),
     ),
     "tokenizer-unpublished": (
-        lambda lab: fetched_by_nodes(lab, CARD_FILE + ".old"),
-        lambda lab: fetched_by_nodes(lab, CARD_FILE),
+        lambda lab: fetched_by_nodes(lab, "mdsmix.tokenizer" + ".old"),
+        lambda lab: fetched_by_nodes(lab, "mdsmix.tokenizer"),
     ),
     "eos-missing": (
         lambda lab: with_tokenizer(lab.text(web=lab.web()), eos_id=None),

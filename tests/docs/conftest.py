@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode import pretrained, processor
+from mdsmix.encode import asked_processor, pretrained
 from tests.docs.homes import Homes
 from tests.docs.page import Counts
 from tests.docs.shell import command_folder
@@ -37,7 +37,9 @@ def reader(
         return _opened(name).card() if what == "processor" else ask(what, name, kwargs)
 
     monkeypatch.setattr(pretrained, "ask", answered)
-    monkeypatch.setattr(processor, "ask", lambda folder, asked: _opened(str(folder)).answer(asked))
+    monkeypatch.setattr(
+        asked_processor, "ask", lambda folder, asked: _opened(str(folder)).answer(asked)
+    )
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(Path.cwd())
     return COUNTS

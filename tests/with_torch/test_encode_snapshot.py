@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.encode import snapshot
+from mdsmix.encode import transformers_process
 from mdsmix.encode.transformers_process import take
 
 
@@ -20,20 +20,20 @@ def test_an_error_without_words_is_told_by_its_type(
     def fail(*_: object) -> None:
         raise KeyError
 
-    for name in snapshot.WITHOUT:
+    for name in transformers_process.WITHOUT:
         monkeypatch.setenv(name, "")
-    monkeypatch.setattr(snapshot, "take", fail)
+    monkeypatch.setattr(transformers_process, "take", fail)
     monkeypatch.setattr(
         sys, "stdin", io.StringIO('{"what": "tokenizer", "name": "x", "kwargs": {}}')
     )
-    snapshot.main()
+    transformers_process.main()
     assert json.loads(capsys.readouterr().out) == {"error": "KeyError()"}
 
 
 def test_a_snapshot_is_taken_without_torch_and_is_the_same(tokenizer_folder: Path) -> None:
     """torch would be imported for nothing: 11 s and 900 MB more, where a tokenizer is used for the first time."""
     program = (
-        "import sys; from mdsmix.encode import snapshot; snapshot.main(); "
+        "import sys; from mdsmix.encode import transformers_process; transformers_process.main(); "
         "sys.exit('torch' in sys.modules)"
     )
     asked = json.dumps(

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from mdsmix.convert.gc import find_garbage
-from mdsmix.encode import counting, pretrained, processor
+from mdsmix.encode import asked_processor, pretrained, processor_server
 from mdsmix.encode.asked_processor import SizeCounts
 from mdsmix.encode.loaded_processor import LoadedProcessor
 from mdsmix.encode.pretrained import open_processor
@@ -45,7 +45,7 @@ from tests.with_torch.test_load_ranks import together
 
 LENGTH = 160
 SIZES = [(30, 40), (200, 120), (57, 333)]
-asked = pretrained.ask, processor.ask
+asked = pretrained.ask, asked_processor.ask
 
 
 @pytest.fixture(autouse=True)
@@ -455,28 +455,31 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
 ) -> None:
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path))
     monkeypatch.setattr(pretrained, "ask", asked[0])
-    monkeypatch.setattr(processor, "ask", asked[1])
+    monkeypatch.setattr(asked_processor, "ask", asked[1])
     open_processor.cache_clear()
     folder = str(processors["qwen"][1])
     card = open_processor(folder)
     assert card.class_name == "Qwen2_5_VLProcessor"
     told = dict(zip(SIZES, map(opened(folder).count, SIZES), strict=True))
-    with counting.shared():
+    with processor_server.shared():
         with ThreadPoolExecutor(3) as workers:
             each = list(workers.map(lambda size: SizeCounts(card.hash).of([size]), SIZES))
         assert each == [{size: told[size]} for size in SIZES]
-        (pid,) = counting.processes()
-        assert 100 << 20 < held(pid) < counting.BYTES * 1.2
+        (pid,) = processor_server.processes()
+        assert 100 << 20 < held(pid) < processor_server.BYTES * 1.2
         assert SizeCounts(card.hash).of(SIZES) == told
         said = SizeCounts(card.hash).of([(10, 3000), SIZES[0]])
         assert said[SIZES[0]] == told[SIZES[0]]
         assert "refuses it: absolute aspect ratio" in str(said[10, 3000]), "the others are told"
         assert (10, 3000) not in SizeCounts(card.hash)._kept()
     assert os.waitpid(pid, 0) == (pid, 0), "it ends with the run"
-    assert counting.processes() == []
-    monkeypatch.setattr(counting.sys, "executable", "false")
+    assert processor_server.processes() == []
+    monkeypatch.setattr(processor_server.sys, "executable", "false")
     assert SizeCounts(card.hash).of(SIZES) == told, "they are kept"
-    with counting.shared(), pytest.raises(Unreachable, match="has ended, most likely for want of"):
+    with (
+        processor_server.shared(),
+        pytest.raises(Unreachable, match="has ended, most likely for want of"),
+    ):
         SizeCounts(card.hash).of([(1000, 1000)])
 
 

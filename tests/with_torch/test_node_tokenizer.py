@@ -12,7 +12,7 @@ import boto3
 import pytest
 import yaml
 
-from mdsmix.encode.folders import CARD, at_hand
+from mdsmix.encode.folders import at_hand
 from mdsmix.errors import Unreachable
 from mdsmix.load import build_loader
 from mdsmix.recipe import TokenizerSpec
@@ -98,7 +98,7 @@ def test_check_and_the_loader_fetch_it_themselves_once(elsewhere: Path, tmp_path
     assert not Path(read(elsewhere)["tokenizer"]["name"]).exists()
     batch = next(iter(build_loader(str(elsewhere), 2)))
     assert batch["input_ids"].shape == (2, 16)
-    assert len(list((tmp_path / "other cache/fetched").rglob(CARD))) == 1
+    assert len(list((tmp_path / "other cache/fetched").rglob("mdsmix.tokenizer"))) == 1
 
 
 def test_a_tokenizer_that_nobody_published_is_a_finding(
