@@ -17,7 +17,7 @@ from mdsmix.encode.transformers_process import take
 def test_an_error_without_words_is_told_by_its_type(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(**_: object) -> None:
         raise KeyError
 
     for name in transformers_process.WITHOUT:

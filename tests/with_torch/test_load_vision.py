@@ -526,7 +526,7 @@ def test_a_loader_finds_the_processor_beside_the_streams_and_nothing_but_what_wa
     (home / "tokenizer.json").write_text("{}")
     with pytest.raises(Unreachable, match="does not hold the processor as it was published"):
         build_loader(config, 3)
-    (home / processor.CARD).unlink()
+    (home / "mdsmix.processor").unlink()
     with pytest.raises(MixRefused, match="no processor turns them into what a model sees"):
         list(build_loader(config, 3))
     answer = mdsmix("check", config)
