@@ -25,7 +25,6 @@ SAVED = (".json", ".jinja")
 
 def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The tokenizer as plain data; ValueError says in a sentence why it cannot be one."""
-    os.environ.update(WITHOUT)
     tokenizer = _load(name, kwargs)
     if unread := _unread(type(tokenizer), kwargs):
         return {"class_name": type(tokenizer).__name__, "unread": unread}
@@ -155,10 +154,12 @@ def _chat_template(tokenizer: Any) -> str | None:
 
 def main() -> None:
     asked = json.load(sys.stdin)
+    if not (is_processor := asked.pop("what") == "processor"):
+        os.environ.update(WITHOUT)
     try:
         # transformers asks on stdout whether to run a tokenizer's own code.
         with redirect_stdout(sys.stderr):
-            answer = _processor(**asked) if asked.pop("what") == "processor" else take(**asked)
+            answer = _processor(**asked) if is_processor else take(**asked)
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {error}" if str(error) else repr(error)}
     print(json.dumps(answer))
