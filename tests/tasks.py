@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
-from mdsmix.engines.tasks import Attempt, OnProgress, Place, Reporter, Say, Task, pieces
+from mdsmix.engines.tasks import Attempt, InWork, OnProgress, Reporter, Say, Task, pieces
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def in_work(records: int, attempt: Attempt, reporter: Reporter, size: int = 0) -
     """What an attempt has in work of a unit of so many records, piece by piece, as the reporter is told."""
     skipped = {ordinal for _, ordinal in attempt.skipped}
     for piece in pieces(records, attempt.halvings, skipped):
-        place = Place(
+        place = InWork(
             file="a",
             ordinal=piece.start,
             shown=f"byte {piece.start}",

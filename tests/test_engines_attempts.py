@@ -14,7 +14,7 @@ from mdsmix.engines.tasks import (
     MOST_DEATHS,
     Attempt,
     End,
-    Place,
+    InWork,
     after_death,
     pieces,
 )
@@ -56,10 +56,10 @@ DIED, HUNG = End(how="signal SIGKILL"), End(how="no sign of life for 300 s", hun
 
 
 def test_a_record_is_blamed_when_it_kills_alone_and_twice() -> None:
-    at = Place(file="a.jsonl", ordinal=7, shown="byte 7", length=3, records=1)
+    at = InWork(file="a.jsonl", ordinal=7, shown="byte 7", length=3, records=1)
     once = after_death(Attempt(deaths=1, halvings=4), at, DIED, False, "a")
     assert (once.deaths, once.halvings, once.died_at) == (2, 5, at)
-    elsewhere = Place(file="a.jsonl", ordinal=8, shown="byte 8", length=3, records=1)
+    elsewhere = InWork(file="a.jsonl", ordinal=8, shown="byte 8", length=3, records=1)
     assert after_death(once, elsewhere, DIED, False, "a").died_at == elsewhere
     with pytest.raises(MdsmixError, match=r"byte 7 of a\.jsonl \(3 bytes\)"):
         after_death(once, at, DIED, False, "a")
@@ -68,7 +68,7 @@ def test_a_record_is_blamed_when_it_kills_alone_and_twice() -> None:
 
 
 def test_several_records_are_not_blamed_however_often_they_kill() -> None:
-    at = Place(file="a.jsonl", ordinal=7, shown="byte 7", length=3, records=2)
+    at = InWork(file="a.jsonl", ordinal=7, shown="byte 7", length=3, records=2)
     attempt = Attempt(deaths=1, died_at=at)
     for deaths in range(2, MOST_DEATHS + 1):
         attempt = after_death(attempt, at, DIED, True, "a")
@@ -79,10 +79,10 @@ def test_several_records_are_not_blamed_however_often_they_kill() -> None:
 
 def test_after_a_hang_records_are_done_alone_and_other_records_that_are_set_aside_stay_so() -> None:
     """A hang takes minutes to notice: halving down to one record would take hours."""
-    many = Place(file="a.jsonl", ordinal=0, shown="byte 0", length=3, records=4000, size=1 << 23)
+    many = InWork(file="a.jsonl", ordinal=0, shown="byte 0", length=3, records=4000, size=1 << 23)
     once = after_death(Attempt(skipped=frozenset({("a.jsonl", 1)})), many, HUNG, True, "a")
     assert (len(list(pieces(4000, once.halvings, set()))), once.died_at) == (4000, many)
-    one = Place(file="a.jsonl", ordinal=7, shown="byte 7", length=3, records=1)
+    one = InWork(file="a.jsonl", ordinal=7, shown="byte 7", length=3, records=1)
     twice = after_death(once, one, HUNG, True, "a")
     with pytest.raises(
         MdsmixError, match=r"hang \(no sign of life for 300 s\) at the record at byte 7 of a"

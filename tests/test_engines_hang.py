@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mdsmix.engines import hang
-from mdsmix.engines.tasks import Attempt, Place, Reporter
+from mdsmix.engines.tasks import Attempt, InWork, Reporter
 from mdsmix.errors import MdsmixError
 from mdsmix.kinds.pretraining import Pretraining
 from tests.alarm import at_most
@@ -120,7 +120,7 @@ def work_in_silence(seconds: float, attempt: Attempt, reporter: Reporter) -> int
 
 def take_long(size: int, attempt: Attempt, reporter: Reporter) -> int:
     """Longer than the patience with an endless loop, over many bytes."""
-    reporter.on_records(Place(file="a", ordinal=0, shown="byte 0", length=9, records=1, size=size))
+    reporter.on_records(InWork(file="a", ordinal=0, shown="byte 0", length=9, records=1, size=size))
     work_in_silence(3 * SILENT, attempt, reporter)
     reporter.on_records(None)
     return attempt.deaths

@@ -21,9 +21,9 @@ import pytest
 from mdsmix.encode.backends import Unequal
 from mdsmix.engines import workers as channel
 from mdsmix.engines import workers as worker
-from mdsmix.engines.local_engine import LocalEngine, TaskQueue
+from mdsmix.engines.local_engine import LocalEngine, WorkerPool
 from mdsmix.engines.memory import HEADROOM, MemoryBudget, resident
-from mdsmix.engines.tasks import Attempt, End, Place, Reporter
+from mdsmix.engines.tasks import Attempt, End, InWork, Reporter
 from mdsmix.engines.workers import WorkerChannel
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.storage import waiting
@@ -83,7 +83,7 @@ def die_of(killers: set[int], attempt: Attempt, reporter: Reporter) -> list[tupl
 
 
 def die_storing(attempt: Attempt, reporter: Reporter) -> None:
-    reporter.on_records(Place(file="a", ordinal=0, shown="byte 0", length=9, records=1))
+    reporter.on_records(InWork(file="a", ordinal=0, shown="byte 0", length=9, records=1))
     reporter.on_records(None)
     os._exit(3)
 
@@ -235,17 +235,18 @@ def test_workers_wait_for_the_next_run_where_that_is_said() -> None:
 
 def test_a_task_whose_worker_died_is_tried_again_before_all_others() -> None:
     """What kills workers is known early, and not when all else is done."""
-    queue = TaskQueue(set_aside=False)
+    pool = WorkerPool(LocalEngine(settings(1)), silent, print)
     for n in range(3):
-        queue.add(n, call(square, n, 0))
-    number, attempt, task = queue.take()
+        pool.add(n, call(square, n, 0))
+    number, attempt, task = pool.queue.popleft()
     dead: Any = SimpleNamespace(number=number, attempt=attempt, task=task, place=None)
-    queue.put_back(dead, End(how="exit code 3"))
-    assert [queue.take()[0] for _ in range(len(queue))] == [number, 1, 2]
+    pool.workers.append(dead)
+    pool._replace(dead, End(how="exit code 3"))
+    assert [number for number, *_ in pool.queue] == [number, 1, 2]
 
 
 def leave_a_place(attempt: Attempt, reporter: Reporter) -> None:
-    reporter.on_records(Place(file="a", ordinal=0, shown="byte 0", length=9, records=1))
+    reporter.on_records(InWork(file="a", ordinal=0, shown="byte 0", length=9, records=1))
 
 
 def test_records_of_another_task_are_not_blamed() -> None:

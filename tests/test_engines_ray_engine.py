@@ -19,7 +19,7 @@ import pytest
 
 from mdsmix import __version__
 from mdsmix.engines import ray_engine, ray_node
-from mdsmix.engines.local_engine import PoolSettings
+from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.ray_engine import MOST_LOSSES, RayEngine, RaySettings
 from mdsmix.engines.ray_node import MEETING, STOP, Beat, NodeSettings, Supervisor
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
@@ -48,14 +48,13 @@ class Actor:
         self.ray, self.node, self.given = ray, node, list[list[bytes]]()
         self.begin = SimpleNamespace(remote=self._begin)
         self.exchange = SimpleNamespace(remote=self._exchange)
+        self.end = SimpleNamespace(remote=lambda message, seconds: self.ray.refer(message == STOP))
 
     def _begin(self, version: str, settings: bytes) -> Any:
         self.ray.begun.append((self.node, settings))
         return self.ray.refer(self.ray.versions.get(self.node, version))
 
     def _exchange(self, given: list[bytes], seconds: float) -> Any:
-        if given == [STOP]:
-            return self.ray.refer(([], "its process ended with exit code 0"))
         self.given.append(given)
         return self.ray.refer(self.ray.scripts.get(self.node, works)(self, given))
 
@@ -280,7 +279,7 @@ def test_paths_of_one_machine_are_refused_where_there_are_more_also_for_the_next
 ) -> None:
     with closing(RayEngine(RaySettings(local=["/here"]))) as engine:
         for _ in range(2):
-            with pytest.raises(RecipeError, match=r"nodes beside this one \(host-m\), and /here is a path"):  # fmt: skip
+            with pytest.raises(RecipeError, match=r"nodes beside this one \(host-m\), and /here is of this machine alone"):  # fmt: skip
                 list(engine.run([call(print)], silent, print))
     del ray.alive["m"]
     assert run(10, local=["/here"]) == TEN
@@ -303,13 +302,13 @@ def test_what_a_node_is_told(ray: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_
     assert b"secret" not in ray.begun[0][1]
     (note,) = tmp_path.iterdir()
     assert MEETING.fullmatch(note.name)
-    assert note.read_text() == told.run
+    assert told.meeting == locate(str(note))
     engine.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def node_settings(**more: Any) -> NodeSettings:
-    given = {"pool": settings(2), "offered": 0, "environment": {}, "meeting": None, "run": "a"}
+    given = {"pool": settings(2), "offered": 0, "environment": {}, "meeting": None}
     return NodeSettings(**{**given, **more})
 
 
@@ -346,22 +345,17 @@ def test_the_process_of_a_node_does_units_with_workers_and_ends_when_it_is_told(
     beats = [beat for kind, beat in found[:-1] if kind == "beat"]
     assert (sum(beat.size for beat in beats), sum(beat.tokens for beat in beats)) == (7, 8)
     assert beats[-1].peak > 10 * MIB
-    ended = ""
-    while not ended:
-        _, ended = node.exchange([STOP], 10.0)
-    assert ended == "its process ended with exit code 0"
+    node.end(STOP, 10.0)
+    assert node.process.returncode == 0
 
 
 def test_a_node_that_does_not_see_the_note_of_the_run_says_so(tmp_path: Path) -> None:
     node, meeting = ray_node.actor()(), tmp_path / "run-0"
-    for content in (None, "b"):
-        if content:
-            meeting.write_text(content)
-        node.begin(__version__, pickle.dumps(node_settings(meeting=locate(str(meeting)))))
-        ((_, error),) = messages(node, "failed")
-        assert "does not see what this run has written" in str(error)
-    meeting.write_text("a")
-    ray_node.refuse_elsewhere(locate(str(meeting)), "a")
+    node.begin(__version__, pickle.dumps(node_settings(meeting=locate(str(meeting)))))
+    ((_, error),) = messages(node, "failed")
+    assert "does not see what this run has written" in str(error)
+    meeting.write_text("")
+    ray_node.refuse_elsewhere(locate(str(meeting)))
 
 
 @pytest.mark.parametrize("how", ["silence", "end of the actor"])
@@ -372,12 +366,15 @@ def test_the_process_of_a_node_that_nobody_asks_ends(
     ours, its = Pipe()
     ended = list[str]()
     pool: Any = SimpleNamespace(step=lambda _: [], end=lambda: ended.append("pool"))
-    engine: Any = SimpleNamespace(close=lambda: ended.append("engine"), peak=0, warnings=tuple)
+    engine = LocalEngine(settings(1))
+    monkeypatch.setattr(engine, "close", lambda: ended.append("engine"))
     if how == "silence":
         monkeypatch.setattr(ray_node, "SILENT_SECONDS", 0.2)
     else:
         ours.close()
-    working = threading.Thread(target=Supervisor(its, pool, engine).work)
+    supervisor = Supervisor(its, engine)
+    supervisor.pool = pool
+    working = threading.Thread(target=supervisor.work)
     working.start()
     working.join(SECONDS)
     assert ended == ["pool", "engine"]

@@ -40,7 +40,6 @@ def engine_of(
                 beside=processes,
                 set_aside=options.quarantine_crashes,
             ),
-            counts=_counts(plans),
             local=() if recipe.shared else _local_places(plans),
             meeting=plans[0].job.folder / FOLDER,
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mdsmix.convert.image_stamps import cut_by_images
 from mdsmix.convert.quarantine import PackedRecords, described
 from mdsmix.encode.encoded import Encoded
-from mdsmix.engines.tasks import CRASHED, Attempt, Reporter, pieces, place
+from mdsmix.engines.tasks import CRASHED, Attempt, Reporter, in_work, pieces
 from mdsmix.kinds.membership import RecordSample
 from mdsmix.shards.counts import NOT_SAMPLED, Records
 from mdsmix.sources import BadRecord, RecordBatch
@@ -35,7 +35,7 @@ class Pace:
         found = pieces(len(batch.records), halvings, without)
         for piece in cut_by_images(found, self._pictures) if self._pictures else found:
             self._reporter.wait_for_room()
-            self._reporter.on_records(place(batch, piece))
+            self._reporter.on_records(in_work(batch, piece))
             yield piece
         self._reporter.on_records(None)
         if self._reporter.is_tight() and self._shrunk < MOST_SHRUNK:

@@ -64,7 +64,7 @@ class LocalEngine:
     ) -> Generator[tuple[int, R], None, None]:
         pool = WorkerPool(self, on_progress, say, most=len(tasks))
         for number, task in enumerate(tasks):
-            pool.queue.add(number, task)
+            pool.add(number, task)
         try:
             while pool.is_busy:
                 yield from pool.step()
@@ -89,29 +89,6 @@ class LocalEngine:
             worker.end()
 
 
-class TaskQueue:
-    """Tasks that wait, in the order in which they came; one whose worker died goes before all others."""
-
-    def __init__(self, set_aside: bool) -> None:
-        self._set_aside = set_aside
-        self._waiting = deque[tuple[int, Attempt, Task[Any]]]()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(self, number: int, task: Task[Any]) -> None:
-        self._waiting.append((number, Attempt(), task))
-
-    def take(self) -> tuple[int, Attempt, Task[Any]]:
-        """The next task: its position, how it is to be tried, and the task itself."""
-        return self._waiting.popleft()
-
-    def put_back(self, worker: Worker, end: End) -> None:
-        """The worker of a task has died; MdsmixError where another try is no use."""
-        again = after_death(worker.attempt, worker.place, end, self._set_aside, worker.task.name)
-        self._waiting.appendleft((worker.number, again, worker.task))
-
-
 class WorkerPool:
     """The workers of one run, from its first task to its last."""
 
@@ -121,14 +98,17 @@ class WorkerPool:
         """`most`: workers that have something to do."""
         self._engine, self._on_progress, self._say = engine, on_progress, say
         self._size = min(engine.settings.workers, most)
-        self.queue = TaskQueue(engine.settings.set_aside)
+        self.queue = deque[tuple[int, Attempt, Task[Any]]]()
+        "Positions of tasks that wait, and how they are to be tried; one whose worker died goes before all others."
         self.workers: list[Worker] = []
-        self._dismissed: list[Worker] = []
         self._say_once = said_once(say)
 
     @property
     def is_busy(self) -> bool:
         return bool(self.queue or self.workers)
+
+    def add(self, number: int, task: Task[Any]) -> None:
+        self.queue.append((number, Attempt(), task))
 
     def step(self, *also: Connection) -> Iterator[tuple[int, Any]]:
         """Puts workers to work and yields the tasks that ended, by their numbers. It returns within PERIOD where nothing happens, and as
@@ -143,9 +123,8 @@ class WorkerPool:
         """Puts as many workers to work as memory allows; those beyond it wait before their next records."""
         allowed = self._engine.budget.allowed_workers(self._size)
         while self.queue and len(self.workers) < allowed:
-            self._reap()
             self.workers.append(self._take_idle() or start_worker(self._size, self._engine.budget))
-            self.workers[-1].give(*self.queue.take())
+            self.workers[-1].give(*self.queue.popleft())
         for position, worker in enumerate(self.workers):
             worker.pause(position >= allowed)
 
@@ -169,7 +148,7 @@ class WorkerPool:
 
     def look(self) -> None:
         """Looks at the memory of all, and for workers that hang."""
-        self._engine.budget.look(self._pids(self.workers) + self._pids(self._engine.idle))
+        self._engine.budget.look(self._pids)
         for worker in list(self.workers):
             if why := worker.hangs():
                 worker.process.kill()
@@ -182,19 +161,10 @@ class WorkerPool:
 
     def end(self) -> None:
         """Stops whoever is at work, and returns when all have ended."""
-        self._engine.budget.look_now([*self._pids(self.workers), *self._pids(self._engine.idle)])
+        self._engine.budget.look_now(self._pids)
         stop_all(self.workers)
-        for worker in [*self.workers, *self._dismissed]:
+        for worker in self.workers:
             worker.end()
-
-    def _reap(self) -> None:
-        """Waits for dismissed workers while more of them are ending than may be at work, since each holds two file descriptors
-        of this process until it has ended."""
-        late = len(self._dismissed) - self._size
-        for number, worker in enumerate([*self._dismissed]):
-            if number < late or worker.process.exitcode is not None:
-                self._dismissed.remove(worker)
-                worker.end()
 
     def _take_idle(self) -> Worker | None:
         """An idle worker of the previous stream, started for as many workers as this run has."""
@@ -207,14 +177,12 @@ class WorkerPool:
 
     def _go_on(self, worker: Worker) -> None:
         """The worker of a finished task gets the next one, waits for the next stream, or ends."""
-        self._engine.budget.on_finished_unit(self._pids(self.workers))
+        self._engine.budget.on_finished_unit(self._pids)
         is_worn = worker.is_worn
         if is_worn:
-            self._engine.budget.look_now(
-                [*self._pids(self.workers), *self._pids(self._engine.idle)]
-            )
+            self._engine.budget.look_now(self._pids)
         if self.queue and not is_worn:
-            worker.give(*self.queue.take())
+            worker.give(*self.queue.popleft())
             return
         self.workers.remove(worker)
         if is_worn:
@@ -222,15 +190,19 @@ class WorkerPool:
         else:
             self._engine.idle.append(worker)
 
-    def _dismiss(self, worker: Worker) -> None:
-        self._dismissed.append(worker)
+    @staticmethod
+    def _dismiss(worker: Worker) -> None:
+        """Ends a worker that has no task; freeing much memory takes it 30 ms."""
         worker.dismiss()
+        worker.end()
 
     def _replace(self, worker: Worker, end: End) -> None:
-        """The task of a worker that has died waits for another one."""
+        """The task of a worker that has died waits for another one; MdsmixError where another try is no use."""
         self.workers.remove(worker)
-        self.queue.put_back(worker, end)
+        set_aside, name = self._engine.settings.set_aside, worker.task.name
+        again = after_death(worker.attempt, worker.place, end, set_aside, name)
+        self.queue.appendleft((worker.number, again, worker.task))
 
-    @staticmethod
-    def _pids(workers: Sequence[Worker]) -> list[int]:
-        return [worker.pid for worker in workers]
+    @property
+    def _pids(self) -> list[int]:
+        return [worker.pid for worker in [*self.workers, *self._engine.idle]]

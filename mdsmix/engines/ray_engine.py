@@ -27,7 +27,7 @@ from mdsmix.engines.tasks import OnProgress, R, Say, Task
 from mdsmix.engines.workers import GRACE_SECONDS
 from mdsmix.errors import Denied, MdsmixError, RecipeError, Unreachable
 from mdsmix.storage import Location
-from mdsmix.words import listed, plural
+from mdsmix.words import listed
 
 PERIOD = 0.2
 "Seconds between two looks at what nodes have sent."
@@ -54,9 +54,7 @@ class RaySettings:
     address: str = ""
     "Blank: a cluster of this machine, which is started with the first unit and stopped with the engine."
     pool: PoolSettings = field(default_factory=lambda: PoolSettings(workers=0, memory=0))
-    "Of each node; 0 workers: one for each processor; 0 bytes: half of what the node has."
-    counts: bool = False
-    "Whether tokens of images are counted, by a process beside the workers of a node."
+    "Of each node; 0 workers: one for each processor; 0 bytes: half of what the node has. What is kept `aside` is for a process that counts tokens of images."
     local: Sequence[str] = ()
     "Paths that units read and write and that are this machine's alone."
     meeting: Location | None = None
@@ -85,20 +83,21 @@ class Node:
 
 
 class RayEngine:
-    """Nodes of a Ray cluster."""
+    """Nodes of a Ray cluster, and the units of the run that is on: which wait, which node has which, and what was lost."""
 
     def __init__(self, settings: RaySettings) -> None:
         self.settings = settings
         self.nodes: dict[str, Node] = {}
         "By the ids that Ray gives them."
-        self.failed: Counter[str] = Counter()
-        "Supervisors of each node that ended before their first beat."
         self._ends = ExitStack()
         self._looked = self._headed = 0.0
         "When the nodes were looked at, and when the head was there."
         self._peak = 0
-        self._run = secrets.token_hex(8)
         self._meeting: Location | None = None
+        self._tasks: Sequence[Task[Any]] = ()
+        self._waiting: list[int] = []
+        self._losses = Counter[int | str]()
+        "How often the node of a unit was lost, and a supervisor of a node before its first beat."
 
     @property
     def peak(self) -> int:
@@ -112,14 +111,16 @@ class RayEngine:
     ) -> Generator[tuple[int, R], None, None]:
         if not tasks:
             return
-        run, is_done = RayRun(self, tasks, on_progress, say), False
+        self._tasks, self._waiting, is_done = tasks, list(range(len(tasks)))[::-1], False
+        self._on_progress, self._say, self._say_once = on_progress, say, said_once(say)
+        self._losses.clear()
         try:
             with terminable_later():
                 self._connect()
-            while run.waiting or any(node.units for node in self.nodes.values()):
+            while self._waiting or any(node.units for node in self.nodes.values()):
                 with terminable_later():
-                    run.look()
-                    found = list(run.exchange())
+                    self._look()
+                    found = list(self._exchange())
                 yield from found
             is_done = True
         finally:
@@ -139,6 +140,18 @@ class RayEngine:
             self._stop()
             self._ends.close()
 
+    def _connect(self) -> None:
+        """With the first unit, since most runs have nothing to do and a cluster takes seconds to start."""
+        if self._headed:
+            return
+        settings = self.settings
+        self._ends.enter_context(connected(settings.address, settings.pool.workers))
+        self._headed = time.monotonic()
+        if settings.meeting:
+            self._meeting = settings.meeting / f"run-{secrets.token_hex(8)}"
+            self._meeting.write(b"")
+            self._ends.callback(_forget, self._meeting)
+
     def current_nodes(self) -> dict[str, dict[str, Any]] | None:
         """By their ids, the nodes with a processor that Ray knows; None where it was asked a moment ago. Unreachable without a head,
         and where Ray's node of this machine has ended: this process can then start nothing."""
@@ -157,7 +170,26 @@ class RayEngine:
             raise Unreachable(_NODELESS)
         return {id: node for id, node in alive.items() if node["Resources"].get("CPU", 0) >= 1}
 
-    def start(self, id: str, node: dict[str, Any]) -> None:
+    def _look(self) -> None:
+        """Starts supervisors on nodes that have none, and gives up those whose node is gone: Ray answers for them as long as they live,
+        and they outlive their node by minutes. And those that stand still."""
+        found = self.current_nodes()
+        if found:
+            refuse_unshared(found, self.settings.local)
+        for each in list(self.nodes.values()):
+            if found is not None and each.id not in found:
+                self._lose(each, "was lost")
+            elif each.beat and time.monotonic() - each.heard > SILENT_SECONDS:
+                self._lose(each, f"has not answered for {SILENT_SECONDS:.0f} s")
+        for id, node in (found or {}).items():
+            if id not in self.nodes:
+                self._start(id, node)
+        if found == {}:
+            self._say_once(
+                "", "no node of the cluster has a processor to offer yet; waiting for one"
+            )
+
+    def _start(self, id: str, node: dict[str, Any]) -> None:
         """Puts a supervisor on a node. It asks for the processors that its workers keep busy, so it waits for those of other jobs."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -169,8 +201,6 @@ class RayEngine:
             offered=int(resources.get("memory", 0)),
             environment={name: os.environ[name] for name in STORES if os.environ.get(name)},
             meeting=self._meeting,
-            run=self._run,
-            counts=self.settings.counts,
         )
         remote = ray.remote(
             num_cpus=min(workers, int(resources["CPU"])),
@@ -181,87 +211,11 @@ class RayEngine:
         answer = placed.begin.remote(__version__, pickle.dumps(settings))
         self.nodes[id] = Node(id, node["NodeManagerHostname"], workers, placed, answer)
 
-    def drop(self, node: Node) -> None:
-        """Gives a supervisor up, whether it is there or not."""
-        import ray
-
-        del self.nodes[node.id]
-        with suppress(ray.exceptions.RayError, ValueError):
-            ray.kill(node.actor)
-
-    def _connect(self) -> None:
-        """With the first unit, since most runs have nothing to do and a cluster takes seconds to start."""
-        if self._headed:
-            return
-        settings = self.settings
-        self._ends.enter_context(connected(settings.address, settings.pool.workers))
-        self._headed = time.monotonic()
-        if settings.meeting:
-            self._meeting = settings.meeting / f"run-{self._run}"
-            self._meeting.write(self._run.encode())
-            self._ends.callback(_forget, self._meeting)
-
-    def _stop(self) -> None:
-        """Ends all supervisors; their workers have GRACE_SECONDS to take back what is half written."""
-        if not self.nodes:
-            return
-        import ray
-
-        deadline = time.monotonic() + GRACE_SECONDS + 1
-        left = [node for node in self.nodes.values() if node.beat]
-        for node in left:
-            with suppress(ray.exceptions.RayError):
-                node.answer = node.actor.exchange.remote([STOP], GRACE_SECONDS)
-        while left and time.monotonic() < deadline:
-            ready, _ = ray.wait([node.answer for node in left], timeout=PERIOD)
-            for node in [node for node in left if node.answer in ready]:
-                try:
-                    ended = ray.get(node.answer)[1]
-                    node.answer = node.actor.exchange.remote([], GRACE_SECONDS)
-                except ray.exceptions.RayError:
-                    ended = "lost"
-                if ended:
-                    left.remove(node)
-        for node in list(self.nodes.values()):
-            self.drop(node)
-
-
-class RayRun:
-    """The units of one run: which wait, which node has which, and what was lost."""
-
-    def __init__(
-        self, engine: RayEngine, tasks: Sequence[Task[Any]], on_progress: OnProgress, say: Say
-    ) -> None:
-        self._engine, self._tasks, self._on_progress, self._say = engine, tasks, on_progress, say
-        self.waiting = list(range(len(tasks)))[::-1]
-        self._losses: Counter[int] = Counter()
-        "How often a unit's node was lost."
-        self._is_idle = False
-        self._say_once = said_once(say)
-
-    def look(self) -> None:
-        """Starts supervisors on nodes that have none, and gives up those whose node is gone: Ray answers for them as long as they live,
-        and they outlive their node by minutes. And those that stand still."""
-        found = self._engine.current_nodes()
-        if found:
-            refuse_unshared(found, self._engine.settings.local)
-        for each in list(self._engine.nodes.values()):
-            if found is not None and each.id not in found:
-                self._lose(each, "was lost")
-            elif each.beat and time.monotonic() - each.heard > SILENT_SECONDS:
-                self._lose(each, f"has not answered for {SILENT_SECONDS:.0f} s")
-        for id, node in (found or {}).items():
-            if id not in self._engine.nodes:
-                self._engine.start(id, node)
-        if found == {} and not self._is_idle:
-            self._is_idle = True
-            self._say("no node of the cluster has a processor to offer yet; waiting for one")
-
-    def exchange(self) -> Iterator[tuple[int, Any]]:
+    def _exchange(self) -> Iterator[tuple[int, Any]]:
         """Heeds nodes that have answered, and gives each as many units as it has room for."""
         import ray
 
-        answers = {node.answer: node for node in self._engine.nodes.values()}
+        answers = {node.answer: node for node in self.nodes.values()}
         if not answers:
             time.sleep(PERIOD)
             return
@@ -270,7 +224,8 @@ class RayRun:
             try:
                 answer = ray.get(node.answer)
             except ray.exceptions.RayError as error:
-                self._lose(node, f"was lost ({_last_line(error)})")
+                said = (str(error).strip() or type(error).__name__).splitlines()[-1]
+                self._lose(node, f"was lost ({said.rstrip('.')[:300]})")
                 continue
             yield from self._heed(node, answer)
 
@@ -285,7 +240,7 @@ class RayRun:
         if ended:
             self._lose(node, f"does no more ({ended})")
             return
-        given = [self.waiting.pop() for _ in range(min(node.room, len(self.waiting)))]
+        given = [self._waiting.pop() for _ in range(min(node.room, len(self._waiting)))]
         node.units |= set(given)
         packed = [pickle.dumps((number, self._tasks[number])) for number in given]
         node.answer = node.actor.exchange.remote(packed, 1.0)
@@ -293,7 +248,7 @@ class RayRun:
     def _take(self, node: Node, what: str, *said: Any) -> Iterator[tuple[int, Any]]:
         """One message of a node."""
         if what == "failed":
-            raise _placed(said[0], node.name) if len(self._engine.nodes) > 1 else said[0]
+            raise _placed(said[0], node.name) if len(self.nodes) > 1 else said[0]
         if what == "say":
             self._say_once(f"on the node {node.name}: ", said[0])
         elif what == "beat":
@@ -305,21 +260,39 @@ class RayRun:
 
     def _lose(self, node: Node, why: str) -> None:
         """The node's units are done elsewhere. MdsmixError where units, or supervisors of this node, were lost too often."""
-        self._engine.drop(node)
-        if not node.beat:
-            self._engine.failed[node.id] += 1
-        self._losses.update(node.units)
-        self.waiting += sorted(node.units, reverse=True)
-        often = [n for n in node.units if self._losses[n] > MOST_LOSSES]
-        if often or self._engine.failed[node.id] > MOST_LOSSES:
-            over = f" over the work unit {self._tasks[often[0]].name}" if often else ""
+        self._drop(node)
+        lost: list[int | str] = [*sorted(node.units, reverse=True)] if node.beat else [node.id]
+        self._losses.update(lost)
+        self._waiting += sorted(node.units, reverse=True)
+        often = [each for each in lost if self._losses[each] > MOST_LOSSES]
+        if often:
+            over = f" over the work unit {self._tasks[often[0]].name}" if node.beat else ""  # type: ignore[index]
             raise MdsmixError(
-                f"{plural(MOST_LOSSES + 1, 'node')} were lost one after the other{over}, the last one {node.name}, which {why}; finished "
+                f"{MOST_LOSSES + 1} nodes were lost one after the other{over}, the last one {node.name}, which {why}; finished "
                 "units are kept: give the nodes more memory, or mend that, and run the same command again."
             )
         if node.units:
-            again = f"{plural(len(node.units), 'work unit')} of it {'is' if len(node.units) == 1 else 'are'} done again"
-            self._say(f"the node {node.name} {why}; {again}")
+            self._say(f"the node {node.name} {why}; its {len(node.units)} units are done again")
+
+    def _drop(self, node: Node) -> None:
+        """Gives a supervisor up, whether it is there or not."""
+        import ray
+
+        del self.nodes[node.id]
+        with suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(node.actor)
+
+    def _stop(self) -> None:
+        """Ends all supervisors; their workers have GRACE_SECONDS to take back what is half written."""
+        if not self.nodes:
+            return
+        import ray
+
+        ends = [n.actor.end.remote(STOP, GRACE_SECONDS) for n in self.nodes.values() if n.beat]
+        if ends:
+            ray.wait(ends, num_returns=len(ends), timeout=GRACE_SECONDS + 1)
+        for node in list(self.nodes.values()):
+            self._drop(node)
 
 
 _HEADLESS = (
@@ -350,9 +323,8 @@ def refuse_unshared(found: dict[str, dict[str, Any]], local: Sequence[str]) -> N
     others = sorted(node["NodeManagerHostname"] for id, node in found.items() if id != here)
     if others and local:
         raise RecipeError(
-            f"the cluster has nodes beside this one ({listed(others)}), and {listed(local)} {'is a path' if len(local) == 1 else 'are paths'} "
-            "of this machine: publish to and read from s3://, or, where every node mounts the same folders under the same names, "
-            "say shared: true in the recipe."
+            f"the cluster has nodes beside this one ({listed(others)}), and {listed(local)} is of this machine alone: publish to and read "
+            "from s3://, or, where every node mounts the same folders under the same names, say shared: true in the recipe."
         )
 
 
@@ -361,10 +333,6 @@ def _placed(error: Exception, name: str) -> Exception:
     if type(error) in (Unreachable, Denied):
         return type(error)(f"on the node {name}: {error}")
     return error
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[-1].rstrip(".")[:300]
 
 
 def _forget(meeting: Location) -> None:

@@ -47,11 +47,7 @@ class NodeSettings:
     environment: Mapping[str, str]
     "Variables that the node has as its own, or else takes from the driver: where the store is; no credential."
     meeting: Location | None
-    "A file that the driver has written where units are written."
-    run: str
-    "Its content: the name of the run."
-    counts: bool = False
-    "Whether a process beside the workers counts tokens of images."
+    "A file that the driver has written where units are written; no other run has one of this name."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +66,15 @@ class Supervisor:
     """The process of a node: the local engine over units that come one by one."""
 
     driver: Connection
-    pool: WorkerPool
     engine: LocalEngine
     beat: Beat = field(default_factory=Beat)
     beaten: float = 0.0
     heard: float = field(default_factory=time.monotonic)
     "When the driver last asked."
+    pool: WorkerPool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pool = WorkerPool(self.engine, self.on_progress, self.say)
 
     def work(self) -> None:
         """Until the driver says so or asks no more, or the actor is gone; the first exception of a unit ends it too, and is sent.
@@ -111,7 +110,7 @@ class Supervisor:
             raise EOFError
         if message:
             number, task = pickle.loads(message)
-            self.pool.queue.add(number, task)
+            self.pool.add(number, task)
 
     def _beat(self) -> None:
         said = tuple(self.engine.warnings())
@@ -129,27 +128,20 @@ def main(descriptor: int) -> None:
     settings: NodeSettings = pickle.loads(driver.recv_bytes())
     for name, value in settings.environment.items():
         os.environ.setdefault(name, value)
-    with shared() if settings.counts else nullcontext():
-        _supervisor(driver, settings).work()
-
-
-def _supervisor(driver: Connection, settings: NodeSettings) -> Supervisor:
     cap = settings.pool.memory or max(LEAST_BYTES, min(default_cap(), settings.offered))
-    engine = LocalEngine(replace(settings.pool, memory=cap))
-    pool = WorkerPool(engine, lambda *done: found.on_progress(*done), lambda said: found.say(said))
-    found = Supervisor(driver, pool, engine)
+    supervisor = Supervisor(driver, LocalEngine(replace(settings.pool, memory=cap)))
     try:
-        refuse_elsewhere(settings.meeting, settings.run)
+        refuse_elsewhere(settings.meeting)
     except Unreachable as error:
         driver.send_bytes(pickle.dumps(("failed", error)))
-        sys.exit(0)
-    return found
+        return
+    with shared() if settings.pool.aside else nullcontext():
+        supervisor.work()
 
 
-def refuse_elsewhere(meeting: Location | None, run: str) -> None:
+def refuse_elsewhere(meeting: Location | None) -> None:
     """Unreachable where the driver's file is not here: a unit that is written elsewhere would be published, and missing."""
-    found = meeting.fetch(most=1 << 10) if meeting else None
-    if meeting and (found is None or found[1] != run.encode()):
+    if meeting and not meeting.stat():
         raise Unreachable(
             f"the node {gethostname()} does not see what this run has written to {meeting.parent}, so its shards would lie where no "
             "reader finds them: mount that folder on every node, or give every node the store's endpoint and credentials."
@@ -167,7 +159,6 @@ def actor() -> Any:
             import multiprocessing
             import os
             import subprocess
-            import sys
 
             try:
                 from mdsmix import __version__ as found
@@ -196,5 +187,14 @@ def actor() -> Any:
             except (EOFError, ConnectionError):
                 return found, f"its process ended with exit code {self.process.wait()}"
             return found, ""
+
+        def end(self, message: bytes, seconds: float) -> None:
+            """Tells the process to end, and returns when it has, or has been silent for so long."""
+            try:
+                self.pipe.send_bytes(message)
+                while self.pipe.poll(seconds):
+                    self.pipe.recv_bytes()
+            except (EOFError, ConnectionError):
+                self.process.wait(seconds)
 
     return MdsmixNode

@@ -29,7 +29,7 @@ CRASHED = "crashed_worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class InWork:
     """The records that a worker has in work."""
 
     file: str
@@ -62,13 +62,13 @@ class Attempt:
 
     deaths: int = 0
     halvings: int = 0
-    died_at: Place | None = None
+    died_at: InWork | None = None
     skipped: frozenset[tuple[str, int]] = frozenset()
     "File and ordinal of records that are set aside unseen."
 
 
 def after_death(
-    attempt: Attempt, at: Place | None, end: End, set_aside: bool, unit: str
+    attempt: Attempt, at: InWork | None, end: End, set_aside: bool, unit: str
 ) -> Attempt:
     """The next attempt. MdsmixError where there is none; it names the record where a single one has killed twice.
 
@@ -119,10 +119,10 @@ def pieces(count: int, halvings: int, without: set[int]) -> Iterator[range]:
             yield range(start, end)
 
 
-def place(batch: RecordBatch, positions: range) -> Place:
+def in_work(batch: RecordBatch, positions: range) -> InWork:
     """Where these records stand."""
     origin = batch.origin(positions.start)
-    return Place(
+    return InWork(
         file=origin.file,
         ordinal=origin.ordinal,
         shown=origin.shown,
@@ -151,7 +151,7 @@ class Reporter(Protocol):
     def on_progress(self, size: int, tokens: int) -> None:
         """So many more source bytes were read, and tokens made of them."""
 
-    def on_records(self, place: Place | None) -> None:
+    def on_records(self, place: InWork | None) -> None:
         """These records are in work from now on, or none any more. A worker that dies is taken to have died of them."""
 
     def wait_for_room(self) -> None:

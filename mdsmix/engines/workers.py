@@ -24,7 +24,7 @@ from typing import Any
 from mdsmix.engines.hang import Pulse, sign_of
 from mdsmix.engines.limits import cpu_count
 from mdsmix.engines.memory import LIFE_BYTES, MemoryBudget, give_back, holds_more, resident
-from mdsmix.engines.tasks import Attempt, Place, Task
+from mdsmix.engines.tasks import Attempt, InWork, Task
 from mdsmix.storage.waiting import say_by
 
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
@@ -44,7 +44,7 @@ class WorkerChannel:
     def on_progress(self, size: int, tokens: int) -> None:
         self._send("progress", size, tokens)
 
-    def on_records(self, place: Place | None) -> None:
+    def on_records(self, place: InWork | None) -> None:
         self._send("records", place)
 
     def say(self, sentence: str) -> None:
@@ -160,7 +160,7 @@ class Worker:
     "Of the task in work."
     task: Any = None
     attempt: Attempt = field(default_factory=Attempt)
-    place: Place | None = None
+    place: InWork | None = None
     "Of the records in work."
     waits: bool = False
     pulse: Pulse = field(default_factory=Pulse)

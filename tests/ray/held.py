@@ -11,8 +11,8 @@ from typing import Any
 
 import xxhash
 
-from mdsmix.engines.ray_engine import RayEngine, RayRun
-from mdsmix.engines.tasks import Attempt, OnProgress, Place, Reporter, Say
+from mdsmix.engines.ray_engine import RayEngine
+from mdsmix.engines.tasks import Attempt, InWork, OnProgress, Reporter, Say
 from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS
 
@@ -77,7 +77,7 @@ class Held:
     unit: int
     folder: Folder
     holding: bool
-    fault: Callable[[Attempt, Place], None] | None
+    fault: Callable[[Attempt, InWork], None] | None
 
     @property
     def name(self) -> str:
@@ -113,19 +113,19 @@ class Waiting(Passing):
         super().__init__(reporter)
         self._go = go
 
-    def on_records(self, place: Place | None) -> None:
+    def on_records(self, place: InWork | None) -> None:
         self._reporter.on_records(place)
         until(self._go.exists)
 
 
 class Faulty(Passing):
     def __init__(
-        self, reporter: Any, attempt: Attempt, fault: Callable[[Attempt, Place], None]
+        self, reporter: Any, attempt: Attempt, fault: Callable[[Attempt, InWork], None]
     ) -> None:
         super().__init__(reporter)
         self._attempt, self._fault = attempt, fault
 
-    def on_records(self, place: Place | None) -> None:
+    def on_records(self, place: InWork | None) -> None:
         self._reporter.on_records(place)
         if place:
             self._fault(self._attempt, place)
@@ -163,14 +163,14 @@ class tells_writes:  # noqa: N801
 
 def end_after_the_first_answer(number: int) -> None:
     """This process, a driver, gives itself a signal once it has taken the answer of its first unit."""
-    take = RayRun._take
+    take = RayEngine._take
 
-    def taking(run: RayRun, node: Any, what: str, *said: Any) -> Any:
+    def taking(run: RayEngine, node: Any, what: str, *said: Any) -> Any:
         yield from take(run, node, what, *said)
         if what == "done":
             os.kill(os.getpid(), number)
 
-    RayRun._take = taking  # type: ignore[method-assign]
+    RayEngine._take = taking  # type: ignore[method-assign]
 
 
 class HoldingEngine(RayEngine):
@@ -181,7 +181,7 @@ class HoldingEngine(RayEngine):
         settings: Any,
         path: Path,
         held: int = 0,
-        fault: Callable[[Attempt, Place], None] | None = None,
+        fault: Callable[[Attempt, InWork], None] | None = None,
     ) -> None:
         super().__init__(settings)
         path.mkdir(exist_ok=True)

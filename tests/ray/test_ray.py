@@ -20,7 +20,7 @@ from mdsmix.convert.planning import Options
 from mdsmix.convert.run import convert
 from mdsmix.engines import ray_engine
 from mdsmix.engines.ray_engine import RayEngine, RaySettings
-from mdsmix.engines.tasks import Attempt, Place
+from mdsmix.engines.tasks import Attempt, InWork
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.storage.local import LocalPath
@@ -191,7 +191,7 @@ def test_a_node_that_stands_still_is_done_without(
         cluster.replace(stopped[0].raylet)
 
 
-def die_once(attempt: Attempt, place: Place) -> None:
+def die_once(attempt: Attempt, place: InWork) -> None:
     if not attempt.deaths:
         os.kill(os.getpid(), signal.SIGKILL)
 
