@@ -106,8 +106,6 @@ def test_json_is_for_machines(streams: Path) -> None:
 def test_what_is_not_there_is_exit_code_4_and_not_a_verdict(streams: Path) -> None:
     with pytest.raises(Unreachable, match="holds no published stream"):
         _raised(run("check", streams / "nothing"))
-    with pytest.raises(Unreachable, match=r"there is no file .*no\.yaml: name a recipe"):
-        _raised(run("check", streams / "no.yaml"))
 
 
 def test_two_streams_of_one_name_are_told_apart_and_one_is_named_once(streams: Path) -> None:

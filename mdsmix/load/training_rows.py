@@ -21,7 +21,7 @@ from mdsmix.encode.labels import Targets
 from mdsmix.errors import MixRefused
 from mdsmix.shards.token_ids import (
     PACKED,
-    Document,
+    PackedDocument,
     Turn,
     documents_of,
     has_images,
@@ -140,7 +140,7 @@ def cut_to(row: Row, rules: RowRules) -> Row:
     return row._replace(input_ids=row.input_ids[:end], labels=row.labels[:end], said=said)
 
 
-def _packed(documents: Sequence[Document], rules: RowRules) -> Row:
+def _packed(documents: Sequence[PackedDocument], rules: RowRules) -> Row:
     """A row of several documents, whose labels were settled when they were converted: whatever the policies of the run."""
     if not rules.decoder_only_format:
         raise MixRefused(

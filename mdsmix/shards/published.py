@@ -157,10 +157,6 @@ def find_published(at: Location) -> Location:
     if len(chosen) == 1 and (found := current(chosen[0])):
         return found
     if not splits:
-        if at.name.endswith((".yaml", ".yml")) and not at.stat():
-            raise Unreachable(
-                f"there is no file {at}: name a recipe or a training YAML that exists."
-            )
         raise nothing_published(at)
     names = ", ".join(split.name for split in splits)
     raise Unreachable(

@@ -252,34 +252,23 @@ def bytes_at(samples: Samples, at: NDArray[np.int64], width: int) -> NDArray[np.
 
 
 def arrays(samples: Samples, part: Cells) -> Ragged:
-    """The values of a column of arrays of a stated dtype, without the shape that each may begin with; ValueError where the
-    shape and the bytes contradict each other."""
+    """The values of a column of 1-d arrays of a stated dtype, without the length that each may begin with: a byte `4 | log2(width)` and
+    `width` bytes. ValueError where the length and the bytes contradict each other."""
     starts, itemsize = part.starts, np.dtype(part.codec.dtype).itemsize
     if part.codec.size is None:
-        if (part.sizes < 2).any():
-            raise ValueError(f"an array in column {part.name} has no shape")
-        heads = bytes_at(samples, starts, 1)[:, 0].astype(np.int64)
-        starts = starts + 1 + (heads >> 2 << (heads & 3))
-        differ = starts + _elements(samples, part, heads) * itemsize != part.stops
-        if differ.any():
-            row = int(differ.argmax())
+        heads, ends = bytes_at(samples, starts, 1)[:, 0], np.full(len(starts), -1)
+        for log_width in range(3):
+            rows, width = heads == 4 | log_width, 1 << log_width
+            lengths = bytes_at(samples, starts[rows] + 1, width).view(f"<u{width}")[:, 0]
+            ends[rows] = starts[rows] + 1 + width + lengths.astype(np.int64) * itemsize
+        if (ends != part.stops).any():
+            row = int((ends != part.stops).argmax())
             raise ValueError(
                 f"the array in column {part.name} of sample {row} is not as long as its shape says"
             )
+        starts = starts + 1 + (1 << (heads & 3).astype(np.int64))
     data = memoryview(samples.data)
     values = b"".join(map(data.__getitem__, map(slice, starts.tolist(), part.stops.tolist())))
     return Ragged.from_lengths(
         np.frombuffer(values, part.codec.dtype), (part.stops - starts) // itemsize
     )
-
-
-def _elements(samples: Samples, part: Cells, heads: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64 [n]: the product of each shape: a byte `dimensions << 2 | log2(width)`, then the dimensions."""
-    found = np.empty(len(heads), np.int64)
-    for head in np.unique(heads).tolist():
-        rows, ndim, width = heads == head, head >> 2, 1 << (head & 3)
-        if (part.sizes[rows] < 1 + ndim * width).any():
-            raise ValueError(f"an array in column {part.name} is shorter than its shape")
-        shape = bytes_at(samples, part.starts[rows] + 1, ndim * width).view(f"<u{width}")
-        found[rows] = shape.astype(np.int64).prod(axis=1)
-    return found

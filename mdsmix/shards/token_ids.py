@@ -5,9 +5,8 @@ The order in which columns are looked for is that of LLM-Foundry's loaders, whic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,7 +65,7 @@ def turns_of(sample: Mapping[str, Any], dtype: str = "int64") -> list[Turn]:
     )
 
 
-class Document(NamedTuple):
+class PackedDocument(NamedTuple):
     """One of the samples that a packed row holds."""
 
     ids: Ids
@@ -74,7 +73,7 @@ class Document(NamedTuple):
     "bool [tokens]: whether each token is trained; the first never is, since nothing predicts it."
 
 
-def documents_of(sample: Mapping[str, Any]) -> list[Document]:
+def documents_of(sample: Mapping[str, Any]) -> list[PackedDocument]:
     """The documents of a packed row; MixRefused where its columns contradict each other."""
     ids, starts = (_ids(sample[name], "int64") for name in PACKED)
     trained = _ids(sample["loss_mask"], "int64") > 0 if "loss_mask" in sample else ids >= 0
@@ -85,7 +84,7 @@ def documents_of(sample: Mapping[str, Any]) -> list[Document]:
         )
     trained[starts] = False
     cut = (np.split(each, starts[1:]) for each in (ids, trained))
-    return [Document(*parts) for parts in zip(*cut, strict=True)]
+    return [PackedDocument(*parts) for parts in zip(*cut, strict=True)]
 
 
 def _ids(column: Any, dtype: str) -> Ids:
@@ -102,10 +101,6 @@ def _turn(turn: Any) -> Turn:
     if not isinstance(turn, Mapping) or not {"input_ids", "labels"} <= set(turn):
         raise MixRefused("a turn lacks input_ids or labels; convert the data again.")
     return Turn(np.asarray(turn["input_ids"], np.int64), np.asarray(turn["labels"], np.int64))
-
-
-TOGETHER = 64
-"Samples of JSON whose numbers become one array: few enough that they are still in the processor's cache."
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +170,17 @@ def _of_packed(rows: Ragged, begins: Ragged, trained: Ragged | None = None) -> T
 
 
 def _of_turns(samples: Samples, part: Cells) -> Tokens:
-    data, bounds = memoryview(samples.data), np.stack([part.starts, part.stops], axis=1).tolist()
-    values, lengths, counts = list[NDArray[np.int64]](), list[int](), [0]
-    for first in range(0, len(bounds), TOGETHER):
-        samples_turns = [orjson.loads(data[a:b]) for a, b in bounds[first : first + TOGETHER]]
-        counts += map(len, samples_turns)
-        rows = [t[c] for turns in samples_turns for t in turns for c in ("input_ids", "labels")]
-        ends = list(map(len, rows))
-        values.append(np.fromiter(chain.from_iterable(rows), np.int64, sum(ends)))
-        lengths += ends
-    segments = Ragged.from_lengths(np.concatenate(values), np.array(lengths, np.int64))
-    offsets = np.cumsum(counts)
-    ids = Ragged(segments.values, segments.offsets[2 * offsets])
-    return Tokens(ids, segments.lengths[0::2], segments.lengths[1::2], offsets)
+    data, counts = memoryview(samples.data), [0]
+
+    def segments() -> Iterator[list[int]]:
+        for start, stop in zip(part.starts.tolist(), part.stops.tolist(), strict=True):
+            turns = orjson.loads(data[start:stop])
+            counts.append(len(turns))
+            for turn in turns:
+                yield turn["input_ids"]
+                yield turn["labels"]
+
+    found = Ragged.of(segments(), np.int64)
+    turns = np.cumsum(counts)
+    ids = Ragged(found.values, found.offsets[2 * turns])
+    return Tokens(ids, found.lengths[0::2], found.lengths[1::2], turns)

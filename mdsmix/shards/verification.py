@@ -7,7 +7,6 @@ finds what is missing or cut off. Loss tokens and other counts that the samples 
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +31,6 @@ from mdsmix.shards.manifest import Manifest, parse_manifest, read_manifest
 from mdsmix.shards.published import QUARANTINE, read_quarantine, working_folder
 from mdsmix.shards.shard_samples import (
     Samples,
-    arrays,
     can_unpack,
     cells,
     check_stored,
@@ -246,13 +244,9 @@ def _look_once(folder: Location, shard: Shard) -> _Inside:
 
 def decode(shard: Shard, samples: Samples) -> Totals | None:
     """What the samples of a shard come to, None where they hold no ids; an error says what does not decode."""
-    _check_settings(shard, samples)
     counted = token_columns(shard)
     for part in cells(shard, samples):
         if part.name in counted:
-            continue
-        if part.codec.is_array:
-            arrays(samples, part)
             continue
         for start, stop in zip(part.starts.tolist(), part.stops.tolist(), strict=True):
             part.codec.decode(samples.data[start:stop])
@@ -268,14 +262,3 @@ def decode(shard: Shard, samples: Samples) -> Totals | None:
         lengths=histogram(lengths),
         documents=0 if tokens.trained is None else len(tokens.responses),
     )
-
-
-def _check_settings(shard: Shard, samples: Samples) -> None:
-    """A shard says itself which columns it has, between its table of samples and the first of them."""
-    head = samples.data[4 * (len(samples) + 2) : int(samples.offsets[0])]
-    said = json.loads(head)
-    for what in ("column_names", "column_encodings", "column_sizes"):
-        if said[what] != getattr(shard, what):
-            raise ValueError(
-                f"its {what} are {said[what]}, and its index says {getattr(shard, what)}"
-            )
