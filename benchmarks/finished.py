@@ -14,6 +14,7 @@ import orjson
 import xxhash
 
 from mdsmix import sources
+from mdsmix.convert.pretrained_folders import publish_pretrained
 from mdsmix.convert.job import Job, window_key
 from mdsmix.convert.joining import Joining
 from mdsmix.convert.ledger import FOLDER, UNIT, UnitRecord, compressed, pack, read_units
@@ -38,7 +39,7 @@ def finish_units(recipe: Path, like: Location) -> None:
     units, job = plan.units, plan.job
     contents = [sources.content_of(unit) for unit in units]
     records = list(_records(job, contents, _record(like)))
-    publish_pretrained(job)
+    publish_pretrained([job])
     names = {shard.stored.basename for record in records for shard in record.shards}
     names |= {side.name for record in records for side in record.side_files}
     together(lambda name: (job.folder / name).write(SHARD), names)

@@ -21,7 +21,7 @@ from PIL import Image
 
 from mdsmix.convert.ledger import FOLDER, UNIT, read_units
 from mdsmix.convert.planning import Options
-from mdsmix.convert.repair import repair
+from mdsmix.convert.run import repair
 from mdsmix.images import reader
 from mdsmix.kinds import open_recipe, pictured
 from mdsmix.shards.verification import verify
@@ -134,7 +134,7 @@ def test_a_dry_run_says_whether_records_or_their_images_are_others(
     recipe = recipe_of(tmp_path, seeing, [record("img/0.jpg"), record("img/1.jpg")])
     run_recipe(recipe)
     (tmp_path / "img/1.jpg").write_bytes((tmp_path / "img/0.jpg").read_bytes())
-    images = "as they were, with images that are new, edited or gone: a.jsonl"
+    images = "not whole at the target, or with other images: a.jsonl"
     first = mdsmix("convert", recipe, "--dry-run").out
     assert images in first
     assert "new or edited: " not in first

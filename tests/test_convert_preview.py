@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mdsmix import sources
+from mdsmix.convert.dry_run import describe
 from mdsmix.convert.planning import Options
-from mdsmix.convert.preview import preview
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.kinds import open_recipe
 from tests.converting import run_recipe as run
@@ -31,7 +31,7 @@ def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
 
 
 def said(recipe: Path, *overrides: str, **options: Any) -> str:
-    return "\n".join(preview(open_recipe(recipe, overrides), Options(**options)))
+    return "\n".join(describe(open_recipe(recipe, overrides), Options(**options)))
 
 
 def test_a_dry_run_says_why_and_touches_nothing(recipe: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_dry_run_says_what_is_lost_unpublished_or_no_longer_trusted(recipe: Pa
     assert "by the reference" in said(recipe, "tokenizer.backend=reference")
     assert len(said(recipe).splitlines()) == 1
     next(iter(published.glob("*.mds"))).unlink()
-    assert said(recipe).endswith("not whole at the target: a.jsonl, b.jsonl")
+    assert said(recipe).endswith("not whole at the target, or with other images: a.jsonl, b.jsonl")
 
 
 def test_a_dry_run_of_a_first_look_reads_no_source(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,7 +114,7 @@ def test_shards_of_equal_bytes_are_files_of_their_own(
 @pytest.mark.parametrize(
     ("records", "layout", "sentence"),
     [
-        ([], "concat", r"it holds no record"),
+        ([], "concat", r"\(0 records: none\)"),
         (
             [{"text": "short"}],
             "concat",
@@ -139,15 +138,12 @@ def test_a_stream_without_a_sample_is_refused_and_nothing_is_published(
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda content, other: content[:-9],
-        lambda content, other: re.sub(
-            rb'"shards":\[.*?\],"totals"', b'"shards":[],"totals"', content
-        ),
-        lambda content, other: content.replace(b'"leftover":"', b'"leftover":"A'),
+        lambda content, other: content[:99],
+        lambda content, other: content[:99] + bytes([content[99] ^ 1]) + content[100:],
         lambda content, other: b"",
         lambda content, other: other,
     ],
-    ids=["cut", "no shards", "another leftover", "empty", "that of another unit"],
+    ids=["cut", "flipped", "empty", "that of another unit"],
 )
 def test_a_damaged_unit_record_is_done_again(
     recipe: Path, published: Path, damage: Callable[[bytes, bytes], bytes]

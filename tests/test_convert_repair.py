@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert import repair as repair_module
 from mdsmix.convert import run, unit
 from mdsmix.convert.planning import Options
-from mdsmix.convert.repair import Repaired, repair
+from mdsmix.convert.run import Repaired, repair
 from mdsmix.encode import chat
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
@@ -119,9 +118,7 @@ def test_only_the_units_of_damaged_shards_are_converted_again(
     )
     assert done.shards == tuple(path.name for path in bad)
     written = {name for name, stamp in times(published).items() if stamp != stamps[name]}
-    units = [
-        published / ".mdsmix" / f"{key}{end}" for key in converted() for end in ("", ".hashes")
-    ]
+    units = [path for key in converted() for path in (published / ".mdsmix").glob(f"{key}*.unit")]
     assert written == {str(path) for path in (*bad, *units)}
 
 
@@ -248,11 +245,13 @@ def test_what_is_damaged_again_is_not_called_repaired(
     path = shards(published)[0]
     flip(path)
 
-    def convert(*settings: Any) -> Any:
-        yield from run.convert(*settings)
+    convert = run.convert
+
+    def failing(*settings: Any) -> Any:
+        yield from convert(*settings)
         os.truncate(path, 9)
 
-    monkeypatch.setattr(repair_module, "convert", convert)
+    monkeypatch.setattr(run, "convert", failing)
     with pytest.raises(MdsmixError, match="is still damaged after its repair: "):
         mend(recipe, published)
 

@@ -125,11 +125,11 @@ def test_one_that_is_half_written_is_written_again(
 
     monkeypatch.setattr(LocalPath, "write", failing)
     with pytest.raises(Unreachable, match="killed"):
-        publish_pretrained(job)
+        publish_pretrained([job])
     half = files(home(tmp_path))
     assert CARD not in half
     assert written[-1] == CARD
-    publish_pretrained(job)
+    publish_pretrained([job])
     assert files(home(tmp_path)).items() > half.items()
     assert written[-1] == CARD
 
@@ -154,7 +154,7 @@ def test_a_machine_without_the_snapshot_fetches_it_once(
     cache: Path, job: Job, tmp_path: Path
 ) -> None:
     assert at_hand(job) is job.tokenizer
-    publish_pretrained(job)
+    publish_pretrained([job])
     shutil.rmtree(cache / "tokenizers")
     fetched = at_hand(job)
     assert Path(fetched.path).is_relative_to(cache)
@@ -167,7 +167,7 @@ def test_a_machine_without_the_snapshot_fetches_it_once(
 def test_a_tokenizer_that_is_not_what_it_was_is_refused(
     cache: Path, job: Job, tmp_path: Path, content: bytes
 ) -> None:
-    publish_pretrained(job)
+    publish_pretrained([job])
     shutil.rmtree(cache / "tokenizers")
     (home(tmp_path) / "tokenizer.json").write_bytes(content)
     with pytest.raises(Unreachable, match="does not hold the tokenizer as it was published"):
@@ -179,7 +179,7 @@ def test_a_machine_without_the_cache_encodes_by_the_reference_where_the_parent_w
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That the fast backend differs on this tokenizer stands in the parent's cache alone."""
-    publish_pretrained(job)
+    publish_pretrained([job])
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "empty"))
     monkeypatch.setattr(unit, "_backends", {})
     fast = unit.open_tokenizer_backend(job).label

@@ -136,8 +136,8 @@ def convert(
 
     What is unchanged is not done again; bad records are set aside in quarantine/ and counted.
     """
+    from mdsmix.convert.dry_run import describe
     from mdsmix.convert.planning import Options
-    from mdsmix.convert.preview import preview
     from mdsmix.engines.memory import bytes_of
     from mdsmix.kinds import open_recipe
 
@@ -179,9 +179,9 @@ def convert(
         if limit is None and not as_json and not quiet:
             _offer_report(recipe, overrides or ())
     elif as_json:
-        echo_json({"plan": list(preview(loaded, options))})
+        echo_json({"plan": list(describe(loaded, options))})
     else:
-        echo(*preview(loaded, options))
+        echo(*describe(loaded, options))
 
 
 def _budget(written: str | None) -> list[str]:

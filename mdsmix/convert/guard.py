@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from fractions import Fraction
 from heapq import nsmallest
 
@@ -81,79 +80,45 @@ def _why_not(job: Job, manifest: Manifest, files: list[SourceFile]) -> str | Non
             f"{job.encoding.loader} loader: all {manifest.records.read:,} records, {manifest.totals.tokens:,} tokens, "
             "are to be encoded again; pass --reencode if that is meant."
         )
-    if not _share_a_file(job, manifest, files):
+    before = {
+        key for source in manifest.read_sources(job.folder) for key in (source.path, source.size)
+    }
+    if before.isdisjoint(key for file in files for key in (file.name, file.stat.size)):
         old = nsmallest(3, (source.path for source in manifest.read_sources(job.folder)))
         return (
             f"stream {job.name}: {job.target} holds a stream made of {listed(old, of=manifest.source_count) or 'other streams'}, none of which is "
             f"among its sources now ({listed(sorted({file.name for file in files}))}); publish elsewhere, or pass --reencode to replace it."
         )
-    names = {file.name for file in files if file.stat.size}
-    lost = find_lost(job, manifest, names)
-    # Where there are new files, one of them may be a lost one that was moved or compressed: that is known when they were read.
-    if lost and lost.is_much and len(names) + len(lost.names) == manifest.source_count:
-        return lost.refusal(job)
     return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
-    """Source files that a published stream was made of, and that are gone or empty now."""
-
-    names: Sequence[str]
-    share: Fraction
-    "Of the bytes of all its sources."
-    records: int
-    "Of the whole stream: those of one file are not counted."
-
-    @property
-    def is_much(self) -> bool:
-        return self.share > MOST_LOST
-
-    @property
-    def said(self) -> str:
-        return (
-            f"{listed(self.names)} {does(self.names, 'is', 'are')} no longer among its sources: about {float(self.share * self.records):,.0f} "
-            f"of the {plural(self.records, 'record')} published, {float(self.share):.1%} of their bytes"
-        )
-
-    def refusal(self, job: Job) -> str:
-        them = does(self.names, "it", "them")
-        return f"stream {job.name}: {self.said}; bring {them} back, or pass --reencode to replace {job.target} by a stream without {them}."
-
-
-def find_lost(
-    job: Job, manifest: Manifest, names: Collection[str], hashes: Collection[str] = ()
-) -> Lost | None:
-    """Which files of the published stream are gone; None where all are there, by name or, where the hashes of what the sources hold
-    now are known, by content."""
-    gone, total = list[SourceEntry](), 0
-    with suppress(
-        Damaged
-    ):  # a part of the list: what it named is not known, and a publication writes it anew
-        for source in manifest.read_sources(job.folder):
-            total += source.size
-            if source.path not in names and source.hash not in hashes:
-                gone.append(source)
-    if not gone:
-        return None
-    return Lost(
-        names=sorted(source.path for source in gone),
-        share=Fraction(sum(source.size for source in gone), total),
-        records=manifest.records.read,
-    )
 
 
 def told_of_lost(
     job: Job, old: Manifest | None, entries: Sequence[SourceEntry], reencode: bool
 ) -> str:
-    """A warning where files of the published stream are not among these; RecipeError where they are more than a run may leave out
-    unasked."""
+    """A warning where files of the published stream are not among these, by name or content; RecipeError where they are more than a run
+    may leave out unasked."""
     if job.limit or not old:
         return ""
-    lost = find_lost(job, old, {e.path for e in entries}, {e.hash for e in entries})
-    if lost and lost.is_much and not reencode:
-        raise RecipeError(f"{lost.refusal(job)} What was converted is kept.")
-    return f"WARNING: {lost.said}" if lost else ""
+    known, before = (
+        {key for entry in entries for key in (entry.path, entry.hash)},
+        list[SourceEntry](),
+    )
+    with suppress(Damaged):  # a part of the list, which a publication writes anew
+        before += old.read_sources(job.folder)
+    gone = [source for source in before if known.isdisjoint((source.path, source.hash))]
+    if not gone:
+        return ""
+    share = Fraction(sum(source.size for source in gone), sum(source.size for source in before))
+    said = (
+        f"{listed(sorted(source.path for source in gone))} {does(gone, 'is', 'are')} no longer among its sources: about "
+        f"{float(share * old.records.read):,.0f} of the {plural(old.records.read, 'record')} published, {float(share):.1%} of their bytes"
+    )
+    if share > MOST_LOST and not reencode:
+        raise RecipeError(
+            f"stream {job.name}: {said}; bring back what is gone, or pass --reencode to replace {job.target} by a stream without it. "
+            "What was converted is kept."
+        )
+    return f"WARNING: {said}"
 
 
 def source_entries(units: Iterable[Unit], contents: Iterable[Content]) -> list[SourceEntry]:
@@ -168,30 +133,6 @@ def source_entries(units: Iterable[Unit], contents: Iterable[Content]) -> list[S
         SourceEntry(path=name, size=sizes[name], hash=sources.file_hash(of_units))
         for name, of_units in digests.items()
     ]
-
-
-def _share_a_file(job: Job, manifest: Manifest, files: list[SourceFile]) -> bool:
-    """Whether a file of the published stream is among these, by its name or, where it was moved, by its content. Of a list
-    in parts as a rule only the first is read."""
-    now = {file.name for file in files}
-    before = (source.path for source in manifest.read_sources(job.folder))
-    return not now.isdisjoint(before) or _share_content(job, manifest, files)
-
-
-def _share_content(job: Job, manifest: Manifest, files: list[SourceFile]) -> bool:
-    """Only files as large as one of the published stream are read, the smallest first, until one is the same."""
-    hashes: dict[int, set[str]] = {file.stat.size: set() for file in files}
-    for source in manifest.read_sources(job.folder):
-        if source.size in hashes:
-            hashes[source.size].add(source.hash)
-    alike = sorted((f for f in files if hashes[f.stat.size]), key=lambda file: file.stat.size)
-    return any(_hash(file, job.fields_read) in hashes[file.stat.size] for file in alike)
-
-
-def _hash(file: SourceFile, fields: tuple[str, ...]) -> str:
-    """As a manifest says it."""
-    found = (sources.content_of(unit) for unit in sources.plan([file], fields=fields))
-    return sources.file_hash(digest for content in found for digest in content.files)
 
 
 def why_whole(job: Job, old: Manifest | None, wanted: object) -> str | None:

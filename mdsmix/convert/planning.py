@@ -55,13 +55,6 @@ class Options:
     "Parts of the work were done by other jobs: what their notes at the target say is taken in."
     engine: str = "local"
     "Who does the units: `local`, `ray` or `ray://ADDRESS`."
-    again: bool = False
-    "Go through the units of a published stream too: a repair has deleted some of their shards."
-
-    @property
-    def looks_through(self) -> bool:
-        """Whether the units of a stream that is published are gone through too."""
-        return self.again or self.verify_target
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,19 @@
-"""The files of tokenizer and processor beside the streams, so that whoever converts or trains on another machine has them."""
+"""The files of tokenizer and processor beside the streams, so that whoever converts or trains on another machine has them. A
+processor is used only where it is proved equal on the stream, before the first of its units is converted."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from mdsmix.convert.image_stamps import folders_of
+from mdsmix.convert.job import Job
+from mdsmix.encode.asked_processor import StoredRow
+from mdsmix.encode.backends import open_backend
+from mdsmix.errors import RecipeError
+from mdsmix.kinds.processor_proof import difference, rows_of
+from mdsmix.kinds.read_records import open_reading
+from mdsmix.sources import SourceFile, plan, read
 from pathlib import Path
 
 from mdsmix.convert.job import Job
@@ -12,6 +23,9 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards.manifest import TokenizerCard, processor_folder
 from mdsmix.storage import Location
 
+LOOKED_AT = 16
+"Records of the source, of whose rows some are compared."
+
 
 def tokenizer_card(job: Job) -> TokenizerCard:
     """What the manifest says of the tokenizer; of a folder's path only the folder's name."""
@@ -20,8 +34,9 @@ def tokenizer_card(job: Job) -> TokenizerCard:
     return replace(card, name=name.rpartition("/")[2]) if name.startswith("/") else card
 
 
-def publish_pretrained(job: Job) -> None:
-    """Makes the folders of the job's tokenizer and processor whole, where they are not."""
+def publish_pretrained(jobs: Sequence[Job]) -> None:
+    """Makes the folders of the tokenizer and of the processor of these streams whole, where they are not."""
+    job = next((job for job in jobs if job.processor), jobs[0])
     tokenizer, processor = job.tokenizer, job.processor
     home = job.root / TokenizerCard.of(tokenizer).folder_name
     publish(home, Path(tokenizer.path).parent, tokenizer.name, tokenizer.hash, tokenizer.files)
@@ -53,3 +68,30 @@ def fetch_processor(job: Job) -> None:
 
 def _processor_home(job: Job, processor: Processor) -> Location:
     return job.root / processor_folder(processor.hash, TokenizerCard.of(job.tokenizer))
+
+
+def refuse_unproved(job: Job, files: Sequence[SourceFile]) -> None:
+    """RecipeError where the job's processor makes other batches of whole conversations than a loader will of its rows."""
+    if not job.processor:
+        return
+    if found := difference(
+        Path(job.processor.path), job.encoding, job.tokenizer, _own_rows(job, files)
+    ):
+        raise RecipeError(
+            f"{job.name}: the processor {job.processor.name} cannot be used, because {found}: {found.way_out}."
+        )
+
+
+def _own_rows(job: Job, files: Sequence[SourceFile]) -> Iterator[StoredRow]:
+    """Rows of the first records."""
+    backend = open_backend(job.tokenizer, "reference")
+    first = plan(
+        [*files[:1]], fields=job.fields_read, parsed=job.fields_parsed, blobs=job.fields_of_bytes
+    )
+    for unit in first[:1]:
+        reading = open_reading(job.encoding, job.tokenizer, backend, root=job.images_root)
+        for batch in read(unit, LOOKED_AT):
+            beside = folders_of(job, unit)
+            names = batch.files(range(len(batch.records))) if beside else ()
+            encoded = reading.encode(batch.records, folders=[beside[name] for name in names])
+            yield from rows_of("a record of the source", encoded)

@@ -1,29 +1,46 @@
-"""Unit records -> a published stream: the last part made of leftovers, the index and the manifest."""
+"""Unit records -> a published stream: the last part made of leftovers, the index and the manifest; and the last writes.
+
+In place, the index of the target is replaced. As a version, a new folder is filled and then the manifest in the target
+names it; what the version holds is not kept in the target too. Every step is done as a whole or not at all, and is skipped
+where it is done, so the next run completes one that was killed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from mdsmix import __version__
-from mdsmix.convert.advice import advice
+from mdsmix.convert.pretrained_folders import tokenizer_card
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
-from mdsmix.convert.pretrained_folders import tokenizer_card
-from mdsmix.convert.put import is_put, put, put_shards
+from mdsmix.convert.max_bad import advice, refuse_too_many_bad
 from mdsmix.convert.target_state import TargetState
-from mdsmix.convert.verdict import refuse_too_many_bad
-from mdsmix.errors import MdsmixError, TooManyBadRecords
+from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.kinds.assemble import JoinedRows
-from mdsmix.kinds.membership import NOT_HELD_OUT
-from mdsmix.shapes.where import NO_FIELD, parse_where
+from mdsmix.shapes.where import NO_FIELD
+from mdsmix.shards import index as index_file
+from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.counts import Records, Totals
-from mdsmix.shards.index import Index, make_index
+from mdsmix.shards.index import Index, find_index, make_index
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, UnitShards
-from mdsmix.shards.shard_files import distinct, store_shards
+from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, UnitShards, read_manifest
+from mdsmix.shards.published import named_version
+from mdsmix.shards.revisions import Revision, publish_in_place, refuse_crossed, swap
+from mdsmix.shards.shard_files import (
+    REPLACED,
+    copy_missing,
+    distinct,
+    keep_index,
+    refuse_links,
+    store_shards,
+    superseded,
+    write_if_new,
+)
 from mdsmix.shards.side_files import LISTED, SourceEntry, named_anew, store_sources
-from mdsmix.words import likest_first, listed
+from mdsmix.storage import Location, together
+from mdsmix.words import listed
 
 
 def publish(
@@ -112,42 +129,124 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
         )
     if not totals.samples:
         raise TooManyBadRecords(
-            f"stream {job.name}: not one sample came of its source ({_why_empty(records, totals)}), and Streaming "
-            f"refuses an empty stream; nothing is published. {_look(job, records)}"
+            f"stream {job.name}: not one sample came of its source {_why_empty(job, records, totals)}"
         )
     refuse_too_many_bad(job, records)
 
 
-def _look(job: Job, records: Records) -> str:
-    if NO_FIELD in records.filtered and job.encoding.where:
-        return _fields(job.encoding.where, job.encoding.fields.values(), records)
-    if records.bad:
-        return f"{' '.join(advice(job, records))} The bad records lie in {job.target}/quarantine; mdsmix quarantine shows them.".lstrip()
-    if set(records.filtered) == {NOT_HELD_OUT}:
-        return "No record is among the share that is held out: raise the stream's holdout, or take it out."
-    if records.read and not records.sampled and not job.limit:
-        return "No record is in the sample that is taken of it: raise the stream's sample, or the budget that decides it."
-    if job.limit:
-        return f"--limit {job.limit} reads no more of it: raise it, or leave it out."
-    return "Look at the source, or take the stream out of the recipe."
-
-
-def _fields(where: str, read: Collection[str], records: Records) -> str:
-    """The fields of a condition that no record may have, and the fields that the records have."""
-    roots = {name.partition(".")[0] for name in parse_where(where).roots}
-    wanted = sorted(roots.difference(read) or roots)
-    others = likest_first(wanted[0], [*records.unread, *records.unseen])
-    return (
-        f"The condition where: {where} reads {' and '.join(wanted)}, and {records.filtered[NO_FIELD]:,} records lack it; they have the "
-        f"fields {listed([*others, *read], 12)}."
-    )
-
-
-def _why_empty(records: Records, totals: Totals) -> str:
-    if not records.read:
-        return "it holds no record"
+def _why_empty(job: Job, records: Records, totals: Totals) -> str:
+    """What became of the records, and what most likely gives samples."""
     reasons = {**records.filtered, **records.quarantined}
     said = [f"{n} {reason}" for reason, n in reasons.items()]
     if totals.lost_tokens:
         said.append(f"{totals.lost_tokens} tokens, less than one row")
-    return f"{records.read} records: {', '.join(said)}"
+    if NO_FIELD in records.filtered and (where := job.encoding.where):
+        has = listed([*records.unread, *records.unseen, *job.encoding.fields.values()], 12)
+        hint = f"The condition where: {where} reads a field that {records.filtered[NO_FIELD]:,} records lack; they have the fields {has}."
+    elif records.bad:
+        hint = f"{advice(job, records)} The bad records lie in {job.target}/quarantine; mdsmix quarantine shows them.".lstrip()
+    else:
+        hint = "Look at the source, and at where, sample, holdout and --limit, which leave records out."
+    return f"({records.read} records: {', '.join(said) or 'none'}), and Streaming refuses an empty stream; nothing is published. {hint}"
+
+
+def put_shards(job: Job, index: Index) -> None:
+    """Brings the shards of the index, wherever they lie in the job's folders, to where it is to be published."""
+    place = job.place(index.hash)
+    if job.is_versioned:
+        refuse_links(place.parent, place.name)
+        with suppress(Unreachable):  # a damaged index is written again
+            _refuse_other(place, find_index(place), index)
+    copy_missing(place, index.files, job.shard_folders)
+
+
+def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
+    """Makes the index, whose shards lie in their place, what is published. Nothing is written where it is so, and
+    nothing where another published since the lease was lost."""
+    if job.is_versioned:
+        _put_version(job, index, manifest, held)
+        return
+    _mark_replaced(job, job.folder)
+    publish_in_place(job.folder, index, manifest.to_bytes(), held)
+
+
+def _refuse_other(version: Location, there: Index | None, index: Index) -> None:
+    if there and there.hash != index.hash and there.hash[:8] == index.hash[:8]:
+        raise MdsmixError(
+            f"{version} holds another version whose hash begins with the same 8 digits, and versions never change; "
+            "publish under another stream name, or delete that one by `mdsmix gc --keep`."
+        )
+
+
+def _put_version(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
+    place = job.place(index.hash)
+    _fill(place, index, manifest, job.folder)
+    before = Revision.of(job.folder / manifest_file.BASENAME)
+    held.confirm()
+    _mark_replaced(job, place)
+    refuse_crossed(swap(before, manifest.to_bytes()), held)
+    _tidy(job.folder, index, held)
+
+
+def _tidy(folder: Location, index: Index, held: Lease) -> None:
+    """Deletes from the target what the version has made needless: the index of a stream that was published in place, which
+    is kept as a replaced one, and shards that lie in the version too. Where the lease was lost they stay for the next run."""
+    old = Revision.of(folder / index_file.BASENAME)
+    if old.content is not None:
+        keep_index(folder, old.content)
+        if held.is_held():
+            old.at.delete()
+    here = [name for name, _ in folder.list()]
+    together(held.delete, _second_copies(folder, here, index))
+
+
+def is_put(job: Job, manifest: Manifest, target: TargetState) -> bool:
+    """Whether `put` has nothing to do: the manifest names this index, and the listing shows every shard of it."""
+    index = target.index
+    if index is None or index.hash != manifest.index_hash:
+        return False
+    if any(file.missing_from(target.stored) for file in index.files):
+        return False
+    if any(file.stored.missing_from(target.files) for file in manifest.named_files):
+        return False
+    if manifest_file.BASENAME not in target.stored:
+        return False
+    if not job.is_versioned:
+        return True
+    return not target.has_index and not _second_copies(job.folder, target.files, index)
+
+
+def _fill(version: Location, index: Index, manifest: Manifest, target: Location) -> None:
+    """Writes the manifest and the index of a version. A manifest that is there and names this index stays: where other
+    sources gave the same shards, only the target's manifest changes."""
+    found = None
+    with suppress(Unreachable):  # damaged: it is written anew
+        found = read_manifest(version)
+    kept = found if found and found.index_hash == index.hash else manifest
+    if beside := [file.stored for file in kept.named_files]:
+        copy_missing(version, beside, [target])
+    if kept is manifest:
+        write_if_new(version / manifest_file.BASENAME, manifest.to_bytes())
+    write_if_new(version / index_file.BASENAME, index.content)
+
+
+def _mark_replaced(job: Job, place: Location) -> None:
+    """Where another version is current, notes for `mdsmix gc` that it is replaced now. Nobody asks for one where nothing was."""
+    if not job.versions:
+        return
+    with suppress(Unreachable):  # a damaged manifest names none
+        before = named_version(job.folder)
+        if before and before != place and (before / index_file.BASENAME).stat():
+            at = job.folder / REPLACED.format(hash=before.name[-8:])
+            at.write(before.name.encode())
+
+
+def _second_copies(folder: Location, here: Iterable[str], index: Index) -> list[Location]:
+    """Shards of the version that lie in the target too and that no replaced index of the target names, since running jobs
+    may read by one. `here`: the names of the target's files."""
+    names = {shard.stored.basename for shard in index.shards}
+    twice = [name for name in here if name in names]
+    if not twice:
+        return []
+    read = {shard.stored.basename for old in superseded(folder) for shard in old.shards}
+    return [folder / name for name in twice if name not in read]

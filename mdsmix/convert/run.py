@@ -7,12 +7,21 @@ so that each is published as soon as it can be, and what goes wrong in one leave
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 
-from mdsmix.convert.damage import delete_damaged
+from mdsmix.convert.damage import (
+    delete_damaged,
+    refuse_older,
+    refuse_other,
+    refuse_other_recipe,
+    sampled_as_published,
+    stream_at,
+)
 from mdsmix.convert.engine import counting, engine_of
+from mdsmix.convert.pretrained_folders import publish_pretrained, refuse_unproved
 from mdsmix.convert.guard import (
     source_entries,
     told_of_lost,
@@ -22,17 +31,15 @@ from mdsmix.convert.guard import (
 from mdsmix.convert.image_stamps import forget_stamps
 from mdsmix.convert.job import Job, with_versions
 from mdsmix.convert.joining import Joining
+from mdsmix.convert.max_bad import refuse_too_many_bad
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.parts import ArrayPart, PartOutcome, do_part, forget, learn
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
-from mdsmix.convert.pretrained_folders import publish_pretrained
 from mdsmix.convert.publish import publish
 from mdsmix.convert.quarantine import delete_stale_files
 from mdsmix.convert.repeats import count_repeats
 from mdsmix.convert.source_notes import note_objects
 from mdsmix.convert.stored import StoredUnits, UnitResult, list_stored, read_hashes
-from mdsmix.convert.unproved import refuse_unproved
-from mdsmix.convert.verdict import refuse_too_many_bad
 from mdsmix.convert.work import Work
 from mdsmix.convert.work_units import do_units, publish_bad
 from mdsmix.encode.backends import known_unequal
@@ -44,7 +51,10 @@ from mdsmix.shards.counts import Records
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.shards.manifest import Manifest
+from mdsmix.shards.published import working_folder
 from mdsmix.shards.side_files import SourceEntry
+from mdsmix.shards.verification import Fault, verify
+from mdsmix.storage import Location
 
 LOOK_AGAIN_SECONDS = 3600
 """A run that takes longer than this checks before each publication that the tokenizer is still there, because `gc` deletes one
@@ -71,7 +81,7 @@ def convert(
     """
     address_of(options.engine)  # refused before sources are looked for
     plans = plan_streams(recipe, options, watcher.on_step)
-    _publish_beside([plan.job for plan in plans])
+    publish_pretrained([plan.job for plan in plans])
     failed, done, is_fresh = list[MdsmixError](), list[str](), True
     with ExitStack() as ends:
         ends.enter_context(counting(plans))
@@ -95,17 +105,12 @@ def convert(
         raise all_of(failed)
 
 
-def _publish_beside(jobs: Sequence[Job]) -> None:
-    """What streams share lies beside them: their tokenizer, and the processor of those of images."""
-    publish_pretrained(next((job for job in jobs if job.processor), jobs[0]))
-
-
 def convert_part(
     recipe: Recipe, options: Options, watcher: Watcher, part: ArrayPart
 ) -> Iterator[PartOutcome]:
     """Does the work units of one part of each chosen stream; nothing is published."""
     plans, failed = plan_streams(recipe, options, watcher.on_step), list[MdsmixError]()
-    _publish_beside([plan.job for plan in plans])
+    publish_pretrained([plan.job for plan in plans])
     sizes = {plan.job.name: plan.bytes_to_read // part.of for plan in plans}
     watcher.expect(sizes)
     with counting(plans), closing(engine_of(recipe, plans, options, watcher)) as engine:
@@ -126,7 +131,7 @@ def _convert_stream(plan: StreamPlan, run: _Run) -> Outcome:
     began, job, old, watcher = time.monotonic(), plan.job, plan.old, run.watcher
     if plan.options.is_finish:
         watcher.on_step(f"{job.name}: {learn(job, plan.cache, plan.units)}")
-    if old and not plan.options.looks_through and plan.is_up_to_date:
+    if old and not plan.options.verify_target and plan.is_up_to_date:
         refuse_too_many_bad(job, old.records)
         return _outcome(plan, job, old, plan.target.index, [], began)
     for why in filter(None, (why_rebuilt(job, plan.target), why_whole(job, old, plan.wanted))):
@@ -139,7 +144,7 @@ def _convert_stream(plan: StreamPlan, run: _Run) -> Outcome:
         work = _work(plan, run)
         job, results, notes = do_units(work)
         if time.monotonic() - run.began > LOOK_AGAIN_SECONDS:
-            _publish_beside([job])
+            publish_pretrained([job])
         entries = source_entries(plan.units, [result.content for result in results])
         lost = told_of_lost(job, old, entries, plan.options.reencode)
         windows = [done for result in results for done in result.windows]
@@ -226,4 +231,48 @@ def _outcome(
         expected_mean=plan.expected_mean,
         notes=notes,
         peak=peak,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repaired:
+    """What was wrong and what was done about it."""
+
+    stream: str
+    faults: tuple[Fault, ...]
+    shards: tuple[str, ...] = ()
+    "Shards that were made again."
+    units: int = 0
+    "Work units that were converted again for them."
+    of: int = 0
+    "Work units in all."
+
+
+def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher) -> Repaired:
+    """Makes the stream in `folder`, which this recipe publishes, what its manifest says; `options` say who may work.
+
+    RecipeError where recipe or source would make another stream; Unreachable where it cannot be looked at.
+    """
+    split = working_folder(folder)
+    name = stream_at(recipe, split)
+    refuse_older(folder, split)
+    with lease(split, watcher.say):
+        look = partial(verify, folder, begin=watcher.begin, on_progress=watcher.on_progress)
+        faults = look(quick=False).faults
+        if not faults:
+            return Repaired(stream=str(folder), faults=())
+        damaged = {fault.file for fault in faults}
+        recipe = sampled_as_published(recipe, name, split)
+        # Whether it is the same stream is asked here, and stricter than a conversion asks.
+        options = replace(options, only=(name,), verify_target=True, reencode=True)
+        before = refuse_other_recipe(recipe, folder, options, damaged)
+        (outcome,) = convert(recipe, options, watcher)
+        refuse_other(folder, before, outcome.manifest, look(quick=True))
+    shards = [shard.stored.basename for shard in read_index(folder).shards]
+    return Repaired(
+        stream=str(folder),
+        faults=faults,
+        shards=tuple(shard for shard in shards if shard in damaged),
+        units=outcome.done,
+        of=outcome.units,
     )

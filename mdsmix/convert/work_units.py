@@ -14,11 +14,11 @@ from itertools import islice
 from mdsmix.convert.dropping import find_dropped
 from mdsmix.convert.job import Job, bad_name
 from mdsmix.convert.ledger import AT_ONCE, Extent
+from mdsmix.convert.max_bad import FIRST_UNITS, are_nearly_all_bad, first_units, refusal_of_first
 from mdsmix.convert.quarantine import publish_quarantine
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import UnitResult, lost, read_blobs
 from mdsmix.convert.unit import LookTask, UnitTask, open_tokenizer_backend
-from mdsmix.convert.verdict import FirstUnits
 from mdsmix.convert.work import Work
 from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.sources import counted_key, prepare
@@ -51,10 +51,10 @@ def _results(work: Work) -> list[UnitResult]:
         return list(_limited(work, job.limit))
     if _may_be_elsewhere(work):
         _look(work)
-    found, first = _done_before(work), FirstUnits(job, units)
+    found = _done_before(work)
     work.watcher.on_progress(sum(map(_size, found.values())), 0)
     work.watcher.on_bad(sum(map(_bad, found.values())))
-    _refuse_hopeless(work, first, found)
+    _refuse_hopeless(work, found)
     todo = [number for number in range(len(units)) if number not in found]
     if todo:
         open_tokenizer_backend(job)  # once, for all workers that are forked
@@ -64,7 +64,8 @@ def _results(work: Work) -> list[UnitResult]:
             found[todo[position]] = result
             cache.note(units[todo[position]], result.content)
             work.watcher.on_bad(_bad(result))
-            _refuse_hopeless(work, first, found)
+            if todo[position] < FIRST_UNITS:
+                _refuse_hopeless(work, found)
     return [found[number] for number in range(len(units))]
 
 
@@ -142,13 +143,13 @@ def _limited(work: Work, limit: int) -> Iterator[UnitResult]:
         yield result
 
 
-def _refuse_hopeless(work: Work, first: FirstUnits, found: Mapping[int, UnitResult]) -> None:
-    """TooManyBadRecords where the finished units show that the stream cannot be published. Their bad records are published
-    first, so that the user can read them."""
-    if first.is_hopeless(found):
-        done = range(first.done)
-        publish_bad(work, [found[n] for n in done])
-        raise first.refusal()
+def _refuse_hopeless(work: Work, found: Mapping[int, UnitResult]) -> None:
+    """TooManyBadRecords where the first of many units are nearly all bad. Their bad records are published first, so that the user can
+    read them."""
+    first = first_units(found)
+    if len(work.units) > len(first) and are_nearly_all_bad(work.job, first):
+        publish_bad(work, first)
+        raise refusal_of_first(work.job, first, len(work.units))
 
 
 def publish_bad(work: Work, results: Sequence[UnitResult]) -> list[str]:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from mdsmix.convert.dry_run import describe
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.planning import Options
-from mdsmix.convert.preview import preview
 from mdsmix.mix.check import findings
 from mdsmix.mix.resolve import resolve
 from mdsmix.recipe import load_recipe
@@ -142,7 +142,7 @@ def test_a_dry_run_of_a_stream_that_is_up_to_date_costs_no_more(
     recipe = work(small(tmp_path, 2))
     run_recipe(recipe)
     with counted(proxy) as found:
-        said = list(preview(load_recipe(recipe), Options()))
+        said = list(describe(load_recipe(recipe), Options()))
     assert [sentence.partition(" would")[0] for sentence in said] == [
         "s0: 0 of 1 work units",
         "s1: 0 of 1 work units",

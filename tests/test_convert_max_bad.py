@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections.abc import Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mdsmix.convert.job import make_job
-from mdsmix.convert.ledger import UnitRecord
-from mdsmix.convert.stored import UnitResult
-from mdsmix.convert.verdict import FirstUnits, refuse_too_many_bad
+from mdsmix.convert.max_bad import refuse_too_many_bad
 from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.recipe import load_recipe
-from mdsmix.shards.counts import Records, Totals
-from mdsmix.sources import Content, Unit, find, plan
+from mdsmix.shards.counts import Records
 from tests.converting import (
     Answer,
     documents,
@@ -57,7 +52,7 @@ def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 def done_units(folder: Path) -> int:
-    return len([n for n in files(folder) if re.fullmatch(r".*/\.mdsmix/[0-9a-f]{32}", n)])
+    return len([n for n in files(folder) if re.fullmatch(r".*/\.mdsmix/.*\.unit", n)])
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -110,7 +105,11 @@ def test_lines_are_those_of_the_file_where_a_unit_begins_inside(
 @pytest.mark.parametrize(
     ("shares", "verdict"),
     [
-        ([1, 1, 0.7, *[1.0] * 9], "in the first 9 of 12 work units"),
+        ([1, 1, 1, *[0.0] * 9], "in the first 3 of 12 work units"),
+        (
+            [1, 1, 0.7, *[1.0] * 9],
+            "117 of 120 records are bad (117 missing_field), more than max_bad 10%",
+        ),
         (
             [1, 1, 0.6, *[0.0] * 9],
             "26 of 120 records are bad (26 missing_field), more than max_bad 10%",
@@ -178,72 +177,3 @@ def make(folder: Path, tokenizer_folder: Path, *overrides: str) -> Any:
         write_recipe(folder, tokenizer_folder, streams=streams, max_bad=None), overrides
     )
     return make_job(recipe, recipe.sourced[0], open_tokenizer(recipe.tokenizer), None)
-
-
-def result(read: int, bad: int) -> UnitResult:
-    records = Records(read=read, written=read - bad, quarantined={"not_json": bad} if bad else {})
-    record = UnitRecord(key="k", backend="b", shards=[], totals=Totals(), records=records)
-    return UnitResult(
-        content=Content(windows=(), files=()), records=[record], reused=0, reused_tokens=0
-    )
-
-
-@pytest.fixture
-def units(tmp_path: Path) -> list[Unit]:
-    """10 units of 100 bytes: each holds at most 51 records."""
-    for number in range(10):
-        (tmp_path / f"{number}.jsonl").write_bytes(b"1\n" * 50)
-    return plan(find([str(tmp_path / "*.jsonl")], tmp_path), window_bytes=100)
-
-
-def test_the_bound_is_beyond_reach_when_all_that_may_come_cannot_mend_it(
-    units: list[Unit], tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    """After 4 units of 50 with 30 bad each, 6 times 51 may come: 120 of 506 is more than 23.67 %, and of 507 it were not."""
-    job = make(tmp_path, tokenizer_folder, "max_bad=23.67%")
-    first, found = FirstUnits(job, units), dict[int, UnitResult]()
-    for number in range(3):
-        found[number] = result(50, 30)
-        assert not first.is_hopeless(found), number
-    found[3] = result(50, 30)
-    assert first.is_hopeless(found)
-    assert first.done == 4
-    assert "120 of 200 records are bad (120 not_json) in the first 4 of 10" in str(first.refusal())
-
-
-def test_what_is_bad_behind_a_unit_that_is_not_done_waits_for_it(
-    units: list[Unit], tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    """Else the sentence would depend on who was faster."""
-    job = make(tmp_path, tokenizer_folder, "max_bad=20%")
-    first = FirstUnits(job, units)
-    found = {number: result(50, 50) for number in range(1, 10)}
-    assert not first.is_hopeless(found)
-    assert first.is_hopeless(found | {0: result(50, 0)})
-    assert first.done < 10
-
-
-def test_no_bound_holds_for_what_a_compressed_file_may_hold(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    for number in range(3):
-        (tmp_path / f"{number}.jsonl").write_bytes(b"1\n" * 50)
-    (tmp_path / "z.jsonl.gz").write_bytes(gzip.compress(b"1\n"))
-    units = plan(find([str(tmp_path / "*.jsonl*")], tmp_path), window_bytes=100)
-    job = make(tmp_path, tokenizer_folder, "max_bad=20%")
-    assert job.max_bad == Fraction(1, 5)
-    first = FirstUnits(job, units)
-    assert len(units) >= 4
-    assert not first.is_hopeless({number: result(50, 45) for number in range(3)})
-
-
-def test_only_the_first_three_units_are_judged_by_what_they_are_alone(
-    units: list[Unit], tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    """94 % after eight units, and two that may still be good."""
-    job = make(tmp_path, tokenizer_folder, "max_bad=89%")
-    found = {number: result(50, 42 if number < 3 else 50) for number in range(8)}
-    assert not FirstUnits(job, units).is_hopeless(found)
-    first = FirstUnits(job, units)
-    assert first.is_hopeless({number: result(50, 46) for number in range(8)})
-    assert first.done == 3
