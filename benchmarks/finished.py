@@ -14,7 +14,6 @@ import orjson
 import xxhash
 
 from mdsmix import sources
-from mdsmix.convert.pretrained_folders import publish_pretrained
 from mdsmix.convert.job import Job, window_key
 from mdsmix.convert.joining import Joining
 from mdsmix.convert.ledger import FOLDER, UNIT, UnitRecord, compressed, pack, read_units

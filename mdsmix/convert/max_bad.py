@@ -20,7 +20,7 @@ from mdsmix.kinds import shape_of
 from mdsmix.record import Document
 from mdsmix.shapes import SHAPES
 from mdsmix.shards.counts import Records
-from mdsmix.shards.quarantined import read_quarantine
+from mdsmix.shards.published import read_quarantine
 from mdsmix.typed import brief
 from mdsmix.words import plural, printable
 

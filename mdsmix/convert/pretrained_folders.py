@@ -3,24 +3,21 @@ processor is used only where it is proved equal on the stream, before the first 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+
 from mdsmix.convert.image_stamps import folders_of
 from mdsmix.convert.job import Job
 from mdsmix.encode.asked_processor import StoredRow
 from mdsmix.encode.backends import open_backend
-from mdsmix.errors import RecipeError
-from mdsmix.kinds.processor_proof import difference, rows_of
-from mdsmix.kinds.read_records import open_reading
-from mdsmix.sources import SourceFile, plan, read
-from pathlib import Path
-
-from mdsmix.convert.job import Job
 from mdsmix.encode.folders import fetch_folder, fetched_copy, publish
 from mdsmix.encode.pretrained import Processor, Tokenizer
-from mdsmix.errors import Unreachable
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.kinds.processor_proof import difference, rows_of
+from mdsmix.kinds.read_records import open_reading
 from mdsmix.shards.manifest import TokenizerCard, processor_folder
+from mdsmix.sources import SourceFile, plan, read
 from mdsmix.storage import Location
 
 LOOKED_AT = 16

@@ -21,7 +21,6 @@ from mdsmix.convert.damage import (
     stream_at,
 )
 from mdsmix.convert.engine import counting, engine_of
-from mdsmix.convert.pretrained_folders import publish_pretrained, refuse_unproved
 from mdsmix.convert.guard import (
     source_entries,
     told_of_lost,
@@ -35,6 +34,7 @@ from mdsmix.convert.max_bad import refuse_too_many_bad
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.parts import ArrayPart, PartOutcome, do_part, forget, learn
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
+from mdsmix.convert.pretrained_folders import publish_pretrained, refuse_unproved
 from mdsmix.convert.publish import publish
 from mdsmix.convert.quarantine import delete_stale_files
 from mdsmix.convert.repeats import count_repeats
@@ -47,13 +47,14 @@ from mdsmix.engines.ray_cluster import address_of
 from mdsmix.engines.tasks import Engine
 from mdsmix.errors import MdsmixError, all_of
 from mdsmix.recipe import Recipe
+from mdsmix.shards.contradictions import StreamFault
 from mdsmix.shards.counts import Records
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.published import working_folder
 from mdsmix.shards.side_files import SourceEntry
-from mdsmix.shards.verification import Fault, verify
+from mdsmix.shards.verification import verify
 from mdsmix.storage import Location
 
 LOOK_AGAIN_SECONDS = 3600
@@ -239,7 +240,7 @@ class Repaired:
     """What was wrong and what was done about it."""
 
     stream: str
-    faults: tuple[Fault, ...]
+    faults: tuple[StreamFault, ...]
     shards: tuple[str, ...] = ()
     "Shards that were made again."
     units: int = 0

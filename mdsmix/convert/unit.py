@@ -14,10 +14,10 @@ from itertools import groupby
 import numpy as np
 import orjson
 
-from mdsmix.convert.pretrained_folders import at_hand, fetch_processor
 from mdsmix.convert.image_stamps import folders_of, keep_stamps, whole_content
 from mdsmix.convert.job import Dropped, Job, bad_name, lines_key, unit_name, window_key
 from mdsmix.convert.ledger import FOLDER, UnitRecord, compressed, pack, pack_tokens, read_units
+from mdsmix.convert.pretrained_folders import at_hand, fetch_processor
 from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import UnitResult
 from mdsmix.convert.tally import Pace, Tally

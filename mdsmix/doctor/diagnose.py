@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mdsmix import sources
-from mdsmix.convert.pretrained_folders import refuse_unproved
 from mdsmix.convert.job import make_job
+from mdsmix.convert.pretrained_folders import refuse_unproved
 from mdsmix.doctor.machine import Diagnosis, machine, ok, problem, warning
 from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.errors import Denied, MdsmixError
