@@ -16,9 +16,16 @@ from hypothesis import strategies as st
 
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import share_of
-from mdsmix.recipe.sampling import tokens_wanted, with_budget
+from mdsmix.recipe.amounts import (
+    DEVIATIONS,
+    MARGIN,
+    STEPS,
+    step_above,
+    taken,
+    tokens_wanted,
+    with_budget,
+)
 from mdsmix.recipe.spec import SHARE
-from mdsmix.recipe.taking import DEVIATIONS, MARGIN, STEPS, step_above, taken
 from mdsmix.shards.manifest import Manifest
 from mdsmix.words import percent
 from tests.converting import (

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mdsmix.errors import MixRefused
 from mdsmix.mix.apportion import NEAR, Parts, StreamShare, asked, drawn, ideals, rounded
-from mdsmix.recipe.budget import Budget
+from mdsmix.recipe.amounts import Budget
 
 PARTS = st.fractions(min_value=0, max_value=10**6, max_denominator=10**4)
 SHARES = st.fractions(min_value=Fraction(1, 1000), max_value=5, max_denominator=1000)

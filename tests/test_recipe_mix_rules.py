@@ -11,8 +11,7 @@ import pytest
 
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, load_recipe
-from mdsmix.recipe.budget import read_budget, read_share
-from mdsmix.recipe.mix_rules import budget_of, written_shares
+from mdsmix.recipe.amounts import budget_of, read_budget, read_share, written_shares
 
 
 def load(home: Path, **keys: Any) -> Recipe:

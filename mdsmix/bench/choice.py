@@ -14,9 +14,9 @@ from typing import Any
 
 from mdsmix.errors import RecipeError
 from mdsmix.table import Column, Table
-from mdsmix.training.keys import whole
-from mdsmix.training.read import read_yaml
+from mdsmix.training.loader_keys import whole
 from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml
+from mdsmix.training.training_yaml import read_yaml
 from mdsmix.words import plural, spelled
 
 PREFETCH = (2, 4)

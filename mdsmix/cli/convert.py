@@ -186,7 +186,7 @@ def convert(
 
 def _budget(written: str | None) -> list[str]:
     """The override of the recipe's budget; a number alone is tokens."""
-    from mdsmix.recipe.sampling import bare_budget
+    from mdsmix.recipe.amounts import bare_budget
 
     if written is None:
         return []
@@ -200,7 +200,7 @@ def _budget(written: str | None) -> list[str]:
 
 def _sampled(recipe: Recipe, quiet: bool) -> Recipe:
     """The recipe with `sample: budget` on every training stream. A stream that takes something else is told on stderr."""
-    from mdsmix.recipe.sampling import BY_BUDGET, sample_contradictions, with_budget
+    from mdsmix.recipe.amounts import BY_BUDGET, sample_contradictions, with_budget
 
     sampled = with_budget(recipe)
     for stream in sampled.sourced:

@@ -141,7 +141,7 @@ ROWS = re.compile(r"(\d{1,9}):(.*)")
 
 def _budget(written: str | None, mixture: str | None) -> tuple[str | None, int | None]:
     """The budget as a recipe writes it, and the tokens of a row if `8192:2B` names them. A number alone is tokens."""
-    from mdsmix.recipe.sampling import bare_budget
+    from mdsmix.recipe.amounts import bare_budget
 
     if written is None:
         return None, None

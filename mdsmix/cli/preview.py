@@ -91,7 +91,7 @@ def preview(
 
 def _world(mix: Mix, nodes: int, gpus: int, workers: int | None, batch: int | None) -> Any:
     from mdsmix.mix.world import World, batch_of
-    from mdsmix.training.keys import whole
+    from mdsmix.training.loader_keys import whole
 
     if mix.is_bare:
         raise RecipeError(

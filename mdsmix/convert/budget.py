@@ -1,5 +1,5 @@
 """How much of its source a stream takes for its share of a budget: the tokens of the source are estimated
-(`mdsmix.recipe.taking` says what that comes to)."""
+(`mdsmix.recipe.amounts` says what that comes to)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from mdsmix.convert.estimate import SourceEstimate, estimate_source
 from mdsmix.convert.job import Job
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, StreamSpec, share_of
-from mdsmix.recipe.budget import read_budget
-from mdsmix.recipe.mix_rules import budget_of
-from mdsmix.recipe.sampling import BY_BUDGET, tokens_wanted
-from mdsmix.recipe.taking import step_above, taken
+from mdsmix.recipe.amounts import (
+    BY_BUDGET,
+    budget_of,
+    read_budget,
+    step_above,
+    taken,
+    tokens_wanted,
+)
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import SourceFile
 from mdsmix.words import listed, percent, plural

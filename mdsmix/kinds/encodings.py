@@ -13,7 +13,7 @@ from mdsmix.kinds.pairs import Pairs
 from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, share_of
-from mdsmix.recipe.sampling import BY_BUDGET
+from mdsmix.recipe.amounts import BY_BUDGET
 from mdsmix.shapes import SHAPES, Shape, find_shape
 from mdsmix.shapes.fields import Field, parse
 from mdsmix.shapes.image_parts import FIELDS, with_images

@@ -14,10 +14,10 @@ from mdsmix import typed
 from mdsmix.errors import RecipeError
 from mdsmix.load.stream import BEST_HASH
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.training.keys import TARGET_KEYS, DatasetKeys, LoaderKeys, names_of
-from mdsmix.training.read import Config, read_yaml
-from mdsmix.training.rules import refuse
+from mdsmix.training.loader_keys import TARGET_KEYS, DatasetKeys, LoaderKeys, names_of
+from mdsmix.training.section_values import refuse
 from mdsmix.training.sections import LoaderSection
+from mdsmix.training.training_yaml import Config, read_yaml
 
 NOT_HERE = ("workers", "key-missing", "remote-alone")
 "Rules for LLM-Foundry alone: here, what is left out has a default that fits, and one place of a stream is enough."

@@ -28,10 +28,10 @@ from mdsmix.load.processor import named_vision, published_vision
 from mdsmix.load.stream import CheckedStream, reason
 from mdsmix.load.training_rows import Row, RowRules, TokenIds
 from mdsmix.training.findings import refusal
-from mdsmix.training.keys import LoaderKeys, OwnLoaderKeys
+from mdsmix.training.loader_keys import LoaderKeys, OwnLoaderKeys
 from mdsmix.training.lock import settings_of as lock_settings
-from mdsmix.training.read import Config
-from mdsmix.training.rules.values import separator_differs
+from mdsmix.training.section_values import separator_differs
+from mdsmix.training.training_yaml import Config
 from mdsmix.words import plural
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from mdsmix.load.config import settings_of
 from mdsmix.load.loader import open_loader
 from mdsmix.load.microbatches import prepare, rows_of
 from mdsmix.load.training_rows import TokenIds
-from mdsmix.training.keys import OWN
+from mdsmix.training.loader_keys import OWN
 from mdsmix.training.sections import LoaderSection
 
 

@@ -14,7 +14,7 @@ from decimal import Context
 from fractions import Fraction
 
 from mdsmix.errors import MixRefused
-from mdsmix.recipe.budget import Budget, Unit
+from mdsmix.recipe.amounts import Budget, Unit
 from mdsmix.words import does, listed
 
 PRECISE = Context(prec=50, Emin=-400, Emax=400)

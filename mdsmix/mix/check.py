@@ -41,7 +41,7 @@ def findings(mix: Mix) -> list[Finding]:
 def checks() -> list[Check]:
     """All of them in the order of the README's table, the rules of sections last."""
     import mdsmix.mix.checks
-    import mdsmix.training.rules  # noqa: F401 - both register
+    import mdsmix.training.section_values  # noqa: F401 - both register
 
     return sorted(CHECKS.values(), key=lambda check: check.of == "section")
 

@@ -14,7 +14,7 @@ import numpy as np
 from mdsmix.mix.delivered import METHODS, delivered
 from mdsmix.mix.streams import Loader
 from mdsmix.mix.world import LARGEST_BATCH, World
-from mdsmix.training.keys import COUNT_UNITS, in_units, is_number, whole
+from mdsmix.training.loader_keys import COUNT_UNITS, in_units, is_number, whole
 
 SHUFFLE_SEED = 9176
 "Streaming's default; it decides which streams get the samples that rounding leaves over."

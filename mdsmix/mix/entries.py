@@ -14,7 +14,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.mix.edits import DASH, Edit, applied, comments, without_tail
 from mdsmix.mix.head import dump
 from mdsmix.mix.mappings import WrittenOtherwise, mapping_edits
-from mdsmix.training.read import unresolved
+from mdsmix.training.training_yaml import unresolved
 
 
 def entry_edits(text: str, value: Any, said: Any, old: Any) -> list[Edit]:

@@ -18,7 +18,7 @@ from mdsmix.mix.edits import Edit, applied, without_tail
 from mdsmix.mix.entries import entry_edits
 from mdsmix.mix.head import dump, without_head
 from mdsmix.mix.mappings import WrittenOtherwise, mapping_edits
-from mdsmix.training.read import unresolved
+from mdsmix.training.training_yaml import unresolved
 
 INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 LENGTH = "max_seq_len"

@@ -20,7 +20,7 @@ from mdsmix.mix.resolve import is_recipe, mix_of, mix_of_recipe
 from mdsmix.mix.sections import is_train, sections
 from mdsmix.mix.streams import Mix
 from mdsmix.storage.s3_errors import AWS, shown_endpoint
-from mdsmix.training.read import read_text, unresolved
+from mdsmix.training.training_yaml import read_text, unresolved
 
 
 def refuse_recipe(target: str, option: str) -> None:

@@ -34,9 +34,9 @@ from mdsmix.shards.published import (
 )
 from mdsmix.shards.token_ids import PACKED, layout_of
 from mdsmix.storage import Location, locate, together
-from mdsmix.training.keys import OWN
-from mdsmix.training.read import parse, read_text, unresolved
+from mdsmix.training.loader_keys import OWN
 from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml, is_recipe_tree
+from mdsmix.training.training_yaml import parse, read_text, unresolved
 
 if TYPE_CHECKING:
     from mdsmix.encode.pretrained import Tokenizer

@@ -13,7 +13,7 @@ from typing import Any
 from mdsmix.mix.node_tokenizer import home_of, on_node, processor_home_of
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.index import Index
-from mdsmix.training.keys import OWN, TARGET_KEYS
+from mdsmix.training.loader_keys import OWN, TARGET_KEYS
 
 LENGTH = "${max_seq_len}"
 LONE_LABEL = "eval"

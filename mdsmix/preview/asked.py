@@ -13,7 +13,7 @@ from typing import Any
 
 from mdsmix.errors import RecipeError
 from mdsmix.mix.world import World
-from mdsmix.training.keys import whole
+from mdsmix.training.loader_keys import whole
 from mdsmix.typed import brief
 from mdsmix.words import plural
 

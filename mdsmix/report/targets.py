@@ -13,7 +13,7 @@ from mdsmix.mix.sections import is_train
 from mdsmix.recipe import Recipe
 from mdsmix.recipe.read import parted
 from mdsmix.shards.index import BASENAME
-from mdsmix.training.read import parse, read_text
+from mdsmix.training.training_yaml import parse, read_text
 
 TRAINED = "train_loader"
 

@@ -21,7 +21,7 @@ import xxhash
 from mdsmix import typed
 from mdsmix.errors import RecipeError
 from mdsmix.shards.manifest import FORMAT_VERSION
-from mdsmix.training.keys import COUNT_UNITS, in_units
+from mdsmix.training.loader_keys import COUNT_UNITS, in_units
 from mdsmix.training.sections import LoaderSection
 from mdsmix.words import plural, spelled
 

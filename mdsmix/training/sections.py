@@ -14,7 +14,7 @@ from typing import Any
 
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.training.keys import LOADERS, OWN, WEIGHT_KEYS, LoaderKeys, whole
+from mdsmix.training.loader_keys import LOADERS, OWN, WEIGHT_KEYS, LoaderKeys, whole
 from mdsmix.typed import brief
 
 DATA_KEYS = {"streams", "remote", "local", "hf_name"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.training import keys
+from mdsmix.training import loader_keys as keys
 from tests.converting import documents, mdsmix, write_jsonl
 from tests.converting import write_recipe as write_converted
 from tests.forked import Standing

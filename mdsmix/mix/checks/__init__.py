@@ -3,14 +3,9 @@
 from mdsmix.mix.checks import (  # noqa: F401, I001 - registered in the order in which findings are printed
     columns,
     images,
-    tokens,
-    lengths,
     samples,
     tokenizers,
     policies,
-    weights,
     batches,
-    storage,
     publication,
-    config,
 )

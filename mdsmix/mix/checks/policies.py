@@ -12,7 +12,7 @@ from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import PACKED, layout_of
 from mdsmix.training.findings import Finding, check, check_streams
-from mdsmix.training.keys import OWN
+from mdsmix.training.loader_keys import OWN
 from mdsmix.words import does, spelled
 
 USES_SEQUENCE_ID = ("model", "attn_config", "attn_uses_sequence_id")

@@ -1,4 +1,4 @@
-"""Whether samples can be trained on: documents that a separator keeps apart, and something to train on in each.
+"""Whether the lengths of samples fit, documents are kept apart, and each sample has something to train on.
 
 The manifest answers where there is one. Otherwise the first samples of the first shard do, which can show that a stream is wrong but
 not that it is right.
@@ -9,17 +9,182 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from mdsmix.encode.labels import USABLE, VERDICTS
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.first_samples import (
     labels,
+    longest,
+    row_length,
     token_samples,
 )
-from mdsmix.mix.streams import Loader, Mix, StreamInMix
-from mdsmix.training.findings import Finding, check_streams
-from mdsmix.training.keys import OWN
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
+from mdsmix.training.findings import Finding, check_loaders, check_streams
+from mdsmix.training.loader_keys import OWN
+from mdsmix.words import plural
+
+
+@check_streams(
+    "error",
+    "The loader cuts longer samples without a word: text is lost, and a conversation whose target is cut off fails in mid-training.",
+)
+def rows_too_long(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+    top, limit = _too_long(loader, stream), loader.max_seq_len
+    if top and not _is_cut_by_rule(stream, loader) and not _has_sides(stream):
+        yield Finding(
+            f"{stream.name} holds samples of {top} tokens, and max_seq_len of {{loader}} is {limit}.",
+            f"convert the stream again for {limit} tokens, or train with max_seq_len: {top}.",
+        )
+
+
+@check_streams(
+    "warning",
+    "The loader cuts off what is longer than a row, and nothing is ever trained on that.",
+)
+def rows_cut(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+    if not loader.is_text and _is_cut_by_rule(stream, loader) and (told := _told(stream, loader)):
+        yield Finding(
+            f"{told}, and max_seq_len of {{loader}} is {loader.max_seq_len}.",
+            f"convert and train with a larger max_seq_len, or split long {_word(stream)}s before converting.",
+        )
+
+
+@check_streams(
+    "warning",
+    "The loader cuts an encoder's context and its target each at max_seq_len, and only both together are counted.",
+)
+def sides_unseen(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+    top, limit = _too_long(loader, stream), loader.max_seq_len
+    if top and _has_sides(stream) and not _is_cut_known(loader, stream):
+        yield Finding(
+            f"context and target of the longest sample of {stream.name} have {top} tokens together, and max_seq_len of {{loader}} is "
+            f"{limit}: whether one of the two is longer than that is not known, since the stream was converted for another length.",
+            f"convert the stream again for {limit} tokens, which counts what is cut.",
+        )
+
+
+def _is_cut_known(loader: Loader, stream: StreamInMix) -> bool:
+    """What was cut at the conversion's length is counted; where that was nothing, nothing is at a larger one."""
+    manifest, limit = stream.trusted_manifest, loader.max_seq_len or 0
+    if manifest is None:
+        return False
+    length = manifest.encoding.max_seq_len
+    return length == limit or (length < limit and not manifest.totals.cut_rows)
+
+
+def _has_sides(stream: StreamInMix) -> bool:
+    """An encoder's context and its target have a row each, so their sum says nothing."""
+    manifest = stream.trusted_manifest
+    return manifest is not None and not manifest.encoding.decoder_only_format
+
+
+def _word(stream: StreamInMix) -> str:
+    """What a sample of the stream is called."""
+    manifest = stream.trusted_manifest
+    has_turns = kind_of(manifest.encoding).has_template if manifest else "turns" in stream.columns
+    return "conversation" if has_turns else "pair"
+
+
+def _told(stream: StreamInMix, loader: Loader) -> str | None:
+    """What is cut: counted for this length, seen in the first samples, or known by the longest alone; None for nothing."""
+    manifest = stream.trusted_manifest
+    if manifest is None:
+        return _cut_of_first(stream, loader)
+    totals, encoding = manifest.totals, manifest.encoding
+    if totals.cut_rows and encoding.max_seq_len == loader.max_seq_len:
+        return _share(totals.cut_rows, totals.samples, totals.cut_tokens, totals.tokens, stream)
+    top = None if _has_sides(stream) else _too_long(loader, stream)
+    return f"the longest {_word(stream)} of {stream.name} has {top:,} tokens" if top else None
+
+
+def _cut_of_first(stream: StreamInMix, loader: Loader) -> str | None:
+    found, targets = token_samples(stream, loader), loader.target_policies
+    if not found or targets is None:
+        return None
+    cut = labels(found, targets).cut()
+    tokens = sum(sample.length for sample in found)
+    told = _share(int(np.count_nonzero(cut)), len(found), int(cut.sum()), tokens, stream)
+    return f"of the first samples, {told}" if cut.any() else None
+
+
+def _share(rows: int, of: int, tokens: int, of_tokens: int, stream: StreamInMix) -> str:
+    return (
+        f"{rows:,} of {plural(of, _word(stream))} of {stream.name} {'is' if rows == 1 else 'are'} cut, by {tokens:,} of "
+        f"{plural(of_tokens, 'token')} ({tokens / of_tokens:.1%})"
+    )
+
+
+def _too_long(loader: Loader, stream: StreamInMix) -> int | None:
+    """Tokens of the longest sample, where those are more than a row has."""
+    top, limit = longest(stream, loader), loader.max_seq_len
+    return top if top is not None and limit is not None and top > limit else None
+
+
+def _is_cut_by_rule(stream: StreamInMix, loader: Loader) -> bool:
+    """Conversations that were kept because something to train on is left of them at this length."""
+    if stream.trusted_manifest is None:
+        # LLM-Foundry's converter keeps turns by that rule too, and sample-unusable judges the first of them.
+        return "turns" in stream.columns and not loader.is_text
+    encoding = stream.trusted_manifest.encoding
+    return kind_of(encoding).has_targets and encoding.max_seq_len <= (loader.max_seq_len or 0)
+
+
+@check_streams(
+    "warning",
+    "Every batch is padded or shorter than the model is paid for: part of each step is wasted.",
+)
+def rows_short(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+    length, limit = row_length(stream), loader.max_seq_len
+    if length is not None and limit is not None and length < limit:
+        yield Finding(
+            f"every sample of {stream.name} has {length} tokens, and max_seq_len of {{loader}} is {limit}.",
+            f"convert the stream again for {limit} tokens, or train with max_seq_len: {length}.",
+        )
+
+
+def _uneven(loader: Loader) -> list[StreamInMix]:
+    """Streams that make batches of the text loader uneven."""
+    tokens = [s for s in loader.streams if loader.is_text and shape(s, "text") == "tokens"]
+    lengths = {s.name: row_length(s) for s in tokens}
+    loose = [s for s in tokens if lengths[s.name] is None and not _looks_even(s, loader)]
+    return loose or (tokens if len({n for n in lengths.values() if n}) > 1 else [])
+
+
+def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
+    """Every sample has one length, though the encoding does not fix it, as in LLM-Foundry's own converters."""
+    if stream.trusted_manifest:
+        return stream.trusted_manifest.encoding.layout == "concat"
+    return len({sample.length for sample in token_samples(stream, loader)}) < 2
+
+
+@check_loaders(
+    "note",
+    "The text loader pads each batch to its longest sample, without an attention mask, and counts the padding as tokens.",
+)
+def rows_uneven(mix: Mix, loader: Loader) -> Iterator[Finding]:
+    if uneven := _uneven(loader):
+        yield Finding(
+            f"samples of {listed(uneven)} have different lengths under {{loader}}.",
+            "use layout: concat, or the finetuning loader with packing, whose rows are masked.",
+            names(uneven),
+        )
+
+
+@check_loaders(
+    "error",
+    "The text loader cannot pad a batch of different lengths without a padding token, and fails at the first one.",
+)
+def pad_missing(mix: Mix, loader: Loader) -> Iterator[Finding]:
+    lacks = mix.tokenizer is not None and mix.tokenizer.pad_id is None
+    if lacks and (uneven := _uneven(loader)):
+        yield Finding(
+            f"samples of {listed(uneven)} have different lengths, and the tokenizer has no padding token.",
+            "add pad_token to tokenizer.kwargs, a token of its own and not EOS, or use layout: concat.",
+            names(uneven),
+        )
 
 
 @check_streams(

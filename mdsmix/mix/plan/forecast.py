@@ -18,8 +18,7 @@ from mdsmix.kinds import kind_of, kind_of_stream
 from mdsmix.kinds.encodings import fields_parsed, fields_read, make_encoding
 from mdsmix.kinds.survey import SplitSample, Survey, look, rates_of, survey_of
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.recipe.sampling import BY_BUDGET, tokens_wanted
-from mdsmix.recipe.taking import taken
+from mdsmix.recipe.amounts import BY_BUDGET, taken, tokens_wanted
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard

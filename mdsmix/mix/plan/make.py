@@ -36,7 +36,7 @@ from mdsmix.mix.streams import Loader, Mix
 from mdsmix.mix.world import World, batch_of
 from mdsmix.table import UNKNOWN, Estimate, about, is_known
 from mdsmix.training.findings import Finding
-from mdsmix.training.keys import BYTE_UNITS, in_units, whole
+from mdsmix.training.loader_keys import BYTE_UNITS, in_units, whole
 from mdsmix.words import listed, plural
 
 

@@ -22,7 +22,7 @@ from mdsmix.mix.sections import NUM_WORKERS
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.mix.world import OLD_SHUFFLES, World
 from mdsmix.table import about, size_of
-from mdsmix.training.keys import BYTE_UNITS, in_units, whole
+from mdsmix.training.loader_keys import BYTE_UNITS, in_units, whole
 from mdsmix.words import does, listed, plural
 
 Floats = NDArray[np.float64]

@@ -22,7 +22,7 @@ from mdsmix.mix.stream_counts import lengths_of
 from mdsmix.mix.streams import Loader
 from mdsmix.mix.world import World
 from mdsmix.table import UNKNOWN, Estimate, about, is_known
-from mdsmix.training.keys import COUNT_UNITS, in_units, is_number
+from mdsmix.training.loader_keys import COUNT_UNITS, in_units, is_number
 from mdsmix.typed import brief
 from mdsmix.words import plural
 

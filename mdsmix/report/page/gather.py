@@ -30,7 +30,7 @@ from mdsmix.report.targets import Target, targets_of
 from mdsmix.report.which_samples import Choice
 from mdsmix.storage import together
 from mdsmix.training.findings import Finding
-from mdsmix.training.keys import whole
+from mdsmix.training.loader_keys import whole
 from mdsmix.words import plural
 
 if TYPE_CHECKING:

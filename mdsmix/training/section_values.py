@@ -1,26 +1,30 @@
-"""Whether the values of a loader's section are ones that LLM-Foundry and Streaming take, and fit each other."""
+"""Rules on the values of a loader's section: whether LLM-Foundry and Streaming take them, and they fit each other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import mdsmix.training.section_keys  # noqa: F401 - registers its rules before these
 from mdsmix import typed
+from mdsmix.errors import RecipeError
 from mdsmix.recipe.rules import target_contradictions
-from mdsmix.training.findings import Finding, rule
-from mdsmix.training.keys import (
+from mdsmix.training.findings import CHECKS, Finding, refusal, rule
+from mdsmix.training.loader_keys import (
+    COUNT_UNITS,
     DATASETS,
     TARGET_KEYS,
     VALUES,
     LoaderKeys,
     StreamKeys,
+    in_units,
     is_number,
     names_of,
     whole,
 )
 from mdsmix.training.sections import LoaderSection
-from mdsmix.words import spelled
+from mdsmix.words import does, spelled
 
 REFUSED = "LLM-Foundry refuses the loader's section."
 
@@ -185,3 +189,61 @@ def separator_differs(loader: LoaderSection, own: Mapping[str, int | None]) -> I
                 else f"set {word}_token_id: {right}.",
                 why=SEPARATORS,
             )
+
+
+@rule("error", "Streaming refuses the streams (ValueError).")
+def weights_scheme(loader: LoaderSection) -> Iterator[Finding]:
+    streams = loader.stream_sections
+    for stream in streams:
+        if len(stream.weight) > 1:
+            given = ", ".join(f"{k}: {v}" for k, v in stream.weight.items())
+            yield Finding(f"{stream.name} has {given}.", "keep one of them.", [stream.name])
+    relative = [s.name for s in streams if "proportion" in s.weight]
+    absolute = [s.name for s in streams if "proportion" not in s.weight]
+    if relative and absolute:
+        yield Finding(
+            f"{', '.join(relative)} {does(relative, 'is', 'are')} weighted by proportion and {', '.join(absolute)} "
+            f"{does(absolute, 'is', 'are')} not.",
+            "give every stream a proportion, or none.",
+            relative + absolute,
+        )
+
+
+@rule("error", "Streaming refuses the streams (TypeError or ValueError).")
+def weights_number(loader: LoaderSection) -> Iterator[Finding]:
+    for stream in loader.stream_sections:
+        for key, value in stream.weight.items():
+            if not is_number(value) or value < 0 or (key == "choose" and value != int(value)):
+                yield Finding(
+                    f"{key} of {stream.name} is {value!r}.",
+                    f"write a {'whole ' if key == 'choose' else ''}number of at least 0, without quotes.",
+                    [stream.name],
+                )
+
+
+@rule("error", "Streaming refuses the streams (ValueError).")
+def weights_epoch_size(loader: LoaderSection) -> Iterator[Finding]:
+    given = loader.dataset.get("epoch_size")
+    if not given:
+        return
+    if (in_units(given, COUNT_UNITS) or -1) < 0:
+        yield Finding(
+            f"epoch_size of {{loader}} is {given!r}.",
+            "write a number of samples, for example 64M.",
+        )
+    absolute = [s.name for s in loader.stream_sections if {"repeat", "choose"} & set(s.weight)]
+    if absolute:
+        yield Finding(
+            f"{{loader}} sets epoch_size: {given}, and {', '.join(absolute)} {does(absolute, 'has', 'have')} repeat or "
+            "choose, which decide it too.",
+            "leave epoch_size out, or weight all streams by proportion.",
+            absolute,
+        )
+
+
+def refuse(loader: LoaderSection, but: Collection[str] = ()) -> None:
+    """RecipeError on the first rule that the section breaks, those named in `but` left out."""
+    for each in CHECKS.values():
+        if each.of == "section" and each.severity == "error" and each.id not in but:
+            for finding in each.found(loader):
+                raise RecipeError(refusal(finding, loader))
