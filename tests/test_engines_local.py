@@ -21,7 +21,7 @@ import pytest
 from mdsmix.encode.backends import Unequal
 from mdsmix.engines import workers as channel
 from mdsmix.engines import workers as worker
-from mdsmix.engines.local_engine import LocalEngine, WorkerPool
+from mdsmix.engines.local_engine import LocalEngine
 from mdsmix.engines.memory import HEADROOM, MemoryBudget, resident
 from mdsmix.engines.tasks import Attempt, End, InWork, Reporter
 from mdsmix.engines.workers import WorkerChannel
@@ -235,7 +235,7 @@ def test_workers_wait_for_the_next_run_where_that_is_said() -> None:
 
 def test_a_task_whose_worker_died_is_tried_again_before_all_others() -> None:
     """What kills workers is known early, and not when all else is done."""
-    pool = WorkerPool(LocalEngine(settings(1)), silent, print)
+    pool = LocalEngine(settings(1))
     for n in range(3):
         pool.add(n, call(square, n, 0))
     number, attempt, task = pool.queue.popleft()

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
+from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -365,16 +366,15 @@ def test_the_process_of_a_node_that_nobody_asks_ends(
     """Ray ends no actor whose node is lost."""
     ours, its = Pipe()
     ended = list[str]()
-    pool: Any = SimpleNamespace(step=lambda _: [], end=lambda: ended.append("pool"))
     engine = LocalEngine(settings(1))
-    monkeypatch.setattr(engine, "close", lambda: ended.append("engine"))
+    monkeypatch.setattr(engine, "step", lambda _: [])
+    for name in ("stop", "close"):
+        monkeypatch.setattr(engine, name, partial(ended.append, name))
     if how == "silence":
         monkeypatch.setattr(ray_node, "SILENT_SECONDS", 0.2)
     else:
         ours.close()
-    supervisor = Supervisor(its, engine)
-    supervisor.pool = pool
-    working = threading.Thread(target=supervisor.work)
+    working = threading.Thread(target=Supervisor(its, engine).work)
     working.start()
     working.join(SECONDS)
-    assert ended == ["pool", "engine"]
+    assert ended == ["stop", "close"]

@@ -47,13 +47,16 @@ class PoolSettings:
 
 
 class LocalEngine:
-    """Processes of this machine."""
+    """Processes of this machine. `begin` opens a run, `step` goes on with it, `stop` ends it; between two runs workers wait in `idle`."""
 
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
         self.budget = MemoryBudget(settings.memory, aside=settings.aside, beside=settings.beside)
+        self.workers: list[Worker] = []
+        "Those at work."
         self.idle: list[Worker] = []
-        "Workers that wait for the tasks of the next run."
+        self.queue = deque[tuple[int, Attempt, Task[Any]]]()
+        "Positions of tasks that wait, and how they are to be tried; one whose worker died goes before all others."
 
     @property
     def peak(self) -> int:
@@ -62,14 +65,14 @@ class LocalEngine:
     def run(
         self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say
     ) -> Generator[tuple[int, R], None, None]:
-        pool = WorkerPool(self, on_progress, say, most=len(tasks))
+        self.begin(on_progress, say, most=len(tasks))
         for number, task in enumerate(tasks):
-            pool.add(number, task)
+            self.add(number, task)
         try:
-            while pool.is_busy:
-                yield from pool.step()
+            while self.queue or self.workers:
+                yield from self.step()
         finally:
-            pool.end()
+            self.stop()
 
     def warnings(self) -> Sequence[str]:
         if self.budget.peak <= self.budget.cap:
@@ -88,24 +91,11 @@ class LocalEngine:
         for worker in waiting:
             worker.end()
 
-
-class WorkerPool:
-    """The workers of one run, from its first task to its last."""
-
-    def __init__(
-        self, engine: LocalEngine, on_progress: OnProgress, say: Say, most: int = sys.maxsize
-    ) -> None:
-        """`most`: workers that have something to do."""
-        self._engine, self._on_progress, self._say = engine, on_progress, say
-        self._size = min(engine.settings.workers, most)
-        self.queue = deque[tuple[int, Attempt, Task[Any]]]()
-        "Positions of tasks that wait, and how they are to be tried; one whose worker died goes before all others."
-        self.workers: list[Worker] = []
-        self._say_once = said_once(say)
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self.queue or self.workers)
+    def begin(self, on_progress: OnProgress, say: Say, most: int = sys.maxsize) -> None:
+        """Opens a run. `most`: workers that have something to do."""
+        self._on_progress, self._say, self._say_once = on_progress, say, said_once(say)
+        self._size = min(self.settings.workers, most)
+        self.queue.clear()
 
     def add(self, number: int, task: Task[Any]) -> None:
         self.queue.append((number, Attempt(), task))
@@ -113,22 +103,41 @@ class WorkerPool:
     def step(self, *also: Connection) -> Iterator[tuple[int, Any]]:
         """Puts workers to work and yields the tasks that ended, by their numbers. It returns within PERIOD where nothing happens, and as
         soon as there is something to read from one of `also`."""
-        self.fill()
+        self._fill()
         ready = wait([*also, *(worker.pipe for worker in self.workers)], PERIOD)
         for worker in [worker for worker in self.workers if worker.pipe in ready]:
-            yield from self.heed(worker)
-        self.look()
+            yield from self._heed(worker)
+        self.budget.look(self._pids)
+        self._end_hung()
 
-    def fill(self) -> None:
+    def stop(self) -> None:
+        """Stops whoever is at work, and returns when all have ended."""
+        self.budget.look_now(self._pids)
+        stopped, self.workers = self.workers, []
+        stop_all(stopped)
+        for worker in stopped:
+            worker.end()
+
+    def _fill(self) -> None:
         """Puts as many workers to work as memory allows; those beyond it wait before their next records."""
-        allowed = self._engine.budget.allowed_workers(self._size)
+        allowed = self.budget.allowed_workers(self._size)
         while self.queue and len(self.workers) < allowed:
-            self.workers.append(self._take_idle() or start_worker(self._size, self._engine.budget))
+            self.workers.append(self._take_idle() or start_worker(self._size, self.budget))
             self.workers[-1].give(*self.queue.popleft())
         for position, worker in enumerate(self.workers):
             worker.pause(position >= allowed)
 
-    def heed(self, worker: Worker) -> Iterator[tuple[int, Any]]:
+    def _take_idle(self) -> Worker | None:
+        """An idle worker of the previous stream, started for as many workers as this run has."""
+        while self.idle:
+            worker = self.idle.pop()
+            if worker.pool_size == self._size and worker.process.is_alive():
+                return worker
+            worker.dismiss()
+            worker.end()
+        return None
+
+    def _heed(self, worker: Worker) -> Iterator[tuple[int, Any]]:
         """Takes one message of a worker; yields the task's number and result where the task has ended."""
         match worker.receive():
             case "progress", size, tokens:
@@ -146,9 +155,22 @@ class WorkerPool:
             case _:
                 self._replace(worker, End(how=worker.end()))
 
-    def look(self) -> None:
-        """Looks at the memory of all, and for workers that hang."""
-        self._engine.budget.look(self._pids)
+    def _go_on(self, worker: Worker) -> None:
+        """The worker of a finished task gets the next one, waits for the next stream, or ends, which takes it 30 ms."""
+        self.budget.on_finished_unit(self._pids)
+        is_worn = worker.is_worn
+        if self.queue and not is_worn:
+            worker.give(*self.queue.popleft())
+            return
+        if is_worn:
+            self.budget.look_now(self._pids)
+            worker.dismiss()
+            worker.end()
+        else:
+            self.idle.append(worker)
+        self.workers.remove(worker)
+
+    def _end_hung(self) -> None:
         for worker in list(self.workers):
             if why := worker.hangs():
                 worker.process.kill()
@@ -159,50 +181,13 @@ class WorkerPool:
                 )
                 self._replace(worker, End(how=why, hung=True))
 
-    def end(self) -> None:
-        """Stops whoever is at work, and returns when all have ended."""
-        self._engine.budget.look_now(self._pids)
-        stop_all(self.workers)
-        for worker in self.workers:
-            worker.end()
-
-    def _take_idle(self) -> Worker | None:
-        """An idle worker of the previous stream, started for as many workers as this run has."""
-        while self._engine.idle:
-            worker = self._engine.idle.pop()
-            if worker.pool_size == self._size and worker.process.is_alive():
-                return worker
-            self._dismiss(worker)
-        return None
-
-    def _go_on(self, worker: Worker) -> None:
-        """The worker of a finished task gets the next one, waits for the next stream, or ends."""
-        self._engine.budget.on_finished_unit(self._pids)
-        is_worn = worker.is_worn
-        if is_worn:
-            self._engine.budget.look_now(self._pids)
-        if self.queue and not is_worn:
-            worker.give(*self.queue.popleft())
-            return
-        self.workers.remove(worker)
-        if is_worn:
-            self._dismiss(worker)
-        else:
-            self._engine.idle.append(worker)
-
-    @staticmethod
-    def _dismiss(worker: Worker) -> None:
-        """Ends a worker that has no task; freeing much memory takes it 30 ms."""
-        worker.dismiss()
-        worker.end()
-
     def _replace(self, worker: Worker, end: End) -> None:
         """The task of a worker that has died waits for another one; MdsmixError where another try is no use."""
         self.workers.remove(worker)
-        set_aside, name = self._engine.settings.set_aside, worker.task.name
+        set_aside, name = self.settings.set_aside, worker.task.name
         again = after_death(worker.attempt, worker.place, end, set_aside, name)
         self.queue.appendleft((worker.number, again, worker.task))
 
     @property
     def _pids(self) -> list[int]:
-        return [worker.pid for worker in [*self.workers, *self._engine.idle]]
+        return [worker.pid for worker in [*self.workers, *self.idle]]

@@ -23,7 +23,7 @@ from typing import Any
 from mdsmix.encode.processor_server import shared
 from mdsmix.engines.hang import SILENT_SECONDS
 from mdsmix.engines.limits import LEAST_BYTES, default_cap
-from mdsmix.engines.local_engine import LocalEngine, PoolSettings, WorkerPool
+from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.workers import sendable
 from mdsmix.errors import Unreachable
 from mdsmix.storage import Location
@@ -71,19 +71,16 @@ class Supervisor:
     beaten: float = 0.0
     heard: float = field(default_factory=time.monotonic)
     "When the driver last asked."
-    pool: WorkerPool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.pool = WorkerPool(self.engine, self.on_progress, self.say)
 
     def work(self) -> None:
         """Until the driver says so or asks no more, or the actor is gone; the first exception of a unit ends it too, and is sent.
         Ray itself ends no actor whose node is lost."""
+        self.engine.begin(self.on_progress, self.say)
         try:
             while time.monotonic() - self.heard < SILENT_SECONDS:
                 while self.driver.poll():
                     self._receive()
-                found = list(self.pool.step(self.driver))
+                found = list(self.engine.step(self.driver))
                 if found or time.monotonic() - self.beaten > BEAT_SECONDS:
                     self._beat()
                 for number, result in found:
@@ -93,7 +90,7 @@ class Supervisor:
         except Exception as error:
             self._send("failed", sendable(error))
         finally:
-            self.pool.end()
+            self.engine.stop()
             self.engine.close()
 
     def on_progress(self, size: int, tokens: int) -> None:
@@ -110,7 +107,7 @@ class Supervisor:
             raise EOFError
         if message:
             number, task = pickle.loads(message)
-            self.pool.add(number, task)
+            self.engine.add(number, task)
 
     def _beat(self) -> None:
         said = tuple(self.engine.warnings())

@@ -42,13 +42,13 @@ class WorkerChannel:
         "Threads that read ahead say what they wait for."
 
     def on_progress(self, size: int, tokens: int) -> None:
-        self._send("progress", size, tokens)
+        self.send("progress", size, tokens)
 
     def on_records(self, place: InWork | None) -> None:
-        self._send("records", place)
+        self.send("records", place)
 
     def say(self, sentence: str) -> None:
-        self._send("say", sentence)
+        self.send("say", sentence)
 
     def wait_for_room(self) -> None:
         while self._waits or self._pipe.poll():
@@ -64,11 +64,6 @@ class WorkerChannel:
         task: tuple[Task[Any], Attempt] | None = message
         return task
 
-    def end_task(self, message: tuple[str, Any]) -> None:
-        """Sends what became of the task, also where the parent is gone: the pipe then tells."""
-        with self._sending:
-            self._pipe.send(message)
-
     def _receive(self) -> Any:
         """Waits for a message; obeys a bool (wait or go on) at once."""
         while not self._pipe.poll(1):
@@ -79,7 +74,7 @@ class WorkerChannel:
             give_back()
         return message
 
-    def _send(self, *message: Any) -> None:
+    def send(self, *message: Any) -> None:
         self._end_with_parent()
         with self._sending:
             self._pipe.send(message)
@@ -100,8 +95,7 @@ def work(pipe: Connection, workers: int, parent: int, memory: int, share: int) -
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         _do_tasks(WorkerChannel(pipe, parent, memory, share))
     except _Stopped:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(128 + signal.SIGTERM)
     # No exit handlers: thread pools and open files that came from the parent by fork are not this process's to close.
     os._exit(0)
 
@@ -113,13 +107,14 @@ def _do_tasks(channel: WorkerChannel) -> None:
     with suppress(BrokenPipeError, EOFError):
         while given := channel.next_task():
             task, attempt = given
+            what, said = "done", None
             try:
-                message: tuple[str, Any] = ("done", task.do(attempt, channel))
+                said = task.do(attempt, channel)
             except Exception as error:
-                message = ("failed", sendable(error))
+                what, said = "failed", sendable(error)
             if resident(os.getpid()) - at_first > LIFE_BYTES // 4:
                 give_back()  # so that the parent sees what the worker keeps, not what the task has freed
-            channel.end_task(message)
+            channel.send(what, said)
 
 
 class _Stopped(BaseException):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import islice
 
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
@@ -72,12 +72,12 @@ def _sums(index: Index, manifest: Manifest) -> Iterator[str]:
         yield f"expected {total:,} samples in the index, found {index.samples:,}"
     if not manifest.records.adds_up:
         yield f"expected as many records read as written, filtered and quarantined, found {manifest.records}"
-    if sum(part.shards for part in parts) != len(index.shards):
-        listed = sum(part.shards for part in parts)
+    listed = sum(part.shards for part in parts)
+    if listed != len(index.shards):
         yield f"expected {listed:,} shards of all parts in the index, found {len(index.shards):,}"
         return
-    ends = accumulate((part.shards for part in parts), initial=0)
-    for part, (start, stop) in zip(parts, pairwise(ends), strict=True):
-        found = sum(shard.samples for shard in index.shards[start:stop])
+    shards = iter(index.shards)
+    for part in parts:
+        found = sum(shard.samples for shard in islice(shards, part.shards))
         if found != part.samples:
             yield f"expected {part.samples:,} samples in part {part.key}, found {found:,}"

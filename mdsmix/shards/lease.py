@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
@@ -65,12 +65,8 @@ class Holder:
         return f"process {self.pid} on {self.host} since {self.since}"
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    """The lease as it lay there; no holder where it is not readable, which a write in progress may be."""
-
-    stamp: str
-    holder: Holder | None
+Found = tuple[str, Holder | None]
+"The stamp of the lease as it lay there, and its holder; none where it is not readable, which a write in progress may be."
 
 
 class Lease:
@@ -98,7 +94,11 @@ class Lease:
             )
 
     def is_held(self) -> bool:
-        return self._beat() and self._is_still_mine()
+        if not self._beat():
+            return False
+        if not self.is_sure:
+            await_others()
+        return self.is_sure or _is_by(self._holder, _look(self._at))
 
     def is_held_still(self) -> bool:
         """As `is_held`, but asks the store only where the lease may be lost by now: nobody can have taken it over within half
@@ -109,12 +109,6 @@ class Lease:
         """Deletes a file, unless the lease was lost: then it may be somebody else's by now."""
         if self.is_held_still():
             at.delete()
-
-    def _is_still_mine(self) -> bool:
-        if self.is_sure:
-            return True
-        await_others()
-        return _is_by(self._holder, _look(self._at))
 
     def release(self) -> None:
         """Lets go. A store that does not answer is not waited for again: the lease grows stale there."""
@@ -176,18 +170,18 @@ def _take(at: Location, say: Callable[[str], None]) -> Lease:
     while True:
         seen = _look(at)
         if seen and not _is_over(at, seen, say):
-            raise _taken(at, seen.holder)
+            raise _taken(at, seen)
         began = _now()
-        stamp = _put(at, me, seen.stamp if seen else None)
+        stamp = _put(at, me, seen[0] if seen else None)
         if stamp:
             if not is_sure:
                 _refuse_crossed(at, me, _now() - began)
             return Lease(at, me, stamp, is_sure, began)
 
 
-def _taken(at: Location, holder: Holder | None) -> Unreachable:
+def _taken(at: Location, seen: Found | None) -> Unreachable:
     return Unreachable(
-        f"{at.parent.parent} is being written by {holder or 'another run'}, and two at once would "
+        f"{at.parent.parent} is being written by {(seen and seen[1]) or 'another run'}, and two at once would "
         "publish over each other; wait until it is done or end it, then run the same command again."
     )
 
@@ -202,12 +196,12 @@ def _refuse_crossed(at: Location, me: Holder, took: float) -> None:
     await_others()
     seen = _look(at)
     if not _is_by(me, seen):
-        raise _taken(at, seen.holder if seen else None)
+        raise _taken(at, seen)
 
 
-def _is_over(at: Location, seen: _State, say: Callable[[str], None]) -> bool:
+def _is_over(at: Location, seen: Found, say: Callable[[str], None]) -> bool:
     """Whether the holder is gone: by its pid where that means something here, else by watching its heart."""
-    holder = seen.holder
+    _, holder = seen
     if holder and holder.machine == _machine():
         return not _runs(holder)
     seconds = STALE_BEATS * BEAT_SECONDS
@@ -218,38 +212,36 @@ def _is_over(at: Location, seen: _State, say: Callable[[str], None]) -> bool:
     while still < STALE_BEATS * LOOKS_A_BEAT:
         began = time.monotonic()
         time.sleep(BEAT_SECONDS / LOOKS_A_BEAT)
-        now = _look(at)
-        if now != seen:
+        if (now := _look(at)) != seen:
             return now is None
         # A store that is slow for us is slow for the holder too.
         still = 0 if time.monotonic() - began > BEAT_SECONDS else still + 1
     return True
 
 
-def _look(at: Location) -> _State | None:
+def _look(at: Location) -> Found | None:
     found = at.fetch()
     if found is None:
         return None
     stat, content = found
-    try:
-        return _State(stat.stamp, typed.load(Holder, content))
-    except typed.Misfit:
-        return _State(stat.stamp, None)
+    with suppress(typed.Misfit):
+        return stat.stamp, typed.load(Holder, content)
+    return stat.stamp, None
 
 
 def _put(at: Location, holder: Holder, stamp: str | None) -> str | None:
     """Writes the lease over the version with this stamp, or where none is; its new stamp, None where that is not so."""
-    content = orjson.dumps(asdict(holder))
+    content = orjson.dumps(holder)
     stat = at.create(content) if stamp is None else at.replace(stamp, content)
     if stat:
         return stat.stamp
     # A request whose answer was lost is sent again, and then finds its own write.
     seen = _look(at)
-    return seen.stamp if seen and _is_by(holder, seen) else None
+    return seen[0] if seen and _is_by(holder, seen) else None
 
 
-def _is_by(holder: Holder, seen: _State | None) -> bool:
-    return bool(seen and seen.holder and seen.holder.token == holder.token)
+def _is_by(holder: Holder, seen: Found | None) -> bool:
+    return bool(seen and seen[1] and seen[1].token == holder.token)
 
 
 def _myself() -> Holder:
@@ -279,11 +271,10 @@ def _machine() -> str:
 
 def _runs(holder: Holder) -> bool:
     try:
-        os.kill(holder.pid, 0)
+        with suppress(PermissionError):  # another user's
+            os.kill(holder.pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:
-        pass  # another user's
     return _start_of(holder.pid) in (holder.started, None)
 
 

@@ -228,31 +228,26 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
                 f"{where} cannot be read as a manifest: its format_version is {version!r}, and this mdsmix reads {FORMAT_VERSION}; "
                 "convert the stream again with this version, or use the version that wrote it."
             )
-        _refuse_changed(content)
-        del tree["hash"]
+        seal = _SEAL.match(content)
+        tree.pop("hash", None)
+        if not seal or seal[1].decode() != xxhash.xxh128_hexdigest(content[seal.end() :]):
+            raise typed.Misfit(
+                "it was changed since it was written: its hash is not that of its bytes"
+            )
         manifest = typed.read(Manifest, tree)
         # It names the folder of a version.
         if not re.fullmatch("[0-9a-f]{32}", manifest.index_hash):
             raise typed.Misfit(f"its index_hash is {typed.brief(manifest.index_hash)}, no xxh128")
-        for file in manifest.named_files:
-            if not file.is_well_named:
-                raise typed.Misfit(
-                    f"it names the file {typed.brief(file.name)}, which no part of a stream is called"
-                )
+        if odd := [file.name for file in manifest.named_files if not file.is_well_named]:
+            raise typed.Misfit(
+                f"it names {typed.brief(odd[0])}, which no part of a stream is called"
+            )
         return manifest
     except (orjson.JSONDecodeError, RecursionError, typed.Misfit) as error:
         raise Unreachable(
             f"{where} cannot be read as a manifest: {str(error).rstrip('.')}; "
             "mdsmix convert RECIPE --reencode publishes the stream anew."
         ) from None
-
-
-def _refuse_changed(content: bytes) -> None:
-    """Misfit where the manifest is not, byte for byte, as it was written."""
-    seal = _SEAL.match(content)
-    digest = xxhash.xxh128_hexdigest(content[seal.end() :]).encode() if seal else b""
-    if seal is None or seal[1] != digest:
-        raise typed.Misfit("it was changed since it was written: its hash is not that of its bytes")
 
 
 def read_manifest(folder: Location) -> Manifest | None:
@@ -264,10 +259,8 @@ def read_manifest(folder: Location) -> Manifest | None:
 
 def _stated(section: Any) -> dict[str, Any]:
     """The fields that are not at their defaults: a key that comes later, with a default, changes no manifest that is there."""
-    given = (
-        (name, getattr(section, name), default) for name, default in _defaults(section.__class__)
-    )
-    return {name: value for name, value, default in given if value != default}
+    defaults = _defaults(section.__class__)
+    return {name: value for name, of in defaults if (value := getattr(section, name)) != of}
 
 
 @cache
