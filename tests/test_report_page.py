@@ -20,12 +20,10 @@ from mdsmix.encode.decoder import decoder_of
 from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.kinds.kind import Piece
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.report.page import svg, thumbnails
+from mdsmix.report.page import svg
 from mdsmix.report.page.html import TEMPLATES
-from mdsmix.report.page.spans import BROKEN, spans, token_text
-from mdsmix.report.page.thumbnails import thumbnail
-from mdsmix.report.sample_images import Picture
-from mdsmix.report.segments import segments
+from mdsmix.report.page.spans import BROKEN, spans, thumbnail, token_text
+from mdsmix.report.segments import Picture, segments
 from tests import converting
 from tests.converting import Answer, chats, documents, mdsmix, pairs, write_jsonl, write_recipe
 from tests.pages import Page
@@ -270,7 +268,7 @@ def test_images_are_thumbnails_and_damaged_ones_a_sentence(
         made = thumbnail(Picture(400, 600, damaged, 0, 9))
         assert not made.data
         assert made.problem.startswith("not shown: ")
-    monkeypatch.setattr(thumbnails, "MOST_PIXELS", 600 * 400 - 1)
+    monkeypatch.setattr("mdsmix.report.page.spans.MOST_PIXELS", 600 * 400 - 1)
     assert "image_too_large" in thumbnail(Picture(400, 600, data, 0, 9)).problem
 
 

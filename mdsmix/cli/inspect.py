@@ -13,8 +13,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from mdsmix.report.inspection import Inspection
-    from mdsmix.report.which_samples import Choice
+    from mdsmix.report.inspection import Choice, Inspection
 
 
 def inspect(
@@ -76,7 +75,7 @@ def _choice(
 ) -> Choice:
     import random
 
-    from mdsmix.report.which_samples import Choice
+    from mdsmix.report.inspection import Choice
 
     if bool(places) + longest + at_random > 1:
         raise RecipeError("--sample, --longest and --random exclude each other: give one of them.")
@@ -89,7 +88,7 @@ def _choice(
 
 def _write(found: Inspection, folder: Path) -> list[Path]:
     """Writes the images of the samples. A file is named after its stream and its sample."""
-    from mdsmix.report.sample_images import write_pictures
+    from mdsmix.report.segments import write_pictures
 
     of = "-".join(Path(found.stream.folder.url).parts[-2:])
     return [

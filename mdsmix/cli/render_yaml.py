@@ -71,7 +71,7 @@ def render_yaml(
         raise MixRefused(f"{verdict(mix, found)}; nothing was rendered.")
     drawn = None
     if validate:
-        from mdsmix.mix.validate import validate as draw
+        from mdsmix.mix.render import validate as draw
 
         drawn = draw(text, [loader.label for loader in mix.loaders])
     if target:

@@ -1,20 +1,82 @@
-"""The samples that an epoch draws of each stream by its weight, exactly as Streaming computes them.
+"""The samples that an epoch draws of each stream by its weight, and what the batching methods deliver of them, as Streaming computes it.
 
-Source: Stream.apply_weights in streaming/base/stream.py, 0.12 and 0.13 alike. What the weights draw is not yet what training sees:
-`delivered.py`.
-"""
+Sources: Stream.apply_weights in streaming/base/stream.py and streaming/base/batching/, 0.12 and 0.13 alike."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mdsmix.mix.delivered import METHODS, delivered
 from mdsmix.mix.streams import Loader
 from mdsmix.mix.world import LARGEST_BATCH, World
 from mdsmix.training.loader_keys import COUNT_UNITS, in_units, is_number, whole
+
+METHODS = ("stratified", "per_stream", "device_per_stream")
+"The batching methods that drop."
+
+
+def delivered(method: str, drawn: Sequence[int], parts: Sequence[float], world: World) -> list[int]:
+    """Samples of each stream that an epoch delivers; where one is 0, Streaming gives no epoch at all.
+
+    Args:
+        drawn: samples that the weights draw of each stream.
+        parts: the streams' parts of a batch, which sum to 1.
+    """
+    # Streaming shuffles a stream only where it has a sample for each canonical node.
+    least = world.canonical if world.algo != "none" and method in METHODS else 0
+    drawn = [n if n >= least else 0 for n in drawn]
+    if method == "stratified":
+        return _stratified(drawn, portions(parts, world.drawn_together), world)
+    if method == "per_stream":
+        batches = [per_device(n, world) // world.drawn for n in drawn]
+        return [count * world.drawn_together for count in batches]
+    if method == "device_per_stream":
+        return [
+            _per_node(n, world) // world.drawn * world.drawn * world.layout_nodes for n in drawn
+        ]
+    return drawn
+
+
+def portions(parts: Sequence[float], batch: int) -> list[int]:
+    """Samples of each stream in a stratified batch: rounded down, what is left over to the largest remainders."""
+    exact = batch * np.array(parts, np.float64)
+    whole = exact.astype(np.int64)
+    left = batch - int(whole.sum())
+    # By the call that Streaming makes, since equal remainders are told apart by it alone.
+    whole[np.flip(np.argsort(exact - whole))[:left]] += 1
+    return [int(n) for n in whole]
+
+
+def _stratified(drawn: Sequence[int], shares: Sequence[int], world: World) -> list[int]:
+    """As many batches as the scarcest stream fills its part of."""
+    if min(shares) < 1 or not all(drawn):
+        return [n if share >= 1 else 0 for share, n in zip(shares, drawn, strict=True)]
+    padded = [_up(_up(n, world.canonical), world.layout_ranks) for n in drawn]
+    batches = min(n // share for n, share in zip(padded, shares, strict=True))
+    return [batches * share for share in shares]
+
+
+def per_device(samples: int, world: World) -> int:
+    """Samples of a stream that each device gets; some come twice, so that all get equally many."""
+    a_canonical_node = -(-samples // world.canonical)
+    if world.canonical < world.layout_nodes:
+        a_canonical_node = _up(a_canonical_node, world.layout_nodes // world.canonical)
+    a_node = a_canonical_node * world.canonical // world.layout_nodes
+    return math.ceil(a_node / world.layout_ranks)
+
+
+def _per_node(samples: int, world: World) -> int:
+    """Samples of a stream that a node gets of its canonical nodes; none where it has none of its own."""
+    a_canonical_node = _up(-(-samples // world.canonical), world.layout_ranks)
+    return a_canonical_node * (world.canonical // world.layout_nodes)
+
+
+def _up(number: int, step: int) -> int:
+    return -(-number // step) * step
+
 
 SHUFFLE_SEED = 9176
 "Streaming's default; it decides which streams get the samples that rounding leaves over."

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mdsmix.mix.draws import delivered_of, draws_of
-from mdsmix.mix.first_samples import row_length
-from mdsmix.mix.stream_counts import cut_of, tokens_of, trained_of
+from mdsmix.mix.stream_counts import cut_of, row_length, tokens_of, trained_of
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.table import Column, Table, about, is_known
 

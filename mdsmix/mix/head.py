@@ -8,8 +8,7 @@ from typing import Any
 
 from mdsmix import __version__
 from mdsmix.mix.apportion import Apportioned
-from mdsmix.mix.delivered import METHODS
-from mdsmix.mix.draws import batching, delivered_of
+from mdsmix.mix.draws import METHODS, batching, delivered_of
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.node_tokenizer import fetch_line
 from mdsmix.mix.shares_table import shares_table, title

@@ -14,10 +14,15 @@ from contextlib import suppress
 from typing import Any
 
 from mdsmix.errors import RecipeError
-from mdsmix.mix.edits import Edit, applied, without_tail
-from mdsmix.mix.entries import entry_edits
 from mdsmix.mix.head import dump, without_head
-from mdsmix.mix.mappings import WrittenOtherwise, mapping_edits
+from mdsmix.mix.yaml_edits import (
+    Edit,
+    WrittenOtherwise,
+    applied,
+    entry_edits,
+    mapping_edits,
+    without_tail,
+)
 from mdsmix.training.training_yaml import unresolved
 
 INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")

@@ -1,22 +1,154 @@
 """What all samples of a stream hold, as the loader takes them: counted by a manifest or by rows of one length, else an Estimate.
 
 Without a manifest the first samples of the first shard stand for the stream. A stream sorted by length or by source looks different
-further on.
-"""
+further on. A manifest counts lengths by powers of two; between two powers they are taken to be spread evenly."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from mdsmix.encode.labels import Labels, Targets, Turns, label
+from mdsmix.errors import MixRefused
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
-from mdsmix.mix.first_samples import labels, row_length, token_samples
-from mdsmix.mix.row_lengths import LengthCounts
 from mdsmix.mix.streams import LONGEST, Loader, StreamInMix
+from mdsmix.ragged import Ragged
+from mdsmix.shards.counts import Totals
 from mdsmix.shards.manifest import Manifest
+from mdsmix.shards.token_ids import Ids, Turn, layout_of, turns_of
 from mdsmix.table import UNKNOWN, Estimate, about, is_known
+
+TOKEN_COLUMNS = ("tokens", "input_ids", "labels")
+
+
+class TokenSample(NamedTuple):
+    """One sample's token ids."""
+
+    turns: Sequence[Turn]
+
+    @property
+    def ids(self) -> Ids:
+        return np.concatenate([part for turn in self.turns for part in turn])
+
+    @property
+    def length(self) -> int:
+        return sum(len(part) for turn in self.turns for part in turn)
+
+
+def row_length(stream: StreamInMix) -> int | None:
+    """Tokens in every row, where the columns fix it: `ndarray:<int>:<length>`."""
+    encodings = [e for n, e in stream.columns.items() if n in TOKEN_COLUMNS]
+    found = [re.fullmatch(r"ndarray:[^:]*:(\d+)", encoding) for encoding in encodings]
+    return sum(int(each[1]) for each in found if each) if found and all(found) else None
+
+
+def token_samples(stream: StreamInMix, loader: Loader) -> list[TokenSample]:
+    """The first samples; one that has no ids, or holds other than it says, is left out."""
+    dtype = str(loader.dataset.get("token_encoding_type", "int64"))
+    found = []
+    for sample in stream.head.samples:
+        if layout_of(sample) == ("tokens",) and "text" in sample:
+            continue  # the loader reads the text
+        try:
+            found.append(TokenSample(turns_of(sample, dtype)))
+        except (MixRefused, ValueError, TypeError, OverflowError):
+            continue
+    return [sample for sample in found if sample.turns]
+
+
+def labels(found: Sequence[TokenSample], targets: Targets) -> Labels:
+    """What the loader trains of the samples, without the EOS that it appends."""
+    ids = Ragged.of([side for sample in found for turn in sample.turns for side in turn], np.int64)
+    counts = np.array([len(sample.turns) for sample in found], np.int64)
+    return label(targets, Turns(ids, counts), None)
+
+
+def largest_id(stream: StreamInMix, loader: Loader) -> int | None:
+    """The largest token id of the stream, or of its first samples."""
+    if stream.trusted_manifest:
+        return stream.trusted_manifest.totals.largest_id
+    tops = [int(s.ids.max()) for s in token_samples(stream, loader) if s.length]
+    return max(tops, default=None)
+
+
+def longest(stream: StreamInMix, loader: Loader) -> int | None:
+    """Tokens of the longest sample, or of the longest of the first ones."""
+    if stream.trusted_manifest:
+        return stream.trusted_manifest.totals.longest
+    fixed = row_length(stream)
+    return fixed or max((s.length for s in token_samples(stream, loader)), default=None)
+
+
+def bytes_columns(stream: StreamInMix) -> Sequence[str]:
+    """Token columns without a dtype of their own, as older streams have them."""
+    return [n for n in TOKEN_COLUMNS if stream.columns.get(n) == "bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class LengthCounts:
+    """How long samples are. A manifest counts them by powers of two; between two powers they are taken to be spread evenly."""
+
+    bins: Sequence[tuple[int, int, int]]
+    "Least and largest length, and how many samples are between the two."
+
+    @classmethod
+    def of(cls, totals: Totals) -> LengthCounts:
+        longest, powers = totals.longest, dict[str, int](totals.lengths)
+        return cls([(*_between(key, longest), n) for key, n in powers.items()])
+
+    @property
+    def longest(self) -> int:
+        return max((high for _, high, _ in self.bins), default=0)
+
+    def cut_at(self, limit: int) -> LengthCounts:
+        return LengthCounts([(min(low, limit), min(high, limit), n) for low, high, n in self.bins])
+
+    def within(self, limit: int) -> float:
+        """The share of the tokens that stand before this place of their rows."""
+        whole = sum(n * (low + high) / 2 for low, high, n in self.bins)
+        kept = sum(n * _mean_within(low, high, limit) for low, high, n in self.bins)
+        return kept / max(1.0, whole)
+
+    def up_to(self, lengths: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The share of the samples that have at most so many tokens."""
+        found = np.zeros(len(lengths))
+        for low, high, n in self.bins:
+            found += n * np.clip((lengths - low + 1) / (high - low + 1), 0, 1)
+        return found / max(1, sum(n for _, _, n in self.bins))
+
+
+def _between(key: str, longest: int) -> tuple[int, int]:
+    power = int(key.removeprefix("2^"))
+    return min(1 << power, longest), min((2 << power) - 1, longest)
+
+
+def _mean_within(low: int, high: int, limit: int) -> float:
+    """The mean of lengths from `low` to `high`, each counted up to `limit`."""
+    if limit <= low or high == low:
+        return min(limit, high)
+    top = min(high, limit)
+    return ((low + top) / 2 * (top - low) + limit * (high - top)) / (high - low)
+
+
+def mean_longest(
+    streams: Sequence[tuple[LengthCounts, float]], rows: int, multiple: int = 1
+) -> float:
+    """Tokens of the longest of so many rows, on average, rounded up to a multiple. `streams`: lengths, and how many of the rows' samples
+    are of them."""
+    total = sum(n for _, n in streams)
+    top = max((lengths.longest for lengths, n in streams if n), default=0)
+    step = max(multiple, top >> 16)
+    widths = np.arange(0, top, step, dtype=np.float64)
+    shorter = sum(
+        (lengths.up_to(widths) * (n / total) for lengths, n in streams), np.zeros(len(widths))
+    )
+    return step * float((1 - np.minimum(1.0, shorter) ** rows).sum())
 
 
 def tokens_of(stream: StreamInMix, loader: Loader) -> float:

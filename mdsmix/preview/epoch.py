@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.load.layout import NOBODY, Ids, Layout
-from mdsmix.mix.first_samples import row_length
-from mdsmix.mix.stream_counts import tokens_of, trained_of
+from mdsmix.mix.stream_counts import row_length, tokens_of, trained_of
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.preview.reading import ShardReader
 from mdsmix.shards.token_ids import has_images

@@ -1,27 +1,20 @@
-"""A stream's samples as text, with the trained tokens and the control tokens marked.
-
-A sample is a row of segments, each trained or not, as its kind says by the target policies of the manifest; the finetuning
-loader's labels follow the same rule. The first token of a row is never predicted, so it is never marked.
-
-A packed row shows where each of its documents begins, with its number and length.
-
-A control token is told by its id, never by its text: `<|im_start|>` that somebody typed, or that a template wrote for a
-tokenizer without such a token, is ordinary tokens, and trains something else.
-"""
+"""A sample as runs of tokens of one sort (trained, control), and its images as files and thumbnails."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from mdsmix.encode.decoder import Decoder
+from mdsmix.errors import Unreachable
 from mdsmix.kinds import Piece, kind_of, stored_pieces
 from mdsmix.kinds.kind import runs
 from mdsmix.report.show import Run
 from mdsmix.shards.manifest import Manifest
-from mdsmix.shards.token_ids import PACKED, documents_of, layout_of
+from mdsmix.shards.token_ids import PACKED, documents_of, has_images, layout_of
 from mdsmix.words import WRITTEN, plural, printable
 
 TRAINED, CONTROL, DOCUMENT = "⟦⟧", "⟨⟩", "⟪⟫"
@@ -138,3 +131,72 @@ def _segments_json(parts: Sequence[Segment], decoder: Decoder | None) -> Iterato
             else None,
         }
         before = part.ids[-1]
+
+
+FORMATS = {
+    b"\xff\xd8": ("JPEG", "jpg"),
+    b"\x89PNG": ("PNG", "png"),
+    b"RIFF": ("WebP", "webp"),
+    b"GIF8": ("GIF", "gif"),
+    b"BM": ("BMP", "bmp"),
+    b"II*": ("TIFF", "tif"),
+    b"MM": ("TIFF", "tif"),
+}
+"First bytes -> name of the format, suffix of a file. Conversions store no other format."
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    height: int
+    width: int
+    "Height and width as they are stored: after the turn that EXIF asks for."
+    data: bytes
+    place: int | None
+    "Index of its token in the sample; None without a manifest, which names the token of images."
+    tokens: int
+    "Of the sample, as stored."
+
+    @property
+    def format(self) -> tuple[str, str]:
+        return next(
+            (f for start, f in FORMATS.items() if self.data.startswith(start)), ("unknown", "bin")
+        )
+
+    def __str__(self) -> str:
+        at = "" if self.place is None else f", token {self.place:,} of {self.tokens:,}"
+        return f"{self.width:,} x {self.height:,} {self.format[0]}, {plural(len(self.data), 'byte')}{at}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "height": self.height,
+            "width": self.width,
+            "bytes": len(self.data),
+            "format": self.format[0],
+            "token": self.place,
+        }
+
+
+def pictures_of(sample: Mapping[str, Any], manifest: Manifest | None) -> list[Picture]:
+    """The images of a decoded sample; [] for a stream without images."""
+    if not has_images(sample) or not isinstance(sample["images"], list):
+        return []
+    tokens = [token for ids, _ in stored_pieces(sample) for token in ids]
+    mark = manifest.encoding.images.get("id") if manifest else None
+    places: list[int | None] = [at for at, token in enumerate(tokens) if token == mark]
+    places += [None] * (len(sample["images"]) - len(places))
+    each = zip(sample["sizes"], sample["images"], places, strict=False)
+    return [Picture(h, w, data, place, len(tokens)) for (h, w), data, place in each]
+
+
+def write_pictures(folder: Path, name: str, pictures: Sequence[Picture]) -> Iterator[Path]:
+    """Writes each as it is stored, `name-0.jpg` and so on; Unreachable where that cannot be."""
+    for number, picture in enumerate(pictures):
+        path = folder / f"{name}-{number}.{picture.format[1]}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(picture.data)
+        except OSError as error:
+            raise Unreachable(
+                f"cannot write {path} ({error.strerror}): name a folder that can be written by --images."
+            ) from None
+        yield path

@@ -13,8 +13,7 @@ from streaming.base.batching import generate_work
 from streaming.base.world import World
 from torch.utils.data import DataLoader
 
-from mdsmix.mix.delivered import delivered
-from mdsmix.mix.draws import draws, parts
+from mdsmix.mix.draws import delivered, draws, parts
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.resolve import mix_of
 from mdsmix.mix.world import World as Machines

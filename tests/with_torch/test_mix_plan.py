@@ -19,7 +19,7 @@ from mdsmix.load import build_loader
 from mdsmix.mix.plan.make import PlanOptions, make_plan, resolve_for_plan
 from mdsmix.mix.plan.nodes import chances
 from mdsmix.mix.render import render
-from mdsmix.mix.row_lengths import LengthCounts, mean_longest
+from mdsmix.mix.stream_counts import LengthCounts, mean_longest
 from mdsmix.mix.streams import Loader
 from mdsmix.mix.world import World as Machines
 from mdsmix.shards.counts import Totals

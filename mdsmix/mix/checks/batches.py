@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mdsmix.mix.delivered import METHODS
-from mdsmix.mix.draws import batching, delivered_of, draws_of, world_of
+from mdsmix.mix.draws import METHODS, batching, delivered_of, draws_of, world_of
 from mdsmix.mix.epoch import StreamInEpoch, epoch_of, share_of
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
 from mdsmix.training.findings import Finding, check, check_loaders, check_streams

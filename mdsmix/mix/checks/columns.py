@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from mdsmix.kinds import kind_of
-from mdsmix.mix.first_samples import (
+from mdsmix.mix.stream_counts import (
     bytes_columns,
     largest_id,
 )

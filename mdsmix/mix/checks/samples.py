@@ -15,7 +15,7 @@ from mdsmix.encode.labels import USABLE, VERDICTS
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape
-from mdsmix.mix.first_samples import (
+from mdsmix.mix.stream_counts import (
     labels,
     longest,
     row_length,

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from mdsmix.encode.folders import card_name
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import shape
-from mdsmix.mix.model import moved, pretrained_name
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, moved, names, pretrained_name
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.training.findings import Finding, check, check_loaders, check_streams
 from mdsmix.training.loader_keys import OWN, whole

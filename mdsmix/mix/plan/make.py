@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.kinds.survey import Survey
 from mdsmix.mix.check import findings
-from mdsmix.mix.delivered import METHODS
-from mdsmix.mix.draws import batching, delivered_in, draws_of, shuffle_algo
+from mdsmix.mix.draws import METHODS, batching, delivered_in, draws_of, shuffle_algo
 from mdsmix.mix.epoch import StreamInEpoch, in_epoch
 from mdsmix.mix.plan.figures import EpochPlan, Plan, RunPlan, StepPlan, StreamInRun
 from mdsmix.mix.plan.forecast import forecast

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mdsmix.errors import RecipeError
-from mdsmix.mix.delivered import METHODS, per_device
-from mdsmix.mix.draws import batching
+from mdsmix.mix.draws import METHODS, batching, per_device
 from mdsmix.mix.epoch import StreamInEpoch
-from mdsmix.mix.first_samples import row_length
 from mdsmix.mix.plan.figures import EpochPlan, RunPlan, StepPlan
-from mdsmix.mix.row_lengths import mean_longest
-from mdsmix.mix.stream_counts import lengths_of
+from mdsmix.mix.stream_counts import lengths_of, mean_longest, row_length
 from mdsmix.mix.streams import Loader
 from mdsmix.mix.world import World
 from mdsmix.table import UNKNOWN, Estimate, about, is_known

@@ -25,9 +25,8 @@ from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_p
 from mdsmix.mix.resolve import resolve
 from mdsmix.mix.streams import Mix
 from mdsmix.report.bad_records import BadRecords, find_bad_records
-from mdsmix.report.inspection import Inspection, inspect
+from mdsmix.report.inspection import Choice, Inspection, inspect
 from mdsmix.report.targets import Target, targets_of
-from mdsmix.report.which_samples import Choice
 from mdsmix.storage import together
 from mdsmix.training.findings import Finding
 from mdsmix.training.loader_keys import whole

@@ -21,10 +21,9 @@ from mdsmix.mix.streams import Mix
 from mdsmix.recipe.read import parted
 from mdsmix.report.findings import alike
 from mdsmix.report.page import svg
-from mdsmix.report.page.bars import figure, mix_rows, positions_of, ribbons
-from mdsmix.report.page.browser import samples_of
 from mdsmix.report.page.gather import MOST_BAD, NOT_YET, ROWS, Gathered
-from mdsmix.report.page.stream_cards import UNSEEN, drawn
+from mdsmix.report.page.stream_cards import UNSEEN, drawn, samples_of
+from mdsmix.report.page.svg import figure, mix_rows, positions_of, ribbons
 from mdsmix.report.plan import plan_shown
 from mdsmix.report.show import Item, NamedValues, Title
 from mdsmix.table import Table, cell_text, size_of

@@ -1,17 +1,18 @@
-"""A sample, token by token.
-
-Most tokens are whole characters. Some hold a part of one, so the tokens that make it up together are one span, which says so. What is decoded token by token is, joined, what the whole decodes to.
-"""
+"""A sample's tokens as HTML, and its images as thumbnails."""
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from mdsmix.encode.decoder import Decoder
-from mdsmix.report.segments import Sample, Segment
+from mdsmix.errors import RecipeError
+from mdsmix.images.judge import WITHOUT, Bad, Rules, opened, require_pillow, size_of
+from mdsmix.report.segments import Picture, Sample, Segment
 from mdsmix.words import WRITTEN, printable
 
 BROKEN = "\ufffd"
@@ -128,3 +129,50 @@ def by_document(runs: Sequence[SpanRun]) -> Iterator[tuple[int | None, list[Span
     """The runs of each document of a packed row; of any other row all of them, under None."""
     for document, some in groupby(runs, lambda run: run.document):
         yield document, list(some)
+
+
+SIDE = 144
+QUALITY = 70
+MOST_PIXELS = 1 << 25
+"An image of more is not decoded for a page: it would take more than 100 MB."
+
+
+@dataclass(frozen=True, slots=True)
+class Thumbnail:
+    """An image made small, or a sentence in place of it."""
+
+    said: str
+    "Its size, bytes and place among the tokens."
+    data: str = ""
+    "A data: URI; empty where there is none."
+    width: int = 0
+    height: int = 0
+    problem: str = ""
+
+
+def thumbnail(picture: Picture) -> Thumbnail:
+    """Never raises for what an image holds."""
+    said = str(picture)
+    try:
+        require_pillow()
+    except RecipeError:
+        return Thumbnail(said, problem=f"not shown: {WITHOUT}")
+    try:
+        size_of(picture.data, Rules(decode="header", max_pixels=MOST_PIXELS))
+        return _small(picture, said)
+    except Bad as bad:
+        return Thumbnail(said, problem=f"not shown: {bad.reason}, {bad.why}")
+
+
+def _small(picture: Picture, said: str) -> Thumbnail:
+    from PIL import ImageOps
+
+    with opened(picture.data) as image:
+        image.draft("RGB", (2 * SIDE, 2 * SIDE))  # of a JPEG no more is decoded
+        small = ImageOps.exif_transpose(image).convert("RGBA")
+        small.thumbnail((SIDE, SIDE))
+        out = io.BytesIO()
+        small.save(out, "WEBP", quality=QUALITY)
+        width, height = small.size
+    data = base64.b64encode(out.getvalue()).decode()
+    return Thumbnail(said, f"data:image/webp;base64,{data}", width, height)
