@@ -10,7 +10,7 @@ from functools import cached_property
 import orjson
 import xxhash
 
-from mdsmix.encode.backends import is_unequal
+from mdsmix.encode.backends import known_unequal
 from mdsmix.encode.pretrained import Processor, Tokenizer, open_processor
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import Kind, kind_of, kind_of_stream
@@ -135,7 +135,7 @@ class Job:
         reference or that backend has since differed from it on any stream."""
         if made_by.startswith("tokenizers "):
             return True
-        is_known_to_differ = made_by == self.unequal or is_unequal(self.tokenizer, made_by)
+        is_known_to_differ = made_by == self.unequal or known_unequal(self.tokenizer, made_by)
         return self.backend != "reference" and not is_known_to_differ
 
 

@@ -12,14 +12,14 @@ stays unnoticed in that process with probability (1 - p) to that power: 0.2 % wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
 import numpy as np
 
 from mdsmix.encode.pretrained import Tokenizer, cache_folder, keep_in_cache, version
-from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
 
 FIRST, EACH = 16, 8
@@ -98,23 +98,21 @@ class CheckedBackend:
 
     def __init__(self, tokenizer: Tokenizer, fast: Backend, name: str = "auto") -> None:
         self.fast, self.reference = fast, Reference(tokenizer)
-        self.label = fast.label
-        self._tokenizer, self._name = tokenizer, name
-        self._mark = _mark(tokenizer, fast.label, "equal")
-        self._is_checked, self._stream, self._seen, self._compared = False, "", 0, 0
+        self.label, self._name = fast.label, name
+        self._unproved = hard_strings(tokenizer)
+        self._stream, self._seen, self._compared = "", 0, 0
 
     def begin(self, stream: str) -> None:
         if stream != self._stream:
             self._stream, self._seen, self._compared = stream, 0, 0
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
-        self._is_checked = self._is_checked or self._check_hard_strings()
+        self._prove()
         ids = self.fast.encode(texts, match_special)
         self._seen += len(texts)
         filled = np.flatnonzero(ids.lengths).tolist()  # to compare an empty text proves nothing
-        chosen = Random(self._seen).sample(
-            filled, min(_owed(self._seen) - self._compared, len(filled))
-        )
+        owed = _owed(self._seen) - self._compared
+        chosen = Random(self._seen).sample(filled, min(owed, len(filled)))
         self._compared += len(chosen)
         whole = [row for row in chosen if len(texts[row]) <= SAMPLE_CHARACTERS]
         cut = [texts[row][:SAMPLE_CHARACTERS] for row in chosen if row not in whole]
@@ -127,21 +125,18 @@ class CheckedBackend:
         ids = self.fast.encode(texts, match_special)
         self._compare(texts, [ids[row] for row in range(len(texts))], match_special)
 
-    def _check_hard_strings(self) -> bool:
-        """Hard strings are compared once per tokenizer and versions; a mark in the cache remembers."""
-        if not self._mark.exists():
-            try:
-                for match_special in (False, True):
-                    self.check(hard_strings(self._tokenizer), match_special)
-            except Unequal as unequal:
-                if self._name == "auto":
-                    raise
-                raise RecipeError(
-                    f"tokenizer.backend is {self._name}, but {unequal}: use auto."
-                ) from None
-            with suppress(Unreachable):  # then the next process compares them again
-                keep_in_cache(self._mark, b"")
-        return True
+    def _prove(self) -> None:
+        """Compares the hard strings, once a process: 40 ms."""
+        texts, self._unproved = self._unproved, []
+        try:
+            for match_special in (False, True) if texts else ():
+                self.check(texts, match_special)
+        except Unequal as unequal:
+            if self._name == "auto":
+                raise
+            raise RecipeError(
+                f"tokenizer.backend is {self._name}, but {unequal}: use auto."
+            ) from None
 
     def _compare(self, texts: Sequence[str], ids: Sequence[Any], match_special: bool) -> None:
         true = self.reference.encode(texts, match_special)
@@ -157,92 +152,54 @@ def _owed(texts: int) -> int:
 
 def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
     """`auto` is the fast backend where it takes this tokenizer and is proved equal, else the reference."""
-    if name == "reference":
+    if name == "reference" or (name == "auto" and known_unequal(tokenizer)):
         return Reference(tokenizer)
     try:
         fast = Fastokens(tokenizer)
     except Exception as error:  # the crate raises many kinds for what it does not know
         if name == "auto":
             return Reference(tokenizer)
+        why = " ".join(str(error).split())[:160].rstrip(".")
         raise RecipeError(
-            f"tokenizer.backend is {name}, which does not take {tokenizer.name} "
-            f"({_one_line(error)}): use auto or reference."
+            f"tokenizer.backend is {name}, which does not take {tokenizer.name} ({why}): use auto or reference."
         ) from None
-    if name == "auto" and is_unequal(tokenizer, fast.label):
-        return Reference(tokenizer)
     return CheckedBackend(tokenizer, fast, name)
 
 
 def remember_unequal(tokenizer: Tokenizer, unequal: Unequal) -> None:
     """Puts this tokenizer and backend version on the list that lasts; the string is kept as the evidence."""
     evidence = unequal.text.encode("utf-8", "backslashreplace")
-    keep_in_cache(_mark(tokenizer, unequal.label, "unequal"), evidence)
-    _mark(tokenizer, unequal.label, "equal").unlink(missing_ok=True)
+    keep_in_cache(_mark(tokenizer, unequal.label), evidence)
 
 
-def is_unequal(tokenizer: Tokenizer, label: str) -> bool:
-    """Whether this backend of this version is on that list."""
-    return bool(_mark(tokenizer, label, "unequal").exists())
-
-
-def known_unequal(tokenizer: Tokenizer) -> Unequal | None:
-    """The difference for which `auto` is the reference; None where the list holds none."""
-    label = Fastokens.name()
-    mark = _mark(tokenizer, label, "unequal")
+def known_unequal(tokenizer: Tokenizer, label: str | None = None) -> Unequal | None:
+    """The difference for which `auto` is the reference, of this version of the fast backend; None where the list holds none."""
+    label = label or Fastokens.name()
+    mark = _mark(tokenizer, label)
     return Unequal(label, mark.read_text("utf-8")) if mark.exists() else None
 
 
-def _mark(tokenizer: Tokenizer, label: str, verdict: str) -> Any:
+def _mark(tokenizer: Tokenizer, label: str) -> Path:
     compared = f"{label}-tokenizers-{version('tokenizers')}".replace(" ", "-")
-    return cache_folder() / "backends" / f"{tokenizer.hash}-{compared}.{verdict}"
+    return cache_folder() / "backends" / f"{tokenizer.hash}-{compared}.unequal"
 
 
 def hard_strings(tokenizer: Tokenizer) -> list[str]:
     """Texts on which tokenizers have been seen to differ."""
-    spaces = [
-        chr(c)
-        for c in (*range(9, 14), 28, 29, 30, 31, 32, 0x85, 0xA0, 0x1680, 0x202F, 0x205F, 0x3000)
-    ]
-    spaces += [chr(c) for c in range(0x2000, 0x200C)] + ["\u2028", "\u2029", "\ufeff"]
-    texts = [
-        "",
-        " ",
-        "\x00",
-        "a\x00b",
-        "\r\n\r\n x\r\n",
-        "line\r\rline\n\n\n",
-        "\t\tx = 1\n    y\n",
-    ]
-    texts += [f"a{s}b{s}{s}c {s} d" for s in spaces] + ["".join(spaces)]
-    texts += [
-        "e\u0301 o\u0308 \u0915\u094d\u0937 \u1100\u1161\u11a8",
-        "ﬁ Å Å ½ ² ｆｕｌｌ",
-        "ÀÉ ß ẞ İı Σς",
-    ]
-    texts += [
-        "👩‍👩‍👧‍👦 🇩🇪 👍🏽 ❤️",
-        "東京都に行く。日本語、中文，한국어",
-        "العربية עברית हिन्दी ไทย",
-        "\U0010ffff\ue000\ufffd",
-    ]
-    texts += [
-        "a" * 5000,
-        " " * 3000,
-        "\n" * 1000,
-        "ab " * 1000,
-        "1234567890" * 200,
-        "!?" * 500,
-        "字" * 500,
-    ]
-    texts += [
-        "don't I'LL we've 'tis it''s",
-        "3.14159e-10 0xFFFF 1,000,000 ①②",
-        "camelCaseHTTPServer_snake-kebab",
-    ]
+    spaces = [c for c in map(chr, range(0x3001)) if c.isspace()] + ["\u200b", "\ufeff"]
+    runs = ["a" * 5000, " " * 3000, "\n" * 1000, "ab " * 1000, "1234567890" * 200, "!?" * 500]
     specials = tokenizer.special_tokens[:64]
-    texts += [f"{s} x{s}y {s}{s}\n{s}" for s in specials] + [s[:-1] for s in specials]
-    return [*texts, " ".join(specials)]
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160].rstrip(".")
+    return [
+        *("", " ", "\x00", "a\x00b", "\r\n\r\n x\r\n", "line\r\rline\n\n\n", "\t\tx = 1\n    y\n"),
+        *(f"a{s}b{s}{s}c {s} d" for s in spaces),
+        "".join(spaces),
+        "e\u0301 o\u0308 \u0915\u094d\u0937 \u1100\u1161\u11a8 ﬁ Å Å ½ ² ｆｕｌｌ ÀÉ ß ẞ İı Σς",
+        "👩‍👩‍👧‍👦 🇩🇪 👍🏽 ❤️ \U0010ffff\ue000\ufffd",
+        "東京都に行く。日本語、中文，한국어 العربية עברית हिन्दी ไทย",
+        "don't I'LL we've 'tis it''s 3.14159e-10 0xFFFF 1,000,000 ①②",
+        "camelCaseHTTPServer_snake-kebab",
+        *(*runs, "字" * 500),
+        *(f"{s} x{s}y {s}{s}\n{s}" for s in specials),
+        *(s[:-1] for s in specials),
+        " ".join(specials),
+    ]
