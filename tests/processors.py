@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mdsmix.encode import asked_processor, pretrained
+from mdsmix.encode import pretrained, processor_server
 from mdsmix.load.vision import opened
 from tests.pictures import QWEN, seeing_tokenizer
 
@@ -153,7 +153,7 @@ def look_here(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     )
     monkeypatch.setattr(
-        asked_processor, "ask", lambda folder, question: opened(str(folder)).answer(question)
+        processor_server, "ask", lambda folder, question: opened(str(folder)).answer(question)
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.causal import MARK
 from mdsmix.encode.chat import NotRendered, open_template
+from mdsmix.encode.template_code import MARK
 from mdsmix.record import Conversation
 from mdsmix.shapes.messages import conversation_fault
 from tests.styles import GENERATION, LLAMA_2, TEMPLATES

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from mdsmix.encode.encoded import Encoded
-from mdsmix.kinds.pairs import Pairs
+from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.read_records import Reading
 from mdsmix.shapes import SHAPES
 from tests.encoders import chats, opened

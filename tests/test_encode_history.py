@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.chat import NotRendered, open_template
-from mdsmix.encode.history import rendered_rows
+from mdsmix.encode.chat import NotRendered, open_template, rendered_rows
 from mdsmix.record import Conversation
 from tests import encoders
 from tests.styles import (

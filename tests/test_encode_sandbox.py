@@ -12,7 +12,7 @@ from jinja2.sandbox import MAX_RANGE
 
 from mdsmix.encode.bounds import bounded
 from mdsmix.encode.chat import open_template
-from mdsmix.encode.sandbox import template_sandbox
+from mdsmix.encode.template_code import template_sandbox
 from mdsmix.record import Conversation
 
 SAID = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.chat import ChatTemplate, NotRendered, open_template
+from mdsmix.encode.chat import ChatTemplate, NotRendered, open_template, rendered_rows
 from mdsmix.encode.forms import forms_of, unread, with_tools
-from mdsmix.encode.history import rendered_rows
 from mdsmix.record import Conversation, RichConversation
 from mdsmix.shapes import openai
 from tests import tool_styles as styles

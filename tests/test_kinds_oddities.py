@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mdsmix.kinds.finetuning import placeholders_in
-from mdsmix.kinds.oddities import MOST_FIELDS, OTHERS, Oddities
+from mdsmix.kinds.read_records import MOST_FIELDS, OTHERS, Oddities
 from tests.converting import (
     chats,
     documents,

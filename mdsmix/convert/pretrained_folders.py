@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mdsmix.convert.image_stamps import folders_of
 from mdsmix.convert.job import Job
-from mdsmix.encode.asked_processor import StoredRow
+from mdsmix.encode.processor_server import StoredRow
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.folders import fetch_folder, fetched_copy, publish
 from mdsmix.encode.pretrained import Processor, Tokenizer

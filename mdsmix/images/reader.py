@@ -29,7 +29,7 @@ from mdsmix.record import Conversation
 from mdsmix.storage import CHANGED, Location
 
 if TYPE_CHECKING:
-    from mdsmix.encode.asked_processor import SizeCounts
+    from mdsmix.encode.processor_server import SizeCounts
 
 KEEP_BYTES = 32 << 20
 "Of images that are held at once."

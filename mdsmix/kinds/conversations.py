@@ -13,9 +13,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mdsmix.encode import forms
-from mdsmix.encode.chat import ChatTemplate, NotRendered, Turn, answers, open_template
+from mdsmix.encode.chat import (
+    ChatTemplate,
+    NotRendered,
+    Turn,
+    answers,
+    open_template,
+    rendered_rows,
+)
 from mdsmix.encode.encoded import Encoded, Rejected
-from mdsmix.encode.history import rendered_rows
 from mdsmix.encode.labels import Turns
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.encode.special import SpecialStrings

@@ -8,8 +8,8 @@ from typing import Any
 
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.conversations import Conversations
+from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.kind import Kind
-from mdsmix.kinds.pairs import Pairs
 from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, share_of

@@ -1,4 +1,6 @@
-"""What pairs and conversations share: samples of prompts and responses, trained by the run's target policies."""
+"""Samples of prompts and responses, trained by the run's target policies: what pairs and conversations share, and pairs themselves, which no
+template renders. They are the samples that Foundry's converter makes.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,13 @@ from mdsmix.encode.labels import (
     first_turns,
     label,
 )
-from mdsmix.encode.layouts import LayOut, as_documents, as_pairs, as_turns
+from mdsmix.encode.layouts import LayOut, add_special_tokens, as_documents, as_pairs, as_turns
 from mdsmix.encode.pretrained import Tokenizer
+from mdsmix.encode.special import encode_texts
 from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.record import Pair
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import Tokens
 
@@ -149,3 +153,39 @@ def targets_of(encoding: Encoding) -> Targets:
         max_seq_len=encoding.max_seq_len,
         too_long=encoding.too_long,
     )
+
+
+class Pairs(Finetuning):
+    name = "pairs"
+    reads = Pair
+
+    @cached_property
+    def targets(self) -> Targets:
+        """The loader cuts a prompt to max_seq_len before it looks at its length, so that none has more."""
+        targets = super().targets
+        is_reached = targets.least_trained_prompt <= targets.max_seq_len
+        return targets if is_reached else replace(targets, target_prompts="none")
+
+    def encode(self, pairs: Sequence[Pair]) -> Encoded:
+        """One row per pair that can be trained on."""
+        rule = self.encoding.special_tokens_in_text
+        texts = [text for pair in pairs for text in pair]
+        ids, *found = encode_texts(self.backend, texts, rule, self.tokenizer)
+        marked, refused = ({row // 2 for row in rows} for rows in found)
+        rejected = [Rejected(at, "special_token_in_text", False) for at in sorted(refused)]
+        keep = np.ones(len(pairs), bool)
+        keep[list(refused)] = False
+        turns = Turns(self._with_own_tokens(ids), np.ones(len(pairs), np.int64)).take(keep)
+        said = {"placeholders": placeholders_in(["\n".join(pair) for pair in pairs])}
+        rows = TurnRows(turns, np.flatnonzero(keep).tolist(), rejected, len(marked), said)
+        return self.samples(rows)
+
+    def _with_own_tokens(self, ids: Ragged) -> Ragged:
+        """Prompts and responses with what the tokenizer adds around a text; a BOS that begins both leaves the response."""
+        known = self.tokenizer
+        rows = add_special_tokens(ids, known.prefix_ids, known.suffix_ids, known.dtype)
+        begins = rows.lengths > 0
+        begins[begins] = rows.values[rows.offsets[:-1][begins]] == known.bos_id
+        begins[1::2] &= begins[0::2]
+        begins[0::2] = False
+        return rows.cut(begins.astype(np.int64), rows.lengths - begins)

@@ -17,12 +17,12 @@ import numpy as np
 import orjson
 
 from mdsmix.encode import forms
-from mdsmix.encode.asked_processor import SizeCounts
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.chat import Turn, answers
 from mdsmix.encode.encoded import Encoded, Rejected
 from mdsmix.encode.labels import Lengths, Turns
 from mdsmix.encode.pretrained import Processor, Tokenizer, open_processor
+from mdsmix.encode.processor_server import SizeCounts
 from mdsmix.encode.special import SpecialStrings
 from mdsmix.kinds.assemble import Assembled, Assembler
 from mdsmix.kinds.conversations import Conversations

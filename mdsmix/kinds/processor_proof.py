@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from mdsmix.encode.asked_processor import Inequality, StoredRow, first_inequality
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.pretrained import Tokenizer
+from mdsmix.encode.processor_server import Inequality, StoredRow, first_inequality
 from mdsmix.kinds.encodings import kind_of
 from mdsmix.record import PicturedConversation
 from mdsmix.shards.manifest import Encoding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -15,11 +15,12 @@ from mdsmix.encode.encoded import Detail, Encoded, Rejected, encoded
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.encodings import fields_read, fields_rivalling, kind_of, shape_of
 from mdsmix.kinds.membership import Fingerprints, Holdout, RecordSample
-from mdsmix.kinds.oddities import Oddities
 from mdsmix.ragged import Ragged
 from mdsmix.record import NoRecord, RichConversation
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.fields import derived, value_at
+from mdsmix.shapes.image_parts import NOTHING
+from mdsmix.shapes.merging import holds_null
 from mdsmix.shapes.where import LEFT_OUT, Where, parse_where
 from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
@@ -30,6 +31,66 @@ if TYPE_CHECKING:
 
 FILTERED = frozenset((*LEFT_OUT, NOT_SAMPLED))
 "Reasons in place of a record that is good, or was not looked at."
+
+
+MOST_FIELDS = 64
+"Fields that are counted by name in a work unit; a record may have any names, and the rest are counted as `...`."
+OTHERS = "..."
+
+
+class Oddities:
+    """What the records' writer most likely meant otherwise, counted over the records of a work unit in their order."""
+
+    def __init__(self, read: Iterable[str] = (), one_of: Sequence[str] = ()) -> None:
+        """`one_of`: of these fields the first is read that is not empty."""
+        self._read, self._one_of = frozenset(read), one_of
+        self.unread: dict[str, int] = {}
+        'Field -> records in which it is there, not read, and not empty (null, "", [] or {}).'
+        self.unseen: dict[str, int] = {}
+        "Field of a columnar file -> records that have it, where nothing tells whether it is empty."
+        self.placeholders: dict[str, int] = {}
+        "Placeholder -> records whose texts hold it, which train it as text."
+        self.nulls: dict[str, int] = {}
+        "Key of the source -> records with null entries inside that field."
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """By the names that a manifest's `Records` have for them."""
+        names = ("unread", "unseen", "placeholders", "nulls")
+        return {name: getattr(self, name) for name in names}
+
+    def look_at_fields(self, records: Sequence[Any]) -> None:
+        """Raw records, bad ones too."""
+        read, unread = self._read, self.unread
+        for record in records:
+            if type(record) is not dict:
+                continue
+            if not read.issuperset(record):
+                for name, value in record.items():
+                    # 0 and False are not empty: they may be a label.
+                    if name not in read and (value or isinstance(value, (int, float))):
+                        _count(unread, name)
+            if self._one_of:
+                for name in [n for n in self._one_of if record.get(n) not in NOTHING][1:]:
+                    _count(unread, name)
+
+    def look_at_columns(self, filled: Mapping[str, int], unseen: Mapping[str, int]) -> None:
+        """What a format says of fields that it passed over; of those `unseen` nothing tells whether they are empty."""
+        for into, said in ((self.unread, filled), (self.unseen, unseen)):
+            for name, count in said.items():
+                _count(into, name, count)
+
+    def look_at_samples(self, made: Encoded) -> None:
+        """What the kind says of the records that it was given; a document may well be about placeholders."""
+        self.look_at_columns(made.unread, {})
+        for placeholder, count in made.placeholders.items():
+            _count(self.placeholders, placeholder, count)
+
+
+def _count(into: dict[str, int], name: str, count: int = 1) -> None:
+    if count:
+        known = name if name in into or len(into) < MOST_FIELDS else OTHERS
+        into[known] = into.get(known, 0) + count
 
 
 @dataclass(slots=True)
@@ -119,7 +180,8 @@ class Reading:
         keys = [key for key in self.shape.structured if key in self.fields]
         for record, read in zip(records, found, strict=True):
             for key in keys if type(read) is RichConversation else ():
-                self.oddities.look_at_nulls(key, value_at(self.fields[key], record))
+                if holds_null(value_at(self.fields[key], record)):
+                    _count(self.oddities.nulls, key)
 
     def _encode(self, found: list[Any], out: set[int], folders: Sequence[Location]) -> Encoded:
         """The samples of the records that are not `out`; positions are those among all."""

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from mdsmix.encode.batch_differences import replaced, same, upright
-from mdsmix.encode.loaded_processor import LoadedProcessor, blank
+from mdsmix.encode.loaded_processor import LoadedProcessor, blank, replaced, same, upright
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.training_rows import IGNORED, Row, RowImages, RowRules, cut_to
 

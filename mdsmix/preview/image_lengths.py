@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mdsmix.encode.asked_processor import SizeCounts
 from mdsmix.encode.folders import fetch_folder
+from mdsmix.encode.processor_server import SizeCounts
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.training_rows import Row, RowRules
 from mdsmix.load.vision import expanded

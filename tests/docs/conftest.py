@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode import asked_processor, pretrained
+from mdsmix.encode import pretrained, processor_server
 from tests.docs.homes import Homes
 from tests.docs.page import Counts
 from tests.docs.shell import command_folder
@@ -38,7 +38,7 @@ def reader(
 
     monkeypatch.setattr(pretrained, "ask", answered)
     monkeypatch.setattr(
-        asked_processor, "ask", lambda folder, asked: _opened(str(folder)).answer(asked)
+        processor_server, "ask", lambda folder, asked: _opened(str(folder)).answer(asked)
     )
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(Path.cwd())

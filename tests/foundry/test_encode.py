@@ -19,7 +19,7 @@ from mdsmix.encode.chat import today
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.kinds.conversations import Conversations
-from mdsmix.kinds.pairs import Pairs
+from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.read_records import Reading
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shapes import SHAPES

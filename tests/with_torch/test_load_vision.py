@@ -19,10 +19,10 @@ import torch
 from PIL import Image
 
 from mdsmix.convert.gc import find_garbage
-from mdsmix.encode import asked_processor, pretrained, processor_server
-from mdsmix.encode.asked_processor import SizeCounts
+from mdsmix.encode import pretrained, processor_server
 from mdsmix.encode.loaded_processor import LoadedProcessor
 from mdsmix.encode.pretrained import open_processor
+from mdsmix.encode.processor_server import SizeCounts
 from mdsmix.engines.memory import held
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
@@ -45,7 +45,7 @@ from tests.with_torch.test_load_ranks import together
 
 LENGTH = 160
 SIZES = [(30, 40), (200, 120), (57, 333)]
-asked = pretrained.ask, asked_processor.ask
+asked = pretrained.ask, processor_server.ask
 
 
 @pytest.fixture(autouse=True)
@@ -455,7 +455,7 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
 ) -> None:
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path))
     monkeypatch.setattr(pretrained, "ask", asked[0])
-    monkeypatch.setattr(asked_processor, "ask", asked[1])
+    monkeypatch.setattr(processor_server, "ask", asked[1])
     open_processor.cache_clear()
     folder = str(processors["qwen"][1])
     card = open_processor(folder)

@@ -10,8 +10,7 @@ import torch
 import transformers
 
 from mdsmix.encode import loaded_processor
-from mdsmix.encode.batch_differences import differences
-from mdsmix.encode.loaded_processor import LoadedProcessor
+from mdsmix.encode.loaded_processor import LoadedProcessor, differences
 from mdsmix.encode.pretrained import open_processor
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import build_loader

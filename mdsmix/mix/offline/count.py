@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from mdsmix.encode.asked_processor import SizeCounts
+from mdsmix.encode.processor_server import SizeCounts
 from mdsmix.kinds import kind_of
 from mdsmix.shards.counts import Totals, histogram
 from mdsmix.shards.index import Shard
