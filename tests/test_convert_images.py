@@ -330,7 +330,7 @@ def test_a_damaged_shard_is_made_again_from_the_images(tmp_path: Path, seeing: P
     recipe = recipe_of(tmp_path, seeing, ten(tmp_path), publish="versioned")
     (done,) = run_recipe(recipe)
     manifest = manifest_of(tmp_path / "out/see/train")
-    version = locate(str(tmp_path / f"out/see/train-{manifest.short_hash}"))
+    version = locate(str(tmp_path / f"out/see/train-{manifest.index_hash[:8]}"))
     assert not found_in(version)
     shard = next(name for name, _ in version.list() if name.endswith(".mds"))
     damaged = bytearray((version / shard).read())

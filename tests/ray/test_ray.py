@@ -196,7 +196,7 @@ def die_once(attempt: Attempt, place: InWork) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_unit_whose_worker_died_is_done_with_half_the_records(
+def test_a_unit_whose_worker_died_is_done_with_fewer_records(
     cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:
     engine = HoldingEngine(settings(), tmp_path / "told", fault=die_once)
