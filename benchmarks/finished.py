@@ -16,11 +16,11 @@ import xxhash
 from mdsmix import sources
 from mdsmix.convert.job import Job, window_key
 from mdsmix.convert.joining import Joining
+from mdsmix.convert.known_sources import KnownSources
 from mdsmix.convert.ledger import FOLDER, UNIT, UnitRecord, compressed, pack, read_units
 from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.convert.pretrained_folders import publish_pretrained
 from mdsmix.convert.publish import publish
-from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import StoredUnits, UnitResult
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.lease import lease
@@ -56,7 +56,7 @@ def finish_units(recipe: Path, like: Location) -> None:
             joining.note(StoredUnits().file_of(done), content)
         publish(job, records, list(_entries(units, contents)), held)
         joining.finish(held)
-    SourceHashCache.of(job.target).save(units, contents)
+    KnownSources.of(job.target).save(dict(zip(units, contents, strict=True)))
 
 
 def _record(folder: Location) -> UnitRecord:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mdsmix.convert.repeats import Fingerprints, count_repeats
+from mdsmix.convert.duplicates import Fingerprints, count_repeats
 
 WINDOW = 25_000
 "Records of 4 KB in a window of 96 MiB."

@@ -28,7 +28,7 @@ import xxhash
 
 from benchmarks.finished import finish_units
 from mdsmix import sources
-from mdsmix.convert.source_hashes import SourceHashCache
+from mdsmix.convert.known_sources import KnownSources
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index, parse_index
 from mdsmix.shards.shard_layout import ShardLayout
 from mdsmix.shards.side_files import SourceEntry, SourceList, read_part, store_sources
@@ -65,7 +65,7 @@ def _planned(count: int, patterns: int, size: int) -> Took:
     with pytest.MonkeyPatch.context() as patch:
         asked = _listings(patch, each, size)
         files = sources.find([f"s3://bucket/raw/{n}/*.jsonl" for n in range(patterns)], "/")
-    units, cache = sources.plan(files), SourceHashCache.at("nowhere")
+    units, cache = sources.plan(files), KnownSources.at("nowhere")
     assert len(files) == count
     assert not any(map(cache.content, units))
     seconds = time.process_time() - began

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert.gc import Garbage
+from mdsmix.convert.garbage import Garbage
 from mdsmix.storage import Location
 from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 from tests.published import CONCAT, TOKEN_ROW, publish
@@ -100,6 +100,6 @@ def test_gc_tells_of_a_tokenizer_once(
     def needless(root: Location, older_than: float) -> list[Garbage]:
         return [Garbage(kind="tokenizer", name="tokenizer-0", bytes=1, age=9, discard=print)]
 
-    monkeypatch.setattr("mdsmix.convert.gc.needless", needless)
+    monkeypatch.setattr("mdsmix.convert.garbage.needless", needless)
     _, streams, _ = asked("gc", recipe)
     assert [len(stream["garbage"]) for stream in streams] == [1, 0]

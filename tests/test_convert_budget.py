@@ -327,7 +327,7 @@ def test_a_source_without_a_token_is_said(tmp_path: Path, tokenizer_folder: Path
 def test_a_share_of_less_than_a_sample_is_refused_before_anything_is_published(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    """Rows of joined documents, and pairs: what is named is enough."""
+    """Rows of joined documents, and pairs."""
     write_jsonl(
         tmp_path / "data/qa.jsonl", [{"prompt": f"a b {n}", "response": "c d"} for n in range(900)]
     )
@@ -339,11 +339,10 @@ def test_a_share_of_less_than_a_sample_is_refused_before_anything_is_published(
         assert answer.code == 2
         assert told in answer.err
         assert not (tmp_path / "out").exists()
-    enough = answer.err.partition("a budget of ")[2].partition(" tokens")[0]
-    assert mdsmix("convert", recipe, "--budget", enough).code == 0
+    assert mdsmix("convert", recipe, "--budget", "3k").code == 0
 
 
-def test_where_one_comes_out_empty_all_the_same_the_published_ones_are_named(
+def test_where_one_comes_out_empty_all_the_same_the_others_are_published(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     streams = {"c4": documents("data/c4.jsonl"), "wiki": documents("data/wiki.jsonl", holdout=1e-6)}
@@ -351,9 +350,8 @@ def test_where_one_comes_out_empty_all_the_same_the_published_ones_are_named(
     recipe = recipe_of(tmp_path, tokenizer_folder, streams=streams, mix=mix)
     answer = mdsmix("convert", recipe, "--budget", "2k", "--quiet")
     assert answer.code == 5
-    train = [str(tmp_path / f"out/{name}/train") for name in mix]
     assert "not one sample came of its source" in answer.err
-    assert f"of what the budget wants these are published: {', '.join(train)}\n" in answer.err
+    assert all((tmp_path / f"out/{name}/train/index.json").exists() for name in mix)
 
 
 def test_the_expected_mean_is_held_against_what_is_found(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert.gc import delete_garbage
+from mdsmix.convert.garbage import delete_garbage
 from mdsmix.convert.outcome import Outcome
 from mdsmix.shards.index import read_index
 from mdsmix.storage import locate

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert import gc, stored
+from mdsmix.convert import garbage as gc
+from mdsmix.convert import stored
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.sources import batches
 from mdsmix.storage import locate

@@ -11,8 +11,8 @@ import pytest
 import zstandard
 
 from mdsmix import sources
-from mdsmix.convert import estimate
-from mdsmix.convert.estimate import SourceEstimate, estimate_source
+from mdsmix.convert import budget_share as estimate
+from mdsmix.convert.budget_share import SourceEstimate, estimate_source
 from mdsmix.convert.job import make_job
 from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.kinds import open_recipe

@@ -15,8 +15,8 @@ from typing import Any
 import orjson
 import pytest
 
-from mdsmix.convert import gc
-from mdsmix.convert.gc import Garbage, find_garbage, seconds_of
+from mdsmix.convert import garbage as gc
+from mdsmix.convert.garbage import Garbage, find_garbage, seconds_of
 from mdsmix.convert.ledger import read_units
 from mdsmix.errors import RecipeError
 from mdsmix.shards import lease as lease_module

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from mdsmix.convert.guard import TargetState
 from mdsmix.convert.job import Job, make_job, on_day
 from mdsmix.convert.planning import Options, StreamPlan
-from mdsmix.convert.target_state import TargetState
 from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import RecipeError

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert import gc, joining
+from mdsmix.convert import garbage as gc
+from mdsmix.convert import joining
 from mdsmix.convert.damage import stored_hash
 from mdsmix.convert.ledger import FOLDER, SEGMENT, UNIT, FinishedUnits, joined, read_segments
 from mdsmix.convert.parts import ArrayPart

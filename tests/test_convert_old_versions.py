@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.convert.gc import delete_garbage, find_garbage
+from mdsmix.convert.garbage import delete_garbage, find_garbage
 from mdsmix.shards.published import current, versions
 from mdsmix.storage import locate
 from tests.converting import documents, files, mdsmix, run_recipe, write_jsonl, write_recipe

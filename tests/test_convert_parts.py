@@ -18,9 +18,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from mdsmix.convert.known_sources import KnownSources, lines_of
 from mdsmix.convert.ledger import FOLDER, compressed
 from mdsmix.convert.parts import NOTE, ArrayPart, learn, parse
-from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.unit import UnitTask
 from mdsmix.errors import RecipeError
 from mdsmix.sources import Content, SourceFile, Unit, Window
@@ -150,11 +150,11 @@ def test_each_part_is_held_against_its_own_units(tmp_path: Path) -> None:
     units = [Unit(files=(file,)) for file in files]
     window = Window(number=0, digest="d" * 32, place="p")
     content = Content(windows=(window,), files=("f" * 32,))
-    cache = SourceHashCache(tmp_path / "none")
+    cache = KnownSources(tmp_path / "none")
     for part in (ArrayPart(1, 3), ArrayPart(2, 3)):
         mine = [unit for number, unit in enumerate(units) if part.has(number)]
         (job.folder / FOLDER / part.note).write(
-            compressed(b'{"settings":"s"}\n' + cache.lines(mine, [content] * len(mine)))
+            compressed(b'{"settings":"s"}\n' + lines_of(dict.fromkeys(mine, content)))
         )
     units[3] = Unit(files=(replace(files[3], stat=Stat(9, "now")),))
     said = learn(job, cache, units)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mdsmix.convert import guard as target_state
 from mdsmix.convert import publish as publish_module
-from mdsmix.convert import stored, target_state
+from mdsmix.convert import stored
 from mdsmix.convert.outcome import Outcome
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.mix.resolve import resolve

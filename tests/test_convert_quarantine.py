@@ -13,9 +13,9 @@ from typing import Any, cast
 import pytest
 import zstandard
 
-from mdsmix.convert import quarantine, run
-from mdsmix.convert.quarantine import PackedRecords, delete_stale_files, described
-from mdsmix.convert.tally import Tally
+from mdsmix.convert import bad_records as quarantine
+from mdsmix.convert import run
+from mdsmix.convert.bad_records import PackedRecords, Tally, delete_stale_files, described
 from mdsmix.errors import TooManyBadRecords, Unreachable
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.published import read_lines

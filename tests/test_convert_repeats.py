@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdsmix.convert import repeats
-from mdsmix.convert.repeats import Fingerprints, count_repeats, find_repeats
+from mdsmix.convert import duplicates as repeats
+from mdsmix.convert.duplicates import Fingerprints, count_repeats, find_repeats
 from mdsmix.errors import Unreachable
 
 half = st.sampled_from([0, 1, 7 << 60, 7 << 60 | 1, 2**64 - 1])

@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from mdsmix.convert import unit
-from mdsmix.convert.gc import KEEP_SECONDS, find_garbage
+from mdsmix.convert.garbage import KEEP_SECONDS, find_garbage
 from mdsmix.errors import Unreachable
 from mdsmix.storage import locate
 from tests.converting import (

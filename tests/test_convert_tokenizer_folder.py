@@ -13,8 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mdsmix.convert import gc, run, unit
-from mdsmix.convert.gc import delete_garbage, find_garbage
+from mdsmix.convert import garbage as gc
+from mdsmix.convert import run, unit
+from mdsmix.convert.garbage import delete_garbage, find_garbage
 from mdsmix.convert.job import Job
 from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.convert.pretrained_folders import at_hand, publish_pretrained
@@ -138,7 +139,7 @@ def test_a_run_of_hours_sees_before_it_publishes_that_the_tokenizer_is_there_sti
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     do_units, taken = run.do_units, list[Path]()
-    monkeypatch.setattr(run, "LOOK_AGAIN_SECONDS", 0)
+    monkeypatch.setattr(run, "LOOK_AGAIN_SECONDS", -1)
 
     def deleting(work: object) -> object:
         taken.append(home(tmp_path).rename(tmp_path / f"taken-{len(taken)}"))

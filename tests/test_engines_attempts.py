@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert import tally
+from mdsmix.convert import bad_records as tally
 from mdsmix.engines.tasks import (
     ALONE,
     MOST_DEATHS,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert.source_hashes import fingerprint
+from mdsmix.convert.known_sources import fingerprint
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.sources import find, plan, read
 from mdsmix.sources.registry import FORMATS

@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.convert.gc import find_garbage
+from mdsmix.convert.garbage import find_garbage
 from mdsmix.errors import RecipeError
 from mdsmix.shards import side_files
 from mdsmix.shards.manifest import parse_manifest

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
 from mdsmix import sources
-from mdsmix.convert.dropping import known_dropped
+from mdsmix.convert.duplicates import known_dropped
 from mdsmix.convert.guard import source_entries, told_of_lost, why_rebuilt
 from mdsmix.convert.image_stamps import whole_content
 from mdsmix.convert.job import Job, with_versions

@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import orjson
 import xxhash
 
 from mdsmix.convert.job import Dropped, Job
-from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.encode.pretrained import keep_in_cache
+from mdsmix.convert.known_sources import KnownSources, recall, remember
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
 from mdsmix.kinds.membership import Fingerprints
 from mdsmix.kinds.read_records import open_looking
@@ -83,28 +81,24 @@ def whole_content(job: Job, unit: Unit, dropped: Dropped | None = None) -> Conte
 
 def keep_stamps(job: Job, window: Window, stamps: Stamps) -> None:
     """Remembers the images of a window on this machine."""
-    from zstandard import ZstdCompressor
-
     if window.images:
-        with suppress(Unreachable):  # all that is lost is a reading
-            keep_in_cache(
-                _path(job, window), ZstdCompressor(level=1).compress(orjson.dumps(stamps))
-            )
+        remember(_path(job, window), stamps)
 
 
-def confirmed(job: Job, cache: SourceHashCache) -> SourceHashCache:
-    """The cache without the windows of which an image is another than it was, or of which nothing is remembered."""
+def forget_changed(job: Job, known: KnownSources) -> None:
+    """Forgets the windows of which an image is another than it was, or of which nothing is remembered."""
     if not job.kind.has_images:
-        return cache
-    known = {window for window in cache.all_windows() if window.images}
-    wanted = {window: found for window in known if (found := _kept(job, window)) is not None}
-    now = current([url for stamps in wanted.values() for url in stamps])
-    whole = {
-        window
-        for window, stamps in wanted.items()
-        if all(now.get(url, MISSING) == tuple(stamp) for url, stamp in stamps.items())
-    }
-    return cache.without(known - whole)
+        return
+    windows = {window for window in known.all_windows() if window.images}
+    stamps = {window: recall(_path(job, window)) for window in windows}
+    now = current([url for of in stamps.values() for url in of or ()])
+    known.forget(
+        {
+            window
+            for window, of in stamps.items()
+            if of is None or any(now.get(url, MISSING) != tuple(was) for url, was in of.items())
+        }
+    )
 
 
 def forget_stamps(job: Job, contents: Iterable[Content]) -> None:
@@ -146,17 +140,6 @@ def _stat_of(url: str) -> Stat | None:
         return None
 
 
-def _kept(job: Job, window: Window) -> dict[str, tuple[int, str]] | None:
-    from zstandard import ZstdDecompressor, ZstdError
-
-    try:
-        packed = _path(job, window).read_bytes()
-        found: dict[str, tuple[int, str]] = orjson.loads(ZstdDecompressor().decompress(packed))
-    except (OSError, ZstdError, ValueError):
-        return None
-    return found
-
-
 def _path(job: Job, window: Window) -> Path:
     """By the window and where its records stand, since paths may begin there."""
     name = xxhash.xxh128_hexdigest(f"{window.said} {window.place} {job.images}")
@@ -164,4 +147,4 @@ def _path(job: Job, window: Window) -> Path:
 
 
 def _folder(job: Job) -> Path:
-    return SourceHashCache.at(job.target).path.with_suffix(".images")
+    return KnownSources.at(job.target).path.with_suffix(".images")

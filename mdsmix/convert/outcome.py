@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from mdsmix.convert.budget import BudgetShare
+from mdsmix.convert.budget_share import BudgetShare
 from mdsmix.shards.manifest import Manifest
 
 

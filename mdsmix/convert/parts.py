@@ -18,13 +18,12 @@ from fractions import Fraction
 
 import orjson
 
-from mdsmix.convert.dropping import find_dropped
+from mdsmix.convert.duplicates import find_dropped
 from mdsmix.convert.job import Job
+from mdsmix.convert.known_sources import KnownSources, lines_of
 from mdsmix.convert.ledger import FOLDER, compressed, decompressed
-from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import UnitResult
-from mdsmix.convert.work import Work
-from mdsmix.convert.work_units import do_units
+from mdsmix.convert.work import Work, do_units
 from mdsmix.errors import RecipeError
 from mdsmix.shards.counts import Records
 from mdsmix.shards.lease import Lease
@@ -93,7 +92,8 @@ def do_part(work: Work, part: ArrayPart, size: int) -> PartOutcome:
     mine = _own(work, part)
     work.watcher.begin(work.job.name, size)
     job, results, notes = do_units(mine)
-    content = work.cache.lines(mine.units, [result.content for result in results])
+    contents = (result.content for result in results)
+    content = lines_of(dict(zip(mine.units, contents, strict=True)))
     (job.folder / FOLDER / part.note).write(compressed(_made_with(job) + content))
     return _outcome(work, part, results, notes, began)
 
@@ -135,7 +135,7 @@ def _made_with(job: Job) -> bytes:
     return orjson.dumps({"settings": job.settings_hash}) + b"\n"
 
 
-def learn(job: Job, cache: SourceHashCache, units: Sequence[Unit]) -> str:
+def learn(job: Job, cache: KnownSources, units: Sequence[Unit]) -> str:
     """Takes in what the notes of all parts at the target say; returns which parts have left one, which have not or a
     damaged one, and which had another recipe, or other sources than the `units` of the plan."""
     found = _notes(job.folder)

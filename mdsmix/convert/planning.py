@@ -12,17 +12,21 @@ from functools import cached_property
 from typing import Any
 
 from mdsmix import sources
-from mdsmix.convert.budget import BudgetShare, refuse_empty, sampled
-from mdsmix.convert.dropping import known_dropped
-from mdsmix.convert.guard import published_manifest, refuse_quarantine, refuse_replacing
-from mdsmix.convert.image_stamps import confirmed
+from mdsmix.convert.bad_records import stale_files
+from mdsmix.convert.budget_share import BudgetShare, refuse_empty, sampled
+from mdsmix.convert.duplicates import known_dropped
+from mdsmix.convert.guard import (
+    TargetState,
+    published_manifest,
+    refuse_quarantine,
+    refuse_replacing,
+    state_of,
+)
+from mdsmix.convert.image_stamps import forget_changed
 from mdsmix.convert.job import Job, bad_name, make_job, on_day, window_keys
+from mdsmix.convert.known_sources import KnownSources
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.publish import is_published
-from mdsmix.convert.quarantine import stale_files
-from mdsmix.convert.source_hashes import SourceHashCache
-from mdsmix.convert.source_notes import learn_objects
-from mdsmix.convert.target_state import TargetState, state_of
 from mdsmix.encode.backends import known_unequal
 from mdsmix.encode.pretrained import open_processor, open_tokenizer
 from mdsmix.errors import RecipeError
@@ -111,14 +115,15 @@ class StreamPlan:
         )
 
     @cached_property
-    def cache(self) -> SourceHashCache:
+    def cache(self) -> KnownSources:
         """What is known of the sources, here and beside the stream; nothing where they are to be read again."""
         if self.options.verify_source:
-            return SourceHashCache.at(self.job.target)
-        cache = SourceHashCache.of(self.job.target)
+            return KnownSources.at(self.job.target)
+        known = KnownSources.of(self.job.target)
         if FOLDER in self.target.folders:
-            learn_objects(self.job, self.units, cache)
-        return confirmed(self.job, cache)
+            known.learn_objects(self.job.folder, self.units)
+        forget_changed(self.job, known)
+        return known
 
     @property
     def is_up_to_date(self) -> bool:

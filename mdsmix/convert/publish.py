@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 from mdsmix import __version__
+from mdsmix.convert.guard import TargetState
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
 from mdsmix.convert.max_bad import advice, refuse_too_many_bad
 from mdsmix.convert.pretrained_folders import tokenizer_card
-from mdsmix.convert.target_state import TargetState
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.kinds.assemble import JoinedRows
 from mdsmix.shapes.where import NO_FIELD

@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 
+from mdsmix.convert.bad_records import delete_stale_files
 from mdsmix.convert.damage import (
     delete_damaged,
     refuse_older,
@@ -20,6 +21,7 @@ from mdsmix.convert.damage import (
     sampled_as_published,
     stream_at,
 )
+from mdsmix.convert.duplicates import count_repeats, find_dropped
 from mdsmix.convert.engine import counting, engine_of
 from mdsmix.convert.guard import (
     source_entries,
@@ -36,12 +38,8 @@ from mdsmix.convert.parts import ArrayPart, PartOutcome, do_part, forget, learn
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.pretrained_folders import publish_pretrained, refuse_unproved
 from mdsmix.convert.publish import publish
-from mdsmix.convert.quarantine import delete_stale_files
-from mdsmix.convert.repeats import count_repeats
-from mdsmix.convert.source_notes import note_objects
 from mdsmix.convert.stored import StoredUnits, UnitResult, list_stored, read_hashes
-from mdsmix.convert.work import Work
-from mdsmix.convert.work_units import do_units, publish_bad
+from mdsmix.convert.work import Work, do_units, publish_bad
 from mdsmix.encode.backends import known_unequal
 from mdsmix.engines.ray_cluster import address_of
 from mdsmix.engines.tasks import Engine
@@ -58,15 +56,14 @@ from mdsmix.shards.verification import verify
 from mdsmix.storage import Location
 
 LOOK_AGAIN_SECONDS = 3600
-"""A run that takes longer than this checks before each publication that the tokenizer is still there, because `gc` deletes one
-that is a week old and named by no published stream."""
+"""Work that took longer than this is published after a look whether the tokenizer is still there, because `gc` deletes one that is a week
+old and named by no published stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
     """What the streams of a run share."""
 
-    began: float
     engine: Engine
     watcher: Watcher
 
@@ -83,12 +80,12 @@ def convert(
     address_of(options.engine)  # refused before sources are looked for
     plans = plan_streams(recipe, options, watcher.on_step)
     publish_pretrained([plan.job for plan in plans])
-    failed, done, is_fresh = list[MdsmixError](), list[str](), True
+    failed, is_fresh = list[MdsmixError](), True
     with ExitStack() as ends:
         ends.enter_context(counting(plans))
         if engine is None:
             engine = ends.enter_context(closing(engine_of(recipe, plans, options, watcher)))
-        run = _Run(began=time.monotonic(), engine=engine, watcher=watcher)
+        run = _Run(engine=engine, watcher=watcher)
         watcher.expect({plan.job.name: plan.bytes_to_read for plan in plans})
         for plan in plans:
             try:
@@ -98,11 +95,8 @@ def convert(
                 is_fresh = False
                 continue
             is_fresh = is_fresh and not outcome.units  # else time has gone by
-            done.append(plan.job.target)
             yield outcome
     if failed:
-        if done and any(plan.wanted for plan in plans):
-            watcher.say(f"of what the budget wants these are published: {', '.join(done)}")
         raise all_of(failed)
 
 
@@ -115,7 +109,7 @@ def convert_part(
     sizes = {plan.job.name: plan.bytes_to_read // part.of for plan in plans}
     watcher.expect(sizes)
     with counting(plans), closing(engine_of(recipe, plans, options, watcher)) as engine:
-        run = _Run(began=time.monotonic(), engine=engine, watcher=watcher)
+        run = _Run(engine=engine, watcher=watcher)
         for plan in plans:
             try:
                 if why := why_rebuilt(plan.job, plan.target):
@@ -143,8 +137,10 @@ def _convert_stream(plan: StreamPlan, run: _Run) -> Outcome:
             looked = delete_damaged(with_versions(job, old), held, watcher.say)
         watcher.begin(job.name, plan.bytes_to_read)
         work = _work(plan, run)
+        if job.drops:
+            work = replace(work, dropped=find_dropped(work))
         job, results, notes = do_units(work)
-        if time.monotonic() - run.began > LOOK_AGAIN_SECONDS:
+        if time.monotonic() - began > LOOK_AGAIN_SECONDS:
             publish_pretrained([job])
         entries = source_entries(plan.units, [result.content for result in results])
         lost = told_of_lost(job, old, entries, plan.options.reencode)
@@ -156,8 +152,8 @@ def _convert_stream(plan: StreamPlan, run: _Run) -> Outcome:
         if plan.options.is_finish:
             forget(job, held)
         if not job.limit:
-            plan.cache.save(plan.units, contents := [result.content for result in results])
-            note_objects(job, plan.units, contents)
+            contents = [result.content for result in results]
+            plan.cache.save(dict(zip(plan.units, contents, strict=True)), job.folder)
             forget_stamps(job, contents)
     notes = (*filter(None, [lost, looked]), *notes, *run.engine.warnings())
     return _outcome(plan, job, manifest, index, results, began, notes, run.engine.peak)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mdsmix.convert.job import Dropped, Job, bad_name, hashes_name, unit_name, window_key
 from mdsmix.convert.ledger import (
@@ -28,12 +29,13 @@ from mdsmix.convert.ledger import (
     read_segments,
     read_units,
 )
-from mdsmix.convert.repeats import Fingerprints
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import StoredFile
 from mdsmix.sources import Content, Window
 from mdsmix.storage import Location, together
 
+Fingerprints = NDArray[np.uint64]
+"[n, 2]: the two halves of each; both are 0 where a record has none."
 Note = Callable[[str, bytes], None]
 "Is told of each file of a unit that is read, with its content."
 

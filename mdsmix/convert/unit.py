@@ -14,13 +14,13 @@ from itertools import groupby
 import numpy as np
 import orjson
 
+from mdsmix.convert.bad_records import Pace, Tally
 from mdsmix.convert.image_stamps import folders_of, keep_stamps, whole_content
 from mdsmix.convert.job import Dropped, Job, bad_name, lines_key, unit_name, window_key
+from mdsmix.convert.known_sources import KnownSources
 from mdsmix.convert.ledger import FOLDER, UnitRecord, compressed, pack, pack_tokens, read_units
 from mdsmix.convert.pretrained_folders import at_hand, fetch_processor
-from mdsmix.convert.source_hashes import SourceHashCache
 from mdsmix.convert.stored import UnitResult
-from mdsmix.convert.tally import Pace, Tally
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.engines.tasks import Attempt, Reporter, skipped
 from mdsmix.errors import Unreachable
@@ -95,7 +95,7 @@ class UnitTask:
         for number, of_window in groupby(batches, key=lambda batch: batch.window):
             records[number] = self._convert(number, of_window, digests, attempt, reporter)
             if not limit:
-                SourceHashCache.at(job.target).note_window(unit, digests.window(number))
+                KnownSources.at(job.target).note_window(unit, digests.window(number))
         for number in reused:  # not read again: they are as they were when they were known
             digests.add_images(number, known[number].images)
         content = digests.content()
@@ -115,7 +115,7 @@ class UnitTask:
     def _learn_of_the_dead(self, known: dict[int, Window], records: dict[int, UnitRecord]) -> None:
         """Adds the windows that workers of this machine had stored of the unit before they died."""
         job = self.job
-        for number, window in SourceHashCache.of(job.target).begun(self.unit).items():
+        for number, window in KnownSources.of(job.target).begun(self.unit).items():
             key = window_key(job, window, self.dropped.get(number, b""))
             found = read_units(job.folder, unit_name(key, window))
             record = found.record(key) if found else None

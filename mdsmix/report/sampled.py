@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mdsmix.convert.budget import said_of_mean
+from mdsmix.convert.budget_share import said_of_mean
 from mdsmix.convert.outcome import Outcome
 from mdsmix.shards.manifest import Manifest
 from mdsmix.words import percent, plural

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert.source_notes import NOTE
+from mdsmix.convert.known_sources import NOTE
 from mdsmix.errors import Unreachable
 from mdsmix.sources import content_of, find, plan, read
 from mdsmix.storage import locate, s3_reader

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from mdsmix.convert.gc import delete_garbage, find_garbage
+from mdsmix.convert.garbage import delete_garbage, find_garbage
 from mdsmix.errors import Unreachable
 from mdsmix.shards import lease as lease_module
 from mdsmix.shards.index import read_index

@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mdsmix.convert.gc import find_garbage
+from mdsmix.convert.garbage import find_garbage
 from mdsmix.encode import pretrained, processor_server
 from mdsmix.encode.loaded_processor import LoadedProcessor
 from mdsmix.encode.pretrained import open_processor

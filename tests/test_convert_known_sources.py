@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.convert.source_hashes import SourceHashCache, fingerprint
+from mdsmix.convert.known_sources import KnownSources, fingerprint
 from mdsmix.sources import Content, ReadAs, SourceFile, Unit, Window
 from mdsmix.storage import Stat, locate
 
@@ -28,12 +28,12 @@ def unit(stamp: str = "1-1", size: int = 9, name: str = "/a.jsonl", start: int =
 
 
 def test_a_unit_is_known_by_its_files_their_stamps_and_its_place() -> None:
-    SourceHashCache.of("/mix").save([unit()], [CONTENT])
-    known = SourceHashCache.of("/mix")
+    KnownSources.of("/mix").save({unit(): CONTENT})
+    known = KnownSources.of("/mix")
     assert known.content(unit()) == CONTENT
     others = [unit(stamp="2-1"), unit(size=8), unit(name="/b.jsonl"), unit(start=5)]
     assert [known.content(other) for other in others] == [None] * 4
-    assert SourceHashCache.of("/another").content(unit()) is None
+    assert KnownSources.of("/another").content(unit()) is None
 
 
 def test_whatever_decides_what_is_read_of_a_file_is_part_of_its_name() -> None:
@@ -53,29 +53,30 @@ def test_whatever_decides_what_is_read_of_a_file_is_part_of_its_name() -> None:
     assert len({fingerprint(other) for other in others}) == len(others)
 
 
-def test_a_unit_that_lost_a_window_was_not_read_to_its_end() -> None:
+def test_a_unit_that_lost_a_window_is_read_again() -> None:
     first, second = (Window(number=n, digest=f"{n}" * 32, place="p") for n in range(2))
-    cache = SourceHashCache.at("/mix")
-    cache.learn({unit(): Content(windows=(first, second), files=("f",))})
-    left = cache.without([second])
-    assert left.content(unit()) is None
-    assert left.begun(unit()) == {0: first}
+    known = KnownSources.at("/mix")
+    known.learn({unit(): Content(windows=(first, second), files=("f",))})
+    known.windows["begun"] = {0: first, 1: second}
+    known.forget([second])
+    assert known.content(unit()) is None
+    assert known.windows == {"begun": {0: first}}
 
 
 def test_what_is_no_longer_in_the_plan_is_forgotten() -> None:
-    SourceHashCache.of("/mix").save([unit()], [CONTENT])
-    SourceHashCache.of("/mix").save([unit(start=5)], [OTHER])
-    assert SourceHashCache.of("/mix").content(unit()) is None
+    KnownSources.of("/mix").save({unit(): CONTENT})
+    KnownSources.of("/mix").save({unit(start=5): OTHER})
+    assert KnownSources.of("/mix").content(unit()) is None
 
 
 @pytest.mark.parametrize(
     "damage", [b"", b"{", b"[]", b"7", b'{"a": 7}', b'{"unit": "x", "windows": 3}']
 )
 def test_a_damaged_memory_is_none(cache: Path, damage: bytes) -> None:
-    SourceHashCache.of("/mix").save([unit()], [CONTENT])
+    KnownSources.of("/mix").save({unit(): CONTENT})
     (file,) = (cache / "seen").iterdir()
     file.write_bytes(damage)
-    assert SourceHashCache.of("/mix").contents == {}
+    assert KnownSources.of("/mix").contents == {}
 
 
 def test_a_memory_that_cannot_be_kept_costs_a_reading_and_no_run(
@@ -83,33 +84,35 @@ def test_a_memory_that_cannot_be_kept_costs_a_reading_and_no_run(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "file"))
-    SourceHashCache.of("/mix").save([unit()], [CONTENT])
-    assert SourceHashCache.of("/mix").contents == {}
+    KnownSources.of("/mix").save({unit(): CONTENT})
+    assert KnownSources.of("/mix").contents == {}
 
 
 def test_what_is_noted_while_a_run_works_is_there_though_it_is_killed(cache: Path) -> None:
     """A window, then another, then the unit is done; half a line is what was being written then."""
-    known = SourceHashCache.at("/mix")
+    known = KnownSources.at("/mix")
     for number, window in enumerate(WINDOWS, 1):
         known.note_window(unit(), window)
-        assert list(SourceHashCache.of("/mix").begun(unit()).values()) == list(WINDOWS[:number])
-    assert SourceHashCache.of("/mix").content(unit()) is None
-    assert set(SourceHashCache.of("/mix").digests([unit()])) == {
+        assert list(KnownSources.of("/mix").begun(unit()).values()) == list(WINDOWS[:number])
+    assert KnownSources.of("/mix").content(unit()) is None
+    assert {w.digest for w in KnownSources.of("/mix").windows_of(unit())} == {
         window.digest for window in WINDOWS
     }
     known.note(unit(start=5), OTHER)
     (file,) = (cache / "seen").iterdir()
     whole = file.read_bytes()
     file.write_bytes(whole + whole[:50])
-    assert SourceHashCache.of("/mix").content(unit(start=5)) == OTHER
-    assert set(SourceHashCache.of("/mix").digests([unit(start=5)])) == {OTHER.windows[0].digest}
-    SourceHashCache.of("/mix").save([unit()], [CONTENT])
-    assert SourceHashCache.of("/mix").windows == {}
-    assert SourceHashCache.of("/mix").content(unit()) == CONTENT
+    assert KnownSources.of("/mix").content(unit(start=5)) == OTHER
+    assert {w.digest for w in KnownSources.of("/mix").windows_of(unit(start=5))} == {
+        OTHER.windows[0].digest
+    }
+    KnownSources.of("/mix").save({unit(): CONTENT})
+    assert KnownSources.of("/mix").windows == {}
+    assert KnownSources.of("/mix").content(unit()) == CONTENT
 
 
 def test_a_line_is_added_and_the_file_never_written_anew(cache: Path) -> None:
-    known = SourceHashCache.at("/mix")
+    known = KnownSources.at("/mix")
     sizes = []
     for n in range(5):
         known.note(unit(start=n), CONTENT)

@@ -1,21 +1,27 @@
 """How much of its source a stream takes for its share of a budget: the tokens of the source are estimated
-(`mdsmix.recipe.amounts` says what that comes to)."""
+by a survey of it (`mdsmix.recipe.amounts` says what that comes to). What was seen is kept in the cache of this machine and holds as long
+as the splits that were looked at are as they are."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 
-from mdsmix.convert.estimate import SourceEstimate, estimate_source
+import xxhash
+
+from mdsmix import sources
 from mdsmix.convert.job import Job
+from mdsmix.convert.known_sources import fingerprint, recall, remember
+from mdsmix.convert.unit import open_tokenizer_backend
+from mdsmix.encode.pretrained import cache_folder
 from mdsmix.errors import RecipeError
+from mdsmix.kinds.survey import Rates, look, rates_of
 from mdsmix.recipe import Recipe, StreamSpec, share_of
 from mdsmix.recipe.amounts import (
     BY_BUDGET,
     budget_of,
-    read_budget,
     step_above,
     taken,
     tokens_wanted,
@@ -24,10 +30,49 @@ from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import SourceFile
 from mdsmix.words import listed, percent, plural
 
-FEW = 3
-"Samples that the budget is to give which a refusal names: of one, chance takes none too often."
 FAR = 0.05
 "A mean that differs by more from what was expected is told."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceEstimate(Rates):
+    """What a stream would hold if all of its source were converted."""
+
+    tokens: float
+    "Those that the loader would not cut off."
+    records: float
+    "That would be written."
+
+
+def estimate_source(job: Job, files: Sequence[sources.SourceFile]) -> SourceEstimate | None:
+    """None where the splits that were read from give no token."""
+    encoding = replace(job.encoding, sample=None, holdout=None, held_out=False, duplicates="keep")
+    job = replace(job, encoding=encoding)
+    units = sources.chosen(files, fields=job.fields_read, parsed=job.fields_parsed)
+    key = " ".join([job.settings_hash, *map(fingerprint, units)])
+    path = cache_folder() / "looks" / f"{xxhash.xxh128_hexdigest(key)}.json"
+    if known := recall(path):
+        return _whole(Rates(**known), files)
+    # Images are read where a processor says what they become: each is one token else.
+    looks = look(
+        units,
+        job.encoding,
+        job.tokenizer,
+        job.backend,
+        lambda name: open_tokenizer_backend(job.with_backend(name)),
+        job.images_root,
+        "processor" in job.encoding.images,
+    )
+    found = rates_of(looks)
+    if found is None:
+        return None
+    remember(path, asdict(found))
+    return _whole(found, files)
+
+
+def _whole(rates: Rates, files: Sequence[sources.SourceFile]) -> SourceEstimate:
+    tokens = rates.each * sources.size_of(files)
+    return SourceEstimate(**asdict(rates), tokens=tokens, records=tokens / rates.mean)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +87,8 @@ class BudgetShare:
     "By how much more than `tokens` the sample is to hold: 0.1 for a tenth."
     share: Fraction
     "Of the records that is taken; 1: all of them."
-    least: Fraction
-    "The smallest budget of which this stream's share is a sample: a row of joined documents, or a mean record."
+    sample: float
+    "Tokens of a sample: a row of joined documents, or a mean record."
 
     @property
     def said(self) -> str:
@@ -90,13 +135,16 @@ def sampled(
 def refuse_empty(wanted: Mapping[str, BudgetShare | None]) -> None:
     """RecipeError where a stream's share of the budget is less than a sample of it, so that most likely nothing would come out: a run
     would publish the others first. `wanted`: by the stream's name."""
-    sampled = {name: of for name, of in wanted.items() if of and of.share < 1}
-    few = {name: of for name, of in sampled.items() if of.least > read_budget(of.budget).amount}
+    few = [
+        f"{name} {plural(of.tokens, 'token')}"
+        for name, of in wanted.items()
+        if of and of.share < 1 and of.tokens < of.sample
+    ]
     if few:
-        told = listed([f"{name} {plural(of.tokens, 'token')}" for name, of in few.items()])
+        budget = next(of.budget for of in wanted.values() if of)
         raise RecipeError(
-            f"budget is {next(iter(few.values())).budget}, which gives {told}, less than one sample, and Streaming refuses an empty stream: "
-            f"a budget of {math.ceil(FEW * max(of.least for of in few.values())):,} tokens is enough; nothing is published."
+            f"budget is {budget}, which gives {listed(few)}, less than one sample, and Streaming refuses an empty stream: raise the budget, "
+            "or give these streams a larger share; nothing is published."
         )
 
 
@@ -113,7 +161,7 @@ def _wanted(recipe: Recipe, stream: StreamSpec, source: SourceEstimate, job: Job
         source=source,
         margin=margin,
         share=share,
-        least=Fraction(sample) * budget.amount / tokens,
+        sample=sample,
     )
 
 

@@ -1,0 +1,171 @@
+"""What sources were found to hold, by their sizes and stamps, so that a second run stats them and reads nothing.
+
+One small file per stream in the user's cache folder: a line for each window as its worker has stored it and for each unit as it is done, so
+that a run that was killed reads nothing again that it had finished. When a stream is published what is no longer needed is dropped.
+The file may be deleted at any time, which costs one reading of the sources. A source that was changed without changing its size or its
+modification time is not noticed.
+
+Of objects in a store the lines lie beside the stream too (`.mdsmix/sources.zst`): a stamp (ETag) is to every machine the same, so one that
+never saw the objects lists them and reads none. Of files on a disk there are none, since their stamp means something on one machine only,
+nor of records that name images, whose own stamps each machine keeps. `--verify-source` reads neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import xxhash
+
+from mdsmix.convert.ledger import FOLDER, compressed, decompressed
+from mdsmix.encode.pretrained import cache_folder, keep_in_cache
+from mdsmix.errors import Unreachable
+from mdsmix.sources import Content, Unit, Window
+from mdsmix.storage import Location
+
+NOTE = "sources.zst"
+
+
+@dataclass(slots=True)
+class KnownSources:
+    """The contents of one stream's units."""
+
+    path: Path
+    contents: dict[str, Content] = field(default_factory=dict)
+    "Of units that were read to their ends, by their fingerprints."
+    windows: dict[str, dict[int, Window]] = field(default_factory=dict)
+    "Those that are stored, of units that were not."
+
+    @staticmethod
+    def at(target: str) -> KnownSources:
+        """Those of the stream published at `target`, to be written only: nothing is read."""
+        name = f"{xxhash.xxh128_hexdigest(target)}.jsonl"
+        return KnownSources(cache_folder() / "seen" / name)
+
+    @staticmethod
+    def of(target: str) -> KnownSources:
+        """What is remembered of the stream published at `target`."""
+        known = KnownSources.at(target)
+        with suppress(OSError):
+            known.learn_lines(known.path.read_bytes())
+        return known
+
+    def learn_lines(self, content: bytes) -> None:
+        """Takes in what this machine or another has written."""
+        for entry in content.splitlines():
+            # What was being written when the machine went down is half a line.
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                self._learn(orjson.loads(entry))
+
+    def _learn(self, entry: Mapping[str, Any]) -> None:
+        windows = tuple(Window(**window) for window in entry["windows"])
+        unit = entry["unit"]
+        if entry["files"] is not None:
+            self.contents[unit] = Content(windows=windows, files=tuple(entry["files"]))
+        else:
+            self.windows.setdefault(unit, {}).update({w.number: w for w in windows})
+
+    def learn(self, contents: Mapping[Unit, Content]) -> None:
+        """Units whose contents are known by now."""
+        self.contents |= {fingerprint(unit): content for unit, content in contents.items()}
+
+    def learn_objects(self, folder: Location, units: Iterable[Unit]) -> None:
+        """Takes in what the note beside the stream says, if there are objects that this machine does not know."""
+        if any(_is_object(unit) and not self.content(unit) for unit in units):
+            found = (folder / FOLDER / NOTE).fetch()
+            noted = KnownSources(self.path)
+            noted.learn_lines(decompressed(found[1] if found else None) or b"")
+            self.contents = noted.contents | self.contents
+
+    def forget(self, gone: Collection[Window]) -> None:
+        """These windows, and the units that hold one: they are read again."""
+        kept = self.contents.items()
+        self.contents = {u: of for u, of in kept if not any(w in gone for w in of.windows)}
+        for unit, windows in self.windows.items():
+            self.windows[unit] = {n: window for n, window in windows.items() if window not in gone}
+
+    def all_windows(self) -> Iterator[Window]:
+        """Of all units that are remembered."""
+        for content in self.contents.values():
+            yield from content.windows
+        for windows in self.windows.values():
+            yield from windows.values()
+
+    def content(self, unit: Unit) -> Content | None:
+        return self.contents.get(fingerprint(unit))
+
+    def begun(self, unit: Unit) -> dict[int, Window]:
+        """The windows that are stored of a unit that is not done."""
+        return self.windows.get(fingerprint(unit), {})
+
+    def windows_of(self, unit: Unit) -> Collection[Window]:
+        """All that are known of a unit."""
+        content = self.content(unit)
+        return content.windows if content else self.begun(unit).values()
+
+    def note(self, unit: Unit, content: Content) -> None:
+        """A unit is done."""
+        self._append(_line(unit, content.windows, content.files))
+
+    def note_window(self, unit: Unit, window: Window) -> None:
+        """A window of it is stored."""
+        self._append(_line(unit, [window], None))
+
+    def _append(self, entry: bytes) -> None:
+        """A line at once: workers and their run write to the same file."""
+        with suppress(OSError):  # all that is lost is a reading
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab", buffering=0) as file:
+                file.write(entry)
+
+    def save(self, contents: Mapping[Unit, Content], folder: Location | None = None) -> None:
+        """Remembers these units and forgets all others. `folder`: beside which the objects are noted."""
+        objects = {
+            unit: content
+            for unit, content in contents.items()
+            if _is_object(unit) and not any(window.images for window in content.windows)
+        }
+        with suppress(Unreachable):  # the stream is published; all that is lost is a reading
+            keep_in_cache(self.path, lines_of(contents))
+            if folder and objects:
+                (folder / FOLDER / NOTE).write(compressed(lines_of(objects)))
+
+
+def lines_of(contents: Mapping[Unit, Content]) -> bytes:
+    """What these units hold, as `learn_lines` takes it in."""
+    return b"".join(_line(unit, of.windows, of.files) for unit, of in contents.items())
+
+
+def _line(unit: Unit, windows: Collection[Window], files: Collection[str] | None) -> bytes:
+    """What a unit holds, or some windows of one that is not done."""
+    entry = {"unit": fingerprint(unit), "windows": [*windows], "files": files}
+    return orjson.dumps(entry) + b"\n"
+
+
+def fingerprint(unit: Unit) -> str:
+    """Of a unit's files, by their places, sizes and stamps, and of all that decides what is read of them."""
+    files = [[f.location.url, f.stat.size, f.stat.stamp] for f in unit.files]
+    read_as = asdict(unit.files[0].read_as)  # a recipe says it of all files of a stream
+    how = [unit.start, unit.end, unit.fields, unit.blobs, unit.window_bytes, read_as]
+    return xxhash.xxh128_hexdigest(orjson.dumps([files, how]))
+
+
+def _is_object(unit: Unit) -> bool:
+    return all(file.location.is_store and file.stat.stamp for file in unit.files)
+
+
+def remember(path: Path, value: object) -> None:
+    """Keeps a value in the cache of this machine."""
+    with suppress(Unreachable):  # all that is lost is the work
+        keep_in_cache(path, compressed(orjson.dumps(value)))
+
+
+def recall(path: Path) -> Any:
+    """None where nothing is kept, or something damaged."""
+    with suppress(OSError, ValueError):
+        return orjson.loads(decompressed(path.read_bytes()) or b"")
+    return None
