@@ -815,7 +815,7 @@ def test_the_two_kinds_together_are_refused_with_the_ways_out(tmp_path: Path, lo
     assert is_refused(found)
     text = str(next(f for f in found if f.id == "columns-loader"))
     assert text.startswith("error columns-loader [")
-    for part in ("web", "chat", "tokens", "turns", "--reencode", "name: mdsmix", "mdsmix.load"):
+    for part in ("web", "tokens", "turns", "--reencode", "name: mdsmix", "mdsmix.load"):
         assert part in text
 
 
@@ -827,8 +827,7 @@ def test_the_loader_of_this_package_reads_both_kinds_as_they_are(tmp_path: Path)
     raw = lab.own(web=lab.web(), raw=lab.stream("raw", RAW_PAIR, RAW_ROW, card=None))
     (text,) = [str(f) for f in findings(raw) if f.severity == "error"]
     assert (
-        "raw (prompt, response) does not hold what the mdsmix loader reads (tokens, turns, or"
-        in text
+        "raw (prompt, response): the mdsmix loader reads other columns (tokens, turns, or" in text
     )
     assert "convert the text to tokens" in text
 
@@ -1086,11 +1085,11 @@ def test_what_is_cut_is_counted_in_rows_and_tokens(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     chat = lab.chat(card={"totals": CUT, "kind": "finetuning", "fields": {"messages": "m"}})
     assert cut(lab.finetuning(chat=chat)) == [
-        "3 of 40 conversations of chat are cut, by 16 of 160 tokens (10.0%), and max_seq_len of train_loader is 8."
+        "3 of 40 samples of chat are cut, by 16 of 160 tokens (10.0%), and max_seq_len of train_loader is 8."
     ]
     assert epoch_of(lab.finetuning(chat=chat).train)[0].tokens == 144
     wider = lab.finetuning(chat=chat, dataset={"max_seq_len": LENGTH + 1})
-    assert cut(wider)[0].startswith("the longest conversation of chat has 17 tokens")
+    assert cut(wider)[0].startswith("the longest sample of chat has 17 tokens")
     pair = lab.stream(
         "faq",
         PAIR,
@@ -1101,7 +1100,7 @@ def test_what_is_cut_is_counted_in_rows_and_tokens(tmp_path: Path) -> None:
             "fields": {"prompt": "p", "response": "r"},
         },
     )
-    assert cut(lab.finetuning(faq=pair))[0].startswith("1 of 40 pairs of faq is cut, by 16 of")
+    assert cut(lab.finetuning(faq=pair))[0].startswith("1 of 40 samples of faq are cut, by 16 of")
 
 
 def test_a_context_and_a_target_have_a_row_each(tmp_path: Path) -> None:
@@ -1117,8 +1116,9 @@ def test_a_context_and_a_target_have_a_row_each(tmp_path: Path) -> None:
     assert not cut(lab.finetuning(old=theirs, **how))
     row = {"turns": [{"input_ids": [5] * 2 * LENGTH, "labels": [6]}]}
     theirs = lab.stream("older", TURNS, row, card=None)
-    (told,) = cut(lab.finetuning(older=theirs, **how))
-    assert told.startswith("of the first samples, 32 of 32 conversations of older are cut, by")
+    told = findings(lab.finetuning(older=theirs, **how))
+    assert "sides-unseen" in ids(told)
+    assert "rows-cut" not in ids(told)
 
 
 def test_a_stream_that_is_not_there_is_not_a_verdict(tmp_path: Path) -> None:

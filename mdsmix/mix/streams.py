@@ -122,7 +122,7 @@ class Loader(LoaderSection):
                 max_seq_len=min(self.max_seq_len or LONGEST, LONGEST),
                 target_prompts=self.targets[0],
                 target_responses=self.targets[1],
-                decoder_only_format=self.dataset.get("decoder_only_format") is not False,
+                decoder_only_format=self.decoder_only_format is not False,
             )
         except RecipeError:
             return None

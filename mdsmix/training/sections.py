@@ -109,6 +109,11 @@ class LoaderSection:
         return whole(self.dataset.get("max_seq_len"))
 
     @property
+    def decoder_only_format(self) -> Any:
+        """LLM-Foundry reads an encoder and a decoder row of each sample where it is false."""
+        return self.dataset.get("decoder_only_format")
+
+    @property
     def targets(self) -> tuple[str, str]:
         """What finetuning trains on, as LLM-Foundry reads it: in any case, null being the default."""
         prompts, responses = (self.dataset.get(f"target_{t}") for t in ("prompts", "responses"))

@@ -7,6 +7,7 @@ first samples of the first shard do, which can show that a stream is wrong but n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -19,8 +20,7 @@ from mdsmix.mix.stream_counts import (
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
 from mdsmix.shards.token_ids import PACKED, has_images
 from mdsmix.training.findings import Finding, check_loaders, check_streams
-from mdsmix.training.loader_keys import OWN
-from mdsmix.words import does
+from mdsmix.training.loader_keys import OWN, VALUES
 
 READS = {
     "text": "tokens, or text",
@@ -64,7 +64,7 @@ RAW = {"messages": 1, "prompt/response": 2}
 def shape(stream: StreamInMix, loader: str) -> str | None:
     """What the loader takes a sample of the stream for, by the order in which it looks; None for nothing."""
     columns = set(stream.columns)
-    return next((name for name, wanted in SHAPES[loader] if columns >= wanted), None)
+    return next((name for name, wanted in SHAPES.get(loader, ()) if columns >= wanted), None)
 
 
 def reads(loader: Loader, stream: StreamInMix) -> bool:
@@ -76,56 +76,38 @@ def reads(loader: Loader, stream: StreamInMix) -> bool:
     "Neither loader reads the other's columns, and training fails only at the batch in which such a sample comes up.",
 )
 def columns_loader(mix: Mix, loader: Loader) -> Iterator[Finding]:
-    foreign = [s for s in loader.streams if s.shards and not reads(loader, s)]
-    wrong = [s for s in foreign if not has_images(s.columns)]  # images-loader
-    right = [s for s in mix.train.streams if s.shards and reads(loader, s)]
-    if wrong:
-        others = f", as {_described(right)} has it" if right else ""
+    wrong = [s for s in loader.streams if s.shards and not reads(loader, s)]
+    if wrong := [s for s in wrong if not has_images(s.columns)]:  # else images-loader
+        held = ", ".join(f"{s.name} ({', '.join(sorted(s.columns))})" for s in wrong)
         yield Finding(
-            f"{_described(wrong)} {does(wrong)} not hold what the {loader.name} loader reads "
-            f"({READS[loader.name]}){others}.",
+            f"{held}: the {loader.name} loader reads other columns ({READS[loader.name]}).",
             _ways(mix, loader, wrong),
-            names([*wrong, *right]),
+            names(wrong),
         )
-
-
-def _described(streams: Sequence[StreamInMix]) -> str:
-    return ", ".join(f"{s.name} ({', '.join(sorted(s.columns))})" for s in streams)
 
 
 def _ways(mix: Mix, loader: Loader, wrong: Sequence[StreamInMix]) -> str:
     """The ways out that exist for streams of the other kind."""
-    if packed := [s for s in wrong if shape(s, OWN) == "packed"]:
+    if any(shape(s, OWN) == "packed" for s in wrong):
         return (
             f"set train_loader.name: {OWN}, which keeps the documents of each row apart, under LLM-Foundry and in a training loop of your "
-            f"own (docs/one-loader.md); or convert {listed(packed)} without pack."
+            "own (docs/loading.md); or convert without pack."
         )
     if not all(shape(s, "finetuning") or shape(s, "text") for s in wrong):
         return "convert the stream again with `mdsmix convert`, or take it out of the mix."
     if loader.is_own:
-        again = f"; {_again(mix, OWN, wrong)}" if mix.recipe else ""
-        return f"convert the text to tokens with `mdsmix convert`, since this loader tokenizes none{again}."
+        return "convert the text to tokens with `mdsmix convert`, since this loader tokenizes none."
     other = "finetuning" if loader.is_text else "text"
     if all(shape(s, other) for s in mix.streams):
-        again = f", or {_again(mix, loader.name, wrong)}" if mix.recipe else ""
-        return f"set train_loader.name: {other}, which reads all of these streams{again}."
+        return f"set train_loader.name: {other}, which reads all of these streams."
     manifests = [s.trusted_manifest for s in mix.streams]
     is_plain = all(m and not kind_of(m.encoding).has_targets for m in manifests)
-    if loader.is_text and is_plain:
-        return f"{_again(mix, 'text', wrong)}."
-    lacking = [s for s in mix.streams if not shape(s, "finetuning")]
-    is_tokenized = all(shape(s, OWN) for s in mix.streams)
-    own = "train_loader.name: mdsmix reads both kinds as they are, where mdsmix is installed beside LLM-Foundry"
+    best = "text" if loader.is_text and is_plain else "finetuning"
+    again = [s for s in mix.streams if not shape(s, best)]
     return (
-        f"train both kinds with the finetuning loader: {_again(mix, 'finetuning', lacking)}"
-        + (f"; or {own}, and mdsmix.load.build_loader" if is_tokenized else "; or mdsmix.load")
-        + " in a training loop of your own."
+        f"{mix.makers(again, 're-encode', f' train_loader.name={best} --reencode')}; or train_loader.name: {OWN}, under LLM-Foundry with "
+        "mdsmix installed beside it, or mdsmix.load, which read both kinds of tokens as they are."
     )
-
-
-def _again(mix: Mix, loader: str, streams: Sequence[StreamInMix]) -> str:
-    """How these streams come to hold what the loader reads."""
-    return mix.makers(streams, "re-encode", f" train_loader.name={loader} --reencode")
 
 
 @check_loaders(
@@ -133,17 +115,19 @@ def _again(mix: Mix, loader: str, streams: Sequence[StreamInMix]) -> str:
     "A batch that holds both kinds cannot be put together, and fails in mid-training.",
 )
 def columns_text_and_tokens(mix: Mix, loader: Loader) -> Iterator[Finding]:
-    if not loader.is_text:
-        return
-    texts, tokens = (
-        [s for s in loader.streams if shape(s, "text") == column] for column in ("text", "tokens")
-    )
-    if texts and tokens:
+    if loader.is_text:
+        yield from _two_sorts(loader, {"text"})
+
+
+def _two_sorts(loader: Loader, raw: set[str]) -> Iterator[Finding]:
+    """Streams of the shapes `raw`, which the loader tokenizes, beside streams of tokens."""
+    known = [s for s in loader.streams if shape(s, loader.name)]
+    texts = [s for s in known if shape(s, loader.name) in raw]
+    if texts and len(texts) < len(known):
         yield Finding(
-            f"{listed(texts)} {does(texts, 'is', 'are')} text that the loader tokenizes, {listed(tokens)} "
-            f"{does(tokens, 'is', 'are')} tokens.",
+            f"{{loader}} is to tokenize the text of {listed(texts)}, and {listed(s for s in known if s not in texts)} hold tokens.",
             "convert the text streams to tokens with `mdsmix convert`.",
-            names([*texts, *tokens]),
+            names(known),
         )
 
 
@@ -153,11 +137,9 @@ def columns_text_and_tokens(mix: Mix, loader: Loader) -> Iterator[Finding]:
 )
 def columns_exact(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     found = shape(stream, "finetuning") if loader.name == "finetuning" else None
-    count = RAW.get(found or "", len(stream.columns))
-    if len(stream.columns) != count:
+    if found in RAW and len(stream.columns) != RAW[found]:
         yield Finding(
-            f"{stream.name} holds {len(stream.columns)} columns ({', '.join(sorted(stream.columns))}), and as "
-            f"{found} it may hold {count} under {{loader}}.",
+            f"{stream.name} holds the columns {', '.join(sorted(stream.columns))}, and as {found} it may hold no other under {{loader}}.",
             "write the stream again with the columns of that shape alone, or as turns with `mdsmix convert`.",
         )
 
@@ -168,11 +150,9 @@ def columns_exact(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Fin
 )
 def columns_encoding(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     for column, encoding in stream.columns.items():
-        allowed = ENCODINGS.get(column, (encoding,))
-        is_ids = "bytes" in allowed
-        base = ":".join(encoding.split(":")[:2])
-        if (column in ENCODINGS and base not in allowed) or (is_ids and "," in encoding):
-            wanted = "`ndarray:<int>` of one dimension" if is_ids else f"`{allowed[0]}`"
+        allowed = ENCODINGS.get(column)
+        if allowed and (re.sub(r"(:[^:]+):.*", r"\1", encoding) not in allowed or "," in encoding):
+            wanted = "`ndarray:<int>` of one dimension" if allowed is IDS else f"`{allowed[0]}`"
             yield Finding(
                 f"the column {column} of {stream.name} is `{encoding}`, and the loaders read {wanted}.",
                 "convert the stream again with `mdsmix convert`.",
@@ -211,21 +191,13 @@ def columns_unsafe(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Fi
     "Text that the loader tokenizes gets the template, BOS and date of training time; nothing compares them with those of the ids.",
 )
 def columns_raw_and_tokenized(mix: Mix, loader: Loader) -> Iterator[Finding]:
-    is_read = loader.name == "finetuning"
-    known = [s for s in loader.streams if is_read and shape(s, "finetuning")]
-    raw = [s for s in known if shape(s, "finetuning") in RAW]
-    ready = [s for s in known if s not in raw]
-    if raw and ready:
-        yield Finding(
-            f"{listed(raw)} {does(raw, 'is', 'are')} text that the loader tokenizes, {listed(ready)} "
-            f"{does(ready, 'was', 'were')} tokenized before.",
-            "convert the text streams too with `mdsmix convert`.",
-            names([*raw, *ready]),
-        )
+    if loader.name == "finetuning":
+        yield from _two_sorts(loader, set(RAW))
 
 
 PLAUSIBLE_IDS = 1 << 22
 "4 million: above any vocabulary in use, where the run's own is not known."
+DTYPES = ("int64", "int32", "uint16", "uint8")
 
 
 @check_streams(
@@ -243,15 +215,11 @@ def tokens_dtype(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Find
 
 
 def _dtype_of_bytes(stream: StreamInMix, limit: int) -> str | None:
-    """The widest dtype under which the first samples hold ids of a vocabulary of `limit`; None without bytes columns."""
+    """The widest dtype under which the first samples hold ids of a vocabulary of `limit`; None without columns of bytes."""
     columns = bytes_columns(stream)
-    if not columns:
-        return None
     samples = [s[c] for s in stream.head.samples for c in columns if isinstance(s.get(c), bytes)]
-    for dtype in ("int64", "int32", "uint16", "uint8"):
-        if samples and all(_fits(data, dtype, limit) for data in samples):
-            return dtype
-    return None
+    fitting = (d for d in DTYPES if all(_fits(data, d, limit) for data in samples))
+    return next(fitting, None) if samples else None
 
 
 def _fits(data: bytes, dtype: str, limit: int) -> bool:
@@ -263,10 +231,9 @@ def _fits(data: bytes, dtype: str, limit: int) -> bool:
 
 def _same_bytes(given: str, actual: str) -> bool:
     """Equal for every id that occurs: the sign matters only to 16 bits and fewer."""
-    try:
-        one, other = np.dtype(given), np.dtype(actual)
-    except TypeError:
+    if given not in VALUES["token_encoding_type"]:
         return True  # setting-value says that the dtype is none
+    one, other = np.dtype(given), np.dtype(actual)
     return one.itemsize == other.itemsize and (one.itemsize > 2 or one.kind == other.kind)
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-
-import numpy as np
+from typing import Any
 
 from mdsmix.encode.labels import USABLE, VERDICTS
 from mdsmix.kinds import kind_of
@@ -33,7 +32,7 @@ from mdsmix.words import plural
 )
 def rows_too_long(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     top, limit = _too_long(loader, stream), loader.max_seq_len
-    if top and not _is_cut_by_rule(stream, loader) and not _has_sides(stream):
+    if top and not _is_cut_by_rule(stream, loader) and not _has_sides(stream, loader):
         yield Finding(
             f"{stream.name} holds samples of {top} tokens, and max_seq_len of {{loader}} is {limit}.",
             f"convert the stream again for {limit} tokens, or train with max_seq_len: {top}.",
@@ -45,10 +44,10 @@ def rows_too_long(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Fin
     "The loader cuts off what is longer than a row, and nothing is ever trained on that.",
 )
 def rows_cut(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
-    if not loader.is_text and _is_cut_by_rule(stream, loader) and (told := _told(stream, loader)):
+    if not loader.is_text and _is_cut_by_rule(stream, loader) and (told := _cut(stream, loader)):
         yield Finding(
             f"{told}, and max_seq_len of {{loader}} is {loader.max_seq_len}.",
-            f"convert and train with a larger max_seq_len, or split long {_word(stream)}s before converting.",
+            "convert and train with a larger max_seq_len, or split long records before converting.",
         )
 
 
@@ -58,10 +57,10 @@ def rows_cut(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]
 )
 def sides_unseen(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     top, limit = _too_long(loader, stream), loader.max_seq_len
-    if top and _has_sides(stream) and not _is_cut_known(loader, stream):
+    if top and _has_sides(stream, loader) and not _is_cut_known(loader, stream):
         yield Finding(
             f"context and target of the longest sample of {stream.name} have {top} tokens together, and max_seq_len of {{loader}} is "
-            f"{limit}: whether one of the two is longer than that is not known, since the stream was converted for another length.",
+            f"{limit}: whether one of the two is longer was not counted for this length.",
             f"convert the stream again for {limit} tokens, which counts what is cut.",
         )
 
@@ -75,46 +74,27 @@ def _is_cut_known(loader: Loader, stream: StreamInMix) -> bool:
     return length == limit or (length < limit and not manifest.totals.cut_rows)
 
 
-def _has_sides(stream: StreamInMix) -> bool:
+def _has_sides(stream: StreamInMix, loader: Loader) -> bool:
     """An encoder's context and its target have a row each, so their sum says nothing."""
+    source: Any = stream.trusted_manifest.encoding if stream.trusted_manifest else loader
+    return source.decoder_only_format is False
+
+
+def _cut(stream: StreamInMix, loader: Loader) -> str | None:
+    """What is cut: counted for this length, or known by the longest sample alone; None for nothing."""
     manifest = stream.trusted_manifest
-    return manifest is not None and not manifest.encoding.decoder_only_format
-
-
-def _word(stream: StreamInMix) -> str:
-    """What a sample of the stream is called."""
-    manifest = stream.trusted_manifest
-    has_turns = kind_of(manifest.encoding).has_template if manifest else "turns" in stream.columns
-    return "conversation" if has_turns else "pair"
-
-
-def _told(stream: StreamInMix, loader: Loader) -> str | None:
-    """What is cut: counted for this length, seen in the first samples, or known by the longest alone; None for nothing."""
-    manifest = stream.trusted_manifest
-    if manifest is None:
-        return _cut_of_first(stream, loader)
-    totals, encoding = manifest.totals, manifest.encoding
-    if totals.cut_rows and encoding.max_seq_len == loader.max_seq_len:
-        return _share(totals.cut_rows, totals.samples, totals.cut_tokens, totals.tokens, stream)
-    top = None if _has_sides(stream) else _too_long(loader, stream)
-    return f"the longest {_word(stream)} of {stream.name} has {top:,} tokens" if top else None
-
-
-def _cut_of_first(stream: StreamInMix, loader: Loader) -> str | None:
-    found, targets = token_samples(stream, loader), loader.target_policies
-    if not found or targets is None:
-        return None
-    cut = labels(found, targets).cut()
-    tokens = sum(sample.length for sample in found)
-    told = _share(int(np.count_nonzero(cut)), len(found), int(cut.sum()), tokens, stream)
-    return f"of the first samples, {told}" if cut.any() else None
-
-
-def _share(rows: int, of: int, tokens: int, of_tokens: int, stream: StreamInMix) -> str:
-    return (
-        f"{rows:,} of {plural(of, _word(stream))} of {stream.name} {'is' if rows == 1 else 'are'} cut, by {tokens:,} of "
-        f"{plural(of_tokens, 'token')} ({tokens / of_tokens:.1%})"
-    )
+    if (
+        manifest
+        and manifest.totals.cut_rows
+        and manifest.encoding.max_seq_len == loader.max_seq_len
+    ):
+        totals = manifest.totals
+        return (
+            f"{totals.cut_rows:,} of {plural(totals.samples, 'sample')} of {stream.name} are cut, by {totals.cut_tokens:,} of "
+            f"{plural(totals.tokens, 'token')} ({totals.cut_tokens / totals.tokens:.1%})"
+        )
+    top = None if _has_sides(stream, loader) else _too_long(loader, stream)
+    return f"the longest sample of {stream.name} has {top:,} tokens" if top else None
 
 
 def _too_long(loader: Loader, stream: StreamInMix) -> int | None:
