@@ -13,34 +13,20 @@ from mdsmix.training.findings import Finding, check, check_loaders, check_stream
 from mdsmix.training.loader_keys import OWN, whole
 from mdsmix.training.section_values import SEPARATORS
 from mdsmix.training.section_values import separator_differs as _separator_differs
-from mdsmix.words import does
 
-PARTS = {
-    "vocab_size": "vocabulary",
-    "bos_id": "bos id",
-    "eos_id": "eos id",
-    "pad_id": "pad id",
-    "chat_template_hash": "chat template",
-}
+PARTS = ("vocab_size", "bos_id", "eos_id", "pad_id", "chat_template_hash")
 
 
 def _differences(one: TokenizerCard, other: TokenizerCard) -> str:
-    found = [
-        f"{word} {getattr(one, part)} against {getattr(other, part)}"
-        for part, word in PARTS.items()
-        if getattr(one, part) != getattr(other, part)
-    ]
-    return (
-        ", ".join(found) or "the same vocabulary size and special ids, and other tokens or merges"
-    )
+    pairs = ((part, getattr(one, part), getattr(other, part)) for part in PARTS)
+    told = ", ".join(f"{part} {a} against {b}" for part, a, b in pairs if a != b)
+    return told or "the same vocabulary size and special ids, and other tokens or merges"
 
 
-def _reference(mix: Mix) -> tuple[str, TokenizerCard] | None:
+def _reference(mix: Mix) -> TokenizerCard | None:
     """The run's tokenizer, or the first stream's where the run's is not known."""
-    if mix.tokenizer:
-        return "the run's tokenizer", mix.tokenizer
-    manifests = ((s.name, s.trusted_manifest) for s in mix.streams)
-    return next(((name, found.tokenizer) for name, found in manifests if found), None)
+    manifests = (s.trusted_manifest for s in mix.streams)
+    return mix.tokenizer or next((found.tokenizer for found in manifests if found), None)
 
 
 @check_streams(
@@ -48,13 +34,11 @@ def _reference(mix: Mix) -> tuple[str, TokenizerCard] | None:
     "Ids below the vocabulary never fail: the model is trained on the wrong words without a word.",
 )
 def tokenizer_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
-    reference, manifest = _reference(mix), stream.trusted_manifest
-    if not reference or not manifest:
-        return
-    (whose, other), own = reference, manifest.tokenizer
-    if own.hash != other.hash:
+    other, manifest = _reference(mix), stream.trusted_manifest
+    if other and manifest and (own := manifest.tokenizer).hash != other.hash:
+        whose = "run's" if mix.tokenizer else "first stream's"
         yield Finding(
-            f"{stream.name} was converted with the tokenizer {own.name} ({own.hash[:8]}), and {whose} is {other.name} "
+            f"{stream.name} was converted with the tokenizer {own.name} ({own.hash[:8]}), and the {whose} is {other.name} "
             f"({other.hash[:8]}): {_differences(own, other)}.",
             "convert the stream again with the run's tokenizer, or name the one that it was converted with.",
         )
@@ -65,19 +49,15 @@ def tokenizer_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator
     "Chats of two templates teach the model two ways to speak, and generation uses only one of them.",
 )
 def template_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
-    reference, manifest = _reference(mix), stream.trusted_manifest
-    if not reference or not manifest or not kind_of(manifest.encoding).has_template:
+    other, manifest = _reference(mix), stream.trusted_manifest
+    if not other or not manifest or not kind_of(manifest.encoding).has_template:
         return
-    (whose, other), own = reference, manifest.tokenizer
-    if own.hash == other.hash and own.chat_template_hash != other.chat_template_hash:
+    own, template = manifest.tokenizer, other.chat_template_hash
+    if own.hash == other.hash and own.chat_template_hash != template:
         yield Finding(
-            f"{stream.name} was converted with the chat template {_short(own)}, and {whose} has {_short(other)}.",
+            f"{stream.name} was converted with the chat template {own.chat_template_hash}, and that of the run is {template}.",
             "convert the stream again with the run's tokenizer folder.",
         )
-
-
-def _short(card: TokenizerCard) -> str:
-    return (card.chat_template_hash or "none")[:8]
 
 
 @check(
@@ -89,7 +69,7 @@ def tokenizer_unknown(mix: Mix) -> Iterator[Finding]:
     unknown = [s for s in mix.streams if s.manifest is None and ids & set(s.columns)]
     if unknown:
         yield Finding(
-            f"{listed(unknown)} {does(unknown, 'has', 'have')} no manifest, so {does(unknown, 'its tokenizer is', 'their tokenizers are')} not known.",
+            f"no manifest says with which tokenizer {listed(unknown)} came to be.",
             "make sure of it yourself, or convert again with `mdsmix convert`.",
             names(unknown),
         )
@@ -146,7 +126,7 @@ def eos_missing(mix: Mix) -> Iterator[Finding]:
 
 def _pad_that_is_eos(mix: Mix) -> int | None:
     """The id that is both the padding token and EOS."""
-    _, card = _reference(mix) or ("", None)
+    card = _reference(mix)
     return card.eos_id if card and card.pad_id == card.eos_id else None
 
 
@@ -155,13 +135,18 @@ def _pad_that_is_eos(mix: Mix) -> int | None:
     "The text loader takes every padding token out of the loss, even in full rows: no EOS is ever trained, so the model does not learn to stop.",
 )
 def pad_eos_text(mix: Mix) -> Iterator[Finding]:
+    yield from _pad_eos(
+        mix,
+        _plain(mix.train),
+        "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token), or train with the finetuning loader.",
+    )
+
+
+def _pad_eos(mix: Mix, streams: Sequence[StreamInMix], fix: str) -> Iterator[Finding]:
     both = _pad_that_is_eos(mix)
-    if both is not None and (plain := _plain(mix.train)):
-        yield Finding(
-            f"the tokenizer's padding token and its EOS are both {both}.",
-            "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token), or train with the finetuning loader.",
-            names(plain),
-        )
+    if both is not None and streams:
+        problem = f"the tokenizer's padding token and its EOS are both {both}."
+        yield Finding(problem, fix, names(streams))
 
 
 def _plain(loader: Loader) -> Sequence[StreamInMix]:
@@ -176,20 +161,11 @@ def _plain(loader: Loader) -> Sequence[StreamInMix]:
     "The finetuning loader masks by length, so EOS is trained: the loss differs a little from the text loader's, which would leave EOS out.",
 )
 def pad_eos_finetuning(mix: Mix) -> Iterator[Finding]:
-    both = _pad_that_is_eos(mix)
-    manifests = ((s, s.trusted_manifest) for s in mix.train.streams)
-    masked = _plain(mix.train)
-    plain = [
-        s
-        for s, own in manifests
-        if own and not kind_of(own.encoding).has_targets and s not in masked
-    ]
-    if plain and both is not None:
-        yield Finding(
-            f"the tokenizer's padding token and its EOS are both {both}.",
-            "nothing; keep it in mind when losses are compared with a run under name: text.",
-            names(plain),
-        )
+    rest = [s for s in mix.train.streams if s not in _plain(mix.train)]
+    manifests = ((s, s.trusted_manifest) for s in rest)
+    plain = [s for s, own in manifests if own and not kind_of(own.encoding).has_targets]
+    fix = "nothing; keep it in mind when losses are compared with a run under name: text."
+    yield from _pad_eos(mix, plain, fix)
 
 
 @check_loaders("error", SEPARATORS)
@@ -224,9 +200,8 @@ def length_differs(mix: Mix) -> Iterator[Finding]:
     length = mix.train.max_seq_len
     for key in ("max_seq_len", "model.max_seq_len", "tokenizer.kwargs.model_max_length"):
         value = mix.yaml.at(*key.split("."))
-        if value is None or length is None or whole(value) == length:
-            continue
-        if key != "model.max_seq_len" or (whole(value) or length) > length:
+        is_short = key == "model.max_seq_len" and (whole(value) or 0) < (length or 0)
+        if None not in (value, length) and whole(value) != length and not is_short:  # length-model
             yield Finding(f"{key} is {value}, and max_seq_len of train_loader is {length}.", FIX)
 
 
@@ -235,19 +210,12 @@ def length_differs(mix: Mix) -> Iterator[Finding]:
     "LLM-Foundry refuses an encoder-decoder model with the text loader, and in decoder-only batches its encoder sees the answer.",
 )
 def model_encoder(mix: Mix) -> Iterator[Finding]:
-    if mix.yaml.at("model", "name") != "hf_t5":
-        return
-    if mix.train.is_text:
-        yield Finding(
-            "model.name is hf_t5, and train_loader is text.",
-            "train it with name: finetuning.",
-            names(mix.train.streams),
-        )
-    elif mix.train.dataset.get("decoder_only_format") is True:
+    is_encoder = mix.yaml.at("model", "name") == "hf_t5"
+    if is_encoder and (mix.train.is_text or mix.train.decoder_only_format is True):
         again = mix.makers(mix.train.streams, "convert", " decoder_only_format=false")
         yield Finding(
-            "model.name is hf_t5, and train_loader says decoder_only_format: true.",
-            f"{again} (finetuning data alone), or train a decoder-only model.",
+            "model.name is hf_t5, and train_loader makes decoder-only batches.",
+            f"train it with name: finetuning and decoder_only_format: false ({again}; finetuning data alone), or train a decoder-only model.",
             names(mix.train.streams),
         )
 
@@ -268,23 +236,17 @@ def _replaced(mix: Mix) -> str | None:
     "Pretrained weights know the ids of their own tokenizer alone: under another one they read and write other words, and nothing fails.",
 )
 def model_tokenizer(mix: Mix) -> Iterator[Finding]:
-    if not (pair := _other_tokenizer(mix)):
-        return
-    model, tokenizer = pair
-    path = mix.model_tokenizer
-    fix = f"set tokenizer: {model} in the recipe and convert again, or train a model of this tokenizer's own."
-    if path and mix.tokenizer_path:
-        other, of = moved(path, mix.tokenizer_path)
-        if other:
-            yield Finding(
-                f"the model is pretrained ({model}), and the tokenizer is {tokenizer}, under which {other:,} of the "
-                f"{of:,} tokens of the model's own have another id.",
-                fix,
-            )
+    pair, problem = _other_tokenizer(mix), None
+    if pair and mix.model_tokenizer and mix.tokenizer_path:
+        other, of = moved(mix.model_tokenizer, mix.tokenizer_path)
+        problem = other and f"{other:,} of the {of:,} tokens of the model's own have another id"
     elif replaced := _replaced(mix):
+        problem = f"the model's own cannot be looked at here, and --into changes {replaced}"
+    if pair and problem:
         yield Finding(
-            f"the model is pretrained ({model}), its own tokenizer cannot be looked at here, and --into changes {replaced}.",
-            f"{fix[:-1]}; where the two are the same, write tokenizer.name: {tokenizer} into the config first.",
+            f"the model is pretrained ({pair[0]}), and the tokenizer is {pair[1]}: {problem}.",
+            f"set tokenizer: {pair[0]} in the recipe and convert again, or train a model of this tokenizer's own; where the two are the same, "
+            "name the recipe's in the config.",
         )
 
 
