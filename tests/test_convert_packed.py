@@ -342,4 +342,4 @@ def test_a_published_stream_is_not_packed_again(tmp_path: Path, tokenizer_folder
     )
     answer = mdsmix("check", recipe)
     assert answer.code == 2
-    assert "this stream has none: take it out" in answer.err
+    assert "pack is for streams with a source; take it out" in answer.err

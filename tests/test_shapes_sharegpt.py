@@ -134,8 +134,8 @@ def test_rounds_are_exchanges() -> None:
     ("tags", "said"),
     [
         ({"role": "role"}, "source.tags.role is not a known tag; did you mean role_tag?"),
-        ({"user_tag": "gpt"}, "gives two roles the name gpt"),
-        ({"role_tag": "value"}, "gives role and content the key value"),
+        ({"user_tag": "gpt"}, "function_tag, system_tag the name gpt"),
+        ({"role_tag": "value"}, "gives two of role_tag, content_tag the name value"),
     ],
 )
 def test_tags_that_cannot_be_are_refused(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -47,15 +47,7 @@ OWN_VARIABLES = {
 class Conversations(Finetuning):
     name = "conversations"
     reads = Conversation
-    keys: ClassVar[tuple[str, ...]] = (
-        "columns",
-        "date_string",
-        "rewritten_history",
-        "consecutive_roles",
-        "too_long",
-        "pack",
-    )
-    called = "messages"
+    called = ("finetuning", "messages", "messages without images")
     has_template = True
 
     @classmethod

@@ -59,8 +59,7 @@ class TurnRows:
 
 class Finetuning(Kind):
     word = "finetuning"
-    keys: ClassVar[tuple[str, ...]] = ("too_long", "pack")
-    called = "finetuning"
+    called: ClassVar[tuple[str, ...]] = ("finetuning",)
     window_bytes = WINDOW_BYTES
 
     @classmethod

@@ -45,9 +45,8 @@ class Kind(ABC):
     "Uncompressed source bytes of a work unit."
     line_bytes: ClassVar[int | None] = None
     "The same in files of lines, where it is less."
-    keys: ClassVar[tuple[str, ...]] = ()
-    "Keys of a stream in the recipe that mean something to this kind alone, and what they are `for`."
-    called: ClassVar[str] = ""
+    called: ClassVar[tuple[str, ...]] = ()
+    "The words by which keys of the recipe say that they are for it (`only_of`)."
     has_template: ClassVar[bool] = False
     "A chat template shapes its samples."
     has_images: ClassVar[bool] = False

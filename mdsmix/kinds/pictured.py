@@ -50,11 +50,7 @@ one of text: 96 MiB of images are two seconds of work and more."""
 class ConversationsWithImages(Conversations):
     name = "images"
     reads = Conversation
-    keys = (
-        "images",
-        *(key for key in Conversations.keys if key != "columns"),
-    )
-    called = "messages with images"
+    called = ("finetuning", "messages", "messages with images")
     has_images = True
     window_bytes = Kind.window_bytes
     line_bytes = LINE_BYTES

@@ -28,6 +28,8 @@ from mdsmix.shards.shard_layout import ShardLayout
 from mdsmix.shards.token_ids import Tokens
 
 SPECIAL = "special_token_in_text"
+KEYS = ("layout", "add_bos", "add_eos", "min_tokens", "max_tokens", "pack")
+"What shapes its samples beside what all kinds share."
 
 
 class Pretraining(Kind):
@@ -36,8 +38,7 @@ class Pretraining(Kind):
     name = "pretraining"
     word = "pretraining"
     reads = Document
-    keys = ("layout", "add_bos", "add_eos", "min_tokens", "max_tokens", "pack")
-    called = "pretraining"
+    called = ("pretraining",)
     has_targets = False
 
     @classmethod
@@ -59,7 +60,7 @@ class Pretraining(Kind):
         return {
             "target_prompts": "none",
             "target_responses": "last",
-            **{key: getattr(stream, key) for key in cls.keys},
+            **{key: getattr(stream, key) for key in KEYS},
         }
 
     @classmethod

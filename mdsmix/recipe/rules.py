@@ -18,7 +18,7 @@ from mdsmix.recipe.amounts import (
     told,
     written_shares,
 )
-from mdsmix.recipe.spec import Recipe, StreamSpec, WeightSpec
+from mdsmix.recipe.spec import UNSOURCED, Recipe, StreamSpec, WeightSpec, foreign_keys
 from mdsmix.typed import brief
 from mdsmix.words import hint, listed
 
@@ -82,14 +82,7 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     if not STREAM_NAME.fullmatch(stream.split):
         yield f"split is {stream.split!r}; it names one folder: use letters, digits, '.', '_' and '-'."
     if stream.source is None:
-        if stream.holdout is not None:
-            yield "holdout takes a share out of the source when converting, and this stream has none: take it out."
-        if stream.sample is not None:
-            yield "sample takes a share of the source when converting, and this stream has none: take it out; mix says how much of it is drawn."
-        if stream.duplicates != "keep":
-            yield "duplicates: drop leaves records out when a source is converted, and this stream has none: take it out."
-        if stream.pack:
-            yield "pack: true packs samples when a source is converted, and this stream has none: take it out."
+        yield from foreign_keys(stream, {UNSOURCED})
         if not (stream.remote or stream.local):
             yield "has neither a source nor a remote or local; say what to convert or where it was published."
         return
@@ -101,8 +94,6 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     yield from sample_contradictions(recipe, stream)
     if stream.holdout is not None:
         yield from _holdout_contradictions(recipe, stream)
-    if stream.remote or stream.local:
-        yield "remote and local belong to streams without a source; this one is published under the recipe's remote or local."
     if not stream.source.path:
         yield "source.path is empty; name a file, a glob or an s3:// URL."
     if stream.kind is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -33,6 +33,12 @@ def must_be(words: str, holds: Callable[[Any], object]) -> dict[str, Any]:
     return {"must": Must(words, holds)}
 
 
+def only_of(whom: str, *synonyms: str) -> dict[str, Any]:
+    """Metadata of a stream's key: the streams to which it means something, in the words of a Kind's `called`."""
+    return {"only of": whom, "also called": synonyms}
+
+
+SOURCED, UNSOURCED = "streams with a source", "streams without a source"
 COMPRESSION = re.compile(r"zstd(:([1-9]|1\d|2[0-2]))?")
 SHARE = re.compile(r"(0?\.\d+|[01](\.0*)?)|(\d{1,2}(\.\d+)?|100)%|\d(\.\d+)?e-\d{1,2}")
 "Of records. The last form is how Python writes what YAML reads as 0.00001."
@@ -157,29 +163,39 @@ class StreamSpec:
     name: str
     kind: Literal["pretraining", "finetuning"] | None = None
     source: SourceSpec | None = None
-    layout: Literal["concat", "document"] = "concat"
-    add_bos: bool = False
-    "Pretraining: start every document with BOS where the tokenizer itself does not."
-    add_eos: bool = True
-    "Pretraining: end every document with EOS where the tokenizer itself does not."
-    min_tokens: int = field(default=0, metadata=must_be("0 or more", lambda value: value >= 0))
-    "Pretraining: documents of fewer tokens (specials included) are filtered."
-    max_tokens: int | None = None
-    "Pretraining: documents of more tokens are filtered."
-    date_string: str | None = None
-    "Finetuning: the date that chat templates print; without it, today's, as LLM-Foundry passes it."
-    columns: Literal["turns", "compact"] = "turns"
-    "Finetuning on messages: `compact` writes the two columns of prompt/response (last/none only)."
-    rewritten_history: Literal["reject", "last", "each"] = "reject"
-    "Finetuning on messages: what becomes of a conversation whose earlier turns the chat template prints otherwise later."
-    too_long: Literal["cut", "filter", "first_turns"] = "cut"
-    "Finetuning: what becomes of a record of more than max_seq_len tokens."
-    pack: bool = field(default=False, metadata=also_called("packing", "packed"))
+    layout: Literal["concat", "document"] = field(default="concat", metadata=only_of("pretraining"))
+    add_bos: bool = field(default=False, metadata=only_of("pretraining"))
+    "Start every document with BOS where the tokenizer itself does not."
+    add_eos: bool = field(default=True, metadata=only_of("pretraining"))
+    "End every document with EOS where the tokenizer itself does not."
+    min_tokens: int = field(
+        default=0, metadata=only_of("pretraining") | must_be("0 or more", lambda value: value >= 0)
+    )
+    "Documents of fewer tokens (specials included) are filtered."
+    max_tokens: int | None = field(default=None, metadata=only_of("pretraining"))
+    "Documents of more tokens are filtered."
+    date_string: str | None = field(default=None, metadata=only_of("messages"))
+    "The date that chat templates print; without it, today's, as LLM-Foundry passes it."
+    columns: Literal["turns", "compact"] = field(
+        default="turns", metadata=only_of("messages without images")
+    )
+    "`Compact` writes the two columns of prompt/response (last/none only)."
+    rewritten_history: Literal["reject", "last", "each"] = field(
+        default="reject", metadata=only_of("messages")
+    )
+    "What becomes of a conversation whose earlier turns the chat template prints otherwise later."
+    too_long: Literal["cut", "filter", "first_turns"] = field(
+        default="cut", metadata=only_of("finetuning")
+    )
+    "What becomes of a record of more than max_seq_len tokens."
+    pack: bool = field(default=False, metadata=only_of(SOURCED, "packing", "packed"))
     "Whether documents, pairs or conversations are joined into rows of max_seq_len when converting, each row with where its samples begin."
-    consecutive_roles: Literal["reject", "merge"] = "reject"
-    "Finetuning on messages: what becomes of messages of one role in a row."
+    consecutive_roles: Literal["reject", "merge"] = field(
+        default="reject", metadata=only_of("messages")
+    )
+    "What becomes of messages of one role in a row."
     sample: str | int | float | None = field(
-        default=None, metadata=also_called("fraction", "subsample", "sample_rate", "ratio")
+        default=None, metadata=only_of(SOURCED, "fraction", "subsample", "sample_rate", "ratio")
     )
     "The share of the records, 5% or 0.05, that the stream is made of; `budget`: as many as its share of the budget wants."
     expected_mean_tokens: int | float | None = field(
@@ -189,7 +205,8 @@ class StreamSpec:
     "What others found that a record holds on average: only held against what is found here."
     holdout: str | int | float | None = field(
         default=None,
-        metadata=must_be(
+        metadata=only_of(SOURCED)
+        | must_be(
             "a share between 0 and 1, such as 0.5% or 0.005",
             lambda value: is_share(value) and 0 < share_of(value) < 1,
         ),
@@ -198,20 +215,28 @@ class StreamSpec:
     held_out_of: str | None = field(default=None, metadata={"set by": "the reader"})
     "Of what is held out: the stream that it was taken from."
     duplicates: Literal["keep", "drop"] = field(
-        default="keep", metadata=also_called("dedup", "deduplicate", "duplicate")
+        default="keep", metadata=only_of(SOURCED, "dedup", "deduplicate", "duplicate")
     )
     "What becomes of records that say the same as an earlier one of the stream: kept and counted, or dropped."
-    images: ImagesSpec | None = None
-    "Finetuning on messages: their images."
+    images: ImagesSpec | None = field(default=None, metadata=only_of("messages with images"))
+    "Their images."
     split: str = "train"
-    remote: str | None = None
-    "Only without a source: where the stream was published."
-    local: str | None = None
-    "Only without a source: its folder, or with a remote the training node's cache of it."
+    remote: str | None = field(default=None, metadata=only_of(UNSOURCED))
+    "Where the stream was published."
+    local: str | None = field(default=None, metadata=only_of(UNSOURCED))
+    "Its folder, or with a remote the training node's cache of it."
 
     @property
     def has_images(self) -> bool:
         return self.images is not None or (self.source is not None and self.source.shape in SEEING)
+
+
+def foreign_keys(stream: StreamSpec, called: Collection[str]) -> Iterator[str]:
+    """Sentences on keys that mean nothing to a stream that is called so."""
+    for key in dataclasses.fields(stream):
+        whom = key.metadata.get("only of")
+        if whom and whom not in called and getattr(stream, key.name) != key.default:
+            yield f"{key.name} is for {whom}; take it out, it would change nothing."
 
 
 @dataclass(frozen=True, kw_only=True)
