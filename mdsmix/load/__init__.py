@@ -5,8 +5,7 @@ give, for both kinds of stream in one loader. Importing it imports torch and str
 room of mdsmix does.
 """
 
-from mdsmix.load.documents import document_mask
 from mdsmix.load.loader import MixLoader, build_loader
-from mdsmix.load.training_rows import TokenIds
+from mdsmix.load.training_rows import TokenIds, document_mask
 
 __all__ = ["MixLoader", "TokenIds", "build_loader", "document_mask"]

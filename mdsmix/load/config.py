@@ -12,7 +12,7 @@ from typing import Any
 
 from mdsmix import typed
 from mdsmix.errors import RecipeError
-from mdsmix.load.stream import BEST_HASH
+from mdsmix.load.dataset import BEST_HASH
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.training.loader_keys import TARGET_KEYS, DatasetKeys, LoaderKeys, names_of
 from mdsmix.training.section_values import refuse

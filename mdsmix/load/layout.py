@@ -24,7 +24,7 @@ from streaming.base.util import number_abbrev_to_int
 from streaming.base.world import World
 
 from mdsmix.errors import RecipeError
-from mdsmix.load.stream import reason
+from mdsmix.load.dataset import reason
 
 Ids = NDArray[np.int64]
 LARGEST = 200_000_000

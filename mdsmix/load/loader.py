@@ -21,12 +21,11 @@ from streaming import StreamingDataLoader
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.load.collate import Batch, Collate, Separator
 from mdsmix.load.config import LoaderSettings, read_settings
-from mdsmix.load.dataset import MixDataset
+from mdsmix.load.dataset import CheckedStream, MixDataset, reason
 from mdsmix.load.internals import drop_stale_memory
-from mdsmix.load.pack import Packer, best_ratio, ratios
-from mdsmix.load.processor import named_vision, published_vision
-from mdsmix.load.stream import CheckedStream, reason
+from mdsmix.load.order import Packer, best_ratio, ratios
 from mdsmix.load.training_rows import Row, RowRules, TokenIds
+from mdsmix.load.vision import named_vision, published_vision
 from mdsmix.training.findings import refusal
 from mdsmix.training.loader_keys import LoaderKeys, OwnLoaderKeys
 from mdsmix.training.lock import settings_of as lock_settings

@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import Any
 
 from mdsmix.errors import RecipeError
+from mdsmix.load.collate import prepare, rows_of
 from mdsmix.load.config import settings_of
 from mdsmix.load.loader import open_loader
-from mdsmix.load.microbatches import prepare, rows_of
 from mdsmix.load.training_rows import TokenIds
 from mdsmix.training.loader_keys import OWN
 from mdsmix.training.sections import LoaderSection

@@ -12,16 +12,14 @@ from mdsmix.load.collate import Collate
 from mdsmix.load.config import LoaderSettings, read_settings
 from mdsmix.load.layout import NOBODY, Ids, Layout, SampleAt, world_of
 from mdsmix.load.loader import PROFILED, collate_of, rules_of
-from mdsmix.load.pack import best_ratio, ratios
-from mdsmix.load.processor import refuse_packing
+from mdsmix.load.order import best_ratio, ratios
 from mdsmix.load.training_rows import RowRules, TokenIds
+from mdsmix.load.vision import refuse_packing
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.world import World
 from mdsmix.preview.asked import Asked, EpochState
 from mdsmix.preview.epoch import count, sample_tokens, windows_of
-from mdsmix.preview.image_lengths import Images, images_of
-from mdsmix.preview.reading import ShardReader, require_shards
-from mdsmix.preview.result import Epoch, Preview, Rank, Shown, Step
+from mdsmix.preview.reading import Images, ShardReader, images_of, require_shards
 from mdsmix.preview.rows import (
     bins_of,
     content_of,
@@ -29,6 +27,7 @@ from mdsmix.preview.rows import (
     rows_of,
     slots_of,
 )
+from mdsmix.preview.verdict import Epoch, Preview, Rank, Shown, Step
 from mdsmix.shards.token_ids import layout_of
 
 

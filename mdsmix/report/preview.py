@@ -8,9 +8,8 @@ from dataclasses import replace
 from mdsmix.encode.decoder import Decoder
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import IGNORED
-from mdsmix.preview.result import Preview, Rank, Step
 from mdsmix.preview.rows import SampleRow, StreamInStep
-from mdsmix.preview.verdict import verdict
+from mdsmix.preview.verdict import Preview, Rank, Step, verdict
 from mdsmix.report.segments import Segment, marked, segments
 from mdsmix.report.show import Item, Run, SampleText, Title
 from mdsmix.table import Column, Estimate, Row, Table

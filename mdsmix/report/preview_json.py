@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mdsmix.encode.decoder import Decoder
-from mdsmix.preview.result import Preview, Step
 from mdsmix.preview.rows import SampleRow
-from mdsmix.preview.verdict import verdict
+from mdsmix.preview.verdict import Preview, Step, verdict
 from mdsmix.report.preview import epoch_table, row_segments, shard_of, step_table, windows_table
 from mdsmix.report.segments import sample_json
 from mdsmix.table import as_json

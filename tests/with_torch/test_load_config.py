@@ -10,7 +10,7 @@ import pytest
 
 from mdsmix.errors import RecipeError
 from mdsmix.load.config import read_settings
-from mdsmix.load.stream import BEST_HASH
+from mdsmix.load.dataset import BEST_HASH
 from tests.with_torch.load_streams import config
 
 WEB = {"web": {"local": "web", "split": "train", "repeat": 0.5}}

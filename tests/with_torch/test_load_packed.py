@@ -15,9 +15,8 @@ from streaming import StreamingDataset
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import TokenIds, build_loader, document_mask
 from mdsmix.load.collate import Batch, Collate
-from mdsmix.load.documents import positions
-from mdsmix.load.pack import Packer
-from mdsmix.load.training_rows import Row, RowRules, row_of
+from mdsmix.load.order import Packer
+from mdsmix.load.training_rows import Row, RowRules, positions, row_of
 from tests.converting import run_recipe, write_jsonl, write_recipe
 from tests.test_convert_packed import KINDS, records, streams
 from tests.with_torch.load_streams import EOS, IDS, PAD, config, write_stream, write_tokens

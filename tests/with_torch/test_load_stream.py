@@ -14,7 +14,7 @@ from streaming.base.shared.prefix import _pack_locals
 
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.load import build_loader, internals
-from mdsmix.load.stream import FASTEST_FIRST
+from mdsmix.load.dataset import FASTEST_FIRST
 from tests.with_torch.load_streams import IDS, config, write_tokens
 
 

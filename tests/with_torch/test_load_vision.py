@@ -26,7 +26,7 @@ from mdsmix.encode.processor_server import SizeCounts
 from mdsmix.engines.memory import held
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
-from mdsmix.load.microbatches import prepare, rows_of
+from mdsmix.load.collate import prepare, rows_of
 from mdsmix.load.training_rows import RowImages
 from mdsmix.load.vision import decoded, opened
 from mdsmix.mix.render import render

@@ -23,9 +23,8 @@ from mdsmix.mix.world import World as Machines
 from mdsmix.preview.asked import Asked
 from mdsmix.preview.epoch import Counts, Drift, windows_of
 from mdsmix.preview.first_steps import preview
-from mdsmix.preview.result import Preview
 from mdsmix.preview.rows import StepContent
-from mdsmix.preview.verdict import verdict
+from mdsmix.preview.verdict import Preview, verdict
 from tests.published import CARD
 from tests.with_torch.load_streams import IDS, PAIR, config, pair, rows_of, write_stream
 

@@ -33,7 +33,7 @@ from mdsmix.training.loader_keys import whole
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from mdsmix.preview.result import Preview
+    from mdsmix.preview.verdict import Preview
 
 GPUS = (8, 4, 2, 1)
 "Devices of a node without --gpus: the first of these that divides the batch."

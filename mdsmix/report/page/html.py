@@ -30,7 +30,7 @@ from mdsmix.table import Table, cell_text, size_of
 from mdsmix.words import WRITTEN, plural, printable
 
 if TYPE_CHECKING:
-    from mdsmix.preview.result import Preview
+    from mdsmix.preview.verdict import Preview
 
 TEMPLATES = Path(__file__).parent / "templates"
 

@@ -15,7 +15,7 @@ from mdsmix.mix.resolve import resolve
 from mdsmix.mix.world import World as Machines
 from mdsmix.preview.asked import Asked
 from mdsmix.preview.first_steps import preview
-from mdsmix.preview.result import Step
+from mdsmix.preview.verdict import Step
 
 BATCH = 6
 
