@@ -43,25 +43,18 @@ def test_replaced_indexes_are_kept_and_a_damaged_one_is_passed_over(folder: Loca
     assert len(list(superseded(folder))) == 1
 
 
-@pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize(
     ("before", "is_written"), [(None, True), (b"abcd", True), (b"abcdef", True), (b"ABCDE", False)]
 )
 def test_what_is_named_by_its_bytes_is_written_unless_all_of_it_is_there(
-    folder: Location, listed: bool, before: bytes | None, is_written: bool
+    folder: Location, before: bytes | None, is_written: bool
 ) -> None:
     """By its size, a name's bytes being what they are: `ABCDE` shows that it was not written over."""
     at = folder / "a"
     if before is not None:
         at.write(before)
-    held = {(name, stat.size) for name, stat in folder.list()} if listed else None
-    write_once(at, PARTS, held)
+    write_once(at, PARTS)
     assert at.read() == (b"abcde" if is_written else before)
-
-
-def test_a_listing_of_other_names_is_none_of_this_one(folder: Location) -> None:
-    write_once(folder / "a", PARTS, {("b", 5), ("a", 4)})
-    assert (folder / "a").read() == b"abcde"
 
 
 @pytest.mark.parametrize("before", [b"", b"new", b"longer than that", None])

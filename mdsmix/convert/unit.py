@@ -47,10 +47,6 @@ STALE = (
 )
 
 
-NOTHING: frozenset[tuple[str, int]] = frozenset()
-"Of what a unit stores nothing is looked for at the target: it is written, most likely for the first time."
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookTask:
     """Reads a unit for what it holds, and what its images hold, as a task of an engine: its records may be stored under another name."""
@@ -160,7 +156,7 @@ def _convert(
         digests.add_images(number, pictures.seen.digest)
     window = digests.window(number)  # all of it has been read now
     base, key = lines_key(job, window), window_key(job, window, dropped)
-    made.shards += store_shards(job.folder, job.layout, rest, NOTHING)
+    made.shards += store_shards(job.folder, job.layout, rest, is_new=True)
     record = UnitRecord(
         key=key,
         base=base if base != key else "",
@@ -232,7 +228,7 @@ def _encode(
             folders = [beside[name] for name in batch.files(piece)] if beside else ()
             encoded = made.reading.encode(records, made.read + piece.start, folders)
             for full in made.rows.add(encoded):
-                made.shards += store_shards(job.folder, job.layout, full, NOTHING)
+                made.shards += store_shards(job.folder, job.layout, full, is_new=True)
             made.ids.add(encoded.ids)
             made.tally.add(batch, piece, encoded)
             reporter.on_progress(

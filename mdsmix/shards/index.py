@@ -7,7 +7,6 @@ shard. Unknown top-level keys are ignored, as Streaming ignores them. Source: st
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -23,10 +22,6 @@ from mdsmix.shards.shard_layout import ShardLayout
 from mdsmix.storage import Location, Stat
 
 BASENAME = "index.json"
-COMPRESSION = re.compile(
-    r"(br(:(\d|1[01]))?|bz2(:[1-9])?|gz(:\d)?|snappy|zstd(:([1-9]|1\d|2[0-2]))?)", re.ASCII
-)
-"Compressions that Streaming undoes, with their levels."
 LARGEST = 1 << 28
 "256 MiB: the index of 400,000 shards, 26 TB as a rule. More would take more memory than a look at a stream should."
 
@@ -169,13 +164,10 @@ def _problem(shard: Shard) -> str | None:
             return f"names the file {typed.brief(file.basename)}, which is not inside the stream's folder"
         if not 0 <= file.bytes < 1 << 32:
             return f"says it has {typed.brief(file.bytes)} bytes"
-    packed = shard.compression
-    if packed and not COMPRESSION.fullmatch(packed):
-        return f"says it is compressed by {typed.brief(packed)}, which Streaming does not know"
-    if bool(packed) != bool(shard.zip_data):
+    if bool(shard.compression) != bool(shard.zip_data):
         return "contradicts itself in whether it is compressed"
-    names, encodings, sizes = shard.column_names, shard.column_encodings, shard.column_sizes
-    if shard.samples < 0 or not len(names) == len(encodings) == len(sizes):
+    encodings, sizes = shard.column_encodings, shard.column_sizes
+    if shard.samples < 0 or not len(shard.column_names) == len(encodings) == len(sizes):
         return "contradicts itself in samples or columns"
     if problem := _column_problem(tuple(encodings), tuple(sizes)):
         return problem

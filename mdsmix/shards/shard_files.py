@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -32,18 +32,11 @@ def write_if_new(at: Location, content: bytes) -> None:
         at.write(content)
 
 
-def write_once(
-    at: Location, parts: list[memoryview], held: Collection[tuple[str, int]] | None = None
-) -> None:
-    """For files named by the hash of their bytes: one that is there in its full size is these bytes. `held`: names and sizes
-    of what is there, where that was listed."""
-    size = sum(part.nbytes for part in parts)
-    if held is None:
-        stat = at.stat()
-        is_there = stat is not None and stat.size == size
-    else:
-        is_there = (at.name, size) in held
-    if not is_there:
+def write_once(at: Location, parts: list[memoryview], is_new: bool = False) -> None:
+    """For files named by the hash of their bytes: one that is there in its full size is these bytes. `is_new`: nobody has written them,
+    so nobody looks."""
+    stat = None if is_new else at.stat()
+    if stat is None or stat.size != sum(part.nbytes for part in parts):
         at.write(*parts)
 
 
@@ -83,15 +76,11 @@ def _refuse_link(folder: Location) -> None:
         )
 
 
-NamesAndSizes = Collection[tuple[str, int]]
-"Names and sizes of the files in a folder."
-
-
 def store_shards(
-    folder: Location, layout: ShardLayout, rows: Rows, held: NamesAndSizes | None = None
+    folder: Location, layout: ShardLayout, rows: Rows, is_new: bool = False
 ) -> list[Shard]:
-    """Writes the rows as shards into `folder`; returns their index entries, in order. `held`: what was listed there."""
-    return [_store(folder, layout, piece, held) for piece in split(rows)]
+    """Writes the rows as shards into `folder`; returns their index entries, in order. `is_new`: none of them lies there."""
+    return [_store(folder, layout, piece, is_new) for piece in split(rows)]
 
 
 def distinct(shards: list[Shard]) -> list[Shard]:
@@ -150,15 +139,15 @@ def _bring(source: Location, target: Location) -> None:
         source.copy_to(target)
 
 
-def _store(folder: Location, layout: ShardLayout, rows: Rows, held: NamesAndSizes | None) -> Shard:
+def _store(folder: Location, layout: ShardLayout, rows: Rows, is_new: bool) -> Shard:
     parts = shard_parts(layout, rows)
     raw = _described(parts)
     if layout.compression is None:
-        write_once(folder / raw.basename, parts, held)
+        write_once(folder / raw.basename, parts, is_new)
         return Shard.of(layout, len(rows), raw, None)
     packed = memoryview(compressed(parts, layout.compression))
     zipped = _described([packed], ".zstd")
-    write_once(folder / zipped.basename, [packed], held)
+    write_once(folder / zipped.basename, [packed], is_new)
     raw = StoredFile(
         basename=zipped.basename.removesuffix(".zstd"), bytes=raw.bytes, hashes=raw.hashes
     )
