@@ -15,7 +15,7 @@ import typer.main
 
 from mdsmix import __version__, kinds
 from mdsmix.cli import main
-from mdsmix.cli.gone import GONE
+from mdsmix.cli.main import GONE
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, TooManyBadRecords, Unreachable
 from tests.converting import Answer, documents, mdsmix, write_recipe
 from tests.published import CONCAT, TOKEN_ROW, publish

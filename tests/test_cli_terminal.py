@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.report.findings import print_findings
+from mdsmix.report.show import print_findings
 from mdsmix.training.findings import Finding
 from tests.converting import Answer, documents, mdsmix, pairs, write_jsonl, write_recipe
 from tests.corpus import train_tokenizer

@@ -212,11 +212,11 @@ def test_the_command_shows_samples_that_are_trained_and_says_what_it_left_out(
     assert shared == text(first["places"][0]["sample"])
     said = mdsmix("leaks", recipe, "-n", 1).out
     assert "7 samples of quiz" in said
-    assert "1 sample has fewer than 13 tokens" in said
+    assert "skipped 1 sample of fewer than 13 tokens" in said
     assert "left out as common (--common): 0 that stand in more than 10 samples of the evaluations" in said  # fmt: skip
     assert said.count("⟦") == 2
     assert "listed" not in said, "all of them are"
-    monkeypatch.setattr("mdsmix.report.leaks.ROWS", 2)
+    monkeypatch.setattr("mdsmix.report.leaked_samples.ROWS", 2)
     assert "the first 2 of 3 samples are listed, --json has all" in mdsmix("leaks", recipe).out
     assert "of 1 sample at least half the grams were left out as common" in said
     assert "a lower bound, of one tokenizer" in said

@@ -17,7 +17,7 @@ from mdsmix.cli.main import app
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.mix.check import findings
 from mdsmix.mix.resolve import mix_of_streams
-from mdsmix.report.findings import print_findings
+from mdsmix.report.show import print_findings
 from mdsmix.training.findings import Finding
 from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 from tests.corpus import train_tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from mdsmix.report.card import card_rows
+from mdsmix.report.inspection import card_rows
 from mdsmix.shards.counts import Records
 from mdsmix.shards.published import read_in
 from mdsmix.shards.side_files import SourceEntry

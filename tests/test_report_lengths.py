@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.report.length_bars import BAR, bars
+from mdsmix.report.inspection import BAR, bars
 from mdsmix.shards.counts import histogram
 
 LINE = re.compile(r" *([\d,]+)(?:-([\d,]+))?  ([█▏▎▍▌▋▊▉ ]{24}) ([\d,]+) \([\d.]+%\)")

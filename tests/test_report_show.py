@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from mdsmix.report.show import NamedValues, shortened, show
+from mdsmix.report.show import NamedValues, show
 from mdsmix.table import Column, Table, as_json
 
 TABLE = Table(
@@ -89,19 +89,6 @@ def test_a_long_value_is_folded_between_words() -> None:
 
 def test_what_is_no_terminal_gets_whole_values() -> None:
     assert len(pairs(34, is_terminal=False)) == 2
-
-
-def test_a_long_text_keeps_its_ends() -> None:
-    runs = [("abc", "text"), ("defgh", "mark"), ("ij", "text")]
-    for most in range(2, 12, 2):
-        said = "".join(text for text, _ in shortened(runs, most))
-        if most >= 10:
-            assert said == "abcdefghij"
-        else:
-            assert (
-                said
-                == f"{'abcdefghij'[: most // 2]} ... {10 - most} characters ... {'abcdefghij'[10 - most // 2 :]}"
-            )
 
 
 def test_a_cell_steers_no_terminal_and_is_no_emoji() -> None:

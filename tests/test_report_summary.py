@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mdsmix.convert.outcome import Outcome
+from mdsmix.report.conversions import COLUMNS, summary
 from mdsmix.report.show import show
-from mdsmix.report.summary import COLUMNS, summary
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import make_index
 from mdsmix.shards.manifest import Manifest, UnitShards

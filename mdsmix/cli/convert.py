@@ -2,128 +2,87 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
-
-import typer
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
 
 from mdsmix.cli.options import (
     AsJson,
     Memory,
+    Number,
     Overrides,
     QuarantineCrashes,
     Quiet,
     RecipePath,
+    Text,
+    Texts,
     Workers,
     echo,
     echo_each,
     echo_json,
+    flag,
+    option,
     stream_names,
 )
 from mdsmix.errors import RecipeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from mdsmix.convert.outcome import Outcome, Watcher
-    from mdsmix.convert.parts import PartOutcome
     from mdsmix.convert.planning import Options
     from mdsmix.recipe import Recipe
-    from mdsmix.report.show import Item
 
-T = TypeVar("T")
+WHAT, HOW = "What", "How"
 
 
 def convert(
     recipe: RecipePath,
     overrides: Overrides = None,
-    only: Annotated[
-        Optional[list[str]],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
-        typer.Option(
-            metavar="STREAM",
-            help="Convert this stream only; may be repeated.",
-            autocompletion=stream_names,
-            rich_help_panel="What",
-        ),
-    ] = None,
-    limit: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Only the first N records of each stream, published under <stream>/limit-N/.",
-            rich_help_panel="What",
-        ),
-    ] = None,
-    budget: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            metavar="TOKENS",
-            help="Of each stream only what its share of so many tokens wants, e.g. 2B: a sample by what records say.",
-            rich_help_panel="What",
-        ),
-    ] = None,
-    reencode: Annotated[
-        bool,
-        typer.Option(
-            "--reencode",
-            help="Allow replacing published streams whose columns or sources are others.",
-            rich_help_panel="What",
-        ),
-    ] = False,
-    max_bad: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            metavar="SHARE",
-            help="Publish nothing where more records are bad, e.g. 0.1%.",
-            rich_help_panel="What",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Say what would be done and why.", rich_help_panel="How"),
-    ] = False,
-    verify_source: Annotated[
-        bool,
-        typer.Option(
-            "--verify-source",
-            help="Read sources again even where size and modification time are as they were.",
-            rich_help_panel="How",
-        ),
-    ] = False,
-    verify_target: Annotated[
-        bool,
-        typer.Option(
-            "--verify-target",
-            help="Read and hash the shards that are there before they are reused; make damaged ones anew.",
-            rich_help_panel="How",
-        ),
-    ] = False,
-    part: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            metavar="K/N",
-            help="Do the K-th of N parts of the work, from 1, as one job of an array; publish nothing.",
-            rich_help_panel="How",
-        ),
-    ] = None,
-    finish: Annotated[
-        bool,
-        typer.Option(
-            "--finish",
-            help="Do what the parts have not done, join all, publish.",
-            rich_help_panel="How",
-        ),
-    ] = False,
-    engine: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Who does the work: local, ray, or ray://HOST:PORT.",
-            rich_help_panel="How",
-        ),
-    ] = "local",
+    only: Texts = option(
+        None,
+        "Convert this stream only; may be repeated.",
+        "STREAM",
+        panel=WHAT,
+        autocompletion=stream_names,
+    ),
+    limit: Number = option(
+        None,
+        "Only the first N records of each stream, published under <stream>/limit-N/.",
+        "N",
+        least=1,
+        panel=WHAT,
+    ),
+    budget: Text = option(
+        None,
+        "Of each stream only what its share of so many tokens wants, e.g. 2B: a sample by what records say.",
+        "TOKENS",
+        panel=WHAT,
+    ),
+    reencode: bool = flag(
+        "--reencode", "Allow replacing published streams whose columns or sources are others.", WHAT
+    ),
+    max_bad: Text = option(
+        None, "Publish nothing where more records are bad, e.g. 0.1%.", "SHARE", panel=WHAT
+    ),
+    dry_run: bool = flag("--dry-run", "Say what would be done and why.", HOW),
+    verify_source: bool = flag(
+        "--verify-source",
+        "Read sources again even where size and modification time are as they were.",
+        HOW,
+    ),
+    verify_target: bool = flag(
+        "--verify-target",
+        "Read and hash the shards that are there before they are reused; make damaged ones anew.",
+        HOW,
+    ),
+    part: Text = option(
+        None,
+        "Do the K-th of N parts of the work, from 1, as one job of an array; publish nothing.",
+        "K/N",
+        panel=HOW,
+    ),
+    finish: bool = flag("--finish", "Do what the parts have not done, join all, publish.", HOW),
+    engine: str = option(
+        "local", "Who does the work: local, ray, or ray://HOST:PORT.", "NAME", panel=HOW
+    ),
     workers: Workers = None,
     memory: Memory = None,
     quarantine_crashes: QuarantineCrashes = False,
@@ -136,8 +95,8 @@ def convert(
 
     What is unchanged is not done again; bad records are set aside in quarantine/ and counted.
     """
-    from mdsmix.convert.dry_run import describe
     from mdsmix.convert.planning import Options
+    from mdsmix.convert.preview import preview
     from mdsmix.engines.memory import bytes_of
     from mdsmix.kinds import open_recipe
 
@@ -172,21 +131,19 @@ def convert(
         is_finish=finish,
         engine=engine,
     )
-    if part is not None:
-        _convert_part(loaded, options, part, quiet, as_json)
-    elif not dry_run:
-        _convert(loaded, options, quiet, as_json)
-        if limit is None and not as_json and not quiet:
-            _offer_report(recipe, overrides or ())
-    elif as_json:
-        echo_json({"plan": list(describe(loaded, options))})
-    else:
-        echo(*describe(loaded, options))
+    if dry_run:
+        lines = list(preview(loaded, options))
+        return echo_json({"plan": lines}) if as_json else echo(*lines)
+    _run(loaded, options, part, quiet, as_json)
+    if part is None and limit is None and not as_json and not quiet and sys.stdout.isatty():
+        command = ["mdsmix", "report", str(recipe), *(overrides or ()), "-o", "report.html"]
+        echo(f"look at it: {shlex.join(command)}")
+    return None
 
 
 def _budget(written: str | None) -> list[str]:
     """The override of the recipe's budget; a number alone is tokens."""
-    from mdsmix.recipe.amounts import bare_budget
+    from mdsmix.recipe.sampling import bare_budget
 
     if written is None:
         return []
@@ -200,77 +157,43 @@ def _budget(written: str | None) -> list[str]:
 
 def _sampled(recipe: Recipe, quiet: bool) -> Recipe:
     """The recipe with `sample: budget` on every training stream. A stream that takes something else is told on stderr."""
-    from mdsmix.recipe.amounts import BY_BUDGET, sample_contradictions, with_budget
+    from mdsmix.recipe.sampling import BY_BUDGET, sample_contradictions, with_budget
 
     sampled = with_budget(recipe)
     for stream in sampled.sourced:
         for sentence in sample_contradictions(sampled, stream):
             raise RecipeError(f"--budget: streams.{stream.name}: {sentence}")
         if stream.sample != BY_BUDGET and not quiet:
-            taken = (
-                f"sample: {stream.sample} of it"
-                if stream.sample
-                else f"all of it, a {stream.split} split"
-            )
+            taken = f"sample: {stream.sample}" if stream.sample else f"all of its {stream.split} split"  # fmt: skip
             echo(f"{stream.name}: --budget leaves it as the recipe says: {taken}", err=True)
     return sampled
 
 
-def _convert(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> None:
-    from mdsmix.convert.run import convert
-    from mdsmix.report.summary import summary, summary_json, warnings
-
-    def start(watcher: Watcher) -> Iterator[Outcome]:
-        return convert(recipe, options, watcher)
-
-    _run(start, quiet, as_json, summary_json, lambda done: [summary(done)], warnings)
-
-
-def _convert_part(recipe: Recipe, options: Options, text: str, quiet: bool, as_json: bool) -> None:
+def _run(recipe: Recipe, options: Options, part: str | None, quiet: bool, as_json: bool) -> None:
+    """Runs the streams, or a part of them, and shows those that are done, even if a later one fails."""
     from mdsmix.convert.parts import parse
-    from mdsmix.convert.run import convert_part
-    from mdsmix.report.summary import part_warnings, parts_json, parts_shown
-
-    part = parse(text)
-
-    def start(watcher: Watcher) -> Iterator[PartOutcome]:
-        return convert_part(recipe, options, watcher, part)
-
-    _run(start, quiet, as_json, partial(parts_json, part), parts_shown, part_warnings)
-    if not (as_json or quiet):
-        echo("nothing is published yet: when all parts have ended, mdsmix convert RECIPE --finish")
-
-
-def _run(
-    start: Callable[[Watcher], Iterator[T]],
-    quiet: bool,
-    as_json: bool,
-    tree: Callable[[list[T]], Any],
-    shown: Callable[[list[T]], Iterable[Item]],
-    warnings: Callable[[list[T]], Iterable[str]],
-) -> None:
-    """Runs the streams and shows those that are done, even if a later one fails."""
+    from mdsmix.convert.run import convert, convert_part
+    from mdsmix.report.conversions import parts_result, result, warnings
     from mdsmix.report.progress import watching
     from mdsmix.report.show import show
 
-    outcomes: list[T] = []
+    array = None if part is None else parse(part)
+    outcomes = list[Any]()
     try:
         with watching(quiet) as watcher:
-            for outcome in start(watcher):
+            for outcome in (
+                convert_part(recipe, options, watcher, array)
+                if array
+                else convert(recipe, options, watcher)
+            ):
                 outcomes.append(outcome)
     finally:
+        shown, tree = parts_result(array, outcomes) if array else result(outcomes)
         if as_json:
-            echo_json(tree(outcomes))
+            echo_json(tree)
         elif quiet:
             echo_each(warnings(outcomes))
         elif outcomes:
-            show(*shown(outcomes))
-
-
-def _offer_report(recipe: Path, overrides: Sequence[str]) -> None:
-    """Prints the command that makes a page of the mix, on a terminal alone."""
-    import shlex
-    import sys
-
-    if sys.stdout.isatty():
-        echo(f"look at it: {shlex.join(['mdsmix', 'report', str(recipe), *overrides, '-o', 'report.html'])}")  # fmt: skip
+            show(*shown)
+    if array and not (as_json or quiet):
+        echo("nothing is published yet: when all parts have ended, mdsmix convert RECIPE --finish")

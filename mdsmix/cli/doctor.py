@@ -7,8 +7,7 @@ from dataclasses import asdict
 import typer
 
 from mdsmix.cli.options import AsJson, Overrides, RecipePath, echo, echo_json
-
-WOULD_FAIL = 4
+from mdsmix.errors import Unreachable
 
 
 def doctor(recipe: RecipePath, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -27,4 +26,4 @@ def doctor(recipe: RecipePath, overrides: Overrides = None, as_json: AsJson = Fa
     if as_json:
         echo_json({"diagnoses": [asdict(diagnosis) for diagnosis in found]})
     if any(diagnosis.state == "problem" for diagnosis in found):
-        raise typer.Exit(WOULD_FAIL)
+        raise typer.Exit(Unreachable.exit_code)

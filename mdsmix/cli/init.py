@@ -5,97 +5,81 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mdsmix.cli.options import AsJson, echo, echo_each, echo_json
+from mdsmix.cli.options import (
+    AsJson,
+    Text,
+    Texts,
+    argument,
+    echo,
+    echo_each,
+    echo_json,
+    flag,
+    option,
+)
 from mdsmix.errors import RecipeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mdsmix.encode.tokenizer import Decoder
     from mdsmix.init.start import FirstRecipe
     from mdsmix.report.show import Item
 
+ROWS = re.compile(r"(\d{1,9}):(.*)")
+"FlagEmbedding writes a budget as `8192:2B`: the tokens of a row, then all tokens."
+MOST_SAMPLES = 4
+MOST_TOKENS = 150
+
 
 def init(
-    tokenizer: Annotated[
-        str,
-        typer.Option(
-            "--tokenizer",
-            metavar="NAME",
-            help="What the model is trained with: a folder or a hub name.",
-            show_default=False,
-        ),
-    ],
-    files: Annotated[
-        Optional[list[str]],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
-        typer.Argument(
-            metavar="FILES...",
-            help="Files, folders, patterns or s3:// URLs of data; with --dataset-info names of its entries.",
-            show_default=False,
-        ),
-    ] = None,
-    out: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "-o", "--out", metavar="FILE", help="Write the recipe here.", show_default="stdout"
-        ),
-    ] = None,
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="PLACE",
-            help="Where the streams are to be published: a folder or s3:// URL.",
-        ),
-    ] = "./mix",
-    dataset_info: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--dataset-info",
-            metavar="FILE",
-            help="Make streams of the entries of LLaMA-Factory's dataset_info.json.",
-        ),
-    ] = None,
-    mixture: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--mixture",
-            metavar="FILE",
-            help="Make streams of the sources of FlagEmbedding's mixture file, with its percents as shares.",
-        ),
-    ] = None,
-    budget: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--budget",
-            metavar="TOKENS",
-            help="With --mixture: what the percents are of, e.g. 2B, or 8192:2B with the tokens of a row; no more is converted.",
-        ),
-    ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Allow overwriting the file of --out.")
-    ] = False,
+    tokenizer: str = option(
+        ...,
+        "What the model is trained with: a folder or a hub name.",
+        "NAME",
+        shown=False,
+    ),
+    files: Texts = argument(
+        "FILES...",
+        "Files, folders, patterns or s3:// URLs of data; with --dataset-info names of its entries.",
+        None,
+    ),
+    out: Text = option(None, "Write the recipe here.", "FILE", "-o", "--out", shown="stdout"),
+    to: str = option(
+        "./mix", "Where the streams are to be published: a folder or s3:// URL.", "PLACE"
+    ),
+    dataset_info: Text = option(
+        None, "Make streams of the entries of LLaMA-Factory's dataset_info.json.", "FILE"
+    ),
+    mixture: Text = option(
+        None,
+        "Make streams of the sources of FlagEmbedding's mixture file, with its percents as shares.",
+        "FILE",
+    ),
+    budget: Text = option(
+        None,
+        "With --mixture: what the percents are of, e.g. 2B, or 8192:2B with the tokens of a row; no more is converted.",
+        "TOKENS",
+    ),
+    replace: bool = flag("--replace", "Allow overwriting the file of --out."),
     as_json: AsJson = False,
 ) -> None:
     """Look at FILES, recognise their format and shape, and write a recipe that converts them.
 
     Shows a record of each stream as it will be trained, and whatever is not recognised with what is missing.
     """
+    from mdsmix.encode.tokenizer import decoder_of
     from mdsmix.init.start import Request, begin
     from mdsmix.mix.output import require_place, write
     from mdsmix.report.show import show
 
     if not files and not dataset_info:
         raise RecipeError(
-            "no files are named: name files, folders or patterns of data"
-            + (
-                ", among which the sources of --mixture are."
-                if mixture
-                else ", or --dataset-info FILE."
-            )
+            "no files are named: name files, folders or patterns of data (with --mixture its sources are among them), or "
+            "--dataset-info FILE."
         )
     if mixture and dataset_info:
         raise RecipeError(
@@ -123,30 +107,28 @@ def init(
     )
     if out:
         write(out, begun.text)
+    decoder = decoder_of(begun.tokenizer)
     if as_json:
-        echo_json(_json(begun, out))
+        echo_json(_json(begun, decoder) | {"wrote": out})
         return
     if not out:
         typer.echo(begun.text, nl=False)
-    show(*_shown(begun), err=not out)
+    show(*_shown(begun, decoder), err=not out)
     echo_each([*begun.not_read, *begun.left_out, *begun.unknown])
     if out:
         convert = f"mdsmix convert {out}" if begun.live else "mend what keeps its streams out"
         echo(f"wrote {out}; next: {convert}")
 
 
-ROWS = re.compile(r"(\d{1,9}):(.*)")
-"FlagEmbedding writes a budget as `8192:2B`: the tokens of a row, then all tokens."
-
-
 def _budget(written: str | None, mixture: str | None) -> tuple[str | None, int | None]:
     """The budget as a recipe writes it, and the tokens of a row if `8192:2B` names them. A number alone is tokens."""
-    from mdsmix.recipe.amounts import bare_budget
+    from mdsmix.recipe.sampling import bare_budget
 
     if written is None:
         return None, None
     rows = ROWS.fullmatch(written.strip())
     amount = rows[2] if rows else written.strip()
+    length = int(rows[1]) if rows else None
     try:
         if not mixture:
             raise ValueError("it is the budget of a mixture file: name that by --mixture FILE")
@@ -154,37 +136,27 @@ def _budget(written: str | None, mixture: str | None) -> tuple[str | None, int |
             raise ValueError(
                 "how many tokens that is only a conversion tells: give tokens, as in 2B"
             )
-        if rows and int(rows[1]) < 2:
+        if length is not None and length < 2:
             raise ValueError("a row needs 2 tokens at least to give a loss")
     except ValueError as error:
         raise RecipeError(f"--budget is {written!r}; {error}.") from None
-    return amount if "token" in amount.lower() else f"{amount} tokens", int(
-        rows[1]
-    ) if rows else None
+    return amount if "token" in amount.lower() else f"{amount} tokens", length
 
 
-def _shown(begun: FirstRecipe) -> Iterator[Item]:
+def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
     """The first record of each stream, as it is trained."""
-    from mdsmix.encode.decoder import decoder_of
-    from mdsmix.report.segments import runs_of, segments
-    from mdsmix.report.show import SampleText, Title, shortened
+    from mdsmix.report.samples import runs_of, segments, shortened
+    from mdsmix.report.show import SampleText, Title
 
-    decoder = decoder_of(begun.tokenizer)
     for draft in begun.live[:MOST_SAMPLES]:
         yield Title(f"{draft.name}, the first record")
         if (pieces := begun.trials[draft.name].pieces) is not None:
-            yield SampleText(shortened(runs_of(segments(pieces), decoder), MOST_CHARACTERS))
+            yield SampleText(runs_of(shortened(segments(pieces), MOST_TOKENS), decoder))
 
 
-MOST_SAMPLES = 4
-MOST_CHARACTERS = 600
+def _json(begun: FirstRecipe, decoder: Decoder) -> dict[str, Any]:
+    from mdsmix.report.samples import sample_json, segments
 
-
-def _json(begun: FirstRecipe, out: str | None) -> dict[str, Any]:
-    from mdsmix.encode.decoder import decoder_of
-    from mdsmix.report.segments import sample_json, segments
-
-    decoder = decoder_of(begun.tokenizer)
     streams = {}
     for draft in begun.drafts:
         trial = begun.trials[draft.name]
@@ -198,4 +170,4 @@ def _json(begun: FirstRecipe, out: str | None) -> dict[str, Any]:
             "first": None if trial.pieces is None else sample_json(segments(trial.pieces), decoder),
         }
     told = {"left_out": list(begun.left_out), "unknown": list(begun.unknown)}
-    return {"wrote": out, "yaml": begun.text, "streams": streams} | told
+    return {"yaml": begun.text, "streams": streams} | told

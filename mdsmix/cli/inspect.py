@@ -3,50 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
-import typer
-
-from mdsmix.cli.options import AsJson, decoder_option, echo
-from mdsmix.cli.several import Streams, for_each
+from mdsmix.cli.options import (
+    AsJson,
+    File,
+    Number,
+    Streams,
+    Text,
+    decoder_option,
+    echo,
+    flag,
+    for_each,
+    option,
+)
 from mdsmix.errors import RecipeError
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from mdsmix.report.inspection import Choice, Inspection
+    from mdsmix.report.inspection import Inspection
+    from mdsmix.report.samples import Choice
 
 
 def inspect(
     streams: Streams,
-    samples: Annotated[
-        int, typer.Option("-n", "--samples", min=0, metavar="N", help="Samples to show.")
-    ] = 3,
-    sample: Annotated[
-        Optional[list[int]],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
-        typer.Option(min=0, metavar="N", help="Show sample N, the first is 0; may be repeated."),
-    ] = None,
-    longest: Annotated[
-        bool, typer.Option("--longest", help="Show the sample of the most bytes.")
-    ] = False,
-    at_random: Annotated[
-        bool, typer.Option("--random", help="Show samples from anywhere in the stream.")
-    ] = False,
-    seed: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(
-            min=0, metavar="N", help="With --random: which ones.", show_default="another each time"
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        Optional[str],  # noqa: UP045
-        decoder_option("it"),
-    ] = None,
-    images: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--images", metavar="DIR", help="Write the images of the samples here, as stored."
-        ),
-    ] = None,
+    samples: int = option(3, "Samples to show.", "N", "-n", "--samples", least=0),
+    sample: Optional[list[int]] = option(  # noqa: UP045
+        None, "Show sample N, the first is 0; may be repeated.", "N", least=0
+    ),
+    longest: bool = flag("--longest", "Show the sample of the most bytes."),
+    at_random: bool = flag("--random", "Show samples from anywhere in the stream."),
+    seed: Number = option(
+        None, "With --random: which ones.", "N", least=0, shown="another each time"
+    ),
+    tokenizer: Text = decoder_option("it"),
+    images: File = option(None, "Write the images of the samples here, as stored.", "DIR"),
     as_json: AsJson = False,
 ) -> None:
     """Show the manifest of each STREAM as a table and its first samples, trained tokens in ⟦ ⟧, control tokens in ⟨ ⟩.
@@ -75,7 +66,7 @@ def _choice(
 ) -> Choice:
     import random
 
-    from mdsmix.report.inspection import Choice
+    from mdsmix.report.samples import Choice
 
     if bool(places) + longest + at_random > 1:
         raise RecipeError("--sample, --longest and --random exclude each other: give one of them.")
@@ -88,7 +79,7 @@ def _choice(
 
 def _write(found: Inspection, folder: Path) -> list[Path]:
     """Writes the images of the samples. A file is named after its stream and its sample."""
-    from mdsmix.report.segments import write_pictures
+    from mdsmix.report.samples import write_pictures
 
     of = "-".join(Path(found.stream.folder.url).parts[-2:])
     return [

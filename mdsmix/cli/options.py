@@ -1,44 +1,70 @@
-"""Arguments and options of several commands, each written once. `echo` and `echo_json` print."""
+"""Arguments and options of the commands, and what the commands share: streams one after the other, lines and JSON on stdout."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
+from mdsmix.errors import MdsmixError, RecipeError, all_of
 from mdsmix.words import printable
 
-RECIPE = typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.", show_default=False)
+# typer of 0.15 reads no | under Python 3.10: hence Optional.
+Number = Optional[int]  # noqa: UP045
+Text = Optional[str]  # noqa: UP045
+Texts = Optional[list[str]]  # noqa: UP045
+File = Optional[Path]  # noqa: UP045
+
+
+def option(
+    default: Any,
+    help: str,
+    metavar: str | None = None,
+    *names: str,
+    least: float | None = None,
+    shown: bool | str = True,
+    panel: str | None = None,
+    **more: Any,
+) -> Any:
+    """An option with a value. `shown`: the help text for the default; `names`: where the parameter's own name is not the option's."""
+    return typer.Option(
+        default,
+        *names,
+        help=help,
+        metavar=metavar,
+        min=least,
+        show_default=shown,
+        rich_help_panel=panel,
+        **more,
+    )
+
+
+def flag(name: str, help: str, panel: str | None = None) -> Any:
+    """An option without a value."""
+    return typer.Option(False, name, help=help, rich_help_panel=panel)
+
+
+def argument(metavar: str, help: str, *default: None) -> Any:
+    """A positional argument. It is required unless a default, None, is given."""
+    return typer.Argument(*default, metavar=metavar, help=help, show_default=False)
+
+
+RECIPE = argument("RECIPE", "The recipe, a YAML file.")
 RecipePath = Annotated[Path, RECIPE]
-Stream = Annotated[
-    str,
-    typer.Argument(
-        metavar="STREAM", help="A published stream: a folder or s3:// URL.", show_default=False
-    ),
-]
-Mixes = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="RECIPE | TRAIN.yaml | STREAM...",
-        help="A recipe (key=value overrides may follow), a training YAML, or folders and s3:// URLs of published streams.",
-        show_default=False,
-    ),
-]
+MIX = "A recipe (key=value overrides may follow), a training YAML, or folders and s3:// URLs of published streams."
+Mixes = Annotated[list[str], argument("RECIPE | TRAIN.yaml | STREAM...", MIX)]
+STREAMS = "Published streams, folders or s3:// URLs; or a recipe (key=value overrides may follow): all its streams."
+Streams = Annotated[list[str], argument("STREAM... | RECIPE", STREAMS)]
 Overrides = Annotated[
-    Optional[list[str]],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Recipe keys to set, e.g. max_seq_len=4096.",
-        show_default=False,
-    ),
+    Texts, argument("[KEY=VALUE]...", "Recipe keys to set, e.g. max_seq_len=4096.")
 ]
 Workers = Annotated[
-    Optional[int],  # noqa: UP045
+    Number,
     typer.Option(
         min=1,
         metavar="N",
@@ -48,7 +74,7 @@ Workers = Annotated[
     ),
 ]
 Memory = Annotated[
-    Optional[str],  # noqa: UP045
+    Text,
     typer.Option(
         metavar="SIZE",
         help="What all processes together may take, e.g. 2GiB.",
@@ -67,8 +93,7 @@ QuarantineCrashes = Annotated[
 Estimated = Annotated[
     bool,
     typer.Option(
-        "--estimate",
-        help="Work out shares from first samples where tokens were not counted.",
+        "--estimate", help="Work out shares from first samples where tokens were not counted."
     ),
 ]
 Quiet = Annotated[
@@ -77,45 +102,55 @@ Quiet = Annotated[
 ]
 Nodes = Annotated[int, typer.Option(min=1, metavar="N", help="Nodes of the run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
-
-
-def gpus_option(default: bool | str = True) -> Any:
-    """`--gpus`. `default`: the help text for the default; True shows the number itself."""
-    return typer.Option(min=1, metavar="N", help="Devices of a node.", show_default=default)
+GPUS = "Devices of a node."
+ROWS = "Rows of a step, of all devices together."
+BATCH = "global_train_batch_size of the YAML"
 
 
 def decoder_option(whose: str) -> Any:
     """`--tokenizer` of commands that show text. `whose`: what is decoded."""
-    return typer.Option(
-        metavar="NAME",
-        help="Decode with this tokenizer.",
-        show_default=f"the one that made {whose}, if known here",
-    )
-
-
-def batch_option(default: str = "global_train_batch_size of the YAML") -> Any:
-    """`--batch`."""
-    return typer.Option(
-        min=1,
-        metavar="N",
-        help="Rows of a step, of all devices together.",
-        show_default=default,
-    )
+    said = f"the one that made {whose}, if known here"
+    return option(None, "Decode with this tokenizer.", "NAME", shown=said)
 
 
 def stream_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes the names of streams that have a source, from the recipe on the command line; none without a recipe."""
-    from mdsmix.errors import MdsmixError
     from mdsmix.recipe import load_recipe
 
-    words = [
-        str(ctx.params.get("recipe")),
-        *ctx.args,
-    ]  # a line that is not finished is not taken apart
-    with suppress(MdsmixError, StopIteration):
+    words = [str(ctx.params.get("recipe")), *ctx.args]
+    with suppress(MdsmixError, StopIteration):  # an unfinished line is not parsed
         recipe = load_recipe(next(filter(os.path.isfile, words)))
         return [stream.name for stream in recipe.sourced if stream.name.startswith(incomplete)]
     return []
+
+
+def for_each(
+    targets: Sequence[str], as_json: bool, do: Callable[[str], Any], only_made: bool = False
+) -> None:
+    """Calls `do`, which shows a stream or returns its JSON, for each stream; raises what failed when all have had their turn.
+
+    JSON of one stream that is named is its own document; else they are listed as `streams`, with an `error` where one
+    failed. `only_made`: of a recipe only the streams that it makes.
+    """
+    from mdsmix.report.named_streams import named_streams
+
+    every = named_streams(targets)
+    streams = [s.url for s in every if s.is_made or not only_made or s.url in targets]
+    if not streams:
+        raise RecipeError(f"{targets[0]} makes no stream: none of its streams has a source.")
+    results, failed = list[Any](), list[MdsmixError]()
+    for stream in streams:
+        try:
+            results.append(do(stream))
+        except MdsmixError as error:
+            failed.append(error)
+            results.append({"stream": stream, "error": str(error)})
+    if as_json and streams != list(targets)[:1]:
+        echo_json({"streams": results})
+    elif as_json and not failed:
+        echo_json(results[0])
+    if failed:
+        raise all_of(failed)
 
 
 def echo(*lines: str, err: bool = False) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from mdsmix.cli.options import AsJson
-from mdsmix.cli.several import Streams, for_each
+from mdsmix.cli.options import AsJson, Streams, Texts, for_each, option
 
 if TYPE_CHECKING:
     from mdsmix.report.bad_records import BadRecords
@@ -15,36 +12,24 @@ if TYPE_CHECKING:
 
 def quarantine(
     streams: Streams,
-    each: Annotated[
-        int,
-        typer.Option("-n", "--each", min=0, metavar="N", help="Records to show of each reason."),
-    ] = 3,
-    reason: Annotated[
-        Optional[list[str]],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
-        typer.Option(
-            metavar="CODE", help="Only these reasons; may be repeated.", show_default="all"
-        ),
-    ] = None,
+    each: int = option(3, "Records to show of each reason.", "N", "-n", "--each", least=0),
+    reason: Texts = option(None, "Only these reasons; may be repeated.", "CODE", shown="all"),
     as_json: AsJson = False,
 ) -> None:
     """Show the bad records of each STREAM by reason, the most frequent first: where each stands, and what it holds.
 
     They were set aside by `convert`, also by one that published nothing since too many were bad.
     """
-    from mdsmix.report.bad_records import (
-        bad_records_json,
-        bad_records_shown,
-        find_bad_records,
-        refuse_unknown,
-    )
+    from mdsmix.report import bad_records
     from mdsmix.report.show import show
 
-    seen: list[BadRecords] = []
+    every = list["BadRecords"]()
 
     def one(stream: str) -> Any:
-        found = find_bad_records(stream, each, reason or ())
-        seen.append(found)
-        return bad_records_json(found) if as_json else show(*bad_records_shown(found))
+        every.append(found := bad_records.find_bad_records(stream, each, reason or ()))
+        if as_json:
+            return bad_records.bad_records_json(found)
+        return show(*bad_records.bad_records_shown(found))
 
     for_each(streams, as_json, one)
-    refuse_unknown(seen, reason or ())
+    bad_records.refuse_unknown(every, reason or ())

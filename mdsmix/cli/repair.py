@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from mdsmix.cli.options import (
     AsJson,
@@ -14,19 +11,17 @@ from mdsmix.cli.options import (
     Overrides,
     QuarantineCrashes,
     Quiet,
-    Stream,
     Workers,
+    argument,
     echo,
     echo_json,
+    option,
 )
 
 
 def repair(
-    stream: Stream,
-    recipe: Annotated[
-        Path,
-        typer.Option(help="The recipe that made it.", show_default=False),
-    ],
+    stream: str = argument("STREAM", "A published stream: a folder or s3:// URL."),
+    recipe: Path = option(..., "The recipe that made it.", shown=False),
     overrides: Overrides = None,
     workers: Workers = None,
     memory: Memory = None,

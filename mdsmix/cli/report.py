@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
-
 import typer
 
-from mdsmix.cli.options import Mixes, Nodes, batch_option, decoder_option, echo, gpus_option
+from mdsmix.cli.options import (
+    BATCH,
+    GPUS,
+    ROWS,
+    Mixes,
+    Nodes,
+    Number,
+    Text,
+    decoder_option,
+    echo,
+    echo_each,
+    option,
+)
 
 
 def report(
     targets: Mixes,
-    out: Annotated[
-        str, typer.Option("-o", "--out", metavar="FILE", help="Write the page here.")
-    ] = "report.html",
-    samples: Annotated[
-        int, typer.Option("-n", "--samples", min=0, metavar="N", help="Samples of each stream.")
-    ] = 12,
-    seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Which samples, as inspect --random has them.")
-    ] = 0,
+    out: str = option("report.html", "Write the page here.", "FILE", "-o", "--out"),
+    samples: int = option(12, "Samples of each stream.", "N", "-n", "--samples", least=0),
+    seed: int = option(0, "Which samples, as inspect --random has them.", "N", least=0),
     nodes: Nodes = 1,
-    gpus: Annotated[
-        Optional[int],  # noqa: UP045
-        gpus_option("8, fewer where the batch is divided among fewer"),
-    ] = None,
-    batch: Annotated[
-        Optional[int],  # noqa: UP045  typer of 0.15 reads no | under Python 3.10
-        batch_option("global_train_batch_size of the YAML, else 8 a device"),
-    ] = None,
-    tokenizer: Annotated[
-        Optional[str],  # noqa: UP045
-        decoder_option("the streams"),
-    ] = None,
-    preview: Annotated[
-        bool,
-        typer.Option(help="The first global batches too: imports streaming, some seconds."),
-    ] = True,
+    gpus: Number = option(
+        None, GPUS, "N", least=1, shown="8, fewer where the batch is divided among fewer"
+    ),
+    batch: Number = option(None, ROWS, "N", least=1, shown=f"{BATCH}, else 8 a device"),
+    tokenizer: Text = decoder_option("the streams"),
+    preview: bool = typer.Option(
+        True, help="The first global batches too: imports streaming, some seconds."
+    ),
 ) -> None:
     """Write one self-contained HTML page: the mix, its check, lengths, records, plan, first batches, and samples to browse.
 
@@ -58,7 +54,7 @@ def report(
         tokenizer=tokenizer,
         has_preview=preview,
     )
-    page = gather(targets, asked, lambda sentence: echo(sentence, err=True))
+    page = gather(targets, asked, lambda sentence: echo_each([sentence]))
     text = page_html(page)
     write(out, text)
     echo(f"wrote {out}, {size_of(len(text.encode()))}")

@@ -1,85 +1,27 @@
-"""What `inspect` shows of a stream: which samples are chosen, and the tree of a stream and its samples."""
+"""A published stream as `mdsmix inspect` shows it: its manifest, or its index alone, and some of its samples."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-
-from mdsmix.encode.decoder import Decoder, find_decoder
-from mdsmix.errors import RecipeError
-from mdsmix.report.card import card, card_rows
-from mdsmix.report.segments import Picture, Sample, as_shown, pictures_of, runs_of, sample_json
+from mdsmix.encode.tokenizer import Decoder, find_decoder
+from mdsmix.report.samples import Choice, Chosen, choose, runs_of, sample_json
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
-from mdsmix.shards.index import Index
+from mdsmix.shapes import find_shape
+from mdsmix.shards.ids import Name, id_of
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.published import Stream, find_published, read_in
-from mdsmix.shards.shard_samples import read_head, sample_table
-from mdsmix.shards.side_files import Name
-from mdsmix.storage import locate, together
-from mdsmix.words import plural
+from mdsmix.storage import locate
+from mdsmix.table import grouped
+from mdsmix.words import listed, percent, plural
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The options of `mdsmix inspect`: at most one of `places`, `longest` and `seed`."""
-
-    count: int = 3
-    places: Sequence[int] = ()
-    "Samples by their numbers, the first is 0."
-    longest: bool = False
-    seed: int | None = None
-    "`count` at random: the same seed, the same samples."
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A sample and its number in the stream."""
-
-    number: int
-    sample: Sample
-    pictures: Sequence[Picture] = ()
-    "Its images."
-
-
-def choose(stream: Stream, choice: Choice) -> Iterator[Chosen]:
-    """The chosen samples; RecipeError for a number beyond the last sample, Unreachable for a sample that cannot be read."""
-    places = _random(stream.index, choice) if choice.seed is not None else choice.places
-    for place in _largest(stream) if choice.longest else places:
-        yield _chosen(place, _read(stream, place), stream.manifest)
-    is_first = not places and choice.seed is None and not choice.longest
-    if is_first and stream.shards and choice.count:
-        samples = read_head(stream.folder, stream.shards[0], choice.count)
-        for number, sample in enumerate(samples):
-            yield _chosen(number, sample, stream.manifest)
-
-
-def _chosen(number: int, sample: Mapping[str, Any], manifest: Manifest | None) -> Chosen:
-    return Chosen(number, as_shown(sample, manifest), pictures=pictures_of(sample, manifest))
-
-
-def _random(index: Index, choice: Choice) -> list[int]:
-    drawn = random.Random(choice.seed).sample(
-        range(index.samples), min(choice.count, index.samples)
-    )
-    return sorted(drawn)
-
-
-def _read(stream: Stream, place: int) -> dict[str, Any]:
-    if place >= stream.index.samples:
-        raise RecipeError(
-            f"--sample {place}: {stream.folder} holds {plural(stream.index.samples, 'sample')}, the first is 0; name one that is there."
-        )
-    return stream.read(place)
-
-
-def _largest(stream: Stream) -> list[int]:
-    """The sample of the most bytes, by the tables at the heads of the shards; none of an empty stream."""
-    sizes = together(lambda shard: np.diff(sample_table(stream.folder, shard)), stream.shards)
-    return [int(np.concatenate(sizes).argmax())] if stream.index.samples else []
+MOST_SOURCES = 5
+BAR = 24
+"Characters of the longest bar: with the bounds and the count, a line keeps within 80."
+EIGHTHS = " ▏▎▍▌▋▊▉"
+Pairs = Iterator[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +35,11 @@ class Inspection:
     ids: Mapping[int, Name | list[Name]] = field(default_factory=dict)
     "Number of a sample -> the id of its record, or the ids of a packed row, if the stream keeps ids."
 
+    def names(self, number: int) -> list[str]:
+        """The ids of the sample's record or records, [] without."""
+        name = self.ids.get(number)
+        return [str(each) for each in (name if isinstance(name, list) else [name]) if each is not None]  # fmt: skip
+
 
 def inspect(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
     """Reads the stream; Unreachable without a published stream."""
@@ -101,41 +48,159 @@ def inspect(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
     return Inspection(
         stream=found,
         samples=samples,
-        ids={each.number: found.id_of(each.number) for each in samples},
+        ids={each.number: id_of(found, each.number) for each in samples},
         decoder=find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None),
     )
 
 
 def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
     """The card, and the samples."""
+    count = found.stream.index.samples
     yield NamedValues(card_rows(found.stream))
     if choice.seed is not None:
         yield f"at random, --seed {choice.seed}"
     for chosen in found.samples:
-        name = found.ids.get(chosen.number)
-        of = "" if name is None else f", id {name}"
-        if isinstance(name, list):
-            of = f", ids {', '.join(map(str, name))}"
+        names = found.names(chosen.number)
+        of = f", {'id' if len(names) == 1 else 'ids'} {', '.join(names)}" if names else ""
         yield Title(f"sample {chosen.number:,}{of}")
         yield SampleText(runs_of(chosen.sample, found.decoder))
         yield from (f"image {number}: {picture}" for number, picture in enumerate(chosen.pictures))
-    is_first = choice.seed is None and not choice.places and not choice.longest
-    if is_first and len(found.samples) < min(choice.count, found.stream.index.samples):
+    if choice.is_first and len(found.samples) < min(choice.count, count):
         yield (
-            f"{len(found.samples):,} of {plural(found.stream.index.samples, 'sample')}: the first are read from the first mebibyte of the first "
+            f"{len(found.samples):,} of {plural(count, 'sample')}: the first are read from the first mebibyte of the first "
             "shard; --sample N shows any other, --random some from anywhere"
         )
 
 
 def inspection_json(found: Inspection) -> dict[str, Any]:
-    """The card, and the samples with their numbers."""
-    samples = [
-        {
-            "number": chosen.number,
-            **({} if (name := found.ids.get(chosen.number)) is None else {"id": name}),
-            "sample": sample_json(chosen.sample, found.decoder),
-            **({"images": [p.as_json() for p in chosen.pictures]} if chosen.pictures else {}),
-        }
-        for chosen in found.samples
-    ]
-    return card(found.stream) | {"shown": samples}
+    """The counts of the index, the manifest as it is published, and the samples with their numbers."""
+    stream, shown = found.stream, []
+    for chosen in found.samples:
+        each: dict[str, Any] = {"number": chosen.number}
+        if (name := found.ids.get(chosen.number)) is not None:
+            each["id"] = name
+        each["sample"] = sample_json(chosen.sample, found.decoder)
+        if chosen.pictures:
+            each["images"] = [picture.as_json() for picture in chosen.pictures]
+        shown.append(each)
+    tree = {
+        "stream": str(stream.folder),
+        "samples": stream.index.samples,
+        "shards": len(stream.index.shards),
+        "bytes": stream.index.bytes,
+        "index_hash": stream.index.hash,
+    }
+    if stream.manifest is None:
+        return tree | {"manifest": None, "columns": stream.columns, "shown": shown}
+    is_whole = stream.trusted_manifest is not None
+    return tree | {"is_whole": is_whole, "manifest": asdict(stream.manifest), "shown": shown}
+
+
+def card_rows(stream: Stream) -> Pairs:
+    """The stream as (name, value) lines."""
+    index, manifest = stream.index, stream.manifest
+    yield "stream", str(stream.folder)
+    yield "samples, shards, bytes", grouped((index.samples, len(index.shards), index.bytes))
+    if manifest is None:
+        yield "manifest", "none: not made by mdsmix convert; only the index speaks"
+        yield "columns", grouped(stream.columns)
+        return
+    yield from _settings(manifest)
+    yield from _totals(manifest)
+    yield from _mixed(manifest) if manifest.mixed else _records(manifest)
+    specials = manifest.totals.specials
+    rule = manifest.encoding.special_tokens_in_text
+    yield "special tokens in text", f"{rule}, {specials:,} records"
+    yield "encoded by", manifest.backend
+    damaged = "does not fit the manifest: a publication was interrupted, run convert again"
+    yield "index", manifest.index_hash if stream.trusted_manifest else damaged
+
+
+def _settings(manifest: Manifest) -> Pairs:
+    """The settings by which records became samples."""
+    encoding, own = manifest.encoding, manifest.tokenizer
+    layout = f", {encoding.layout}" if encoding.layout else ""
+    loader = "mdsmix" if encoding.images else encoding.loader
+    side = "decoder-only" if encoding.decoder_only_format else "encoder-decoder"
+    ids = f"bos {own.bos_id}, eos {own.eos_id}, pad {own.pad_id}"
+    policies = f"prompts {encoding.target_prompts}, responses {encoding.target_responses}"
+    yield "kind", f"{encoding.kind}, {'packed' if encoding.pack else f'for the {loader} loader'}"
+    yield "columns", grouped(encoding.columns)
+    yield "max_seq_len", f"{encoding.max_seq_len:,}{layout}"
+    yield "tokenizer", f"{own.name}, {own.vocab_size:,} ids, {ids}, {own.hash[:8]}"
+    yield "targets", f"{policies}, {side}"
+
+
+def _totals(manifest: Manifest) -> Pairs:
+    encoding, totals = manifest.encoding, manifest.totals
+    counts = f"{totals.tokens:,}, {totals.loss_tokens:,} with a loss, {totals.lost_tokens:,} in no sample"
+    yield "tokens", counts
+    if totals.images:
+        processor = str(encoding.images.get("processor", ""))[:8]
+        said = f", {totals.image_tokens:,} tokens by the processor {processor}" if processor else ""
+        yield "images", f"{totals.images:,}, {totals.image_bytes:,} bytes{said}"
+    if encoding.pack:
+        yield "packed", packed(manifest)
+    yield "longest", f"{totals.longest:,} tokens"
+    for line, bar in enumerate(bars(totals.lengths, totals.longest)):
+        yield "" if line else "lengths", bar
+
+
+def packed(manifest: Manifest) -> str:
+    """How many documents are in how many rows, and how much of the rows is padding."""
+    totals, width = manifest.totals, manifest.encoding.max_seq_len
+    padding = 1 - totals.tokens / max(1, totals.samples * width)
+    return f"{plural(totals.documents, 'document')} in {plural(totals.samples, 'row')} of {width:,} tokens, {padding:.2%} padding"
+
+
+def by_length(lengths: Mapping[str, int], longest: int) -> Iterator[tuple[int, int, int]]:
+    """(fewest tokens, most tokens, samples) for each power of two, from short to long, gaps filled."""
+    counts = {int(key.removeprefix("2^")): count for key, count in lengths.items()}
+    for power in range(min(counts, default=0), max(counts, default=-1) + 1):
+        yield 1 << power, min((2 << power) - 1, longest), counts.get(power, 0)
+
+
+def bars(lengths: Mapping[str, int], longest: int) -> Iterator[str]:
+    """A line for each power of two: the bounds in tokens, a bar, the samples and their share."""
+    wide = len(f"{longest:,}-{longest:,}")
+    total, most = sum(lengths.values()), max(lengths.values(), default=0)
+    for low, high, count in by_length(lengths, longest):
+        bounds = f"{low:,}-{high:,}" if low < high else f"{low:,}"
+        # At least an eighth of a character, so that what is rare is seen.
+        eighths = max(round(count / most * BAR * 8), count > 0)
+        bar = "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
+        yield f"{bounds:>{wide}}  {bar:<{BAR}} {count:,} ({count / total:.1%})"
+
+
+def _records(manifest: Manifest) -> Pairs:
+    """The sources, and how many of their records are written, filtered and quarantined."""
+    records, encoding = manifest.records, manifest.encoding
+    shape = find_shape(encoding.shape, encoding.fields)
+    read = [shape.name] if shape else []
+    read += [key if key == name else f"{key}: {name}" for key, name in encoding.fields.items()]
+    read += [f"{key} {value!r}" for key, value in encoding.shape_options.items()]
+    if read:
+        yield "read from", ", ".join(read)
+    if share := encoding.sample:
+        yield "sample", f"{percent(share)} of the records, {records.sampled:,} of {records.read:,}"
+    yield (
+        "records",
+        f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered "
+        f"+ {records.bad:,} quarantined",
+    )
+    for what, reasons in (("filtered", records.filtered), ("quarantined", records.quarantined)):
+        if reasons:
+            yield what, grouped(reasons)
+    named = listed([f"{s.path} ({s.size:,} bytes)" for s in manifest.sources], MOST_SOURCES)
+    if lists := manifest.source_parts:
+        named = f"{plural(manifest.source_count, 'file')}, listed in {plural(len(lists), 'file')} beside the manifest"
+    yield "sources", named
+
+
+def _mixed(manifest: Manifest) -> Pairs:
+    """The streams that a mix was drawn from."""
+    for part in manifest.mixed:
+        weight = ", ".join(f"{k} {v}" for k, v in part.weight.items()) or "all of it"
+        drawn = f"{part.drawn:,} samples, {weight} of {part.samples:,}"
+        yield "mixed from", f"{part.name} ({part.index_hash[:8]}): {drawn}"
+    yield "seed", str(manifest.seed)

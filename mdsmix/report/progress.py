@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import islice
 from typing import Any
 
 from mdsmix.convert.outcome import Watcher
@@ -15,24 +14,15 @@ from mdsmix.words import printable
 
 PLAIN_SECONDS = 30.0
 "Without a terminal a line is printed this often, so that a log shows life and stays short."
-LEAST_SHARE = 0.01
-"The time left is told above this share of all streams: in the first seconds workers start."
 
 
 @contextmanager
 def watching(quiet: bool = False) -> Iterator[Watcher]:
     """A watcher: bars if stderr is a terminal, else lines. `quiet`: warnings alone."""
-    with _watcher(quiet) as watcher, said_by(watcher.say):
-        yield watcher
-
-
-@contextmanager
-def _watcher(quiet: bool) -> Iterator[Watcher]:
-    if quiet:
-        yield Silent()
-        return
-    if not sys.stderr.isatty():
-        yield PlainLines()
+    if quiet or not sys.stderr.isatty():
+        watcher = Silent() if quiet else PlainLines()
+        with said_by(watcher.say):
+            yield watcher
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -44,7 +34,9 @@ def _watcher(quiet: bool) -> Iterator[Watcher]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        yield Bars(progress)
+        bars = Bars(progress)
+        with said_by(bars.say):
+            yield bars
 
 
 class Silent:
@@ -70,22 +62,20 @@ class Counting(Silent):
 
     def __init__(self) -> None:
         self._sizes: Mapping[str, int] = {}
-        "Bytes of each stream, in the order in which they are done; empty where they were not told."
-        self._stream, self._size, self._done, self._tokens, self._bad, self._read = (
-            "",
-            1,
-            0,
-            0,
-            0,
-            0,
-        )
-        self._start = self._began = time.monotonic()
+        "Bytes of each stream; empty where they were not told, or of one stream."
+        self._every = self._behind = self._read = 0
+        "Bytes of all streams, of those before the present one, and those that were read."
+        self._stream, self._size = "", 0
+        self._done = self._tokens = self._bad = 0
+        self._started = self._began = time.monotonic()
 
     def expect(self, sizes: Mapping[str, int]) -> None:
-        self._sizes = sizes
+        self._sizes = sizes if len(sizes) > 1 else {}
+        self._every = sum(self._sizes.values())
 
     def begin(self, stream: str, size: int) -> None:
-        self._stream, self._size = stream, max(size, 1)
+        self._behind += self._sizes.get(self._stream, 0)
+        self._stream, self._size = stream, size
         self._done = self._tokens = self._bad = 0
         self._began = time.monotonic()
 
@@ -101,17 +91,12 @@ class Counting(Silent):
         self.say(sentence)
 
     def _rate(self) -> str:
-        seconds = max(time.monotonic() - self._began, 1e-3)
-        rate = (
-            f"{self._done / seconds / 1e6:.1f} MB/s, {self._tokens / seconds / 1e6:.2f} M tokens/s"
-        )
+        seconds = max(time.monotonic() - self._began, 1e-3) * 1e6
+        rate = f"{self._done / seconds:.1f} MB/s, {self._tokens / seconds:.2f} M tokens/s"
         return f"{rate}, {self._bad:,} quarantined" if self._bad else rate
 
-    def _of_all(self) -> tuple[int, int]:
-        """(bytes that are done, bytes) of all streams. A stream that began before the present one is done."""
-        before = islice(self._sizes.values(), list(self._sizes).index(self._stream))
-        done = sum(before) + min(self._done, self._sizes[self._stream])
-        return done, max(1, sum(self._sizes.values()))
+    def _of_all(self) -> int:
+        return self._behind + min(self._done, self._sizes.get(self._stream, 0))
 
 
 class PlainLines(Counting):
@@ -119,23 +104,19 @@ class PlainLines(Counting):
 
     def __init__(self) -> None:
         super().__init__()
-        self._said = self._start
+        self._said = self._started
 
     def on_progress(self, size: int, tokens: int) -> None:
         super().on_progress(size, tokens)
         now = time.monotonic()
-        if now - self._said >= PLAIN_SECONDS:
-            self._said = now
-            line = f"{self._stream}: {min(self._done / self._size, 1):.0%}, {self._rate()}"
-            self.say(line + (self._left(now) if len(self._sizes) > 1 else ""))
-
-    def _left(self, now: float) -> str:
-        done, every = self._of_all()
-        said = f"; all streams: {done / every:.0%}"
-        if done / every < LEAST_SHARE:
-            return said
-        seconds = (every - done) * (now - self._start) / max(self._read, 1)
-        return f"{said}, about {_duration(seconds)} left"
+        if now - self._said < PLAIN_SECONDS:
+            return
+        self._said = now
+        line = f"{self._stream}: {min(self._done / max(self._size, 1), 1):.0%}, {self._rate()}"
+        if self._every:
+            left = (self._every - self._of_all()) * (now - self._started) / max(self._read, 1)
+            line += f"; all streams: {self._of_all() / self._every:.0%}, about {max(1, round(left / 60))} min left"
+        self.say(line)
 
 
 class Bars(Counting):
@@ -149,29 +130,20 @@ class Bars(Counting):
 
     def expect(self, sizes: Mapping[str, int]) -> None:
         super().expect(sizes)
-        if len(sizes) > 1:
-            every = max(1, sum(sizes.values()))
-            self._total = self._progress.add_task("all streams", total=every, rate="")
+        if self._every:
+            self._total = self._progress.add_task("all streams", total=self._every, rate="")
 
     def begin(self, stream: str, size: int) -> None:
         super().begin(stream, size)
-        self._task = self._progress.add_task(printable(stream), total=self._size, rate="")
+        self._task = self._progress.add_task(printable(stream), total=max(size, 1), rate="")
 
     def on_progress(self, size: int, tokens: int) -> None:
         super().on_progress(size, tokens)
         self._progress.update(self._task, completed=self._done, rate=self._rate())
         if self._total is not None:
-            self._progress.update(self._total, completed=self._of_all()[0])
+            self._progress.update(self._total, completed=self._of_all())
 
     def say(self, sentence: str) -> None:
         from rich.text import Text
 
         self._progress.console.print(Text(printable(sentence)))
-
-
-def _duration(seconds: float) -> str:
-    """`40 s`, `12 min`, `3 h 05 min`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02} min"

@@ -1,4 +1,4 @@
-"""A result for a person: tables, named values, titles, samples and sentences, in their order.
+"""A result for a person: tables, named values, titles, samples, findings and sentences, in their order.
 
 Commands hand their result to `show`. The page of `mdsmix report` draws the same tables, and programs get them by
 `mdsmix.table.as_json`. On a terminal a table that is too wide is folded, and no digit is lost; a sentence is folded between words.
@@ -7,14 +7,19 @@ What is no terminal gets whole lines. Nothing that is shown steers a terminal, o
 
 from __future__ import annotations
 
+import shlex
+import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
 from mdsmix.table import Table, cells
+from mdsmix.training.findings import Finding
 from mdsmix.words import printable
 
 if TYPE_CHECKING:
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 
 STYLES = {"text": "", "mark": "bold", "control": "cyan"}
 "How the runs of a sample look on a terminal."
+SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 Run = tuple[str, str]
 "Text without escape codes, and a key of STYLES."
 
@@ -47,27 +53,15 @@ class SampleText:
     runs: Iterable[Run]
 
 
-class Headings(str):
-    """The headings of a table."""
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A line that stands out: the headings of a table, the head of a finding."""
 
-    __slots__ = ()
+    text: str
+    style: str = "bold"
 
 
-Item = str | Table | NamedValues | Title | SampleText
-
-
-def shortened(runs: Iterable[Run], most: int) -> Iterator[Run]:
-    """The runs; a text longer than `most` loses its middle, since its end is trained."""
-    every = list(runs)
-    count = sum(len(text) for text, _ in every)
-    stop, start, at = (most // 2, count - most // 2, 0) if count > most else (count, count, 0)
-    for text, form in every:
-        head, tail = text[: max(0, stop - at)], text[max(0, start - at) :]
-        yield head, form
-        if at < stop <= at + len(text) and stop < start:
-            yield f" ... {start - stop:,} characters ... ", "text"
-        yield tail, form
-        at += len(text)
+Item = str | Table | NamedValues | Title | SampleText | Heading
 
 
 def show(*items: Item, err: bool = False, console: Console | None = None) -> None:
@@ -80,11 +74,14 @@ def show(*items: Item, err: bool = False, console: Console | None = None) -> Non
         if isinstance(item, Title):
             to.rule(Text(printable(item.title)), align="left")
         elif isinstance(item, SampleText):
-            text = Text.assemble(*((text, STYLES[form]) for text, form in item.runs))
-            to.print(text, soft_wrap=True)
+            runs = ((text, STYLES[form]) for text, form in item.runs)
+            to.print(Text.assemble(*runs), soft_wrap=True)
         else:
             for line in _lines(item, to):
-                to.out(line, style="bold" if isinstance(line, Headings) else None, highlight=False)
+                style = line.style if isinstance(line, Heading) else None
+                to.out(
+                    line.text if isinstance(line, Heading) else line, style=style, highlight=False
+                )
 
 
 def folded(line: str, indent: str, width: int | None) -> list[str]:
@@ -102,14 +99,16 @@ def folded(line: str, indent: str, width: int | None) -> list[str]:
     return wide.wrap(line) or [indent]
 
 
-def _lines(item: str | Table | NamedValues, to: Console) -> Iterator[str]:
+def _lines(item: str | Table | NamedValues | Heading, to: Console) -> Iterator[str | Heading]:
     width = to.width if to.is_terminal else None
+    sentences: Sequence[str] = ()
     if isinstance(item, Table):
         yield from _table(item, width, "-" if to.options.ascii_only else "─")
-        sentences: Sequence[str] = item.notes
+        sentences = item.notes
     elif isinstance(item, NamedValues):
         yield from _pairs(list(item.lines), width)
-        return
+    elif isinstance(item, Heading):
+        yield Heading(printable(item.text), item.style)
     else:
         sentences = [item]
     for sentence in map(printable, sentences):
@@ -125,7 +124,7 @@ def _pairs(pairs: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]
         yield from others
 
 
-def _table(table: Table, width: int | None, rule: str) -> Iterator[str]:
+def _table(table: Table, width: int | None, rule: str) -> Iterator[str | Heading]:
     """The lines of a table. Columns that do not fit follow below, behind the first column. A single column may go over the edge."""
     columns = [_aligned(table, i) for i in range(len(table.columns))]
     for group in _folds(columns, width or 10_000):
@@ -135,17 +134,16 @@ def _table(table: Table, width: int | None, rule: str) -> Iterator[str]:
         blank = " " * cell_len(head)
         if table.rows and table.total:
             rows.insert(-1, blank)
-        yield from (blank, Headings(head), f" {rule * (cell_len(head) - 2)} ", *rows, blank)
+        lines: list[str | Heading] = [blank, Heading(head)]
+        yield from (*lines, f" {rule * (cell_len(head) - 2)} ", *rows, blank)
 
 
 def _aligned(table: Table, i: int) -> list[str]:
     """The cells of a column, its heading first, of one width and with a blank on both sides. Words are aligned left, numbers right."""
     texts = cells(table, i)
-    widest = max(map(cell_len, texts))
-    blanks = [" " * (widest - cell_len(text)) for text in texts]
-    if table.columns[i].form == "text":
-        return [f" {text}{blank} " for text, blank in zip(texts, blanks, strict=True)]
-    return [f" {blank}{text} " for text, blank in zip(texts, blanks, strict=True)]
+    widest, is_text = max(map(cell_len, texts)), table.columns[i].form == "text"
+    filled = ((text, " " * (widest - cell_len(text))) for text in texts)
+    return [f" {text}{blank} " if is_text else f" {blank}{text} " for text, blank in filled]
 
 
 def _folds(columns: Sequence[Sequence[str]], width: int) -> Iterator[list[int]]:
@@ -158,3 +156,38 @@ def _folds(columns: Sequence[Sequence[str]], width: int) -> Iterator[list[int]]:
             group = [0]
         group.append(column)
     yield group
+
+
+def print_findings(findings: Sequence[Finding], to_stderr: bool = False) -> None:
+    """All of them: a line each in a pipe, so that `grep` finds it; on a terminal what is alike stands under one heading."""
+    if (sys.stderr if to_stderr else sys.stdout).isatty():
+        show(*alike_shown(findings), err=to_stderr)
+    else:
+        show(*map(str, findings), err=to_stderr)
+
+
+def print_briefly(findings: Sequence[Finding], checked: Sequence[str]) -> None:
+    """Errors, and how many of what else `mdsmix check` of the same says in full. To stderr, for a command that checks by the way."""
+    print_findings([finding for finding in findings if finding.severity == "error"], to_stderr=True)
+    command = shlex.join(["mdsmix", "check", *checked])
+    for (severity, id), many in Counter((f.severity, f.id) for f in findings).items():
+        if severity != "error":
+            times = f" ({many} times)" if many > 1 else ""
+            show(f"{severity} {id}{times}: `{command}` says more", err=True)
+
+
+def alike_shown(findings: Iterable[Finding]) -> Iterator[Item]:
+    """Findings of one check, side by side as they come. What all of them have in common is said once."""
+    for _, group in groupby(findings, key=lambda finding: finding.id):
+        some = list(group)
+        first, fixes = some[0], {finding.fix for finding in some}
+        is_one, whose = len(some) == 1, ", ".join(some[0].streams)
+        named = f" [{whose}]" * bool(whose) if is_one else f" ({len(some)} times)"
+        yield Heading(f"{first.severity} {first.id}{named}", SEVERITIES[first.severity])
+        for finding in some:
+            yield f"  {'' if is_one else '- '}{finding.message}"
+            if len(fixes) > 1:
+                yield f"    Fix: {finding.fix}"
+        yield f"  {first.why}"
+        if len(fixes) == 1:
+            yield f"  Fix: {first.fix}"

@@ -8,15 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from mdsmix.encode.decoder import decoder_of
-from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.load import build_loader
-from mdsmix.preview.rows import SampleRow
-from mdsmix.recipe import TokenizerSpec
-from mdsmix.report.preview import TOKENS_SHOWN, sample_runs
 from tests.converting import chats, documents, mdsmix, run_recipe, write_jsonl, write_recipe
 from tests.corpus import docstrings
 
@@ -55,22 +49,6 @@ def test_people_see_steps_samples_and_the_epoch(recipe: Path) -> None:
     assert "\x1b" not in answer.out, "nothing in a sample steers a terminal"
     assert "node 0 rank 1 worker 0: " in answer.out
     assert "Tokens of chat in the epoch are estimated" in answer.out
-
-
-def test_a_long_row_is_shown_from_whole_character_to_whole_character(
-    tokenizer_folder: Path,
-) -> None:
-    """A character of four bytes is up to four tokens, and the middle of the row is left out at any of them."""
-    decoder = decoder_of(open_tokenizer(TokenizerSpec(name=str(tokenizer_folder))))
-    for ahead in ("a", "ab cd", "a b c d", "a b c d e f"):
-        row = np.array(decoder.model.encode(ahead + "\N{PINCHING HAND}" * 120).ids)
-        assert len(row) > TOKENS_SHOWN
-        placed = SampleRow(row, row, True)
-        placed.stored = placed
-        shown = "".join(text for text, _ in sample_runs(placed, decoder))
-        left_out = int(re.findall(r"\.\.\. (\d+) tokens \.\.\.", shown)[0])
-        assert "\ufffd" not in shown
-        assert len(row) - TOKENS_SHOWN <= left_out <= len(row) - TOKENS_SHOWN + 6
 
 
 def test_programs_get_the_ids_and_a_state_of_the_loader_goes_on_from_there(

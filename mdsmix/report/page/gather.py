@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-from mdsmix.encode.decoder import Decoder, find_decoder
+from mdsmix.encode.tokenizer import Decoder, find_decoder
 from mdsmix.errors import (
     Damaged,
     MdsmixError,
@@ -25,15 +25,15 @@ from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_p
 from mdsmix.mix.resolve import resolve
 from mdsmix.mix.streams import Mix
 from mdsmix.report.bad_records import BadRecords, find_bad_records
-from mdsmix.report.inspection import Choice, Inspection, inspect
-from mdsmix.report.targets import Target, targets_of
+from mdsmix.report.inspection import Inspection, inspect
+from mdsmix.report.named_streams import NamedStream, named_streams, world_of
+from mdsmix.report.samples import Choice
 from mdsmix.storage import together
 from mdsmix.training.findings import Finding
-from mdsmix.training.loader_keys import whole
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from mdsmix.preview.verdict import Preview
+    from mdsmix.preview.result import Preview
 
 GPUS = (8, 4, 2, 1)
 "Devices of a node without --gpus: the first of these that divides the batch."
@@ -46,13 +46,11 @@ MOST_BAD = 200_000
 READ = 64 << 20
 "Bytes of shards that a preview reads."
 STEPS, WINDOWS = 3, 12
-NOT_YET = "not published yet"
-"Stands in place of each stream that is not published; the page names them all once."
-LOST = ("shard-missing", "shard-size")
-"Findings of the check that say why a stream's samples cannot be read."
+UNSEEN = "Not known: what could not be looked at is said at the top."
+"The page says a failure once, at its top, and this in all other places."
+NO_PREVIEW = "the first batches need published streams that may be mixed, and the loader's section of a recipe or a training YAML"
 CANNOT = (RecipeError, MixRefused, Unreachable, Damaged)
 "What ends a command, and of a page one part."
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,30 +77,27 @@ class PageOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneStream:
-    """What was read of a stream, or why nothing was."""
+class StreamOnPage:
+    """What was read of a stream, and what could not be."""
 
-    place: Target
+    named: NamedStream
     found: Inspection | None = None
     bad: BadRecords | None = None
-    bad_problem: str = ""
-    "Why they are not known."
-    problem: str = ""
     failed: tuple[MdsmixError, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
 class Gathered:
-    """All of it. `notes`: name of a part -> why it is not there."""
+    """All of it."""
 
     targets: Sequence[str]
     asked: PageOptions
     origin: str
-    streams: Sequence[OneStream] = ()
+    streams: Sequence[StreamOnPage] = ()
     mix: Mix | None = None
     findings: Sequence[Finding] = ()
     verdict: str = ""
-    looked: Sequence[str] = ()
+    looked: str = ""
     "What the check looked at, and what it could not."
     is_refused: bool = False
     plan: Plan | None = None
@@ -113,103 +108,67 @@ class Gathered:
     decoder: Decoder | None = None
     "Of the run's tokenizer."
     notes: dict[str, str] = field(default_factory=dict)
-    failed: list[MdsmixError] = field(default_factory=list)
+    "Name of a part -> why it is not there."
+    problems: dict[str, MdsmixError] = field(default_factory=dict)
+    "What could not be looked at, by its sentence."
+
+    @property
+    def failed(self) -> list[MdsmixError]:
+        return list(self.problems.values())
 
 
 def gather(targets: Sequence[str], asked: PageOptions, say: Callable[[str], None]) -> Gathered:
     """`say` hears of what takes its time. RecipeError where the recipe, the YAML or the command line is wrong, and what failed
     where there is nothing to show."""
     page = Gathered(targets=targets, asked=asked, origin=", ".join(targets))
-    places = targets_of(targets)
-    page.mix = _try(page, "findings", lambda: resolve(targets, may_estimate=True))
-    if page.mix:
-        page.origin = page.mix.recipe or page.mix.yaml.origin
-        places = [
-            Target(name=s.name, url=str(s.folder), loader=loader.label)
-            for loader in page.mix.loaders
-            for s in loader.streams
-        ]
-    once = {place.url: place for place in reversed(places)}.values()  # several loaders may read one
-    page.streams = together(lambda place: _stream(asked, place), list(once)[::-1])
-    _check(page)
-    _tell_failed(page)
+    named = named_streams(targets)
+    try:
+        named = _check(page) or named
+    except (Unreachable, MixRefused, Damaged) as error:
+        page.problems[str(error)] = error
+        page.notes["findings"] = UNSEEN
+    once = {stream.url: stream for stream in reversed(named)}  # several loaders may read one
+    page.streams = together(lambda stream: _stream(asked, stream), list(once.values())[::-1])
+    for stream in page.streams:
+        # That some streams of a recipe are not published is one cause, and the mix has said it.
+        is_known = stream.named.is_made and bool(page.problems)
+        errors = [e for e in stream.failed if not (is_known and isinstance(e, NotPublished))]
+        page.problems |= {str(error): error for error in errors}
     _plan(page)
     _preview(page, say)
-    if page.failed and page.plan is None and not any(s.found or s.bad for s in page.streams):
+    if page.problems and page.plan is None and not any(s.found or s.bad for s in page.streams):
         raise page.failed[0]
     return page
 
 
-def _tell_failed(page: Gathered) -> None:
-    """What failed of each stream. That some are not published is one cause and one sentence, the mix's; of a lost shard the check
-    says more than who could not read it."""
-    lost = {s: f for f in page.findings if f.id in LOST for s in f.streams}
-    page.streams = [_as_checked(s, lost.get(s.place.name)) for s in page.streams]
-    told = set(page.notes.values())
-    every = [(s, e) for s in page.streams for e in s.failed if str(e) not in told]
-    page.failed += [e for s, e in every if not (s.place.is_made and isinstance(e, NotPublished))]
+def _check(page: Gathered) -> list[NamedStream]:
+    """The mix and its findings; returns its streams."""
+    page.mix = mix = resolve(page.targets, may_estimate=True)
+    page.origin = mix.recipe or mix.yaml.origin
+    found = findings(mix)
+    page.findings, page.is_refused = in_order(found), is_refused(found)
+    page.verdict, page.looked = verdict(mix, found), looked(mix)
+    every = [(loader.label, stream) for loader in mix.loaders for stream in loader.streams]
+    return [NamedStream(name=s.name, url=str(s.folder), loader=label) for label, s in every]
 
 
-def _as_checked(stream: OneStream, lost: Finding | None) -> OneStream:
-    if lost is None or not stream.problem:
-        return stream
-    error = Unreachable(f"{lost.message} Fix: {lost.fix}")
-    return replace(stream, problem=str(error), failed=(error,))
-
-
-def _try(page: Gathered, part: str, do: Callable[[], T]) -> T | None:
-    """The result; None if it fails, with the reason in the notes of the part."""
-    try:
-        return do()
-    except (Unreachable, MixRefused, Damaged) as error:
-        page.failed.append(error)
-        page.notes[part] = str(error)
-    return None
-
-
-def _stream(asked: PageOptions, place: Target) -> OneStream:
-    """A stream of which no sample can be read is still known by its index."""
-    failed, found = list[MdsmixError](), None
-    for choice in (Choice(count=asked.samples, seed=asked.seed), Choice(count=0)):
+def _stream(asked: PageOptions, named: NamedStream) -> StreamOnPage:
+    """A stream of which no sample can be read is still known by its index. Bad records are those of a conversion that published
+    nothing too; none are looked for where the manifest counts none."""
+    failed, found, bad = list[MdsmixError](), None, None
+    for count in (asked.samples, 0):
         try:
-            found = inspect(place.url, choice, asked.tokenizer)
-            break
+            choice = Choice(count=count, seed=asked.seed)
+            found = found or inspect(named.url, choice, asked.tokenizer)
         except (Unreachable, Damaged) as error:
             failed.append(error)
-    problem, bad_problem, bad = str(failed[0]) if failed else "", "", None
-    if failed and isinstance(failed[0], NotPublished) and place.is_made:
-        problem = NOT_YET
+    manifest = found.stream.manifest if found else None
     try:
-        bad = _bad(place, found)
+        if found is None or (manifest and manifest.records.bad):
+            bad = find_bad_records(named.url, EXAMPLES, most=MOST_BAD)
     except (Unreachable, Damaged) as error:
-        bad_problem = str(error) if found else ""  # where nothing is published, that is said
         failed += [error] if found else []
-    return OneStream(
-        place=place,
-        found=found,
-        bad=bad,
-        bad_problem=bad_problem,
-        problem=problem,
-        failed=tuple({str(error): error for error in failed}.values()),
-    )
-
-
-def _bad(place: Target, found: Inspection | None) -> BadRecords | None:
-    """The bad records, also of a conversion that published nothing since there were too many; none are looked for where the
-    manifest counts none."""
-    if found and not (found.stream.manifest and found.stream.manifest.records.bad):
-        return None
-    return find_bad_records(place.url, EXAMPLES, most=MOST_BAD)
-
-
-def _check(page: Gathered) -> None:
-    mix = page.mix
-    if mix is None:
-        return
-    found = _try(page, "findings", lambda: findings(mix))
-    if found is not None:
-        page.findings, page.is_refused = in_order(found), is_refused(found)
-        page.verdict, page.looked = verdict(mix, found), (looked(mix),)
+    return StreamOnPage(named=named, found=found, bad=bad, failed=tuple(failed))
 
 
 def _plan(page: Gathered) -> None:
@@ -218,7 +177,7 @@ def _plan(page: Gathered) -> None:
     try:
         mix = replace(page.mix, evals=()) if page.mix else resolve_for_plan(page.targets)
     except CANNOT as error:  # as of a stream that comes to no sample: the others are shown
-        page.notes["plan"] = str(error)
+        page.notes["plan"] = UNSEEN if str(error) in page.problems else str(error)
         return
     try:
         _machines(page, mix.yaml.batch_size)
@@ -239,7 +198,7 @@ def _plan(page: Gathered) -> None:
 def _machines(page: Gathered, found: int | None) -> None:
     """The devices and the batch that are planned for, where nobody gave them. `found`: the YAML's batch."""
     asked = page.asked
-    given = asked.batch if asked.batch is not None else found
+    given = found if asked.batch is None else asked.batch
     page.is_batch_guessed = given is None
     page.batch = ROWS * asked.nodes * (asked.gpus or GPUS[0]) if given is None else given
     fitting = (n for n in GPUS if page.batch % (asked.nodes * n) == 0)
@@ -247,41 +206,22 @@ def _machines(page: Gathered, found: int | None) -> None:
 
 
 def _preview(page: Gathered, say: Callable[[str], None]) -> None:
-    mix = page.mix
+    mix, asked = page.mix, page.asked
     if mix is None or mix.is_bare or page.is_refused or page.plan is None:
-        page.notes["preview"] = (
-            "the first batches need published streams that may be mixed, and the loader's section of a recipe or a training YAML"
-        )
+        page.notes["preview"] = NO_PREVIEW
         return
-    if not page.asked.has_preview:
+    if not asked.has_preview:
         page.notes["preview"] = "left out by --no-preview"
         return
-    if mix.tokenizer or page.asked.tokenizer:
-        hash = mix.tokenizer.hash if mix.tokenizer else None
-        page.decoder = find_decoder(page.asked.tokenizer, hash)
+    page.decoder = find_decoder(asked.tokenizer, mix.tokenizer.hash if mix.tokenizer else None)
     say("the first batches: streaming and torch are imported, some seconds")
     try:
-        page.preview = _previewed(mix, page)
+        from mdsmix.preview.asked import Asked
+        from mdsmix.preview.first_steps import preview
+
+        world = world_of(mix, asked.nodes, page.gpus, page.batch)
+        page.preview = preview(mix, Asked(world=world, steps=STEPS, windows=WINDOWS, samples=2, read=READ))  # fmt: skip
     except CANNOT as error:
         page.notes["preview"] = str(error)
     except ImportError as error:
-        page.notes["preview"] = (
-            f"the first batches are Streaming's own, and it cannot be imported here ({error})"
-        )
-
-
-def _previewed(mix: Mix, page: Gathered) -> Preview:
-    from mdsmix.mix.world import World
-    from mdsmix.preview.asked import Asked as AskedOfPreview
-    from mdsmix.preview.first_steps import preview
-
-    given: Any = mix.train.section.get("num_workers")
-    world = World(
-        nodes=page.asked.nodes,
-        gpus=page.gpus,
-        workers=whole(given) or 0,
-        batch=page.batch,
-        replication=whole(mix.train.dataset.get("replication")) or 1,
-    )
-    asked = AskedOfPreview(world=world, steps=STEPS, windows=WINDOWS, samples=2, read=READ)
-    return preview(mix, asked)
+        page.notes["preview"] = f"the first batches are Streaming's own, and it cannot be imported here ({error})"  # fmt: skip

@@ -1,0 +1,200 @@
+"""The samples of a page, token by token, with their images made small. `mdsmix inspect --random` shows the same ones.
+
+Most tokens are whole characters. Some hold a part of one, so the tokens that make it up together are one span, which says so. What is
+decoded token by token is, joined, what the whole decodes to.
+
+Long samples are cut, and images are at most 144 pixels a side, so that a page stays below 2 MB: it opens at once and can be sent. Images
+come from anyone's data, so they are opened as `convert` opens them, and what cannot be is told in a sentence.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mdsmix.encode.tokenizer import Decoder
+from mdsmix.errors import RecipeError
+from mdsmix.images.judge import WITHOUT, Bad, Rules, opened, require_pillow, size_of
+from mdsmix.report.inspection import Inspection
+from mdsmix.report.samples import Chosen, Picture, Segment, shortened
+from mdsmix.words import WRITTEN, listed, plural, printable
+
+ALL_TOKENS, MOST_TOKENS, LEAST_TOKENS = 30_000, 640, 64
+"Of the page, and of a sample: a token is about 40 bytes of markup."
+ALL_IMAGES, MOST_IMAGES = 240, 12
+MOST_TEXT = 4000
+"Characters of a column that is no tokens."
+MOST_NAMES = 4
+BROKEN = "\ufffd"
+"A decoder writes this for bytes that are no character."
+MOST_PARTS = 8
+"Tokens that make up one character: UTF-8 has 4 bytes, and a token holds one at least; some are whole behind others."
+SIDE, QUALITY = 144, 70
+MOST_PIXELS = 1 << 25
+"An image of more is not decoded for a page: it would take more than 100 MB."
+NO_TOKENIZER = "; ids alone, since no tokenizer of it is known here: --tokenizer names one"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """One token, or those that make up a character together."""
+
+    text: str
+    ids: tuple[int, ...]
+    form: str
+    """`text`; `line`: ends a line; `control`: a special token, by its id; `split`: several tokens, one character; `bytes`: a part of a
+    character whose rest is not there; `id`: no tokenizer is known here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thumbnail:
+    """An image made small, or a sentence in place of it."""
+
+    said: str
+    "Its size, bytes and place among the tokens."
+    data: str = ""
+    "A data: URI; empty where there is none."
+    width: int = 0
+    height: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOnPage:
+    """A sample of the browser."""
+
+    stream: str
+    css: str
+    number: int
+    name: str
+    "Of its record, or records; empty where the source names none."
+    said: str
+    runs: Sequence[tuple[Segment, Sequence[TokenSpan]]]
+    columns: Mapping[str, str] | None
+    "Of a sample that holds no tokens: name -> text, cut."
+    images: Sequence[Thumbnail]
+    more_images: int
+
+
+def samples_of(
+    streams: Sequence[tuple[str, Inspection]], colours: Mapping[str, str]
+) -> list[SampleOnPage]:
+    """The samples of all streams in turn: the more there are, the less of each is shown."""
+    count = max(1, sum(len(found.samples) for _, found in streams))
+    tokens = max(LEAST_TOKENS, min(MOST_TOKENS, ALL_TOKENS // count))
+    images = max(1, min(MOST_IMAGES, ALL_IMAGES // count))
+    return [
+        _sample(name, colours[name], found, chosen, tokens, images)
+        for name, found in streams
+        for chosen in found.samples
+    ]
+
+
+def _sample(
+    name: str, css: str, found: Inspection, chosen: Chosen, tokens: int, images: int
+) -> SampleOnPage:
+    sample, pictures = chosen.sample, chosen.pictures
+    parts = [] if isinstance(sample, Mapping) else sample
+    columns = {key: _cut(v) for key, v in sample.items()} if isinstance(sample, Mapping) else None
+    runs = [(part, list(spans(part, found.decoder))) for part in shortened(parts, tokens)]
+    return SampleOnPage(
+        stream=name,
+        css=css,
+        number=chosen.number,
+        name=listed(found.names(chosen.number), MOST_NAMES),
+        said="holds no tokens: the loader reads it"
+        if columns
+        else _said(parts, runs, found, chosen),
+        runs=runs,
+        columns=columns,
+        images=list(map(thumbnail, pictures[:images])),
+        more_images=max(0, len(pictures) - images),
+    )
+
+
+def _said(
+    parts: Sequence[Segment], runs: Sequence[tuple[Segment, Any]], found: Inspection, chosen: Chosen
+) -> str:
+    """Its tokens, trained tokens and images, in a line."""
+    count, gap = sum(len(part.ids) for part in parts), sum(part.gap for part, _ in runs)
+    trained = sum(len(part.ids) for part in parts if part.is_trained)
+    left = f", {gap:,} of them not shown" if gap else ""
+    said = f"{plural(count, 'token')}{left}, {trained:,} trained"
+    said += "" if found.decoder else NO_TOKENIZER
+    encoding = found.stream.manifest.encoding if found.stream.manifest else None
+    # The two sides of an encoder-decoder are cut each for itself, and an image is one stored token.
+    limit = encoding.max_seq_len if encoding and encoding.decoder_only_format else count
+    if chosen.pictures:
+        return f"{said}, {plural(len(chosen.pictures), 'image')}"
+    return said + f"; longer than max_seq_len ({limit:,}): the loader cuts it" * (count > limit)
+
+
+def _cut(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    more = len(text) - MOST_TEXT
+    return printable(text[:MOST_TEXT], WRITTEN) + (f" ... ({more:,} characters more)" * (more > 0))
+
+
+def spans(part: Segment, decoder: Decoder | None) -> Iterator[TokenSpan]:
+    """The spans of the tokens of a segment."""
+    if decoder is None:
+        yield from (TokenSpan(str(token), (token,), "id") for token in part.ids)
+        return
+    at, before = 0, part.before
+    while at < len(part.ids):
+        span = _span(part.ids, at, before, decoder)
+        yield span
+        at += len(span.ids)
+        before = span.ids[-1]
+
+
+def _span(ids: Sequence[int], at: int, before: int | None, decoder: Decoder) -> TokenSpan:
+    token = ids[at]
+    text = decoder.text([token], before)
+    if token in decoder.control:
+        return TokenSpan(printable(text), (token,), "control")
+    if BROKEN not in text:
+        return TokenSpan(_written(text), (token,), "line" if text.endswith("\n") else "text")
+    for stop in range(at + 2, min(at + MOST_PARTS, len(ids)) + 1):
+        together = list(ids[at:stop])
+        whole = decoder.text(together, before)
+        if together[-1] in decoder.control:
+            break
+        if BROKEN not in whole:
+            return TokenSpan(_written(whole), tuple(together), "split")
+    return TokenSpan(text, (token,), "bytes")
+
+
+def _written(text: str) -> str:
+    """A token's text. One that is a joiner and no more, as between two emoji, is named: nothing would be seen of it."""
+    return printable(text, WRITTEN if text.strip("\u200c\u200d") else "")
+
+
+def thumbnail(picture: Picture) -> Thumbnail:
+    """Never raises for what an image holds."""
+    said = str(picture)
+    try:
+        require_pillow()
+        size_of(picture.data, Rules(decode="header", max_pixels=MOST_PIXELS))
+        return _small(picture, said)
+    except RecipeError:
+        return Thumbnail(said, problem=f"not shown: {WITHOUT}")
+    except Bad as bad:
+        return Thumbnail(said, problem=f"not shown: {bad.reason}, {bad.why}")
+
+
+def _small(picture: Picture, said: str) -> Thumbnail:
+    from PIL import ImageOps
+
+    with opened(picture.data) as image:
+        image.draft("RGB", (2 * SIDE, 2 * SIDE))  # of a JPEG no more is decoded
+        small = ImageOps.exif_transpose(image).convert("RGBA")
+        small.thumbnail((SIDE, SIDE))
+        out = io.BytesIO()
+        small.save(out, "WEBP", quality=QUALITY)
+        width, height = small.size
+    data = base64.b64encode(out.getvalue()).decode()
+    return Thumbnail(said, f"data:image/webp;base64,{data}", width, height)

@@ -1,0 +1,237 @@
+"""The sections of a page as the items that a terminal shows, and drawings: ribbons, and bars as a column of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from mdsmix.mix.shares_table import shares_table, title
+from mdsmix.report.bad_records import bad_records_shown
+from mdsmix.report.inspection import by_length
+from mdsmix.report.named_streams import TRAINED
+from mdsmix.report.page.gather import MOST_BAD, ROWS, UNSEEN, Gathered, StreamOnPage
+from mdsmix.report.planned_run import plan_shown
+from mdsmix.report.show import Item, SampleText, Title, alike_shown
+from mdsmix.shards.manifest import Manifest
+from mdsmix.table import Column, Table, is_known
+from mdsmix.words import plural
+
+COLOURS, TEXTURES = 10, 4
+MEASURES = (("delivered", "samples"), ("tokens", "tokens"), ("trained", "trained tokens"))
+"Fields of a stream in an epoch, and words for them."
+LENGTHS = (
+    Column("tokens", "text"),
+    Column("bar", "bar"),
+    Column("samples"),
+    Column("share", "share"),
+)
+IN_ROWS = (
+    Column("stream", "text"),
+    Column("padding", "share"),
+    Column("cut off an epoch"),
+    Column("tokens an epoch"),
+)
+SHARDS = (
+    Column("stream", "text"),
+    Column("shards"),
+    Column("bytes", "size"),
+    Column("smallest", "size"),
+    Column("largest", "size"),
+    Column("place", "text"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ribbon:
+    """Shares of a whole, side by side."""
+
+    label: str
+    parts: Sequence[tuple[str, str, float]]
+    "(words, class of the style sheet, share); the class is the same for a stream everywhere."
+
+    @property
+    def rects(self) -> Iterator[tuple[str, str, float, float]]:
+        """(words, class, left edge in percent, width in percent)."""
+        left = 0.0
+        for words, css, share in self.parts:
+            yield f"{words}: {share:.1%}", css, 100 * left, 100 * share
+            left += share
+
+
+PageItem = Item | Ribbon
+Items = Iterator[PageItem]
+Colours = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page."""
+
+    id: str
+    title: str
+    items: Sequence[PageItem]
+
+
+def colours_of(page: Gathered) -> dict[str, str]:
+    """Stream -> class. Those of the mix come first, in its order; from the eleventh on a texture lies over the colour."""
+    mixed = [stream.stream for stream in page.plan.streams] if page.plan else []
+    names = dict.fromkeys([*mixed, *(stream.named.name for stream in page.streams)])
+    return {name: colour(number) for number, name in enumerate(names)}
+
+
+def colour(number: int) -> str:
+    texture = number // COLOURS % TEXTURES
+    return f"s{number % COLOURS}" + (f" t{texture}" if texture else "")
+
+
+def sections(page: Gathered, colours: Colours) -> list[Section]:
+    """All but the samples."""
+    return [
+        Section("mix", "The mix", list(_mix(page, colours))),
+        Section("findings", "What the check says", list(_check(page))),
+        Section("lengths", "How long samples are", list(_lengths(page, colours))),
+        Section("rows", "What a row holds", list(_rows(page))),
+        Section("records", "What became of the records", list(_records(page, colours))),
+        Section("shards", "Shards", list(_shards(page))),
+        Section("plan", "The plan", list(_plan(page))),
+        Section("batches", "The first batches", list(_batches(page, colours))),
+    ]
+
+
+def _mix(page: Gathered, colours: Colours) -> Items:
+    """How much of an epoch each stream gives, in samples, tokens and trained tokens."""
+    if page.plan is None:
+        yield page.notes.get("plan", UNSEEN)
+        return
+    for key, what in MEASURES:
+        counts = [(s.stream, float(getattr(s, key))) for s in page.plan.streams]
+        total = sum(count for _, count in counts)
+        if is_known(total) and total:
+            parts = [(name, colours[name], count / total) for name, count in counts]
+            yield Ribbon(f"{what} of an epoch", parts)
+    if page.mix and page.mix.shares:
+        yield Title("Asked and reached")
+        yield from (title(page.mix.shares), shares_table(page.mix.shares))
+
+
+def _check(page: Gathered) -> Items:
+    yield from alike_shown(page.findings)
+    if page.verdict and not page.findings:
+        yield "Nothing: no error, no warning, no note."
+    yield page.looked or page.notes.get("findings", UNSEEN)
+
+
+def _named(stream: StreamOnPage) -> Title:
+    loader = stream.named.loader
+    return Title(stream.named.name + ("" if loader == TRAINED else f", {loader}"))
+
+
+def _published(page: Gathered) -> Iterator[tuple[StreamOnPage, Manifest | None]]:
+    for stream in page.streams:
+        yield stream, stream.found.stream.trusted_manifest if stream.found else None
+
+
+def _lengths(page: Gathered, colours: Colours) -> Items:
+    """Samples by powers of two of their length; what reaches beyond max_seq_len is hatched where some are cut."""
+    for stream, manifest in _published(page):
+        yield _named(stream)
+        if stream.found is None or manifest is None:
+            yield "No manifest counts its lengths." if stream.found else UNSEEN
+            continue
+        totals, limit = manifest.totals, manifest.encoding.max_seq_len
+        said = f"{plural(totals.samples, 'sample')}, {totals.tokens:,} tokens, the longest {totals.longest:,}, max_seq_len {limit:,}"
+        if totals.cut_rows:
+            said += f"; {plural(totals.cut_rows, 'sample')} are longer than max_seq_len: {totals.cut_tokens:,} tokens are cut off, {totals.cut_tokens / totals.tokens:.1%} of all"
+        yield said + f"; {plural(totals.lost_tokens, 'token')} in no sample" * bool(
+            totals.lost_tokens
+        )
+        most, rows = max(totals.lengths.values(), default=0), []
+        for low, high, count in by_length(totals.lengths, totals.longest):
+            css = "hatch" if totals.cut_rows and high > limit else colours[stream.named.name]
+            share = count / max(1, totals.samples)
+            rows.append((f"{low:,}-{high:,}", (count / most, css), count, share))
+        yield Table(columns=LENGTHS, rows=rows)
+
+
+def _rows(page: Gathered) -> Items:
+    """How much of a step is trained, read and padded."""
+    if page.plan is None:
+        yield page.notes.get("plan", UNSEEN)
+        return
+    step = page.plan.step
+    tokens = min(float(step.tokens), step.positions) if is_known(step.tokens) else 0.0
+    trained = min(float(step.trained), tokens) if is_known(step.trained) else 0.0
+    counts = (
+        ("trained tokens", "trained", trained),
+        ("other tokens", "read", tokens - trained),
+        ("padding", "padding", step.positions - tokens),
+    )
+    yield f"{step.how_padded}; a step has {step.positions:,.0f} positions."
+    if step.positions:
+        parts = [(words, css, float(count / step.positions)) for words, css, count in counts]
+        yield Ribbon("the positions of a step", parts)
+    rows = [(s.stream, s.padding, s.cut, s.tokens) for s in page.plan.streams]
+    yield Table(columns=IN_ROWS, rows=rows)
+
+
+def _records(page: Gathered, colours: Colours) -> Items:
+    """How many records were written, filtered and quarantined, and the first bad ones."""
+    for stream, manifest in _published(page):
+        yield _named(stream)
+        if manifest and manifest.mixed:
+            names = ", ".join(part.name for part in manifest.mixed)
+            yield f"Drawn by mdsmix mix from {names}: it has no records of its own."
+        elif manifest:
+            yield from _fate(manifest, colours[stream.named.name])
+        else:
+            yield "No manifest counts its records." if stream.found else UNSEEN
+        if stream.bad:
+            yield SampleText([("\n".join(bad_records_shown(stream.bad)), "text")])
+            if stream.bad.count >= MOST_BAD:
+                yield f"Of the quarantine the first {MOST_BAD:,} records were read: the counts of the reasons are of these."
+
+
+def _fate(manifest: Manifest, css: str) -> Items:
+    records = manifest.records
+    counts = [("written", css, records.written)]
+    counts += [(f"filtered, {reason}", "filtered", n) for reason, n in records.filtered.items()]
+    counts += [(f"quarantined, {reason}", "bad", n) for reason, n in records.quarantined.items()]
+    parts = [(f"{words}, {n:,}", css, n / max(1, records.read)) for words, css, n in counts]
+    yield Ribbon(
+        f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered + {records.bad:,} quarantined",
+        parts,
+    )
+
+
+def _shards(page: Gathered) -> Items:
+    rows = []
+    for stream in page.streams:
+        if stream.found:
+            index, folder = stream.found.stream.index, stream.found.stream.folder
+            sizes = [shard.stored.bytes for shard in index.shards]
+            bounds = (min(sizes, default=0), max(sizes, default=0))
+            rows.append((stream.named.name, len(sizes), index.bytes, *bounds, folder.url))
+    yield Table(columns=SHARDS, rows=rows) if rows else "Nothing is published yet."
+
+
+def _plan(page: Gathered) -> Items:
+    if page.plan is None:
+        yield page.notes.get("plan", UNSEEN)
+        return
+    if page.is_batch_guessed:
+        yield f"Nothing says how large a batch is, so {ROWS} rows a device are taken (--batch says others)."
+    yield from plan_shown(page.plan)
+
+
+def _batches(page: Gathered, colours: Colours) -> Items:
+    """The epoch in windows of steps, where a mix that drifts is seen, and what `mdsmix preview` shows."""
+    if page.preview is None:
+        yield page.notes.get("preview", UNSEEN)
+        return
+    from mdsmix.report.batches import preview_shown, windows_table  # imports streaming
+
+    names = page.preview.streams
+    for steps, *shares in windows_table(page.preview).rows:
+        parts = [(name, colours[name], share) for name, share in zip(names, shares, strict=True)]
+        yield Ribbon(f"steps {steps}", parts)
+    yield from preview_shown(page.preview, page.decoder, with_ids=False)

@@ -1,0 +1,110 @@
+"""A plan for people: two tables of the streams, what a step, the run and a node come to, and the settings with their reasons.
+
+All of it is the `Plan` itself; `--json` gives that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mdsmix.mix.plan.figures import Plan, as_tree, figures
+from mdsmix.report.show import Item, NamedValues
+from mdsmix.table import Column, Estimate, Row, Table, cell_text, is_known
+from mdsmix.words import plural
+
+EPOCH = (
+    Column("stream", "text"),
+    Column("in it", key="samples"),
+    Column("an epoch", key="delivered"),
+    Column("tokens"),
+    Column("trained"),
+    Column("share", "share"),
+    Column("padding", "share"),
+)
+RUN = (
+    Column("stream", "text"),
+    Column("passes", "times"),
+    Column("never seen", "share", key="unseen"),
+    Column("tokens", key="run_tokens"),
+    Column("trained", key="run_trained"),
+    Column("state", "text"),
+)
+LEGEND = "~ is estimated; ? is not known; all else is counted by manifests and indexes, or follows from them"
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The tree, null where a figure is not known, and the paths of all figures that are estimated."""
+    estimated = [path for path, figure in figures(plan) if isinstance(figure, Estimate)]
+    return {**as_tree(plan), "estimated": estimated}
+
+
+def told(figure: float, form: str = "count") -> str:
+    """A figure of the plan, with its mark."""
+    return cell_text(Column("", form), figure)
+
+
+def plan_shown(plan: Plan) -> Iterator[Item]:
+    """All of it for a person."""
+    yield (
+        f"{plan.origin}: {plural(plan.nodes, 'node')} of {plural(plan.gpus, 'device')}, {plan.step.global_batch:,} rows a step, "
+        f"{plan.loader} loader, max_seq_len {plan.max_seq_len:,}"
+    )
+    counts = [sum(getattr(s, key) for s in plan.streams) for key in ("samples", "delivered", "tokens", "trained")]  # fmt: skip
+    share = 1.0 if is_known(counts[2]) else None
+    yield _table(plan, EPOCH, ("all", *counts, share, plan.step.padding))
+    yield _table(plan, RUN, ("all", "", "", plan.run.tokens, plan.run.trained, ""))
+    yield NamedValues(run_pairs(plan))
+    yield from ("", "settings")
+    yield NamedValues(
+        [(s.key, f"{s.use or 'leave out'}: {s.why} ({s.rests_on})") for s in plan.settings]
+    )
+    yield from ("", *plan.notes)
+    if any(isinstance(f, Estimate) for path, f in figures(plan) if path != "run.hours"):
+        yield LEGEND
+
+
+def _table(plan: Plan, columns: tuple[Column, ...], total: Row) -> Table:
+    keys = [column.key or column.heading for column in columns]
+    rows = [tuple(getattr(stream, key) for key in keys) for stream in plan.streams]
+    return Table(columns=columns, rows=rows, total=total)
+
+
+def run_pairs(plan: Plan) -> list[tuple[str, str]]:
+    """A step, the run, and what a node reads and keeps."""
+    step, epoch, run, node = plan.step, plan.epoch, plan.run, plan.node
+    packed = "" if step.drawn == step.global_batch else f", {told(step.drawn)} samples"
+    pairs = [
+        (
+            "a step",
+            f"on average {told(step.tokens)} tokens, {told(step.trained)} trained, in {step.global_batch:,} rows, {step.device_batch:,} a device{packed}",
+        ),
+        (
+            "padding",
+            f"{told(step.padding, 'share')} of {told(step.positions)} positions; {step.how_padded}",
+        ),
+        (
+            "an epoch",
+            f"{told(epoch.steps)} steps of {plural(step.global_batch, 'row')}, {told(epoch.tokens)} tokens",
+        ),
+        (
+            "the run",
+            f"{told(run.steps)} steps, {told(run.epochs, 'times')} epochs, {told(run.tokens)} tokens, {told(run.trained)} trained ({run.budget})",
+        ),
+        ("hours", told(run.hours, "times") if is_known(run.hours) else ""),
+        (
+            "a node reads",
+            f"{told(node.epoch_shards)} shards in the first epoch, {told(node.run_shards)} in the run",
+        ),
+        (
+            "a node fetches",
+            f"{told(node.epoch_bytes, 'size')} in the first epoch, {told(node.run_bytes, 'size')} in the run"
+            if node.remote_streams
+            else "nothing: every stream lies on its own disk",
+        ),
+        (
+            "a node keeps",
+            f"{told(node.kept_bytes, 'size')} on its disk" if node.remote_streams else "",
+        ),
+    ]
+    return [(what, value) for what, value in pairs if value]

@@ -1,0 +1,277 @@
+"""Samples of a stream: which are shown, their text with the trained tokens and the control tokens marked, and their images.
+
+A sample is a row of segments, each trained or not, as its kind says by the target policies of the manifest; the finetuning
+loader's labels follow the same rule. The first token of a row is never predicted, so it is never marked.
+A packed row shows where each of its documents begins, with its number and length.
+
+A control token is told by its id, never by its text: `<|im_start|>` that somebody typed, or that a template wrote for a
+tokenizer without such a token, is ordinary tokens, and trains something else.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mdsmix.encode.tokenizer import Decoder
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.kinds import Piece, kind_of, stored_pieces
+from mdsmix.kinds.kind import runs
+from mdsmix.report.show import Run
+from mdsmix.shards.manifest import Manifest
+from mdsmix.shards.published import Stream
+from mdsmix.shards.shard_samples import read_head, sample_table
+from mdsmix.shards.token_ids import PACKED, documents_of, has_images, layout_of
+from mdsmix.storage import together
+from mdsmix.words import WRITTEN, plural, printable
+
+TRAINED, CONTROL, DOCUMENT = "⟦⟧", "⟨⟩", "⟪⟫"
+"Brackets around trained tokens, around a control token, and around the heading of a document of a packed row."
+_MARKS = str.maketrans({mark: ascii(mark)[1:-1] for mark in TRAINED + CONTROL + DOCUMENT})
+FORMATS = {
+    b"\xff\xd8": ("JPEG", "jpg"),
+    b"\x89PNG": ("PNG", "png"),
+    b"RIFF": ("WebP", "webp"),
+    b"GIF8": ("GIF", "gif"),
+    b"BM": ("BMP", "bmp"),
+    b"II*": ("TIFF", "tif"),
+    b"MM": ("TIFF", "tif"),
+    b"": ("unknown", "bin"),
+}
+"First bytes -> name of the format, suffix of a file. Conversions store no other format."
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Neighbouring tokens that are all trained, or all not."""
+
+    ids: list[int]
+    is_trained: bool
+    document: int | None = None
+    "Of a packed row: the number of its document, the first is 0."
+    before: int | None = None
+    "The token in front of it, which a decoder may need."
+    gap: int = 0
+    "Tokens that are left out in front of it."
+
+
+Sample = list[Segment] | Mapping[str, Any]
+"A sample of token ids, or one of other columns (raw text, bytes) as it is."
+
+
+def as_shown(sample: Mapping[str, Any], manifest: Manifest | None) -> Sample:
+    """The segments of a decoded sample. A sample without ids, as raw text or bytes, as it is."""
+    names = layout_of(sample)
+    if not names or any(isinstance(sample[name], bytes) for name in names):
+        return sample
+    if names == PACKED:
+        return [
+            replace(segment, document=number)
+            for number, document in enumerate(documents_of(sample))
+            for segment in segments(runs(*document))
+        ]
+    if manifest is None:  # by LLM-Foundry's default policies
+        return segments(stored_pieces(sample))
+    return segments(kind_of(manifest.encoding).pieces(sample))
+
+
+def segments(pieces: Iterable[Piece]) -> list[Segment]:
+    """The segments of the pieces of a stored sample."""
+    tokens = [(int(token), trained) for ids, trained in pieces for token in ids]
+    flags = [trained and place > 0 for place, (_, trained) in enumerate(tokens)]
+    paired = zip((token for token, _ in tokens), flags, strict=True)
+    found, before = list[Segment](), None
+    for flag, run in groupby(paired, lambda pair: pair[1]):
+        found.append(Segment([token for token, _ in run], flag, before=before))
+        before = found[-1].ids[-1]
+    return found
+
+
+def shortened(parts: Sequence[Segment], most: int) -> list[Segment]:
+    """The first and the last tokens, `most` in all, of a sample that has more; the end is what is trained."""
+    count, half, at = sum(len(part.ids) for part in parts), most // 2, 0
+    if count <= most:
+        return list(parts)
+    kept = list[Segment]()
+    for part in parts:
+        head = part.ids[: max(0, half - at)]
+        start = max(0, count - half - at)
+        tail = part.ids[start:]
+        if head:
+            kept.append(replace(part, ids=head))
+        if tail:
+            is_first = sum(len(each.ids) for each in kept) == half
+            before = part.ids[start - 1] if start else part.before
+            gap = count - 2 * half if is_first else 0
+            kept.append(replace(part, ids=tail, before=before, gap=gap))
+        at += len(part.ids)
+    return kept
+
+
+def runs_of(sample: Sample, decoder: Decoder | None) -> Iterator[Run]:
+    """The sample as text: trained tokens in ⟦ ⟧, every control token in ⟨ ⟩; ids where there is no tokenizer to decode them.
+
+    Characters that steer a terminal are escaped, since samples come from anyone, and so is such a bracket in a text.
+    """
+    if isinstance(sample, Mapping):
+        yield printable(str(sample), WRITTEN), "text"
+        return
+    for document, run in groupby(sample, lambda part: part.document):
+        parts = list(run)
+        if document is not None:
+            tokens = plural(sum(len(part.ids) for part in parts), "token")
+            said = f"document {document}, {tokens}".join(DOCUMENT)
+            yield "\n" * (parts[0] is not sample[0]) + said + "\n", "mark"
+        for part in parts:
+            if part.gap:
+                yield f" ... {part.gap:,} tokens ... ", "text"
+            inside = _decoded(part, decoder) if decoder else [(f"{_listed(part)} ", "text")]
+            yield from (
+                [(TRAINED[0], "mark"), *inside, (TRAINED[1], "mark")] if part.is_trained else inside
+            )
+
+
+def _listed(part: Segment) -> str:
+    return " ".join(map(str, part.ids))
+
+
+def _decoded(part: Segment, decoder: Decoder) -> Iterator[Run]:
+    before = part.before
+    for is_control, run in groupby(part.ids, decoder.control.__contains__):
+        tokens = list(run)
+        for some in [[token] for token in tokens] if is_control else [tokens]:
+            text = printable(decoder.text(some, before), WRITTEN).translate(_MARKS)
+            yield (text.join(CONTROL), "control") if is_control else (text, "text")
+            before = some[-1]
+
+
+def sample_json(sample: Sample, decoder: Decoder | None) -> Any:
+    """The sample for programs: its segments with ids, text and the places of control tokens in `ids`, or its columns."""
+    if isinstance(sample, Mapping):
+        return {name: v if isinstance(v, str) else repr(v) for name, v in sample.items()}
+    return [_segment_json(part, decoder) for part in sample]
+
+
+def _segment_json(part: Segment, decoder: Decoder | None) -> dict[str, Any]:
+    text = control = None
+    if decoder:
+        text = decoder.text(part.ids, part.before)
+        control = [i for i, token in enumerate(part.ids) if token in decoder.control]
+    document = {} if part.document is None else {"document": part.document}
+    told = {"ids": part.ids, "trained": part.is_trained, "text": text, "control": control}
+    return document | told
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image of a sample. Nothing of it is decoded."""
+
+    height: int
+    width: int
+    "Height and width as they are stored: after the turn that EXIF asks for."
+    data: bytes
+    place: int | None
+    "Index of its token in the sample; None without a manifest, which names the token of images."
+    tokens: int
+    "Of the sample, as stored."
+
+    @property
+    def format(self) -> tuple[str, str]:
+        return next(name for start, name in FORMATS.items() if self.data.startswith(start))
+
+    def __str__(self) -> str:
+        at = "" if self.place is None else f", token {self.place:,} of {self.tokens:,}"
+        return f"{self.width:,} x {self.height:,} {self.format[0]}, {plural(len(self.data), 'byte')}{at}"
+
+    def as_json(self) -> dict[str, Any]:
+        size = {"height": self.height, "width": self.width, "bytes": len(self.data)}
+        return size | {"format": self.format[0], "token": self.place}
+
+
+def pictures_of(sample: Mapping[str, Any], manifest: Manifest | None) -> list[Picture]:
+    """The images of a decoded sample; [] for a stream without images."""
+    if not has_images(sample) or not isinstance(sample["images"], list):
+        return []
+    tokens = [token for ids, _ in stored_pieces(sample) for token in ids]
+    mark = manifest.encoding.images.get("id") if manifest else None
+    places: list[int | None] = [at for at, token in enumerate(tokens) if token == mark]
+    places += [None] * (len(sample["images"]) - len(places))
+    each = zip(sample["sizes"], sample["images"], places, strict=False)
+    return [Picture(h, w, data, place, len(tokens)) for (h, w), data, place in each]
+
+
+def write_pictures(folder: Path, name: str, pictures: Sequence[Picture]) -> Iterator[Path]:
+    """Writes each as it is stored, `name-0.jpg` and so on; Unreachable where that cannot be."""
+    for number, picture in enumerate(pictures):
+        path = folder / f"{name}-{number}.{picture.format[1]}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(picture.data)
+        except OSError as error:
+            raise Unreachable(
+                f"cannot write {path} ({error.strerror}): name a folder that can be written by --images."
+            ) from None
+        yield path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The options of `mdsmix inspect`: at most one of `places`, `longest` and `seed`; none: the first samples."""
+
+    count: int = 3
+    places: Sequence[int] = ()
+    "Samples by their numbers, the first is 0."
+    longest: bool = False
+    seed: int | None = None
+    "`count` at random: the same seed, the same samples."
+
+    @property
+    def is_first(self) -> bool:
+        return not self.places and self.seed is None and not self.longest
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A sample and its number in the stream."""
+
+    number: int
+    sample: Sample
+    pictures: Sequence[Picture] = ()
+
+
+def choose(stream: Stream, choice: Choice) -> Iterator[Chosen]:
+    """The chosen samples; RecipeError for a number beyond the last sample, Unreachable for a sample that cannot be read."""
+    if not choice.is_first:
+        chosen: Iterable[tuple[int, Any]] = ((n, _read(stream, n)) for n in _places(stream, choice))
+    else:
+        shards = stream.shards[: choice.count][:1]
+        chosen = enumerate(s for shard in shards for s in read_head(stream.folder, shard, choice.count))  # fmt: skip
+    for number, sample in chosen:
+        pictures = pictures_of(sample, stream.manifest)
+        yield Chosen(number, as_shown(sample, stream.manifest), pictures)
+
+
+def _places(stream: Stream, choice: Choice) -> Sequence[int]:
+    count = stream.index.samples
+    if choice.seed is not None:
+        drawn = random.Random(choice.seed).sample(range(count), min(choice.count, count))
+        return sorted(drawn)
+    if not choice.longest or not count:
+        return choice.places
+    # The tables at the heads of the shards tell how many bytes each sample has.
+    sizes = together(lambda shard: np.diff(sample_table(stream.folder, shard)), stream.shards)
+    return [int(np.concatenate(sizes).argmax())]
+
+
+def _read(stream: Stream, place: int) -> dict[str, Any]:
+    if place >= stream.index.samples:
+        raise RecipeError(
+            f"--sample {place}: {stream.folder} holds {plural(stream.index.samples, 'sample')}, the first is 0; name one that is there."
+        )
+    return stream.read(place)
