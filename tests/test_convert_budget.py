@@ -177,7 +177,7 @@ def test_the_flag_says_tokens_and_what_it_leaves_as_it_is(
     answer = mdsmix("convert", recipe, "--budget", "8k", "--json")
     assert answer.code == 0
     assert "c4: --budget leaves it as the recipe says: sample: 50% of it" in answer.err
-    assert "heldout: --budget leaves it as the recipe says: all of it, a val split" in answer.err
+    assert "heldout: --budget leaves it as the recipe says: all of it" in answer.err
     rows = {row["stream"]: row for row in orjson.loads(answer.out)["rows"]}
     assert rows["commoncrawl"]["budget"]["wanted_tokens"] == 4_176
     assert rows["commoncrawl"]["budget"]["missing_tokens"] == 0

@@ -164,8 +164,8 @@ def _sampled(recipe: Recipe, quiet: bool) -> Recipe:
         for sentence in sample_contradictions(sampled, stream):
             raise RecipeError(f"--budget: streams.{stream.name}: {sentence}")
         if stream.sample != BY_BUDGET and not quiet:
-            taken = f"sample: {stream.sample}" if stream.sample else f"all of its {stream.split} split"  # fmt: skip
-            echo(f"{stream.name}: --budget leaves it as the recipe says: {taken}", err=True)
+            taken = f"sample: {stream.sample}" if stream.sample else "all"
+            echo(f"{stream.name}: --budget leaves it as the recipe says: {taken} of it", err=True)
     return sampled
 
 

@@ -138,7 +138,7 @@ def test_parts_are_there_and_reached_by_keyboard(opened: Open) -> None:
         part = page.locator(str(link.get_attribute("href")))
         assert len(part.inner_text()) > 60
     assert "step 0 of epoch 0" in page.locator("#batches").inner_text()
-    assert page.locator("#batches svg.windows rect").count() >= 3
+    assert page.locator("#batches svg.ribbon rect").count() >= 3
 
 
 def test_images_are_shown(opened: Open) -> None:
