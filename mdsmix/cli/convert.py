@@ -95,8 +95,8 @@ def convert(
 
     What is unchanged is not done again; bad records are set aside in quarantine/ and counted.
     """
+    from mdsmix.convert.dry_run import describe
     from mdsmix.convert.planning import Options
-    from mdsmix.convert.preview import preview
     from mdsmix.engines.memory import bytes_of
     from mdsmix.kinds import open_recipe
 
@@ -132,7 +132,7 @@ def convert(
         engine=engine,
     )
     if dry_run:
-        lines = list(preview(loaded, options))
+        lines = list(describe(loaded, options))
         return echo_json({"plan": lines}) if as_json else echo(*lines)
     _run(loaded, options, part, quiet, as_json)
     if part is None and limit is None and not as_json and not quiet and sys.stdout.isatty():
@@ -143,7 +143,7 @@ def convert(
 
 def _budget(written: str | None) -> list[str]:
     """The override of the recipe's budget; a number alone is tokens."""
-    from mdsmix.recipe.sampling import bare_budget
+    from mdsmix.recipe.amounts import bare_budget
 
     if written is None:
         return []
@@ -157,7 +157,7 @@ def _budget(written: str | None) -> list[str]:
 
 def _sampled(recipe: Recipe, quiet: bool) -> Recipe:
     """The recipe with `sample: budget` on every training stream. A stream that takes something else is told on stderr."""
-    from mdsmix.recipe.sampling import BY_BUDGET, sample_contradictions, with_budget
+    from mdsmix.recipe.amounts import BY_BUDGET, sample_contradictions, with_budget
 
     sampled = with_budget(recipe)
     for stream in sampled.sourced:

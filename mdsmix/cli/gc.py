@@ -10,7 +10,7 @@ from mdsmix.words import plural
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mdsmix.convert.gc import Garbage
+    from mdsmix.convert.garbage import Garbage
     from mdsmix.storage import Location
 
 
@@ -32,7 +32,7 @@ def gc(
     What the index, the manifest or a unit record in use names always stays, as do shards of indexes replaced since AGE ago.
     Versions stay unless --keep says how many are enough. Of a recipe only the streams that it makes are looked at.
     """
-    from mdsmix.convert import gc as collector
+    from mdsmix.convert import garbage as collector
 
     age, days = collector.seconds_of(older_than), collector.KEEP_SECONDS // 86_400
     if age < collector.KEEP_SECONDS:

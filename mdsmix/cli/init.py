@@ -25,7 +25,7 @@ from mdsmix.errors import RecipeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mdsmix.encode.tokenizer import Decoder
+    from mdsmix.encode.decoder import Decoder
     from mdsmix.init.start import FirstRecipe
     from mdsmix.report.show import Item
 
@@ -71,7 +71,7 @@ def init(
 
     Shows a record of each stream as it will be trained, and whatever is not recognised with what is missing.
     """
-    from mdsmix.encode.tokenizer import decoder_of
+    from mdsmix.encode.decoder import decoder_of
     from mdsmix.init.start import Request, begin
     from mdsmix.mix.output import require_place, write
     from mdsmix.report.show import show
@@ -122,7 +122,7 @@ def init(
 
 def _budget(written: str | None, mixture: str | None) -> tuple[str | None, int | None]:
     """The budget as a recipe writes it, and the tokens of a row if `8192:2B` names them. A number alone is tokens."""
-    from mdsmix.recipe.sampling import bare_budget
+    from mdsmix.recipe.amounts import bare_budget
 
     if written is None:
         return None, None

@@ -12,7 +12,8 @@ from mdsmix.errors import Damaged
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from mdsmix.shards.verification import Fault, Report
+    from mdsmix.shards.contradictions import StreamFault
+    from mdsmix.shards.verification import Report
 
 
 def verify(
@@ -30,7 +31,7 @@ def verify(
     from mdsmix.shards.published import find_published
     from mdsmix.storage import locate
 
-    damaged: list[Fault] = []
+    damaged: list[StreamFault] = []
 
     def one(stream: str) -> Any:
         folder = find_published(locate(stream))

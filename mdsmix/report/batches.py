@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mdsmix.encode.tokenizer import Decoder
+from mdsmix.encode.decoder import Decoder
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import IGNORED
-from mdsmix.preview.result import Preview, Rank, Shown, Step
 from mdsmix.preview.rows import SampleRow, StreamInStep
-from mdsmix.preview.verdict import verdict
+from mdsmix.preview.verdict import Preview, Rank, Shown, Step, verdict
 from mdsmix.report.samples import Segment, runs_of, sample_json, segments, shortened
 from mdsmix.report.show import Item, SampleText, Title
 from mdsmix.table import Column, Estimate, Row, Table, as_json

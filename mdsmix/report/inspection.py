@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mdsmix.encode.tokenizer import Decoder, find_decoder
+from mdsmix.encode.decoder import Decoder, find_decoder
 from mdsmix.report.samples import Choice, Chosen, choose, runs_of, sample_json
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.shapes import find_shape
-from mdsmix.shards.ids import Name, id_of
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.published import Stream, find_published, read_in
+from mdsmix.shards.side_files import Name
 from mdsmix.storage import locate
 from mdsmix.table import grouped
 from mdsmix.words import listed, percent, plural
@@ -48,7 +48,7 @@ def inspect(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
     return Inspection(
         stream=found,
         samples=samples,
-        ids={each.number: id_of(found, each.number) for each in samples},
+        ids={each.number: found.id_of(each.number) for each in samples},
         decoder=find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None),
     )
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mdsmix.encode.tokenizer import Decoder
+from mdsmix.encode.decoder import Decoder
 from mdsmix.leaks.audit import Audit, Ids, Leak, passage
 from mdsmix.leaks.items import LENGTH
 from mdsmix.mix.streams import StreamInMix
 from mdsmix.report.samples import Segment, runs_of, shortened
 from mdsmix.report.show import Item, SampleText, Title
-from mdsmix.shards.ids import id_of
 from mdsmix.table import Column, Table
 from mdsmix.words import plural
 
@@ -72,7 +71,7 @@ def _passages(found: Audit, leak: Leak, decoder: Decoder | None) -> Iterator[Ite
 
 
 def _named(stream: StreamInMix, sample: int, document: str = "") -> str:
-    name = id_of(stream, sample)
+    name = stream.id_of(sample)
     return f"{stream.name} sample {sample:,}{document}" + ("" if name is None else f", id {name}")
 
 
@@ -193,8 +192,8 @@ def _passage_json(found: Audit, leak: Leak, decoder: Decoder | None) -> dict[str
     at, where = found.items.places[leak.item], leak.places[0]
     shared = passage(found, leak, where)
     return {
-        "id": id_of(found.evaluations[at.stream], at.sample),
-        "training_id": id_of(found.streams[where.stream], where.sample),
+        "id": found.evaluations[at.stream].id_of(at.sample),
+        "training_id": found.streams[where.stream].id_of(where.sample),
         "passage": {
             "ids": shared.shared.tolist(),
             "shared": text(shared.shared),

@@ -14,8 +14,8 @@ from mdsmix.mix.streams import Mix
 from mdsmix.mix.world import World, batch_of
 from mdsmix.recipe.read import parted
 from mdsmix.shards.index import BASENAME
-from mdsmix.training.keys import whole
-from mdsmix.training.read import parse, read_text
+from mdsmix.training.loader_keys import whole
+from mdsmix.training.training_yaml import parse, read_text
 
 TRAINED = "train_loader"
 

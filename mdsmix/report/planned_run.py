@@ -56,9 +56,7 @@ def plan_shown(plan: Plan) -> Iterator[Item]:
     yield _table(plan, RUN, ("all", "", "", plan.run.tokens, plan.run.trained, ""))
     yield NamedValues(run_pairs(plan))
     yield from ("", "settings")
-    yield NamedValues(
-        [(s.key, f"{s.use or 'leave out'}: {s.why} ({s.rests_on})") for s in plan.settings]
-    )
+    yield NamedValues([(s.key, f"{s.use or 'leave out'}: {s.why}") for s in plan.settings])
     yield from ("", *plan.notes)
     if any(isinstance(f, Estimate) for path, f in figures(plan) if path != "run.hours"):
         yield LEGEND

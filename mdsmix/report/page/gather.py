@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from mdsmix.encode.tokenizer import Decoder, find_decoder
+from mdsmix.encode.decoder import Decoder, find_decoder
 from mdsmix.errors import (
     Damaged,
     MdsmixError,
@@ -33,7 +33,7 @@ from mdsmix.training.findings import Finding
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from mdsmix.preview.result import Preview
+    from mdsmix.preview.verdict import Preview
 
 GPUS = (8, 4, 2, 1)
 "Devices of a node without --gpus: the first of these that divides the batch."
