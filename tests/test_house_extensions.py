@@ -127,4 +127,4 @@ def test_a_shape_that_no_kind_of_that_word_reads_is_refused(
     recipe = write_recipe(tmp_path, tokenizer_folder, streams={"quiz": {"kind": "pretraining", "source": source}})  # fmt: skip
     answer = mdsmix("convert", recipe)
     assert answer.code == 2
-    assert "source.shape is quiz, which gives Pairs; pretraining reads text" in answer.err
+    assert "source.shape is quiz; pretraining reads text" in answer.err

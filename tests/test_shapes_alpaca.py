@@ -121,8 +121,8 @@ def test_fields_tell_the_shape_and_only_these_are_read(
     ("settings", "said"),
     [
         ({"shape": "alpaca", "instruction": "q"}, "source.shape is alpaca, which reads instruction and output"),
-        ({"shape": "text", "text": "t", "joined_by": ""}, "source.shape is "),
-        ({"shape": "alpaca", "instruction": "q", "output": "a", "text": "t"}, "source.shape is "),
+        ({"shape": "text", "text": "t", "joined_by": ""}, "source.shape is text; finetuning reads"),
+        ({"shape": "alpaca", "instruction": "q", "output": "a", "text": "t"}, "the source names text and instruction and output"),
         ({"messages": "messages", "joined_by": ""}, "joined_by is for records of the shape alpaca, and these are messages"),
         ({"instruction": "q", "response": "a"}, "or messages, or conversations, or conversation, or instruction and output."),
     ],
