@@ -16,15 +16,8 @@ from hypothesis import strategies as st
 
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import share_of
-from mdsmix.recipe.amounts import (
-    DEVIATIONS,
-    MARGIN,
-    STEPS,
-    step_above,
-    taken,
-    tokens_wanted,
-    with_budget,
-)
+from mdsmix.recipe.amounts import DEVIATIONS, MARGIN, STEPS, step_above, taken
+from mdsmix.recipe.rules import tokens_wanted, with_budget
 from mdsmix.recipe.spec import SHARE
 from mdsmix.shards.manifest import Manifest
 from mdsmix.words import percent
@@ -283,15 +276,15 @@ def test_shares_are_of_the_whole_budget_or_normalised(
 @pytest.mark.parametrize(
     ("flag", "overrides", "sentence"),
     [
-        ("0", [], "nothing would be drawn"),
-        ("", [], "it is no number with a unit"),
-        ("-2B", [], "it is no number with a unit"),
+        ("0", [], "it must be above 0"),
+        ("", [], "it must be above 0, with its unit"),
+        ("-2B", [], "it must be above 0, with its unit"),
         ("nan", [], "a number alone, 2B, is tokens"),
         ("2X", [], "a number alone, 2B, is tokens"),
-        ("1M samples", [], "it is 1,000,000 samples: how many tokens that comes to only a conversion tells"),
+        ("1M samples", [], "it is 1,000,000 samples: give budget and count in tokens"),
         ("2 passes of c4", [], "it is 2 passes of c4"),
         ("2B", ["count=samples", "absolute=false"], "and shares count samples"),
-        ("2B", ["mix.c4.share=0"], "its share is 0, so nothing of it is wanted"),
+        ("2B", ["mix.c4.share=0"], "it has no share above 0"),
         (None, ["budget=null", "absolute=false"], "there is none: add budget"),
         (None, ["streams.c4.split=val"], "evaluated on"),
         (None, ["streams.c4.expected_mean_tokens=0"], "expected_mean_tokens is 0; it must be a number above 0"),
@@ -314,7 +307,10 @@ def test_two_streams_without_a_share_are_refused(tmp_path: Path, tokenizer_folde
     recipe = recipe_of(tmp_path, tokenizer_folder, streams=streams, mix=None, absolute=None)
     answer = mdsmix("convert", recipe, "--budget", "2k")
     assert answer.code == 2
-    assert "it has no share: write mix.c4.share" in answer.err
+    assert (
+        "it has no share above 0 that is known before a conversion: write mix.c4.share"
+        in answer.err
+    )
 
 
 def test_a_source_without_a_token_is_said(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -19,13 +19,9 @@ from mdsmix.encode.pretrained import cache_folder
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.survey import Rates, look, rates_of
 from mdsmix.recipe import Recipe, StreamSpec, share_of
-from mdsmix.recipe.amounts import (
-    BY_BUDGET,
-    budget_of,
-    step_above,
-    taken,
-    tokens_wanted,
-)
+from mdsmix.recipe.amounts import step_above, taken
+from mdsmix.recipe.rules import budget_of, tokens_wanted
+from mdsmix.recipe.spec import BY_BUDGET
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import SourceFile
 from mdsmix.words import listed, percent, plural

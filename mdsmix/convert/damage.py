@@ -23,7 +23,7 @@ from mdsmix.convert.ledger import FOLDER, HASHES, SEGMENT, UNIT, decompressed, p
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.recipe import Recipe
-from mdsmix.recipe.amounts import BY_BUDGET
+from mdsmix.recipe.spec import BY_BUDGET
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.published import named_version

@@ -13,7 +13,7 @@ from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, share_of
-from mdsmix.recipe.amounts import BY_BUDGET
+from mdsmix.recipe.spec import BY_BUDGET
 from mdsmix.shapes import SHAPES, Shape, find_shape
 from mdsmix.shapes.fields import Field, parse
 from mdsmix.shapes.image_parts import FIELDS, with_images

@@ -10,7 +10,8 @@ from mdsmix.mix.apportion import Apportioned, StreamShare, asked, drawn, percent
 from mdsmix.mix.stream_counts import eos_of, is_seen_alike, tokens_of, trained_of
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.recipe import Recipe
-from mdsmix.recipe.amounts import Budget, Unit, budget_of, written_shares
+from mdsmix.recipe.amounts import Budget, Unit
+from mdsmix.recipe.rules import budget_of, written_shares
 from mdsmix.table import Estimate, is_known
 
 

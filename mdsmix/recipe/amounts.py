@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
-
-from mdsmix.recipe.spec import Recipe, StreamSpec, WeightSpec, is_share, share_of
-from mdsmix.typed import brief
+from typing import Any, Literal
 
 Unit = Literal["tokens", "loss_tokens", "samples"]
 UNITS: tuple[Unit, ...] = ("tokens", "loss_tokens", "samples")
@@ -24,7 +22,8 @@ SHARE = re.compile(rf"({NUMBER})\s*(%?)|(\d{{1,9}})/([1-9]\d{{0,8}})")
 BUDGET = re.compile(
     rf"({NUMBER})\s*([kmbt]?)\s+(tokens?|loss_tokens?|samples?|pass(?:es)?\s+of\s+(\S+))", re.I
 )
-WAYS = "write 2B tokens, 500M loss_tokens, 1M samples or 2 passes of STREAM"
+A_SHARE = "a number of at least 0, such as 0.3, 30% or 1/3"
+A_BUDGET = "above 0, with its unit: 2B tokens, 500M loss_tokens, 1M samples or 2 passes of STREAM"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +43,8 @@ class Budget:
 
 def read_share(written: str | int | float) -> Fraction:
     """`30%`, 0.3, `1/3` or 7 as a fraction; ValueError where it is no number of at least 0."""
-    found = SHARE.fullmatch(str(written).strip())
-    if found is None:
-        raise ValueError("a share is a number of at least 0, such as 0.3, 30% or 1/3")
+    if (found := SHARE.fullmatch(str(written).strip())) is None:
+        raise ValueError(f"it must be {A_SHARE}")
     number, percent, above, below = found.groups()
     if above:
         return Fraction(int(above), int(below))
@@ -54,105 +52,27 @@ def read_share(written: str | int | float) -> Fraction:
 
 
 def read_budget(written: str | int | float) -> Budget:
-    """`2B tokens` or `2 passes of chat`; ValueError says what is amiss."""
-    text = str(written).strip()
-    if re.fullmatch(rf"{NUMBER}\s*[kmbt]?", text, re.I):
-        raise ValueError(f"it has no unit, and {text} tokens are not {text} samples: {WAYS}")
-    found = BUDGET.fullmatch(text)
-    if found is None:
-        raise ValueError(f"it is no number with a unit: {WAYS}")
-    number, thousands, unit, stream = found.groups()
-    amount = _number(number) * THOUSANDS[thousands.lower()]
-    if not amount:
-        raise ValueError("nothing would be drawn: it must be above 0")
-    if stream:
-        return Budget(amount=amount, stream=stream)
+    """`2B tokens` or `2 passes of chat`; ValueError says what it must be."""
+    found = BUDGET.fullmatch(str(written).strip())
+    if found is None or not (amount := _number(found[1]) * THOUSANDS[found[2].lower()]):
+        raise ValueError(f"it must be {A_BUDGET}")
+    if found[4]:
+        return Budget(amount=amount, stream=found[4])
     return Budget(
-        amount=amount,
-        unit=next(u for u in UNITS if u.startswith(unit.lower().rstrip("s"))),
+        amount=amount, unit=next(u for u in UNITS if u.startswith(found[3].lower().rstrip("s")))
     )
+
+
+def is_read(read: Callable[[Any], object], written: Any) -> bool:
+    """Whether one of these functions reads it."""
+    with suppress(ValueError):
+        read(written)
+        return True
+    return False
 
 
 def _number(text: str) -> Fraction:
     return Fraction(re.sub("[_,]", "", text))
-
-
-def told(written: object) -> str:
-    """A value as a sentence names it."""
-    return written if isinstance(written, str) and len(written) <= 60 else brief(written)
-
-
-BY_BUDGET = "budget"
-
-
-def written_shares(recipe: Recipe) -> dict[str, Fraction | None]:
-    """Each stream that is trained on, with its share as it is written; None where it has none."""
-    weights: Mapping[str, WeightSpec] = recipe.mix
-    found = {s.name: weights[s.name].share if s.name in weights else None for s in recipe.trained}
-    return {name: None if share is None else read_share(share) for name, share in found.items()}
-
-
-def budget_of(recipe: Recipe) -> Budget | None:
-    return None if recipe.budget is None else read_budget(recipe.budget)
-
-
-def sample_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-    """Sentences on the `sample` of a stream with a source."""
-    if stream.sample is None:
-        return
-    if stream.sample == BY_BUDGET:
-        try:
-            tokens_wanted(recipe, stream)
-        except ValueError as error:
-            yield f"sample: budget takes what the stream's share of the budget wants, and {error}."
-    elif not is_share(stream.sample) or not share_of(stream.sample):
-        yield (
-            f"sample is {told(stream.sample)}; it must be a share above 0 of at most 1, such as 5% or 0.05, or budget, which takes "
-            "what the recipe's budget wants."
-        )
-
-
-def tokens_wanted(recipe: Recipe, stream: StreamSpec) -> Fraction:
-    """What the stream's share of the budget comes to; ValueError says why it is not known before the streams are converted."""
-    budget = budget_of(recipe)
-    if budget is None:
-        raise ValueError("there is none: add budget, for example 2B tokens, or write sample: 5%")
-    if budget.unit != "tokens" or recipe.count not in (None, "tokens"):
-        counts = budget if budget.unit != "tokens" else f"of {budget}, and shares count {recipe.count}"  # fmt: skip
-        raise ValueError(
-            f"it is {counts}: how many tokens that comes to only a conversion tells; give budget and shares in tokens, or write sample: 5%"
-        )
-    shares = written_shares(recipe)
-    name = stream.held_out_of or stream.name
-    if name not in shares:
-        raise ValueError(
-            f"a stream of the split {stream.split} is evaluated on and has no share: write sample: 5%, or take it out"
-        )
-    given = [share for share in shares.values() if share is not None]
-    share = shares[name]
-    if share is None and len(given) == len(shares) - 1 and not recipe.absolute:
-        share = 1 - sum(given, Fraction(0))  # all that the others leave
-    if share is None:
-        raise ValueError(
-            f"it has no share: write mix.{name}.share, since what other streams leave is divided by sizes that only a "
-            "conversion tells, or write sample: 5%"
-        )
-    if not share:
-        raise ValueError("its share is 0, so nothing of it is wanted: take the stream out")
-    is_normal = len(given) == len(shares) and not recipe.absolute
-    return budget.amount * share / (sum(given, Fraction(0)) if is_normal else 1)
-
-
-def with_budget(recipe: Recipe) -> Recipe:
-    """The recipe in which every stream that is converted and trained on takes what the budget wants, where it names no sample."""
-    shares = written_shares(recipe)
-    streams = {
-        s.name: replace(s, sample=BY_BUDGET)
-        if s.source and s.sample is None and (s.held_out_of or s.name) in shares
-        else s
-        for s in recipe.streams.values()
-    }
-    return replace(recipe, streams=streams)
 
 
 def bare_budget(written: str) -> Budget:

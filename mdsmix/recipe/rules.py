@@ -7,18 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 
-from mdsmix.recipe.amounts import (
-    read_budget,
-    read_share,
-    sample_contradictions,
-    told,
-    written_shares,
-)
-from mdsmix.recipe.spec import UNSOURCED, Recipe, StreamSpec, WeightSpec, foreign_keys
+from mdsmix.recipe.amounts import Budget, read_budget, read_share
+from mdsmix.recipe.spec import BY_BUDGET, UNSOURCED, Recipe, StreamSpec, WeightSpec, foreign_keys
 from mdsmix.typed import brief
 from mdsmix.words import hint, listed
 
@@ -130,108 +123,116 @@ OF_SHARES = ("count", "max_repeat", "absolute")
 def mix_contradictions(recipe: Recipe) -> Iterator[str]:
     """Sentences on `mix` and the keys beside it."""
     for name, weight in recipe.mix.items():
-        if name not in recipe.streams:
+        spec = recipe.streams.get(name)
+        if spec is None:
             yield f"mix.{name} names no stream; {hint(name, list(recipe.streams), 'streams holds')}"
+        elif weight.share is not None and spec not in recipe.trained:
+            yield f"mix.{name} is the share of a stream of the split {spec.split}, which is evaluated on and not mixed: take it out."
         if len(weight.given) != 1:
             yield f"mix.{name} must give exactly one of repeat, proportion, choose and share; it gives {list(weight.given) or 'none'}."
-        yield from _value_contradictions(name, weight)
     if recipe.is_by_share:
-        yield from _beside_weights(recipe)
-        yield from _share_contradictions(recipe)
+        yield from _beside_shares(recipe)
+        yield from _sum_contradictions(recipe)
         yield from _budget_contradictions(recipe)
         return
     for key in OF_SHARES:
         if getattr(recipe, key) != getattr(Recipe, key):
-            yield (
-                f"{key} speaks of shares, and the recipe has neither a share nor a budget: add mix.<stream>.share or budget, or "
-                f"take {key} out."
-            )
+            yield f"{key} speaks of shares, and the recipe has neither a share nor a budget: add mix.<stream>.share or budget, or take {key} out."
 
 
-def _value_contradictions(name: str, weight: WeightSpec) -> Iterator[str]:
-    numbers = {
-        k: v for k, v in weight.given.items() if k != "share" and isinstance(v, (int, float))
-    }
-    if any(not value >= 0 for value in numbers.values()):
-        yield f"mix.{name} gives a weight below 0: {numbers}."
-    if weight.share is not None:
-        try:
-            read_share(weight.share)
-        except ValueError as error:
-            yield f"mix.{name}.share is {told(weight.share)}; {error}."
-
-
-def _beside_weights(recipe: Recipe) -> Iterator[str]:
+def _beside_shares(recipe: Recipe) -> Iterator[str]:
     """Shares decide all streams, so no other weight has a place beside them."""
-    others = [n for n, w in recipe.mix.items() if set(w.given) - {"share"}]
-    has_shares = any(w.share is not None for w in recipe.mix.values())
-    by = "share" if has_shares else "temperature" if recipe.budget is None else "budget"
-    if others:
-        yield (
-            f"{by} stands beside the {', '.join(recipe.mix[others[0]].given)} of {listed(others)}: one of the two decides how "
-            "often a stream is drawn; give every stream a share, or none."
-        )
+    for name, weight in recipe.mix.items():
+        if weight.share is None:
+            yield (
+                f"mix.{name} gives {', '.join(weight.given)} in a mix by share, budget or temperature: one of the two decides how often a "
+                "stream is drawn; give every stream a share, or none."
+            )
     dataset = recipe.train_loader.get("dataset")
     if isinstance(dataset, Mapping) and dataset.get("epoch_size"):
-        yield (
-            f"train_loader.dataset.epoch_size stands beside {by}, and budget says how long an epoch is: take "
-            "epoch_size out."
-        )
+        yield "train_loader.dataset.epoch_size stands in a mix by shares, where budget says how long an epoch is: take epoch_size out."
 
 
-def _share_contradictions(recipe: Recipe) -> Iterator[str]:
-    for name, weight in recipe.mix.items():
-        spec = recipe.streams.get(name)
-        if weight.share is not None and spec is not None and spec not in recipe.trained:
-            yield f"mix.{name} is the share of a stream of the split {spec.split}, which is evaluated on and not mixed: take it out."
-    with suppress(ValueError):  # a share that is none is told above
-        yield from _sum_contradictions(recipe, written_shares(recipe))
-
-
-def _sum_contradictions(recipe: Recipe, written: Mapping[str, Fraction | None]) -> Iterator[str]:
+def _sum_contradictions(recipe: Recipe) -> Iterator[str]:
+    written = written_shares(recipe)
     given = {name: share for name, share in written.items() if share is not None}
-    without, total = [n for n in written if n not in given], sum(given.values(), Fraction(0))
-    percents = [n for n in given if str(recipe.mix[n].share).strip().endswith("%")]
-    large = [n for n, share in given.items() if share > 1 and n not in percents]
-    if large and (percents or recipe.absolute):
-        yield (
-            f"mix.{large[0]}.share is {told(recipe.mix[large[0]].share)}, more than the whole; where it is meant in percent, write "
-            f"{told(recipe.mix[large[0]].share)}%."
-        )
+    without = listed([name for name in written if name not in given])
+    total = sum(given.values(), Fraction(0))
+    is_percent = {n: str(recipe.mix[n].share).strip().endswith("%") for n in given}
+    large = [n for n, share in given.items() if share > 1 and not is_percent[n]]
+    if large and (any(is_percent.values()) or recipe.absolute):
+        yield f"mix.{large[0]}.share is {recipe.mix[large[0]].share}, more than the whole: where it is meant in percent, write the %."
     if without and recipe.absolute:
+        yield f"absolute: true takes every share of the whole budget, and without a share: {without}. Give each stream one; 0 leaves a stream out."
+    elif without and total >= 1:
         yield (
-            f"absolute: true takes every share of the whole budget, and without a share: {listed(without)}. Give each stream one; "
-            "0 leaves a stream out."
+            f"the shares come to {float(total):.0%}, and nothing is left for {without}: lower them, or give each stream a share; 0 leaves "
+            "a stream out."
         )
-    elif without and given and total >= 1:
-        yield (
-            f"the shares of {listed(list(given))} come to {float(total):.0%}, and nothing is left for {listed(without)}: lower them, "
-            "or give each stream a share; 0 leaves a stream out."
-        )
-    if not without and given and not total:
-        yield f"the shares of {listed(list(given))} sum to 0, so no sample would be drawn: give one of them a share above 0."
-    if not without and given and recipe.temperature != 1:
-        yield (
-            f"temperature is {recipe.temperature}, and every stream has a share, so it decides nothing: take it out, or the shares "
-            "that it is to decide."
-        )
+    if not without and not total:
+        yield "the shares sum to 0, so no sample would be drawn: give a stream a share above 0."
+    if not without and recipe.temperature != 1:
+        yield f"temperature is {recipe.temperature}, and every stream has a share, so it decides nothing: take it out, or some shares."
 
 
 def _budget_contradictions(recipe: Recipe) -> Iterator[str]:
-    if recipe.budget is None:
-        if recipe.absolute:
-            yield "absolute: true takes shares of the budget, and there is none: add budget, for example 2B tokens."
-        return
-    try:
-        budget = read_budget(recipe.budget)
-    except ValueError as error:
-        yield f"budget is {told(recipe.budget)}; {error}."
-        return
-    names = [s.name for s in recipe.trained]
-    if budget.stream and budget.stream not in names:
+    budget, names = budget_of(recipe), [s.name for s in recipe.trained]
+    if recipe.absolute and budget is None:
+        yield "absolute: true takes shares of the budget, and there is none: add budget, for example 2B tokens."
+    if budget and budget.stream and budget.stream not in names:
         yield f"budget counts passes of {budget.stream}, which is no stream that is trained on; {hint(budget.stream, names, 'these are')}"
-    if recipe.absolute and recipe.count and budget.unit and recipe.count != budget.unit:
-        yield (
-            f"absolute: true takes shares of the budget, which is in {budget.unit}, and count is {recipe.count}: leave count out, "
-            f"or give the budget in {recipe.count}."
+    if budget and recipe.absolute and recipe.count not in (None, budget.unit):
+        yield f"absolute: true takes shares of the budget, which is {budget}, and count is {recipe.count}: leave count out."
+
+
+def written_shares(recipe: Recipe) -> dict[str, Fraction | None]:
+    """Each stream that is trained on, with its share as it is written; None where it has none."""
+    weights = {s.name: recipe.mix.get(s.name, WeightSpec()) for s in recipe.trained}
+    return {n: None if w.share is None else read_share(w.share) for n, w in weights.items()}
+
+
+def budget_of(recipe: Recipe) -> Budget | None:
+    return None if recipe.budget is None else read_budget(recipe.budget)
+
+
+def sample_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+    """Sentences on `sample: budget` of a stream with a source."""
+    if stream.sample == BY_BUDGET:
+        try:
+            tokens_wanted(recipe, stream)
+        except ValueError as error:
+            yield f"sample: budget takes what the stream's share of the budget wants, and {error}, or write sample: 5%."
+
+
+def tokens_wanted(recipe: Recipe, stream: StreamSpec) -> Fraction:
+    """What the stream's share of the budget comes to; ValueError says why it is not known before the streams are converted."""
+    budget, shares = budget_of(recipe), written_shares(recipe)
+    if budget is None:
+        raise ValueError("there is none: add budget, for example 2B tokens")
+    if budget.unit != "tokens" or recipe.count not in (None, "tokens"):
+        raise ValueError(f"it is {budget}: give budget and count in tokens")
+    name = stream.held_out_of or stream.name
+    if name not in shares:
+        raise ValueError(f"a stream of the split {stream.split} has no share: take it out")
+    given = [share for share in shares.values() if share is not None]
+    total, share = sum(given, Fraction(0)), shares[name]
+    if share is None and len(given) == len(shares) - 1 and not recipe.absolute:
+        share = 1 - total  # all that the others leave
+    if not share:
+        raise ValueError(
+            f"it has no share above 0 that is known before a conversion: write mix.{name}.share"
         )
+    is_normal = len(given) == len(shares) and not recipe.absolute
+    return budget.amount * share / (total if is_normal else 1)
+
+
+def with_budget(recipe: Recipe) -> Recipe:
+    """The recipe in which every stream that is converted and trained on takes what the budget wants, where it names no sample."""
+    shares = written_shares(recipe)
+    streams = {
+        s.name: replace(s, sample=BY_BUDGET)
+        if s.source and s.sample is None and (s.held_out_of or s.name) in shares
+        else s
+        for s in recipe.streams.values()
+    }
+    return replace(recipe, streams=streams)

@@ -11,9 +11,11 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from mdsmix.recipe.amounts import A_BUDGET, A_SHARE, is_read, read_budget, read_share
 from mdsmix.typed import Must
 
 FIELDS = (
@@ -38,11 +40,13 @@ def only_of(whom: str, *synonyms: str) -> dict[str, Any]:
     return {"only of": whom, "also called": synonyms}
 
 
+BY_BUDGET = "budget"
 SOURCED, UNSOURCED = "streams with a source", "streams without a source"
 COMPRESSION = re.compile(r"zstd(:([1-9]|1\d|2[0-2]))?")
 SHARE = re.compile(r"(0?\.\d+|[01](\.0*)?)|(\d{1,2}(\.\d+)?|100)%|\d(\.\d+)?e-\d{1,2}")
 "Of records. The last form is how Python writes what YAML reads as 0.00001."
 ONE_OR_MORE = must_be("1 at least", lambda value: value >= 1)
+NOT_NEGATIVE = must_be("0 or more", lambda value: value >= 0)
 POSITIVE = must_be("a number above 0", lambda value: 0 < value < math.inf)
 
 
@@ -168,9 +172,7 @@ class StreamSpec:
     "Start every document with BOS where the tokenizer itself does not."
     add_eos: bool = field(default=True, metadata=only_of("pretraining"))
     "End every document with EOS where the tokenizer itself does not."
-    min_tokens: int = field(
-        default=0, metadata=only_of("pretraining") | must_be("0 or more", lambda value: value >= 0)
-    )
+    min_tokens: int = field(default=0, metadata=only_of("pretraining") | NOT_NEGATIVE)
     "Documents of fewer tokens (specials included) are filtered."
     max_tokens: int | None = field(default=None, metadata=only_of("pretraining"))
     "Documents of more tokens are filtered."
@@ -195,7 +197,12 @@ class StreamSpec:
     )
     "What becomes of messages of one role in a row."
     sample: str | int | float | None = field(
-        default=None, metadata=only_of(SOURCED, "fraction", "subsample", "sample_rate", "ratio")
+        default=None,
+        metadata=only_of(SOURCED, "fraction", "subsample", "sample_rate", "ratio")
+        | must_be(
+            "a share above 0 of at most 1, such as 5% or 0.05, or budget, which takes what the recipe's budget wants",
+            lambda value: value == BY_BUDGET or (is_share(value) and share_of(value) > 0),
+        ),
     )
     "The share of the records, 5% or 0.05, that the stream is made of; `budget`: as many as its share of the budget wants."
     expected_mean_tokens: int | float | None = field(
@@ -243,10 +250,12 @@ def foreign_keys(stream: StreamSpec, called: Collection[str]) -> Iterator[str]:
 class WeightSpec:
     """How much of an epoch a stream is: in the words of Streaming's Stream, or its share. At most one of the four."""
 
-    repeat: int | float | None = None
-    proportion: int | float | None = None
-    choose: int | None = None
-    share: str | int | float | None = None
+    repeat: int | float | None = field(default=None, metadata=NOT_NEGATIVE)
+    proportion: int | float | None = field(default=None, metadata=NOT_NEGATIVE)
+    choose: int | None = field(default=None, metadata=NOT_NEGATIVE)
+    share: str | int | float | None = field(
+        default=None, metadata=must_be(A_SHARE, partial(is_read, read_share))
+    )
     "Of the epoch's tokens, or of what `count` says: 0.3, 30% or 1/3."
 
     @property
@@ -288,7 +297,9 @@ class Recipe:
     shared: bool = False
     "Whether local paths are the same folders on every node of a cluster, as a mount is."
     mix: Mapping[str, WeightSpec] = field(default_factory=dict)
-    budget: str | int | float | None = None
+    budget: str | int | float | None = field(
+        default=None, metadata=must_be(A_BUDGET, partial(is_read, read_budget))
+    )
     "What an epoch holds: 2B tokens, 500M loss_tokens, 1M samples or 2 passes of STREAM."
     count: Literal["tokens", "loss_tokens", "samples"] | None = None
     "What shares are shares of; None: the budget's unit, else tokens."

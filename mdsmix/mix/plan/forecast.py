@@ -18,7 +18,9 @@ from mdsmix.kinds import kind_of, kind_of_stream
 from mdsmix.kinds.encodings import fields_parsed, fields_read, make_encoding
 from mdsmix.kinds.survey import SplitSample, Survey, look, rates_of, survey_of
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.recipe.amounts import BY_BUDGET, taken, tokens_wanted
+from mdsmix.recipe.amounts import taken
+from mdsmix.recipe.rules import tokens_wanted
+from mdsmix.recipe.spec import BY_BUDGET
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard
