@@ -9,22 +9,16 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
 
-from mdsmix.convert.known_sources import KnownSources, lines_of
-from mdsmix.convert.ledger import FOLDER, compressed
-from mdsmix.convert.parts import NOTE, ArrayPart, learn, parse
+from mdsmix.convert.parts import NOTE, ArrayPart, parse
 from mdsmix.convert.unit import UnitTask
 from mdsmix.errors import RecipeError
-from mdsmix.sources import Content, SourceFile, Unit, Window
-from mdsmix.storage import Stat, locate
 from tests.converting import chats, documents, files, mdsmix, windows, write_jsonl, write_recipe
 
 RECORDS = [{"text": f"Document {n} tells about {n * n}. " * (n % 5 + 1)} for n in range(240)]
@@ -141,27 +135,6 @@ def test_a_part_judges_no_share_of_bad_records(recipe: Path, tmp_path: Path) -> 
     assert (answer.code, "300 records are bad" in answer.out) == (0, True), answer.err
 
 
-def test_each_part_is_held_against_its_own_units(tmp_path: Path) -> None:
-    """Of two whose notes are there one had another source, of a third there is none."""
-    job: Any = SimpleNamespace(folder=locate(tmp_path), settings_hash="s")
-    files = [
-        SourceFile(location=locate(f"/{n}"), stat=Stat(9, "then"), name=f"/{n}") for n in range(5)
-    ]
-    units = [Unit(files=(file,)) for file in files]
-    window = Window(number=0, digest="d" * 32, place="p")
-    content = Content(windows=(window,), files=("f" * 32,))
-    cache = KnownSources(tmp_path / "none")
-    for part in (ArrayPart(1, 3), ArrayPart(2, 3)):
-        mine = [unit for number, unit in enumerate(units) if part.has(number)]
-        (job.folder / FOLDER / part.note).write(
-            compressed(b'{"settings":"s"}\n' + lines_of(dict.fromkeys(mine, content)))
-        )
-    units[3] = Unit(files=(replace(files[3], stat=Stat(9, "now")),))
-    said = learn(job, cache, units)
-    assert "2 parts have finished, and what is left is done now, of 3/3" in said
-    assert said.endswith("what differs is done again: 1/3")
-
-
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b", "1/0", "-1/4", "1/4/2", ""])
 def test_what_is_no_part_is_told(text: str) -> None:
     with pytest.raises(RecipeError, match="is no part"):
@@ -191,9 +164,8 @@ def test_a_damaged_note_is_none(
     assert found == {n[4:]: held for n, held in expected.items() if n.startswith("web/")}
 
 
-def test_what_finishes_says_of_which_plan_the_parts_were(recipe: Path, tmp_path: Path) -> None:
-    """Parts beyond the last work unit are not missing; those of another recipe, of other sources, or of an array of another size are
-    told of, since what they did is done again."""
+def test_what_finishes_says_which_parts_are_missing(recipe: Path, tmp_path: Path) -> None:
+    """Parts beyond the last work unit are not missing."""
     mdsmix("convert", recipe, "--only", "chat", "--part", "1/1")
     (units,) = json.loads(mdsmix("convert", recipe, "--only", "chat", "--part", "7/9", "--json").out)["streams"]  # fmt: skip
     assert (units["units"], units["units_in_all"]) == (0, 6)
@@ -203,8 +175,6 @@ def test_what_finishes_says_of_which_plan_the_parts_were(recipe: Path, tmp_path:
         return next(line for line in answer.out.splitlines() if "part" in line)
 
     assert said() == "chat: 1 part has finished"
-    other = "1 part has finished; 1 part had another recipe, day, source or commit of mdsmix, and what differs is done again: 1/1"
-    assert said("max_seq_len=8") == f"chat: {other}"
     for number in (1, 2, 3, 4, 6):
         mdsmix("convert", recipe, "--only", "chat", "--part", f"{number}/9")
     assert said().startswith("chat: 6 parts have finished, and what is left is done now, of 5/9")
@@ -212,8 +182,6 @@ def test_what_finishes_says_of_which_plan_the_parts_were(recipe: Path, tmp_path:
     assert said() == "chat: 5 parts have finished, and what is left is done now, of 5/9"
     mdsmix("convert", recipe, "--only", "chat", "--part", "5/9")
     assert said() == "chat: 6 parts have finished"
-    write_jsonl(tmp_path / "b.jsonl", [*TALKS[::-1], TALKS[0]])
-    assert "had another recipe, day, source or commit of mdsmix" in said()
 
 
 @pytest.mark.parametrize("option", ["--finish", "--dry-run", "--verify-target", "--limit=5"])

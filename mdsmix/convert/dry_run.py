@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 
 from mdsmix import sources
@@ -95,10 +95,12 @@ def _changes(job: Job, old: Manifest) -> list[str]:
 
 
 def _edited(
-    job: Job, old: Manifest, todo: Iterable[Unit], contents: Mapping[Unit, Content]
+    job: Job, old: Manifest, todo: Collection[Unit], contents: Mapping[Unit, Content]
 ) -> Iterator[str]:
     """Which files make these units to be done, where no setting does."""
-    before = {(source.path, source.hash) for source in old.read_sources(job.folder)}
+    names = {file.name for unit in todo for file in unit.files}
+    sources_before = old.read_sources(job.folder)
+    before = {(each.path, each.hash) for each in sources_before if each.path in names}
     new, lost = set[str](), set[str]()
     for unit in todo:
         hashes = [sources.file_hash([digest]) for digest in contents[unit].files]

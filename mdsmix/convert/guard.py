@@ -160,15 +160,15 @@ def _why_not(job: Job, manifest: Manifest, files: list[SourceFile]) -> str | Non
             f"{job.encoding.loader} loader: all {manifest.records.read:,} records, {manifest.totals.tokens:,} tokens, "
             "are to be encoded again; pass --reencode if that is meant."
         )
-    before = {
-        key for source in manifest.read_sources(job.folder) for key in (source.path, source.size)
-    }
-    if before.isdisjoint(key for file in files for key in (file.name, file.stat.size)):
-        old = nsmallest(3, (source.path for source in manifest.read_sources(job.folder)))
-        return (
-            f"stream {job.name}: {job.target} holds a stream made of {listed(old, of=manifest.source_count) or 'other streams'}, none of which is "
-            f"among its sources now ({listed(sorted({file.name for file in files}))}); publish elsewhere, or pass --reencode to replace it."
-        )
+    now = {key for file in files for key in (file.name, file.stat.size)}
+    with suppress(Damaged):  # a part of the list: it is written anew
+        sources = manifest.read_sources(job.folder)
+        if now.isdisjoint(key for source in sources for key in (source.path, source.size)):
+            old = nsmallest(3, (source.path for source in manifest.read_sources(job.folder)))
+            return (
+                f"stream {job.name}: {job.target} holds a stream made of {listed(old, of=manifest.source_count) or 'other streams'}, none of which is "
+                f"among its sources now ({listed(sorted({file.name for file in files}))}); publish elsewhere, or pass --reencode to replace it."
+            )
     return None
 
 
@@ -179,16 +179,16 @@ def told_of_lost(
     may leave out unasked."""
     if job.limit or not old:
         return ""
-    known, before = (
-        {key for entry in entries for key in (entry.path, entry.hash)},
-        list[SourceEntry](),
-    )
+    known = {key for entry in entries for key in (entry.path, entry.hash)}
+    gone, total = list[SourceEntry](), 0
     with suppress(Damaged):  # a part of the list, which a publication writes anew
-        before += old.read_sources(job.folder)
-    gone = [source for source in before if known.isdisjoint((source.path, source.hash))]
+        for source in old.read_sources(job.folder):
+            total += source.size
+            if known.isdisjoint((source.path, source.hash)):
+                gone.append(source)
     if not gone:
         return ""
-    share = Fraction(sum(source.size for source in gone), sum(source.size for source in before))
+    share = Fraction(sum(source.size for source in gone), total)
     said = (
         f"{listed(sorted(source.path for source in gone))} {does(gone, 'is', 'are')} no longer among its sources: about "
         f"{float(share * old.records.read):,.0f} of the {plural(old.records.read, 'record')} published, {float(share):.1%} of their bytes"

@@ -12,11 +12,9 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-
-import orjson
 
 from mdsmix.convert.duplicates import find_dropped
 from mdsmix.convert.job import Job
@@ -94,7 +92,7 @@ def do_part(work: Work, part: ArrayPart, size: int) -> PartOutcome:
     job, results, notes = do_units(mine)
     contents = (result.content for result in results)
     content = lines_of(dict(zip(mine.units, contents, strict=True)))
-    (job.folder / FOLDER / part.note).write(compressed(_made_with(job) + content))
+    (job.folder / FOLDER / part.note).write(compressed(content))
     return _outcome(work, part, results, notes, began)
 
 
@@ -130,58 +128,30 @@ def _outcome(
     )
 
 
-def _made_with(job: Job) -> bytes:
-    """The first line of a note; what learns its other lines passes over it."""
-    return orjson.dumps({"settings": job.settings_hash}) + b"\n"
-
-
 def learn(job: Job, cache: KnownSources, units: Sequence[Unit]) -> str:
-    """Takes in what the notes of all parts at the target say; returns which parts have left one, which have not or a
-    damaged one, and which had another recipe, or other sources than the `units` of the plan."""
+    """Takes in what the notes of all parts at the target say; returns which parts have left one, and which have not or a damaged one.
+    `units`: those of the plan; a part beyond the last one has nothing to do, and leaves no note."""
     found = _notes(job.folder)
-    notes = [job.folder / FOLDER / part.note for part in found]
-    contents = zip(found, together(lambda note: decompressed(note.read()), notes), strict=True)
-    whole = {part: content for part, content in contents if content is not None}
+    notes = together(lambda part: decompressed((job.folder / FOLDER / part.note).read()), found)
+    whole = {
+        part: content for part, content in zip(found, notes, strict=True) if content is not None
+    }
     for content in whole.values():
         cache.learn_lines(content)
-    known = [cache.content(unit) is not None for unit in units]
-    stale = [
-        part
-        for part, content in whole.items()
-        if not (content.startswith(_made_with(job)) and all(known[part.number - 1 :: part.of]))
-    ]
-    return "; ".join(filter(None, [_said(whole, len(units)), _said_of_stale(stale)]))
+    counts = {part.of for part in whole}
+    every = [ArrayPart(n, of) for of in counts for n in range(1, min(of, len(units)) + 1)]
+    said = f"{plural(len(whole), 'part')} {does(whole, 'has', 'have')} finished"
+    if missing := [str(part) for part in every if part not in whole]:
+        said += f", and what is left is done now, of {listed(missing, 8)}"
+    return said
 
 
 def forget(job: Job, held: Lease) -> None:
     """Deletes the notes of a stream that is published."""
     held.confirm()
-    notes = [job.folder / FOLDER / part.note for part in _notes(job.folder)]
-    together(lambda note: note.delete(), notes)
+    together(lambda part: (job.folder / FOLDER / part.note).delete(), _notes(job.folder))
 
 
 def _notes(folder: Location) -> list[ArrayPart]:
-    return [ArrayPart(int(found[1]), int(found[2])) for found in _names(folder)]
-
-
-def _names(folder: Location) -> Iterator[re.Match[str]]:
-    return filter(None, (NOTE.fullmatch(name) for name, _ in (folder / FOLDER).list()))
-
-
-def _said(ended: Collection[ArrayPart], units: int) -> str:
-    """A part beyond the last unit has nothing to do, and leaves no note."""
-    counts = {part.of for part in ended}
-    every = [ArrayPart(n, of) for of in counts for n in range(1, min(of, units) + 1)]
-    said = f"{plural(len(ended), 'part')} {does(ended, 'has', 'have')} finished"
-    if missing := [str(part) for part in every if part not in ended]:
-        return f"{said}, and what is left is done now, of {listed(missing, 8)}"
-    return said
-
-
-def _said_of_stale(parts: Collection[ArrayPart]) -> str:
-    if not parts:
-        return ""
-    return (
-        f"{plural(len(parts), 'part')} had another recipe, day, source or commit of mdsmix, and what differs is done again: "
-        f"{listed(list(map(str, parts)), 8)}"
-    )
+    names = (NOTE.fullmatch(name) for name, _ in (folder / FOLDER).list())
+    return [ArrayPart(int(found[1]), int(found[2])) for found in names if found]
