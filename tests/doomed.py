@@ -24,7 +24,7 @@ from mdsmix.storage.s3 import S3Path
 from tests.alarm import SECONDS
 from tests.here import processes
 
-RECORD = re.compile("[0-9a-f]{32}")
+RECORD = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}\.unit")
 "The last file that a work unit writes: with it the unit is finished."
 ENDINGS = (".mds", ".bad", ".index", ".replaced", "mdsmix.manifest", "index.json", ".jsonl.zst")
 

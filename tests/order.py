@@ -15,15 +15,14 @@ from pathlib import PurePosixPath
 import orjson
 import xxhash
 
-from mdsmix import typed
-from mdsmix.convert.ledger import UnitRecord
+from mdsmix.convert.ledger import UnitRecord, parse
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import Index, parse_index
 from mdsmix.shards.manifest import Manifest, parse_manifest
 from tests.recording import State, Step
 
 SHARD = re.compile(r"([0-9a-f]{32})(-\d+)?\.mds(\.zstd)?")
-RECORD = re.compile(r"(.+)/\.mdsmix/([0-9a-f]{32})")
+RECORD = re.compile(r"(.+)/\.mdsmix/([0-9a-f]{32})-[0-9a-f]{8}\.unit")
 VERSION = re.compile(r"(.+)-([0-9a-f]{8})")
 INDEX, MANIFEST, LEASE = "index.json", "mdsmix.manifest", ".mdsmix/lease"
 BESIDE = re.compile(r"([0-9a-f]{32})\.(sources\.zst|[a-z0-9-]+\.side)")
@@ -51,10 +50,8 @@ def manifest_in(state: State, folder: str) -> Manifest | None:
 
 
 def record_in(state: State, name: str) -> UnitRecord | None:
-    content, _, told = state[name].rpartition(b"\n")
-    if digest(content).encode() != told:
-        return None
-    return typed.read(UnitRecord, orjson.loads(content))
+    units = parse(name, state[name])
+    return next(map(units.record, units.records), None) if units else None
 
 
 def is_shard(state: State, name: str) -> bool:
@@ -157,14 +154,6 @@ def shards_before_the_unit_record(story: Story, step: Step) -> Iterator[bool]:
         yield not lost_of(state, step.name)
 
 
-def bad_records_before_the_unit_record(story: Story, step: Step) -> Iterator[bool]:
-    if step.content is not None and RECORD.fullmatch(step.name):
-        record = record_in({step.name: step.content}, step.name)
-        if record and record.records.bad:
-            kept = (name for name in story.surely(step) if name.endswith(".bad"))
-            yield any(name.startswith(f"{step.name}-") for name in kept)
-
-
 def shards_before_the_index(story: Story, step: Step) -> Iterator[bool]:
     if step.content is not None and _base(step) == INDEX:
         yield not lacks(story.surely(step), _home(step), parse_index(step.content, step.name))
@@ -241,9 +230,9 @@ def bad_records_are_public_before_the_manifest(story: Story, step: Step) -> Iter
         folder = split_of(_home(step))
         state = story.surely(step)
         for part in parse_manifest(step.content, step.name).parts:
-            record = f"{folder}/.mdsmix/{part.key}"
-            if record in state and record_in(state, record).records.bad:
-                yield any(name.startswith(f"{folder}/quarantine/{part.key}-") for name in state)
+            for record in (n for n in state if n.startswith(f"{folder}/.mdsmix/{part.key}-")):
+                if record_in(state, record).records.bad:
+                    yield any(name.startswith(f"{folder}/quarantine/{part.key}-") for name in state)
 
 
 def bad_records_stay_public_until_the_index_is_another(story: Story, step: Step) -> Iterator[bool]:
@@ -387,7 +376,6 @@ RULES: tuple[Rule, ...] = (
     a_shard_that_lay_there_is_not_written_again,
     twins_are_files_of_their_own,
     shards_before_the_unit_record,
-    bad_records_before_the_unit_record,
     shards_before_the_index,
     shards_before_the_manifest,
     shards_before_the_source_list,

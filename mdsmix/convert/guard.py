@@ -161,14 +161,13 @@ def _why_not(job: Job, manifest: Manifest, files: list[SourceFile]) -> str | Non
             "are to be encoded again; pass --reencode if that is meant."
         )
     now = {key for file in files for key in (file.name, file.stat.size)}
-    with suppress(Damaged):  # a part of the list: it is written anew
-        sources = manifest.read_sources(job.folder)
-        if now.isdisjoint(key for source in sources for key in (source.path, source.size)):
-            old = nsmallest(3, (source.path for source in manifest.read_sources(job.folder)))
-            return (
-                f"stream {job.name}: {job.target} holds a stream made of {listed(old, of=manifest.source_count) or 'other streams'}, none of which is "
-                f"among its sources now ({listed(sorted({file.name for file in files}))}); publish elsewhere, or pass --reencode to replace it."
-            )
+    sources = manifest.read_sources(job.folder)
+    if now.isdisjoint(key for source in sources for key in (source.path, source.size)):
+        old = nsmallest(3, (source.path for source in manifest.read_sources(job.folder)))
+        return (
+            f"stream {job.name}: {job.target} holds a stream made of {listed(old, of=manifest.source_count) or 'other streams'}, none of which is "
+            f"among its sources now ({listed(sorted({file.name for file in files}))}); publish elsewhere, or pass --reencode to replace it."
+        )
     return None
 
 

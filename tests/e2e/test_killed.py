@@ -31,7 +31,7 @@ SEED = int(os.environ.get("MDSMIX_TEST_SEED", "0"))
 WINDOW = 4_000
 STREAMS = ("web", "faq")
 SHARD = re.compile(r"[0-9a-f]{32}(-\d+)?\.mds(\.zstd)?")
-RECORD = re.compile(r"\.mdsmix/([0-9a-f]{32})")
+RECORD = re.compile(r"\.mdsmix/([0-9a-f]{32})-[0-9a-f]{8}\.unit")
 LEFT_BEHIND = re.compile(r"\.[0-9a-f]{16}\.tmp$|/\.mdsmix/lease$")
 "By a run that was killed in a write, or between its last write and letting go."
 SAID = re.compile(

@@ -163,7 +163,7 @@ VERSIONED = "publish=versioned"
 SCENARIOS: dict[str, tuple[Sequence[Callable[[Place], object]], str]] = {
     "a first conversion": (
         [convert()],
-        "shards_bear_the_hash_of_their_bytes shards_before_the_unit_record bad_records_before_the_unit_record "
+        "shards_bear_the_hash_of_their_bytes shards_before_the_unit_record "
         "shards_before_the_index shards_before_the_manifest the_manifest_before_its_index "
         "bad_records_are_public_before_the_manifest the_lease_is_confirmed_before_the_index "
         "the_tokenizer_before_any_index_that_needs_it the_card_comes_last_of_a_tokenizer "
