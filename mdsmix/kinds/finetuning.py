@@ -133,9 +133,9 @@ class Finetuning(Kind):
 
 def placeholders_in(texts: Sequence[str]) -> dict[str, int]:
     """Placeholder -> texts that hold it."""
-    whole = "\n".join(texts)
-    here = [each for each in PLACEHOLDERS if "<" in whole and each in whole]
-    return {each: sum(each in text for text in texts) for each in here}
+    some = [text for text in texts if "<" in text]
+    found = {each: sum(each in text for text in some) for each in PLACEHOLDERS}
+    return {each: count for each, count in found.items() if count}
 
 
 def _turns(tokens: Tokens) -> Turns:
@@ -175,7 +175,11 @@ class Pairs(Finetuning):
         keep = np.ones(len(pairs), bool)
         keep[list(refused)] = False
         turns = Turns(self._with_own_tokens(ids), np.ones(len(pairs), np.int64)).take(keep)
-        said = {"placeholders": placeholders_in(["\n".join(pair) for pair in pairs])}
+        said = {
+            "placeholders": placeholders_in(
+                ["\n".join(pair) for pair in pairs if "<" in pair[0] or "<" in pair[1]]
+            )
+        }
         rows = TurnRows(turns, np.flatnonzero(keep).tolist(), rejected, len(marked), said)
         return self.samples(rows)
 
