@@ -15,8 +15,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.shards.index import BASENAME as INDEX
 from mdsmix.shards.manifest import BASENAME
 from mdsmix.sources import ReadAs, SourceFile
-from mdsmix.sources.find import name_of
-from mdsmix.sources.folders import STATE, inside
+from mdsmix.sources.find import STATE, inside, name_of
 from mdsmix.sources.registry import NAMED, format_of
 from mdsmix.storage import Location, Stat, locate
 from mdsmix.words import listed

@@ -7,16 +7,50 @@ when somebody asks, which is for the bad ones.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Container, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources.ahead import fetched_ahead
 from mdsmix.sources.base import Block, Origin
 from mdsmix.sources.content import Content, Digests, check_unchanged
 from mdsmix.sources.registry import format_of
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
+
+SMALL_BYTES = 1 << 20
+MOST = 16
+"At a time, so that 16 MB are held at most."
+
+
+def fetched_ahead(files: Sequence[SourceFile]) -> Iterator[SourceFile]:
+    """The files in their order, small objects with their bytes."""
+    if sum(map(_is_small, files)) < 2:
+        yield from files
+        return
+    pool, coming = ThreadPoolExecutor(MOST), deque[Future[SourceFile]]()
+    try:
+        rest = iter(files)
+        while True:
+            while len(coming) < MOST and (file := next(rest, None)):
+                coming.append(pool.submit(_fetched, file))
+            if not coming:
+                return
+            yield coming.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _is_small(file: SourceFile) -> bool:
+    return file.location.is_store and file.stat.size <= SMALL_BYTES
+
+
+def _fetched(file: SourceFile) -> SourceFile:
+    if not _is_small(file):
+        return file
+    with file.open() as stored:
+        return replace(file, held=stored.read())
 
 
 class BadRecord(NamedTuple):
