@@ -283,7 +283,7 @@ def test_shares_are_of_the_whole_budget_or_normalised(
         ("2X", [], "a number alone, 2B, is tokens"),
         ("1M samples", [], "it is 1,000,000 samples: give budget and count in tokens"),
         ("2 passes of c4", [], "it is 2 passes of c4"),
-        ("2B", ["count=samples", "absolute=false"], "and shares count samples"),
+        ("2B", ["count=samples", "absolute=false"], "give budget and count in tokens"),
         ("2B", ["mix.c4.share=0"], "it has no share above 0"),
         (None, ["budget=null", "absolute=false"], "there is none: add budget"),
         (None, ["streams.c4.split=val"], "evaluated on"),

@@ -978,7 +978,7 @@ def test_what_is_said_of_many_loaders_is_said_once(tmp_path: Path) -> None:
     both = "eval_loader one, eval_loader two"
     assert messages == [
         f"dataset.max_seq_len of {both} is null.",
-        f"batching_method of {both} is sorted.",
+        f"batching_method of {both} is 'sorted'.",
     ]
 
 

@@ -185,7 +185,7 @@ def _state(was: LoaderLock | None, now: LockedStream) -> str:
     old = next((s for s in was.streams if s.name == now.name), None) if was else None
     if old is None:
         return "new"
-    if old.contents != now.contents or old.drawn != now.drawn:
+    if old.shards != now.shards or old.drawn != now.drawn:
         return "not as planned"
     return (
         "as planned"

@@ -9,10 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from mdsmix.recipe.spec import must_be
 
 Number = int | float
+IntType = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+
+
+def whole(value: Any) -> int | None:
+    """The value where it is a whole number; YAML's true, 2.5 and .inf are none."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _at_least(least: int) -> dict[str, Any]:
+    words = f"a whole number of at least {least}"
+    return must_be(words, lambda value: (n := whole(value)) is not None and n >= least)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,21 +83,23 @@ class DatasetKeys:
     epoch_size: Any = None
     predownload: int | None = None
     cache_limit: Any = None
-    sampling_method: Any = None
-    sampling_granularity: Any = None
-    partition_algo: Any = None
+    sampling_method: Literal["balanced", "fixed"] | None = None
+    sampling_granularity: Any = field(default=None, metadata=_at_least(1))
+    partition_algo: Literal["orig", "relaxed"] | None = None
     num_canonical_nodes: int | None = None
     shuffle: bool | None = None
-    shuffle_algo: Any = None
-    shuffle_seed: Any = None
+    shuffle_algo: Literal["naive", "py1br", "py1e", "py1s", "py2s"] | None = None
+    shuffle_seed: Any = field(default=None, metadata=_at_least(0))
     shuffle_block_size: int | None = None
-    batching_method: Any = None
+    batching_method: Literal["random", "stratified", "per_stream", "device_per_stream"] | None = (
+        None
+    )
     allow_unsafe_types: bool | None = None
     replication: int | None = None
     stream_name: str | None = None
     stream_config: Mapping[str, Any] | None = None
     max_seq_len: Any = None
-    token_encoding_type: Any = None
+    token_encoding_type: IntType | None = None
     seq_parallel_replication: int | None = None
 
 
@@ -148,14 +165,6 @@ LOADER_NEEDS = {
 WEIGHT_KEYS = ("repeat", "proportion", "choose")
 TARGET_KEYS = frozenset({"decoder_only_format", "target_prompts", "target_responses"})
 
-VALUES: dict[str, tuple[Any, ...]] = {
-    "sampling_method": ("balanced", "fixed"),
-    "batching_method": ("random", "stratified", "per_stream", "device_per_stream"),
-    "partition_algo": ("orig", "relaxed"),
-    "shuffle_algo": ("naive", "py1br", "py1e", "py1s", "py2s"),
-    "token_encoding_type": tuple(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)),
-}
-
 BYTE_UNITS = {
     u: 1024**n for n, u in enumerate(("b", "kb", "mb", "gb", "tb", "pb", "eb", "zb", "yb"))
 }
@@ -177,10 +186,3 @@ def in_units(value: Any, units: dict[str, int]) -> int | None:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def whole(value: Any) -> int | None:
-    """The value where it is a whole number; YAML's true, 2.5 and .inf are none."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -11,8 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
@@ -20,6 +19,7 @@ import xxhash
 
 from mdsmix import typed
 from mdsmix.errors import RecipeError
+from mdsmix.recipe.spec import NOT_NEGATIVE, must_be
 from mdsmix.shards.manifest import FORMAT_VERSION
 from mdsmix.training.loader_keys import COUNT_UNITS, in_units
 from mdsmix.training.sections import LoaderSection
@@ -28,7 +28,8 @@ from mdsmix.words import plural, spelled
 VERSION = FORMAT_VERSION
 SUFFIX = ".mix.lock"
 "Behind the whole name of the YAML, so that several in one folder have a lock each."
-WORD = re.compile(r"([0-9a-f]{12})\*(\d{1,10})")
+WORD = r"([0-9a-f]{12})\*(\d{1,10})"
+WORDS = re.compile(rf"({WORD}( |$))*")
 ORDER: dict[str, Any] = {
     "batching_method": "random",
     "epoch_size": None,
@@ -55,29 +56,32 @@ CONTENT: dict[str, Any] = {
 "Those that decide what becomes of a sample, target policies aside, with LLM-Foundry's defaults."
 
 
+def samples_of(contents: Counter[tuple[str, int]]) -> int:
+    return sum(samples * count for (_, samples), count in contents.items())
+
+
 @dataclass(frozen=True, kw_only=True)
 class LockedStream:
     """One stream as it was published."""
 
     name: str
-    drawn: int
+    drawn: int = field(metadata=NOT_NEGATIVE)
     "Samples an epoch, by its weight."
-    shards: str
+    shards: str = field(metadata=must_be("a list of shards", WORDS.fullmatch))
     "Every shard in order, `<12 digits of its hash>*<samples>`: 18 bytes each, 3 % of index.json."
     index: str | None = None
     "xxh128 of index.json; in a checkpoint the shards say enough."
     manifest: str | None = None
     "xxh128 of the manifest."
 
-    @cached_property
-    def contents(self) -> list[tuple[str, int]]:
-        """Hash and samples of each shard."""
-        words = (WORD.fullmatch(word) for word in self.shards.split())
-        return [(word[1], int(word[2])) for word in words if word]
+    @property
+    def contents(self) -> Counter[tuple[str, int]]:
+        """Hash and samples of each shard, and how often it is there."""
+        return Counter((hash, int(samples)) for hash, samples in re.findall(WORD, self.shards))
 
     @property
     def samples(self) -> int:
-        return sum(samples for _, samples in self.contents)
+        return samples_of(self.contents)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +94,7 @@ class LoaderLock:
 
     def to_text(self) -> str:
         """One line of JSON, as it stands in a checkpoint."""
-        return orjson.dumps(_tree(self), option=orjson.OPT_SORT_KEYS).decode()
+        return orjson.dumps(self, option=orjson.OPT_SORT_KEYS).decode()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,18 +106,7 @@ class Lock:
     version: int = VERSION
 
     def to_bytes(self) -> bytes:
-        return orjson.dumps(_tree(self), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n"
-
-
-def _tree(lock: Lock | LoaderLock) -> dict[str, Any]:
-    tree = asdict(lock)
-    for loader in tree["loaders"].values() if isinstance(lock, Lock) else [tree]:
-        loader["streams"] = [
-            {k: v for k, v in s.items() if v is not None} for s in loader["streams"]
-        ]
-        if loader is not tree:
-            del loader["version"]
-    return tree
+        return orjson.dumps(self, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n"
 
 
 def shard_word(samples: int, name: str, size: int, hashes: Mapping[str, str]) -> str:
@@ -160,20 +153,9 @@ def _parsed(cls: type[AnyLock], content: bytes, where: str, fix: str) -> AnyLock
             raise RecipeError(
                 f"{where} was written by {whose} (version {version}, and this one reads {VERSION}){fix or '; use the one that wrote it'}."
             )
-        lock = typed.read(cls, tree)
-        for stream in _streams(lock):
-            if not all(map(WORD.fullmatch, stream.shards.split())) or stream.drawn < 0:
-                raise typed.Misfit(
-                    f"what it says of the shards of {stream.name} is no list of them"
-                )
-        return lock
+        return typed.read(cls, tree)
     except (orjson.JSONDecodeError, typed.Misfit) as error:
         raise RecipeError(f"{where} is no lock of a mix: {str(error).rstrip('.')}{fix}.") from None
-
-
-def _streams(lock: Lock | LoaderLock) -> Iterator[LockedStream]:
-    for loader in lock.loaders.values() if isinstance(lock, Lock) else [lock]:
-        yield from loader.streams
 
 
 class LockDifference(NamedTuple):
@@ -198,35 +180,33 @@ def _of_streams(
     was: Iterable[LockedStream], now: Iterable[LockedStream]
 ) -> Iterator[LockDifference]:
     old, new = ({stream.name: stream for stream in streams} for streams in (was, now))
-    for name in old:
-        if name in new:
-            if told := "; ".join(_changes(old[name], new[name])):
-                yield LockDifference(told, [name])
-        else:
-            drawn = plural(old[name].drawn, "sample")
-            yield LockDifference(
-                f"{name} is not in the mix any more, of which an epoch drew {drawn}", [name]
-            )
-    for name in new.keys() - old.keys():
-        drawn = plural(new[name].drawn, "sample")
-        yield LockDifference(f"{name} is new in the mix, and an epoch draws {drawn} of it", [name])
+    for name in sorted(old.keys() | new.keys()):
+        if told := _change(name, old.get(name), new.get(name)):
+            yield LockDifference(told, [name])
     if list(old) != list(new) and old.keys() == new.keys():
         yield LockDifference(f"the streams stand in another order: {', '.join(new)}", list(new))
 
 
-def _changes(was: LockedStream, now: LockedStream) -> Iterator[str]:
-    if was.contents != now.contents:
-        yield f"{was.name} was published anew: {_of_contents(was, now)}"
+def _change(name: str, was: LockedStream | None, now: LockedStream | None) -> str:
+    if was is None or now is None:
+        told = "is new in the mix" if now else "is not in the mix any more"
+        drawn = plural(sum(stream.drawn for stream in (was, now) if stream), "sample")
+        return f"{name} {told}, and an epoch draws {drawn} of it"
+    changes = []
+    if was.shards != now.shards:
+        changes.append(f"{name} was published anew: {_of_contents(was.contents, now.contents)}")
     if was.drawn != now.drawn:
-        yield f"{was.name} was to give {plural(was.drawn, 'sample')} an epoch and gives {now.drawn:,}"
+        changes.append(
+            f"{name} was to give {plural(was.drawn, 'sample')} an epoch and gives {now.drawn:,}"
+        )
+    return "; ".join(changes)
 
 
-def _of_contents(was: LockedStream, now: LockedStream) -> str:
-    kept = Counter(was.contents) & Counter(now.contents)
-    samples = sum(count * shard[1] for shard, count in kept.items())
-    if samples == was.samples == now.samples:
-        return f"the same {plural(samples, 'sample')} in another order of its shards"
+def _of_contents(was: Counter[tuple[str, int]], now: Counter[tuple[str, int]]) -> str:
+    before, after, kept = map(samples_of, (was, now, was & now))
+    if kept == before == after:
+        return f"the same {plural(kept, 'sample')} in another order of its shards"
     return (
-        f"of {plural(was.samples, 'sample')} {was.samples - samples:,} are gone with their shards, and {now.samples - samples:,} of "
-        f"{now.samples:,} are in shards that were not there"
+        f"of {plural(before, 'sample')} {before - kept:,} are gone with their shards, and {after - kept:,} of {after:,} are in shards "
+        "that were not there"
     )

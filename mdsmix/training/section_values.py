@@ -15,7 +15,6 @@ from mdsmix.training.loader_keys import (
     COUNT_UNITS,
     DATASETS,
     TARGET_KEYS,
-    VALUES,
     LoaderKeys,
     StreamKeys,
     in_units,
@@ -49,20 +48,6 @@ def setting_value(loader: LoaderSection) -> Iterator[Finding]:
     for stream in loader.stream_sections:
         for hit in _mistyped(stream.settings, StreamKeys, stream.name):
             yield replace(hit, streams=[stream.name])
-    for key, allowed in VALUES.items():
-        value = loader.dataset.get(key)
-        if value is not None and value not in allowed:
-            yield Finding(
-                f"{key} of {{loader}} is {spelled(value)}.",
-                f"set it to one of {', '.join(allowed)}.",
-            )
-    for key, least in (("sampling_granularity", 1), ("shuffle_seed", 0)):
-        value = loader.dataset.get(key)
-        if value is not None and (whole(value) is None or (whole(value) or 0) < least):
-            yield Finding(
-                f"{key} of {{loader}} is {spelled(value)}.",
-                f"set it to a whole number of at least {least}.",
-            )
 
 
 def _mistyped(section: Mapping[str, Any], keys: type, whose: str) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from mdsmix.mix.stream_counts import (
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
 from mdsmix.shards.token_ids import PACKED, has_images
 from mdsmix.training.findings import Finding, check_loaders, check_streams
-from mdsmix.training.loader_keys import OWN, VALUES
+from mdsmix.training.loader_keys import OWN, IntType
 
 READS = {
     "text": "tokens, or text",
@@ -231,7 +232,7 @@ def _fits(data: bytes, dtype: str, limit: int) -> bool:
 
 def _same_bytes(given: str, actual: str) -> bool:
     """Equal for every id that occurs: the sign matters only to 16 bits and fewer."""
-    if given not in VALUES["token_encoding_type"]:
+    if given not in get_args(IntType):
         return True  # setting-value says that the dtype is none
     one, other = np.dtype(given), np.dtype(actual)
     return one.itemsize == other.itemsize and (one.itemsize > 2 or one.kind == other.kind)
