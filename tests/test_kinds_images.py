@@ -142,7 +142,7 @@ def test_what_would_find_no_image_at_all_is_refused(
     ("shape", "images", "hint"),
     [
         ("qwen_vl", {}, "shape: llava reads <image>"),
-        ("openai", {}, "the images of such a record are parts"),
+        ("openai", {}, "the other shapes read the parts of messages"),
         ("openai", None, "images: {} in the stream reads them"),
         ("alpaca", None, "shape: qwen_vl reads the image whose path stands between <img> and"),
     ],

@@ -369,7 +369,7 @@ def test_a_stream_that_comes_to_nothing_leaves_the_others_their_page(
     page, _ = report(recipe, *NUMBERS, "-n", 2, out=tmp_path / "r.html", code=4)
     assert [sample.stream for sample in page.samples] == ["a", "a"]
     assert "of 1 record of b that a plan looks at, none becomes a sample" in page.text
-    again = f"mdsmix report {recipe} --samples 2 --gpus 2 --batch 8"
+    again = f"mdsmix report {recipe} --batch 8 --gpus 2 -n 2"
     assert again in page.text, "the command that makes it"
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from mdsmix.cli.options import AsJson, Number, Text, argument, echo, echo_json, option
+from mdsmix.cli.options import (
+    AS_JSON,
+    Number,
+    Text,
+    argument,
+    echo,
+    echo_json,
+    option,
+)
 from mdsmix.errors import Interrupted, RecipeError
 from mdsmix.words import plural
 
@@ -62,7 +70,7 @@ def bench(
         "-o",
         "--out",
     ),
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Measure the loader of TRAIN.yaml with 0 to N workers, and say whether it or the model waits."""
     from mdsmix.bench.choice import Cores, chosen, read_rank, settings, table, verdict

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import typer
 
-from mdsmix.cli.options import AsJson, Estimated, Mixes, echo, echo_json, flag
+from mdsmix.cli.options import (
+    AS_JSON,
+    ESTIMATE,
+    MIXES,
+    echo,
+    echo_json,
+    flag,
+)
 from mdsmix.errors import MixRefused, RecipeError
 
 
 def check(
-    targets: Mixes,
+    targets: list[str] = MIXES,
     deep: bool = flag("--deep", "Also read, hash and decode every shard, as `mdsmix verify` does."),
-    estimate: Estimated = False,
+    estimate: bool = ESTIMATE,
     lock: bool = flag(
         "--lock",
         "Of a TRAIN.yaml: also say, stream by stream, whether what is published is what its mix.lock names.",
@@ -19,7 +26,7 @@ def check(
     accept_changed: bool = flag(
         "--accept-changed", "With --lock: what differs is told, and refuses nothing."
     ),
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Say whether streams may be mixed, from indexes, manifests and first samples. Exit code 3: they may not."""
     from mdsmix.mix import check as checks

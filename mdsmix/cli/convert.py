@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.cli.options import (
-    AsJson,
-    Memory,
+    AS_JSON,
+    MEMORY,
+    OVERRIDES,
+    QUARANTINE_CRASHES,
+    QUIET,
+    RECIPE,
+    WORKERS,
     Number,
-    Overrides,
-    QuarantineCrashes,
-    Quiet,
-    RecipePath,
     Text,
     Texts,
-    Workers,
     echo,
     echo_each,
     echo_json,
@@ -34,8 +35,8 @@ WHAT, HOW = "What", "How"
 
 
 def convert(
-    recipe: RecipePath,
-    overrides: Overrides = None,
+    recipe: Path = RECIPE,
+    overrides: Texts = OVERRIDES,
     only: Texts = option(
         None,
         "Convert this stream only; may be repeated.",
@@ -83,11 +84,11 @@ def convert(
     engine: str = option(
         "local", "Who does the work: local, ray, or ray://HOST:PORT.", "NAME", panel=HOW
     ),
-    workers: Workers = None,
-    memory: Memory = None,
-    quarantine_crashes: QuarantineCrashes = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    workers: Number = WORKERS,
+    memory: Text = MEMORY,
+    quarantine_crashes: bool = QUARANTINE_CRASHES,
+    quiet: bool = QUIET,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Convert every stream of RECIPE that has a source, and publish it.
 

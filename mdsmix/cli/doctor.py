@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import typer
 
-from mdsmix.cli.options import AsJson, Overrides, RecipePath, echo, echo_json
+from mdsmix.cli.options import AS_JSON, OVERRIDES, RECIPE, Texts, echo, echo_json
 from mdsmix.errors import Unreachable
 
 
-def doctor(recipe: RecipePath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def doctor(recipe: Path = RECIPE, overrides: Texts = OVERRIDES, as_json: bool = AS_JSON) -> None:
     """Look at all that RECIPE's run needs: versions, memory, tokenizer, sources, endpoint, credentials, rights, clock, disk.
 
     Each right is tried with a small object at the target, which is deleted again. Exit code 4: something would end the run.

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mdsmix.cli.options import AsJson, Number, Streams, echo, echo_each, flag, for_each, option
+from mdsmix.cli.options import (
+    AS_JSON,
+    STREAMS,
+    Number,
+    echo,
+    echo_each,
+    flag,
+    for_each,
+    option,
+)
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
@@ -15,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def gc(
-    streams: Streams,
+    streams: list[str] = STREAMS,
     older_than: str = option("7d", "Only what was written longer ago: 7d, 12h, 30m or 0s.", "AGE"),
     keep: Number = option(
         None,
@@ -25,7 +34,7 @@ def gc(
         shown="all",
     ),
     delete: bool = flag("--delete", "Delete it; otherwise it is only listed."),
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """List what nothing names any more at each STREAM: shards, unit records, quarantine files, writes that were killed.
 

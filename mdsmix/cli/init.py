@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mdsmix.cli.options import (
-    AsJson,
+    AS_JSON,
     Text,
     Texts,
     argument,
@@ -65,7 +65,7 @@ def init(
         "TOKENS",
     ),
     replace: bool = flag("--replace", "Allow overwriting the file of --out."),
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Look at FILES, recognise their format and shape, and write a recipe that converts them.
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from mdsmix.cli.options import (
-    AsJson,
+    AS_JSON,
+    STREAMS,
     File,
     Number,
-    Streams,
     Text,
     decoder_option,
     echo,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    streams: Streams,
+    streams: list[str] = STREAMS,
     samples: int = option(3, "Samples to show.", "N", "-n", "--samples", least=0),
     sample: Optional[list[int]] = option(  # noqa: UP045
         None, "Show sample N, the first is 0; may be repeated.", "N", least=0
@@ -38,7 +38,7 @@ def inspect(
     ),
     tokenizer: Text = decoder_option("it"),
     images: File = option(None, "Write the images of the samples here, as stored.", "DIR"),
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Show the manifest of each STREAM as a table and its first samples, trained tokens in ⟦ ⟧, control tokens in ⟨ ⟩.
 

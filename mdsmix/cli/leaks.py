@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mdsmix.cli.options import (
+    AS_JSON,
     MIX,
-    AsJson,
     Text,
     Texts,
     argument,
@@ -32,7 +32,7 @@ def leaks(
         least=0,
     ),
     tokenizer: Text = decoder_option("the streams"),
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Look for every run of 13 tokens of evaluation samples in all that is trained, and show both passages.
 

@@ -8,10 +8,9 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from mdsmix import __version__
 from mdsmix.cli.bench import bench
@@ -31,7 +30,7 @@ from mdsmix.cli.repair import repair
 from mdsmix.cli.report import report
 from mdsmix.cli.verify import verify
 from mdsmix.engines.ray_cluster import end_without_ray
-from mdsmix.errors import MdsmixError, RecipeError, SeveralFailed
+from mdsmix.errors import MdsmixError, SeveralFailed
 from mdsmix.words import printable
 
 app = typer.Typer(
@@ -62,31 +61,8 @@ EXAMPLES: dict[Callable[..., None], str] = {
     gc: "gc recipe.yaml --older-than 7d --delete",
 }
 "An example for each command. It ends the help of the command."
-GONE = {
-    "bench --bare": "a bare StreamingDataset makes no batch, so no setting was chosen by it. `python -m benchmarks.loading` in a clone "
-    "compares the two.",
-    "check --at": "what a resume on other data repeats is counted no more. `check --lock` says what differs; publish: versioned keeps "
-    "what the run was planned with.",
-    "check --eval": "an estimate refused nothing; mdsmix leaks MIX --eval STREAM finds the shared passages exactly",
-    "render-yaml --tuned": "`mdsmix bench -o FILE` writes key=value lines: mdsmix render-yaml RECIPE $(cat FILE) renders them.",
-    "plan --limit": "a survey reads the beginnings of 32 parts of a source, and all of one below 2 MiB; leave it out",
-}
-"`command --option` of earlier commits -> what follows `is gone: `: the reason, then what to use in its place."
-
-
-class Command(TyperCommand):
-    """A command that knows which of its options are gone."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for word in args:
-            option = f"{self.name} {word.partition('=')[0]}"
-            if option in GONE:
-                raise RecipeError(f"mdsmix {option} is gone: {GONE[option]}")
-        return super().parse_args(ctx, args)
-
-
 for command, example in EXAMPLES.items():
-    app.command(cls=Command, no_args_is_help=True, epilog=f"Example: mdsmix {example}")(command)
+    app.command(no_args_is_help=True, epilog=f"Example: mdsmix {example}")(command)
 
 
 INTERRUPTED = 130

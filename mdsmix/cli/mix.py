@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from mdsmix.cli.options import (
-    AsJson,
-    Estimated,
+    AS_JSON,
+    ESTIMATE,
+    OVERRIDES,
+    QUIET,
+    RECIPE,
     File,
-    Overrides,
-    Quiet,
-    RecipePath,
+    Texts,
     echo_json,
     flag,
     option,
@@ -17,7 +20,7 @@ from mdsmix.errors import MixRefused
 
 
 def mix(
-    recipe: RecipePath,
+    recipe: Path = RECIPE,
     out: str = option(
         ...,
         "Publish here, as STREAM/train/: a folder or s3:// URL.",
@@ -26,7 +29,7 @@ def mix(
         "--out",
         shown=False,
     ),
-    overrides: Overrides = None,
+    overrides: Texts = OVERRIDES,
     seed: int = option(0, "Decides which samples are drawn, and their order.", "N", least=0),
     replace: bool = flag(
         "--replace", "Allow replacing another stream, or another draw, that lies at STREAM."
@@ -34,9 +37,9 @@ def mix(
     tmp: File = option(
         None, "Where all drawn samples lie meanwhile.", "FOLDER", shown="the cache folder"
     ),
-    estimate: Estimated = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    estimate: bool = ESTIMATE,
+    quiet: bool = QUIET,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Draw from the train streams of RECIPE by weight, and publish one stream of it, shuffled across all of them.
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Any, Optional
 
 import typer
 
@@ -55,53 +55,37 @@ def argument(metavar: str, help: str, *default: None) -> Any:
 
 
 RECIPE = argument("RECIPE", "The recipe, a YAML file.")
-RecipePath = Annotated[Path, RECIPE]
+OVERRIDES = argument("[KEY=VALUE]...", "Recipe keys to set, e.g. max_seq_len=4096.", None)
 MIX = "A recipe (key=value overrides may follow), a training YAML, or folders and s3:// URLs of published streams."
-Mixes = Annotated[list[str], argument("RECIPE | TRAIN.yaml | STREAM...", MIX)]
-STREAMS = "Published streams, folders or s3:// URLs; or a recipe (key=value overrides may follow): all its streams."
-Streams = Annotated[list[str], argument("STREAM... | RECIPE", STREAMS)]
-Overrides = Annotated[
-    Texts, argument("[KEY=VALUE]...", "Recipe keys to set, e.g. max_seq_len=4096.")
-]
-Workers = Annotated[
-    Number,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Processes; they shape no byte.",
-        show_default="one per processor",
-        rich_help_panel="How",
-    ),
-]
-Memory = Annotated[
-    Text,
-    typer.Option(
-        metavar="SIZE",
-        help="What all processes together may take, e.g. 2GiB.",
-        show_default="half of the machine or its control group",
-        rich_help_panel="How",
-    ),
-]
-QuarantineCrashes = Annotated[
-    bool,
-    typer.Option(
-        "--quarantine-crashes",
-        help="Set a record aside if worker processes die of it.",
-        rich_help_panel="How",
-    ),
-]
-Estimated = Annotated[
-    bool,
-    typer.Option(
-        "--estimate", help="Work out shares from first samples where tokens were not counted."
-    ),
-]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="No progress and no summary: warnings and errors alone."),
-]
-Nodes = Annotated[int, typer.Option(min=1, metavar="N", help="Nodes of the run.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
+MIXES = argument("RECIPE | TRAIN.yaml | STREAM...", MIX)
+STREAMS = argument(
+    "STREAM... | RECIPE",
+    "Published streams, folders or s3:// URLs; or a recipe (key=value overrides may follow): all its streams.",
+)
+WORKERS = option(
+    None,
+    "Processes; they shape no byte.",
+    "N",
+    least=1,
+    shown="one per processor",
+    panel="How",
+)
+MEMORY = option(
+    None,
+    "What all processes together may take, e.g. 2GiB.",
+    "SIZE",
+    shown="half of the machine or its control group",
+    panel="How",
+)
+QUARANTINE_CRASHES = flag(
+    "--quarantine-crashes", "Set a record aside if worker processes die of it.", "How"
+)
+ESTIMATE = flag("--estimate", "Work out shares from first samples where tokens were not counted.")
+QUIET = typer.Option(
+    False, "--quiet", "-q", help="No progress and no summary: warnings and errors alone."
+)
+NODES = option(1, "Nodes of the run.", "N", least=1)
+AS_JSON = flag("--json", "Print the result as JSON, for programs.")
 GPUS = "Devices of a node."
 ROWS = "Rows of a step, of all devices together."
 BATCH = "global_train_batch_size of the YAML"

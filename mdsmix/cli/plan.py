@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Optional
 
 from mdsmix.cli.options import (
+    AS_JSON,
     BATCH,
     GPUS,
+    NODES,
     ROWS,
-    AsJson,
-    Nodes,
     Number,
     Text,
     argument,
@@ -25,7 +25,7 @@ def plan(
         "RECIPE | TRAIN.yaml",
         "A recipe (key=value overrides may follow), converted or not, or a training YAML.",
     ),
-    nodes: Nodes = 1,
+    nodes: int = NODES,
     gpus: int = option(8, GPUS, "N", least=1),
     batch: Number = option(None, ROWS, "N", least=1, shown=BATCH),
     tokens: Text = option(
@@ -41,7 +41,7 @@ def plan(
         "N",
         "--tokens-per-second",
     ),
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Say what a run comes to: tokens, padding, steps, what each node fetches and keeps, and the settings to use.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from mdsmix.cli.options import (
+    AS_JSON,
     BATCH,
     GPUS,
+    NODES,
     ROWS,
-    AsJson,
     File,
-    Nodes,
     Number,
     argument,
     echo_json,
@@ -23,7 +23,7 @@ def preview(
         "TRAIN.yaml | RECIPE", "A training YAML, or a recipe (key=value overrides may follow)."
     ),
     steps: int = option(3, "Global batches to show.", "N", least=0),
-    nodes: Nodes = 1,
+    nodes: int = NODES,
     gpus: int = option(1, GPUS, "N", least=1),
     workers: Number = option(
         None, "Workers of each GPU's loader.", "N", least=0, shown="num_workers of the YAML"
@@ -46,7 +46,7 @@ def preview(
     ids: bool = flag("--ids", "List the samples of each step, GPU by GPU."),
     windows: int = option(10, "Windows of steps that the epoch is cut into.", "N", least=1),
     read: str = option("256MiB", "Read at most so much of the streams' shards.", "SIZE"),
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Show the first global batches as the GPUs will see them, and how steady the mix is over an epoch.
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mdsmix.cli.options import AsJson, Streams, Texts, for_each, option
-
-if TYPE_CHECKING:
-    from mdsmix.report.bad_records import BadRecords
+from mdsmix.cli.options import AS_JSON, STREAMS, Texts, for_each, option
 
 
 def quarantine(
-    streams: Streams,
+    streams: list[str] = STREAMS,
     each: int = option(3, "Records to show of each reason.", "N", "-n", "--each", least=0),
     reason: Texts = option(None, "Only these reasons; may be repeated.", "CODE", shown="all"),
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Show the bad records of each STREAM by reason, the most frequent first: where each stands, and what it holds.
 
@@ -23,13 +20,12 @@ def quarantine(
     from mdsmix.report import bad_records
     from mdsmix.report.show import show
 
-    every = list["BadRecords"]()
+    every = list[Any]()
 
     def one(stream: str) -> Any:
-        every.append(found := bad_records.find_bad_records(stream, each, reason or ()))
-        if as_json:
-            return bad_records.bad_records_json(found)
-        return show(*bad_records.bad_records_shown(found))
+        every.append(bad_records.find_bad_records(stream, each))
+        found = bad_records.of_reasons(every[-1], reason or ())
+        return found if as_json else show(*bad_records.bad_records_shown(found))
 
     for_each(streams, as_json, one)
     bad_records.refuse_unknown(every, reason or ())

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from mdsmix.cli.options import (
+    AS_JSON,
+    ESTIMATE,
+    OVERRIDES,
     RECIPE,
-    AsJson,
-    Estimated,
-    Overrides,
     Text,
+    Texts,
     echo,
     echo_each,
     echo_json,
@@ -22,8 +21,8 @@ from mdsmix.errors import MixRefused
 
 
 def render_yaml(
-    recipe: Annotated[str, RECIPE],
-    overrides: Overrides = None,
+    recipe: str = RECIPE,
+    overrides: Texts = OVERRIDES,
     out: Text = option(
         None, "Write here.", "FILE", "-o", "--out", shown="the file of --into, else stdout"
     ),
@@ -39,8 +38,8 @@ def render_yaml(
     keep_evals: bool = flag(
         "--keep-evals", "With --into: keep the config's own evaluations without looking at them."
     ),
-    estimate: Estimated = False,
-    as_json: AsJson = False,
+    estimate: bool = ESTIMATE,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Check the mix of RECIPE and render it as train_loader, eval_loader and tokenizer of LLM-Foundry."""
     from mdsmix.mix.check import findings, is_refused, report, unseen, verdict

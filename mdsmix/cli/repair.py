@@ -6,12 +6,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mdsmix.cli.options import (
-    AsJson,
-    Memory,
-    Overrides,
-    QuarantineCrashes,
-    Quiet,
-    Workers,
+    AS_JSON,
+    MEMORY,
+    OVERRIDES,
+    QUARANTINE_CRASHES,
+    QUIET,
+    WORKERS,
+    Number,
+    Text,
+    Texts,
     argument,
     echo,
     echo_json,
@@ -22,12 +25,12 @@ from mdsmix.cli.options import (
 def repair(
     stream: str = argument("STREAM", "A published stream: a folder or s3:// URL."),
     recipe: Path = option(..., "The recipe that made it.", shown=False),
-    overrides: Overrides = None,
-    workers: Workers = None,
-    memory: Memory = None,
-    quarantine_crashes: QuarantineCrashes = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    overrides: Texts = OVERRIDES,
+    workers: Number = WORKERS,
+    memory: Text = MEMORY,
+    quarantine_crashes: bool = QUARANTINE_CRASHES,
+    quiet: bool = QUIET,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Verify STREAM and convert again only the work units whose shards fail: it comes out byte for byte as it was."""
     from mdsmix.convert.planning import Options

@@ -7,9 +7,9 @@ import typer
 from mdsmix.cli.options import (
     BATCH,
     GPUS,
+    MIXES,
+    NODES,
     ROWS,
-    Mixes,
-    Nodes,
     Number,
     Text,
     decoder_option,
@@ -20,11 +20,11 @@ from mdsmix.cli.options import (
 
 
 def report(
-    targets: Mixes,
+    targets: list[str] = MIXES,
     out: str = option("report.html", "Write the page here.", "FILE", "-o", "--out"),
     samples: int = option(12, "Samples of each stream.", "N", "-n", "--samples", least=0),
     seed: int = option(0, "Which samples, as inspect --random has them.", "N", least=0),
-    nodes: Nodes = 1,
+    nodes: int = NODES,
     gpus: Number = option(
         None, GPUS, "N", least=1, shown="8, fewer where the batch is divided among fewer"
     ),

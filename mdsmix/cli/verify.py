@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mdsmix.cli.options import AsJson, Quiet, Streams, echo, echo_each, flag, for_each
+from mdsmix.cli.options import (
+    AS_JSON,
+    QUIET,
+    STREAMS,
+    echo,
+    echo_each,
+    flag,
+    for_each,
+)
 from mdsmix.errors import Damaged
 from mdsmix.words import plural
 
@@ -17,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def verify(
-    streams: Streams,
+    streams: list[str] = STREAMS,
     quick: bool = flag("--quick", "Presence and sizes only, by one listing."),
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    quiet: bool = QUIET,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Say whether each STREAM is what its index and manifest say: every shard is read, hashed, decoded and counted.
 

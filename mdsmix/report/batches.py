@@ -12,7 +12,7 @@ from mdsmix.preview.rows import SampleRow, StreamInStep
 from mdsmix.preview.verdict import Preview, Rank, Shown, Step, verdict
 from mdsmix.report.samples import Segment, runs_of, sample_json, segments, shortened
 from mdsmix.report.show import Item, SampleText, Title
-from mdsmix.table import Column, Estimate, Row, Table, as_json
+from mdsmix.table import Column, Estimate, Row, Table, about, as_json
 from mdsmix.words import plural
 
 TOKENS_SHOWN = 256
@@ -36,45 +36,36 @@ EPOCH = (
 
 def step_table(preview: Preview, step: Step) -> Table:
     """A row a stream that the mix has, what the devices' rows hold of it."""
-    names, planned = preview.streams, preview.planned
-    if step.content is None:
-        rows: list[Row] = [(name, None, None, p, *[None] * 5) for name, p in zip(names, planned, strict=True)]  # fmt: skip
-        return Table(columns=STEP, rows=rows, total=("all", None, None, 1.0, *[None] * 5))
-    parts = [step.content.parts.get(n, StreamInStep()) for n in range(len(names))]
-    total = StreamInStep(
-        **{k: sum(getattr(part, k) for part in parts) for k in vars(StreamInStep())}
-    )
-    every = zip((*names, "all"), (*parts, total), (*planned, 1.0), strict=True)
-    *rows, last = (_step_row(name, part, total, p) for name, part, p in every)
-    return Table(columns=STEP, rows=rows, total=last)
-
-
-def _step_row(name: str, part: StreamInStep, total: StreamInStep, planned: float) -> Row:
-    samples, tokens, trained = (
-        part.samples / max(1, total.samples),
-        part.tokens / max(1, total.tokens),
-        part.trained / max(1, total.trained),
-    )
-    drawn = (name, part.samples, samples, planned, part.tokens, tokens)
-    return (*drawn, part.trained, trained, part.cut)
+    names, planned = [*preview.streams, "all"], [*preview.planned, 1.0]
+    rows: list[Row] = [
+        (name, None, None, p, *[None] * 5) for name, p in zip(names, planned, strict=True)
+    ]
+    if step.content:
+        parts = [step.content.parts.get(n, StreamInStep()) for n in range(len(preview.streams))]
+        counts = [(p.samples, p.tokens, p.trained, p.cut) for p in parts]
+        sums = [sum(column) for column in zip(*counts, strict=True)]
+        rows = []
+        for name, plan, of in zip(names, planned, [*counts, sums], strict=True):
+            samples, tokens, trained = (
+                n / max(1, total) for n, total in zip(of[:3], sums[:3], strict=True)
+            )
+            rows.append((name, of[0], samples, plan, of[1], tokens, of[2], trained, of[3]))
+    return Table(columns=STEP, rows=rows[:-1], total=rows[-1])
 
 
 def epoch_table(preview: Preview) -> Table:
     """A row a stream: what the epoch holds, and its lowest and highest window of steps."""
-    windows, tokens = preview.windows, preview.tokens
+    windows, tokens, rows = preview.windows, preview.tokens, list[Row]()
     samples = windows.samples.sum(axis=0)
-    rows: list[Row] = []
     for n, name in enumerate(preview.streams):
         figure = share = trained = None
         lengths, shares = preview.lengths[n], windows.shares[:, n]
         if tokens is not None:
-            is_exact = lengths is not None and lengths.is_exact
-            figure = float(tokens[n]) if is_exact else Estimate(tokens[n])
+            figure = about(float(tokens[n]), bool(lengths and lengths.is_exact))
             share = float(tokens[n] / tokens.sum())
-            trained = None if lengths is None or lengths.trained is None else Estimate(tokens[n] * lengths.trained)  # fmt: skip
+            trained = lengths and lengths.trained and Estimate(tokens[n] * lengths.trained)
         drawn = (name, int(samples[n]), float(samples[n] / samples.sum()), preview.planned[n])
-        bounds = (float(shares.min()), float(shares.max()))
-        rows.append((*drawn, figure, share, trained, *bounds))
+        rows.append((*drawn, figure, share, trained, float(shares.min()), float(shares.max())))
     return Table(columns=EPOCH, rows=rows)
 
 
@@ -175,15 +166,7 @@ def row_segments(row: SampleRow) -> list[Segment]:
 def preview_json(preview: Preview, decoder: Decoder | None) -> dict[str, Any]:
     """All of it for programs: every sample id of every step, by device."""
     world, layout, first = preview.asked.world, preview.layout, preview.epochs[0]
-    of_layout = (
-        "epoch_size",
-        "batching_method",
-        "shuffle",
-        "shuffle_algo",
-        "shuffle_seed",
-        "shuffle_block_size",
-        "num_canonical_nodes",
-    )
+    of_layout = "epoch_size batching_method shuffle shuffle_algo shuffle_seed shuffle_block_size num_canonical_nodes"
     lengths = zip(preview.streams, preview.lengths, strict=True)
     return {
         "nodes": world.nodes,
@@ -194,7 +177,7 @@ def preview_json(preview: Preview, decoder: Decoder | None) -> dict[str, Any]:
         "packing_ratio": preview.ratio,
         "samples_a_device": layout.batch_size,
         "steps_an_epoch": first.first + len(first.ids),
-        **{key: getattr(layout, key) for key in of_layout},
+        **{key: getattr(layout, key) for key in of_layout.split()},
         "steps": [_step_json(preview, step, decoder) for step in preview.steps],
         "epoch": as_json(epoch_table(preview))
         | {

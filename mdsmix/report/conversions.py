@@ -9,16 +9,15 @@ from mdsmix.convert.budget_share import said_of_mean
 from mdsmix.convert.max_bad import ARRAY
 from mdsmix.convert.outcome import Outcome
 from mdsmix.convert.parts import ArrayPart, PartOutcome
-from mdsmix.kinds import kind_of, shape_of
-from mdsmix.kinds.finetuning import PATH_END
+from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.mix.offline.mix_streams import MixOutcome
 from mdsmix.report.inspection import packed
 from mdsmix.report.show import Item
-from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER
+from mdsmix.shapes.image_parts import FIELDS
 from mdsmix.shapes.where import NO_MATCH
 from mdsmix.shards.counts import NOT_SAMPLED, Records
-from mdsmix.shards.manifest import Encoding, Manifest, Mixed
+from mdsmix.shards.manifest import Manifest, Mixed
 from mdsmix.table import Column, Row, Table, as_json
 from mdsmix.words import does, listed, percent, plural
 
@@ -35,6 +34,10 @@ NO_TEMPLATE = (
 )
 WITH_ROWS = "rewritten_history: last, or each, makes rows of them"
 NO_ROWS = "an answer is not printed behind what inference sees before it, so no row can hold both; the quarantine has both texts"
+IMAGES = (
+    "images: {} in the stream reads them: shape: llava reads <image> and the fields of images.field, shape: qwen_vl reads the image whose "
+    "path stands between <img> and </img>, the other shapes read the parts of messages; no video and no sound is read"
+)
 MOST_UNREAD = 8
 "Unread fields that are named."
 TELLING = (
@@ -218,7 +221,7 @@ def _notes(manifest: Manifest, target: str) -> Iterator[str]:
 
 def _unread(manifest: Manifest) -> Iterator[str]:
     """Fields that nothing reads, and placeholders that are trained as text."""
-    records, encoding = manifest.records, manifest.encoding
+    records = manifest.records
     # A footer counts the rows of a whole row group, and a first look reads a part of one.
     filled = {name: min(n, records.read) for name, n in records.unread.items()}
     fields = sorted(filled.items(), key=lambda field: (-field[1], field[0]))
@@ -228,7 +231,7 @@ def _unread(manifest: Manifest) -> Iterator[str]:
         yield f"fields not read: {listed(said, MOST_UNREAD)}"
     for name in TELLING:
         if n := filled.get(name, 0) or records.unseen.get(name, 0):
-            way = _images(encoding) if name in FIELDS else "take it into the records' text"
+            way = IMAGES if name in FIELDS else "take it into the records' text"
             yield (
                 f"WARNING: {plural(n, 'record')} {does(range(n), 'has', 'have')} a field {name} that is not read, so they are trained as "
                 f"if it were not there: {way}, or leave those records out"
@@ -240,29 +243,7 @@ def _unread(manifest: Manifest) -> Iterator[str]:
         )
     for name, n in records.placeholders.items():
         hold = f"{plural(n, 'record')} {does(range(n), 'holds', 'hold')} {name}"
-        yield f"WARNING: {hold}, which is trained as text: {_not_read(name, encoding)}"
-
-
-def _images(encoding: Encoding) -> str:
-    """The setting that would read a field of images."""
-    if not encoding.images:
-        return "say images: {} in the stream, which reads the images"
-    if shape_of(encoding).has_images == "inside":
-        return "shape: llava reads the images of a field"
-    return "name all fields of images in images.field"
-
-
-def _not_read(placeholder: str, encoding: Encoding) -> str:
-    """Why the placeholder stayed text, and the setting that would replace it."""
-    if placeholder == PATH_END:
-        return "shape: qwen_vl reads the image whose path stands between <img> and </img>"
-    if placeholder != PLACEHOLDER:
-        return "no image, video or sound is read"
-    if not encoding.images:
-        return "no image, video or sound is read: images: {} in the stream reads them"
-    if shape_of(encoding).has_images == "inside":
-        return "images of the shape qwen_vl are paths between <img> and </img>; shape: llava reads <image>"
-    return "the images of such a record are parts of its messages"
+        yield f"WARNING: {hold}, which is trained as text: {IMAGES}"
 
 
 def _budget(outcome: Outcome) -> Iterator[str]:

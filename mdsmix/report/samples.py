@@ -100,16 +100,12 @@ def shortened(parts: Sequence[Segment], most: int) -> list[Segment]:
         return list(parts)
     kept = list[Segment]()
     for part in parts:
-        head = part.ids[: max(0, half - at)]
-        start = max(0, count - half - at)
-        tail = part.ids[start:]
-        if head:
-            kept.append(replace(part, ids=head))
-        if tail:
-            is_first = sum(len(each.ids) for each in kept) == half
-            before = part.ids[start - 1] if start else part.before
-            gap = count - 2 * half if is_first else 0
-            kept.append(replace(part, ids=tail, before=before, gap=gap))
+        for first, last in ((0, half), (count - half, count)):
+            start, stop = max(0, first - at), last - at
+            if ids := part.ids[start : max(0, stop)]:
+                before = part.ids[start - 1] if start else part.before
+                gap = count - 2 * half if first and at + start == first else 0
+                kept.append(replace(part, ids=ids, before=before, gap=gap))
         at += len(part.ids)
     return kept
 

@@ -6,9 +6,9 @@ tells; what does not apply, as a plan of streams without a length, is a note on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mdsmix.encode.decoder import Decoder, find_decoder
 from mdsmix.errors import (
@@ -24,7 +24,7 @@ from mdsmix.mix.plan.figures import Plan
 from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_plan
 from mdsmix.mix.resolve import resolve
 from mdsmix.mix.streams import Mix
-from mdsmix.report.bad_records import BadRecords, find_bad_records
+from mdsmix.report.bad_records import find_bad_records
 from mdsmix.report.inspection import Inspection, inspect
 from mdsmix.report.named_streams import NamedStream, named_streams, world_of
 from mdsmix.report.samples import Choice
@@ -67,14 +67,6 @@ class PageOptions:
     "Of streams that do not name one that this machine knows."
     has_preview: bool = True
 
-    def options(self) -> Iterator[str]:
-        """The given options, as on a command line."""
-        for key in ("samples", "seed", "nodes", "gpus", "batch", "tokenizer"):
-            if (given := getattr(self, key)) != getattr(PageOptions(), key):
-                yield from (f"--{key}", str(given))
-        if not self.has_preview:
-            yield "--no-preview"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOnPage:
@@ -82,7 +74,8 @@ class StreamOnPage:
 
     named: NamedStream
     found: Inspection | None = None
-    bad: BadRecords | None = None
+    bad: dict[str, Any] | None = None
+    "Bad records, as `find_bad_records` gives them."
     failed: tuple[MdsmixError, ...] = ()
 
 
@@ -165,7 +158,7 @@ def _stream(asked: PageOptions, named: NamedStream) -> StreamOnPage:
     manifest = found.stream.manifest if found else None
     try:
         if found is None or (manifest and manifest.records.bad):
-            bad = find_bad_records(named.url, EXAMPLES, most=MOST_BAD)
+            bad = find_bad_records(named.url, EXAMPLES, MOST_BAD)
     except (Unreachable, Damaged) as error:
         failed += [error] if found else []
     return StreamOnPage(named=named, found=found, bad=bad, failed=tuple(failed))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def page_html(page: Gathered) -> str:
             title=name.removesuffix(".yaml").removesuffix(".yml")
             if len(named) == 1
             else plural(len(page.streams), "stream"),
-            command=shlex.join(["mdsmix", "report", *page.targets, *page.asked.options()]),
+            command=shlex.join(["mdsmix", *sys.argv[1:]]),
             verdict=page.verdict or page.notes.get("findings", UNSEEN),
             samples=samples_of([(s.named.name, s.found) for s in page.streams if s.found], colours),
             first=[mix, others[0]],

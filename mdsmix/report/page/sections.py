@@ -25,12 +25,6 @@ LENGTHS = (
     Column("samples"),
     Column("share", "share"),
 )
-IN_ROWS = (
-    Column("stream", "text"),
-    Column("padding", "share"),
-    Column("cut off an epoch"),
-    Column("tokens an epoch"),
-)
 SHARDS = (
     Column("stream", "text"),
     Column("shards"),
@@ -170,8 +164,6 @@ def _rows(page: Gathered) -> Items:
     if step.positions:
         parts = [(words, css, float(count / step.positions)) for words, css, count in counts]
         yield Ribbon("the positions of a step", parts)
-    rows = [(s.stream, s.padding, s.cut, s.tokens) for s in page.plan.streams]
-    yield Table(columns=IN_ROWS, rows=rows)
 
 
 def _records(page: Gathered, colours: Colours) -> Items:
@@ -187,7 +179,7 @@ def _records(page: Gathered, colours: Colours) -> Items:
             yield "No manifest counts its records." if stream.found else UNSEEN
         if stream.bad:
             yield SampleText([("\n".join(bad_records_shown(stream.bad)), "text")])
-            if stream.bad.count >= MOST_BAD:
+            if stream.bad["bad"] >= MOST_BAD:
                 yield f"Of the quarantine the first {MOST_BAD:,} records were read: the counts of the reasons are of these."
 
 
