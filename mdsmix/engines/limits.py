@@ -34,12 +34,11 @@ def cpu_count() -> int:
 
 def _quotas() -> Iterator[float]:
     """Each group's processor time over the time in which it may use it."""
-    for text in _limits("", "cpu.max"):
+    quotas, periods = _limits("cpu", "cpu.cfs_quota_us"), _limits("cpu", "cpu.cfs_period_us")
+    for text in [*_limits("", "cpu.max"), *map("{} {}".format, quotas, periods)]:
         quota, _, period = text.partition(" ")
         if quota.isdigit():
             yield int(quota) / int(period)
-    quotas, periods = _limits("cpu", "cpu.cfs_quota_us"), _limits("cpu", "cpu.cfs_period_us")
-    yield from (int(q) / int(p) for q, p in zip(quotas, periods, strict=False) if q.isdigit())
 
 
 def _machine() -> int:

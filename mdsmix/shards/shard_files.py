@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -85,10 +86,10 @@ def store_shards(
 
 def distinct(shards: list[Shard]) -> list[Shard]:
     """Gives shards of equal bytes different names, so that a cache that evicts one does not evict the other."""
-    seen: dict[str, int] = {}
-    named = []
+    seen, named = Counter[str](), []
     for shard in shards:
-        ordinal = seen[shard.stored.basename] = seen.get(shard.stored.basename, -1) + 1
+        ordinal = seen[shard.stored.basename]
+        seen[shard.stored.basename] += 1
         named.append(_numbered(shard, ordinal) if ordinal else shard)
     return named
 

@@ -219,27 +219,23 @@ def _threads(folder: Location, shards: list[Shard]) -> int:
 
 def _look_inside(folder: Location, shard: Shard) -> _Inside:
     """Reads a damaged shard a second time: one that was damaged on its way is whole then."""
-    first = _look_once(folder, shard)
-    second = _look_once(folder, shard) if first.problem else first
-    return first if second.problem else replace(second, in_transit=first.problem)
-
-
-def _look_once(folder: Location, shard: Shard) -> _Inside:
-    at = folder / shard.stored.basename
-    try:
-        data = at.read()
-    except Unreachable:
-        if at.stat() is None:
-            gone = "expected the file that was listed, found it deleted since"
-            return _Inside(file=at.name, problem=gone)
-        raise
-    try:
-        if not can_unpack(shard):
-            check_stored(shard.stored, data)
-            return _Inside(file=at.name, is_decoded=False)
-        return _Inside(file=at.name, totals=decode(shard, samples_of(shard, data)))
-    except Exception as error:  # whatever a decoder makes of damaged bytes
-        return _Inside(file=at.name, problem=str(error).rstrip(".") or type(error).__name__)
+    at, problem = folder / shard.stored.basename, ""
+    for _ in range(2):
+        try:
+            data, is_decoded = at.read(), can_unpack(shard)
+            if is_decoded:
+                totals = decode(shard, samples_of(shard, data))
+            else:
+                check_stored(shard.stored, data)
+                totals = None
+            return _Inside(file=at.name, in_transit=problem, totals=totals, is_decoded=is_decoded)
+        except Unreachable:
+            if at.stat() is not None:
+                raise
+            problem = problem or "expected the file that was listed, found it deleted since"
+        except Exception as error:  # whatever a decoder makes of damaged bytes
+            problem = problem or str(error).rstrip(".") or type(error).__name__
+    return _Inside(file=at.name, problem=problem)
 
 
 def decode(shard: Shard, samples: Samples) -> Totals | None:
