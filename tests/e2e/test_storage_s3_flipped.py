@@ -64,7 +64,7 @@ def test_a_body_that_broke_and_is_taken_up_again_is_held_against_its_md5(
 def test_a_range_is_asked_with_a_checksum_and_mostly_has_none(
     minio: str, bucket: str, proxy: Proxy
 ) -> None:
-    """What docs/s3.md says is not covered: a store knows the checksum of an object, and not of a range of it."""
+    """What docs/publishing.md says is not covered: a store knows the checksum of an object, and not of a range of it."""
     at = put(minio, bucket, "a.jsonl", ChecksumAlgorithm="SHA256")
     proxy.rules = [Rule("damaged answer", "GET", times=1)]
     assert at.read(0, 100) == DATA[:99] + bytes([DATA[99] ^ 1])
