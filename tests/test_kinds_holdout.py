@@ -162,5 +162,5 @@ def test_a_share_that_holds_no_record_is_said(tmp_path: Path, tokenizer_folder: 
     write_jsonl(tmp_path / "a.jsonl", [{"text": TEXTS[0]}])
     answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, holdout="0.1%"))
     assert answer.code == 5
-    assert "No record is among the share that is held out: raise the stream's holdout" in answer.err
+    assert "web-eval: not one sample came of its source (1 records: 1 not_held_out)" in answer.err
     assert manifest_of(tmp_path / "out/web/train").totals.samples == 1

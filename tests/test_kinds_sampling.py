@@ -252,7 +252,7 @@ def test_a_sample_without_a_record_is_said(tmp_path: Path, tokenizer_folder: Pat
     fill(tmp_path, TEXTS[:3])
     answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, sample="0.001%"))
     assert answer.code == 5
-    assert "raise the stream's sample, or the budget that decides it." in answer.err
+    assert "web: not one sample came of its source (3 records: 3 not_sampled)" in answer.err
 
 
 def test_conversations_are_sampled_by_what_the_shape_reads(

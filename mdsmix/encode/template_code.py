@@ -201,7 +201,7 @@ class _Generation(Extension):
         return caller()
 
 
-class _Compiler(CodeGenerator):
+class _LazyCompiler(CodeGenerator):
     """Leaves every expression to the rendering: jinja2 would work out `'a' | center(10 ** 10)` when it compiles."""
 
     def _output_child_to_const(self, node: nodes.Expr, *where: Any) -> str:
@@ -215,14 +215,14 @@ class _Compiler(CodeGenerator):
         super().visit_EvalContextModifier(node, frame)
 
 
-class _Reader(_Compiler, TrackingCodeGenerator):
+class _VariableReader(_LazyCompiler, TrackingCodeGenerator):
     """Notes the variables that a template reads."""
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment of chat templates."""
 
-    code_generator_class = _Compiler
+    code_generator_class = _LazyCompiler
     intercepted_binops = frozenset({"*", "**"})
     rendered: Sequence[Mapping[str, Any]] = ()
     "The messages that are rendered now, or were last: another list for each rendering."
@@ -252,7 +252,7 @@ def template_sandbox() -> Sandbox:
 
 def variables_read(sandbox: Sandbox, source: str) -> frozenset[str]:
     """The variables that a template reads and does not set before."""
-    reader = _Reader(sandbox)
+    reader = _VariableReader(sandbox)
     reader.optimizer = None
     reader.visit(sandbox.parse(source))
     return frozenset(reader.undeclared_identifiers)
