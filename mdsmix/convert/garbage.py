@@ -28,7 +28,7 @@ from mdsmix.convert.ledger import (
     read_units,
 )
 from mdsmix.convert.parts import NOTE
-from mdsmix.encode.folders import card_name, read_card
+from mdsmix.encode.published_folders import card_name, read_card
 from mdsmix.engines.ray_node import MEETING
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.recipe.rules import is_folder_beside

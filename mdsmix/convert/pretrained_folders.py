@@ -10,9 +10,9 @@ from pathlib import Path
 from mdsmix.convert.image_stamps import folders_of
 from mdsmix.convert.job import Job
 from mdsmix.encode.backends import open_backend
-from mdsmix.encode.folders import fetch_folder, fetched_copy, publish
 from mdsmix.encode.pretrained import Processor, Tokenizer
 from mdsmix.encode.processor_server import StoredRow
+from mdsmix.encode.published_folders import fetch_folder, fetched_copy, publish
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds.processor_proof import difference, rows_of
 from mdsmix.kinds.read_records import open_reading

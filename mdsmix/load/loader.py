@@ -162,8 +162,8 @@ def _refuse_empty(settings: LoaderSettings, samples: int, drawn: int) -> None:
 
 def ids_of(settings: LoaderSettings) -> TokenIds:
     """The ids of the config's tokenizer; RecipeError where it names none."""
-    from mdsmix.encode.folders import at_hand
     from mdsmix.encode.pretrained import open_tokenizer
+    from mdsmix.encode.published_folders import at_hand
 
     if settings.tokenizer is None:
         raise RecipeError(

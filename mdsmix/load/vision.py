@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from mdsmix.encode.folders import fetch_folder, name_at_hand
 from mdsmix.encode.loaded_processor import LoadedProcessor, blank, replaced, same, upright
+from mdsmix.encode.published_folders import fetch_folder, name_at_hand
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.config import LoaderSettings
 from mdsmix.load.training_rows import IGNORED, Row, RowImages, RowRules, cut_to

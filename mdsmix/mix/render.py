@@ -57,7 +57,7 @@ def validate(text: str, labels: Sequence[str]) -> str:
 
 
 def _draw(text: str, labels: Sequence[str]) -> str:
-    from mdsmix.encode.folders import at_hand
+    from mdsmix.encode.published_folders import at_hand
     from mdsmix.training.training_yaml import parse
 
     # By name: LLM-Foundry is no dependency of mdsmix, and only this subprocess may import it.

@@ -305,8 +305,8 @@ def _name(url: str, folder: Location) -> str:
 
 def _tokenizer(yaml: TrainingYaml, recipe: Recipe | None) -> tuple[Tokenizer | None, str | None]:
     """The run's tokenizer, or why it could not be looked at."""
-    from mdsmix.encode.folders import at_hand
     from mdsmix.encode.pretrained import open_tokenizer
+    from mdsmix.encode.published_folders import at_hand
 
     try:
         # The recipe's own spec is the one whose snapshot was taken when converting.

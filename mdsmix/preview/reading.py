@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.encode.folders import fetch_folder
 from mdsmix.encode.processor_server import SizeCounts
+from mdsmix.encode.published_folders import fetch_folder
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import Row, RowRules

@@ -224,7 +224,7 @@ def test_every_id_is_the_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"eos": 4, "pad": 3, "bos": 2, "padding_side": "left"}
     named = {f"{key}_id": known[key] for key in ("eos", "pad", "bos")}
     opened = SimpleNamespace(**named, padding_side="left")
-    monkeypatch.setattr("mdsmix.encode.folders.at_hand", lambda spec, places: spec)
+    monkeypatch.setattr("mdsmix.encode.published_folders.at_hand", lambda spec, places: spec)
     monkeypatch.setattr("mdsmix.encode.pretrained.open_tokenizer", lambda spec: opened)
     made = config({"a": {"local": "a"}}) | {"tokenizer": "t"}
     assert loader.ids_of(read_settings(made)) == TokenIds(**known)

@@ -12,7 +12,7 @@ import boto3
 import pytest
 import yaml
 
-from mdsmix.encode.folders import at_hand
+from mdsmix.encode.published_folders import at_hand
 from mdsmix.errors import Unreachable
 from mdsmix.load import build_loader
 from mdsmix.recipe import TokenizerSpec

@@ -8,8 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mdsmix.encode.folders import at_hand, card_name, fetch_folder, name_at_hand, read_card
 from mdsmix.encode.pretrained import Tokenizer, open_processor, open_tokenizer
+from mdsmix.encode.published_folders import (
+    at_hand,
+    card_name,
+    fetch_folder,
+    name_at_hand,
+    read_card,
+)
 from mdsmix.errors import MdsmixError
 from mdsmix.kinds.processor_proof import difference, row_of
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names

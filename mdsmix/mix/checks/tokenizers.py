@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from mdsmix.encode.folders import card_name
+from mdsmix.encode.published_folders import card_name
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, moved, names, pretrained_name
