@@ -9,7 +9,7 @@ from mdsmix import sources
 from mdsmix.convert.duplicates import known_dropped
 from mdsmix.convert.guard import source_entries, told_of_lost, why_rebuilt
 from mdsmix.convert.image_stamps import whole_content
-from mdsmix.convert.job import Job, with_versions
+from mdsmix.convert.job import Dropped, Job, with_versions
 from mdsmix.convert.max_bad import refuse_too_many_bad
 from mdsmix.convert.parts import learn
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
@@ -70,8 +70,12 @@ def _undone(plan: StreamPlan, contents: Mapping[Unit, Content]) -> list[Unit]:
     stored = StoredUnits() if plan.target.is_empty else list_stored(job)
     dropped = known_dropped(job, list(contents.values()), plan.cache) or [{}] * len(contents)
     each = zip(contents.values(), dropped, strict=True)
-    found = together(lambda of: stored.find_unit(job, *of), each)
-    return [unit for unit, done in zip(contents, found, strict=True) if not done]
+    whole = together(lambda of: _is_done(job, stored, *of), each)
+    return [unit for unit, is_done in zip(contents, whole, strict=True) if not is_done]
+
+
+def _is_done(job: Job, stored: StoredUnits, content: Content, dropped: Dropped) -> bool:
+    return all(stored.find(job, w, dropped.get(w.number, b"")) for w in content.windows)
 
 
 def _changes(job: Job, old: Manifest) -> list[str]:

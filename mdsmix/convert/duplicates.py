@@ -155,21 +155,6 @@ def _is_later(rows: Rows) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hashed:
-    """A unit whose fingerprints are kept."""
-
-    job: Job
-    "With the limit under which it was read."
-    content: Content
-    records: int = 0
-    "Read for it, good or bad."
-
-    @property
-    def keys(self) -> list[str]:
-        return lines_keys(self.job, self.content)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HashTask:
     """Reads a unit for the fingerprints of its records, as a task of an engine."""
 
@@ -180,7 +165,8 @@ class HashTask:
     def name(self) -> str:
         return f"of {shown_unit(self.unit)}"
 
-    def do(self, attempt: Attempt, reporter: Reporter) -> Hashed:
+    def do(self, attempt: Attempt, reporter: Reporter) -> tuple[Content, int]:
+        """What the unit holds, and how many records were read for it, good or bad."""
         job, digests, records, done = self.job, Digests(self.unit), 0, set[int]()
         batches = read(self.unit, job.limit, reporter.memory, digests)
         for number, of_window in groupby(batches, key=lambda batch: batch.window):
@@ -198,7 +184,7 @@ class HashTask:
         for window in content.windows:
             if window.number not in done:  # no record starts in it
                 _keep(job, window, b"")
-        return Hashed(job=job, content=content, records=records)
+        return content, records
 
 
 def _keep(job: Job, window: Window, fingerprints: bytes) -> None:
@@ -209,13 +195,14 @@ def _keep(job: Job, window: Window, fingerprints: bytes) -> None:
 def find_dropped(work: Work) -> list[Dropped]:
     """What is dropped from each unit, or from each that a limit lets in; Unreachable where fingerprints are damaged."""
     hashed = list(_limited(work) if work.job.limit else _whole(work))
-    keys = [key for unit in hashed for key in unit.keys]
+    contents = [content for _, content in hashed]
+    keys = [key for job, content in hashed for key in lines_keys(job, content)]
     bits = _remembered(work.cache, keys)
     if bits is None:
         wanted = [(key, work.stored.hashes_of(key)) for key in keys]
         bits = find_repeats(read_hashes(work.job.folder, wanted))
         _remember(work.cache, keys, bits)
-    return _by_unit(bits, [unit.content for unit in hashed])
+    return _by_unit(bits, contents)
 
 
 def known_dropped(
@@ -228,39 +215,41 @@ def known_dropped(
     return None if bits is None else _by_unit(bits, contents)
 
 
-def _whole(work: Work) -> list[Hashed]:
+def _whole(work: Work) -> Iterator[tuple[Job, Content]]:
     """All units of the stream, of which those are read that are not known, or whose fingerprints are not kept."""
-    job, units, found = work.job, work.units, dict[int, Hashed]()
-    for number, unit in enumerate(units):
-        content = work.cache.content(unit)
-        keys = lines_keys(job, content) if content else []
-        if content and all(map(work.stored.keeps_hashes, keys)):
-            found[number] = Hashed(job=job, content=content)
+    job, cache, todo = work.job, work.cache, list[Unit]()
+    for unit in work.units:
+        content = cache.content(unit)
+        if content and all(map(work.stored.keeps_hashes, lines_keys(job, content))):
             work.watcher.on_progress(size_of(unit.files), 0)
-    todo = [number for number in range(len(units)) if number not in found]
+        else:
+            todo.append(unit)
     if todo:
         work.watcher.on_step(
             f"{job.name}: reads {plural(len(todo), 'work unit')} for duplicates, before they are converted"
         )
         open_tokenizer_backend(job)  # once, for all workers that are forked, which then convert
-        prepare(units)
-    with closing(work.run([HashTask(job=job, unit=units[n]) for n in todo])) as finished:
-        for position, hashed in finished:
-            found[todo[position]] = hashed
-            work.cache.note(units[todo[position]], hashed.content)
-    work.cache.learn({units[n]: hashed.content for n, hashed in found.items()})
-    return [found[number] for number in range(len(units))]
+        prepare(work.units)
+    with closing(work.run([HashTask(job=job, unit=unit) for unit in todo])) as finished:
+        for position, (content, _) in finished:
+            cache.note(todo[position], content)
+            cache.learn({todo[position]: content})
+    for unit in work.units:
+        known = cache.content(unit)
+        assert known is not None, "it was read where it was not known"
+        yield job, known
 
 
-def _limited(work: Work) -> Iterator[Hashed]:
-    """The first records: unit by unit, under what is left of the limit."""
+def _limited(work: Work) -> Iterator[tuple[Job, Content]]:
+    """The first records: unit by unit, with what is left of the limit."""
     left = work.job.limit or 0
     for unit in work.units:
         if left <= 0:
             return
-        ((_, hashed),) = work.run([HashTask(job=replace(work.job, limit=left), unit=unit)])
-        left -= hashed.records
-        yield hashed
+        job = replace(work.job, limit=left)
+        ((_, (content, records)),) = work.run([HashTask(job=job, unit=unit)])
+        left -= records
+        yield job, content
 
 
 def _by_unit(bits: Sequence[bytes], contents: Sequence[Content]) -> list[Dropped]:
@@ -272,16 +261,15 @@ def _by_unit(bits: Sequence[bytes], contents: Sequence[Content]) -> list[Dropped
 
 
 def _remember(cache: KnownSources, keys: Sequence[str], bits: Sequence[bytes]) -> None:
-    dropped = {str(n): base64.b64encode(of).decode() for n, of in enumerate(bits) if of}
+    dropped = [base64.b64encode(of).decode() for of in bits]
     remember(_path(cache), {"of": _joint(keys), "dropped": dropped})
 
 
 def _remembered(cache: KnownSources, keys: Sequence[str]) -> list[bytes] | None:
     """What was joined from the fingerprints of just these windows; None where that is not known."""
     found = recall(_path(cache))
-    if not found or found["of"] != _joint(keys):
-        return None
-    return [base64.b64decode(found["dropped"].get(str(n), "")) for n in range(len(keys))]
+    is_known = found and found["of"] == _joint(keys)
+    return [base64.b64decode(of) for of in found["dropped"]] if is_known else None
 
 
 def _joint(keys: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.convert.job import Dropped, Job, bad_name, hashes_name, unit_name, window_key
+from mdsmix.convert.job import Job, bad_name, hashes_name, unit_name, window_key
 from mdsmix.convert.ledger import (
     FOLDER,
     UNIT,
@@ -101,15 +101,6 @@ class StoredUnits:
         files: list[StoredFile] = [shard.stored for shard in found.shards]
         files += [side.stored for side in found.side_files]
         return found if all(_has(self.shards, each) for each in files) else None
-
-    def find_unit(self, job: Job, content: Content, dropped: Dropped) -> UnitResult | None:
-        """The unit as it was done before, where every window of it was."""
-        records = [self.find(job, w, dropped.get(w.number, b"")) for w in content.windows]
-        done = [record for record in records if record]
-        if len(done) < len(records):
-            return None
-        numbers = frozenset(window.number for window in content.windows)
-        return UnitResult(content=content, records=done, reused=numbers)
 
     def _file(self, key: str, window: Window) -> str:
         """The file of its own that a window of this key has; blank where it has none."""

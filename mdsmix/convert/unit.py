@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -87,9 +88,10 @@ class UnitTask:
             self._learn_of_the_dead(known, records)
         reporter.on_progress(sum(record.size for record in records.values()), 0)
         reused, digests = frozenset(records), Digests(unit)
+        convert = partial(_convert, job, unit, self.dropped, digests, attempt, reporter)
         batches = read(unit, limit, reporter.memory, digests, reused)
         for number, of_window in groupby(batches, key=lambda batch: batch.window):
-            records[number] = self._convert(number, of_window, digests, attempt, reporter)
+            records[number] = convert(number, of_window)
             if not limit:
                 KnownSources.at(job.target).note_window(unit, digests.window(number))
         for number in reused:  # not read again: they are as they were when they were known
@@ -104,7 +106,7 @@ class UnitTask:
                 raise Unreachable(CHANGED.format(url=unit.files[0].location.url))
             return replace(self, windows={}, records={}).do(attempt, reporter)
         if not records:  # no record starts in the unit
-            records[0] = self._convert(0, iter(()), digests, attempt, reporter)
+            records[0] = convert(0, iter(()))
         done_now = [records[number] for number in windows]
         return UnitResult(content=content, records=done_now, reused=reused)
 
@@ -118,17 +120,6 @@ class UnitTask:
             if record and job.trusts(record.backend):
                 known[number], records[number] = window, record
 
-    def _convert(
-        self,
-        number: int,
-        batches: Iterator[RecordBatch],
-        digests: Digests,
-        attempt: Attempt,
-        reporter: Reporter,
-    ) -> UnitRecord:
-        dropped = self.dropped.get(number, b"")
-        return _convert(self.job, self.unit, number, batches, digests, attempt, reporter, dropped)
-
 
 def _lines(windows: Mapping[int, Window]) -> dict[int, str]:
     """What the windows hold, whatever images their records name: those are not read for duplicates."""
@@ -138,14 +129,15 @@ def _lines(windows: Mapping[int, Window]) -> dict[int, str]:
 def _convert(
     job: Job,
     unit: Unit,
-    number: int,
-    batches: Iterator[RecordBatch],
+    dropped_from: Dropped,
     digests: Digests,
     attempt: Attempt,
     reporter: Reporter,
-    dropped: bytes,
+    number: int,
+    batches: Iterator[RecordBatch],
 ) -> UnitRecord:
     """Encodes the batches of a window, stores the shards, and then the record that says so."""
+    dropped = dropped_from.get(number, b"")
     made = _begin(job, dropped)
     _encode(job, folders_of(job, unit), batches, made, attempt, reporter)
     rest, totals, leftover, documents = made.rows.finish()

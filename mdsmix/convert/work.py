@@ -77,7 +77,9 @@ def _results(work: Work) -> list[UnitResult]:
         return list(_limited(work, job.limit))
     if _may_be_elsewhere(work):
         _look(work)
-    found = _done_before(work)
+    tasks = together(partial(_task, work), range(len(units)))
+    done = ((number, _done_before(work, task)) for number, task in enumerate(tasks))
+    found = {number: result for number, result in done if result}
     work.watcher.on_progress(sum(map(_size, found.values())), 0)
     work.watcher.on_bad(sum(map(_bad, found.values())))
     _refuse_hopeless(work, found)
@@ -85,7 +87,7 @@ def _results(work: Work) -> list[UnitResult]:
     if todo:
         open_tokenizer_backend(job)  # once, for all workers that are forked
         prepare(units)
-    with closing(work.run(together(partial(_task, work), todo))) as finished:
+    with closing(work.run([tasks[number] for number in todo])) as finished:
         for position, result in finished:
             found[todo[position]] = result
             cache.note(units[todo[position]], result.content)
@@ -95,13 +97,13 @@ def _results(work: Work) -> list[UnitResult]:
     return [found[number] for number in range(len(units))]
 
 
-def _done_before(work: Work) -> dict[int, UnitResult]:
-    """Finished units by their numbers: the cache knows their content without reading, and all their records are stored."""
-    known = enumerate(map(work.cache.content, work.units))
-    asked = [(number, content) for number, content in known if content]
-    stored, job = work.stored, work.job
-    done = together(lambda each: stored.find_unit(job, each[1], work.dropped_from(each[0])), asked)
-    return {number: result for (number, _), result in zip(asked, done, strict=True) if result}
+def _done_before(work: Work, task: UnitTask) -> UnitResult | None:
+    """The result of a finished unit: the cache knows its content without reading, and all its records are stored."""
+    content = work.cache.content(task.unit)
+    if content is None or len(task.records) < len(content.windows):
+        return None
+    records = [task.records[window.number] for window in content.windows]
+    return UnitResult(content=content, records=records, reused=frozenset(task.records))
 
 
 def _size(result: UnitResult) -> int:
