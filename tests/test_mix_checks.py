@@ -21,9 +21,9 @@ from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.head import head
 from mdsmix.mix.resolve import mix_of, mix_of_streams
 from mdsmix.mix.streams import Mix, moved
-from mdsmix.shards.contradictions import StreamFault
 from mdsmix.shards.counts import Records
 from mdsmix.shards.manifest import TokenizerCard
+from mdsmix.shards.published import StreamFault
 from mdsmix.storage import locate
 from mdsmix.training.findings import Finding
 from tests.published import (

@@ -20,7 +20,7 @@ from mdsmix.errors import Damaged
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from mdsmix.shards.contradictions import StreamFault
+    from mdsmix.shards.published import StreamFault
     from mdsmix.shards.verification import Report
 
 

@@ -45,12 +45,11 @@ from mdsmix.engines.ray_cluster import address_of
 from mdsmix.engines.tasks import Engine
 from mdsmix.errors import MdsmixError, all_of
 from mdsmix.recipe import Recipe
-from mdsmix.shards.contradictions import StreamFault
 from mdsmix.shards.counts import Records
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.shards.manifest import Manifest
-from mdsmix.shards.published import working_folder
+from mdsmix.shards.published import StreamFault, working_folder
 from mdsmix.shards.side_files import SourceEntry
 from mdsmix.shards.verification import verify
 from mdsmix.storage import Location

@@ -3,23 +3,26 @@
 A stream is published in place, its index replaced at every change, or as versions: `<split>-<hash8>/` folders that never
 change. Of versions the split's own folder holds no index, and the manifest in it names the current one by its index's
 hash: so one small write moves every reader that asks here, and none that reads by a version's own name.
+
+What must hold between a stream's index, its manifest and the files that lie there, `verify` and `check` judge by `contradictions` alone; one
+listing is all that it needs. What is wrong inside of an index or a manifest is said when that is read.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import orjson
 
 from mdsmix.errors import NotPublished, Unreachable
 from mdsmix.shards import manifest as manifest_file
-from mdsmix.shards.contradictions import StreamFault, contradictions
 from mdsmix.shards.index import BASENAME, Index, Shard, find_index, read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.shard_samples import read_samples, sample_table
@@ -32,6 +35,27 @@ QUARANTINE = "quarantine"
 "The folder of a stream's bad records: a file for each work unit that has any, a line of JSON for each of them."
 SUFFIX = ".jsonl.zst"
 VERSION = re.compile(r"(.+)-([0-9a-f]{8})")
+
+
+MISSING, SIZE, TWICE = "shard-missing", "shard-size", "shard-basenames"
+BESIDE, INTERRUPTED, CONTRADICTS = "side-files", "publication-interrupted", "manifest-contradicts"
+"The rules, by the names that `check` gives them."
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFault:
+    """A rule that a stream breaks."""
+
+    rule: str
+    "As `check` names it."
+    file: str
+    "A shard, the index, the manifest or a file that it names, by its name in the stream's folder."
+    problem: str
+    "What was expected and what was found."
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.problem}; {self.fix}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +114,52 @@ class Stream:
         """The name of the record that a sample is of, or those of a packed row; None where there is none."""
         sides = self.trusted_manifest.side_files if self.trusted_manifest else ()
         return id_at(self.folder, sides, *self.shard_with(sample))
+
+
+def contradictions(
+    index: Index, manifest: Manifest | None, files: Mapping[str, Stat]
+) -> Iterator[StreamFault]:
+    """Every rule that the stream breaks. `files`: what lies beside its index."""
+    for file in index.files:
+        if problem := file.missing_from(files):
+            yield StreamFault(SIZE if file.basename in files else MISSING, file.basename, problem)
+    for name, times in Counter(file.basename for file in index.files).items():
+        if times > 1:
+            yield StreamFault(TWICE, name, f"expected once in the index, found {times} times")
+    if manifest is None:
+        return
+    if index.hash != manifest.index_hash:
+        expected = f"expected the xxh128 {manifest.index_hash} of the manifest, found {index.hash}"
+        why = "a publication was interrupted, or the index was changed"
+        yield StreamFault(INTERRUPTED, BASENAME, f"{expected}: {why}")
+        return
+    for beside in manifest.named_files:
+        if problem := beside.stored.missing_from(files):
+            yield StreamFault(BESIDE, beside.name, problem)
+    columns = manifest.encoding.columns
+    for shard in index.shards:
+        if shard.columns != columns:
+            problem = f"expected the columns {columns}, found {shard.columns}"
+            yield StreamFault(CONTRADICTS, shard.stored.basename, problem)
+    for problem in _sums(index, manifest):
+        yield StreamFault(CONTRADICTS, manifest_file.BASENAME, problem)
+
+
+def _sums(index: Index, manifest: Manifest) -> Iterator[str]:
+    parts, total = manifest.parts, manifest.totals.samples
+    if index.samples != total:
+        yield f"expected {total:,} samples in the index, found {index.samples:,}"
+    if not manifest.records.adds_up:
+        yield f"expected as many records read as written, filtered and quarantined, found {manifest.records}"
+    listed = sum(part.shards for part in parts)
+    if listed != len(index.shards):
+        yield f"expected {listed:,} shards of all parts in the index, found {len(index.shards):,}"
+        return
+    shards = iter(index.shards)
+    for part in parts:
+        found = sum(shard.samples for shard in islice(shards, part.shards))
+        if found != part.samples:
+            yield f"expected {part.samples:,} samples in part {part.key}, found {found:,}"
 
 
 def read_published(folder: Location) -> Stream | None:

@@ -17,18 +17,20 @@ from typing import TypeVar
 from mdsmix.errors import Earlier, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
-from mdsmix.shards.contradictions import (
-    BESIDE,
-    CONTRADICTS,
-    MISSING,
-    SIZE,
-    StreamFault,
-    contradictions,
-)
 from mdsmix.shards.counts import Totals, histogram
 from mdsmix.shards.index import Shard, find_description, parse_index
 from mdsmix.shards.manifest import Manifest, parse_manifest, read_manifest
-from mdsmix.shards.published import QUARANTINE, read_quarantine, working_folder
+from mdsmix.shards.published import (
+    BESIDE,
+    CONTRADICTS,
+    MISSING,
+    QUARANTINE,
+    SIZE,
+    StreamFault,
+    contradictions,
+    read_quarantine,
+    working_folder,
+)
 from mdsmix.shards.shard_samples import (
     Samples,
     can_unpack,

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import xxhash
 
 from mdsmix.mix.streams import Loader, Mix, StreamInMix
-from mdsmix.shards.contradictions import (
+from mdsmix.shards.index import BASENAME, Shard
+from mdsmix.shards.published import (
     BESIDE,
     CONTRADICTS,
     INTERRUPTED,
@@ -16,7 +17,6 @@ from mdsmix.shards.contradictions import (
     TWICE,
     StreamFault,
 )
-from mdsmix.shards.index import BASENAME, Shard
 from mdsmix.shards.verification import BAD_RECORDS, CONTENTS
 from mdsmix.storage import locate
 from mdsmix.training.findings import Finding, Severity, check_loaders, check_streams
@@ -86,7 +86,7 @@ REPAIR = "`mdsmix repair {folder} --recipe RECIPE` makes it anew."
 
 
 def _rule(id: str, severity: Severity, why: str, fix: str) -> None:
-    """Registers a rule of `mdsmix.shards.contradictions`, or of what only reading finds."""
+    """Registers a rule of `mdsmix.shards.published`, or of what only reading finds."""
 
     def broken(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
         report = mix.verified.get(stream.folder.url)
