@@ -307,3 +307,22 @@ def test_an_epoch_size_is_a_number_however_it_is_written() -> None:
 
     assert epoch_size("1k") == epoch_size(1000) == 1000
     assert epoch_size(None) is None
+
+
+@pytest.mark.parametrize(
+    ("shards", "told"),
+    [
+        ("aaaaaaaaaaaa*3 bbbbbbbbbbbb*4", None),
+        ("bbbbbbbbbbbb*4 aaaaaaaaaaaa*3", "the same 7 samples in another order of its shards"),
+        ("aaaaaaaaaaaa*3", "of 7 samples 4 are gone with their shards, and 0 of 3 are in shards"),
+        ("aaaaaaaaaaaa*3 bbbbbbbbbbbb*4 bbbbbbbbbbbb*4", "of 7 samples 0 are gone with their shards, and 4 of 11"),
+    ],
+)  # fmt: skip
+def test_shards_are_compared_with_their_order_and_number(shards: str, told: str | None) -> None:
+    was, now = (
+        LoaderLock(streams=[LockedStream(name="web", drawn=7, shards=each)])
+        for each in ("aaaaaaaaaaaa*3 bbbbbbbbbbbb*4", shards)
+    )
+    said = [each.sentence for each in differences(was, now)]
+    assert len(said) == (told is not None)
+    assert not told or told in said[0]

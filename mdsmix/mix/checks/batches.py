@@ -172,18 +172,11 @@ def batching_clips(mix: Mix) -> Iterator[Finding]:
 )
 def batching_unknown(mix: Mix) -> Iterator[Finding]:
     method, batch = batching(mix.train), mix.yaml.batch_size
-    if method not in METHODS or not any(each.drawn > 0 for each in _epoch(mix)):
-        return
-    if not batch:
+    is_known = batch and world_of(mix.train, batch) is not None
+    if method in METHODS and any(each.drawn > 0 for each in _epoch(mix)) and not is_known:
         yield Finding(
-            f"train_loader sets batching_method: {method}, and {mix.yaml.origin} has no global_train_batch_size.",
-            "check the whole training YAML (render-yaml --into), which has it, or use batching_method: random.",
-            names(mix.train.streams),
-        )
-    elif world_of(mix.train, batch) is None:
-        yield Finding(
-            f"train_loader sets batching_method: {method}, and packing_ratio: {mix.train.dataset.get('packing_ratio')} "
-            "is no number.",
-            "set packing_ratio to a number, or use batching_method: random.",
+            f"train_loader sets batching_method: {method}, and {mix.yaml.origin} has global_train_batch_size: {batch or 'none'} and packing_ratio: "
+            f"{mix.train.dataset.get('packing_ratio')}.",
+            "check the whole training YAML (render-yaml --into), which says both as numbers, or use batching_method: random.",
             names(mix.train.streams),
         )

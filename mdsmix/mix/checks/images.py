@@ -23,7 +23,6 @@ from mdsmix.recipe.rules import PROCESSOR_FOLDER
 from mdsmix.shards.token_ids import has_images
 from mdsmix.storage import Location, locate
 from mdsmix.training.findings import Finding, check_loaders
-from mdsmix.words import does
 
 
 @check_loaders(
@@ -33,12 +32,16 @@ from mdsmix.words import does
 def images_loader(mix: Mix, loader: Loader) -> Iterator[Finding]:
     seeing = _seeing(loader)
     if seeing and not loader.is_own:
-        yield Finding(
-            f"{listed(seeing)} {does(seeing, 'holds', 'hold')} images, and {{loader}} is the {loader.name} loader, which reads none.",
+        yield _told(
+            seeing,
+            f"images, which the {loader.name} loader of {{loader}} does not read",
             "set train_loader.name: mdsmix, under LLM-Foundry with mdsmix installed beside it (docs/loading.md), or read it by mdsmix.load in "
             "a training loop of your own; or take the stream out.",
-            names(seeing),
         )
+
+
+def _told(streams: list[StreamInMix], problem: str, fix: str) -> Finding:
+    return Finding(f"{listed(streams)}: {problem}.", fix, names(streams))
 
 
 def _seeing(loader: Loader) -> list[StreamInMix]:
@@ -57,55 +60,44 @@ def planned_for(stream: StreamInMix) -> str | None:
     "transformers gives it; without one training ends at once.",
 )
 def images_processor(mix: Mix, loader: Loader) -> Iterator[Finding]:
-    seeing = _seeing(loader) if loader.is_own else []
-    name = loader.dataset.get("processor")
+    seeing, name = _seeing(loader) if loader.is_own else [], loader.dataset.get("processor")
     planned = [stream for stream in seeing if planned_for(stream)]
     if seeing and not name:
-        yield from _unnamed(mix, seeing, planned)
-    elif (
-        planned
-        and PROCESSOR_FOLDER.fullmatch(os.path.basename(str(name)))
-        and not processor_hash(mix, name)
-    ):
-        yield Finding(
-            f"the processor {name} of {{loader}} is not here, and not beside {listed(planned)}, from where the loader would fetch it.",
-            f"{mix.makers(planned, 'convert')}, which publishes it there.",
-            names(planned),
-        )
+        yield from _unnamed(seeing, planned)
     found = processor_hash(mix, name) if planned and name else None
+    if planned and name and not found and PROCESSOR_FOLDER.fullmatch(os.path.basename(str(name))):
+        yield _told(
+            planned,
+            f"the processor {name} of {{loader}} is not here, and not beside these streams, from where the loader would fetch it",
+            f"{mix.makers(planned, 'convert')}, which publishes it there.",
+        )
     if wrong := [s for s in planned if found and planned_for(s) != found]:
-        yield Finding(
-            f"{listed(wrong)} {does(wrong, 'was', 'were')} converted for another processor ({str(planned_for(wrong[0]))[:8]}) than that of "
-            f"{{loader}}, {name} ({str(found)[:8]}).",
+        yield _told(
+            wrong,
+            f"converted for another processor ({planned_for(wrong[0])}) than that of {{loader}}, {name} ({found})",
             f"{mix.makers(wrong, 'convert')}; or name the processor of the conversion.",
-            names(wrong),
         )
     longest = loader.max_seq_len or 0
     if short := [s for s in planned if s.manifest and s.manifest.encoding.max_seq_len > longest]:
-        yield Finding(
-            f"{listed(short)} {does(short, 'was', 'were')} converted for rows longer than the {longest:,} tokens of {{loader}}, and what does "
-            "not fit with its images is not cut.",
+        yield _told(
+            short,
+            f"converted for rows longer than the {longest:,} tokens of {{loader}}, and what does not fit with its images is not cut",
             f"{mix.makers(short, 'convert', f' max_seq_len={longest}')}.",
-            names(short),
         )
     for stream in seeing:
         yield from _unequal(mix, loader, stream)
 
 
-def _unnamed(mix: Mix, seeing: list[StreamInMix], planned: list[StreamInMix]) -> Iterator[Finding]:
+def _unnamed(seeing: list[StreamInMix], planned: list[StreamInMix]) -> Iterator[Finding]:
     """The loader then takes the processor that lies beside the streams, if they were converted for one."""
-    lacking = [stream for stream in planned if not _is_beside(stream)]
-    if len({planned_for(stream) for stream in planned}) == 1 and not lacking:
-        return
-    why = "and {loader} names no processor"
-    if planned:
-        why += f", nor lies one that all were converted for beside {listed(lacking or planned)}"
-    yield Finding(
-        f"{listed(seeing)} {does(seeing, 'holds', 'hold')} images, {why}.",
-        "write processor: (the model's folder or hub name) at the top of the recipe and convert again, or dataset.processor in a YAML of "
-        "your own.",
-        names(seeing),
-    )
+    is_one = len({planned_for(stream) for stream in planned}) == 1
+    if not is_one or not all(map(_is_beside, planned)):
+        yield _told(
+            seeing,
+            "images, and {loader} names no processor, nor lies one beside all streams that they were converted for",
+            "write processor: (the model's folder or hub name) at the top of the recipe and convert again, or dataset.processor in a YAML of "
+            "your own.",
+        )
 
 
 def _is_beside(stream: StreamInMix) -> bool:
@@ -153,11 +145,8 @@ def _folder(mix: Mix, loader: Loader, stream: StreamInMix) -> Path | None:
 
 def _tokenizer(mix: Mix) -> Tokenizer | None:
     with suppress(MdsmixError):
-        return (
-            open_tokenizer(at_hand(mix.yaml.tokenizer, mix.yaml.places))
-            if mix.yaml.tokenizer
-            else None
-        )
+        if mix.yaml.tokenizer:
+            return open_tokenizer(at_hand(mix.yaml.tokenizer, mix.yaml.places))
     return None
 
 
@@ -172,14 +161,14 @@ def images_unplanned(mix: Mix, loader: Loader) -> Iterator[Finding]:
     if not name and len(blind) == len(seeing):
         return  # images-processor says so
     if blind:
-        yield Finding(
-            f"{listed(blind)} {does(blind, 'was', 'were')} converted without a processor.",
+        yield _told(
+            blind,
+            "converted without a processor",
             f"{mix.makers(blind, 'convert', f' processor={name}' if name else '')}.",
-            names(blind),
         )
     elif name and seeing and processor_hash(mix, name) is None:
-        yield Finding(
-            f"the processor {name} of {{loader}} cannot be looked at here.",
+        yield _told(
+            seeing,
+            f"the processor {name} of {{loader}} cannot be looked at here",
             "check where it can be loaded, for example on the machine that converts.",
-            names(seeing),
         )
