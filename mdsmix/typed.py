@@ -44,17 +44,17 @@ def read(cls: type[T], values: Any, where: str = "") -> T:
     """The dataclass `cls` from `values`; Misfit names an unknown key (and the nearest), a missing one, a wrong type."""
     if not isinstance(values, Mapping):
         raise Misfit(f"{where or 'the top level'} must hold keys and values, not {brief(values)}.")
-    hints, needed, bounds = _known(typing.cast(Any, cls))
-    if not hints.keys() >= values.keys():
+    readers, needed, bounds = _known(typing.cast(Any, cls))
+    if not readers.keys() >= values.keys():
         raise _unknown(cls, values, where)
     for name in needed:
-        if name not in values or (values[name] is None and not _allows_none(hints[name])):
+        if name not in values or (values[name] is None and not readers[name].allows_none):
             raise Misfit(f"{_at(where, name)} is missing.")
-    # Text and numbers, most of what there is, are looked at here: an index has a hundred thousand shards.
-    found = {
-        k: v if _is_plain(v, hints[k]) else _value(v, hints[k], _at(where, k))
-        for k, v in values.items()
-    }
+    found = {}
+    for key, value in values.items():
+        reader = readers[key]
+        is_plain = type(value) in reader.plain
+        found[key] = value if is_plain else reader.read(value, _at(where, key))
     for name, must in bounds.items():
         if (value := found.get(name)) is not None and not must.holds(value):
             raise Misfit(f"{_at(where, name)} is {brief(value)}; it must be {must.be}.")
@@ -62,12 +62,53 @@ def read(cls: type[T], values: Any, where: str = "") -> T:
 
 
 @functools.cache
-def _known(cls: Any) -> tuple[dict[str, Any], list[str], dict[str, Must]]:
-    """The annotations of a dataclass's fields, the names of those that must be given, and what their values must be."""
+def _known(cls: Any) -> tuple[dict[str, Reader], list[str], dict[str, Must]]:
+    """The readers of a dataclass's fields, the names of those that must be given, and what their values must be."""
     fields, hints = dataclasses.fields(cls), typing.get_type_hints(cls)
     bounds = {f.name: f.metadata["must"] for f in fields if "must" in f.metadata}
     needed = [f.name for f in fields if _is_required(f)]
-    return {f.name: hints[f.name] for f in fields}, needed, bounds
+    return {f.name: _reader(hints[f.name]) for f in fields}, needed, bounds
+
+
+class Reader:
+    """Reads the values of one annotation."""
+
+    def __init__(self, hint: Any) -> None:
+        self.hint = hint
+        self.options = typing.get_args(hint) if _is_union(hint) else (hint,)
+        self.plain = frozenset(self.options) & {bool, int, float, str, type(None)}
+        "The classes of text, numbers and None that stay as they are: most of what an index of a hundred thousand shards holds."
+        self.allows_none = hint is Any or type(None) in self.options
+
+    def read(self, value: Any, where: str) -> Any:
+        """Sections become dataclasses, also in lists and mappings; everything else stays."""
+        for option in self.options:
+            if dataclasses.is_dataclass(option) and (
+                isinstance(value, Mapping) or option is self.hint
+            ):
+                return read(typing.cast(Any, option), value, where)
+            if _fits(value, option):
+                return _inside(value, typing.get_args(option), where)
+        raise Misfit(f"{where} is {brief(value)}; it must be {type_name(self.hint)}.")
+
+
+_reader = functools.cache(Reader)
+
+
+def _inside(value: Any, args: Sequence[Any], where: str) -> Any:
+    """The elements of a list or a mapping, read by its annotation."""
+    if isinstance(value, Mapping) and len(args) == 2:
+        each = _reader(args[1])
+        return {
+            k: v if type(v) in each.plain else each.read(v, _at(where, k)) for k, v in value.items()
+        }
+    if isinstance(value, list) and args:
+        each = _reader(args[0])
+        return [
+            v if type(v) in each.plain else each.read(v, f"{where}[{i}]")
+            for i, v in enumerate(value)
+        ]
+    return value
 
 
 def _unknown(cls: Any, values: Mapping[Any, Any], where: str) -> UnknownKey:
@@ -105,68 +146,6 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
         and field.default_factory is dataclasses.MISSING
         and field.init
     )
-
-
-def _value(value: Any, hint: Any, where: str) -> Any:
-    """The value as the annotation wants it: sections become dataclasses, everything else stays."""
-    if _is_plain(value, hint):
-        return value
-    options, sections = _options(hint)
-    if hint in sections:
-        return read(hint, value, where)
-    if sections and isinstance(value, Mapping):
-        return read(sections[0], value, where)
-    if not any(_fits(value, option) for option in options):
-        raise Misfit(f"{where} is {brief(value)}; it must be {type_name(hint)}.")
-    return _inside(value, options, where)
-
-
-def _is_plain(value: Any, hint: Any) -> bool:
-    """Whether the value stays as it is: text, a number or None where the annotation has that, or a list or a mapping of nothing else."""
-    if type(value) in _scalars(hint):
-        return True
-    outer, inner = _container(hint)
-    return type(value) is outer and all(
-        type(v) in inner for v in (value.values() if outer is dict else value)
-    )
-
-
-@functools.cache
-def _scalars(hint: Any) -> frozenset[Any]:
-    """The classes of text and numbers, and of None, that a value may be of."""
-    return frozenset(_options(hint)[0]) & {bool, int, float, str, type(None)}
-
-
-@functools.cache
-def _container(hint: Any) -> tuple[Any, frozenset[Any]]:
-    """list or dict, and the classes of its elements where each may be of text, numbers and None alone."""
-    args, outer = typing.get_args(hint), typing.get_origin(hint)
-    is_one = outer is list or (outer is dict and args[0] is str)
-    return outer, _scalars(args[-1]) if is_one else frozenset()
-
-
-@functools.cache
-def _options(hint: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What a value may be, and which of that are sections."""
-    options = typing.get_args(hint) if _is_union(hint) else (hint,)
-    return options, tuple(o for o in options if dataclasses.is_dataclass(o))
-
-
-def _inside(value: Any, options: Sequence[Any], where: str) -> Any:
-    """Reads the elements of a list or a mapping by the annotation of the option that fits."""
-    option = next(o for o in options if _fits(value, o))
-    args = typing.get_args(option)
-    if isinstance(value, Mapping) and len(args) == 2:
-        return {k: _value(v, args[1], _at(where, k)) for k, v in value.items()}
-    if isinstance(value, list) and args:
-        if all(type(v) is args[0] for v in value):
-            return value
-        return [_value(v, args[0], f"{where}[{i}]") for i, v in enumerate(value)]
-    return value
-
-
-def _allows_none(hint: Any) -> bool:
-    return hint is Any or type(None) in typing.get_args(hint)
 
 
 def _is_union(hint: Any) -> bool:
