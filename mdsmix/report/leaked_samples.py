@@ -35,44 +35,40 @@ def leaks_shown(found: Audit, decoder: Decoder | None, samples: int) -> Iterator
 
 def table(found: Audit) -> Table:
     """The evaluation samples with the largest shares; of packed rows each document."""
-    leaks = found.leaks[:ROWS]
-    is_packed = any(found.items.places[leak.item].document is not None for leak in leaks)
+    leaks = [_leak_json(found, leak) for leak in found.leaks[:ROWS]]
     columns = [
         Column("evaluation", "text"),
         Column("sample"),
-        *[Column("document")] * is_packed,
-        Column("found", "share"),
-        Column("grams"),
-        Column("most in", "text"),
+        Column("document"),
+        Column("found", "share", key="share"),
+        Column("grams", key="of"),
     ]
-    return Table(columns=columns, rows=[_row(found, leak, is_packed) for leak in leaks])
-
-
-def _row(found: Audit, leak: Leak, is_packed: bool) -> tuple[Any, ...]:
-    at, first = found.items.places[leak.item], leak.places[0]
-    most = f"{found.streams[first.stream].name} sample {first.sample:,} ({first.grams:,})"
-    evaluation = found.evaluations[at.stream].name
-    return evaluation, at.sample, *[at.document] * is_packed, leak.share, leak.of, most
+    if all(leak["document"] is None for leak in leaks):
+        del columns[2]
+    keys = [column.key or column.heading for column in columns]
+    rows = []
+    for leak in leaks:
+        most = "{stream} sample {sample:,} ({found:,})".format(**leak["places"][0])
+        rows.append((*(leak[key] for key in keys), most))
+    return Table(columns=[*columns, Column("most in", "text")], rows=rows)
 
 
 def _passages(found: Audit, leak: Leak, decoder: Decoder | None) -> Iterator[Item]:
     """Both passages of a finding, each with its headline; what they share stands in ⟦ ⟧."""
     where, at = leak.places[0], found.items.places[leak.item]
-    shared = passage(found, leak, where)
+    each = passage(found, leak, where)
     stream, evaluation = found.streams[where.stream], found.evaluations[at.stream]
     document = "" if at.document is None else f", document {at.document}"
-    yield Title(
-        f"{_named(evaluation, at.sample, document)}: {leak.found:,} of its {leak.of:,} grams found"
-    )
-    yield _text(shared.item, shared.shared, decoder)
-    shard = stream.shard_with(where.sample)[0].stored.basename
-    yield Title(f"{_named(stream, where.sample)}, {shard}: {where.grams:,} of them")
-    yield _text(shared.training, shared.shared, decoder)
+    named = f"{_named(evaluation, at.sample)}{document}"
+    yield Title(f"{named}: {leak.found:,} of its {leak.of:,} grams found")
+    yield _text(each.item, each.shared, decoder)
+    yield Title(f"{_named(stream, where.sample)}: {where.grams:,} of them")
+    yield _text(each.training, each.shared, decoder)
 
 
-def _named(stream: StreamInMix, sample: int, document: str = "") -> str:
+def _named(stream: StreamInMix, sample: int) -> str:
     name = stream.id_of(sample)
-    return f"{stream.name} sample {sample:,}{document}" + ("" if name is None else f", id {name}")
+    return f"{stream.name} sample {sample:,}" + ("" if name is None else f", id {name}")
 
 
 def _text(around: tuple[Ids, Ids], shared: Ids, decoder: Decoder | None) -> SampleText:

@@ -153,15 +153,15 @@ def _rows(page: Gathered) -> Items:
         yield page.notes.get("plan", UNSEEN)
         return
     step = page.plan.step
-    tokens = min(float(step.tokens), step.positions) if is_known(step.tokens) else 0.0
-    trained = min(float(step.trained), tokens) if is_known(step.trained) else 0.0
-    counts = (
-        ("trained tokens", "trained", trained),
-        ("other tokens", "read", tokens - trained),
-        ("padding", "padding", step.positions - tokens),
-    )
     yield f"{step.how_padded}; a step has {step.positions:,.0f} positions."
-    if step.positions:
+    if is_known(step.trained) and step.positions:  # else nothing is pictured
+        tokens = min(float(step.tokens), step.positions)
+        trained = min(float(step.trained), tokens)
+        counts = (
+            ("trained tokens", "trained", trained),
+            ("other tokens", "read", tokens - trained),
+            ("padding", "padding", step.positions - tokens),
+        )
         parts = [(words, css, float(count / step.positions)) for words, css, count in counts]
         yield Ribbon("the positions of a step", parts)
 
@@ -189,10 +189,8 @@ def _fate(manifest: Manifest, css: str) -> Items:
     counts += [(f"filtered, {reason}", "filtered", n) for reason, n in records.filtered.items()]
     counts += [(f"quarantined, {reason}", "bad", n) for reason, n in records.quarantined.items()]
     parts = [(f"{words}, {n:,}", css, n / max(1, records.read)) for words, css, n in counts]
-    yield Ribbon(
-        f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered + {records.bad:,} quarantined",
-        parts,
-    )
+    yield f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered + {records.bad:,} quarantined"
+    yield Ribbon("records", parts)
 
 
 def _shards(page: Gathered) -> Items:
