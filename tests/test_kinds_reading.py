@@ -15,7 +15,7 @@ from mdsmix.kinds.read_records import Reading
 from mdsmix.ragged import Ragged
 from mdsmix.record import Document
 from mdsmix.shapes import SHAPES
-from mdsmix.shapes.where import parse_where
+from mdsmix.shapes.condition import parse_where
 
 BAD: dict[str, Any] = {
     "missing_field": {"t": "x"},

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.record import Conversation, RichConversation
-from mdsmix.shapes.alpaca import SHAPE, read
+from mdsmix.shapes.exchanges import ALPACA as SHAPE
+from mdsmix.shapes.exchanges import read_alpaca as read
 from tests.converting import manifest_of, mdsmix, token_rows, write_jsonl, write_recipe
 
 FIELDS = {key: key for key in (*SHAPE.fields, *SHAPE.optional)}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES
-from mdsmix.shapes.base import Fault
 from mdsmix.shapes.image_parts import image_of, with_images
+from mdsmix.shapes.shape import RecordRefused
 from tests.alarm import at_most
 from tests.pictures import drawing
 
@@ -76,7 +76,7 @@ def test_whether_a_text_is_base64_takes_no_square_of_its_length() -> None:
     ],
 )
 def test_what_is_no_image_says_why(value: Any, why: str) -> None:
-    with pytest.raises(Fault) as fault:
+    with pytest.raises(RecordRefused) as fault:
         image_of(value)
     assert fault.value.args == ("bad_image",)
     assert why in fault.value.why.detail["why"]

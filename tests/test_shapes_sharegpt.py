@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.record import Conversation, RichConversation
-from mdsmix.shapes import rounds, sharegpt
+from mdsmix.shapes import exchanges, sharegpt
 from tests.converting import mdsmix, write_jsonl, write_recipe
 from tests.test_encode_chat import say
 
@@ -123,11 +123,11 @@ def test_answers_of_which_only_one_is_trained_are_not_merged() -> None:
 def test_rounds_are_exchanges() -> None:
     fields = {"conversation": "conversation", "system": "system"}
     said = [{"human": "a", "assistant": "b"}, {"human": "c", "assistant": "d"}]
-    found = rounds.read({"conversation": said, "system": "s"}, fields)
+    found = exchanges.read_rounds({"conversation": said, "system": "s"}, fields)
     assert isinstance(found, Conversation)
     assert [m["content"] for m in found.messages] == ["s", "a", "b", "c", "d"]
     for wrong, reason in (([{"human": "a"}], "bad_message_keys"), ([{"human": "a", "assistant": 1}], "content_not_text"), ([{"human": "a", "assistant": ""}], "empty_answer"), ([], "no_messages"), (None, "messages_not_a_list")):  # fmt: skip
-        assert rounds.read({"conversation": wrong}, fields) == reason
+        assert exchanges.read_rounds({"conversation": wrong}, fields) == reason
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.shapes.where import LEFT_OUT, BadCondition, parse_where
+from mdsmix.shapes.condition import LEFT_OUT, BadCondition, parse_where
 
 FIELDS = ("lang", "score", "tags", "meta")
 LITERALS = st.sampled_from(

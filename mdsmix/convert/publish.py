@@ -19,7 +19,7 @@ from mdsmix.convert.max_bad import advice, refuse_too_many_bad
 from mdsmix.convert.pretrained_folders import tokenizer_card
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.kinds.assemble import JoinedRows
-from mdsmix.shapes.where import NO_FIELD
+from mdsmix.shapes.condition import NO_FIELD
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.counts import Records, Totals

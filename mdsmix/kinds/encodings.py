@@ -15,9 +15,9 @@ from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, share_of
 from mdsmix.recipe.spec import BY_BUDGET
 from mdsmix.shapes import SHAPES, Shape, find_shape
+from mdsmix.shapes.condition import Condition, parse_where
 from mdsmix.shapes.fields import Field, parse
 from mdsmix.shapes.image_parts import FIELDS, with_images
-from mdsmix.shapes.where import Where, parse_where
 from mdsmix.shards.manifest import Encoding
 
 KINDS: list[type[Kind]] = [Pretraining, Pairs, Conversations, ConversationsWithImages]
@@ -89,7 +89,7 @@ def fields_parsed(encoding: Encoding) -> frozenset[str]:
     return frozenset(structured).union(*(read.entered for read in _reads(encoding)))
 
 
-def _reads(encoding: Encoding) -> Iterator[Field | Where]:
+def _reads(encoding: Encoding) -> Iterator[Field | Condition]:
     """All that looks at a record by the names of its fields."""
     yield from map(parse, filter(None, (*encoding.fields.values(), encoding.id)))
     if encoding.images and _is_beside(encoding):

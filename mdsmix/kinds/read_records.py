@@ -18,10 +18,10 @@ from mdsmix.kinds.membership import Fingerprints, Holdout, RecordSample
 from mdsmix.ragged import Ragged
 from mdsmix.record import NoRecord, RichConversation
 from mdsmix.shapes import Fields, Shape
+from mdsmix.shapes.condition import LEFT_OUT, Condition, parse_where
+from mdsmix.shapes.conversations import holds_null
 from mdsmix.shapes.fields import derived, value_at
 from mdsmix.shapes.image_parts import NOTHING
-from mdsmix.shapes.merging import holds_null
-from mdsmix.shapes.where import LEFT_OUT, Where, parse_where
 from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
 from mdsmix.storage import Location
@@ -118,7 +118,7 @@ class Reading:
     oddities: Oddities = field(default_factory=Oddities)
     sample: RecordSample | None = None
     holdout: Holdout | None = None
-    where: Where | None = None
+    where: Condition | None = None
     "Records that do not match are left out before the shape sees them."
     id: str | None = None
     "The field by which a bad record is named."

@@ -16,9 +16,9 @@ from mdsmix.kinds.encodings import (
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe
 from mdsmix.recipe.spec import SOURCED, foreign_keys
 from mdsmix.shapes import SHAPES
+from mdsmix.shapes.condition import BadCondition, parse_where
 from mdsmix.shapes.fields import BadField, parse
 from mdsmix.shapes.sharegpt import KEY_TAGS, TAGS
-from mdsmix.shapes.where import BadCondition, parse_where
 from mdsmix.typed import brief
 from mdsmix.words import hint
 

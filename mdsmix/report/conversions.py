@@ -14,8 +14,8 @@ from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.mix.offline.mix_streams import MixOutcome
 from mdsmix.report.inspection import packed
 from mdsmix.report.show import Item
+from mdsmix.shapes.condition import NO_MATCH
 from mdsmix.shapes.image_parts import FIELDS
-from mdsmix.shapes.where import NO_MATCH
 from mdsmix.shards.counts import NOT_SAMPLED, Records
 from mdsmix.shards.manifest import Manifest, Mixed
 from mdsmix.table import Column, Row, Table, as_json

@@ -8,30 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mdsmix.shapes import (
-    alpaca,
-    llava,
-    messages,
-    openai,
-    prompt_response,
-    qwen_vl,
-    rounds,
-    sharegpt,
-    text,
-)
-from mdsmix.shapes.base import Fields, Shape
+from mdsmix.shapes import exchanges, messages, openai, qwen_vl, sharegpt, texts
+from mdsmix.shapes.shape import Fields, Shape
 
 SHAPES: dict[str, Shape] = {
     shape.name: shape
     for shape in (
-        text.SHAPE,
-        prompt_response.SHAPE,
+        texts.TEXT,
+        texts.PROMPT_RESPONSE,
         messages.SHAPE,
         openai.SHAPE,
-        sharegpt.SHAPE,
-        rounds.SHAPE,
-        alpaca.SHAPE,
-        llava.SHAPE,
+        sharegpt.SHAREGPT,
+        exchanges.ROUNDS,
+        exchanges.ALPACA,
+        sharegpt.LLAVA,
         qwen_vl.SHAPE,
     )
 }

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from mdsmix.record import NoRecord
 
@@ -30,18 +30,12 @@ class BadField(ValueError):
     """A field of a recipe that cannot be read as a path or a template; the message says where it is wrong."""
 
 
-class Unfound(Exception):
-    """A record lacks what a field names: the reason code, and the names that are missing or hold no text."""
+class FieldMissing(Exception):
+    """A record lacks what a field names, or a template's field holds no text; `why` says which."""
 
-    SAID: ClassVar = {"missing_field": "missing", "field_not_text": "not text"}
-
-    def __init__(self, reason: str, names: list[str]) -> None:
-        super().__init__(reason, names)
-        self.reason, self.names = reason, names
-
-    @property
-    def why(self) -> NoRecord:
-        return NoRecord(self.reason, **{self.SAID[self.reason]: ", ".join(self.names)})
+    def __init__(self, reason: str, **detail: str) -> None:
+        super().__init__(reason)
+        self.why = NoRecord(reason, **detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +47,7 @@ class Field:
     roots: frozenset[str]
     "The names at the top of a record that it reads."
     find: Callable[[Mapping[str, Any]], Any]
-    "Its value in a record; Unfound."
+    "Its value in a record; FieldMissing."
     entered: frozenset[str] = frozenset()
     "Those of the roots that it goes into: they hold lists or objects."
     is_plain: bool = False
@@ -67,7 +61,7 @@ def parse(field: str) -> Field:
         return _template(field)
     if _PATH.fullmatch(field) and ("." in field or "[" in field):
         return path(field, [int(index) if index else name for index, name in _STEPS.findall(field)])
-    return Field(field, frozenset([field]), lambda record: _of(record, field), is_plain=True)
+    return replace(path(field, [field]), is_plain=True)
 
 
 def path(name: str, steps: Sequence[Any]) -> Field:
@@ -83,17 +77,11 @@ def path(name: str, steps: Sequence[Any]) -> Field:
                     raise LookupError  # a letter of a text is no item of a list
                 value = value[step]
         except LookupError:
-            raise Unfound("missing_field", [name]) from None
+            raise FieldMissing("missing_field", missing=name) from None
         return value
 
     root = frozenset([str(steps[0])])
     return Field(name, root | {name}, find, entered=root if len(steps) > 1 else frozenset())
-
-
-def _of(record: Mapping[str, Any], name: str) -> Any:
-    if name not in record:
-        raise Unfound("missing_field", [name])
-    return record[name]
 
 
 def _template(template: str) -> Field:
@@ -104,17 +92,7 @@ def _template(template: str) -> Field:
     def find(record: Mapping[str, Any]) -> Any:
         if template in record:
             return record[template]
-        said, lacking = list[str](), dict[str, list[str]]()
-        for text, field in pieces:
-            said.append(text)
-            try:
-                if field:
-                    said.append(_text(field, record))
-            except Unfound as unfound:
-                lacking.setdefault(unfound.reason, []).extend(unfound.names)
-        for reason in filter(lacking.__contains__, Unfound.SAID):
-            raise Unfound(reason, list(dict.fromkeys(lacking[reason])))
-        return "".join(said)
+        return "".join([_text(field, record) if field else text for text, field in pieces])
 
     roots = frozenset([template]).union(*(field.roots for field in fields))
     entered = frozenset[str]().union(*(field.entered for field in fields))
@@ -124,7 +102,7 @@ def _template(template: str) -> Field:
 def _text(field: Field, record: Mapping[str, Any]) -> str:
     value = field.find(record)
     if type(value) is not str:
-        raise Unfound("field_not_text", [field.name])
+        raise FieldMissing("field_not_text", **{"not text": field.name})
     return value
 
 
@@ -159,9 +137,9 @@ def derived(names: Iterable[str]) -> Derive | None:
         for field in fields:
             try:
                 found[field.name] = field.find(record)
-            except Unfound as unfound:
+            except FieldMissing as error:
                 if field.is_template:
-                    return unfound.why
+                    return error.why
         return found
 
     return derive
@@ -171,11 +149,10 @@ def value_at(name: str, record: Any) -> Any:
     """The value of a field; None where a record lacks it."""
     try:
         return parse(name).find(record) if type(record) is dict else None
-    except Unfound:
+    except FieldMissing:
         return None
 
 
 def missing(name: str) -> NoRecord:
     """That a record has no such field. Of a path it is kept which one."""
-    unfound = Unfound("missing_field", [name])
-    return NoRecord(unfound.reason) if parse(name).is_plain else unfound.why
+    return NoRecord("missing_field", **({} if parse(name).is_plain else {"missing": name}))

@@ -24,8 +24,8 @@ from warnings import catch_warnings, simplefilter
 import orjson
 
 from mdsmix.record import Conversation, Message, PicturedConversation, RichConversation
-from mdsmix.shapes.base import Fault, Fields, Shape, refusing
-from mdsmix.shapes.fields import Unfound, parse
+from mdsmix.shapes.fields import FieldMissing, parse
+from mdsmix.shapes.shape import Fields, RecordRefused, Shape, refusing
 from mdsmix.typed import brief
 
 Image = str | bytes
@@ -82,12 +82,12 @@ def _read(
 
 
 def placed(conversation: Conversation, images: Sequence[Image], mark: str) -> Conversation:
-    """The conversation with a part for each place where the mark stands in it; Fault (image_count) where these are not as many
+    """The conversation with a part for each place where the mark stands in it; RecordRefused (image_count) where these are not as many
     as the images."""
     messages = [_parted(message, mark) for message in conversation.messages]
     count = sum(len(m["content"]) // 2 for m in messages if isinstance(m.get("content"), list))
     if count != len(images):
-        raise Fault("image_count", placeholders=count, images=len(images))
+        raise RecordRefused("image_count", placeholders=count, images=len(images))
     if not images:
         return conversation
     kind = RichConversation if isinstance(conversation, RichConversation) else PicturedConversation
@@ -96,14 +96,14 @@ def placed(conversation: Conversation, images: Sequence[Image], mark: str) -> Co
 
 
 def images_of(value: Any) -> Iterator[Image]:
-    """The images that a field holds: one, or a list of them; Fault where something in it is none."""
+    """The images that a field holds: one, or a list of them; RecordRefused where something in it is none."""
     if value is None:
         return
     value = _listed(value) if isinstance(value, str) and value[:1] == "[" else value
     for number, each in enumerate(value if isinstance(value, list) else [value]):
         try:
             yield image_of(each)
-        except Fault as fault:
+        except RecordRefused as fault:
             fault.why.detail["image_number"] = number
             raise
 
@@ -123,13 +123,13 @@ def _literal(text: str) -> Any:
 
 
 def image_of(value: Any) -> Image:
-    """One image: a path or URL, a data: URI, base64 alone, bytes, or Hugging Face's `{"bytes": ..., "path": ...}`; Fault (bad_image)."""
+    """One image: a path or URL, a data: URI, base64 alone, bytes, or Hugging Face's `{"bytes": ..., "path": ...}`; RecordRefused (bad_image)."""
     if isinstance(value, Mapping):
         return _from_struct(value)
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str) or not value:
-        raise Fault("bad_image", why=f"it is {brief(value)}, no path, URL, bytes or base64")
+        raise RecordRefused("bad_image", why=f"it is {brief(value)}, no path, URL, bytes or base64")
     if value[:5].lower() == "data:":
         return _from_data(value)
     return _decoded(value) if _BARE.fullmatch(value.rstrip()) else value
@@ -143,16 +143,16 @@ def _from_struct(value: Mapping[str, Any]) -> Image:
         return _decoded(value.get("data") or value.get("base64"))
     inner = next((value[key] for key in ("url", "path", "image") if value.get(key)), None)
     if inner is None:
-        raise Fault("bad_image", why="it is an object without a url, a path or bytes")
+        raise RecordRefused("bad_image", why="it is an object without a url, a path or bytes")
     if isinstance(inner, Mapping):
-        raise Fault("bad_image", why="it is an object in an object")
+        raise RecordRefused("bad_image", why="it is an object in an object")
     return image_of(inner)
 
 
 def _from_data(uri: str) -> bytes:
     found = _DATA.match(uri)
     if not found:
-        raise Fault("bad_image", why="it is a data: URI without a comma")
+        raise RecordRefused("bad_image", why="it is a data: URI without a comma")
     content = uri[found.end() :]
     return _decoded(content) if found[1] else unquote_to_bytes(content)
 
@@ -163,7 +163,7 @@ def _decoded(text: Any) -> bytes:
         said = "".join(unquote(text).split()).rstrip("=").translate(_OF_URLS)
         return base64.b64decode(said + "=" * (-len(said) % 4), validate=True)
     except (AttributeError, TypeError, binascii.Error, ValueError):
-        raise Fault("bad_image", why="its base64 cannot be decoded") from None
+        raise RecordRefused("bad_image", why="its base64 cannot be decoded") from None
 
 
 def _held(record: Any, names: Sequence[str]) -> Iterator[Any]:
@@ -171,7 +171,7 @@ def _held(record: Any, names: Sequence[str]) -> Iterator[Any]:
     for name in names:
         try:
             value = parse(name).find(record)
-        except Unfound:
+        except FieldMissing:
             continue
         if value not in NOTHING:
             yield value
@@ -216,9 +216,9 @@ class _Beside:
     def take(self, index: Any, found: Sequence[Image]) -> Image:
         number = next(iter(self._left), None) if index is None else index
         if number is None:
-            raise Fault("image_count", placeholders=len(found) + 1, images=len(found))
+            raise RecordRefused("image_count", placeholders=len(found) + 1, images=len(found))
         if number not in range(len(self._images)):
-            raise Fault(
+            raise RecordRefused(
                 "bad_image", why=f"its part says index {number!r}, of {len(self._images)} images"
             )
         number = int(number)  # a table that holds nulls too has made 0.0 of 0
@@ -227,9 +227,9 @@ class _Beside:
         return self._images[number]
 
     def refuse_left(self, count: int) -> None:
-        """Fault where one of them stands nowhere."""
+        """RecordRefused where one of them stands nowhere."""
         if self._left:
-            raise Fault("image_count", placeholders=count, images=count + len(self._left))
+            raise RecordRefused("image_count", placeholders=count, images=count + len(self._left))
 
 
 def _flat(message: Any, mark: str, beside: _Beside, found: list[Image]) -> Any:
@@ -245,7 +245,7 @@ def _flat(message: Any, mark: str, beside: _Beside, found: list[Image]) -> Any:
 
 def _as_text(part: Any, mark: str, beside: _Beside, found: list[Image]) -> dict[str, Any]:
     if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
-        raise Fault("content_not_text")
+        raise RecordRefused("content_not_text")
     if not _is_image(part):
         text = part.get("text", part.get("value"))
         if part["type"] in TEXTS and isinstance(text, str):

@@ -6,30 +6,23 @@ Source: `_validate_chat_formatted_example` of llmfoundry/data/finetuning/tasks.p
 
 from __future__ import annotations
 
-from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 from mdsmix.record import Conversation, is_encodable
-from mdsmix.shapes.base import Fields, Shape, is_deep, not_an_object
+from mdsmix.shapes.conversations import ROLES, TRIES, merged, roles_fault, without_nulls
 from mdsmix.shapes.fields import missing
-from mdsmix.shapes.merging import TRIES, merged, without_nulls
-
-ROLES = frozenset({"user", "assistant", "system", "tool"})
+from mdsmix.shapes.shape import Fields, Shape, refusing
 
 
+@refusing
 def read(
     record: Any, fields: Fields, consecutive_roles: str = "reject", nulls: str = "keep"
 ) -> Conversation | str:
-    if not isinstance(record, dict):
-        return not_an_object(record)
     if fields["messages"] not in record:
         return missing(fields["messages"])
     messages = record[fields["messages"]]
     if nulls == "drop":
-        if is_deep(messages):
-            return "too_deep"
-        messages = without_nulls(messages)
+        messages = without_nulls(messages, nulls)
     if consecutive_roles == "merge" and isinstance(messages, list):
         if fault := next(filter(None, map(_message_fault, messages)), None):
             return fault
@@ -62,19 +55,6 @@ def conversation_fault(messages: Any) -> str | None:
     except (KeyError, TypeError):
         pass
     return next(filter(None, map(_message_fault, messages)), None)
-
-
-@lru_cache(maxsize=4096)
-def roles_fault(roles: tuple[Any, ...]) -> str | None:
-    """The reason code of roles that LLM-Foundry does not take in this order."""
-    if not ROLES.issuperset(roles):
-        return "unknown_role"
-    if any(one == other for one, other in pairwise(roles)):
-        return "repeated_role"
-    if roles[-1] != "assistant":
-        return "last_not_assistant"
-    # Foundry renders what stands before each answer; transformers cannot render nothing.
-    return "starts_with_assistant" if roles[0] == "assistant" else None
 
 
 def _message_fault(message: Any) -> str | None:

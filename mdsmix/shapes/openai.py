@@ -11,18 +11,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mdsmix.record import Conversation, Message
-from mdsmix.shapes.base import Fault, Fields, Shape, refusing
-from mdsmix.shapes.calls import calls_of
-from mdsmix.shapes.merging import TRIES
-from mdsmix.shapes.talks import (
+from mdsmix.shapes.conversations import (
     PARTLY_KEYS,
     TRAIN_KEYS,
+    TRIES,
     Marked,
+    calls_of,
     conversation_of,
     list_of,
     tools_for,
     trained_flag,
 )
+from mdsmix.shapes.shape import Fields, RecordRefused, Shape, refusing
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _FLAGS = frozenset((*TRAIN_KEYS, *PARTLY_KEYS))
@@ -42,9 +42,9 @@ def read(
 def _message(given: Any) -> Marked:
     """The message as a template takes it, and whether it is trained."""
     if not isinstance(given, dict) or "role" not in given or given.get("function_call"):
-        raise Fault("bad_message_keys")
+        raise RecordRefused("bad_message_keys")
     if not isinstance(given["role"], str) or given["role"] not in ROLES:
-        raise Fault("unknown_role")
+        raise RecordRefused("unknown_role")
     flag = trained_flag(given)
     message = {key: value for key, value in given.items() if key not in _FLAGS}
     if isinstance(message.get("content"), list):
@@ -52,10 +52,10 @@ def _message(given: Any) -> Marked:
     content, calls = message.get("content"), message.get("tool_calls")
     if calls:
         if given["role"] != "assistant":
-            raise Fault("bad_message_keys")
+            raise RecordRefused("bad_message_keys")
         message["tool_calls"] = calls_of(calls)
     if not isinstance(content, str) and not (content is None and calls):
-        raise Fault("content_not_text")
+        raise RecordRefused("content_not_text")
     return message, flag
 
 
@@ -64,10 +64,10 @@ def _joined(parts: Sequence[Any]) -> Message:
     found: dict[str, list[Any]] = {"text": [], "reasoning": [], "tool_call": []}
     for part in parts:
         if not isinstance(part, dict) or len(part) != 2 or part.get("type") not in tuple(found):
-            raise Fault("content_not_text")
+            raise RecordRefused("content_not_text")
         found[part["type"]].append(part.get("text", part.get("value")))
     if not all(isinstance(text, str) for text in found["text"] + found["reasoning"]):
-        raise Fault("content_not_text")
+        raise RecordRefused("content_not_text")
     message: Message = {"content": "".join(found["text"])}
     if found["reasoning"]:
         message["reasoning_content"] = "".join(found["reasoning"])
@@ -77,13 +77,13 @@ def _joined(parts: Sequence[Any]) -> Message:
 
 
 def _look_at_answers(messages: Iterable[Message]) -> None:
-    """Fault where the result of a tool names a call that none of the messages before it holds."""
+    """RecordRefused where the result of a tool names a call that none of the messages before it holds."""
     known: list[Any] = []
     for message in messages:
         known += [call.get("id") for call in message.get("tool_calls") or ()]
         answered = message.get("tool_call_id") if message["role"] == "tool" else None
         if answered is not None and answered not in known:
-            raise Fault("unknown_tool_call")
+            raise RecordRefused("unknown_tool_call")
 
 
 SHAPE = Shape(

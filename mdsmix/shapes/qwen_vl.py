@@ -11,9 +11,9 @@ import re
 from typing import Any
 
 from mdsmix.record import Conversation, Message
-from mdsmix.shapes.base import Fault, Fields, Shape, refusing
+from mdsmix.shapes.conversations import Marked, conversation_of, list_of, system_of, trained_flag
 from mdsmix.shapes.image_parts import PLACEHOLDER, image_of, placed
-from mdsmix.shapes.talks import Marked, conversation_of, list_of, system_of, trained_flag
+from mdsmix.shapes.shape import Fields, RecordRefused, Shape, refusing
 
 _TAGGED = re.compile(r"<img>(.*?)</img>", re.DOTALL)
 _ROLES = {
@@ -41,18 +41,18 @@ def read(
 
 def _said(role: str, record: Any, fields: Fields, key: str) -> Message:
     if key not in fields or fields[key] not in record:
-        raise Fault("missing_field")
+        raise RecordRefused("missing_field")
     return {"from": role, "value": record[fields[key]]}
 
 
 def _message(item: Any) -> Marked:
     if not isinstance(item, dict) or not item.keys() >= {"from", "value"}:
-        raise Fault("bad_message_keys")
+        raise RecordRefused("bad_message_keys")
     role = _ROLES.get(item["from"]) if isinstance(item["from"], str) else None
     if role is None:
-        raise Fault("unknown_role")
+        raise RecordRefused("unknown_role")
     if not isinstance(item["value"], str):
-        raise Fault("content_not_text")
+        raise RecordRefused("content_not_text")
     return {"role": role, "content": item["value"]}, trained_flag(item)
 
 
@@ -66,7 +66,7 @@ def _with_images(conversation: Conversation) -> Conversation:
         found += [image_of(path.strip()) for path in _TAGGED.findall(message["content"])]
         content = _TAGGED.sub(lambda _: mark, message["content"])
         if "<img>" in content or "</img>" in content:
-            raise Fault("bad_image", why="a tag <img> or </img> is without its other half")
+            raise RecordRefused("bad_image", why="a tag <img> or </img> is without its other half")
         messages.append(message | {"content": content})
     return placed(conversation._replace(messages=messages), found, mark)
 

@@ -3,27 +3,31 @@
 A system message in the list is taken, as LLaMA-Factory takes it, and the field `system` is not read; `consecutive_roles: merge`
 joins both. `tags` renames keys and roles, in the words of LLaMA-Factory's dataset_info.json. The value under `function_call` is a call or
 several, as JSON: `{"name": ..., "arguments": ...}`. What a function gave stands under `observation`, or `tool`.
+
+LLaVA and the finetuning scripts of Qwen2.5-VL and Qwen3-VL write these messages with `image` beside them, a path or a list of paths, and
+`<image>` in a text for each; a record without is one of text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mdsmix.record import Conversation
-from mdsmix.shapes.base import Fault, Fields, Shape, refusing
-from mdsmix.shapes.calls import calls_of
-from mdsmix.shapes.merging import TRIES
-from mdsmix.shapes.talks import (
+from mdsmix.shapes.conversations import (
     PARTLY_KEYS,
     TRAIN_KEYS,
+    TRIES,
     Marked,
+    calls_of,
     conversation_of,
     list_of,
     system_of,
     tools_for,
     trained_flag,
 )
+from mdsmix.shapes.shape import Fields, RecordRefused, Shape, refusing
 
 TAGS = {
     "role_tag": "from",
@@ -79,7 +83,7 @@ def read(
 def _message(item: Any, words: Mapping[str, str], roles: Mapping[str, str]) -> Marked:
     said, value = words["role_tag"], words["content_tag"]
     if not isinstance(item, dict) or not item.keys() >= {said, value}:
-        raise Fault("bad_message_keys")
+        raise RecordRefused("bad_message_keys")
     name, content, flag = item[said], item[value], trained_flag(item)
     known = (said, value, *TRAIN_KEYS, *PARTLY_KEYS)
     more = {key: inner for key, inner in item.items() if key not in known and inner is not None}
@@ -88,9 +92,9 @@ def _message(item: Any, words: Mapping[str, str], roles: Mapping[str, str]) -> M
         return {**more, "role": "assistant", "content": "", "tool_calls": calls}, flag
     role = roles.get(name) if isinstance(name, str) else None
     if role is None:
-        raise Fault("unknown_role")
+        raise RecordRefused("unknown_role")
     if not isinstance(content, str):
-        raise Fault("content_not_text")
+        raise RecordRefused("content_not_text")
     return {**more, "role": role, "content": content}, flag
 
 
@@ -113,7 +117,7 @@ def _listed(record: Any, fields: Fields) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-SHAPE = Shape(
+SHAREGPT = Shape(
     name="sharegpt",
     gives=Conversation,
     fields=("conversations",),
@@ -125,4 +129,13 @@ SHAPE = Shape(
     },
     guess=guess,
     read=read,
+)
+LLAVA = replace(
+    SHAREGPT,
+    name="llava",
+    optional=("system",),
+    structured=("conversations",),
+    has_images="beside",
+    also_called={},
+    guess=lambda *_: (),
 )

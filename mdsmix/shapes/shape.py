@@ -1,4 +1,4 @@
-"""What a shape is, and what shapes of plain texts share."""
+"""What a shape is, and what shapes of texts share."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Fields = Mapping[str, str]
 "A shape's key in the recipe (`text`, `prompt`, ...) -> the record's field."
 
 
-class Fault(Exception):
-    """A record that cannot be read; `why` says so."""
+class RecordRefused(Exception):
+    """A record that cannot be read; `why` is its reason code, with the detail that is kept beside it."""
 
     def __init__(self, reason: str, **detail: str | int) -> None:
         super().__init__(reason)
@@ -23,22 +23,21 @@ class Fault(Exception):
 
 
 def refusing(read: Callable[..., Any]) -> Callable[..., Any]:
-    """A shape's function that raises Fault as one that gives the reason; for records that are no objects too."""
+    """A shape's function that raises RecordRefused, as one that returns the reason. A record that is no object is refused too: a list of
+    objects is a whole file in one array."""
 
     @wraps(read)
     def refuse(record: Any, fields: Fields, **options: Any) -> Any:
         if not isinstance(record, dict):
-            return not_an_object(record)
+            if isinstance(record, list) and record and isinstance(record[0], dict):
+                return "json_array"
+            return "not_an_object"
         try:
             return read(record, fields, **options)
-        except Fault as fault:
-            return fault.why
+        except RecordRefused as refused:
+            return refused.why
 
     return refuse
-
-
-ABSENT: Any = object()
-"What `value_of` gives for a field that is not there."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class Shape:
     optional: tuple[str, ...] = ()
     "Keys of fields that a record may lack."
     structured: tuple[str, ...] = ()
-    "Those of its keys whose values are lists or objects: where cells can only be texts, as in csv, theirs are JSON."
+    "Keys whose values are lists or objects: where cells can only be texts, as in csv, theirs are JSON."
     options: tuple[str, ...] = ()
     "Keys of the source or the stream that say how it is read: `read` takes them by name where they are not at their defaults."
     also_called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -73,57 +72,17 @@ class Shape:
         return bool(self.fields) and set(self.fields) <= keys <= {*self.fields, *self.optional}
 
 
-def value_of(record: Any, field: str) -> Any:
-    """What a field holds, ABSENT where it is not there."""
-    return record.get(field, ABSENT) if isinstance(record, dict) else ABSENT
+def value_of(record: Mapping[str, Any], fields: Fields, key: str) -> Any:
+    """What the field of an optional key holds; None where the recipe names none or the record lacks it."""
+    return record.get(fields[key]) if key in fields else None
 
 
-def text_of(record: Any, field: str) -> tuple[str, str]:
-    """The text in a field, and the reason code of why there is none; one of the two is empty or both are.
-
-    Asking for forgiveness costs a good record, nearly every one, 0.15 us.
-    """
-    try:
-        text = record[field]
-        if type(text) is str and is_encodable(text):
-            return text, ""
-    except (KeyError, TypeError, IndexError):
-        pass
-    return "", _fault(record, field)
-
-
-MOST_LEVELS = 200
-"Of lists and objects inside one another in messages and tools: templates and Python itself follow some 900."
-
-
-def is_deep(value: Any) -> bool:
-    """Whether more lists and objects than MOST_LEVELS lie inside one another."""
-    level = [value]
-    for _ in range(MOST_LEVELS):
-        level = [inner for outer in level for inner in _inside(outer)]
-        if not level:
-            return False
-    return True
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
-
-
-def not_an_object(record: Any) -> str:
-    """The reason code of a value that is no JSON object; of several in a list, the line is a whole file in one array."""
-    if isinstance(record, list) and record and isinstance(record[0], dict):
-        return "json_array"
-    return "not_an_object"
-
-
-def _fault(record: Any, field: str) -> str:
-    if not isinstance(record, dict):
-        return not_an_object(record)
+def text_of(record: Mapping[str, Any], field: str) -> str:
+    """The text in a field; RecordRefused where there is none."""
     if field not in record:
-        return missing(field)
-    if isinstance(record[field], str):
-        return "lone_surrogate"
-    return "field_not_text"
+        raise RecordRefused(missing(field))
+    if type(text := record[field]) is not str:
+        raise RecordRefused("field_not_text")
+    if not is_encodable(text):
+        raise RecordRefused("lone_surrogate")
+    return text
