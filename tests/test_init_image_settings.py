@@ -18,10 +18,7 @@ from tests.converting import (
     Answer,
     manifest_of,
     mdsmix,
-    run_recipe,
-    samples,
     write_jsonl,
-    write_recipe,
 )
 from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
 
@@ -139,21 +136,3 @@ def test_an_entry_of_llama_factory_has_the_images_of_its_column(data: Path, seei
     assert "text: images: it is text alone, and where its images stand is not said" in answer.err
     assert mdsmix("convert", "recipe.yaml").code == 0
     assert manifest_of(data / "mix/see/train").totals.images == 3
-
-
-def test_an_archive_of_captions_is_text_and_told_how_to_be_images_too(
-    tmp_path: Path, seeing: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with tarfile.open("archive.tar", "w") as archive:
-        for name, content in (("a.txt", b"A drawing."), ("a.jpg", drawing())):
-            header = tarfile.TarInfo(name)
-            header.size = len(content)
-            archive.addfile(header, io.BytesIO(content))
-    said = 'instruction: "<image>", output: txt}, images: {field: [jpg]}'
-    assert said in " ".join(init(seeing, "archive.tar").err.split())
-    source = {"path": "archive.tar", "instruction": "<image>\nWhat?", "output": "txt"}
-    see = {"kind": "finetuning", "source": source, "images": {"field": ["jpg"]}}
-    run_recipe(write_recipe(tmp_path, seeing, max_seq_len=400, streams={"see": see}))
-    (sample,) = samples(tmp_path / "out/see/train")
-    assert sample["images"] == [drawing()]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.init.first_records import FirstRecords
+from mdsmix.init.data_files import FirstRecords
 from mdsmix.init.recognise import guesses, nearest
 from mdsmix.record import Pair
 from mdsmix.shapes import SHAPES, Shape

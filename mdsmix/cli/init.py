@@ -162,7 +162,7 @@ def _json(begun: FirstRecipe, decoder: Decoder) -> dict[str, Any]:
         trial = begun.trials[draft.name]
         streams[draft.name] = {
             "files": [file.name for file in draft.files],
-            "kind": draft.kind,
+            "kind": draft.guess.kind,
             "looked_at": trial.read,
             "filtered": trial.filtered,
             "quarantined": trial.quarantined,

@@ -16,12 +16,11 @@ import orjson
 
 from mdsmix import typed
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.init.finding import find_data
-from mdsmix.init.first_records import head_of
-from mdsmix.init.grouping import Draft, Sorted, named_apart, paths_of, plain_name
+from mdsmix.init.data_files import find_data, head_of
+from mdsmix.init.drafts import Draft, Sorted, named_apart, paths_of, plain_name
 from mdsmix.init.recognise import read_by
 from mdsmix.record import Conversation
-from mdsmix.shapes import SHAPES, find_shape
+from mdsmix.shapes import SHAPES
 from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.sources import SourceFile
@@ -113,19 +112,13 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
     files = [_by_line(file) for file in data.files]
     head = head_of(files[0])
     images = _images(columns.get("images"), shape)
-    by_image = None if images is None else with_images(SHAPES[shape], images)
-    told = find_shape(None, fields)
+    by_shape = SHAPES[shape] if images is None else with_images(SHAPES[shape], images)
     return Draft(
         name=plain_name(name),
-        kind="pretraining" if shape == "text" else "finetuning",
+        guess=replace(read_by(by_shape, fields, options, head), images=images),
         files=files,
         paths=paths_of(files, files),
-        fields=fields,
-        shape=None if told and told.name == shape else shape,
-        options=options,
         records=head.records,
-        images=images,
-        pictures=read_by(by_image, fields, options, head).pictures if by_image else (),
         notes=list(_notes(name, entry)),
     )
 

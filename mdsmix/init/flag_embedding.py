@@ -16,8 +16,8 @@ from typing import Any
 
 from mdsmix import typed
 from mdsmix.errors import RecipeError
-from mdsmix.init.finding import find_data
-from mdsmix.init.grouping import (
+from mdsmix.init.data_files import find_data
+from mdsmix.init.drafts import (
     PLAIN,
     SPLITS,
     Draft,
@@ -169,8 +169,7 @@ def _drafts(name: str, files: list[SourceFile], told: Sorted) -> Iterator[Draft]
 
 def _sort(draft: Draft) -> Any:
     """Streams may be joined if they are equal in this."""
-    options = sorted(draft.options.items(), key=str)
-    return draft.kind, str(sorted(draft.fields.items())), draft.shape, str(options), draft.files[0].read_as  # fmt: skip
+    return *draft.guess.same(), str(draft.options), draft.files[0].read_as
 
 
 def _bytes(drafts: Sequence[Draft]) -> int:

@@ -16,11 +16,9 @@ from mdsmix.errors import MdsmixError
 from mdsmix.images.fetching import find
 from mdsmix.images.http import is_http
 from mdsmix.images.judge import Bad
-from mdsmix.init.first_records import is_image
-from mdsmix.init.grouping import Draft
+from mdsmix.init.drafts import Draft
 from mdsmix.kinds.pictured import token_of
 from mdsmix.recipe import ImagesSpec
-from mdsmix.shapes.image_parts import PLACEHOLDER
 from mdsmix.storage import Location
 from mdsmix.words import plural, printable
 
@@ -34,11 +32,13 @@ FIRST = 5
 
 def settled(draft: Draft, tokenizer: Tokenizer, folder: Path) -> tuple[Draft, list[str]]:
     """The stream with the keys that its images want, and sentences on what is not as it should be. `folder`: of the recipe."""
-    if draft.images is None:
-        return draft, list(_unseen(draft))
+    if draft.guess.images is None:
+        return draft, []
     keys: dict[str, Any] = {}
-    if draft.images:
-        keys["field"] = draft.images[0] if len(draft.images) == 1 else list(draft.images)
+    if draft.guess.images:
+        keys["field"] = (
+            draft.guess.images[0] if len(draft.guess.images) == 1 else list(draft.guess.images)
+        )
     why = []
     if not token_of(ImagesSpec(), tokenizer):
         keys["token"] = next((t for t in TOKENS if t in tokenizer.special_tokens), None)
@@ -46,7 +46,7 @@ def settled(draft: Draft, tokenizer: Tokenizer, folder: Path) -> tuple[Draft, li
             said = f"{draft.name} is left out: its records have images, and the tokenizer knows no token for one: name that of a model that sees"
             return draft, [said]
         why.append("the tokenizer declares no image_token")
-    paths = [each for each in draft.pictures if isinstance(each, str) and not is_http(each)]
+    paths = [each for each in draft.guess.pictures if isinstance(each, str) and not is_http(each)]
     beside = draft.files[0].location.parent
     base = _root(paths, beside)
     if base.url != beside.url:
@@ -61,24 +61,10 @@ def settled(draft: Draft, tokenizer: Tokenizer, folder: Path) -> tuple[Draft, li
     return replace(draft, settings=settings, notes=notes), list(_lost(draft, paths, lost))
 
 
-def _unseen(draft: Draft) -> Iterator[str]:
-    """Of a stream of text alone: which images of its records it leaves out, and what would take them."""
-    records = [record for record in draft.records if isinstance(record, dict)]
-    pairs = [pair for record in records for pair in record.items()]
-    held = {name: 1 for name, value in pairs if isinstance(value, bytes) and is_image(value)}
-    if held and len(draft.fields) == 1:
-        (text,) = draft.fields.values()
-        yield (
-            f"WARNING: {draft.name}: its records hold images in {', '.join(held)}, and a stream of text leaves them out: for images with their "
-            f'captions write kind: finetuning, source: {{path: ..., instruction: "{PLACEHOLDER}", output: {text}}}, '
-            f"images: {{field: [{', '.join(held)}]}}"
-        )
-
-
 def _note(draft: Draft, paths: Sequence[str], lost: Sequence[str]) -> str:
     """What was found of the images of the records that were looked at."""
-    remote = sum(isinstance(each, str) and is_http(each) for each in draft.pictures)
-    inside = len(draft.pictures) - len(paths) - remote
+    remote = sum(isinstance(each, str) and is_http(each) for each in draft.guess.pictures)
+    inside = len(draft.guess.pictures) - len(paths) - remote
     said = [f"{len(paths) - len(lost):,} found, {len(lost):,} not found"] if paths else []
     said += [f"{inside:,} in the records themselves"] if inside else []
     said += [f"{remote:,} at http(s) URLs, which images.http: fetch fetches"] if remote else []

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mdsmix.init.grouping import Draft
+from mdsmix.init.drafts import Draft
 from mdsmix.recipe import StreamSpec
 
 HEAD = "# By mdsmix init, from what it saw. Every key is explained in docs/recipe.md of mdsmix."
@@ -42,7 +42,7 @@ def text_of(top: Top, drafts: Sequence[Draft]) -> str:
     ]
     live = [draft for draft in drafts if not draft.refused]
     later = "" if not live or live[0].share else LATER.format(first=live[0].name)
-    if any(draft.images is not None for draft in live):
+    if any(draft.guess.images is not None for draft in live):
         later += SEEING
     return "\n".join(lines) + "\n" + later
 
@@ -84,10 +84,10 @@ def _stream_or_comment(draft: Draft) -> Iterator[str]:
 def _stream(draft: Draft) -> Iterator[str]:
     yield f"  {scalar(draft.name)}:"
     yield from (f"    # {note}" for note in draft.notes)
-    yield f"    kind: {draft.kind}"
+    yield f"    kind: {draft.guess.kind}"
     if draft.split != "train":
         yield f"    split: {scalar(draft.split)}    # by the name: rendered as an eval_loader"
-    own, of_source = _options(draft.options)
+    own, of_source = _options({**draft.guess.options, **draft.options})
     for key, (value, why) in draft.settings.items():
         yield f"    {key}: {scalar(value)}    # {why}"
     for key, value in own.items():
@@ -100,7 +100,7 @@ def _stream(draft: Draft) -> Iterator[str]:
         yield f"      split_by: {split_by}    # what is a document: file, line or paragraph"
     if draft.shape:
         yield f"      shape: {scalar(draft.shape)}"
-    for key, value in {**draft.fields, **of_source}.items():
+    for key, value in {**draft.guess.fields, **of_source}.items():
         yield f"      {key}: {scalar(value)}"
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
-from mdsmix.init.first_records import FirstRecords, fields_of_images
+from mdsmix.init.data_files import FirstRecords, fields_of_images
 from mdsmix.kinds import KINDS
 from mdsmix.recipe import SourceSpec
 from mdsmix.record import Conversation
@@ -22,7 +22,10 @@ from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.fields import derived, parse
 from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER, with_images
 from mdsmix.sources.registry import format_of
+from mdsmix.words import listed, printable
 
+MOST_SHOWN = 12
+"Fields that a line names."
 ENOUGH = 0.5
 "The share of the first records that a shape must read to be taken."
 
@@ -240,3 +243,31 @@ def parsed(cell: Any) -> Any:
         return orjson.loads(cell)
     except (orjson.JSONDecodeError, TypeError):
         return cell
+
+
+def named(names: Iterable[str]) -> str:
+    """The names, without escape codes."""
+    return listed(list(map(printable, names)), MOST_SHOWN)
+
+
+def described(head: FirstRecords, best: Sequence[Guess]) -> Iterator[str]:
+    """Lines on a file of no known shape: what it holds, and what the nearest shapes lack."""
+    if not head.fields:
+        reasons = ", ".join(f"{n} {reason}" for reason, n in head.bad.most_common())
+        yield f"{head.file.name} holds no record that is an object" + f" ({reasons})" * bool(
+            reasons
+        )
+        return
+    yield f"{head.file.name} is of no known shape; its records have the fields {named(head.fields)}"
+    for guess in nearest(best):
+        if guess.missing:
+            wants = " and ".join(_spelled(guess, key) for key in guess.missing)
+            yield f"  {guess.shape.name}: there is no field {wants}"
+        else:
+            why = ", ".join(f"{n} {reason}" for reason, n in guess.reasons.items())
+            yield f"  {guess.shape.name}: of {guess.of} records {guess.read} can be read ({why})"
+
+
+def _spelled(guess: Guess, key: str) -> str:
+    _, *others = names_of(guess.shape, key)
+    return f"{key} (or {', '.join(others)})" if others else key

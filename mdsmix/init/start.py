@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,20 +11,17 @@ import orjson
 
 from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.errors import RecipeError
+from mdsmix.init.data_files import find_data
 from mdsmix.init.dataset_info import read_dataset_info
-from mdsmix.init.finding import find_data
-from mdsmix.init.first_records import sizes
+from mdsmix.init.drafts import Draft, Sorted, sort_out
 from mdsmix.init.flag_embedding import match
-from mdsmix.init.grouping import Draft, Sorted, sort_out
 from mdsmix.init.image_settings import settled
 from mdsmix.init.recipe_text import Top, text_of
-from mdsmix.init.trying import Trial, try_stream
-from mdsmix.init.unknown import described, named
-from mdsmix.kinds import open_recipe
+from mdsmix.init.recognise import described, named
+from mdsmix.init.trials import Trial, decided, try_all
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.sources import size_of
 from mdsmix.storage import locate
-from mdsmix.words import plural
 
 LENGTH = 2048
 LONGEST = 8192
@@ -35,16 +31,6 @@ FEWEST_ROWS = 8
 "Text of fewer rows gets a row a document: joined, too much of it would be lost behind the last full row."
 OF_TAR = "__key__"
 "The field that names a sample of a tar. It holds no content."
-JUDGED = (
-    "its field {field} judges its answers, and these are trained by a loss of their own; without the comment signs those alone are "
-    "trained that it calls good (where: {where})"
-)
-TENTH = "convert publishes nothing where more than a tenth is bad"
-MEND = "mend the source, or set max_bad"
-REMEDIES = {
-    "tools_not_printed": "name a tokenizer whose chat template prints tools, calls and results, as those of Qwen2.5 and Llama 3.1 do"
-}
-"Reason -> what to do about it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +101,9 @@ def begin(asked: Request) -> FirstRecipe:
     if not drafts:
         raise _nothing(left_out)
     drafts = [_with_needed_settings(draft, top, tokenizer, drafts) for draft in drafts]
-    tried, trials = _tried(top, drafts, tokenizer, asked.folder)
-    drafts = [_decided(draft, trials[draft.name]) for draft in tried]
+    tried, trials = try_all(top, drafts, tokenizer, asked.folder)
+    drafts = [decided(draft, trials[draft.name]) for draft in tried]
     left_out += [f"{draft.name} is left out: {draft.refused}" for draft in drafts if draft.refused]
-    left_out += _copies([draft for draft in drafts if not draft.refused])
     return FirstRecipe(
         text=text_of(top, drafts),
         drafts=drafts,
@@ -149,7 +134,7 @@ def _with_images(
     for draft in drafts:
         done, sentences = settled(draft, tokenizer, folder)
         said += sentences
-        if draft.images is None or "images" in done.settings:
+        if draft.guess.images is None or "images" in done.settings:
             found.append(done)
     return found, said
 
@@ -181,9 +166,9 @@ def _with_needed_settings(
 ) -> Draft:
     """The stream with `layout: document` or `add_eos: false` if its text is short or the tokenizer has no EOS."""
     settings = dict(draft.settings)
-    if draft.kind == "pretraining":
+    if draft.guess.kind == "pretraining":
         rows = size_of(draft.files) / BYTES_PER_TOKEN / top.max_seq_len
-        alone = all(other.kind == "pretraining" for other in drafts)
+        alone = all(other.guess.kind == "pretraining" for other in drafts)
         if tokenizer.eos_id is None:
             settings["add_eos"] = (False, "the tokenizer has no EOS")
         if rows < FEWEST_ROWS and (alone or tokenizer.eos_id is not None):
@@ -192,78 +177,6 @@ def _with_needed_settings(
                 "a row a document: joined, they would fill few rows. concat is for more text",
             )
     return replace(draft, settings=settings)
-
-
-def _tried(
-    top: Top, drafts: Sequence[Draft], tokenizer: Tokenizer, folder: Path
-) -> tuple[list[Draft], dict[str, Trial]]:
-    """Tries the first records of every stream; a stream whose template rewrites history is tried again with `rewritten_history: last`."""
-    trials = _try_all(top, drafts, tokenizer, folder)
-    rewritten = (
-        "last",
-        "the chat template rewrites earlier turns: a row for the last answer of each conversation",
-    )
-    changed = [
-        replace(draft, settings={**draft.settings, "rewritten_history": rewritten})
-        if trials[draft.name].is_mostly("not_prefix_stable")
-        else draft
-        for draft in drafts
-    ]
-    return changed, trials if changed == list(drafts) else _try_all(top, changed, tokenizer, folder)
-
-
-def _try_all(
-    top: Top, drafts: Sequence[Draft], tokenizer: Tokenizer, folder: Path
-) -> dict[str, Trial]:
-    with tempfile.TemporaryDirectory() as temporary:
-        path = Path(temporary) / "recipe.yaml"
-        absolute = [replace(d, paths=[_from(folder, p) for p in d.paths]) for d in drafts]
-        name = top.tokenizer if not top.tokenizer.startswith(".") else _from(folder, top.tokenizer)
-        path.write_text(text_of(replace(top, tokenizer=name), absolute), encoding="utf-8")
-        recipe = open_recipe(path)
-    return {
-        d.name: try_stream(recipe, recipe.streams[d.name], tokenizer, d.records) for d in drafts
-    }
-
-
-def _from(folder: Path, path: str) -> str:
-    return path if "://" in path else os.path.normpath(folder / path)
-
-
-def _notes(draft: Draft, trial: Trial) -> Iterator[str]:
-    """Comments on what the trial showed."""
-    files = f"{plural(len(draft.files), 'file')}, {sizes(draft.files):,} bytes"
-    yield f"{files}; records looked at: {trial.read:,}, written: {trial.written:,}"
-    for what, reasons in (("filtered", trial.filtered), ("quarantined", trial.quarantined)):
-        if reasons:
-            yield f"{what}: {', '.join(f'{n} {reason}' for reason, n in reasons.items())}"
-    if trial.unread:
-        yield f"not read: {named(trial.unread)}"
-
-
-def _decided(draft: Draft, trial: Trial) -> Draft:
-    """The stream with comments, and with the reason if convert would refuse it."""
-    refused = ""
-    if "where" in draft.options:
-        where = draft.options["where"]
-        refused = JUDGED.format(field=where.partition(" ")[0], where=where)
-    elif trial.has_too_many_bad or not trial.written:
-        does = "is" if trial.written == 1 else "are"
-        remedy = next((REMEDIES[reason] for reason in trial.quarantined if reason in REMEDIES), MEND)  # fmt: skip
-        law = TENTH if trial.written else "a stream without a sample is not published"
-        refused = f"of the {plural(trial.read, 'record')} looked at {trial.written:,} {does} written ({trial.why_not}), and {law}: {remedy}"
-    return replace(draft, refused=refused, notes=[*draft.notes, *_notes(draft, trial)])
-
-
-def _copies(drafts: Sequence[Draft]) -> Iterator[str]:
-    """Sentences on streams whose first records are those of an earlier one."""
-    for number, draft in enumerate(drafts):
-        alike = (other for other in drafts[:number] if other.records == draft.records)
-        if same := next((other for other in alike if other.files != draft.files), None):
-            yield (
-                f"WARNING: {draft.name} begins with the {plural(len(draft.records), 'record')} of {same.name}: if it is a copy, take it "
-                "out, or its samples are trained twice"
-            )
 
 
 def _nothing(lines: Sequence[str]) -> RecipeError:

@@ -18,7 +18,7 @@ from mdsmix.load.vision import refuse_packing
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.world import World
 from mdsmix.preview.asked import Asked, EpochState
-from mdsmix.preview.epoch import count, sample_tokens, windows_of
+from mdsmix.preview.epoch import sample_tokens, samples_by_step, windows_of
 from mdsmix.preview.reading import Images, ShardReader, images_of, require_shards
 from mdsmix.preview.rows import (
     bins_of,
@@ -53,8 +53,7 @@ def _preview(mix: Mix, asked: Asked, workers: _Workers, reader: ShardReader) -> 
     layout = _layout(workers.settings, reader, world, int(world.rows * workers.ratio))
     epochs = _epochs(layout, _enter(asked, layout), asked.steps)
     steps = list(_steps(epochs, layout, workers, reader, asked))
-    lengths = [sample_tokens(n, stream, mix.train, reader) for n, stream in enumerate(streams)]
-    counts = count(layout, epochs[0].ids, lengths)
+    lengths = [sample_tokens(stream, mix.train) for stream in streams]
     return Preview(
         asked=asked,
         layout=layout,
@@ -65,8 +64,7 @@ def _preview(mix: Mix, asked: Asked, workers: _Workers, reader: ShardReader) -> 
         epochs=epochs,
         steps=steps,
         lengths=lengths,
-        windows=windows_of(counts, asked.windows, _unit(layout)),
-        tokens=None if counts.tokens is None else counts.tokens.sum(axis=0),
+        windows=windows_of(samples_by_step(layout, epochs[0].ids), lengths, asked.windows),
         planned=[float(n) for n in layout.planned / layout.planned.sum()],
         read=reader.read,
     )
@@ -165,13 +163,6 @@ def _epochs(layout: Layout, state: EpochState, steps: int) -> list[Epoch]:
             epochs.append(Epoch(epoch=at, first=sample // per_step, ids=ids))
         left, at, sample = left - len(ids), at + 1, 0
     return epochs
-
-
-def _unit(layout: Layout) -> int:
-    """Samples that are of one stream together."""
-    device = layout.batch_size
-    units = {"per_stream": device * int(layout.world.num_ranks), "device_per_stream": device}
-    return units.get(layout.batching_method, 1)
 
 
 @dataclass(frozen=True)

@@ -84,12 +84,19 @@ class Preview:
     lengths: Sequence[SampleTokens | None]
     windows: Windows
     "Of the first epoch."
-    tokens: Floats | None
-    "float64 [streams]: of that epoch; None where a stream's are not known."
     planned: Sequence[float]
     "The streams' shares of the samples that the weights draw."
     read: int
     "Bytes."
+
+    @property
+    def tokens(self) -> Floats | None:
+        """float64 [streams]: of the first epoch; None where a stream's are not known."""
+        return self.windows.tokens
+
+
+ONE_STREAM = {"per_stream": "Every step", "device_per_stream": "Every device's batch"}
+"Batching method -> what of a run is of one stream."
 
 
 class Said(NamedTuple):
@@ -114,46 +121,26 @@ def verdict(preview: Preview) -> list[Said]:
 
 
 def _drifts(preview: Preview) -> Iterator[Said]:
-    windows = preview.windows
-    if not (drifts := windows.drifts):
+    windows, layout = preview.windows, preview.layout
+    if layout.batching_method in ONE_STREAM or not (drifts := windows.drifts):
         return
-    worst, names = drifts[0], [preview.streams[drift.stream] for drift in drifts]
+    names, shares = [preview.streams[stream] for stream in drifts], windows.shares[:, drifts[0]]
+    of, first = "tokens" if preview.tokens is not None else "samples", preview.epochs[0].first
     low, high = (
-        f"{windows.shares[window, worst.stream]:.1%} of the {'tokens' if windows.of_tokens else 'samples'} of steps {steps}"
-        for window in (worst.lowest, worst.highest)
-        for steps in [_steps_of(preview, window)]
+        f"{shares[at]:.1%} of the {of} of steps {start + first:,} to {end + first - 1:,}"
+        for at in (shares.argmin(), shares.argmax())
+        for start, end in [windows.edges[at : at + 2]]
     )
     others = f" So it is with {listed(names[1:])} too." if names[1:] else ""
+    remedy = "shuffle is false, so the streams come in their order, one after the other: set shuffle: true."
+    if layout.shuffle:
+        remedy = (
+            f"{layout.shuffle_algo} shuffles within {layout.shuffle_block_size:,} samples (shuffle_block_size), so samples of a shard stay "
+            "near each other: raise shuffle_block_size, or set shuffle_algo: py1br."
+        )
+    whole = f"{windows.epoch[drifts[0]]:.1%} of the epoch's"
     yield Said(
-        "drift",
-        f"The mix drifts: {names[0]} makes {low}, {high} and {windows.epoch[worst.stream]:.1%} of the epoch's. "
-        f"{_cause(preview.layout)}{others}",
-    )
-
-
-def _steps_of(preview: Preview, window: int) -> str:
-    first, end = preview.windows.edges[window : window + 2] + preview.epochs[0].first
-    return f"{first:,} to {end - 1:,}"
-
-
-def _cause(layout: Layout) -> str:
-    if not layout.shuffle:
-        return "shuffle is false, so the streams come in their order, one after the other: set shuffle: true."
-    part = layout.epoch_size // max(1, layout.num_canonical_nodes)
-    block = int(layout.shuffle_block_size)
-    if layout.shuffle_algo != "naive" and block < part:
-        return (
-            f"Samples are shuffled within about {block:,} neighbours (shuffle_block_size), and each of the {layout.num_canonical_nodes} "
-            f"canonical nodes draws {part:,} in an epoch, so whole shards stay together: raise shuffle_block_size."
-        )
-    if layout.shuffle_algo == "py1e":
-        return (
-            "py1e moves samples within the bounds of a canonical node's part of the epoch, so large shards come to its middle and small "
-            "ones to both its ends: set shuffle_algo: py1br."
-        )
-    return (
-        "It is not shuffle_block_size, which spans the epoch: look at how the streams' shards are sorted, and at "
-        f"shuffle_algo ({layout.shuffle_algo}) and num_canonical_nodes ({layout.num_canonical_nodes})."
+        "drift", f"The mix drifts: {names[0]} makes {low}, {high} and {whole}. {remedy}{others}"
     )
 
 
@@ -173,8 +160,7 @@ def _overfull(preview: Preview) -> Iterator[Said]:
 
 def _of_one_stream(preview: Preview) -> Iterator[Said]:
     method = preview.layout.batching_method
-    whose = {"per_stream": "Every step", "device_per_stream": "Every device's batch"}.get(method)
-    if whose and len(preview.streams) > 1:
+    if (whose := ONE_STREAM.get(method)) and len(preview.streams) > 1:
         yield Said(
             "one-stream",
             f"{whose} is of one stream (batching_method: {method}); random or stratified batches mix the streams in every step.",

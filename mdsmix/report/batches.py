@@ -90,7 +90,7 @@ def preview_shown(preview: Preview, decoder: Decoder | None, with_ids: bool) -> 
             yield from (f"  {_rank_line(preview, rank)}" for rank in step.ranks)
         for shown in step.shown:
             yield from _sample_shown(preview, shown, decoder)
-    epoch, of = preview.epochs[0], "tokens" if preview.windows.of_tokens else "samples"
+    epoch, of = preview.epochs[0], "tokens" if preview.tokens is not None else "samples"
     rest = "what is left of " * bool(epoch.first) + f"epoch {epoch.epoch}"
     yield ""
     yield f"{rest}, {plural(len(epoch.ids), 'step')}, in shares of {of}, and the lowest and highest of the windows below"
@@ -184,7 +184,7 @@ def preview_json(preview: Preview, decoder: Decoder | None) -> dict[str, Any]:
             "epoch": first.epoch,
             "first_step": first.first,
             "steps": len(first.ids),
-            "windows_of": "tokens" if preview.windows.of_tokens else "samples",
+            "windows_of": "tokens" if preview.tokens is not None else "samples",
             "windows": as_json(windows_table(preview))["rows"],
             "lengths": {
                 name: of and {"exact": of.is_exact, "from": of.how} for name, of in lengths

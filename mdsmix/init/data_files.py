@@ -1,4 +1,4 @@
-"""Files, folders, patterns and URLs -> the files that hold data, each with how it is read.
+"""Files, folders, patterns and URLs -> the files that hold data, each with how it is read, and their first records.
 
 In a folder, files that are no data are left alone: a README, hidden files, the tokenizer, streams that mdsmix published there. A file
 that is named, or that a pattern finds, is data unless it is empty.
@@ -6,15 +6,18 @@ that is named, or that a pattern finds, is data unless it is empty.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mdsmix.errors import RecipeError
+from mdsmix.shapes.image_parts import FIELDS
 from mdsmix.shards.index import BASENAME as INDEX
 from mdsmix.shards.manifest import BASENAME
-from mdsmix.sources import ReadAs, SourceFile
+from mdsmix.sources import ReadAs, SourceFile, plan, read
 from mdsmix.sources.find import STATE, inside, name_of
 from mdsmix.sources.registry import NAMED, format_of
 from mdsmix.storage import Location, Stat, locate
@@ -37,6 +40,11 @@ OF_MODELS = frozenset(
 "Names of a tokenizer's and a model's files: mdsmix itself publishes a tokenizer beside the streams."
 THEIRS = "dataset_info.json"
 MOST_NAMED = 3
+RECORDS = 50
+"Records of a file that are read: enough to see fields that not every record has."
+MOST_BYTES = 1 << 40
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
 
 @dataclass(slots=True)
@@ -136,7 +144,10 @@ def _take(found: DataFiles, file: SourceFile, is_named: bool = True) -> None:
     elif known := known_format(file, is_named):
         found.files.append(known)
     elif is_named:
-        found.left_alone.append(f"{file.name} is of no format that mdsmix reads: {_seen(file)}")
+        found.left_alone.append(
+            f"{file.name} is of no format that mdsmix reads: its name does not tell, and it begins with {first_bytes(file)[:16]!r}, "
+            f"as none of {', '.join(NAMED)} does"
+        )
     else:
         found.no_data.append(file.name)
 
@@ -164,10 +175,6 @@ def first_bytes(file: SourceFile) -> bytes:
         return opened.read(HEAD_BYTES)
 
 
-def _seen(file: SourceFile) -> str:
-    return f"its name does not tell, and it begins with {first_bytes(file)[:16]!r}, as none of {', '.join(NAMED)} does"
-
-
 def _folder(name: str) -> str:
     return name.rpartition("/")[0]
 
@@ -178,3 +185,47 @@ def _last(name: str) -> str:
 
 def _is_in(name: str, folder: str) -> bool:
     return not folder or name.startswith(f"{folder}/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstRecords:
+    """The beginning of a file."""
+
+    file: SourceFile
+    records: list[Any]
+    bad: Counter[str]
+    "Reason code -> items of the file that are no record."
+
+    @property
+    def fields(self) -> list[str]:
+        """All names at the top of its records, in their order."""
+        objects = (record for record in self.records if isinstance(record, dict))
+        return list(dict.fromkeys(str(name) for record in objects for name in record))
+
+
+def head_of(file: SourceFile) -> FirstRecords:
+    """The first records of a file; MdsmixError where it cannot be read."""
+    records, bad = list[Any](), Counter[str]()
+    for batch in read(plan([file], MOST_BYTES)[0], limit=RECORDS):
+        records += batch.records
+        bad.update(each.reason for each in batch.bad)
+    return FirstRecords(file=file, records=records, bad=bad)
+
+
+def fields_of_images(head: FirstRecords) -> tuple[str, ...]:
+    """The fields that hold images, at the top of the records; () if they bear the usual names, or if no field holds any."""
+    objects = [record for record in head.records if isinstance(record, dict)]
+    held = [name for name in head.fields if any(is_image(record.get(name)) for record in objects)]
+    return () if set(held) & set(FIELDS) else tuple(held)
+
+
+def is_image(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(is_image(each) for each in value if not isinstance(each, list))
+    if isinstance(value, dict):
+        return value.keys() == {"bytes", "path"} and any(value.values())
+    if isinstance(value, bytes):
+        return value.startswith(MAGIC)
+    return isinstance(value, str) and (
+        value.lower().endswith(SUFFIXES) or value[:11].lower() == "data:image/"
+    )

@@ -1,10 +1,14 @@
-"""Encodes the first records of a stream by its own shape, template and encoder, and keeps one sample to show. Nothing is published."""
+"""Encodes the first records of each stream by its own shape, template and encoder: what a conversion would write of them, and one sample
+to show. Nothing is published."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +18,26 @@ from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import RecipeError
-from mdsmix.init.recognise import parsed
-from mdsmix.kinds import Piece, kind_of_stream
+from mdsmix.init.drafts import Draft
+from mdsmix.init.recipe_text import Top, text_of
+from mdsmix.init.recognise import named, parsed
+from mdsmix.kinds import Piece, kind_of_stream, open_recipe
 from mdsmix.kinds.encodings import fields_parsed, make_encoding
 from mdsmix.kinds.read_records import Reading, open_reading
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.words import printable
+from mdsmix.sources import size_of
+from mdsmix.words import plural, printable
+
+JUDGED = (
+    "its field {field} judges its answers, and these are trained by a loss of their own; without the comment signs those alone are "
+    "trained that it calls good (where: {where})"
+)
+TENTH = "convert publishes nothing where more than a tenth is bad"
+MEND = "mend the source, or set max_bad"
+REMEDIES = {
+    "tools_not_printed": "name a tokenizer whose chat template prints tools, calls and results, as those of Qwen2.5 and Llama 3.1 do"
+}
+"Reason -> what to do about it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +117,63 @@ def _sample(reading: Reading, record: Any) -> dict[str, Any]:
     encoded: Encoded = reading.encode([record])
     row = {name: np.asarray(column[0]) for name, column in encoded.columns.items()}
     return {n: orjson.loads(v.tobytes()) if n == "turns" else v for n, v in row.items()}
+
+
+def try_all(
+    top: Top, drafts: Sequence[Draft], tokenizer: Tokenizer, folder: Path
+) -> tuple[list[Draft], dict[str, Trial]]:
+    """Tries the first records of every stream; a stream whose template rewrites history is tried again with `rewritten_history: last`."""
+    trials = _trials(top, drafts, tokenizer, folder)
+    rewritten = (
+        "last",
+        "the chat template rewrites earlier turns: a row for the last answer of each conversation",
+    )
+    changed = [
+        replace(draft, settings={**draft.settings, "rewritten_history": rewritten})
+        if trials[draft.name].is_mostly("not_prefix_stable")
+        else draft
+        for draft in drafts
+    ]
+    return changed, trials if changed == list(drafts) else _trials(top, changed, tokenizer, folder)
+
+
+def _trials(
+    top: Top, drafts: Sequence[Draft], tokenizer: Tokenizer, folder: Path
+) -> dict[str, Trial]:
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "recipe.yaml"
+        absolute = [replace(d, paths=[_from(folder, p) for p in d.paths]) for d in drafts]
+        name = top.tokenizer if not top.tokenizer.startswith(".") else _from(folder, top.tokenizer)
+        path.write_text(text_of(replace(top, tokenizer=name), absolute), encoding="utf-8")
+        recipe = open_recipe(path)
+    return {
+        d.name: try_stream(recipe, recipe.streams[d.name], tokenizer, d.records) for d in drafts
+    }
+
+
+def _from(folder: Path, path: str) -> str:
+    return path if "://" in path else os.path.normpath(folder / path)
+
+
+def _notes(draft: Draft, trial: Trial) -> Iterator[str]:
+    """Comments on what the trial showed."""
+    files = f"{plural(len(draft.files), 'file')}, {size_of(draft.files):,} bytes"
+    yield f"{files}; records looked at: {trial.read:,}, written: {trial.written:,}"
+    for what, reasons in (("filtered", trial.filtered), ("quarantined", trial.quarantined)):
+        if reasons:
+            yield f"{what}: {', '.join(f'{n} {reason}' for reason, n in reasons.items())}"
+    if trial.unread:
+        yield f"not read: {named(trial.unread)}"
+
+
+def decided(draft: Draft, trial: Trial) -> Draft:
+    """The stream with comments, and with the reason if convert would refuse it."""
+    refused = ""
+    if "where" in draft.options:
+        where = draft.options["where"]
+        refused = JUDGED.format(field=where.partition(" ")[0], where=where)
+    elif trial.has_too_many_bad or not trial.written:
+        remedy = next((REMEDIES[reason] for reason in trial.quarantined if reason in REMEDIES), MEND)  # fmt: skip
+        of = f"{trial.written:,} of {plural(trial.read, 'record')} looked at"
+        refused = f"{of} would be written ({trial.why_not}), and {TENTH}: {remedy}"
+    return replace(draft, refused=refused, notes=[*draft.notes, *_notes(draft, trial)])

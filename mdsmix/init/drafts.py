@@ -13,8 +13,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from mdsmix.errors import MdsmixError
-from mdsmix.init.first_records import FirstRecords, head_of
+from mdsmix.init.data_files import FirstRecords, head_of
 from mdsmix.init.recognise import Guess, guesses
+from mdsmix.shapes import SHAPES, find_shape
 from mdsmix.sources import SourceFile
 
 MOST_STREAMS = 8
@@ -35,14 +36,12 @@ class Draft:
     """A stream of the recipe that is being written."""
 
     name: str
-    kind: str
+    guess: Guess
     files: Sequence[SourceFile]
     paths: Sequence[str]
     "From the folder of the recipe, or URLs."
-    fields: Mapping[str, str] = field(default_factory=dict)
-    shape: str | None = None
-    "Set only if the fields do not tell the shape."
     options: Mapping[str, Any] = field(default_factory=dict)
+    "Beside those of the guess."
     split: str = "train"
     records: Sequence[Any] = ()
     "The first ones."
@@ -50,14 +49,16 @@ class Draft:
     "Comments above the stream."
     share: str = ""
     "Of the mix, as the recipe writes it."
-    images: Sequence[str] | None = None
-    "The fields that hold images, none where they are the usual ones; None: its records have no images."
-    pictures: Sequence[str | bytes] = ()
-    "The images of the first records."
     settings: Mapping[str, Any] = field(default_factory=dict)
     "Other keys of the stream -> value, and why."
     refused: str = ""
     "Why the stream is written as a comment, e.g. since conversion would refuse it."
+
+    @property
+    def shape(self) -> str | None:
+        """Set only if the fields do not tell the shape."""
+        told = find_shape(None, self.guess.fields)
+        return None if told == SHAPES[self.guess.shape.name] else self.guess.shape.name
 
 
 @dataclass(slots=True)
@@ -139,21 +140,14 @@ def _joined(
 def _draft(
     files: list[SourceFile], head: FirstRecords, guess: Guess, known: Sequence[SourceFile]
 ) -> Draft:
-    from mdsmix.shapes import find_shape
-
-    told = find_shape(None, guess.fields)
     return Draft(
         name=_name(files),
-        kind=guess.kind,
+        guess=guess,
         files=files,
         paths=paths_of(files, known),
-        fields=guess.fields,
-        shape=guess.shape.name if told is None or told.name != guess.shape.name else None,
-        options={**guess.options, **_judged(guess, head)},
+        options=_judged(guess, head),
         split=_split(files[0].name),
         records=head.records,
-        images=guess.images,
-        pictures=guess.pictures,
     )
 
 
