@@ -213,9 +213,9 @@ def test_a_file_that_is_no_mixture_is_one_sentence(
     ("more", "sentence"),
     [
         (["--budget", "1M samples"], "how many tokens that is only a conversion tells"),
-        (["--budget", "x"], "it is no number with a unit"),
+        (["--budget", "x"], "it must be above 0, with its unit"),
         (["--budget", "1:2B"], "a row needs 2 tokens at least"),
-        (["--budget", "0"], "nothing would be drawn"),
+        (["--budget", "0"], "it must be above 0, with its unit"),
         (["--dataset-info", "info.json"], "--dataset-info names entries: give one of the two"),
     ],
 )
@@ -236,7 +236,7 @@ def test_what_it_wants_is_named(tmp_path: Path, tokenizer_folder: Path) -> None:
     assert (lost.code, "There is no mixture file" in lost.err) == (2, True)
     path.write_text('{"mixture": {"c4": 20}}')
     assert (
-        "among which the sources of --mixture are"
+        "with --mixture its sources are among them"
         in mdsmix("init", "--mixture", path, *tokenizer).err
     )
     alone = mdsmix("init", tmp_path / "c4.jsonl", "--budget", "2B", *tokenizer)

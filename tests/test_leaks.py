@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.leaks import audit
-from mdsmix.leaks import items as items_module
+from mdsmix.leaks import evaluation_grams as items_module
 from mdsmix.leaks.audit import leaks_of, longest_shared
-from mdsmix.leaks.items import LENGTH, EvaluationSample, Items
+from mdsmix.leaks.evaluation_grams import LENGTH, EvaluationSample, Items
 from mdsmix.leaks.scan import Scanned, scan
 from mdsmix.ragged import Ragged
 from mdsmix.shards.published import read_in

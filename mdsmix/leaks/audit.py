@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.errors import RecipeError
-from mdsmix.leaks.grams import rows_of
-from mdsmix.leaks.items import LENGTH, EvaluationSample, Items
+from mdsmix.leaks.evaluation_grams import LENGTH, EvaluationSample, Items, rows_of
 from mdsmix.leaks.scan import Scanned, scan
 from mdsmix.mix.streams import StreamInMix
 from mdsmix.ragged import Ragged
@@ -35,7 +34,7 @@ Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
+class LeakingSample:
     """A training sample that holds grams of an evaluation's sample."""
 
     stream: int
@@ -53,7 +52,7 @@ class Leak:
     "Grams of it that occur in any of the streams."
     of: int
     "Its grams, those excepted that stand in too many samples of the evaluations."
-    places: tuple[Where, ...]
+    places: tuple[LeakingSample, ...]
 
     @property
     def share(self) -> float:
@@ -200,9 +199,9 @@ def _hidden(items: Items, scanned: Sequence[Scanned]) -> int:
     return int(((2 * left_out >= items.grams) & (left_out > 0)).sum())
 
 
-def _places(items: Items, scanned: Sequence[Scanned]) -> dict[int, list[Where]]:
+def _places(items: Items, scanned: Sequence[Scanned]) -> dict[int, list[LeakingSample]]:
     """Of each item the samples with most of its grams."""
-    every = dict[int, list[Where]]()
+    every = dict[int, list[LeakingSample]]()
     starts = np.searchsorted(items.pairs[0], np.arange(len(items.hashes) + 1))
     for number, each in enumerate(scanned):
         times = np.diff(starts)[each.grams]
@@ -212,7 +211,7 @@ def _places(items: Items, scanned: Sequence[Scanned]) -> dict[int, list[Where]]:
             np.stack([item, np.repeat(each.found_in, times)]), axis=1, return_counts=True
         )
         for i, sample, grams in zip(*both.tolist(), counts.tolist(), strict=True):
-            every.setdefault(i, []).append(Where(stream=number, sample=sample, grams=grams))
+            every.setdefault(i, []).append(LeakingSample(stream=number, sample=sample, grams=grams))
     for found in every.values():
         found.sort(key=lambda where: (-where.grams, where.stream, where.sample))
         del found[MOST_PLACES:]
@@ -229,7 +228,7 @@ class Passage:
     training: tuple[Ids, Ids]
 
 
-def passage(found: Audit, leak: Leak, where: Where) -> Passage:
+def passage(found: Audit, leak: Leak, where: LeakingSample) -> Passage:
     """Both passages of one finding; the training sample is read again."""
     items = found.items
     mine, its = items.rows[leak.item], _ids(found.streams[where.stream], where.sample)

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.errors import RecipeError
-from mdsmix.leaks.grams import rows_of
-from mdsmix.leaks.items import Int, Items
+from mdsmix.leaks.evaluation_grams import Int, Items, rows_of
 from mdsmix.shards.index import Shard
 from mdsmix.shards.published import Stream
 from mdsmix.shards.shard_samples import read_whole

@@ -134,9 +134,10 @@ def _drifts(preview: Preview) -> Iterator[Said]:
     others = f" So it is with {listed(names[1:])} too." if names[1:] else ""
     remedy = "shuffle is false, so the streams come in their order, one after the other: set shuffle: true."
     if layout.shuffle:
+        part = layout.epoch_size // max(1, layout.num_canonical_nodes)
         remedy = (
-            f"{layout.shuffle_algo} shuffles within {layout.shuffle_block_size:,} samples (shuffle_block_size), so samples of a shard stay "
-            "near each other: raise shuffle_block_size, or set shuffle_algo: py1br."
+            f"{layout.shuffle_algo} within {layout.shuffle_block_size:,} samples leaves those of a shard near each other: set shuffle_algo: "
+            f"py1br, and raise shuffle_block_size where it is below {part:,}, a canonical node's part of the epoch."
         )
     whole = f"{windows.epoch[drifts[0]]:.1%} of the epoch's"
     yield Said(

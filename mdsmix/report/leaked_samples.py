@@ -7,7 +7,7 @@ from typing import Any
 
 from mdsmix.encode.decoder import Decoder
 from mdsmix.leaks.audit import Audit, Ids, Leak, passage
-from mdsmix.leaks.items import LENGTH
+from mdsmix.leaks.evaluation_grams import LENGTH
 from mdsmix.mix.streams import StreamInMix
 from mdsmix.report.samples import Segment, runs_of, shortened
 from mdsmix.report.show import Item, SampleText, Title
