@@ -57,8 +57,8 @@ class BenchPlan:
 def run(plan: BenchPlan, say: Callable[[str], None]) -> Iterator[Timing]:
     """What each setting gave, as soon as it is known; RecipeError where the epoch is too small for all of them."""
     # Once, for all that are forked from here.
-    from mdsmix.load.config import read_settings
     from mdsmix.load.loader import ids_of
+    from mdsmix.load.loader_settings import read_settings
 
     ids = ids_of(read_settings(plan.rank.config(plan.settings[0], None)))
     plan = _with_ratio(plan, ids)

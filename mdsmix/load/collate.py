@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import pad
 
 from mdsmix.errors import RecipeError
-from mdsmix.load.order import Packer
+from mdsmix.load.packing import Packer
 from mdsmix.load.training_rows import IGNORED, Row, RowRules, Tokens, positions
 from mdsmix.load.vision import ROWS, Vision
 

@@ -20,10 +20,10 @@ from streaming import StreamingDataLoader
 
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.load.collate import Batch, Collate, Separator
-from mdsmix.load.config import LoaderSettings, read_settings
 from mdsmix.load.dataset import CheckedStream, MixDataset, reason
 from mdsmix.load.internals import drop_stale_memory
-from mdsmix.load.order import Packer, best_ratio, ratios
+from mdsmix.load.loader_settings import LoaderSettings, read_settings
+from mdsmix.load.packing import Packer, best_ratio, ratios
 from mdsmix.load.training_rows import Row, RowRules, TokenIds
 from mdsmix.load.vision import named_vision, published_vision
 from mdsmix.training.findings import refusal

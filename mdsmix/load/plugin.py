@@ -12,8 +12,8 @@ from typing import Any
 
 from mdsmix.errors import RecipeError
 from mdsmix.load.collate import prepare, rows_of
-from mdsmix.load.config import settings_of
 from mdsmix.load.loader import open_loader
+from mdsmix.load.loader_settings import settings_of
 from mdsmix.load.training_rows import TokenIds
 from mdsmix.training.loader_keys import OWN
 from mdsmix.training.sections import LoaderSection

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from mdsmix.encode.loaded_processor import LoadedProcessor, blank, replaced, same, upright
 from mdsmix.encode.published_folders import fetch_folder, name_at_hand
 from mdsmix.errors import MixRefused, RecipeError
-from mdsmix.load.config import LoaderSettings
+from mdsmix.load.loader_settings import LoaderSettings
 from mdsmix.load.training_rows import IGNORED, Row, RowImages, RowRules, cut_to
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.storage import Location, locate

@@ -9,11 +9,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from mdsmix.errors import RecipeError
 from mdsmix.mix.world import World
-from mdsmix.training.loader_keys import whole
 from mdsmix.typed import brief
 from mdsmix.words import plural
 
@@ -79,15 +77,12 @@ def read_state(path: Path) -> EpochState:
             tree = tree[key]
     known = tree if isinstance(tree, Mapping) else {}
     given = {f.name: known[f.name] for f in fields(EpochState) if known.get(f.name) is not None}
-    wrong = next((name for name in (*MUST, *given) if _is_wrong(name, given)), None)
+    wrong = [
+        name for name in (*MUST, *given) if type(given.get(name)) is not int or given[name] < 0
+    ]
     if wrong:
         raise RecipeError(
-            f"--state {path} is no state of a loader: its {wrong} is {brief(given.get(wrong))}; it must hold epoch and "
+            f"--state {path} is no state of a loader: its {wrong[0]} is {brief(given.get(wrong[0]))}; it must hold epoch and "
             "sample_in_epoch as loader.state_dict() gives them."
         )
-    return EpochState(**{name: int(value) for name, value in given.items()})
-
-
-def _is_wrong(name: str, given: Mapping[str, Any]) -> bool:
-    value = whole(given.get(name))
-    return value is None or value < ("nodes" in name)
+    return EpochState(**given)

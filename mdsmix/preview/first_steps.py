@@ -9,18 +9,17 @@ from typing import Any
 
 from mdsmix.errors import RecipeError
 from mdsmix.load.collate import Collate
-from mdsmix.load.config import LoaderSettings, read_settings
 from mdsmix.load.layout import NOBODY, Ids, Layout, SampleAt, world_of
 from mdsmix.load.loader import PROFILED, collate_of, rules_of
-from mdsmix.load.order import best_ratio, ratios
+from mdsmix.load.loader_settings import LoaderSettings, read_settings
+from mdsmix.load.packing import best_ratio, ratios
 from mdsmix.load.training_rows import RowRules, TokenIds
 from mdsmix.load.vision import refuse_packing
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.world import World
 from mdsmix.preview.asked import Asked, EpochState
-from mdsmix.preview.epoch import sample_tokens, samples_by_step, windows_of
-from mdsmix.preview.reading import Images, ShardReader, images_of, require_shards
-from mdsmix.preview.rows import (
+from mdsmix.preview.shard_reader import Images, ShardReader, images_of, require_shards
+from mdsmix.preview.step_rows import (
     bins_of,
     content_of,
     first_of_each,
@@ -28,6 +27,7 @@ from mdsmix.preview.rows import (
     slots_of,
 )
 from mdsmix.preview.verdict import Epoch, Preview, Rank, Shown, Step
+from mdsmix.preview.windows import sample_tokens, samples_by_step, windows_of
 from mdsmix.shards.token_ids import layout_of
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from mdsmix.load.layout import NOBODY, Ids, Layout, SampleAt
 from mdsmix.preview.asked import Asked
-from mdsmix.preview.epoch import Floats, SampleTokens, Windows
-from mdsmix.preview.rows import SampleRow, StepContent
+from mdsmix.preview.step_rows import SampleRow, StepContent
+from mdsmix.preview.windows import Floats, SampleTokens, Windows
 from mdsmix.words import does, listed, plural
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from mdsmix.encode.decoder import Decoder
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import IGNORED
-from mdsmix.preview.rows import SampleRow, StreamInStep
+from mdsmix.preview.step_rows import SampleRow, StreamInStep
 from mdsmix.preview.verdict import Preview, Rank, Shown, Step, verdict
 from mdsmix.report.samples import Segment, runs_of, sample_json, segments, shortened
 from mdsmix.report.show import Item, SampleText, Title

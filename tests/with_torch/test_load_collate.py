@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mdsmix.load.collate import Collate, Separator
-from mdsmix.load.order import Packer
+from mdsmix.load.packing import Packer
 from mdsmix.load.training_rows import Row, RowRules, TokenIds
 
 EOS, PAD, X = 2, 1, -100

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mdsmix.errors import RecipeError
-from mdsmix.load.config import read_settings
 from mdsmix.load.dataset import BEST_HASH
+from mdsmix.load.loader_settings import read_settings
 from tests.with_torch.load_streams import config
 
 WEB = {"web": {"local": "web", "split": "train", "repeat": 0.5}}

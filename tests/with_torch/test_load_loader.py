@@ -21,8 +21,8 @@ import torch
 from mdsmix.errors import RecipeError
 from mdsmix.load import MixLoader, TokenIds, build_loader, loader
 from mdsmix.load.collate import Separator
-from mdsmix.load.config import read_settings
-from mdsmix.load.order import Packer
+from mdsmix.load.loader_settings import read_settings
+from mdsmix.load.packing import Packer
 from mdsmix.load.training_rows import Row, RowRules
 from tests.alarm import at_most
 from tests.forked import Standing

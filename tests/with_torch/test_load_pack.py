@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.load.order import Packer, best_ratio, ratios
+from mdsmix.load.packing import Packer, best_ratio, ratios
 from mdsmix.load.training_rows import Row
 
 

@@ -15,7 +15,7 @@ from streaming import StreamingDataset
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import TokenIds, build_loader, document_mask
 from mdsmix.load.collate import Batch, Collate
-from mdsmix.load.order import Packer
+from mdsmix.load.packing import Packer
 from mdsmix.load.training_rows import Row, RowRules, positions, row_of
 from tests.converting import run_recipe, write_jsonl, write_recipe
 from tests.test_convert_packed import KINDS, records, streams

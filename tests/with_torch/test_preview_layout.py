@@ -20,13 +20,13 @@ from streaming.base.world import World
 
 from mdsmix.errors import RecipeError
 from mdsmix.load import build_loader
-from mdsmix.load.config import read_settings
 from mdsmix.load.layout import NOBODY, Layout, delivered
+from mdsmix.load.loader_settings import read_settings
 from mdsmix.mix.resolve import mix_of
 from mdsmix.mix.world import World as Machines
 from mdsmix.preview.asked import EpochState
 from mdsmix.preview.first_steps import _layout, rank_of
-from mdsmix.preview.reading import ShardReader
+from mdsmix.preview.shard_reader import ShardReader
 from tests.with_torch.load_streams import IDS, config, write_stream
 
 SIZES = {"web": 211, "faq": 97, "chat": 53}

@@ -21,10 +21,10 @@ from mdsmix.mix.resolve import mix_of
 from mdsmix.mix.streams import Mix
 from mdsmix.mix.world import World as Machines
 from mdsmix.preview.asked import Asked
-from mdsmix.preview.epoch import windows_of
 from mdsmix.preview.first_steps import preview
-from mdsmix.preview.rows import StepContent
+from mdsmix.preview.step_rows import StepContent
 from mdsmix.preview.verdict import Preview, verdict
+from mdsmix.preview.windows import windows_of
 from tests.published import CARD
 from tests.with_torch.load_streams import IDS, PAIR, config, pair, rows_of, write_stream
 

@@ -15,7 +15,7 @@ from mdsmix.errors import MixRefused
 from mdsmix.load.collate import Collate
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import IGNORED, Row, RowRules, row_of
-from mdsmix.preview.reading import Images, Sample
+from mdsmix.preview.shard_reader import Images, Sample
 from mdsmix.shards.token_ids import turns_of
 
 
