@@ -78,7 +78,9 @@ def read_state(path: Path) -> EpochState:
     known = tree if isinstance(tree, Mapping) else {}
     given = {f.name: known[f.name] for f in fields(EpochState) if known.get(f.name) is not None}
     wrong = [
-        name for name in (*MUST, *given) if type(given.get(name)) is not int or given[name] < 0
+        name
+        for name in (*MUST, *given)
+        if type(given.get(name)) is not int or given[name] < ("nodes" in name)
     ]
     if wrong:
         raise RecipeError(
