@@ -275,7 +275,7 @@ def test_an_output_with_another_streams_data_is_one_sentence(recipe: Path, tmp_p
 def test_a_stream_without_a_sample_ends_with_five(recipe: Path) -> None:
     refused(mdsmix("convert", recipe, "max_seq_len=4096"), 5, "stream web", "not one sample")
     limited = mdsmix("convert", recipe, "max_seq_len=4096", "--limit", "1")
-    refused(limited, 5, "--limit 1 reads no more of it: raise it, or leave it out.")
+    refused(limited, 5, "not one sample", "holdout and --limit, which leave records out.")
 
 
 @pytest.mark.parametrize("place", ["a file", "a file's folder"])

@@ -329,9 +329,7 @@ def test_what_is_dropped_belongs_to_a_source(tmp_path: Path, tokenizer_folder: P
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
     answer = mdsmix("check", recipe)
     assert answer.code == 2
-    assert (
-        "streams.old: duplicates: drop leaves records out when a source is converted" in answer.err
-    )
+    assert "streams.old: duplicates is for streams with a source" in answer.err
 
 
 def test_a_source_that_was_changed_behind_its_stamp_is_refused_and_read_again_when_asked(
