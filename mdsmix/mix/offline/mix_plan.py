@@ -29,8 +29,17 @@ BUCKET_BYTES = 120 << 20
 BUCKET_ROWS = 1 << 20
 "And at most about a million samples, 40 bytes of bookkeeping each."
 PAIR = ("input_ids", "labels")
-OF_THE_RUN = ("checks.batches", "checks.config", "checks.images", "rules.keys", "rules.values")
-"The files of checks that judge how a run reads streams. A mix is no run yet, so they do not refuse it."
+OF_THE_RUN = (
+    "images-",
+    "shuffle-",
+    "epoch-",
+    "canonical-",
+    "batching-",
+    "length-",
+    "model-",
+    "eval-",
+)
+"Checks that judge how a loader draws batches, or for which model: a mixed stream has neither."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +98,12 @@ class MixPlan:
 
 def findings_on_streams(mix: Mix) -> list[Finding]:
     """Errors and warnings on the streams themselves and their weights."""
-    found = [f for f in findings(mix) if f.severity != "note"]
-    return [f for f in found if not CHECKS[f.id].find.__module__.endswith(OF_THE_RUN)]
+    return [f for f in findings(mix) if f.severity != "note" and _is_of_streams(f.id)]
+
+
+def _is_of_streams(check: str) -> bool:
+    is_of_run = CHECKS[check].of == "section" or check.startswith(OF_THE_RUN)
+    return check.startswith("weights-") or not is_of_run
 
 
 def make_plan(mix: Mix, compression: str | None, seed: int) -> MixPlan:
