@@ -15,6 +15,7 @@ import typer.main
 
 from mdsmix import __version__, kinds
 from mdsmix.cli import main
+from mdsmix.cli.main import GONE
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, TooManyBadRecords, Unreachable
 from tests.converting import Answer, documents, mdsmix, write_recipe
 from tests.published import CONCAT, TOKEN_ROW, publish
@@ -67,6 +68,22 @@ def test_wrong_usage_ends_with_two_and_says_so_on_stderr(arguments: tuple[str, .
     answer = mdsmix(*arguments)
     assert (answer.code, answer.out) == (2, "")
     assert "Error" in answer.err
+
+
+def test_an_option_that_is_gone_is_refused_with_its_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(GONE, "inspect --no-such", "nobody used it; take --longest.")
+    said = "error: mdsmix inspect --no-such is gone: nobody used it; take --longest.\n"
+    for word in ("--no-such", "--no-such=3"):
+        assert mdsmix("inspect", "a", word) == Answer(2, "", said)
+    assert "No such option" in mdsmix("verify", "a", "--no-such").err
+
+
+def test_what_is_gone_is_an_option_of_no_command() -> None:
+    for option in GONE:
+        command, _, name = option.partition(" ")
+        assert name not in {each for param in COMMANDS[command].params for each in param.opts}
 
 
 @pytest.mark.parametrize(
