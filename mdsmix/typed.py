@@ -75,20 +75,29 @@ class Reader:
 
     def __init__(self, hint: Any) -> None:
         self.hint = hint
-        self.options = typing.get_args(hint) if _is_union(hint) else (hint,)
-        self.plain = frozenset(self.options) & {bool, int, float, str, type(None)}
+        options = typing.get_args(hint) if _is_union(hint) else (hint,)
+        self.plain = frozenset(options) & {bool, int, float, str, type(None)}
         "The classes of text, numbers and None that stay as they are: most of what an index of a hundred thousand shards holds."
-        self.allows_none = hint is Any or type(None) in self.options
+        self.sections = [option for option in options if dataclasses.is_dataclass(option)]
+        self.others = [
+            (object if o is Any else typing.get_origin(o) or o, typing.get_args(o))
+            for o in options
+            if o not in self.plain
+        ]
+        self.allows_none = hint is Any or type(None) in options
 
     def read(self, value: Any, where: str) -> Any:
         """Sections become dataclasses, also in lists and mappings; everything else stays."""
-        for option in self.options:
-            if dataclasses.is_dataclass(option) and (
-                isinstance(value, Mapping) or option is self.hint
-            ):
-                return read(typing.cast(Any, option), value, where)
-            if _fits(value, option):
-                return _inside(value, typing.get_args(option), where)
+        if type(value) in self.plain:
+            return value
+        if self.sections and (isinstance(value, Mapping) or self.hint in self.sections):
+            return read(typing.cast(Any, self.sections[0]), value, where)
+        for outer, args in self.others:
+            if outer is Literal:
+                if any(value == each and type(value) is type(each) for each in args):
+                    return value
+            elif isinstance(value, outer):
+                return _inside(value, args, where)
         raise Misfit(f"{where} is {brief(value)}; it must be {type_name(self.hint)}.")
 
 
@@ -97,18 +106,14 @@ _reader = functools.cache(Reader)
 
 def _inside(value: Any, args: Sequence[Any], where: str) -> Any:
     """The elements of a list or a mapping, read by its annotation."""
-    if isinstance(value, Mapping) and len(args) == 2:
-        each = _reader(args[1])
-        return {
-            k: v if type(v) in each.plain else each.read(v, _at(where, k)) for k, v in value.items()
-        }
-    if isinstance(value, list) and args:
-        each = _reader(args[0])
-        return [
-            v if type(v) in each.plain else each.read(v, f"{where}[{i}]")
-            for i, v in enumerate(value)
-        ]
-    return value
+    if not args:
+        return value
+    each, is_list = _reader(args[-1]), isinstance(value, list)
+    if all(type(v) in each.plain for v in (value if is_list else value.values())):
+        return value
+    if is_list:
+        return [each.read(v, f"{where}[{i}]") for i, v in enumerate(value)]
+    return {key: each.read(v, _at(where, key)) for key, v in value.items()}
 
 
 def _unknown(cls: Any, values: Mapping[Any, Any], where: str) -> UnknownKey:
@@ -150,16 +155,6 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 def _is_union(hint: Any) -> bool:
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if hint is Any:
-        return True
-    if typing.get_origin(hint) is Literal:
-        return any(value == arg and type(value) is type(arg) for arg in typing.get_args(hint))
-    if hint in (int, float) and isinstance(value, bool):
-        return False
-    return isinstance(value, typing.get_origin(hint) or hint)
 
 
 def type_name(hint: Any) -> str:
