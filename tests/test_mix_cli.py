@@ -78,7 +78,7 @@ def test_a_stream_is_called_as_the_user_names_it(
 def test_two_kinds_are_refused_with_exit_code_3(streams: Path) -> None:
     result = run("check", streams / "plain", streams / "chat")
     assert result.exit_code == 3
-    assert result.stdout.startswith("error columns-loader [plain, chat]: ")
+    assert result.stdout.startswith("error columns-loader [plain]: ")
     assert "2 streams may not be mixed (1 error, 1 note)" in result.stdout
 
 
@@ -276,7 +276,7 @@ def test_on_a_terminal_the_fix_stands_on_its_own_line(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     print_findings(findings(mix_of_streams([str(streams / "plain"), str(streams / "chat")])))
     plain = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
-    assert plain.startswith("error columns-loader [plain, chat]\n  plain (tokens)")
+    assert plain.startswith("error columns-loader [plain]\n  plain (tokens)")
     assert "\n  Fix: train both kinds with the finetuning" in plain
 
 
