@@ -277,7 +277,7 @@ def test_on_a_terminal_the_fix_stands_on_its_own_line(
     print_findings(findings(mix_of_streams([str(streams / "plain"), str(streams / "chat")])))
     plain = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     assert plain.startswith("error columns-loader [plain]\n  plain (tokens)")
-    assert "\n  Fix: train both kinds with the finetuning" in plain
+    assert "\n  Fix: " in plain
 
 
 def test_on_a_terminal_like_findings_stand_under_one_heading(
