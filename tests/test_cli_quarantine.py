@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.report.bad_records import bad_record_lines
+from mdsmix.report.quarantine_report import bad_record_lines
 from tests.converting import documents, mdsmix, write_recipe
 
 LINES = [

@@ -20,9 +20,9 @@ from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.report.page import sample_browser
 from mdsmix.report.page.html import TEMPLATES
+from mdsmix.report.page.page_sections import Ribbon, colour
 from mdsmix.report.page.sample_browser import BROKEN, spans, thumbnail
-from mdsmix.report.page.sections import Ribbon, colour
-from mdsmix.report.samples import Picture, Segment
+from mdsmix.report.shown_samples import Picture, Segment
 from tests import converting
 from tests.converting import Answer, chats, documents, mdsmix, pairs, write_jsonl, write_recipe
 from tests.pages import Page

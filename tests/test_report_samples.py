@@ -9,7 +9,7 @@ import pytest
 
 from mdsmix.encode.decoder import Decoder
 from mdsmix.kinds import stored_pieces
-from mdsmix.report.samples import Segment, runs_of, segments, shortened
+from mdsmix.report.shown_samples import Segment, runs_of, segments, shortened
 
 TURNS = {
     "turns": [{"input_ids": [1, 2], "labels": [3]}, {"input_ids": [4], "labels": [5, 6]}],

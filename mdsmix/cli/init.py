@@ -145,8 +145,8 @@ def _budget(written: str | None, mixture: str | None) -> tuple[str | None, int |
 
 def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
     """The first record of each stream, as it is trained."""
-    from mdsmix.report.samples import runs_of, segments, shortened
     from mdsmix.report.show import SampleText, Title
+    from mdsmix.report.shown_samples import runs_of, segments, shortened
 
     for draft in begun.live[:MOST_SAMPLES]:
         yield Title(f"{draft.name}, the first record")
@@ -155,7 +155,7 @@ def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
 
 
 def _json(begun: FirstRecipe, decoder: Decoder) -> dict[str, Any]:
-    from mdsmix.report.samples import sample_json, segments
+    from mdsmix.report.shown_samples import sample_json, segments
 
     streams = {}
     for draft in begun.drafts:

@@ -22,7 +22,7 @@ from mdsmix.words import plural
 
 if TYPE_CHECKING:
     from mdsmix.report.inspection import Inspection
-    from mdsmix.report.samples import Choice
+    from mdsmix.report.shown_samples import Choice
 
 
 def inspect(
@@ -66,7 +66,7 @@ def _choice(
 ) -> Choice:
     import random
 
-    from mdsmix.report.samples import Choice
+    from mdsmix.report.shown_samples import Choice
 
     if bool(places) + longest + at_random > 1:
         raise RecipeError("--sample, --longest and --random exclude each other: give one of them.")
@@ -79,7 +79,7 @@ def _choice(
 
 def _write(found: Inspection, folder: Path) -> list[Path]:
     """Writes the images of the samples. A file is named after its stream and its sample."""
-    from mdsmix.report.samples import write_pictures
+    from mdsmix.report.shown_samples import write_pictures
 
     of = "-".join(Path(found.stream.folder.url).parts[-2:])
     return [

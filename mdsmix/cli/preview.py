@@ -79,7 +79,7 @@ def preview(
     )
     # Streaming and torch are imported here, after all that is wrong without them has been told.
     from mdsmix.preview.first_steps import preview as run
-    from mdsmix.report.batches import preview_json, preview_shown
+    from mdsmix.report.previewed_batches import preview_json, preview_shown
 
     found = run(mix, asked)
     decoder = find_decoder(None, mix.tokenizer.hash) if mix.tokenizer else None

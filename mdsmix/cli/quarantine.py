@@ -17,15 +17,15 @@ def quarantine(
 
     They were set aside by `convert`, also by one that published nothing since too many were bad.
     """
-    from mdsmix.report import bad_records
+    from mdsmix.report import quarantine_report
     from mdsmix.report.show import show
 
     every = list[Any]()
 
     def one(stream: str) -> Any:
-        every.append(bad_records.find_bad_records(stream, each))
-        found = bad_records.of_reasons(every[-1], reason or ())
-        return found if as_json else show(*bad_records.bad_records_shown(found))
+        every.append(quarantine_report.find_bad_records(stream, each))
+        found = quarantine_report.of_reasons(every[-1], reason or ())
+        return found if as_json else show(*quarantine_report.bad_records_shown(found))
 
     for_each(streams, as_json, one)
-    bad_records.refuse_unknown(every, reason or ())
+    quarantine_report.refuse_unknown(every, reason or ())

@@ -12,7 +12,6 @@ from mdsmix.cli.options import (
     Text,
     Texts,
     echo,
-    echo_each,
     echo_json,
     flag,
     option,
@@ -79,9 +78,8 @@ def render_yaml(
     if not target:
         typer.echo(text, nl=False)
     wrote = " and ".join(filter(None, (target, locked)))
-    echo_each(f"changed {change}" for change in mix.changed)
-    echo_each(f"kept unseen: {label}" for label in unseen(mix))
-    echo_each([verdict(mix, found) + (f"; wrote {wrote}" if wrote else "")])
-    echo_each(filter(None, [drawn]))
-    if command:
-        echo(f"on every training node, before training: {command}", err=True)
+    changed = [f"changed {change}" for change in mix.changed]
+    kept = [f"kept unseen: {label}" for label in unseen(mix)]
+    told = f"on every training node, before training: {command}" if command else None
+    said = verdict(mix, found) + (f"; wrote {wrote}" if wrote else "")
+    echo(*changed, *kept, *filter(None, (said, drawn, told)), err=True)

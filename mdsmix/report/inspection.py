@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mdsmix.encode.decoder import Decoder, find_decoder
-from mdsmix.report.samples import Choice, Chosen, choose, runs_of, sample_json
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
+from mdsmix.report.shown_samples import Choice, Chosen, choose, runs_of, sample_json
 from mdsmix.shapes import find_shape
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.published import Stream, find_published, read_in

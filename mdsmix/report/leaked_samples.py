@@ -9,8 +9,8 @@ from mdsmix.encode.decoder import Decoder
 from mdsmix.leaks.audit import Audit, Ids, Leak, passage
 from mdsmix.leaks.evaluation_grams import LENGTH
 from mdsmix.mix.streams import StreamInMix
-from mdsmix.report.samples import Segment, runs_of, shortened
 from mdsmix.report.show import Item, SampleText, Title
+from mdsmix.report.shown_samples import Segment, runs_of, shortened
 from mdsmix.table import Column, Table
 from mdsmix.words import plural
 

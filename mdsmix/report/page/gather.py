@@ -24,10 +24,10 @@ from mdsmix.mix.plan.figures import Plan
 from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_plan
 from mdsmix.mix.resolve import resolve
 from mdsmix.mix.streams import Mix
-from mdsmix.report.bad_records import find_bad_records
 from mdsmix.report.inspection import Inspection, inspect
 from mdsmix.report.named_streams import NamedStream, named_streams, world_of
-from mdsmix.report.samples import Choice
+from mdsmix.report.quarantine_report import find_bad_records
+from mdsmix.report.shown_samples import Choice
 from mdsmix.storage import together
 from mdsmix.training.findings import Finding
 from mdsmix.words import plural

@@ -18,8 +18,8 @@ from markupsafe import Markup, escape
 from mdsmix import __version__
 from mdsmix.recipe.read import parted
 from mdsmix.report.page.gather import UNSEEN, Gathered
+from mdsmix.report.page.page_sections import colours_of, sections
 from mdsmix.report.page.sample_browser import samples_of
-from mdsmix.report.page.sections import colours_of, sections
 from mdsmix.report.planned_run import told
 from mdsmix.table import Estimate, cell_text, is_known
 from mdsmix.words import WRITTEN, plural, printable

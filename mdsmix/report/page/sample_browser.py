@@ -19,7 +19,7 @@ from mdsmix.encode.decoder import Decoder
 from mdsmix.errors import RecipeError
 from mdsmix.images.judge import WITHOUT, Bad, Rules, opened, require_pillow, size_of
 from mdsmix.report.inspection import Inspection
-from mdsmix.report.samples import Chosen, Picture, Segment, shortened
+from mdsmix.report.shown_samples import Chosen, Picture, Segment, shortened
 from mdsmix.words import WRITTEN, listed, plural, printable
 
 ALL_TOKENS, MOST_TOKENS, LEAST_TOKENS = 30_000, 640, 64

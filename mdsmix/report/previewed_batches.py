@@ -10,8 +10,8 @@ from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import IGNORED
 from mdsmix.preview.step_rows import SampleRow, StreamInStep
 from mdsmix.preview.verdict import Preview, Rank, Shown, Step, verdict
-from mdsmix.report.samples import Segment, runs_of, sample_json, segments, shortened
 from mdsmix.report.show import Item, SampleText, Title
+from mdsmix.report.shown_samples import Segment, runs_of, sample_json, segments, shortened
 from mdsmix.table import Column, Estimate, Row, Table, about, as_json
 from mdsmix.words import plural
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mdsmix.mix.shares_table import shares_table, title
-from mdsmix.report.bad_records import bad_records_shown
 from mdsmix.report.inspection import by_length
 from mdsmix.report.named_streams import TRAINED
 from mdsmix.report.page.gather import MOST_BAD, ROWS, UNSEEN, Gathered, StreamOnPage
 from mdsmix.report.planned_run import plan_shown
+from mdsmix.report.quarantine_report import bad_records_shown
 from mdsmix.report.show import Item, SampleText, Title, alike_shown
 from mdsmix.shards.manifest import Manifest
 from mdsmix.table import Column, Table, is_known
@@ -218,7 +218,7 @@ def _batches(page: Gathered, colours: Colours) -> Items:
     if page.preview is None:
         yield page.notes.get("preview", UNSEEN)
         return
-    from mdsmix.report.batches import preview_shown, windows_table  # imports streaming
+    from mdsmix.report.previewed_batches import preview_shown, windows_table  # imports streaming
 
     names = page.preview.streams
     for steps, *shares in windows_table(page.preview).rows:
