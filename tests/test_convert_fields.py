@@ -199,7 +199,7 @@ def test_a_lost_or_damaged_file_of_names_is_made_anew(
     side.write_bytes(b"x" * len(content))
     answer = mdsmix("inspect", published)
     assert answer.code == 3
-    assert "which holds the ids of a shard's records, is damaged" in answer.err
+    assert side.name in answer.err
     assert mdsmix("verify", published).code == 3
     assert mdsmix("repair", published, "--recipe", recipe).code == 0
     assert side.read_bytes() == content
