@@ -16,7 +16,7 @@ import pytest
 from mdsmix.convert import garbage as gc
 from mdsmix.convert import stored
 from mdsmix.convert.ledger import FOLDER
-from mdsmix.sources import batches
+from mdsmix.sources import record_batches
 from mdsmix.storage import locate
 from tests.converting import (
     chats,
@@ -352,7 +352,7 @@ def test_records_are_counted_through_all_batches_of_a_window(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three files in one window, a batch each."""
-    monkeypatch.setattr(batches, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(record_batches, "BLOCK_BYTES", 1)
     write(tmp_path, [[20, 21, 22], [30, 21, 31], [40, 41, 22, 40]])
     recipe = recipe_of(tmp_path, tokenizer_folder)
     run_recipe(recipe)

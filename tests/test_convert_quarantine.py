@@ -20,7 +20,7 @@ from mdsmix.errors import TooManyBadRecords, Unreachable
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.published import read_lines
 from mdsmix.sources import BadRecord, find, lines, plan, read
-from mdsmix.sources.base import Origin
+from mdsmix.sources.format import Origin
 from mdsmix.storage import locate
 from tests.converting import (
     documents,

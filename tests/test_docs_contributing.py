@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from mdsmix.shapes import SHAPES
-from mdsmix.sources import registry
+from mdsmix.sources import formats
 from tests.converting import (
     documents,
     manifest_of,
@@ -73,8 +73,8 @@ def test_the_format(
 ) -> None:
     """The records of a sequence give the rows of the same records in lines, and bad ones are named by their bytes."""
     made = module("JSON text sequences", monkeypatch)
-    for suffix, known in registry._packed_or_not(made.JsonSeq, ".json-seq").items():
-        monkeypatch.setitem(registry.FORMATS, suffix, known)
+    for suffix, known in formats._packed_or_not(made.JsonSeq, ".json-seq").items():
+        monkeypatch.setitem(formats.FORMATS, suffix, known)
     texts = [json.dumps(record).encode() for record in RECORDS]
     stored = b"".join(b"\x1e%b\n" % text for text in [texts[0], b"{no", *texts[1:]])
     packed = gzip.compress(stored) if packing else stored

@@ -12,7 +12,7 @@ import pytest
 from mdsmix.convert.known_sources import fingerprint
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.sources import find, plan, read
-from mdsmix.sources.registry import FORMATS
+from mdsmix.sources.formats import FORMATS
 from mdsmix.storage import locate
 from tests.converting import (
     documents,

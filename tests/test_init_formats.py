@@ -14,7 +14,7 @@ import pytest
 from pyarrow import feather, parquet
 
 from mdsmix.kinds import open_recipe
-from mdsmix.sources.registry import FORMATS, NAMED
+from mdsmix.sources.formats import FORMATS, NAMED
 from tests.converting import manifest_of, mdsmix
 
 SAYS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}]

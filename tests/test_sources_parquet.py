@@ -75,7 +75,7 @@ def test_neither_row_groups_nor_compression_nor_batches_change_what_a_file_is_kn
     tmp_path: Path, texts: list[str], group: int, window: int
 ) -> None:
     """The records, their windows and their keys are those of any other way to write them; splits read every row once."""
-    from mdsmix.sources import rows
+    from mdsmix.sources import arrow_rows
 
     table = pa.table({"text": texts, "other": list(range(len(texts)))})
     pq.write_table(table, tmp_path / "a.parquet")
@@ -88,7 +88,7 @@ def test_neither_row_groups_nor_compression_nor_batches_change_what_a_file_is_kn
         use_dictionary=False,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "MOST_ROWS", 3)
+        patch.setattr(arrow_rows, "MOST_ROWS", 3)
         assert content_of(units(tmp_path, "text", window=1 << 30)[0]) == whole
         found = [
             (unit, batch) for unit in units(tmp_path, "text", window=window) for batch in read(unit)
@@ -203,14 +203,14 @@ def test_of_two_columns_of_one_name_none_is_guessed(tmp_path: Path) -> None:
 def test_a_first_look_decodes_the_head_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mdsmix.sources import rows
+    from mdsmix.sources import arrow_rows
 
-    monkeypatch.setattr(rows, "MOST_ROWS", 10)
+    monkeypatch.setattr(arrow_rows, "MOST_ROWS", 10)
     pq.write_table(pa.table({"text": ["x"] * 500}), tmp_path / "a.parquet")
     seen: list[int] = []
-    decode = rows._decoded
+    decode = arrow_rows._decoded
     monkeypatch.setattr(
-        rows, "_decoded", lambda batch: seen.append(batch.rows.num_rows) or decode(batch)
+        arrow_rows, "_decoded", lambda batch: seen.append(batch.rows.num_rows) or decode(batch)
     )
     [unit] = units(tmp_path, "text")
     assert sum(len(batch.records) for batch in read(unit, limit=7)) == 7

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import Origin, RecordBatch, Unit, batches, find, jsonl, lines, plan, read
+from mdsmix.sources import Origin, RecordBatch, Unit, find, jsonl, lines, plan, read
 from mdsmix.sources.jsonl import decode_lines
 
 FUZZ = settings(

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.sources import ReadAs, RecordBatch, find, lines, plan, read, table
+from mdsmix.sources import ReadAs, RecordBatch, find, lines, plan, read
 
 FUZZ = settings(
     max_examples=80, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import RecordBatch, content_of, find, items, plan, read
+from mdsmix.sources import RecordBatch, content_of, find, plan, read
 
 MEMBERS = [
     ("a/1.txt", b"one"),

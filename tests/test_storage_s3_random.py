@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage import Location, locate
-from mdsmix.storage.s3_random import RandomReader
+from mdsmix.storage.s3_reader import RandomReader
 
 OPERATIONS = st.lists(
     st.one_of(

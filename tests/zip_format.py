@@ -4,8 +4,8 @@ import zipfile
 from collections.abc import Iterator
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import items
-from mdsmix.sources.base import Block, Format
+from mdsmix.sources import cut_items
+from mdsmix.sources.format import Block, Format
 from mdsmix.sources.units import SourceFile, Span
 
 
@@ -18,9 +18,9 @@ class Zip(Format):
         return [(n, n + count) for n in range(0, len(sizes), count)]
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        return items.blocks(file, span, "zip", self._members(file, span))
+        return cut_items.blocks(file, span, "zip", self._members(file, span))
 
-    def _members(self, file: SourceFile, span: Span) -> Iterator[items.Item]:
+    def _members(self, file: SourceFile, span: Span) -> Iterator[cut_items.Item]:
         zipped = self._opened(file)
         for n, name in list(enumerate(zipped.namelist()))[span.start : span.end]:
             raw, record, reason = zipped.read(name), {}, ""
@@ -30,7 +30,9 @@ class Zip(Format):
                 reason = "invalid_utf8"
             asked = {field: record.get(field) for field in span.fields or record}
             said = f"{name} ".encode() + raw
-            yield items.Item(n, f"member {name}", {"member": name}, len(raw), said, asked, reason)
+            yield cut_items.Item(
+                n, f"member {name}", {"member": name}, len(raw), said, asked, reason
+            )
 
     def shown(self, ordinal: int) -> str:
         return f"member {ordinal}"

@@ -19,7 +19,7 @@ from mdsmix.shards.index import BASENAME as INDEX
 from mdsmix.shards.manifest import BASENAME
 from mdsmix.sources import ReadAs, SourceFile, plan, read
 from mdsmix.sources.find import STATE, inside, name_of
-from mdsmix.sources.registry import NAMED, format_of
+from mdsmix.sources.formats import NAMED, format_of
 from mdsmix.storage import Location, Stat, locate
 from mdsmix.words import listed
 

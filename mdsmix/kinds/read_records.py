@@ -19,7 +19,7 @@ from mdsmix.ragged import Ragged
 from mdsmix.record import NoRecord, RichConversation
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.condition import LEFT_OUT, Condition, parse_where
-from mdsmix.shapes.conversations import holds_null
+from mdsmix.shapes.conversation_rules import holds_null
 from mdsmix.shapes.fields import derived, value_at
 from mdsmix.shapes.image_parts import NOTHING
 from mdsmix.shards.counts import NOT_SAMPLED

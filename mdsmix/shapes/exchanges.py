@@ -10,7 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from mdsmix.record import Conversation, Message, is_encodable
-from mdsmix.shapes.conversations import conversation_of, exchange, list_of, system_of, tools_for
+from mdsmix.shapes.conversation_rules import (
+    conversation_of,
+    exchange,
+    list_of,
+    system_of,
+    tools_for,
+)
 from mdsmix.shapes.shape import Fields, RecordRefused, Shape, refusing, text_of, value_of
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from mdsmix.record import Conversation, is_encodable
-from mdsmix.shapes.conversations import ROLES, TRIES, merged, roles_fault, without_nulls
+from mdsmix.shapes.conversation_rules import ROLES, TRIES, merged, roles_fault, without_nulls
 from mdsmix.shapes.fields import missing
 from mdsmix.shapes.shape import Fields, Shape, refusing
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mdsmix.record import Conversation, Message
-from mdsmix.shapes.conversations import (
+from mdsmix.shapes.conversation_rules import (
     PARTLY_KEYS,
     TRAIN_KEYS,
     TRIES,

@@ -11,7 +11,13 @@ import re
 from typing import Any
 
 from mdsmix.record import Conversation, Message
-from mdsmix.shapes.conversations import Marked, conversation_of, list_of, system_of, trained_flag
+from mdsmix.shapes.conversation_rules import (
+    Marked,
+    conversation_of,
+    list_of,
+    system_of,
+    trained_flag,
+)
 from mdsmix.shapes.image_parts import PLACEHOLDER, image_of, placed
 from mdsmix.shapes.shape import Fields, RecordRefused, Shape, refusing
 

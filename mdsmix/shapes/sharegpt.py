@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from mdsmix.record import Conversation
-from mdsmix.shapes.conversations import (
+from mdsmix.shapes.conversation_rules import (
     PARTLY_KEYS,
     TRAIN_KEYS,
     TRIES,

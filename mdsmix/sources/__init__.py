@@ -10,13 +10,13 @@ for unit in plan(files):                                    # the same units on 
 
 from __future__ import annotations
 
-from mdsmix.sources.base import Origin
-from mdsmix.sources.batches import BadRecord, RecordBatch, content_of, read
 from mdsmix.sources.beginnings import LEAST_WINDOW, Beginning, chosen, read_beginnings
 from mdsmix.sources.content import Content, Digests, Window, file_hash
 from mdsmix.sources.find import find
+from mdsmix.sources.format import Origin
 from mdsmix.sources.inflate import packing_of
-from mdsmix.sources.plan import (
+from mdsmix.sources.record_batches import BadRecord, RecordBatch, content_of, read
+from mdsmix.sources.unit_plan import (
     counted_key,
     most_records,
     plan,

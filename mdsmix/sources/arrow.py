@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mdsmix.sources import rows
-from mdsmix.sources.base import Block, Format
+from mdsmix.sources import arrow_rows
+from mdsmix.sources.format import Block, Format
 from mdsmix.sources.units import SourceFile, Span
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Arrow(Format):
         with _opened(file, fields) as (reader, *_):
             count = getattr(reader, "num_record_batches", 1)
         most = max(1, count * window_bytes // file.stat.size)
-        starts = [0, *(rows.in_part(n, 0) for n in range(most, count, most))]
+        starts = [0, *(arrow_rows.in_part(n, 0) for n in range(most, count, most))]
         return zip(starts, [*starts[1:], None], strict=True)
 
     def records(self, file: SourceFile) -> int | None:
@@ -50,13 +50,13 @@ class Arrow(Format):
             return sum(int(batch.num_rows) for _, batch in _parts(reader, whole))
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        return rows.blocks(file, span, _batches(file, span))
+        return arrow_rows.blocks(file, span, _batches(file, span))
 
     def fits(self, head: bytes) -> bool:
         return head.startswith(b"ARROW1")
 
     def shown(self, ordinal: int) -> str:
-        return rows.shown(ordinal)
+        return arrow_rows.shown(ordinal)
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def _opened(
             make = pa.ipc.open_file if is_file else pa.ipc.open_stream
             source.seek(0)
             names = make(source).schema.names
-            wanted = rows.columns_read(file, names, fields)
+            wanted = arrow_rows.columns_read(file, names, fields)
             # None named would mean all of them; what is read too much is left out later.
             numbers = [names.index(name) for name in wanted]
             source.seek(0)
@@ -84,7 +84,7 @@ def _opened(
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, EOFError) as error:
-        raise rows.no_such_file(file, "arrow file", error) from None
+        raise arrow_rows.no_such_file(file, "arrow file", error) from None
 
 
 def _check_end(file: SourceFile, stored: Any) -> None:
@@ -93,16 +93,16 @@ def _check_end(file: SourceFile, stored: Any) -> None:
         raise EOFError("its end mark is missing, so its writing was not finished")
 
 
-def _batches(file: SourceFile, span: Span) -> Iterator[rows.Batch]:
+def _batches(file: SourceFile, span: Span) -> Iterator[arrow_rows.Batch]:
     """The rows of the record batches in the span, as many at a time as are decoded at once."""
     with _opened(file, span.fields) as (reader, columns, others):
         row, unread = 0, dict[str, int | None].fromkeys(others)
         for part, batch in _parts(reader, span):
             batch = _checked(batch.select(columns))
-            step = rows.rows_at_once(batch.num_rows, batch.nbytes)
+            step = arrow_rows.rows_at_once(batch.num_rows, batch.nbytes)
             for start in range(0, batch.num_rows, step):
-                piece, ordinal = batch.slice(start, step), rows.in_part(part, start)
-                yield rows.Batch(
+                piece, ordinal = batch.slice(start, step), arrow_rows.in_part(part, start)
+                yield arrow_rows.Batch(
                     row=row, ordinal=ordinal, rows=piece, unread=unread, columns=(*columns, *others)
                 )
                 row += piece.num_rows
@@ -114,7 +114,7 @@ def _parts(reader: Any, span: Span) -> Iterator[tuple[int, pa.RecordBatch]]:
         yield from enumerate(reader)
         return
     for part in range(reader.num_record_batches):
-        at = rows.in_part(part, 0)
+        at = arrow_rows.in_part(part, 0)
         if span.start <= at and (span.end is None or at < span.end):
             yield part, reader.get_batch(part)
 

@@ -16,9 +16,9 @@ from typing import Any, BinaryIO, cast
 
 import xxhash
 
-from mdsmix.sources.base import Block
-from mdsmix.sources.plan import plan, size_of
-from mdsmix.sources.registry import format_of
+from mdsmix.sources.format import Block
+from mdsmix.sources.formats import format_of
+from mdsmix.sources.unit_plan import plan, size_of
 from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Span, Unit
 from mdsmix.storage import Location, together
 

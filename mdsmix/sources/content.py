@@ -14,7 +14,7 @@ from typing import Any
 import xxhash
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources.base import Block
+from mdsmix.sources.format import Block
 from mdsmix.sources.units import SourceFile, Unit
 from mdsmix.storage import CHANGED
 

@@ -14,7 +14,7 @@ import orjson
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards.index import BASENAME as INDEX
-from mdsmix.sources.registry import FORMATS, format_of
+from mdsmix.sources.formats import FORMATS, format_of
 from mdsmix.sources.units import BY_NAME, ReadAs, SourceFile
 from mdsmix.storage import Found, Location, Stat, fixed_prefix, has_pattern, locate, together
 from mdsmix.words import likest_first, listed

@@ -29,7 +29,7 @@ _ZSTD_HEADER = 18
 "Bytes of the longest header of a frame."
 
 
-class _Window(Exception):
+class _WindowTooLarge(Exception):
     """A frame wants more memory than there is."""
 
 
@@ -67,7 +67,7 @@ class Inflated:
     def _next(self) -> bytes | None:
         try:
             piece = next(self._pieces, None)
-        except _Window as window:
+        except _WindowTooLarge as window:
             raise Unreachable(
                 f"{self._url} was compressed with a window of {window}: give the run more memory (--memory), or compress "
                 "it again with a smaller window (zstd without --long and --ultra needs 8 MB, xz -6 the same)"
@@ -94,7 +94,7 @@ def _unzstd(file: BinaryIO, most: int) -> Iterator[bytes]:
     def new(header: bytes) -> Any:
         window = zstandard.get_frame_parameters(header).window_size
         if window > most:
-            raise _Window(
+            raise _WindowTooLarge(
                 f"{window / 1e6:,.0f} MB, and no more than {most / 1e6:,.0f} MB may be taken to read it"
             )
         # Its own default is 128 MB, beyond which a frame would pass for a damaged one.
@@ -137,7 +137,7 @@ def _holding(decoder: Any, stored: bytes) -> bytes:
         data: bytes = decoder.decompress(stored, _GZIP_OUTPUT)
     except lzma.LZMAError as error:
         if "limit" in str(error):
-            raise _Window("more than it was allowed") from None
+            raise _WindowTooLarge("more than it was allowed") from None
         raise
     return data
 

@@ -16,10 +16,10 @@ import orjson
 from numpy.typing import NDArray
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import items
-from mdsmix.sources.base import Block
+from mdsmix.sources import cut_items
+from mdsmix.sources.cut_items import Item
+from mdsmix.sources.format import Block
 from mdsmix.sources.inflate import opened
-from mdsmix.sources.items import Item
 from mdsmix.sources.jsonl import Jsonl, reason_of
 from mdsmix.sources.lines import Pieces, all_bytes, shown
 from mdsmix.sources.units import SourceFile, Span
@@ -53,7 +53,7 @@ class Json(Jsonl):
             return
         with opened(file, self._packing, span.memory) as read:
             found = _elements(all_bytes(read, span), file)
-            yield from items.blocks(file, span, "json", found)
+            yield from cut_items.blocks(file, span, "json", found)
 
     def _is_array(self, file: SourceFile) -> bool:
         with opened(file, self._packing, until=_HEAD_BYTES) as read:
@@ -65,7 +65,7 @@ class Json(Jsonl):
 
 
 @dataclass(slots=True)
-class _State:
+class _ArrayState:
     """Where the reading of an array stands."""
 
     depth: int = 0
@@ -81,7 +81,7 @@ class _State:
 
     def take(self, part: bytes) -> None:
         self.length += len(part)
-        if self.length <= items.LONGEST:
+        if self.length <= cut_items.LONGEST:
             self.begun.append(part)
         else:
             self.begun.clear()
@@ -103,7 +103,7 @@ class _State:
 
 def _elements(pieces: Pieces, file: SourceFile) -> Iterator[Item]:
     """The elements of the array; numbers, strings and words are some too, and whatever else is not a comma."""
-    state, held = _State(), b""
+    state, held = _ArrayState(), b""
     for offset, piece in pieces:
         data, offset = held + piece, offset - len(held)
         # A backslash is looked at together with what it stands before.
@@ -123,7 +123,7 @@ def _no_array(file: SourceFile, why: str) -> Unreachable:
     )
 
 
-def _of_piece(state: _State, offset: int, data: bytes) -> Iterator[Item]:
+def _of_piece(state: _ArrayState, offset: int, data: bytes) -> Iterator[Item]:
     """The elements that end in a piece. A depth of 1 is that of the array, 2 that of an element."""
     at, depths = _brackets(state, data)
     before = np.concatenate([[state.depth], depths[:-1]])
@@ -143,7 +143,7 @@ def _of_piece(state: _State, offset: int, data: bytes) -> Iterator[Item]:
     state.depth = int(depths[-1]) if len(depths) else state.depth
 
 
-def _brackets(state: _State, data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _brackets(state: _ArrayState, data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where brackets stand outside of strings, and the depth behind each."""
     at, state.in_string = _outside(data, _SIGNS, state.in_string)
     turns = _TURNS[np.frombuffer(data, np.uint8)[at]]
@@ -190,8 +190,8 @@ def _escaped(data: bytes, quotes: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 def _item(index: int, offset: int, length: int, raw: bytes) -> Item:
     place, record, reason = {"index": index, "offset": offset}, None, ""
-    if length > items.LONGEST:
-        reason = items.TOO_LONG
+    if length > cut_items.LONGEST:
+        reason = cut_items.TOO_LONG
     else:
         try:
             record = orjson.loads(raw)

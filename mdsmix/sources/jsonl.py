@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import orjson
 
-from mdsmix.sources.base import Block, Decoded, Format
+from mdsmix.sources.format import Block, Decoded, Format
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.lines import TAIL_BYTES, LineBlock, all_bytes, owned_bytes, shown, split_lines
 from mdsmix.sources.units import SourceFile, Span

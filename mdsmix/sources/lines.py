@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from mdsmix.sources.base import Block, Decoded, Origin
+from mdsmix.sources.format import Block, Decoded, Origin
 from mdsmix.sources.units import BLOCK_BYTES, Span
 
 LONGEST_LINE = 256 << 20

@@ -15,10 +15,10 @@ import numpy as np
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import Index, Shard, parse_index
 from mdsmix.shards.shard_samples import decoded_samples, read_whole
-from mdsmix.sources import items
-from mdsmix.sources.base import Block, Format
-from mdsmix.sources.items import Item
-from mdsmix.sources.rows import line
+from mdsmix.sources import cut_items
+from mdsmix.sources.arrow_rows import line
+from mdsmix.sources.cut_items import Item
+from mdsmix.sources.format import Block, Format
 from mdsmix.sources.units import SourceFile, Span
 
 
@@ -46,7 +46,7 @@ class Mds(Format):
         yield start, sample
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        return items.blocks(file, span, "mds", _samples(file, span))
+        return cut_items.blocks(file, span, "mds", _samples(file, span))
 
     def shown(self, ordinal: int) -> str:
         return f"sample {ordinal}"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mdsmix.sources import rows
-from mdsmix.sources.base import Block, Format
+from mdsmix.sources import arrow_rows
+from mdsmix.sources.format import Block, Format
 from mdsmix.sources.units import SourceFile, Span
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ class Parquet(Format):
         return int(_opened(file).metadata.num_rows)
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        return rows.blocks(file, span, _batches(file, span))
+        return arrow_rows.blocks(file, span, _batches(file, span))
 
     def fits(self, head: bytes) -> bool:
         return head.startswith(b"PAR1")
 
     def shown(self, ordinal: int) -> str:
-        return rows.shown(ordinal)
+        return arrow_rows.shown(ordinal)
 
     def most_records(self, file: SourceFile, start: int, end: int | None) -> float:
         return super().most_records(file, start, end) if end is None else end - start
@@ -78,14 +78,14 @@ def _opened(file: SourceFile) -> pq.ParquetFile:
             buffer_size=BUFFER_BYTES,
         )
     except (pa.ArrowException, OSError) as error:
-        raise rows.no_such_file(file, "parquet file", error) from None
+        raise arrow_rows.no_such_file(file, "parquet file", error) from None
 
 
-def _batches(file: SourceFile, span: Span) -> Iterator[rows.Batch]:
+def _batches(file: SourceFile, span: Span) -> Iterator[arrow_rows.Batch]:
     """The rows of the row groups that begin in the span."""
     opened, row = _opened(file), 0
     names = opened.schema_arrow.names
-    columns = rows.columns_read(file, names, span.fields)
+    columns = arrow_rows.columns_read(file, names, span.fields)
     for number in range(opened.metadata.num_row_groups):
         if span.start <= row and (span.end is None or row < span.end):
             yield from _row_group(opened, number, row, columns, names)
@@ -94,13 +94,13 @@ def _batches(file: SourceFile, span: Span) -> Iterator[rows.Batch]:
 
 def _row_group(
     opened: pq.ParquetFile, number: int, row: int, columns: list[str], names: Sequence[str]
-) -> Iterator[rows.Batch]:
+) -> Iterator[arrow_rows.Batch]:
     """Its rows; where the rest of it cannot be decoded, how many these are."""
     import pyarrow as pa
 
     group = opened.metadata.row_group(number)
     left, unread = group.num_rows, _unread(group, set(names) - set(columns))
-    count = rows.rows_at_once(left, _bytes_of(group, columns))
+    count = arrow_rows.rows_at_once(left, _bytes_of(group, columns))
     found = opened.iter_batches(count, [number], columns, use_threads=False)
     while left:
         try:
@@ -110,10 +110,12 @@ def _row_group(
         except (pa.ArrowException, OSError):
             batch = None
         if batch is None or not batch.num_rows:
-            yield rows.Batch(row=row, ordinal=row, damaged=left, unread=unread)
+            yield arrow_rows.Batch(row=row, ordinal=row, damaged=left, unread=unread)
             return
-        yield rows.Batch(row=row, ordinal=row, rows=batch, unread=unread, columns=tuple(names))
-        row, left, unread = row + batch.num_rows, left - batch.num_rows, rows.later(unread)
+        yield arrow_rows.Batch(
+            row=row, ordinal=row, rows=batch, unread=unread, columns=tuple(names)
+        )
+        row, left, unread = row + batch.num_rows, left - batch.num_rows, arrow_rows.later(unread)
 
 
 def _root(path: str) -> str:

@@ -15,10 +15,10 @@ from typing import Any
 import xxhash
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import items
-from mdsmix.sources.base import Block, Format
+from mdsmix.sources import cut_items
+from mdsmix.sources.cut_items import BLANK, TOO_LONG, Item
+from mdsmix.sources.format import Block, Format
 from mdsmix.sources.inflate import opened
-from mdsmix.sources.items import BLANK, TOO_LONG, Item
 from mdsmix.sources.units import SourceFile, Span
 
 KEY = "__key__"
@@ -41,13 +41,13 @@ class Tar(Format):
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         with _opened(file, self._packing, span.memory) as archive:
             found = (_item(sample, span) for sample in _samples(archive, span.fields))
-            yield from items.blocks(file, span, "tar", found)
+            yield from cut_items.blocks(file, span, "tar", found)
 
     def shown(self, ordinal: int) -> str:
         return f"byte {ordinal}"
 
 
-class _Damaged(Exception):
+class _BadArchive(Exception):
     """What tarfile would take for the end of an archive."""
 
 
@@ -61,9 +61,9 @@ class _Header(tarfile.TarInfo):
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             raise
         except tarfile.EmptyHeaderError:  # type: ignore[attr-defined]
-            raise _Damaged("its end mark is missing") from None
+            raise _BadArchive("its end mark is missing") from None
         except tarfile.HeaderError as error:
-            raise _Damaged(str(error)) from None
+            raise _BadArchive(str(error)) from None
 
 
 @dataclass(slots=True)
@@ -84,10 +84,10 @@ def _opened(file: SourceFile, packing: str, memory: int) -> Iterator[tarfile.Tar
     """The archive; whatever tarfile says of damaged bytes names the file."""
     try:
         with opened(file, packing, memory) as read:
-            stream: Any = _Stream(read)
+            stream: Any = _TarInput(read)
             with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header, bufsize=_BUFFER) as found:
                 yield found
-    except (_Damaged, tarfile.TarError, ValueError, OSError) as error:
+    except (_BadArchive, tarfile.TarError, ValueError, OSError) as error:
         raise Unreachable(
             f"{file.location.url} is no whole tar archive ({error}): records would be lost, so nothing of it is used; copy or write "
             "it again"
@@ -95,7 +95,7 @@ def _opened(file: SourceFile, packing: str, memory: int) -> Iterator[tarfile.Tar
 
 
 @dataclass(frozen=True, slots=True)
-class _Stream:
+class _TarInput:
     """What tarfile takes for a file."""
 
     read: Callable[[int], bytes]
@@ -140,7 +140,7 @@ def _add(
         sample.reason = sample.reason or "duplicate_member"
     elif fields and name not in fields:
         sample.others[name] = member.size
-    elif sum(map(len, sample.cells.values())) + member.size > items.LONGEST:
+    elif sum(map(len, sample.cells.values())) + member.size > cut_items.LONGEST:
         sample.reason = TOO_LONG
     elif content := archive.extractfile(member):
         sample.cells[name] = content.read()
@@ -164,7 +164,7 @@ def _item(sample: _Sample, span: Span) -> Item:
         except UnicodeDecodeError:
             record[name] = data
             reason = reason or ("invalid_utf8" if span.fields else "")
-    items.parsed(record, span.parsed)
+    cut_items.parsed(record, span.parsed)
     place = {"member": sample.key}
     shown, size = f"member {sample.key}", size + len(raw)
     return Item(sample.offset, shown, place, size, raw, record, reason, tuple(record))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage.disk_errors import explained
+from mdsmix.storage.disk import entries_of, explained, matching, stat_of, walked
 from mdsmix.storage.location import (
     CHANGED,
     Bytes,
@@ -34,7 +34,6 @@ from mdsmix.storage.location import (
     fixed_prefix,
     has_pattern,
 )
-from mdsmix.storage.walking import entries_of, matching, stat_of, walked
 
 _CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP)
 "Errors of network file systems that cannot flush a folder."

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, BinaryIO, cast
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage.joined import Joined
 from mdsmix.storage.location import (
     CHANGED,
     Bytes,
@@ -28,9 +27,8 @@ from mdsmix.storage.location import (
 )
 from mdsmix.storage.s3_client import ask
 from mdsmix.storage.s3_conditions import are_kept, put_if
-from mdsmix.storage.s3_objects import got, listed_stat, own_stat, page_of, stat_of
-from mdsmix.storage.s3_random import RandomReader
-from mdsmix.storage.s3_reader import Reader, whole
+from mdsmix.storage.s3_objects import Joined, got, listed_stat, own_stat, page_of, stat_of
+from mdsmix.storage.s3_reader import ObjectReader, RandomReader, whole
 
 _DELETED_AT_ONCE = 1000  # what S3 takes
 _HELD_BYTES = 8 << 20  # an object of so many is read before it is handed out
@@ -68,19 +66,19 @@ class S3Path(Location):
         if length == 0:
             return b""
         end = None if length is None else start + length
-        return Reader(self.url, self._object(), start, end).rest()
+        return ObjectReader(self.url, self._object(), start, end).rest()
 
     def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
         answer = ask(self.url, partial(got, self._object() | {"ChecksumMode": "ENABLED"}))
         if answer is None:
             return None
         found = own_stat(answer, answer["ContentLength"])
-        with Reader(self.url, self._object(), answer=answer, md5=True) as reader:
+        with ObjectReader(self.url, self._object(), answer=answer, md5=True) as reader:
             return found, b"" if found.size > most else whole(reader)
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
         is_whole = start == 0 and until is None
-        reader = Reader(
+        reader = ObjectReader(
             self.url, self._object(), start, until, stamp=stamp, goes_on=True, md5=is_whole
         )
         if is_whole and reader.size <= _HELD_BYTES:
@@ -89,7 +87,7 @@ class S3Path(Location):
 
     def open_random(self, found: Stat, ahead: int = 1 << 20) -> BinaryIO:
         def fetch(start: int, end: int) -> bytes:
-            data = Reader(self.url, self._object(), start, end, stamp=found.stamp).rest()
+            data = ObjectReader(self.url, self._object(), start, end, stamp=found.stamp).rest()
             if len(data) < end - start:  # a store that heeds no If-Match
                 raise Unreachable(CHANGED.format(url=self.url))
             return data

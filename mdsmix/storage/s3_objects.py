@@ -1,4 +1,4 @@
-"""What a store says of its objects: one by one, and in listings.
+"""What a store says of its objects, one by one and in listings, and what it is sent.
 
 By its ETag an object is known to be the one that was looked at, and by its time `gc` knows how old it is. A store that tells neither
 is refused: it could be read, but what is changed or in use there would not be noticed.
@@ -6,10 +6,12 @@ is refused: it could be read, but what is changed or in use there would not be n
 
 from __future__ import annotations
 
+import io
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage.location import Stat
+from mdsmix.storage.location import Bytes, Stat
 from mdsmix.storage.s3_errors import error_code, shown_endpoint
 
 
@@ -104,3 +106,38 @@ def _refuse(name: str) -> NoReturn:
         f"the store at {shown_endpoint()} answers without {name}, so an object that was changed, or is still in use, could not be told "
         "from others: look up in its manual what it knows of S3, or take another one."
     )
+
+
+class Joined(io.RawIOBase):
+    """Several buffers as the body of one request, without joining them in memory: a shard is 64 MiB. Reads like a file of `size` bytes; it may be read again from the beginning, as a request that is sent again is."""
+
+    def __init__(self, buffers: Sequence[Bytes]) -> None:
+        self._parts = [memoryview(buffer).cast("B") for buffer in buffers]
+        self.size = sum(map(len, self._parts))
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        target = memoryview(buffer).cast("B")
+        filled = begin = 0
+        for part in self._parts:
+            skipped = max(0, self._position - begin)
+            piece = part[skipped : skipped + len(target) - filled]
+            target[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            self._position += len(piece)
+            begin += len(part)
+        return filled

@@ -2,14 +2,18 @@
 
 botocore compares the checksum that a store sends of a body. Of an object that was put in one request without one, the ETag is the MD5:
 that is compared here where the object is read whole, for 1.3 s of a processor a GB, beside 11 in which it becomes tokens.
+
+What reads a directory or a footer (zip, parquet) asks for a few bytes at a time, first near the end, and a request takes as long for
+1 KB as for 1 MB: a read beyond the bytes at hand is one range request, for a little more than was asked for.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -26,7 +30,7 @@ _without_md5: set[str] = set()
 "Buckets in which an object came twice with the same bytes, of which its ETag is not the MD5."
 
 
-class Reader(io.RawIOBase):
+class ObjectReader(io.RawIOBase):
     """The bytes [start, end) of one version of an object, taken up again where a body breaks."""
 
     def __init__(
@@ -103,9 +107,9 @@ class Reader(io.RawIOBase):
         with self:
             return b"".join(iter(lambda: self.read(_READ_BYTES), b""))
 
-    def again(self) -> Reader:
+    def again(self) -> ObjectReader:
         """Another one, of all of the same version."""
-        return Reader(self._url, self._place, stamp=self.stamp, md5=True)
+        return ObjectReader(self._url, self._place, stamp=self.stamp, md5=True)
 
     def _go_on(self) -> bool:
         """Asks for more where all that was asked for has been read."""
@@ -131,7 +135,7 @@ class Reader(io.RawIOBase):
         if digest == self.stamp:
             return
         again = hashlib.md5(usedforsecurity=False)
-        with Reader(self._url, self._place, stamp=self.stamp) as second:
+        with ObjectReader(self._url, self._place, stamp=self.stamp) as second:
             while data := second.read(_READ_BYTES):
                 again.update(data)
         if again.hexdigest() != digest:
@@ -150,7 +154,7 @@ class Reader(io.RawIOBase):
         super().close()
 
 
-def whole(reader: Reader) -> bytes:
+def whole(reader: ObjectReader) -> bytes:
     """All bytes of an object of which none was read yet; asked for again where one was damaged on its way."""
     for _ in range(TRIES - 1):
         with suppress(DamagedOnItsWay):
@@ -170,3 +174,60 @@ def _get(wanted: Mapping[str, str], client: Any) -> dict[str, Any]:
             raise
         return {"Body": io.BytesIO(), "ContentLength": 0}
     return answer
+
+
+class RandomReader(io.RawIOBase):
+    """A seekable file of `size` bytes. `fetch(start, end)` brings bytes; at least `ahead` of them are asked for, as far as the
+    file goes, and kept, so that small reads beside each other make one request."""
+
+    def __init__(self, fetch: Callable[[int, int], bytes], size: int, ahead: int) -> None:
+        self._fetch, self._size, self._ahead = fetch, size, ahead
+        self._position = self._start = 0
+        self._held = b""
+        "The bytes from `_start` on."
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise OSError(errno.EINVAL, "a seek to before the beginning")
+        self._position = base + offset
+        return self._position
+
+    def readall(self) -> bytes:
+        return self.read(max(0, self._size - self._position)) or b""
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fills the buffer, but for the end of the file."""
+        target = memoryview(buffer).cast("B")
+        target = target[: max(0, self._size - self._position)]
+        filled = 0
+        while filled < len(target):
+            piece = self._at_hand(len(target) - filled)
+            target[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            self._position += len(piece)
+        if len(self._held) > self._ahead:  # a large read is its reader's to keep
+            self._start, self._held = self._position, b""
+        return filled
+
+    def _at_hand(self, wanted: int) -> memoryview:
+        """Bytes from the position on: so many, or the first of them where the rest must be fetched."""
+        offset = self._position - self._start
+        if not 0 <= offset < len(self._held):
+            self._fill(wanted)
+            offset = self._position - self._start
+        return memoryview(self._held)[offset : offset + wanted]
+
+    def _fill(self, wanted: int) -> None:
+        goes_on = self._position == self._start + len(self._held)
+        end = min(self._size, self._position + max(wanted, self._ahead))
+        # Who jumps to the end looks for a directory there, and will read backwards from it.
+        start = self._position if goes_on else min(self._position, max(0, end - self._ahead))
+        self._start, self._held = start, b""
+        self._held = self._fetch(start, end)

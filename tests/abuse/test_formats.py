@@ -123,10 +123,10 @@ def test_a_bomb_takes_time_and_no_memory(tmp_path: Path) -> None:
 def test_a_field_of_many_megabytes_is_a_bad_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mdsmix.sources import read, table
+    from mdsmix.sources import csv_table, read
 
-    monkeypatch.setattr(table, "LONGEST_FIELD", 1 << 20)
-    monkeypatch.setattr(table, "LONGEST_ROW", 2 << 20)
+    monkeypatch.setattr(csv_table, "LONGEST_FIELD", 1 << 20)
+    monkeypatch.setattr(csv_table, "LONGEST_ROW", 2 << 20)
     (tmp_path / "a.csv").write_bytes(b'text\ngood\n"' + b"many words\n" * 2_000_000 + b'"\nlast\n')
     [unit] = plan(find(["a.csv"], tmp_path))
     tracemalloc.start()

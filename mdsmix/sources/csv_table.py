@@ -19,10 +19,10 @@ from typing import ClassVar
 import numpy as np
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import items
-from mdsmix.sources.base import Block, Format
+from mdsmix.sources import cut_items
+from mdsmix.sources.cut_items import BLANK, TOO_LONG, Item
+from mdsmix.sources.format import Block, Format
 from mdsmix.sources.inflate import opened
-from mdsmix.sources.items import BLANK, TOO_LONG, Item
 from mdsmix.sources.lines import Pieces, all_bytes, shown
 from mdsmix.sources.units import SourceFile, Span
 
@@ -33,7 +33,7 @@ LONGEST_ROW = 2 * LONGEST_FIELD
 _MARK = b"\xef\xbb\xbf"
 
 
-class Table(Format):
+class CsvTable(Format):
     """`*.csv` and `*.tsv`. Its ordinals are uncompressed bytes; a quote decides what a line end is, so a file is one split."""
 
     cells_are_texts = True
@@ -53,14 +53,14 @@ class Table(Format):
             found = _rows(chain([first] * bool(first), parts), delimiter)
             header = list(file.read_as.header) or _header(file, found)
             records = _records(file, found, header, span.parsed)
-            yield from items.blocks(file, span, f"{delimiter} {header}", records)
+            yield from cut_items.blocks(file, span, f"{delimiter} {header}", records)
 
     def shown(self, ordinal: int) -> str:
         return shown(ordinal)
 
 
 @dataclass(slots=True)
-class _Row:
+class _CsvRow:
     """A row, or what should be one."""
 
     offset: int
@@ -71,7 +71,7 @@ class _Row:
     reason: str = ""
 
 
-def _header(file: SourceFile, rows: Iterator[_Row]) -> list[str]:
+def _header(file: SourceFile, rows: Iterator[_CsvRow]) -> list[str]:
     """The fields, from the first row."""
     first = next((row for row in rows if row.cells or row.reason), None)
     if first is None:
@@ -86,7 +86,7 @@ def _header(file: SourceFile, rows: Iterator[_Row]) -> list[str]:
 
 
 def _records(
-    file: SourceFile, rows: Iterator[_Row], header: list[str], parsed: tuple[str, ...]
+    file: SourceFile, rows: Iterator[_CsvRow], header: list[str], parsed: tuple[str, ...]
 ) -> Iterator[Item]:
     number, width, names = 0, len(header), tuple(header)
     for row in rows:
@@ -101,7 +101,7 @@ def _records(
             reason = "too_few_fields" if len(row.cells) < width else "too_many_fields"
         elif not reason:
             record = dict(zip(header, row.cells, strict=True))
-            items.parsed(record, parsed)
+            cut_items.parsed(record, parsed)
         number += reason != BLANK
         yield Item(row.offset, shown(row.offset), place, row.size, row.raw, record, reason, names)
 
@@ -128,7 +128,7 @@ def _suggested(pieces: Pieces) -> Iterator[bytes]:
         yield held
 
 
-def _rows(parts: Iterator[bytes], delimiter: str) -> Iterator[_Row]:
+def _rows(parts: Iterator[bytes], delimiter: str) -> Iterator[_CsvRow]:
     """The rows of consecutive parts. After a row that is none the reading goes on at the next line."""
     csv.field_size_limit(LONGEST_FIELD)
     feed = _Feed(parts)
@@ -178,12 +178,12 @@ class _Feed:
             self.fault = self.fault or "invalid_utf8"
             return raw.decode(errors="replace")
 
-    def ended(self, cells: list[str], reason: str = "") -> _Row:
+    def ended(self, cells: list[str], reason: str = "") -> _CsvRow:
         """What was taken, as a row."""
         raw = b"".join(self.taken)
         return self._row(raw, len(raw), raw.count(b"\n"), cells, reason or self.fault)
 
-    def passed(self) -> _Row:
+    def passed(self) -> _CsvRow:
         """What was taken and the rest of that row, which is too long: up to the line end before which its quotes are even."""
         last = b"".join(self.taken)
         size, lines, quotes = len(last), last.count(b"\n"), last.count(b'"')
@@ -198,8 +198,8 @@ class _Feed:
             )
         return self._row(b"", size, lines, [], TOO_LONG)
 
-    def _row(self, raw: bytes, size: int, lines: int, cells: list[str], reason: str) -> _Row:
-        row = _Row(self.offset, self.line, raw, cells, size, reason)
+    def _row(self, raw: bytes, size: int, lines: int, cells: list[str], reason: str) -> _CsvRow:
+        row = _CsvRow(self.offset, self.line, raw, cells, size, reason)
         self.offset, self.line, self.fault = self.offset + size, self.line + lines, ""
         self.taken.clear()
         return row

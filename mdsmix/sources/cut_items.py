@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from mdsmix.sources.base import Block, Decoded, Origin
+from mdsmix.sources.format import Block, Decoded, Origin
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 
 LONGEST = 256 << 20

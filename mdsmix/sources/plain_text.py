@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from mdsmix.errors import RecipeError
-from mdsmix.sources import items
-from mdsmix.sources.base import Block, Decoded
+from mdsmix.sources import cut_items
+from mdsmix.sources.cut_items import BLANK, TOO_LONG, Item
+from mdsmix.sources.format import Block, Decoded
 from mdsmix.sources.inflate import opened
-from mdsmix.sources.items import BLANK, TOO_LONG, Item
 from mdsmix.sources.jsonl import Jsonl
 from mdsmix.sources.lines import LineBlock, Pieces, all_bytes, shown, split_lines
 from mdsmix.sources.units import SourceFile, Span
@@ -64,7 +64,9 @@ class Text(Jsonl):
         if len(lines) > 1 and all(lines) and sum(map(len, lines)) > LONG_LINE * len(lines):
             return {"split_by": "line"}
         return {
-            "split_by": "file" if file.stat.size * self.size_factor < items.LONGEST else "paragraph"
+            "split_by": "file"
+            if file.stat.size * self.size_factor < cut_items.LONGEST
+            else "paragraph"
         }
 
     def splits(
@@ -82,7 +84,7 @@ class Text(Jsonl):
         with opened(file, self._packing, span.memory) as read:
             pieces = all_bytes(read, span)
             found = _whole(pieces) if split_by == "file" else _paragraphs(pieces, span, file)
-            yield from items.blocks(file, span, f"text {split_by}", found)
+            yield from cut_items.blocks(file, span, f"text {split_by}", found)
 
 
 def _whole(pieces: Pieces) -> Iterator[Item]:
@@ -90,7 +92,7 @@ def _whole(pieces: Pieces) -> Iterator[Item]:
     parts, size = list[bytes](), 0
     for _, piece in pieces:
         size += len(piece)
-        if size <= items.LONGEST:
+        if size <= cut_items.LONGEST:
             parts.append(piece)
         else:
             parts.clear()
@@ -109,7 +111,7 @@ def _paragraphs(pieces: Pieces, span: Span, file: SourceFile) -> Iterator[Item]:
         if not size:
             offset, line = at, number
         size += length
-        if size <= items.LONGEST:
+        if size <= cut_items.LONGEST:
             held.append(text)
         else:
             held.clear()
@@ -132,7 +134,7 @@ def _lines(pieces: Pieces, span: Span, file: SourceFile) -> Iterator[tuple[int, 
 
 def _item(raw: bytes, offset: int, line: int, size: int) -> Item:
     reason, record = "", None
-    if size > items.LONGEST:
+    if size > cut_items.LONGEST:
         raw, reason = b"", TOO_LONG
     elif not raw.strip():
         reason = BLANK

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from mdsmix.sources.registry import format_of
+from mdsmix.sources.formats import format_of
 from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit, place
 from mdsmix.storage import together
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources.base import Block, Decoded, Origin
+from mdsmix.sources.format import Block, Decoded, Origin
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 
 if TYPE_CHECKING:

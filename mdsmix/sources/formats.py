@@ -8,15 +8,15 @@ from functools import partial
 from mdsmix.errors import RecipeError
 from mdsmix.shards.index import BASENAME as INDEX
 from mdsmix.sources.arrow import Arrow
-from mdsmix.sources.base import Format
+from mdsmix.sources.csv_table import CsvTable
+from mdsmix.sources.format import Format
 from mdsmix.sources.inflate import PACKINGS
 from mdsmix.sources.json_array import Json
 from mdsmix.sources.jsonl import Jsonl
 from mdsmix.sources.mds import Mds
 from mdsmix.sources.parquet import Parquet
-from mdsmix.sources.table import Table
+from mdsmix.sources.plain_text import Text
 from mdsmix.sources.tar import Tar
-from mdsmix.sources.text import Text
 from mdsmix.sources.units import SourceFile
 from mdsmix.words import hint
 
@@ -29,8 +29,8 @@ def _packed_or_not(new: Callable[[str], Format], *suffixes: str) -> dict[str, Fo
 FORMATS: dict[str, Format] = {
     **_packed_or_not(Jsonl, ".jsonl", ".ndjson"),
     **_packed_or_not(Json, ".json"),
-    **_packed_or_not(partial(Table, ","), ".csv"),
-    **_packed_or_not(partial(Table, "\t"), ".tsv"),
+    **_packed_or_not(partial(CsvTable, ","), ".csv"),
+    **_packed_or_not(partial(CsvTable, "\t"), ".tsv"),
     **_packed_or_not(Text, ".txt", ".text"),
     **_packed_or_not(Tar, ".tar"),
     ".tgz": Tar(".gz"),

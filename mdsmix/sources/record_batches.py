@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources.base import Block, Origin
 from mdsmix.sources.content import Content, Digests, check_unchanged
-from mdsmix.sources.registry import format_of
+from mdsmix.sources.format import Block, Origin
+from mdsmix.sources.formats import format_of
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
 
 SMALL_BYTES = 1 << 20
