@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import RecordBatch, content_of, find, lines, plan, read
+from mdsmix.sources import RecordBatch, content_of, cut_items, find, lines, plan, read
 
 FUZZ = settings(
     max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -110,7 +110,7 @@ def test_lines_that_are_named_json_are_lines(tmp_path: Path) -> None:
 
 def test_an_element_that_is_too_long_is_passed_over(tmp_path: Path) -> None:
     long = b'{"a": "' + b"x" * 200 + b'"}'
-    with patch.object(lines, "_PIECE_BYTES", 30), patch.object(items, "LONGEST", 100):
+    with patch.object(lines, "_PIECE_BYTES", 30), patch.object(cut_items, "LONGEST", 100):
         (batch,) = read_file(tmp_path, b'[{"n": 1}, ' + long + b', {"n": 2}]')
     assert batch.records == [{"n": 1}, {"n": 2}]
     [wrong] = batch.bad

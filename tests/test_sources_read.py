@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import Origin, RecordBatch, Unit, find, jsonl, lines, plan, read
+from mdsmix.sources import Origin, RecordBatch, Unit, find, jsonl, lines, plan, read, record_batches
 from mdsmix.sources.jsonl import decode_lines
 
 FUZZ = settings(
@@ -71,7 +71,10 @@ def test_units_of_any_window_read_what_one_pass_over_the_file_finds(
     data = b"\xef\xbb\xbf" * mark + b"\n".join(texts) + b"\n" * ended
     (tmp_path / f"x.jsonl{packing}").write_bytes(PACK[packing](data))
     try:
-        with patch.object(lines, "_PIECE_BYTES", piece), patch.object(batches, "BLOCK_BYTES", 25):
+        with (
+            patch.object(lines, "_PIECE_BYTES", piece),
+            patch.object(record_batches, "BLOCK_BYTES", 25),
+        ):
             units = units_of(tmp_path, window)
             read_batches = [(unit, batch) for unit in units for batch in read(unit)]
     finally:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.sources import ReadAs, RecordBatch, find, lines, plan, read
+from mdsmix.sources import ReadAs, RecordBatch, csv_table, find, lines, plan, read
 
 FUZZ = settings(
     max_examples=80, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -134,7 +134,7 @@ def test_a_bad_row_is_named_and_costs_its_neighbours_nothing(
 def test_a_field_that_is_too_long_is_passed_over(tmp_path: Path, inner: bytes) -> None:
     long = b'1,"' + inner + b'"\n'
     small = {"LONGEST_FIELD": 50, "LONGEST_ROW": 100}
-    with patch.multiple(table, **small), patch.object(lines, "_PIECE_BYTES", 30):
+    with patch.multiple(csv_table, **small), patch.object(lines, "_PIECE_BYTES", 30):
         found = read_file(tmp_path, b"x,y\n1,a\n" + long + b"2,b\n")
     assert records(found) == [{"x": "1", "y": "a"}, {"x": "2", "y": "b"}]
     [wrong] = found[0].bad

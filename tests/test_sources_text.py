@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import RecipeError
-from mdsmix.sources import ReadAs, RecordBatch, find, lines, plan, read
+from mdsmix.sources import ReadAs, RecordBatch, cut_items, find, lines, plan, read
 
 FUZZ = settings(
     max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -70,7 +70,7 @@ def test_a_bad_text_costs_its_neighbours_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("word", [b"word ", b"word\n"])
 def test_a_text_that_is_too_long_is_passed_over(tmp_path: Path, split_by: str, word: bytes) -> None:
     with (
-        patch.object(items, "LONGEST", 50),
+        patch.object(cut_items, "LONGEST", 50),
         patch.object(lines, "LONGEST_LINE", 50),
         patch.object(lines, "_PIECE_BYTES", 30),
     ):
