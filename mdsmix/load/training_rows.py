@@ -8,10 +8,9 @@ name its shard.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,7 +120,7 @@ def _pictured(sample: Mapping[str, Any], rules: RowRules) -> Row:
         raise MixRefused(
             "it has images, which no encoder-decoder takes; set decoder_only_format: true."
         )
-    row = _stitched(turns, replace(rules, max_seq_len=sys.maxsize))
+    row = _decoder_only(_ended(turns, rules), rules)
     spots = np.flatnonzero(row.input_ids == rules.image)
     if not len(spots) == len(sample["sizes"]) == len(sample["images"]):
         raise MixRefused(
@@ -131,14 +130,24 @@ def _pictured(sample: Mapping[str, Any], rules: RowRules) -> Row:
     return row._replace(pictures=RowImages(sample["images"], sample["sizes"], spots))
 
 
-def cut_to(row: Row, rules: RowRules) -> Row:
-    """The row with max_seq_len tokens at most; MixRefused where nothing of it is left to train on."""
+def cut_to(row: Row, rules: RowRules, spare: int = 1) -> Row:
+    """The row with max_seq_len tokens at most; MixRefused where nothing of it is left to train on. `spare`: tokens that nobody misses,
+    as the EOS that was just added to a full pretraining chunk in finetuning columns."""
     whole, end = row.input_ids.size, rules.max_seq_len
     if whole <= end:
         return row
-    _judge_cut(row.labels[:end], whole, rules)
-    said = {key: values[:end] for key, values in row.said.items()}
-    return row._replace(input_ids=row.input_ids[:end], labels=row.labels[:end], said=said)
+    if (row.labels[:end] == IGNORED).all():
+        raise MixRefused(
+            f"cut from {whole} tokens to max_seq_len {end} it has nothing left to train on under target_prompts: {rules.target_prompts} "
+            f"and target_responses: {rules.target_responses}; convert the data with these settings, which leaves such records out."
+        )
+    if whole > end + spare:
+        _warn_of_cuts(end)
+    return row._replace(
+        input_ids=row.input_ids[:end],
+        labels=row.labels[:end],
+        said={key: values[:end] for key, values in row.said.items()},
+    )
 
 
 def _packed(documents: Sequence[PackedDocument], rules: RowRules) -> Row:
@@ -147,19 +156,14 @@ def _packed(documents: Sequence[PackedDocument], rules: RowRules) -> Row:
         raise MixRefused(
             "it is a packed row, which has no encoder input; set decoder_only_format: true or leave its stream out."
         )
-    input_ids, trained = (
-        np.concatenate([document[part] for document in documents])[: rules.max_seq_len]
-        for part in (0, 1)
-    )
-    if not trained.any():
-        raise MixRefused(
-            f"cut to max_seq_len {rules.max_seq_len} it has nothing left to train on; convert the data for that length."
-        )
-    ends = np.cumsum([len(document.ids) for document in documents]).clip(max=len(input_ids))
-    if len(input_ids) < sum(len(document.ids) for document in documents):
-        _warn_of_cuts(rules.max_seq_len)
-    lengths = np.diff(ends, prepend=0)
-    return Row(input_ids, np.where(trained, input_ids, IGNORED), False, lengths[lengths > 0])
+    row = cut_to(_masked(*map(np.concatenate, zip(*documents, strict=True))), rules, spare=0)
+    ends = np.cumsum([len(document.ids) for document in documents])
+    lengths = np.diff(ends.clip(max=rules.max_seq_len), prepend=0)
+    return row._replace(documents=lengths[lengths > 0])
+
+
+def _masked(input_ids: Tokens, trained: NDArray[np.bool_]) -> Row:
+    return Row(input_ids, np.where(trained, input_ids, IGNORED), False)
 
 
 def _plain(tokens: Tokens, rules: RowRules) -> Row:
@@ -170,59 +174,39 @@ def _plain(tokens: Tokens, rules: RowRules) -> Row:
         )
     if rules.ids.pad is None or not (is_pad := tokens == rules.ids.pad).any():
         return Row(tokens, tokens, True)
-    return Row(tokens, np.where(is_pad, IGNORED, tokens), True)
+    return _masked(tokens, ~is_pad)._replace(is_plain=True)
 
 
 def _stitched(turns: Sequence[Turn], rules: RowRules) -> Row:
-    if not turns:
-        raise MixRefused(
-            "it holds no turns; convert the data again, which leaves such records out."
-        )
-    *before, last = turns
-    turns = [*before, Turn(last.prompt, _ended(last.response, rules.ids.eos))]
-    return _decoder_only(turns, rules) if rules.decoder_only_format else _two_sided(turns, rules)
+    turns = _ended(turns, rules)
+    if rules.decoder_only_format:
+        return cut_to(_decoder_only(turns, rules), rules)
+    return _two_sided(turns, rules)
 
 
-def _ended(target: Tokens, eos: int | None) -> Tokens:
-    """The last response, ended by EOS where it is not."""
-    if eos is None:
-        return target
-    if not target.size:
+def _ended(turns: Sequence[Turn], rules: RowRules) -> Sequence[Turn]:
+    """The turns, the last response ended by EOS where it is not."""
+    if not turns or (rules.ids.eos is not None and not turns[-1].response.size):
         raise MixRefused(
-            "its last response is empty, so there is nothing to learn from it; convert the data again, which leaves "
-            "such records out."
+            "it holds no turns or its last response is empty, so there is nothing to learn from it; convert the data again, which leaves such "
+            "records out."
         )
-    return target if target[-1] == eos else np.concatenate((target, (eos,)))
+    *before, (prompt, response) = turns
+    if rules.ids.eos is None or response[-1] == rules.ids.eos:
+        return turns
+    return [*before, Turn(prompt, np.concatenate((response, (rules.ids.eos,))))]
 
 
 def _decoder_only(turns: Sequence[Turn], rules: RowRules) -> Row:
-    """Prompts and responses end to end; what no policy trains on is ignored; cut to max_seq_len."""
-    input_ids = np.concatenate([part for turn in turns for part in turn])
-    labels = input_ids.copy()
-    end = 0
-    for i, (context, target) in enumerate(turns):
-        begin, middle, end = end, end + context.size, end + context.size + target.size
-        if not rules.trains_prompt(context.size):
-            labels[begin:middle] = IGNORED
-        if not rules.trains_response(i == len(turns) - 1):
-            labels[middle:end] = IGNORED
-    whole = input_ids.size
-    if whole > rules.max_seq_len:
-        input_ids, labels = input_ids[: rules.max_seq_len], labels[: rules.max_seq_len]
-        _judge_cut(labels, whole, rules)
-    return Row(input_ids, labels, False)
-
-
-def _judge_cut(labels: Tokens, whole: int, rules: RowRules) -> None:
-    if (labels == IGNORED).all():
-        raise MixRefused(
-            f"cut from {whole} tokens to max_seq_len {rules.max_seq_len} it has nothing left to train on under "
-            f"target_prompts: {rules.target_prompts} and target_responses: {rules.target_responses}; convert the data "
-            "with these settings, which leaves such records out."
-        )
-    # A full pretraining chunk in finetuning columns is one too long by the EOS that was just added: nothing is lost.
-    if whole > rules.max_seq_len + 1:
-        _warn_of_cuts(rules.max_seq_len)
+    """Prompts and responses end to end; what no policy trains on is ignored."""
+    parts = [part for turn in turns for part in turn]
+    last = len(turns) - 1
+    trains = [
+        flag
+        for i, turn in enumerate(turns)
+        for flag in (rules.trains_prompt(turn.prompt.size), rules.trains_response(i == last))
+    ]
+    return _masked(np.concatenate(parts), np.repeat(trains, [part.size for part in parts]))
 
 
 def _two_sided(turns: Sequence[Turn], rules: RowRules) -> Row:
