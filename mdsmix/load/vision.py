@@ -7,7 +7,7 @@ makes of each placeholder take its place. Nothing of a family of models is known
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,13 @@ from mdsmix.load.loader_settings import LoaderSettings
 from mdsmix.load.training_rows import IGNORED, Row, RowImages, RowRules, cut_to
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.storage import Location, locate
+
+Pixels = dict[str, Any]
+ROWS = "pixel_rows"
+"Key of a batch that will be cut: tensor of pixels -> how many of its entries each row has."
+DUMMY = (56, 56)
+"Height and width of the image of a batch without one."
+_open: dict[str, LoadedProcessor] = {}
 
 
 def named_vision(settings: LoaderSettings) -> Vision | None:
@@ -106,14 +113,6 @@ def _vision(settings: LoaderSettings, name: str) -> Vision:
     return Vision(name, with_dummy=bool(settings.row_key("dummy_image", False)))
 
 
-Pixels = dict[str, Any]
-ROWS = "pixel_rows"
-"Key of a batch that will be cut: tensor of pixels -> how many of its entries each row has."
-DUMMY = (56, 56)
-"Height and width of the image of a batch without one."
-_open: dict[str, LoadedProcessor] = {}
-
-
 def opened(name: str) -> LoadedProcessor:
     """The processor, opened once a process; RecipeError where it cannot be."""
     if name not in _open:
@@ -153,7 +152,11 @@ class Vision:
         see = self._seen_by_row if self.is_split else self._seen
         made, pixels = see(images, shown[0][1].where)
         if self.is_split:
-            pixels[ROWS] = _of_all(pixels[ROWS], [n for n, _ in shown], len(rows))
+            numbers = [number for number, _ in shown]
+            pixels[ROWS] = {
+                key: np.bincount(numbers, counts, len(rows)).astype(int).tolist()
+                for key, counts in pixels[ROWS].items()
+            }
         for (number, pictures), pieces in zip(shown, made, strict=True):
             found[number] = expanded(rows[number], pictures, pieces, rules)
         return found, pixels
@@ -205,17 +208,6 @@ def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(
         [pad(tensor, [n for more in of[::-1] for n in (0, more)]) for tensor, of in each]
     )
-
-
-def _of_all(
-    counts: Mapping[str, Sequence[int]], shown: Sequence[int], rows: int
-) -> dict[str, list[int]]:
-    """Counts of the rows with images -> of all rows of the batch."""
-    found = {key: [0] * rows for key in counts}
-    for key, of in counts.items():
-        for number, count in zip(shown, of, strict=True):
-            found[key][number] = count
-    return found
 
 
 def decoded(pictures: RowImages, number: int) -> Any:

@@ -246,7 +246,7 @@ def test_a_separator_that_is_not_the_tokenizers_is_refused(tmp_path: Path) -> No
         ({"repeat": 2}, {"epoch_size": 10}, "a has repeat or choose, which decide it too"),
         ({"repeat": "2"}, {}, "repeat of a is '2'"),
         ({"remote": "ftp://x"}, {}, "Streaming refuses it: Unsupported remote path"),
-        ({}, {"batching_method": "any"}, "set it to one of random, stratified"),
+        ({}, {"batching_method": "any"}, "set it to random or stratified"),
     ],
 )
 def test_what_streaming_refuses_is_one_sentence(

@@ -152,7 +152,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "packing": ({"packing_ratio": 2}, "packing_ratio was null and is 2"),
     "a stream less": (
         {"without": "b"},
-        "b is not in the mix any more, of which an epoch drew 40 samples",
+        "b is not in the mix any more, and an epoch draws 40 samples of it",
     ),
     "a stream more": ({"with": "c"}, "c is new in the mix, and an epoch draws 30 samples of it"),
 }
@@ -224,7 +224,7 @@ def test_a_state_without_a_lock_goes_on_and_says_so(
         ("{", "is no lock of a mix: it is no JSON|is no lock of a mix: "),
         (
             '{"version": 3, "streams": [{"name": "a", "drawn": 1, "shards": "x"}]}',
-            "shards of a is no list",
+            "shards is .x.; it must be a list",
         ),
         ("[]", "is no lock of a mix"),
         ('{"version": "1", "streams": []}', "version is '1'"),

@@ -531,7 +531,7 @@ def test_a_loader_finds_the_processor_beside_the_streams_and_nothing_but_what_wa
         list(build_loader(config, 3))
     answer = mdsmix("check", config)
     assert answer.code == 3
-    assert "nor lies one that all were converted for beside see" in answer.out
+    assert "nor lies one beside all streams that they were converted for" in answer.out
 
 
 def test_the_processor_is_fetched_from_a_store_and_goes_when_no_stream_names_it(
@@ -561,7 +561,7 @@ def test_the_processor_is_fetched_from_a_store_and_goes_when_no_stream_names_it(
     assert home not in root.folders()
     answer = mdsmix("check", config)
     assert answer.code == 3
-    assert "is not here, and not beside see, from where the loader would fetch it" in answer.out
+    assert "is not here, and not beside these streams, from where the loader would fetch it" in answer.out
 
 
 def test_a_processor_that_is_not_there_is_said_in_a_sentence(
