@@ -28,7 +28,7 @@ from benchmarks.measure import Run, measure
 from benchmarks.rounds import environment
 from mdsmix.kinds.assemble import best_fit
 from mdsmix.load.packing import Packer, best_ratio, ratios
-from mdsmix.load.training_rows import Row
+from mdsmix.load.training_rows import TrainingRow
 from mdsmix.shards.index import read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.shard_samples import read_whole
@@ -145,8 +145,8 @@ def _packed_in_batches(lengths: NDArray[np.int64], ratio: float) -> tuple[float,
     return 1 - tokens / (batches * DEMO_BATCH * DEMO_WIDTH), documents / len(lengths)
 
 
-def _rows(lengths: Sequence[int] | NDArray[np.int64]) -> list[Row]:
-    return [Row(np.zeros(n, np.int64), np.zeros(n, np.int64), False) for n in lengths]
+def _rows(lengths: Sequence[int] | NDArray[np.int64]) -> list[TrainingRow]:
+    return [TrainingRow(np.zeros(n, np.int64), np.zeros(n, np.int64), False) for n in lengths]
 
 
 def _recipe(

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from mdsmix.errors import RecipeError
 from mdsmix.load.packing import Packer
-from mdsmix.load.training_rows import IGNORED, Row, RowRules, Tokens, positions
+from mdsmix.load.training_rows import IGNORED, RowRules, Tokens, TrainingRow, positions
 from mdsmix.load.vision import ROWS, Vision
 
 Batch = dict[str, torch.Tensor]
@@ -56,7 +56,7 @@ class Collate:
     "Trim padding to a multiple of 8, but never in the first batch, which shows the largest memory use."
     has_seen_a_batch: bool = False
 
-    def __call__(self, rows: Sequence[Row]) -> Batch:
+    def __call__(self, rows: Sequence[TrainingRow]) -> Batch:
         if not self.rules.decoder_only_format:
             return self._trimmed(self._two_sided(rows))
         if self.packer:
@@ -67,7 +67,7 @@ class Collate:
         width = longest if self.pad_to_longest else self.rules.max_seq_len
         return self._trimmed(self._joined([[row] for row in rows], width))
 
-    def _pictured(self, rows: Sequence[Row], vision: Vision) -> Batch:
+    def _pictured(self, rows: Sequence[TrainingRow], vision: Vision) -> Batch:
         """A batch in which images are their tokens, and what the processor makes of their pixels."""
         rows, pixels = vision.expand(rows, self.rules)
         longest = max(row.input_ids.size for row in rows)
@@ -106,7 +106,7 @@ class Collate:
             batch[key][row, start : start + count] = torch.from_numpy(values)
         return batch
 
-    def _joined(self, bins: Sequence[Sequence[Row]], width: int) -> Batch:
+    def _joined(self, bins: Sequence[Sequence[TrainingRow]], width: int) -> Batch:
         """One padded row per bin. The first label of a row that follows another is ignored: its document just begins."""
         input_ids = [_joint([row.input_ids for row in rows]) for rows in bins]
         labels = [_joint([_follows(row, i) for i, row in enumerate(rows)]) for rows in bins]
@@ -152,14 +152,14 @@ class Collate:
             columns = columns[::-1]
         return (columns < np.array([[row.size] for row in rows])).astype(np.int64)
 
-    def _places(self, bins: Sequence[Sequence[Row]], mask: Tokens) -> Tokens:
+    def _places(self, bins: Sequence[Sequence[TrainingRow]], mask: Tokens) -> Tokens:
         """Which row of its bin a token belongs to, or which document of a row: counted along the bin, -1 for padding."""
         if not self.packer and all(row.documents is None for (row,) in bins):
             return mask - 1
         places = [_numbered([self._documents(row) for row in rows]) for rows in bins]
         return self._padded(places, mask.shape[1], -1)
 
-    def _documents(self, row: Row) -> Tokens:
+    def _documents(self, row: TrainingRow) -> Tokens:
         """The number of each token's document in the row. Only a packed row and a pretraining row may hold several."""
         if row.documents is not None:
             return np.repeat(np.arange(row.documents.size), row.documents)
@@ -167,7 +167,7 @@ class Collate:
             return np.zeros(row.input_ids.size, np.int64)
         return self.separator.count(row.input_ids)
 
-    def _two_sided(self, rows: Sequence[Row]) -> Batch:
+    def _two_sided(self, rows: Sequence[TrainingRow]) -> Batch:
         """Encoder and decoder batch; targets are always padded on the right."""
         longest = max(max(row.input_ids.size, row.labels.size) for row in rows)
         width = longest if self.pad_to_longest else self.rules.max_seq_len
@@ -200,7 +200,7 @@ def _joint(parts: Sequence[Tokens]) -> Tokens:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _follows(row: Row, position: int) -> Tokens:
+def _follows(row: TrainingRow, position: int) -> Tokens:
     if position == 0:
         return row.labels
     labels = row.labels.copy()

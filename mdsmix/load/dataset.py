@@ -18,7 +18,7 @@ from streaming.base.world import World
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load.internals import ShardKeeper, drop_connection
 from mdsmix.load.state_lock import KEY, judge, lock_of, must_be_state, tell_unlocked
-from mdsmix.load.training_rows import Row, RowRules, row_of
+from mdsmix.load.training_rows import RowRules, TrainingRow, row_of
 from mdsmix.shards.token_ids import IMAGES, PACKED
 from mdsmix.training.lock import LoaderLock
 
@@ -214,7 +214,7 @@ class MixDataset(ShardKeeper):
         """Whether some stream is one of images."""
         return any(set(IMAGES) <= set(shard.column_names) for shard in self.shards)
 
-    def get_item(self, sample_id: int, retry: int = 7) -> Row:
+    def get_item(self, sample_id: int, retry: int = 7) -> TrainingRow:
         """The row of a sample; Unreachable names the shard that is lost or damaged, MixRefused the row that does not fit."""
         shard_id, position = self.spanner[sample_id]
         try:

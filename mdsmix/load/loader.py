@@ -24,7 +24,7 @@ from mdsmix.load.dataset import CheckedStream, MixDataset, reason
 from mdsmix.load.internals import drop_stale_memory
 from mdsmix.load.loader_settings import LoaderSettings, read_settings
 from mdsmix.load.packing import Packer, best_ratio, ratios
-from mdsmix.load.training_rows import Row, RowRules, TokenIds
+from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
 from mdsmix.load.vision import named_vision, published_vision
 from mdsmix.training.findings import refusal
 from mdsmix.training.loader_keys import LoaderKeys, OwnLoaderKeys
@@ -218,7 +218,7 @@ def _packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -
     return found
 
 
-def _first_rows(settings: LoaderSettings, rules: RowRules, count: int) -> list[Row]:
+def _first_rows(settings: LoaderSettings, rules: RowRules, count: int) -> list[TrainingRow]:
     """The first rows of the first epoch, read by a dataset of its own: the loader's begins its epoch untouched."""
     dataset = _dataset(settings, rules, count)
     try:

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mdsmix.load.training_rows import Row
+from mdsmix.load.training_rows import TrainingRow
 
 
 @dataclass(slots=True)
 class Bin:
     """Rows that share one packed row, in order."""
 
-    rows: list[Row]
+    rows: list[TrainingRow]
     size: int
 
 
@@ -34,7 +34,7 @@ class Packer:
     "At most so many leftover bins wait for the next batch; None: all."
     waiting: list[Bin] = field(default_factory=list)
 
-    def pack(self, rows: Sequence[Row]) -> list[list[Row]]:
+    def pack(self, rows: Sequence[TrainingRow]) -> list[list[TrainingRow]]:
         bins = list(self.waiting)
         by_length = sorted(rows, key=lambda row: row.input_ids.size, reverse=True)
         for i, row in enumerate(by_length):
@@ -45,7 +45,7 @@ class Packer:
         self.waiting = bins[self.bins :][: self.keep]
         return [b.rows for b in bins[: self.bins]]
 
-    def _place(self, row: Row, bins: list[Bin], must_open: bool) -> None:
+    def _place(self, row: TrainingRow, bins: list[Bin], must_open: bool) -> None:
         """Into the first bin with room, which then moves to the end of the line, or into a new one."""
         size = row.input_ids.size
         fits = (i for i, b in enumerate(bins) if b.size + size <= self.max_seq_len)
@@ -67,7 +67,7 @@ def ratios(max_seq_len: int, bins: int, steps: int = 20) -> dict[int, float]:
 
 
 def best_ratio(
-    rows: Sequence[Row], tried: Mapping[int, float], bins: int, max_seq_len: int
+    rows: Sequence[TrainingRow], tried: Mapping[int, float], bins: int, max_seq_len: int
 ) -> float:
     """The last ratio before one that leaves a row waiting when all rows are packed; 1 where they fill no batch."""
     best = 1.0

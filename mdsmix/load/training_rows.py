@@ -76,7 +76,7 @@ class RowImages:
     "Stream, shard and row, for errors."
 
 
-class Row(NamedTuple):
+class TrainingRow(NamedTuple):
     """A row before padding. Under `decoder_only_format: false` the two arrays are encoder input and target."""
 
     input_ids: Tokens
@@ -92,7 +92,7 @@ class Row(NamedTuple):
     "What a processor says of each token beside its id."
 
 
-def row_of(sample: Mapping[str, Any], rules: RowRules) -> Row:
+def row_of(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
     """The row of a decoded MDS sample; MixRefused says why there is none (the caller knows stream and shard)."""
     if has_images(sample):
         return _pictured(sample, rules)
@@ -106,7 +106,7 @@ def row_of(sample: Mapping[str, Any], rules: RowRules) -> Row:
     return _plain(turns[0].response, rules) if layout == ("tokens",) else _stitched(turns, rules)
 
 
-def _pictured(sample: Mapping[str, Any], rules: RowRules) -> Row:
+def _pictured(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
     """A row of a stream of images, of which some have none."""
     if rules.image is None:
         raise MixRefused(
@@ -130,7 +130,7 @@ def _pictured(sample: Mapping[str, Any], rules: RowRules) -> Row:
     return row._replace(pictures=RowImages(sample["images"], sample["sizes"], spots))
 
 
-def cut_to(row: Row, rules: RowRules, spare: int = 1) -> Row:
+def cut_to(row: TrainingRow, rules: RowRules, spare: int = 1) -> TrainingRow:
     """The row with max_seq_len tokens at most; MixRefused where nothing of it is left to train on. `spare`: tokens that nobody misses,
     as the EOS that was just added to a full pretraining chunk in finetuning columns."""
     whole, end = row.input_ids.size, rules.max_seq_len
@@ -150,7 +150,7 @@ def cut_to(row: Row, rules: RowRules, spare: int = 1) -> Row:
     )
 
 
-def _packed(documents: Sequence[PackedDocument], rules: RowRules) -> Row:
+def _packed(documents: Sequence[PackedDocument], rules: RowRules) -> TrainingRow:
     """A row of several documents, whose labels were settled when they were converted: whatever the policies of the run."""
     if not rules.decoder_only_format:
         raise MixRefused(
@@ -162,22 +162,22 @@ def _packed(documents: Sequence[PackedDocument], rules: RowRules) -> Row:
     return row._replace(documents=lengths[lengths > 0])
 
 
-def _masked(input_ids: Tokens, trained: NDArray[np.bool_]) -> Row:
-    return Row(input_ids, np.where(trained, input_ids, IGNORED), False)
+def _masked(input_ids: Tokens, trained: NDArray[np.bool_]) -> TrainingRow:
+    return TrainingRow(input_ids, np.where(trained, input_ids, IGNORED), False)
 
 
-def _plain(tokens: Tokens, rules: RowRules) -> Row:
+def _plain(tokens: Tokens, rules: RowRules) -> TrainingRow:
     """A pretraining row: every token is a label but the tokenizer's own padding token, as in LLM-Foundry."""
     if not rules.decoder_only_format:
         raise MixRefused(
             "it is a pretraining row, which has no encoder input; set decoder_only_format: true or leave its stream out."
         )
     if rules.ids.pad is None or not (is_pad := tokens == rules.ids.pad).any():
-        return Row(tokens, tokens, True)
+        return TrainingRow(tokens, tokens, True)
     return _masked(tokens, ~is_pad)._replace(is_plain=True)
 
 
-def _stitched(turns: Sequence[Turn], rules: RowRules) -> Row:
+def _stitched(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
     turns = _ended(turns, rules)
     if rules.decoder_only_format:
         return cut_to(_decoder_only(turns, rules), rules)
@@ -197,7 +197,7 @@ def _ended(turns: Sequence[Turn], rules: RowRules) -> Sequence[Turn]:
     return [*before, Turn(prompt, np.concatenate((response, (rules.ids.eos,))))]
 
 
-def _decoder_only(turns: Sequence[Turn], rules: RowRules) -> Row:
+def _decoder_only(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
     """Prompts and responses end to end; what no policy trains on is ignored."""
     parts = [part for turn in turns for part in turn]
     last = len(turns) - 1
@@ -209,11 +209,11 @@ def _decoder_only(turns: Sequence[Turn], rules: RowRules) -> Row:
     return _masked(np.concatenate(parts), np.repeat(trains, [part.size for part in parts]))
 
 
-def _two_sided(turns: Sequence[Turn], rules: RowRules) -> Row:
+def _two_sided(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
     """Encoder-decoder: everything before the last response is the encoder's, each side cut on its own."""
     *before, (prompt, target) = turns
     context = np.concatenate([part for turn in before for part in turn] + [prompt])
-    return Row(_cut_ended(context, rules), _cut_ended(target, rules), False)
+    return TrainingRow(_cut_ended(context, rules), _cut_ended(target, rules), False)
 
 
 def _cut_ended(tokens: Tokens, rules: RowRules) -> Tokens:

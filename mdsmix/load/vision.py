@@ -19,7 +19,7 @@ from mdsmix.encode.loaded_processor import LoadedProcessor, blank, replaced, sam
 from mdsmix.encode.published_folders import fetch_folder, name_at_hand
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.loader_settings import LoaderSettings
-from mdsmix.load.training_rows import IGNORED, Row, RowImages, RowRules, cut_to
+from mdsmix.load.training_rows import IGNORED, RowImages, RowRules, TrainingRow, cut_to
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.storage import Location, locate
 
@@ -143,7 +143,9 @@ class Vision:
     def seeing(self) -> LoadedProcessor:
         return opened(self.name)
 
-    def expand(self, rows: Sequence[Row], rules: RowRules) -> tuple[list[Row], Pixels]:
+    def expand(
+        self, rows: Sequence[TrainingRow], rules: RowRules
+    ) -> tuple[list[TrainingRow], Pixels]:
         """The rows with their images' tokens, and the pixels of all; MixRefused names the row that cannot be."""
         found, shown = list(rows), [(n, p) for n, row in enumerate(rows) if (p := row.pictures)]
         if not shown:
@@ -226,8 +228,8 @@ def decoded(pictures: RowImages, number: int) -> Any:
 
 
 def expanded(
-    row: Row, pictures: RowImages, pieces: Sequence[dict[str, Any]], rules: RowRules
-) -> Row:
+    row: TrainingRow, pictures: RowImages, pieces: Sequence[dict[str, Any]], rules: RowRules
+) -> TrainingRow:
     """The row with what stands for each image in place of its token; MixRefused where one would be cut."""
     lengths = [len(piece["input_ids"]) for piece in pieces]
     end = int(pictures.spots[-1]) + 1 - len(pieces) + sum(lengths)

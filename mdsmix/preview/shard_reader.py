@@ -18,7 +18,7 @@ from mdsmix.encode.processor_server import SizeCounts
 from mdsmix.encode.published_folders import fetch_folder
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load.layout import SampleAt
-from mdsmix.load.training_rows import Row, RowRules
+from mdsmix.load.training_rows import RowRules, TrainingRow
 from mdsmix.load.vision import expanded
 from mdsmix.mix.checks.images import planned_for, processor_hash
 from mdsmix.mix.streams import Mix, StreamInMix
@@ -37,7 +37,7 @@ class Images:
     "The id that stands for one."
     counter: SizeCounts
 
-    def counts(self, row: Row) -> list[int]:
+    def counts(self, row: TrainingRow) -> list[int]:
         """Tokens of each image of a row; MixRefused where the processor refuses one."""
         if not row.pictures:
             return []
@@ -48,7 +48,7 @@ class Images:
                 raise MixRefused(f"{row.pictures.where}: {said}; convert the stream for it.")
         return [int(found[size]) for size in sizes]
 
-    def grown(self, row: Row, rules: RowRules) -> Row:
+    def grown(self, row: TrainingRow, rules: RowRules) -> TrainingRow:
         """The row with its images' tokens; MixRefused where the loader raises."""
         if not row.pictures:
             return row

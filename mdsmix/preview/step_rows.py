@@ -14,12 +14,12 @@ from itertools import chain
 from mdsmix.errors import MixRefused
 from mdsmix.load.collate import Collate
 from mdsmix.load.layout import SampleAt
-from mdsmix.load.training_rows import IGNORED, Row, RowRules, row_of
+from mdsmix.load.training_rows import IGNORED, RowRules, TrainingRow, row_of
 from mdsmix.preview.shard_reader import Images, Sample
 from mdsmix.shards.token_ids import turns_of
 
 
-class SampleRow(Row):
+class SampleRow(TrainingRow):
     """A row that knows its sample."""
 
     place: SampleAt
@@ -27,7 +27,7 @@ class SampleRow(Row):
     "Tokens of the sample that the loader cuts off."
     is_text: bool
     "Pretraining text, of several documents perhaps; under the finetuning loader its first token is stored as a prompt."
-    stored: Row
+    stored: TrainingRow
     "With one token an image."
     images: Sequence[tuple[int, int, int]]
     "Height, width and tokens of each."
@@ -149,7 +149,7 @@ def _documents(row: SampleRow, rules: RowRules) -> int:
     return 1 + int((row.input_ids[1:] == rules.ids.bos).sum())
 
 
-def _size(row: Row) -> int:
+def _size(row: TrainingRow) -> int:
     return int(row.input_ids.size + row.labels.size)
 
 

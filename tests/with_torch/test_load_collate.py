@@ -10,14 +10,14 @@ import torch
 
 from mdsmix.load.collate import Collate, Separator
 from mdsmix.load.packing import Packer
-from mdsmix.load.training_rows import Row, RowRules, TokenIds
+from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
 
 EOS, PAD, X = 2, 1, -100
 RIGHT, LEFT = TokenIds(eos=EOS, pad=PAD), TokenIds(eos=EOS, pad=PAD, padding_side="left")
 
 
-def made(ids: list[int], labels: list[int] | None = None, is_plain: bool = False) -> Row:
-    return Row(np.array(ids), np.array(ids if labels is None else labels), is_plain)
+def made(ids: list[int], labels: list[int] | None = None, is_plain: bool = False) -> TrainingRow:
+    return TrainingRow(np.array(ids), np.array(ids if labels is None else labels), is_plain)
 
 
 def collate(width: int = 6, ids: TokenIds = RIGHT, two_sided: bool = False, **more: Any) -> Collate:

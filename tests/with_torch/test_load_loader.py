@@ -23,7 +23,7 @@ from mdsmix.load import MixLoader, TokenIds, build_loader, loader
 from mdsmix.load.collate import Separator
 from mdsmix.load.loader_settings import read_settings
 from mdsmix.load.packing import Packer
-from mdsmix.load.training_rows import Row, RowRules
+from mdsmix.load.training_rows import RowRules, TrainingRow
 from tests.alarm import at_most
 from tests.forked import Standing
 from tests.with_torch.load_streams import EOS, IDS, PAD, config, write_stream, write_tokens
@@ -196,7 +196,7 @@ def test_ranks_take_the_smallest_of_their_packing_ratios(
 ) -> None:
     """Each finds one from rows of its own, and batches of different sizes would not fit together."""
     made = config({"a": {"local": str(tmp_path)}}, packing_ratio="auto") | {"max_seq_len": 200}
-    row = Row(np.full(100, 9), np.full(100, 9), False)
+    row = TrainingRow(np.full(100, 9), np.full(100, 9), False)
     monkeypatch.setattr(loader, "_first_rows", lambda *of: [row] * 1600)
     rules = RowRules(ids=IDS, max_seq_len=200)
     assert loader._packing_ratio(read_settings(made), rules, 8) == 2

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.load.packing import Packer, best_ratio, ratios
-from mdsmix.load.training_rows import Row
+from mdsmix.load.training_rows import TrainingRow
 
 
-def rows(*sizes: int) -> list[Row]:
-    return [Row(np.full(n, n), np.full(n, n), False) for n in sizes]
+def rows(*sizes: int) -> list[TrainingRow]:
+    return [TrainingRow(np.full(n, n), np.full(n, n), False) for n in sizes]
 
 
-def sizes(bins: list[list[Row]]) -> list[list[int]]:
+def sizes(bins: list[list[TrainingRow]]) -> list[list[int]]:
     return [[row.input_ids.size for row in packed] for packed in bins]
 
 

@@ -16,7 +16,7 @@ from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import TokenIds, build_loader, document_mask
 from mdsmix.load.collate import Batch, Collate
 from mdsmix.load.packing import Packer
-from mdsmix.load.training_rows import Row, RowRules, positions, row_of
+from mdsmix.load.training_rows import RowRules, TrainingRow, positions, row_of
 from tests.converting import run_recipe, write_jsonl, write_recipe
 from tests.test_convert_packed import KINDS, records, streams
 from tests.with_torch.load_streams import EOS, IDS, PAD, config, write_stream, write_tokens
@@ -159,9 +159,9 @@ def test_an_encoder_has_no_packed_rows(tmp_path: Path) -> None:
         build_loader(made, 2, ids=IDS, position_ids=True)
 
 
-def row(*lengths: int) -> Row:
+def row(*lengths: int) -> TrainingRow:
     ids = np.arange(10, 10 + sum(lengths))
-    return Row(ids, ids, False, np.array(lengths) if len(lengths) > 1 else None)
+    return TrainingRow(ids, ids, False, np.array(lengths) if len(lengths) > 1 else None)
 
 
 def test_packed_rows_are_packed_further_and_padded_on_either_side() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mdsmix.errors import MixRefused
-from mdsmix.load.training_rows import Row, RowRules, TokenIds, row_of
+from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow, row_of
 
 EOS, PAD, X = 0, 1, -100
 CHAT = {
@@ -107,7 +107,7 @@ def test_extra_columns_do_not_matter() -> None:
 
 
 def test_an_encoder_gets_all_but_the_last_response() -> None:
-    made: Row = row_of(CHAT, rules(decoder_only_format=False))
+    made: TrainingRow = row_of(CHAT, rules(decoder_only_format=False))
     assert made.input_ids.tolist() == [10, 11, 12, 20, 21, 13]
     assert made.labels.tolist() == [22, 23, EOS]
 
