@@ -158,7 +158,8 @@ def test_a_row_that_does_not_fit_the_settings_is_named(tmp_path: Path) -> None:
     write_stream(tmp_path / "chat", {"turns": "json"}, rows)
     loader = build_loader(config({"chat": {"local": f"{tmp_path}/chat"}}), 1, ids=IDS)
     with pytest.raises(
-        MixRefused, match=r"^Stream chat, shard shard.00000.mds, row 1: it holds no turns or its last resp"
+        MixRefused,
+        match=r"^Stream chat, shard shard.00000.mds, row 1: it holds no turns or its last resp",
     ):
         list(loader)
 

@@ -561,7 +561,10 @@ def test_the_processor_is_fetched_from_a_store_and_goes_when_no_stream_names_it(
     assert home not in root.folders()
     answer = mdsmix("check", config)
     assert answer.code == 3
-    assert "is not here, and not beside these streams, from where the loader would fetch it" in answer.out
+    assert (
+        "is not here, and not beside these streams, from where the loader would fetch it"
+        in answer.out
+    )
 
 
 def test_a_processor_that_is_not_there_is_said_in_a_sentence(
