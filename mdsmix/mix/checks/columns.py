@@ -217,7 +217,8 @@ def tokens_dtype(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Find
 
 def _dtype_of_bytes(stream: StreamInMix, limit: int) -> str | None:
     """The widest dtype under which the first samples hold ids of a vocabulary of `limit`; None without columns of bytes."""
-    columns = bytes_columns(stream)
+    if not (columns := bytes_columns(stream)):
+        return None  # no shard is read for it
     samples = [s[c] for s in stream.head.samples for c in columns if isinstance(s.get(c), bytes)]
     fitting = (d for d in DTYPES if all(_fits(data, d, limit) for data in samples))
     return next(fitting, None) if samples else None
