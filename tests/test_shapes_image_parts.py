@@ -119,3 +119,9 @@ def test_whatever_parts_say_they_are_read_or_a_reason(parts: list[Any], images: 
         record = {"messages": talk, "conversations": talk, "images": images}
         read = shape.read(record, {key: key for key in shape.fields})
         assert isinstance(read, str | Conversation)
+
+
+def test_llava_has_no_tools() -> None:
+    """Its records are known by `conversations` and `system` alone, and cells of texts hold JSON in the first only."""
+    llava = SHAPES["llava"]
+    assert (llava.optional, llava.structured) == (("system",), ("conversations",))
