@@ -14,7 +14,6 @@ from mdsmix.sources.beginnings import LEAST_WINDOW, Beginning, chosen, read_begi
 from mdsmix.sources.content import Content, Digests, Window, file_hash
 from mdsmix.sources.find import find
 from mdsmix.sources.format import Origin
-from mdsmix.sources.inflate import packing_of
 from mdsmix.sources.record_batches import BadRecord, RecordBatch, content_of, read
 from mdsmix.sources.unit_plan import (
     counted_key,
@@ -46,7 +45,6 @@ __all__ = [
     "file_hash",
     "find",
     "most_records",
-    "packing_of",
     "plan",
     "prepare",
     "read",

@@ -144,9 +144,3 @@ def _holding(decoder: Any, stored: bytes) -> bytes:
 
 _INFLATE = {".gz": _gunzip, ".zst": _unzstd, ".bz2": _unbzip2, ".xz": _unxz}
 PACKINGS = tuple(_INFLATE)
-
-
-def packing_of(name: str) -> str:
-    """The suffix of a packing that a file's name ends in; none: the file is stored as it is read."""
-    name = name.lower()
-    return ".gz" if name.endswith(".tgz") else next((p for p in PACKINGS if name.endswith(p)), "")
