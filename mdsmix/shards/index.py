@@ -173,7 +173,8 @@ def _problem(shard: Shard) -> str | None:
         return problem
     # In front of the samples stand their number and where each begins and the last one ends.
     if shard.samples * (4 + sum(size or 4 for size in sizes)) + 8 > shard.raw_data.bytes:
-        return f"has {shard.raw_data.bytes:,} bytes, too few for {shard.samples:,} samples"
+        raw = shard.raw_data
+        return f"has {raw.bytes:,} bytes in {raw.basename}, too few for {shard.samples:,} samples"
     return None
 
 

@@ -148,7 +148,7 @@ def test_a_batch_of_it_ends_in_little_time_and_memory(
     monkeypatch.setattr(bounds, "SECONDS", 0.1)  # here nothing ends too early
     template = open_template(source, {"bos_token": "<s>"}, "2026-01-01")
     began, memory = time.process_time(), _peak()
-    with pytest.raises((RecipeError, NotRendered)) as ended, template.bounded([SAID]):
+    with pytest.raises((RecipeError, NotRendered)) as ended, template.bounded(len(SAID.said)):
         raise AssertionError(len([template.turns(SAID) for _ in range(99)]))
     assert time.process_time() - began < 30  # without a bound: hours
     assert _peak() - memory < MEMORY
@@ -161,7 +161,7 @@ def test_what_is_over_is_over_for_the_next_ones_too() -> None:
     alarm, limit = signal.getsignal(signal.SIGALRM), resource.getrlimit(resource.RLIMIT_DATA)
     template = open_template(GREEDY["a product"], {}, "2026-01-01")
     for _ in range(2):
-        with pytest.raises(RecipeError, match="of memory"), template.bounded([SAID]):
+        with pytest.raises(RecipeError, match="of memory"), template.bounded(len(SAID.said)):
             template.turns(SAID)
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     assert signal.getsignal(signal.SIGALRM) == alarm

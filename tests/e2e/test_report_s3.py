@@ -26,5 +26,5 @@ def test_a_stream_in_a_bucket_has_the_page_that_it_has_on_a_disk(
     far, near = pages
     assert far.figures == near.figures
     assert [s.tokens for s in far.samples] == [s.tokens for s in near.samples]
-    assert "field_not_text 1 record" in " ".join(far.text.split())
+    assert "quarantined, field_not_text, 1: 1.2%" in " ".join(far.text.split())
     assert f"s3://{bucket}/mix/a/train" in far.text
