@@ -33,7 +33,7 @@ class Elsewhere(Engine, Reporter):
             away = (self.cache / "tokenizers").rename(self.cache / "away")
             unit._backends.clear()
             result = pickle.loads(pickle.dumps(tasks[number])).do(Attempt(), self)
-            shutil.rmtree(self.cache / "tokenizers")
+            shutil.rmtree(self.cache / "fetched")
             away.rename(self.cache / "tokenizers")
             yield number, result
 
