@@ -7,6 +7,7 @@ names such fields bear, and `options` of what a shape guesses itself is tried to
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,16 +15,19 @@ from typing import Any
 
 import orjson
 
-from mdsmix.init.data_files import FirstRecords, fields_of_images
+from mdsmix.init.data_files import FirstRecords, fields_of_images, first_bytes
 from mdsmix.kinds import KINDS
 from mdsmix.recipe import SourceSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.fields import derived, parse
 from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER, with_images
+from mdsmix.sources.arrow_rows import begins_as
 from mdsmix.sources.formats import format_of
 from mdsmix.words import listed, printable
 
+LIST_INSIDE = re.compile(rb'\s*\{.*?"(\w+)"\s*:\s*\[\s*\{', re.DOTALL)
+PACKINGS = ("gzip", "Zstandard")
 MOST_SHOWN = 12
 "Fields that a line names."
 ENOUGH = 0.5
@@ -252,11 +256,18 @@ def named(names: Iterable[str]) -> str:
 
 def described(head: FirstRecords, best: Sequence[Guess]) -> Iterator[str]:
     """Lines on a file of no known shape: what it holds, and what the nearest shapes lack."""
+    if not head.records and not head.bad:
+        yield f"{head.file.name} holds no record"
+        return
+    if inner := _list_inside(head):
+        yield (
+            f"{head.file.name} is one object, and its records are in the list {inner}: `jq -c '.{inner}[]'` writes them one on a line, "
+            "as JSON Lines have them"
+        )
+        return
     if not head.fields:
         reasons = ", ".join(f"{n} {reason}" for reason, n in head.bad.most_common())
-        yield f"{head.file.name} holds no record that is an object" + f" ({reasons})" * bool(
-            reasons
-        )
+        yield f"{head.file.name} holds no record that is an object ({reasons or 'other values'}){_hint(head)}"
         return
     yield f"{head.file.name} is of no known shape; its records have the fields {named(head.fields)}"
     for guess in nearest(best):
@@ -271,3 +282,22 @@ def described(head: FirstRecords, best: Sequence[Guess]) -> Iterator[str]:
 def _spelled(guess: Guess, key: str) -> str:
     _, *others = names_of(guess.shape, key)
     return f"{key} (or {', '.join(others)})" if others else key
+
+
+def _list_inside(head: FirstRecords) -> str:
+    """The field whose list holds the records, of a file that is one object; empty where there is none."""
+    found = LIST_INSIDE.match(first_bytes(head.file)) if len(head.records) < 2 else None
+    lists = {name for shape in SHAPES.values() for key in shape.structured for name in names_of(shape, key)}  # fmt: skip
+    return found[1].decode() if found and found[1].decode() not in lists else ""
+
+
+def _hint(head: FirstRecords) -> str:
+    """What a file without records most likely is, and what to do."""
+    looks = begins_as(head.file)
+    if looks == "JSON Lines":
+        return "; in JSON Lines a record stands on one line, as `jq -c .` writes it"
+    if looks and looks not in PACKINGS:
+        return f"; it begins as {looks} does: name it by what it is, or say so by source.format"
+    if "invalid_utf8" in head.bad:
+        return "; text is read as UTF-8, as `iconv -f LATIN1 -t UTF-8` writes it"
+    return ""
