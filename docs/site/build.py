@@ -54,6 +54,7 @@ def stage(tree: Path) -> None:
         target = tree / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+    (tree / STYLE).parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(ROOT / STYLE, tree / STYLE)
 
 
