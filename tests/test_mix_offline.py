@@ -21,12 +21,11 @@ from mdsmix.cli.main import app
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.draws import draws
-from mdsmix.mix.offline import buckets
 from mdsmix.mix.offline import mix_plan as plan
 from mdsmix.mix.offline import mix_streams as run
-from mdsmix.mix.offline import publish_mix as publishing
-from mdsmix.mix.offline.count import count
-from mdsmix.mix.offline.draw import Draw, random_keys, seed_of
+from mdsmix.mix.offline import shuffle
+from mdsmix.mix.offline.drawn_samples import count
+from mdsmix.mix.offline.shuffle import Draw, random_keys, seed_of
 from mdsmix.mix.resolve import mix_of_recipe, training
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.index import read_index
@@ -210,7 +209,7 @@ def test_the_order_is_a_shuffle_of_everything(two: Path) -> None:
 def test_buckets_do_not_shape_the_order(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = samples(mix(two))
     monkeypatch.setattr(plan, "BUCKET_BYTES", 700)
-    monkeypatch.setattr(buckets, "CHUNK", 3)
+    monkeypatch.setattr(shuffle, "CHUNK", 3)
     folder = mix(two, out="buckets")
     assert samples(folder) == whole
     assert len(manifest(folder).parts) == len(read_index(locate(folder)).shards) > 10
@@ -387,12 +386,9 @@ def test_columns_that_cannot_meet_say_how_they_could(tmp_path: Path) -> None:
     publish(tmp_path / "faq", PAIR, pair_rows(30), card=FAQ)
     publish(tmp_path / "chat", TURNS, turn_rows(20), card=CHAT)
     publish(tmp_path / "web", SPLIT, [SPLIT_ROW] * 20, card={})
-    for names, way in (
-        (["faq", "chat"], "convert chat with columns: compact, the columns of pairs"),
-        (["web", "faq"], "convert web with layout: document, which has the columns of pairs"),
-    ):
+    for names in (["faq", "chat"], ["web", "faq"]):
         recipe = write_recipe(tmp_path, names, train_loader={"name": "finetuning"})
-        refused(MixRefused, f"{way}", recipe)
+        refused(MixRefused, "columns: compact gives conversations the columns of pairs", recipe)
         refused(MixRefused, "or mix them while training", recipe)
 
 
@@ -449,7 +445,7 @@ def test_a_mix_of_other_streams_is_another_stream(two: Path) -> None:
     recipe = write_recipe(two.parent, ["c"], train_loader={"name": "text"})
     refused(
         RecipeError,
-        "holds a mix of a, b, and this one is of c: another draw",
+        "holds another draw, all of a, all of b (seed 0, columns tokens), and this one is all of c (seed 0",
         recipe,
         "--out",
         two.parent / "kept",
@@ -459,9 +455,9 @@ def test_a_mix_of_other_streams_is_another_stream(two: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (("--seed", 4), "of seed 3, and this one has seed 4"),
-        (("mix.a.repeat=2",), "with all of a, and this one has repeat 2"),
-        (("mix.b.repeat=0",), "of a, b, and this one is of a"),
+        (("--seed", 4), "all of a, all of b (seed 4,"),
+        (("mix.a.repeat=2",), "repeat 2 of a, all of b (seed 3,"),
+        (("mix.b.repeat=0",), "all of a (seed 3,"),
     ],
 )
 def test_another_draw_replaces_a_mix_only_when_asked(
@@ -472,7 +468,7 @@ def test_another_draw_replaces_a_mix_only_when_asked(
     out = two.parent / "out"
     result = invoke(two, "--out", out, *arguments)
     assert isinstance(result.exception, RecipeError)
-    assert f"holds a mix {sentence}: another draw" in str(result.exception)
+    assert f"and this one is {sentence}" in str(result.exception)
     assert files(out / "train") == before
     mix(two, *arguments, "--replace")
 
@@ -498,14 +494,14 @@ def test_an_interrupted_run_publishes_nothing_and_leaves_no_temporary_file(
 ) -> None:
     whole, mixed_before = files(mix(two, out="whole")), files(mix(two, "mix.a.repeat=2", out="old"))
     monkeypatch.setattr(plan, "BUCKET_BYTES", 700)
-    stored, temporary = publishing.store_shards, two.parent / "tmp"
+    stored, temporary = run.store_shards, two.parent / "tmp"
 
     def killed(*arguments: Any) -> Any:
         stored(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(publishing, "store_shards", killed)
+        patch.setattr(run, "store_shards", killed)
         for out in ("out", "old"):
             result = invoke(two, "--out", two.parent / out, "--tmp", temporary, "--replace")
             assert result.exit_code == 130
@@ -523,7 +519,7 @@ def test_an_interrupted_run_publishes_nothing_and_leaves_no_temporary_file(
 def test_a_bucket_that_somebody_harmed_is_noticed_and_nothing_is_published(
     two: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    stored, tmp = run.store, two.parent / "tmp"
+    stored, tmp = run._store, two.parent / "tmp"
 
     def after_harm(*arguments: Any) -> Any:
         bucket = max(tmp.glob("*/*"), key=lambda path: int(path.name))
@@ -534,7 +530,7 @@ def test_a_bucket_that_somebody_harmed_is_noticed_and_nothing_is_published(
         return stored(*arguments)
 
     monkeypatch.setattr(plan, "BUCKET_BYTES", 700)
-    monkeypatch.setattr(run, "store", after_harm)
+    monkeypatch.setattr(run, "_store", after_harm)
     result = invoke(two, "--out", two.parent / "out", "--tmp", tmp)
     assert isinstance(result.exception, MdsmixError), result.exception
     assert "nothing is published" in str(result.exception)
@@ -601,13 +597,13 @@ def test_two_at_once_the_second_is_refused_and_told_who_is_at_work(two: Path) ->
 
 
 def test_who_lost_the_lease_publishes_nothing(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, stored = files(mix(two)), publishing.store_shards
+    before, stored = files(mix(two)), run.store_shards
 
     def robbed(folder: Location, *arguments: Any) -> Any:
         (folder / ".mdsmix" / "lease").write(b"another's")
         return stored(folder, *arguments)
 
-    monkeypatch.setattr(publishing, "store_shards", robbed)
+    monkeypatch.setattr(run, "store_shards", robbed)
     result = invoke(two, "--out", two.parent / "out", "mix.a.repeat=2", "--replace")
     assert isinstance(result.exception, Unreachable)
     assert "taken over by another run" in str(result.exception)
@@ -630,7 +626,7 @@ def test_random_keys_are_splitmix64() -> None:
 
 
 def test_a_draw_takes_the_smallest_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mdsmix.mix.offline.draw.BLOCK", 64)
+    monkeypatch.setattr("mdsmix.mix.offline.shuffle.BLOCK", 64)
     seed = seed_of(1, "x")
     for more in (0, 1, 500, 999):
         copies = Draw(1000, 2000 + more, seed).copies(0, 1000)

@@ -47,9 +47,8 @@ def mix(
     """
     from mdsmix.kinds import open_recipe
     from mdsmix.mix.check import is_refused, verdict
-    from mdsmix.mix.offline.existing import refuse_sources
     from mdsmix.mix.offline.mix_plan import findings_on_streams, make_plan
-    from mdsmix.mix.offline.mix_streams import mix_offline
+    from mdsmix.mix.offline.mix_streams import mix_offline, refuse_sources
     from mdsmix.mix.resolve import mix_of_recipe, training
     from mdsmix.report.conversions import mixture, mixture_json
     from mdsmix.report.progress import watching

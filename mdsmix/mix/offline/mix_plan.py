@@ -6,18 +6,17 @@ downloaded, and a second run knows by one key that nothing changed.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import orjson
 import xxhash
 
 from mdsmix.errors import MixRefused
+from mdsmix.kinds import kind_of
 from mdsmix.mix.check import findings
 from mdsmix.mix.draws import draws_of
-from mdsmix.mix.offline.manifests import merged
 from mdsmix.mix.streams import Mix, StreamInMix
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, TokenizerCard
 from mdsmix.shards.shard_layout import ShardLayout
@@ -28,7 +27,6 @@ BUCKET_BYTES = 120 << 20
 "120 MiB of samples are shuffled in memory at a time, and become two shards. The bytes of a mix follow from it."
 BUCKET_ROWS = 1 << 20
 "And at most about a million samples, 40 bytes of bookkeeping each."
-PAIR = ("input_ids", "labels")
 OF_THE_RUN = (
     "images-",
     "shuffle-",
@@ -40,6 +38,21 @@ OF_THE_RUN = (
     "eval-",
 )
 "Checks that judge how a loader draws batches, or for which model: a mixed stream has neither."
+TRAINED_BY = ("decoder_only_format", "target_prompts", "target_responses")
+"Keys of Encoding that decide what is trained of turns: all streams that have targets must agree."
+BY_THE_WAY = (
+    "layout",
+    "add_bos",
+    "add_eos",
+    "min_tokens",
+    "max_tokens",
+    "date_string",
+    "where",
+    "sample",
+    "holdout",
+    "id",
+)
+"Keys of Encoding that say how samples came about: null where streams differ."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,16 +86,13 @@ class MixPlan:
     tokenizer: TokenizerCard | None
 
     @property
-    def drawn(self) -> int:
-        return sum(source.drawn for source in self.sources)
-
-    @property
     def bytes(self) -> int:
         return sum(source.bytes for source in self.sources)
 
     @property
     def buckets(self) -> int:
-        return max(-(-self.bytes // BUCKET_BYTES), -(-self.drawn // BUCKET_ROWS))
+        drawn = sum(source.drawn for source in self.sources)
+        return max(-(-self.bytes // BUCKET_BYTES), -(-drawn // BUCKET_ROWS))
 
     @property
     def key(self) -> str:
@@ -110,32 +120,22 @@ def make_plan(mix: Mix, compression: str | None, seed: int) -> MixPlan:
     """The plan of a mix that the checks let pass; MixRefused where its streams cannot become one."""
     drawn = draws_of(mix.train)
     assert drawn is not None, "the checks on weights refuse what Streaming refuses"
-    pairs = zip(mix.train.streams, drawn, strict=True)
-    sources = sorted(
-        (
-            Source(
-                stream=stream,
-                drawn=n,
-                weight=mix.shares.weight(stream.name) if mix.shares else stream.weight,
-            )
-            for stream, n in pairs
-            if n
-        ),
-        key=lambda source: source.stream.name,
+    sources = tuple(
+        Source(stream=s, drawn=n, weight=mix.shares.weight(s.name) if mix.shares else s.weight)
+        for s, n in sorted(
+            zip(mix.train.streams, drawn, strict=True), key=lambda each: each[0].name
+        )
+        if n
     )
     if not sources:
         raise MixRefused("the weights draw no sample of any stream; give one a weight above 0.")
     streams = [source.stream for source in sources]
     layout = _shared_layout(streams, compression)
-    encoding, tokenizer = merged(streams) or (None, None)
+    encoding, tokenizer = _merged(streams) or (None, None)
     if encoding:
-        encoding = dataclasses.replace(encoding, compression=layout.compression)
+        encoding = replace(encoding, compression=layout.compression)
     return MixPlan(
-        sources=tuple(sources),
-        seed=seed,
-        layout=layout,
-        encoding=encoding,
-        tokenizer=tokenizer,
+        sources=sources, seed=seed, layout=layout, encoding=encoding, tokenizer=tokenizer
     )
 
 
@@ -145,8 +145,9 @@ def _shared_layout(streams: Sequence[StreamInMix], compression: str | None) -> S
     for other in streams[1:]:
         if dict(other.columns) != dict(first.columns):
             raise MixRefused(
-                f"{first.name} holds {_spelled(first)}, and {other.name} holds {_spelled(other)}: one stream has one "
-                f"set of columns; {_way(first, other)}, or mix them while training (`mdsmix render-yaml`)."
+                f"{first.name} holds {_spelled(first)}, and {other.name} holds {_spelled(other)}: one stream has one set of columns; convert "
+                "both for the same loader (columns: compact gives conversations the columns of pairs, layout: document text, images: {} "
+                "all of them those of images), or mix them while training (`mdsmix render-yaml`)."
             )
     layout = ShardLayout(first.columns, None if has_images(first.columns) else compression)
     for stream in streams:
@@ -159,27 +160,51 @@ def _shared_layout(streams: Sequence[StreamInMix], compression: str | None) -> S
     return layout
 
 
-def _way(first: StreamInMix, other: StreamInMix) -> str:
-    """How two streams come to hold the same columns, if they can."""
-    turns = [stream.name for stream in (first, other) if "turns" in stream.columns]
-    blind = [stream.name for stream in (first, other) if not has_images(stream.columns)]
-    if len(blind) == 1:
-        return (
-            f"convert {blind[0]} with images: {{}}, which holds conversations of text alone as well"
-        )
-    if len(turns) == 1:
-        return (
-            f"convert {turns[0]} with columns: compact, the columns of pairs (they hold what target_prompts: none and "
-            "target_responses: last train; under other targets the two never become one stream)"
-        )
-    if {frozenset(stream.columns) for stream in (first, other)} == {frozenset(PAIR)}:
-        fixed = [
-            s.name for s in (first, other) if any(e.count(":") > 1 for e in s.columns.values())
-        ]
-        if len(fixed) == 1:
-            return f"convert {fixed[0]} with layout: document, which has the columns of pairs"
-    return "convert both for the same loader and layout, by one tokenizer"
-
-
 def _spelled(stream: StreamInMix) -> str:
     return ", ".join(f"{column}: {encoding}" for column, encoding in stream.columns.items())
+
+
+def _merged(streams: Sequence[StreamInMix]) -> tuple[Encoding, TokenizerCard] | None:
+    """What one manifest can say of the samples of all streams; None where one of them has no manifest."""
+    found = {s.name: s.trusted_manifest for s in streams}
+    manifests = {name: manifest for name, manifest in found.items() if manifest}
+    if len(manifests) < len(found):
+        return None
+    made = {name: manifest.encoding for name, manifest in manifests.items()}
+    targeted = {name: e for name, e in made.items() if kind_of(e).has_targets}
+    for key in TRAINED_BY:
+        _refuse_two({name: (key, getattr(e, key)) for name, e in targeted.items()})
+    _refuse_two({name: ("loader", e.loader) for name, e in made.items()})
+    for key in ("token", "processor"):
+        _refuse_two({n: (f"images.{key}", e.images.get(key)) for n, e in made.items()})
+    # Conversations lead: samples depend on their chat template.
+    leading = manifests[
+        min(made, key=lambda n: (n not in targeted, not kind_of(made[n]).has_template))
+    ]
+    first, *others = encodings = list(made.values())
+    disputed: dict[str, Any] = {
+        k: None for k in BY_THE_WAY if any(getattr(e, k) != getattr(first, k) for e in others)
+    }
+    encoding = replace(
+        leading.encoding,
+        **disputed,
+        # Pairs may share columns with conversations; what holds for those must then hold for all.
+        compact=any(e.compact for e in targeted.values()),
+        max_seq_len=max(e.max_seq_len for e in encodings),
+        special_tokens_in_text=" + ".join(sorted({e.special_tokens_in_text for e in encodings})),
+        images={k: v for k, v in first.images.items() if all(e.images.get(k) == v for e in others)},
+        duplicates="keep",  # a sample may be drawn any number of times
+        fields={k: v for e in encodings for k, v in e.fields.items()},
+    )
+    return encoding, leading.tokenizer
+
+
+def _refuse_two(said: Mapping[str, tuple[str, Any]]) -> None:
+    """MixRefused where streams were converted under two values of a key that decides how a sample is trained."""
+    for name, (key, value) in said.items():
+        first, (_, other) = next(iter(said.items()))
+        if value != other:
+            raise MixRefused(
+                f"{first} was converted under {key}: {other}, and {name} under {key}: {value}, which decides what of a sample is trained, and "
+                "a mix can state only one; convert both under the same."
+            )

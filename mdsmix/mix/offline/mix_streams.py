@@ -2,35 +2,70 @@
 
 Nothing reaches the target before every drawn shard was read and verified, and no index names what reached it before all of
 it is there. The temporary folder needs room for all drawn samples.
+
+Every mix leaves a record, `.mdsmix/mixed`, beside its manifest or in place of one. It says by one key whether the mix that
+is wanted is there already, and that a stream is a mix of ours and no one's only copy.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import orjson
+import xxhash
+
+from mdsmix import __version__, typed
 from mdsmix.encode.pretrained import cache_folder
-from mdsmix.errors import Unreachable
+from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.mix.check import Watcher
-from mdsmix.mix.offline.buckets import Buckets
-from mdsmix.mix.offline.draw import seed_of
-from mdsmix.mix.offline.existing import SPLIT, MixRecord, read_record, refuse_replacing
+from mdsmix.mix.offline.drawn_samples import deal
 from mdsmix.mix.offline.mix_plan import MixPlan
-from mdsmix.mix.offline.publish_mix import publish, store
-from mdsmix.mix.offline.take import take
-from mdsmix.shards.index import BASENAME, read_index
+from mdsmix.mix.offline.shuffle import Buckets, seed_of
+from mdsmix.mix.streams import StreamInMix
+from mdsmix.recipe import Recipe
+from mdsmix.shards.counts import Records, Totals
+from mdsmix.shards.index import BASENAME, Shard, make_index, read_index
 from mdsmix.shards.lease import Lease, lease
+from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Mixed, UnitShards
+from mdsmix.shards.revisions import publish_in_place
+from mdsmix.shards.shard_files import (
+    copy_missing,
+    distinct,
+    refuse_links,
+    store_shards,
+    write_if_new,
+)
 from mdsmix.storage import Location
+
+RECORD = ".mdsmix/mixed"
+SPLIT = "train"
+"Only streams of this split are mixed, so this is the split of what comes of them."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixRecord:
+    """What a published mix was drawn from."""
+
+    key: str
+    "MixPlan.key."
+    index_hash: str
+    seed: int
+    mixed: list[Mixed]
+
+    def to_bytes(self) -> bytes:
+        return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixOutcome:
-    """What stands at the target."""
+    """What is published at the target."""
 
     target: str
     record: MixRecord
@@ -42,6 +77,24 @@ class MixOutcome:
     seconds: float
 
 
+def refuse_sources(recipe: Recipe, streams: Sequence[StreamInMix], out: Location) -> None:
+    """RecipeError where the mix would land on or in a stream of the recipe."""
+    folders = {s.name: s.folder.url for s in streams}
+    places = {n: f"{recipe.published(s)}/{s.split}" for n, s in recipe.streams.items()} | folders
+    target = _real(out / SPLIT)
+    for name, place in places.items():
+        if f"{target}/".startswith(f"{_real(place)}/"):
+            raise RecipeError(
+                f"--out {out} is where the stream {name} of the recipe lies, which the mix would overwrite; publish "
+                "it elsewhere."
+            )
+
+
+def _real(place: object) -> str:
+    text = str(place)
+    return text if "://" in text else os.path.realpath(text)
+
+
 def mix_offline(
     plan: MixPlan, out: Location, *, replace: bool, temporary: Path | None, watcher: Watcher
 ) -> MixOutcome:
@@ -49,12 +102,70 @@ def mix_offline(
     began, folder = time.monotonic(), out / SPLIT
     if is_new := not _is_published(plan, folder):
         if not replace:
-            refuse_replacing(plan, out)
+            _refuse_replacing(plan, out)
         with lease(folder, watcher.say) as held:
             if not replace:  # who held it until now may have published
-                refuse_replacing(plan, out)
+                _refuse_replacing(plan, out)
             _mix(plan, folder, temporary, watcher, held)
-    return _outcome(plan, folder, is_new, time.monotonic() - began)
+    record, index = _read_record(folder), read_index(folder)
+    assert record is not None
+    return MixOutcome(
+        target=str(folder),
+        record=record,
+        shards=len(index.shards),
+        bytes=index.bytes,
+        has_manifest=plan.encoding is not None,
+        is_new=is_new,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _is_published(plan: MixPlan, folder: Location) -> bool:
+    """Whether just this mix is there, whole: its record speaks of the plan and of the index."""
+    record = _read_record(folder)
+    if record is None or record.key != plan.key or (folder / BASENAME).stat() is None:
+        return False
+    return read_index(folder).hash == record.index_hash
+
+
+def _read_record(folder: Location) -> MixRecord | None:
+    """The record of the mix in `folder`; None where there is none that can be read."""
+    found = (folder / RECORD).fetch()
+    with suppress(typed.Misfit):
+        return typed.load(MixRecord, found[1]) if found else None
+    return None
+
+
+def _refuse_replacing(plan: MixPlan, out: Location) -> None:
+    """RecipeError where another stream is published at `out` than this draw (streams, weights, seed) of what its streams held
+    before."""
+    folder = out / SPLIT
+    refuse_links(out, SPLIT)
+    held = next((f for f in (out, folder) if (f / BASENAME).stat()), None)
+    if held is None:
+        return
+    record = _read_record(held)
+    if record is None or held is out:
+        raise RecipeError(
+            f"{held} holds a stream that `mdsmix mix` did not make; publish elsewhere, or pass --replace to put the "
+            "mix in its place."
+        )
+    columns = {name for shard in read_index(held).shards for name in shard.columns}
+    was = {mixed.name: mixed.weight for mixed in record.mixed}, record.seed, columns
+    now = {s.stream.name: dict(s.weight) for s in plan.sources}, plan.seed, {*plan.layout.encodings}
+    if was != now:
+        raise RecipeError(
+            f"{held} holds another draw, {_spelled(*was)}, and this one is {_spelled(*now)}; publish elsewhere, or pass --replace to put the new "
+            "mix in its place."
+        )
+
+
+def _spelled(weights: Mapping[str, Mapping[str, int | float]], seed: int, columns: set[str]) -> str:
+    said = (
+        f"{', '.join(f'{key} {value}' for key, value in weight.items()) or 'all'} of {name}"
+        for name, weight in weights.items()
+    )
+    return f"{', '.join(said)} (seed {seed}, columns {', '.join(sorted(columns))})"
 
 
 def _mix(
@@ -63,17 +174,10 @@ def _mix(
     watcher.begin(folder.parent.name, 2 * plan.bytes)
     with _room(temporary, plan.bytes) as buckets_folder:
         buckets = Buckets(buckets_folder, plan.buckets, seed_of(plan.seed, "shuffle"))
-        taken = [take(source, plan.seed, buckets, watcher.on_progress) for source in plan.sources]
-        stored = store(plan, buckets, folder, watcher.on_progress)
-        publish(plan, taken, stored, folder, held)
-
-
-def _is_published(plan: MixPlan, folder: Location) -> bool:
-    """Whether just this mix is there, whole: its record speaks of the plan and of the index."""
-    record = read_record(folder)
-    if record is None or record.key != plan.key or (folder / BASENAME).stat() is None:
-        return False
-    return read_index(folder).hash == record.index_hash
+        drawn = [deal(source, plan.seed, buckets, watcher.on_progress) for source in plan.sources]
+        stored = _store(plan, buckets, folder, watcher.on_progress)
+        mixed, totals = [each for each, _ in drawn], sum((n for _, n in drawn), Totals())
+        _publish(plan, mixed, totals, stored, folder, held)
 
 
 @contextmanager
@@ -97,15 +201,62 @@ def _room(place: Path | None, size: int) -> Iterator[Path]:
         yield Path(path)
 
 
-def _outcome(plan: MixPlan, folder: Location, is_new: bool, seconds: float) -> MixOutcome:
-    record, index = read_record(folder), read_index(folder)
-    assert record is not None
-    return MixOutcome(
-        target=str(folder),
-        record=record,
-        shards=len(index.shards),
-        bytes=index.bytes,
-        has_manifest=plan.encoding is not None,
-        is_new=is_new,
-        seconds=seconds,
+def _store(
+    plan: MixPlan, buckets: Buckets, folder: Location, on_progress: Callable[[int, int], None]
+) -> list[list[Shard]]:
+    """Writes the shards of all buckets; no index names them yet."""
+    stored = []
+    for rows in buckets.shuffled():
+        stored.append(store_shards(folder, plan.layout, rows))
+        on_progress(len(rows.body), 0)
+        del rows  # the next bucket takes its room
+    return stored
+
+
+def _publish(
+    plan: MixPlan,
+    mixed: list[Mixed],
+    totals: Totals,
+    stored: list[list[Shard]],
+    folder: Location,
+    held: Lease,
+) -> None:
+    """Makes the shards the stream's content: record and manifest, and the index last of all."""
+    index = make_index(distinct([shard for shards in stored for shard in shards]))
+    copy_missing(folder, index.files, [folder])
+    record = MixRecord(key=plan.key, index_hash=index.hash, seed=plan.seed, mixed=mixed)
+    manifest = _manifest(plan, record, totals, stored)
+    held.confirm()
+    write_if_new(folder / RECORD, record.to_bytes())
+    publish_in_place(folder, index, manifest.to_bytes() if manifest else None, held)
+
+
+def _manifest(
+    plan: MixPlan, record: MixRecord, totals: Totals, stored: list[list[Shard]]
+) -> Manifest | None:
+    """None where a stream has none: what it holds would be told as known."""
+    if plan.encoding is None or plan.tokenizer is None:
+        return None
+    manifests = [source.stream.trusted_manifest for source in plan.sources]
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        tool_version=__version__,
+        encoding=plan.encoding,
+        tokenizer=plan.tokenizer,
+        backend=", ".join(sorted({found.backend for found in manifests if found})),
+        totals=totals,
+        records=Records(),
+        sources=[],
+        parts=[
+            UnitShards(
+                key=xxhash.xxh128_hexdigest(f"{plan.key} {number}"),
+                shards=len(shards),
+                samples=sum(shard.samples for shard in shards),
+            )
+            for number, shards in enumerate(stored)
+        ],
+        index_hash=record.index_hash,
+        complete=True,
+        mixed=record.mixed,
+        seed=plan.seed,
     )
