@@ -416,6 +416,15 @@ def test_into_keeps_the_comments_of_an_evaluation_of_ours(
     assert into(tmp_path, text)[0] == text
 
 
+def test_into_sets_entries_that_are_not_indented_as_it_sets_others(tmp_path: Path) -> None:
+    head, *entries = COMMENTED_ENTRY.splitlines(keepends=True)
+    before = "".join([head, *(line.removeprefix("  ") for line in entries)])
+    text, _ = into(tmp_path, before)
+    indented, _ = into(tmp_path, COMMENTED_ENTRY)
+    lines = indented.partition("max_seq_len: 8")[0].splitlines(keepends=True)
+    assert text.startswith("".join([head, *(line.removeprefix("  ") for line in lines[1:])]))
+
+
 @pytest.mark.parametrize(
     "before",
     [

@@ -19,11 +19,11 @@ MARK = "# mdsmix:"
 "Begins every line of the head, so that the next rendering replaces it and nothing else."
 
 
-def dump(tree: Mapping[str, Any]) -> str:
+def dump(tree: Mapping[str, Any] | list[Any]) -> str:
     """Block YAML in the order of the mapping."""
     import yaml
 
-    return str(yaml.safe_dump(dict(tree), sort_keys=False, width=1 << 20, allow_unicode=True))
+    return str(yaml.safe_dump(tree, sort_keys=False, width=1 << 20, allow_unicode=True))
 
 
 def head(mix: Mix) -> str:
