@@ -30,9 +30,9 @@ def check(
 ) -> None:
     """Say whether streams may be mixed, from indexes, manifests and first samples. Exit code 3: they may not."""
     from mdsmix.mix import check as checks
+    from mdsmix.mix.apportion import shares_table, title
     from mdsmix.mix.lock_check import hold
     from mdsmix.mix.resolve import resolve
-    from mdsmix.mix.shares_table import shares_table, title
     from mdsmix.report.progress import watching
     from mdsmix.report.show import print_findings, show
 

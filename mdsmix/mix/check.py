@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+from mdsmix.mix.apportion import shares_json
 from mdsmix.mix.epoch import epoch_of, epoch_table
-from mdsmix.mix.shares_table import shares_json
 from mdsmix.mix.streams import Mix
 from mdsmix.shards.verification import verify
 from mdsmix.table import as_json

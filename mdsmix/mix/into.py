@@ -15,17 +15,32 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from mdsmix.errors import RecipeError
-from mdsmix.mix.head import dump, without_head
 from mdsmix.training.training_yaml import unresolved
 
 INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 DASH = re.compile(r" *- +")
+MARK = "# mdsmix:"
+"Begins every line of the head, so that the next rendering replaces it and nothing else."
 LENGTH = "max_seq_len"
 MERGE = "<<"
 TIED = (
     "{} cannot be written into without changing other parts of it, since YAML anchors tie its sections together: "
     "render without --into and copy train_loader and tokenizer by hand."
 )
+
+
+def dump(tree: Mapping[str, Any] | list[Any]) -> str:
+    """Block YAML in the order of the mapping."""
+    import yaml
+
+    return str(yaml.safe_dump(tree, sort_keys=False, width=1 << 20, allow_unicode=True))
+
+
+def without_head(text: str) -> str:
+    """The text without the head of an earlier rendering."""
+    lines = text.splitlines(keepends=True)
+    kept = next((i for i, line in enumerate(lines) if not line.startswith(MARK)), len(lines))
+    return "".join(lines[kept:])
 
 
 class Edit(NamedTuple):

@@ -8,22 +8,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import islice
 
+from mdsmix import __version__
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.kinds import open_recipe
+from mdsmix.mix.apportion import Apportioned, shares_table, title
 from mdsmix.mix.changes import changes
-from mdsmix.mix.head import dump, head
-from mdsmix.mix.into import set_into
-from mdsmix.mix.node_tokenizer import fetch_line
+from mdsmix.mix.draws import METHODS, batching, delivered_of
+from mdsmix.mix.epoch import epoch_of, epoch_table
+from mdsmix.mix.into import MARK, dump, set_into
 from mdsmix.mix.resolve import is_recipe, mix_of, mix_of_recipe
-from mdsmix.mix.sections import is_train, sections
+from mdsmix.mix.sections import fetch_line, is_train, sections
 from mdsmix.mix.streams import Mix
 from mdsmix.storage.s3_errors import AWS, shown_endpoint
+from mdsmix.table import lines
 from mdsmix.training.training_yaml import read_text, unresolved
 
 BATCHES = 2
@@ -80,10 +83,6 @@ def _draw(text: str, labels: Sequence[str]) -> str:
     return f"LLM-Foundry's loaders give batches of input_ids: {'; '.join(told)}"
 
 
-if __name__ == "__main__":
-    print(_draw(sys.stdin.read(), sys.argv[1:]))
-
-
 def refuse_recipe(target: str, option: str) -> None:
     """RecipeError where the file that would be written into is a recipe."""
     if os.path.isfile(target) and is_recipe(target):
@@ -130,3 +129,48 @@ def before_training(mix: Mix) -> str | None:
     endpoint = shown_endpoint()
     folder = mix.yaml.at("tokenizer", "name")
     return fetch_line(mix.tokenizer_home, folder, None if endpoint == AWS else endpoint)
+
+
+def head(mix: Mix) -> str:
+    """The comment: samples, tokens and share of every stream of an epoch, then what is evaluated on."""
+    return "".join(f"{MARK} {line}".rstrip() + "\n" for line in _head_lines(mix))
+
+
+def _head_lines(mix: Mix) -> Iterator[str]:
+    recipe = os.path.basename(mix.recipe or mix.yaml.origin)
+    yield f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} loader comes to"
+    yield from _counted(mix)
+    for line in lines(epoch_table(epoch_of(mix.train, mix.yaml.batch_size))):
+        yield f"  {line}"
+    if mix.shares:
+        yield from _shares(mix.shares)
+    for loader in mix.evals:
+        for each in epoch_of(loader):
+            yield f"evaluated on {each.stream}: {each.drawn:,} samples"
+    if mix.train.is_own:
+        yield "name: mdsmix is read where mdsmix is installed beside LLM-Foundry: docs/loading.md"
+    if mix.tokenizer_home:
+        yield "the tokenizer lies beside the streams; on every training node, before training (--endpoint-url, where the store is not AWS):"
+        yield f"  {fetch_line(mix.tokenizer_home, mix.yaml.at('tokenizer', 'name'))}"
+
+
+def _shares(found: Apportioned) -> Iterator[str]:
+    table = shares_table(found)
+    yield title(found)
+    for line in lines(table):
+        yield f"  {line}"
+    yield from (f"  {note}" for note in table.notes)
+
+
+def _counted(mix: Mix) -> Iterator[str]:
+    """What the table takes for granted where the batching method drops samples."""
+    if (method := batching(mix.train)) not in METHODS:
+        return
+    if delivered_of(mix.train, mix.yaml.batch_size) is None:
+        yield f"(before batching_method: {method} drops what fills no batch; the batch is not known here)"
+    else:
+        yield f"(what batching_method: {method} delivers of it in batches of {mix.yaml.batch_size}, counted for one device)"
+
+
+if __name__ == "__main__":
+    print(_draw(sys.stdin.read(), sys.argv[1:]))

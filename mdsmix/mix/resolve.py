@@ -9,17 +9,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.errors import MdsmixError, NotPublished, RecipeError, Unreachable
 from mdsmix.kinds import kind_of, open_recipe
 from mdsmix.kinds.survey import Survey
 from mdsmix.mix import sections
-from mdsmix.mix.node_tokenizer import home_of
 from mdsmix.mix.shares import apportion
 from mdsmix.mix.streams import Loader, Mix, StreamInMix
-from mdsmix.mix.unpublished import unpublished
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.read import parted
 from mdsmix.shards.index import BASENAME
@@ -31,12 +31,14 @@ from mdsmix.shards.published import (
     nothing_published,
     read_in,
     read_published,
+    read_quarantine,
 )
 from mdsmix.shards.token_ids import PACKED, layout_of
 from mdsmix.storage import Location, locate, together
 from mdsmix.training.loader_keys import OWN
 from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml, is_recipe_tree
 from mdsmix.training.training_yaml import parse, read_text, unresolved
+from mdsmix.words import does, plural
 
 if TYPE_CHECKING:
     from mdsmix.encode.pretrained import Tokenizer
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 KEEP = "; `render-yaml --into FILE --keep-evals` keeps evaluations that are not the recipe's unseen"
 
 
+MOST_COUNTED = 10_000
+"Bad records of a stream that are read for its reasons: a quarantine may hold a whole corpus."
 Surveyor = Callable[[Recipe, StreamSpec], tuple[Stream, Survey]]
 "Tells of a stream that is not published how it would be, from a survey of its source."
 
@@ -107,7 +111,7 @@ def mix_of_recipe(
     )
     absent = [spec for spec in specs if published[spec.name] is None]
     if absent and not survey:
-        raise unpublished(recipe, absent)
+        raise _unpublished(recipe, absent)
     # One after the other: templates are rendered under an alarm, which only this thread gets.
     known = {spec.name: survey(recipe, spec) for spec in absent if survey}
     streams = {
@@ -117,6 +121,30 @@ def mix_of_recipe(
     tree = sections.sections(recipe, {name: s.settings for name, s in streams.items()})
     mix = mix_of(tree, str(path), streams, recipe=recipe)
     return _by_share(mix, recipe, may_estimate) if recipe.is_by_share else mix
+
+
+def _unpublished(recipe: Recipe, streams: Sequence[StreamSpec]) -> NotPublished:
+    """The error that names these streams of the recipe, none of which is published."""
+    folders = {stream.name: locate(recipe.published(stream)) / stream.split for stream in streams}
+    told = [f"{name} at {folder}{_refused_for(folder)}" for name, folder in folders.items()]
+    return NotPublished(
+        f"{plural(len(told), 'stream')} {does(told, 'is', 'are')} not published: {'; '.join(told)}: run `mdsmix convert` on this recipe "
+        "first."
+    )
+
+
+def _refused_for(folder: Location) -> str:
+    """What a conversion has set aside there and was refused for; nothing where it never came to that."""
+    records = islice(read_quarantine(folder), MOST_COUNTED)
+    reasons = Counter(str(record.get("reason")) for record in records)
+    if not reasons:
+        return ""
+    more = " and more" * (reasons.total() == MOST_COUNTED)
+    said = ", ".join(f"{n:,} {reason}" for reason, n in reasons.most_common())
+    return (
+        f", where a conversion was refused for bad records ({said}{more}; `mdsmix quarantine {folder}` shows them: mend the source, or "
+        "raise max_bad)"
+    )
 
 
 def _by_share(mix: Mix, recipe: Recipe, may_estimate: bool) -> Mix:
@@ -202,7 +230,7 @@ def mix_of(
         tokenizer=TokenizerCard.of(opened) if opened else None,
         tokenizer_problem=problem,
         tokenizer_path=opened.path if opened else None,
-        tokenizer_home=home_of(recipe) if recipe else None,
+        tokenizer_home=sections.home_of(recipe) if recipe else None,
     )
 
 

@@ -7,12 +7,16 @@ was encoded; every other key of that config's loader stands before our defaults,
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from mdsmix.mix.node_tokenizer import home_of, on_node, processor_home_of
+from mdsmix.errors import MdsmixError
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.index import Index
+from mdsmix.shards.manifest import TokenizerCard, processor_folder
+from mdsmix.storage import Location, locate
 from mdsmix.training.loader_keys import OWN, TARGET_KEYS
 
 LENGTH = "${max_seq_len}"
@@ -163,7 +167,7 @@ def _shared(recipe: Recipe) -> dict[str, Any]:
 
 def _processor(recipe: Recipe) -> str | None:
     """As the recipe names it, or as the training nodes find what lies beside the streams."""
-    home = processor_home_of(recipe)
+    home = _processor_home(recipe)
     return on_node(recipe, home) if home else recipe.processor
 
 
@@ -175,3 +179,51 @@ def _workers(
     if given.get("num_workers") == 0:
         settings |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
     return {k: v for k, v in (settings | dict(given)).items() if k not in ("name", "dataset")}
+
+
+def home_of(recipe: Recipe) -> Location | None:
+    """Where training nodes fetch the tokenizer from, `tokenizer-<hash8>/` at the remote; None where it is at a hub, or everything on one disk.
+
+    No folder of the machine that converted is named for another: `convert` has put the tokenizer at the mix's root, and the YAML names
+    a folder beside the nodes' caches.
+    """
+    card = _card(recipe, recipe.tokenizer.name)
+    return locate(str(recipe.remote)) / card.folder_name if card else None
+
+
+def _processor_home(recipe: Recipe) -> Location | None:
+    """The same of the processor, which `mdsmix.load` fetches by itself."""
+    from mdsmix.encode.pretrained import open_processor
+
+    card = _card(recipe, recipe.processor)
+    if not card or not recipe.processor:
+        return None
+    try:
+        digest = open_processor(recipe.processor).hash
+    except MdsmixError:
+        return None  # checks of the images say why
+    return locate(str(recipe.remote)) / processor_folder(digest, card)
+
+
+def _card(recipe: Recipe, name: str | None) -> TokenizerCard | None:
+    """The card of the recipe's tokenizer, where `name` is a folder or file that the remote holds a copy of."""
+    from mdsmix.encode.pretrained import open_tokenizer
+
+    is_remote = "://" in (recipe.remote or "") and recipe.sourced
+    if not is_remote or not name or not os.path.isabs(name):
+        return None
+    try:
+        return TokenizerCard.of(open_tokenizer(recipe.tokenizer))
+    except MdsmixError:
+        return None  # tokenizer-unseen says why
+
+
+def on_node(recipe: Recipe, home: Location) -> str:
+    """The folder on a training node: beside its caches, else in the folder in which training is started."""
+    return f"{recipe.local or '.'}/{home.name}"
+
+
+def fetch_line(home: Location, folder: str, endpoint: str | None = None) -> str:
+    """The command that a training node runs once. `endpoint`: of the store that this machine uses; no YAML names it."""
+    options = ["--endpoint-url", endpoint] if endpoint else []
+    return shlex.join(["aws", "s3", "cp", "--recursive", *options, home.url, folder])

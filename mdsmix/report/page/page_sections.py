@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mdsmix.mix.shares_table import shares_table, title
+from mdsmix.mix.apportion import shares_table, title
 from mdsmix.report.inspection import by_length
 from mdsmix.report.named_streams import TRAINED
 from mdsmix.report.page.gather import MOST_BAD, ROWS, UNSEEN, Gathered, StreamOnPage
