@@ -59,7 +59,7 @@ def test_what_is_no_state_is_refused(text: str | None, told: str, tmp_path: Path
     ("options", "told", "code"),
     [
         ([], "nothing says how large a batch is", 2),
-        (["--batch", "8", "--gpus", "3"], "take 6 or 9", 2),
+        (["--batch", "8", "--gpus", "3"], "take a multiple of 3,", 2),
         (["--batch", "8", "--read", "much"], "--read much is no size", 2),
         (["--batch", "8", "--state", "none"], "--state none cannot be read", 2),
         (["--batch", "8", "--state", "none", "--epoch", "1"], "leave --epoch", 2),

@@ -30,7 +30,7 @@ class World:
     replication: int = 1
     "Neighbouring devices that draw the same samples."
     packing: float = 1.0
-    "Samples that are drawn for each row."
+    "Samples that are drawn for each row; an Estimate where the ratio is found when training begins."
     num_canonical_nodes: int = 0
     "0: not set."
     algo: str = "py1e"
@@ -51,10 +51,9 @@ class World:
                 "it: set --nodes and --gpus to those of the run, or another replication."
             )
         if self.batch % self.ranks:
-            near = self.batch - self.batch % self.ranks or self.ranks
             raise RecipeError(
                 f"a batch of {self.batch:,} rows cannot be divided among {plural(self.ranks, 'device')}, and LLM-Foundry refuses such a "
-                f"run: take {near:,} or {near + self.ranks:,}, or set --nodes and --gpus to those of the run."
+                f"run: take a multiple of {self.ranks:,}, or set --nodes and --gpus to those of the run."
             )
         count, nodes = self.canonical, self.layout_nodes
         if count % nodes and nodes % count:

@@ -78,14 +78,14 @@ def make_plan(mix: Mix, asked: PlanOptions) -> Plan:
         in_epoch(s, loader, n, n, e) for s, n, e in zip(loader.streams, drawn, eos, strict=True)
     ]
     mean = sum(s.tokens for s in whole_epoch) / max(1, sum(drawn))
-    world, is_guessed = _world(mix, asked, mean)
+    world = _world(mix, asked, mean)
     came = _delivered(loader, drawn, world)
     streams = [
         in_epoch(s, loader, n, m, e)
         for s, n, m, e in zip(loader.streams, drawn, came, eos, strict=True)
     ]
     epoch = epoch_plan(streams, loader, world)
-    step = step_plan(epoch, streams, loader, world, is_guessed)
+    step = step_plan(epoch, streams, loader, world)
     are_alike = is_even(loader) and not float(epoch.samples) % world.drawn_together
     run = run_plan(_duration(mix, asked), epoch, step, are_alike, asked.speed)
     node = node_plan(drawn, loader, world, run.epochs)
@@ -120,20 +120,18 @@ def _drawn(loader: Loader, origin: str) -> list[int]:
     return drawn
 
 
-def _world(mix: Mix, asked: PlanOptions, mean: float) -> tuple[World, bool]:
-    """The machines, and whether how many samples fill a row is guessed. `mean`: tokens of a mean sample."""
+def _world(mix: Mix, asked: PlanOptions, mean: float) -> World:
+    """The machines. `mean`: tokens of a mean sample."""
     loader = mix.train
-    packing = packing_of(loader, mean)
-    world = World(
+    return World(
         batch=batch_of(asked.batch, mix.yaml.batch_size),
         nodes=asked.nodes,
         gpus=asked.gpus,
         replication=whole(loader.dataset.get("replication")) or 1,
-        packing=packing.ratio,
+        packing=packing_of(loader, mean),
         num_canonical_nodes=max(0, whole(loader.dataset.get("num_canonical_nodes")) or 0),
         algo=shuffle_algo(loader),
     )
-    return world, packing.is_guessed
 
 
 def _bytes(text: str | None) -> int | None:

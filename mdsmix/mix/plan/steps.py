@@ -28,25 +28,17 @@ AUTO_FILL = 0.9
 the rows of the demo's documents so (docs/one-loader.md)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """Samples that are drawn for each row."""
-
-    ratio: float
-    is_guessed: bool = False
-
-
-def packing_of(loader: Loader, mean: float) -> Packing:
-    """`mean`: tokens of a mean sample, for `packing_ratio: auto`."""
+def packing_of(loader: Loader, mean: float) -> float:
+    """Samples that are drawn for each row; an Estimate where the ratio is found when training begins. `mean`: tokens of a mean sample."""
     given, limit = loader.dataset.get("packing_ratio") or 1, loader.max_seq_len or 1
     if given == "auto":
         best = AUTO_FILL * limit / mean if is_known(mean) and mean else 1.0
-        return Packing(max(1.0, round(best, 1)), True) if limit > 100 else Packing(1.0)
+        return Estimate(max(1.0, round(best, 1))) if limit > 100 else 1.0
     if not is_number(given) or given < 1:
         raise RecipeError(
             f"packing_ratio is {given!r}; it must be auto, or a number of at least 1."
         )
-    return Packing(float(given))
+    return float(given)
 
 
 def is_even(loader: Loader) -> bool:
@@ -83,10 +75,9 @@ def step_plan(
     streams: Sequence[StreamInEpoch],
     loader: Loader,
     world: World,
-    is_guessed: bool,
 ) -> StepPlan:
-    """A mean step of the epoch. `is_guessed`: how many samples fill a row is found when training begins."""
-    width, how = _width(streams, loader, world, is_guessed)
+    """A mean step of the epoch."""
+    width, how = _width(streams, loader, world)
     positions = width * world.batch
     # A last step that is not full counts as what it holds.
     full = float(epoch.samples) / max(1, float(epoch.steps) * world.drawn_together)
@@ -96,7 +87,7 @@ def step_plan(
     return StepPlan(
         global_batch=world.batch,
         device_batch=world.rows,
-        drawn=about(world.drawn_together, not is_guessed),
+        drawn=about(world.drawn_together, not isinstance(world.packing, Estimate)),
         positions=positions,
         tokens=tokens,
         trained=trained,
@@ -112,12 +103,11 @@ def padding_of(tokens: float, positions: float) -> float:
     return 1 - tokens / positions if tokens < positions else tokens * 0
 
 
-def _width(
-    streams: Sequence[StreamInEpoch], loader: Loader, world: World, is_guessed: bool
-) -> tuple[float, str]:
+def _width(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -> tuple[float, str]:
     """The mean padded length of a row, and in words how the loader pads."""
     limit, dataset = loader.max_seq_len or 0, loader.dataset
     if dataset.get("packing_ratio") and world.packing > 1:
+        is_guessed = isinstance(world.packing, Estimate)
         said = " (auto: guessed here, found when training begins)" if is_guessed else ""
         return limit, f"packed: {world.packing:g} samples a row of {limit:,} tokens{said}"
     if dataset.get("decoder_only_format") is False and not loader.is_text:
