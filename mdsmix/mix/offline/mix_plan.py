@@ -146,8 +146,8 @@ def _shared_layout(streams: Sequence[StreamInMix], compression: str | None) -> S
         if dict(other.columns) != dict(first.columns):
             raise MixRefused(
                 f"{first.name} holds {_spelled(first)}, and {other.name} holds {_spelled(other)}: one stream has one set of columns; convert "
-                "both for the same loader (columns: compact gives conversations the columns of pairs, layout: document text, images: {} "
-                "all of them those of images), or mix them while training (`mdsmix render-yaml`)."
+                "both for the same loader (columns: compact gives conversations the columns of pairs, layout: document those of text, "
+                "images: {} those of streams with images), or mix them while training (`mdsmix render-yaml`)."
             )
     layout = ShardLayout(first.columns, None if has_images(first.columns) else compression)
     for stream in streams:
