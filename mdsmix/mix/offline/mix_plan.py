@@ -205,6 +205,6 @@ def _refuse_two(said: Mapping[str, tuple[str, Any]]) -> None:
         first, (_, other) = next(iter(said.items()))
         if value != other:
             raise MixRefused(
-                f"{first} was converted under {key}: {other}, and {name} under {key}: {value}, which decides what of a sample is trained, and "
-                "a mix can state only one; convert both under the same."
+                f"{first} was converted under {key}: {other}, and {name} under {key}: {value}. Both decide how a sample is trained or "
+                "loaded, and a mix can state only one; convert both under the same."
             )
