@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-images test tests-without-torch tests-with-torch test-docs docs docs-env test-stores test-ray stores soak mutants test-foundry test-package test-browser browser lint bench venv foundry-env bench-env mutants-env minio clean
+.PHONY: help demo demo-images test tests-without-torch tests-with-torch test-docs docs tables docs-env test-stores test-ray stores soak mutants test-foundry test-package test-browser browser lint bench venv foundry-env bench-env mutants-env minio clean
 
 PYTHON ?= >=3.10,<3.13
 FOUNDRY_PYTHON ?= 3.11
@@ -95,6 +95,9 @@ test-docs: venv ## every command block of README and docs/, its output compared:
 
 docs: docs-env ## the pages as a site, in .site/html; a link that leads nowhere ends it
 	.venv-docs/bin/python docs/site/build.py
+
+tables: venv ## the parts of pages that the code tells: commands with their options
+	$(BIN)/python docs/site/tables.py
 
 test-package: venv ## the wheel and the sdist, built, installed and used where there is no checkout
 	rm -rf dist && $(UV) build --quiet --out-dir dist
