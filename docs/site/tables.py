@@ -1,4 +1,4 @@
-"""The parts of pages that the code itself tells: commands with their options, from Typer.
+"""The parts of pages that the code itself tells: commands with their options, from Typer; the checks, from their registry.
 
 A page holds each between `<!-- generated: NAME -->` and `<!-- end -->`. `make tables` writes them anew; tests/test_docs.py fails where
 a page says something else.
@@ -14,9 +14,10 @@ from typing import Any
 import typer.main
 
 from mdsmix.cli.main import app
+from mdsmix.mix.check import checks as registered
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "docs/commands.md"]
+PAGES = [ROOT / "docs/commands.md", ROOT / "mdsmix/mix/README.md"]
 TOLD_ONCE = ("recipe", "overrides", "as_json", "quiet")
 "Parameters that many commands share: the head of the page tells them."
 BLOCK = re.compile(r"(<!-- generated: (\w+) ([\w-]+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
@@ -55,7 +56,13 @@ def _told(text: str | None) -> str:
     return " ".join((text or "").split()).replace("<", "&lt;")
 
 
-KINDS = {"command": command}
+def checks(_: str) -> Iterator[str]:
+    """What `mdsmix check` looks for, and what would come of it."""
+    for each in registered():
+        yield f"- `{each.id}`, {each.severity}: {_told(each.why)}"
+
+
+KINDS = {"command": command, "checks": checks}
 
 
 def renewed(page: str) -> str:
