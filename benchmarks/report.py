@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import datetime
 import platform
-import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks import words
-from benchmarks.contenders import HERE, Contender, Place
+from benchmarks.contenders import Contender, Place
 from benchmarks.corpus import VOCABULARY
 from benchmarks.figures import Figure
 from benchmarks.measure import CORES
@@ -47,7 +46,7 @@ def text(
     parts = ["# Results", _heading(place, entries, command)]
     for kind, title in TITLES.items():
         if chosen := [entry for entry in entries if entry.contender.kind == kind]:
-            parts += [f"## {title}", _table(chosen), *_each_run(place, chosen)]
+            parts += [f"## {title}", _table(chosen)]
     parts += ["## What was to be reached", _goals(entries, figures)]
     parts += [f"Not run: {c.name} (its environment is not there)." for c in missing]
     return "\n\n".join(parts) + "\n"
@@ -65,7 +64,7 @@ def _heading(place: Place, entries: list[Entry], command: str) -> str:
             f"{', '.join(_versions(place))}.",
             f"Text of the Python standard library, one word in a hundred new, and of many words what packages bring: {words.about(place.work)}.",
             f"A tokenizer of {VOCABULARY:,} ids, trained on the library.",
-            f"Medians of {len(entries[0].runs)} runs in turn, of whole process trees, from outside; outputs are without compression.",
+            f"Medians of {len(entries[0].runs)} runs in turn, of whole process trees, from outside, with the least and the most in parentheses; outputs are without compression.",
             "MB are bytes of JSONL / 10^6. Times of the slow tools (\\*) are without their start-up, which helps them.",
             f"{quiet}: other processes took up to {disturbed:.0%} of it during a run. CPU seconds hardly feel that.",
         ]
@@ -108,7 +107,7 @@ def _cells(entry: Entry, ours: Entry | None) -> list[str]:
     return [
         name,
         f"{size:,.0f}",
-        f"{wall:.1f}",
+        f"{wall:.1f} ({min(entry.walls):.1f}-{max(entry.walls):.1f})",
         f"{size / wall:.1f}",
         f"{entry.tokens / wall / 1e6:.2f}",
         f"{_cpu(entry):.1f}",
@@ -133,32 +132,6 @@ def _times(ours: Entry, other: Entry) -> float:
 def _cpu(entry: Entry) -> float:
     """CPU seconds for a GB of source."""
     return entry.cpu / entry.bytes * 1e9
-
-
-def _each_run(place: Place, entries: list[Entry]) -> Iterator[str]:
-    yield "Seconds of each run after those of its start-up, and the share of the machine that others took:"
-    yield "\n".join(f"- {e.contender.name}: {', '.join(_runs(e))}" for e in entries)
-    yield "```\n" + "\n".join(_command(place, e) for e in entries) + "\n```"
-
-
-def _runs(entry: Entry) -> Iterator[str]:
-    for start, run in zip(entry.starts, entry.runs, strict=True):
-        yield f"{start.wall:.1f} + {run.wall:.1f} ({run.others:.0%})"
-
-
-def _command(place: Place, entry: Entry) -> str:
-    """As `make bench` runs it, wherever the folders are on this machine."""
-    public = {
-        place.work: ".bench",
-        place.foundry: ".venv-foundry",
-        place.others: ".venv-bench",
-        place.mdsmix.parent: ".venv/bin",
-        HERE: "benchmarks",
-    }
-    line = shlex.join(map(str, entry.command))
-    for folder, name in public.items():
-        line = line.replace(str(folder), name)
-    return line
 
 
 def _goals(entries: list[Entry], figures: Iterable[Figure]) -> str:

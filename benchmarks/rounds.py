@@ -88,10 +88,18 @@ class Entry:
         """Median CPU seconds, without the start-up of a slow tool."""
         return self._median(lambda run: run.cpu)
 
+    @property
+    def walls(self) -> list[float]:
+        """Seconds of each run, without the start-up of a slow tool."""
+        return self._each(lambda run: run.wall)
+
     def _median(self, cost: Callable[[Run], float]) -> float:
+        return median(self._each(cost))
+
+    def _each(self, cost: Callable[[Run], float]) -> list[float]:
         share = 0 if self.contender.is_fast else 1
         both = zip(self.runs, self.starts, strict=True)
-        return median(cost(run) - share * cost(start) for run, start in both)
+        return [cost(run) - share * cost(start) for run, start in both]
 
 
 def entries(place: Place, plan: Plan, chosen: list[Contender]) -> list[Entry]:
