@@ -14,9 +14,9 @@ import xxhash
 import yaml
 
 from mdsmix.errors import Unreachable
-from mdsmix.mix.changes import ConfigChange
 from mdsmix.mix.check import checks, findings, is_refused, looked, report, with_bytes_read
 from mdsmix.mix.epoch import epoch_of, epoch_table
+from mdsmix.mix.into import ConfigChange
 from mdsmix.mix.render import head
 from mdsmix.mix.resolve import mix_of, mix_of_streams
 from mdsmix.mix.streams import Mix, moved

@@ -2,27 +2,34 @@
 
 A round trip through a YAML library would rewrite numbers, quotes and line breaks all over the file, and would lose the
 comment that stands between a replaced section and the next one. So the config is walked as nodes with their places in the text, and the
-smallest one that says something else is replaced: a key of a block mapping, an entry of a block list, else the whole value. The result is
-parsed again and compared with what was there; where YAML anchors tie sections together, nothing is written.
+smallest one that says something else is replaced: a plain value, else the lines of a key or of an entry of a list. The result is
+parsed again; where it does not say just what was wanted, as when YAML anchors tie sections together, nothing is written.
+
+Nothing that a user wrote is replaced in silence: `changes` names every key that says something else than before.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mdsmix.errors import RecipeError
 from mdsmix.training.training_yaml import unresolved
+from mdsmix.words import spelled
 
-INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
-DASH = re.compile(r" *- +")
+LINK = re.compile(r"\$\{([\w.]+)\}")
 MARK = "# mdsmix:"
 "Begins every line of the head, so that the next rendering replaces it and nothing else."
 LENGTH = "max_seq_len"
-MERGE = "<<"
+UNSET = object()
+TAIL = re.compile(r"(?:^[^\S\n]*(?:#.*)?\n)+\Z", re.MULTILINE)
+COMMENT = re.compile(r"^[^\S\n]*#.*\n", re.MULTILINE)
+LINKS = 9
+"max_seq_len may name a variable that names another one, and so on; more are a circle."
 TIED = (
     "{} cannot be written into without changing other parts of it, since YAML anchors tie its sections together: "
     "render without --into and copy train_loader and tokenizer by hand."
@@ -36,13 +43,6 @@ def dump(tree: Mapping[str, Any] | list[Any]) -> str:
     return str(yaml.safe_dump(tree, sort_keys=False, width=1 << 20, allow_unicode=True))
 
 
-def without_head(text: str) -> str:
-    """The text without the head of an earlier rendering."""
-    lines = text.splitlines(keepends=True)
-    kept = next((i for i, line in enumerate(lines) if not line.startswith(MARK)), len(lines))
-    return "".join(lines[kept:])
-
-
 class Edit(NamedTuple):
     """Characters `start` to `stop` become `text`."""
 
@@ -51,225 +51,139 @@ class Edit(NamedTuple):
     text: str
 
 
-class WrittenOtherwise(Exception):
-    """The value is not written a key or an entry a line, so it is replaced as a whole."""
+def without_head(text: str) -> str:
+    """The text without the head of an earlier rendering."""
+    return re.sub(rf"\A(?:{MARK}.*\n)+", "", text)
 
 
 def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
     """The config `text` with the sections of `tree` set; RecipeError where that would change anything else."""
-    text = without_head(text)
-    root = _composed(text, origin)
-    before = unresolved(text, origin)
-    path = _length_path(root)
-    sections = {key: value for key, value in tree.items() if key != LENGTH or not path}
-    there = {key: pair for key in sections if (pair := _child(root, key))}
-    edits = _length_edit(root, path, tree[LENGTH])
-    try:
-        for key, (name, node) in there.items():
-            edits += _value_edits(text, sections[key], before.get(key), name, node)
-    except WrittenOtherwise:
-        raise RecipeError(TIED.format(origin)) from None
-    result = _applied(text, edits)
-    result += "\n" if result and not result.endswith("\n") else ""
-    if added := {key: value for key, value in sections.items() if key not in there}:
-        result += dump(added)
-    _prove(text, result, tree, path, origin)
-    return result
-
-
-def _composed(text: str, origin: str) -> Any:
     import yaml
 
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise RecipeError(f"{origin} is not a readable YAML: {reason}.") from None
+    text = without_head(text)
+    text += "" if text.endswith("\n") else "\n"
+    was = unresolved(text, origin)
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode) or root.flow_style:
         raise RecipeError(
             f"{origin} cannot be written into: its top level must be keys on lines of their own."
         )
-    return root
+    edits, length = list[Edit](), tree[LENGTH]
+    path, node = _length(root)
+    if node is not None:
+        was, tree = _with(was, path, length), {k: v for k, v in tree.items() if k != LENGTH}
+        edits += [_inline(node, length)] if node.value != str(length) else []
+    wanted = was | dict(tree)
+    result = _applied(text, [*edits, *_edits(text, wanted, was, root, len(text))])
+    with suppress(RecipeError):
+        if unresolved(result, origin) == wanted:
+            return result
+    raise RecipeError(TIED.format(origin))
 
 
-def _child(node: Any, key: str) -> tuple[Any, Any] | None:
-    """The key's node and its value's."""
-    pairs = node.value if node.id == "mapping" else []
-    return next((pair for pair in pairs if pair[0].value == key), None)
-
-
-def _length_path(root: Any) -> list[str]:
-    """Where the length is written: max_seq_len, or the variable that it resolves to; empty where there is none."""
-    path, seen = [LENGTH], set()
-    while (node := _at(root, path)) is not None:
-        link = INTERPOLATION.fullmatch(str(node.value))
-        if not link or link[1] in seen or _at(root, link[1].split(".")) is None:
-            return path
-        seen.add(link[1])
-        path = link[1].split(".")
-    return []
+def _length(root: Any) -> tuple[list[str], Any]:
+    """The path and the node of the length: of max_seq_len, or of the variable that it resolves to; None where there is none."""
+    path = [LENGTH]
+    node = _at(root, path)
+    for _ in range(LINKS):
+        link = LINK.fullmatch(str(node.value)) if node else None
+        linked = _at(root, link[1].split(".")) if link else None
+        if not link or not linked:
+            break
+        path, node = link[1].split("."), linked
+    return path, node
 
 
 def _at(node: Any, path: list[str]) -> Any:
     for key in path:
-        pair = _child(node, key)
-        if pair is None:
-            return None
-        node = pair[1]
+        pairs = node.value if node and node.id == "mapping" else []
+        node = next((value for name, value in pairs if name.value == key), None)
     return node
 
 
-def _length_edit(root: Any, path: list[str], length: int) -> list[Edit]:
-    node = _at(root, path) if path else None
-    if node is None or node.value == str(length):
-        return []
-    return [Edit(node.start_mark.index, node.end_mark.index, str(length))]
+def _with(tree: Any, path: list[str], value: Any) -> Any:
+    """The tree with the value at the path."""
+    return {**tree, path[0]: _with(tree[path[0]], path[1:], value)} if path else value
 
 
-def _value_edits(text: str, new: Any, was: Any, name: Any, node: Any) -> list[Edit]:
-    """The edits by which the key `name` says `new`; `node` says `was`. What it says already keeps its spelling."""
-    if new == was and type(new) is type(was):
-        return []
-    if not node.start_mark.index >= name.end_mark.index:  # an alias: its value is written elsewhere
-        raise WrittenOtherwise
-    with suppress(WrittenOtherwise):
-        if isinstance(new, Mapping):
-            return _mapping_edits(text, new, was, node)
-        if isinstance(new, list):
-            return _list_edits(text, new, was, node)
-    return [_replaced(text, new, name, node)]
+def _edits(text: str, new: Any, was: Any, node: Any, stop: int) -> Iterator[Edit]:
+    """The edits by which a block, whose lines end at `stop`, says `new` where it said `was`; what it says already keeps its spelling."""
+    is_list = node.id == "sequence"
+    if is_list:
+        new, was = dict(enumerate(new)), dict(enumerate(was))
+    pairs = [(entry, entry) for entry in node.value] if is_list else node.value
+    keys = [*range(len(pairs))] if is_list else [name.value for name, _ in pairs]
+    stops = [*(_line(text, name.start_mark.index) for name, _ in pairs[1:]), stop]
+    for key, (name, value), end in zip(keys, pairs, stops, strict=True):
+        start, stop = name.start_mark.index, _without_tail(text, name.start_mark.index, end)
+        if key in new and _differ(new[key], was[key]):
+            yield from _changed(text, new[key], was[key], (name, value), stop)
+        elif key in was and key not in new:
+            yield Edit(_line(text, start), stop, _comments(text[start:stop], value))
+    added = {k: v for k, v in new.items() if k not in keys and _differ(v, was.get(k, UNSET))}
+    if added:
+        lines = dump([*added.values()] if is_list else added)
+        yield Edit(stop, stop, textwrap.indent(lines, " " * node.start_mark.column))
 
 
-def _mapping_edits(text: str, new: Mapping[str, Any], was: Any, node: Any) -> list[Edit]:
-    if not _is_block(node, "mapping") or not isinstance(was, Mapping):
-        raise WrittenOtherwise
-    edits, there = list[Edit](), set[str]()
-    for name, value in node.value:
-        before = _before(text, name.start_mark.index)
-        if not name.tag.endswith(":str") or (before.strip() and not DASH.fullmatch(before)):
-            raise WrittenOtherwise
-        there.add(name.value)
-        if name.value in new:
-            edits += _value_edits(text, new[name.value], was.get(name.value), name, value)
-        else:
-            edits.append(_removed(text, name, value))
-    added = {key: value for key, value in new.items() if key not in there}
-    return [*edits, *_added(text, added, node, node.start_mark.column)]
+def _changed(text: str, new: Any, was: Any, pair: tuple[Any, Any], stop: int) -> Iterator[Edit]:
+    """The edits of one key or entry: those of its block, or of its plain value; else its lines are written anew."""
+    name, node = pair
+    start = name.start_mark.index
+    is_here = node.start_mark.index >= start  # an alias stands where its anchor does
+    if is_here and _is_walked(node, new, is_entry=name is node):
+        yield from _edits(text, new, was, node, stop)
+    elif is_here and not _has_lines(node) and not isinstance(new, Mapping | list):
+        yield _inline(node, new)
+    else:
+        column = start - _line(text, start)
+        lines = dump(new if name is node else {name.value: new})
+        lines = textwrap.indent(lines, " " * column)[column:]
+        yield Edit(start, stop, lines + _comments(text[start:stop], node))
 
 
-def _list_edits(text: str, new: list[Any], was: Any, node: Any) -> list[Edit]:
-    """The edits of a list of mappings that has grown, or of a lone mapping that becomes its first entry."""
-    if not all(isinstance(entry, Mapping) for entry in new):
-        raise WrittenOtherwise
-    if isinstance(was, Mapping) and _is_block(node, "mapping"):
-        return _listed(text, new, was, node)
-    if not _is_block(node, "sequence") or not isinstance(was, list) or len(new) < len(was):
-        raise WrittenOtherwise
-    edits = [
-        edit
-        for entry, value, before in zip(node.value, new, was, strict=False)
-        for edit in _entry_edits(text, value, before, entry, node)
-    ]
-    return [*edits, *_added(text, new[len(was) :], node, node.start_mark.column)]
-
-
-def _listed(text: str, new: list[Any], was: Mapping[str, Any], node: Any) -> list[Edit]:
-    """The first entry needs room for its dash, and stays as it is."""
-    start, column = node.start_mark.index, node.start_mark.column
-    is_kept = {k: v for k, v in new[0].items() if k in was} == was
-    if column < 2 or _before(text, start).strip() or not is_kept:
-        raise WrittenOtherwise
-    label = "" if "label" in was else f"label: {new[0]['label']}\n{' ' * column}"
-    return [Edit(start - 2, start, f"- {label}"), *_added(text, new[1:], node, column - 2)]
-
-
-def _entry_edits(text: str, new: Any, was: Any, entry: Any, node: Any) -> list[Edit]:
-    """The edits of an entry that stands behind its dash; an alias stands elsewhere."""
-    start = entry.start_mark.index
-    is_here = node.start_mark.index <= start < node.end_mark.index
-    if not is_here or not DASH.fullmatch(_before(text, start)):
-        raise WrittenOtherwise
-    if new == was:
-        return []
-    with suppress(WrittenOtherwise):
-        return _mapping_edits(text, new, was, entry)
-    return [_written(text, start, _without_tail(text, start, entry.end_mark.index), new, entry)]
-
-
-def _removed(text: str, name: Any, node: Any) -> Edit:
-    """All its lines but the comments among them."""
-    start, stop = name.start_mark.index, _stop(text, name, node)
-    before = _before(text, start)
-    if before.strip() or stop < start:  # the dash of an entry stays; an alias is written elsewhere
-        raise WrittenOtherwise
-    if text[stop - 1] != "\n":
-        stop = (text.find("\n", stop) + 1) or len(text)
-    start -= len(before)
-    return Edit(start, stop, _comments(text[start:stop]) if node.id != "scalar" else "")
-
-
-def _replaced(text: str, value: Any, name: Any, node: Any) -> Edit:
-    """A plain value behind the key as it is written; anything else with its key."""
-    start, stop = node.start_mark.index, _stop(text, name, node)
-    new = dump({"": value}).partition(": ")[2].rstrip("\n")
-    if not isinstance(value, Mapping | list) and not _has_lines(node) and "\n" not in new:
-        return Edit(start, stop, new if start < stop else f" {new}")
-    return _written(text, name.start_mark.index, stop, {name.value: value}, node)
-
-
-def _written(text: str, start: int, stop: int, tree: Mapping[str, Any], node: Any) -> Edit:
-    """The lines of `node` as those of `tree`, with the comments that stood among them behind."""
-    column = len(_before(text, start))
-    lines = textwrap.indent(dump(tree), " " * column)[column:]
-    if text[stop - 1] != "\n":
-        return Edit(start, stop, lines.rstrip("\n"))
-    return Edit(start, stop, lines + (_comments(text[start:stop]) if node.id != "scalar" else ""))
-
-
-def _added(text: str, new: Mapping[str, Any] | list[Any], node: Any, column: int) -> list[Edit]:
-    """New keys or entries behind the last one, before the comments that belong to what follows."""
-    if not new:
-        return []
-    stop = _without_tail(text, node.start_mark.index, node.end_mark.index)
-    lines = textwrap.indent(dump(new), " " * column)
-    return [Edit(stop, stop, lines if text[stop - 1] == "\n" else f"\n{lines}".rstrip("\n"))]
-
-
-def _is_block(node: Any, kind: str) -> bool:
-    """Whether it is a mapping or sequence with its keys or entries on lines of their own."""
-    return bool(node.id == kind and not node.flow_style and node.value)
+def _is_walked(node: Any, new: Any, is_entry: bool) -> bool:
+    """Whether both are blocks, of keys that are plain words. The first key of an entry stands behind its dash, and cannot go alone."""
+    if node.id == "scalar" or node.flow_style:
+        return False
+    if node.id == "sequence":
+        return isinstance(new, list)
+    names = [name for name, _ in node.value]
+    is_plain = all(name.tag.endswith(":str") for name in names)
+    return isinstance(new, Mapping) and is_plain and not (is_entry and names[0].value not in new)
 
 
 def _has_lines(node: Any) -> bool:
     return node.style in ("|", ">") if node.id == "scalar" else not node.flow_style
 
 
-def _before(text: str, start: int) -> str:
-    """What stands before it on its line."""
-    return text[text.rfind("\n", 0, start) + 1 : start]
+def _inline(node: Any, value: Any) -> Edit:
+    """A plain value where the old one stands."""
+    start, stop = node.start_mark.index, node.end_mark.index
+    new = dump({"": value}).partition(": ")[2].rstrip("\n")
+    return Edit(start, stop, new if start < stop else f" {new}")
 
 
-def _stop(text: str, name: Any, node: Any) -> int:
-    """Where the value ends: behind its last character, or its last line where it is a block."""
-    stop = int(node.end_mark.index)
-    return _without_tail(text, name.start_mark.index, stop) if _has_lines(node) else stop
+def _differ(one: Any, other: Any) -> bool:
+    return one != other or type(one) is not type(other)
+
+
+def _line(text: str, at: int) -> int:
+    """Where the line begins."""
+    return text.rfind("\n", 0, at) + 1
 
 
 def _without_tail(text: str, start: int, stop: int) -> int:
     """Where the section ends: comments and blank lines behind it belong to what follows."""
-    lines = text[start:stop].splitlines(keepends=True)
-    while len(lines) > 1 and (not lines[-1].strip() or lines[-1].lstrip().startswith("#")):
-        stop -= len(lines.pop())
-    return stop
+    return start + len(TAIL.sub("", text[start:stop]))
 
 
-def _comments(lines: str) -> str:
-    """Those on lines of their own, as they stand."""
-    return "".join(line for line in lines.splitlines(True) if line.lstrip().startswith("#"))
+def _comments(lines: str, node: Any) -> str:
+    """Those of a removed block that stand on lines of their own."""
+    return "" if node.id == "scalar" else "".join(COMMENT.findall(lines))
 
 
-def _applied(text: str, edits: Sequence[Edit]) -> str:
-    """The text with all of them made; of those at one place the first comes first."""
+def _applied(text: str, edits: list[Edit]) -> str:
     parts, at = list[str](), 0
     for edit in sorted(edits, key=lambda edit: edit.start):
         parts += [text[at : edit.start], edit.text]
@@ -277,28 +191,42 @@ def _applied(text: str, edits: Sequence[Edit]) -> str:
     return "".join([*parts, text[at:]])
 
 
-def _prove(old: str, new: str, tree: Mapping[str, Any], path: list[str], origin: str) -> None:
-    """Raises unless the new text says what the tree says, and of everything else what the old one said."""
-    import yaml
-    from omegaconf import OmegaConf
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigChange:
+    """One key of the config, by its path from the top."""
 
-    try:
-        before, after = (OmegaConf.to_container(OmegaConf.create(t or "{}")) for t in (old, new))
-    except (yaml.YAMLError, ValueError):
-        before, after = None, {}
-    if not isinstance(before, dict) or not isinstance(after, dict):
-        raise RecipeError(TIED.format(origin))
-    wrong = any(after.get(key) != tree[key] for key in tree if key != LENGTH)
-    for config in (before, after):
-        for key in tree if not path else set(tree) - {LENGTH}:
-            config.pop(key, None)
-        _forget(config, path)
-    if wrong or before != after:
-        raise RecipeError(TIED.format(origin))
+    key: str
+    was: str | None
+    "As YAML writes it; of keys below it their names. None: it was not there."
+    now: str | None
+    "None: it is gone."
+
+    def __str__(self) -> str:
+        was = "not set" if self.was is None else self.was
+        now = "taken out" if self.now is None else self.now
+        return f"{self.key}: {was} -> {now}"
 
 
-def _forget(config: Any, path: list[str]) -> None:
-    for key in path[:-1]:
-        config = config.get(key, {})
-    if path:
-        config.pop(path[-1], None)
+def changes(was: Any, now: Any, key: str = "") -> Iterator[ConfigChange]:
+    """Every key that says something else in `now`, in the order of `was`, new ones behind."""
+    one, other = _by_name(was), _by_name(now)
+    if one is not None and other is not None:
+        for name in one | other:
+            below = f"{key}.{name}".lstrip(".")
+            yield from changes(one.get(name, UNSET), other.get(name, UNSET), below)
+    elif _differ(was, now):
+        yield ConfigChange(key=key, was=_spelled(was), now=_spelled(now))
+
+
+def _by_name(value: Any) -> dict[Any, Any] | None:
+    """Keys and values; a list of evaluations by their labels."""
+    if isinstance(value, list) and value and all(isinstance(e, Mapping) for e in value):
+        return {str(entry.get("label")): entry for entry in value}
+    return dict(value) if isinstance(value, Mapping) else None
+
+
+def _spelled(value: Any) -> str | None:
+    if value is UNSET:
+        return None
+    keys = _by_name(value)
+    return f"{{{', '.join(map(str, keys))}}}" if keys else spelled(value) or "''"

@@ -18,10 +18,9 @@ from mdsmix import __version__
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.apportion import Apportioned, shares_table, title
-from mdsmix.mix.changes import changes
 from mdsmix.mix.draws import METHODS, batching, delivered_of
 from mdsmix.mix.epoch import epoch_of, epoch_table
-from mdsmix.mix.into import MARK, dump, set_into
+from mdsmix.mix.into import MARK, changes, dump, set_into
 from mdsmix.mix.resolve import is_recipe, mix_of, mix_of_recipe
 from mdsmix.mix.sections import fetch_line, is_train, sections
 from mdsmix.mix.streams import Mix

@@ -17,7 +17,7 @@ from mdsmix.encode.labels import Targets
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds.survey import Survey
 from mdsmix.mix.apportion import Apportioned
-from mdsmix.mix.changes import ConfigChange
+from mdsmix.mix.into import ConfigChange
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.shards.published import Stream
