@@ -142,8 +142,7 @@ def test_what_written_shares_leave_goes_by_size_to_the_others() -> None:
     nothing = [replace(part, written=Fraction(0)) for part in (web, code, chat)]
     only = [nothing[0], replace(code, written=Fraction(7)), nothing[2]]
     assert [part.asked for part in asked(only)] == [0, 1, 0]
-    with pytest.raises(ValueError, match="sum to 0"):
-        asked(nothing)
+    assert not any(part.asked for part in asked(nothing))
 
 
 @settings(max_examples=60, deadline=None)
@@ -151,14 +150,13 @@ def test_what_written_shares_leave_goes_by_size_to_the_others() -> None:
 def test_what_is_not_refused_is_near_and_within_max_repeat(
     parts: Parts, amount: Fraction, repeat: int
 ) -> None:
-    """And what is refused is far from its share, drawn too often, or less than a sample."""
+    """And what is refused is far from its share, or drawn too often."""
     budget = tokens(amount)
     ideal = ideals(parts, budget)
     chosen = rounded(ideal)
     held = [n * part.counted for n, part in zip(chosen, parts, strict=True)]
     fits = (
-        sum(ideal) >= 1
-        and all(n <= repeat * part.samples for n, part in zip(ideal, parts, strict=True))
+        all(n <= repeat * part.samples for n, part in zip(ideal, parts, strict=True))
         and all(chosen)
         and all(
             abs(each / sum(held) - part.asked) <= NEAR

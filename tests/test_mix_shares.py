@@ -190,22 +190,12 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
         (),
         {"budget": "1M tokens"},
         "the share of chat, 50.00% under a budget of 1,000,000 tokens, comes to 500,000 tokens, and the stream holds 18,000: 27.78 "
-        "passes an epoch do not fit in max_repeat: 4 (nor does web). The largest budget that fits is 144,000 tokens;",
+        "passes an epoch do not fit in max_repeat: 4. The largest budget that fits is 144,000 tokens;",
     ),
     ((), {"budget": "5 passes of chat"}, "The largest budget that fits is 4 passes of chat;"),
     (
         (),
-        {"budget": "4 tokens"},
-        "budget is 4 tokens, less than one sample: nothing would be drawn",
-    ),
-    (
-        (),
         {"budget": "0.1 samples"},
-        "budget is 0.1 samples, less than one sample: nothing would be drawn; take a larger one.",
-    ),
-    (
-        (),
-        {"budget": "1 samples"},
         "is to be 50.00%, and whole samples of about 1 samples come to 0% (0 of them)",
     ),
     (
@@ -226,7 +216,7 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (
         ("web", "docs"),
         {"mix": {"docs": {"share": 0.5}}},
-        "the tokens of docs were not counted (it has no manifest): its first samples suggest 4.0 a sample; pass --estimate",
+        "the tokens of docs were not counted (it has no manifest, or one that is of another index, another max_seq_len, other targets, or a padding token that is not EOS): its first samples suggest 4.0 a sample; pass --estimate",
     ),
     (
         ("web", "raw"),
@@ -236,7 +226,7 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (
         ("web", "chat"),
         {"count": "loss_tokens", "target_prompts": "all"},
-        "the loss_tokens of chat were not counted (its manifest counts them for another max_seq_len, other targets, or a padding token that is not EOS)",
+        "the loss_tokens of chat were not counted (it has no manifest, or one",
     ),
     (
         ("web", "mute"),
@@ -246,7 +236,7 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (
         ("mute",),
         {"mix": {}, "count": "loss_tokens", "budget": "3 passes of mute"},
-        "no stream holds loss_tokens, so no share of them can be drawn",
+        "mute is to be 0% of an epoch's loss_tokens, and holds none",
     ),
 ]
 
@@ -305,7 +295,7 @@ def test_what_was_counted_for_another_length_is_not_taken_for_counted(
     card = {"max_seq_len": 2 * LENGTH, "totals": totals(1) | counts}
     publish(home / "long", TURNS, TALK, card=card)
     path = write(home, "long", mix={}, count=count, budget="3 passes of long")
-    with pytest.raises(MixRefused, match=f"the {count} of long were not counted .its manifest"):
+    with pytest.raises(MixRefused, match=f"the {count} of long were not counted"):
         resolve([path])
     publish(home / "long", TURNS, TALK, card={"max_seq_len": 2 * LENGTH, "totals": totals(1)})
     assert chosen(path) == {"long": 12}, "no sample is longer than the shorter length"

@@ -17,7 +17,7 @@ from typing import Any
 from mdsmix.errors import MixRefused
 from mdsmix.recipe.amounts import Budget, Unit
 from mdsmix.table import Column, Table, about, as_json
-from mdsmix.words import does, listed
+from mdsmix.words import listed
 
 PRECISE = Context(prec=50, Emin=-400, Emax=400)
 "For roots: rounded alike on every machine, which a float's power is not. Below 10^-400 is 0."
@@ -56,11 +56,6 @@ class StreamShare:
         return self.samples * self.counted
 
     @property
-    def of_one(self) -> Fraction:
-        """Samples of an epoch that holds 1 of what is counted."""
-        return self.asked / self.counted if self.asked else Fraction(0)
-
-    @property
     def passes(self) -> float:
         return self.choose / self.samples if self.samples else 0.0
 
@@ -87,36 +82,32 @@ class Apportioned:
 
     def unseen(self, part: StreamShare, epochs: int) -> float:
         """The fraction of a stream's samples that so many epochs do not draw once, on average."""
-        left = max(0.0, 1 - part.passes)
-        return left if self.is_fixed else left**epochs
+        return max(0.0, 1 - part.passes) ** (1 if self.is_fixed else epochs)
 
     def weight(self, stream: str) -> dict[str, int | float]:
         """A stream's weight as the recipe gives it: its share, where it has one, and the budget."""
-        written = next(part.written for part in self.parts if part.stream == stream)
-        said = {} if written is None else {"share": written}
+        said = {"share": next(part.written for part in self.parts if part.stream == stream)}
         if self.budget:
             said["budget" if self.budget.unit else "passes"] = self.budget.amount
-        return {k: int(n) if n.denominator == 1 else float(n) for k, n in said.items()}
+        return {
+            k: int(n) if n.denominator == 1 else float(n) for k, n in said.items() if n is not None
+        }
 
 
 def asked(
     parts: Sequence[StreamShare], temperature: Fraction = Fraction(1), is_absolute: bool = False
 ) -> Parts:
     """The parts with the shares that they are to have. What the written ones leave goes to the others as their size to the power
-    of 1 / `temperature`; unless they are absolute, all sum to 1. ValueError where nothing has a share."""
-    rest = [part for part in parts if part.written is None]
-    left = 1 - sum((part.written for part in parts if part.written is not None), Fraction(0))
-    largest = max((part.size for part in rest), default=Fraction(0)) or Fraction(1)
-    weights = {part.stream: _root(part.size / largest, temperature) for part in rest}
-    whole = sum(weights.values(), Fraction(0)) or Fraction(1)
+    of 1 / `temperature`; unless they are absolute, all sum to 1."""
+    sizes = [part.size if part.written is None else Fraction(0) for part in parts]
+    largest = max(sizes) or 1
+    weights = [_root(size / largest, temperature) for size in sizes]
+    left = (1 - sum(part.written or 0 for part in parts)) / (sum(weights) or Fraction(1))
     shares = [
-        left * weights[part.stream] / whole if part.written is None else part.written
-        for part in parts
+        left * weight if part.written is None else part.written
+        for part, weight in zip(parts, weights, strict=True)
     ]
-    total = sum(shares, Fraction(0))
-    if not total:
-        raise ValueError("the shares sum to 0")
-    by = Fraction(1) if is_absolute else total
+    by = 1 if is_absolute else sum(shares) or 1
     return tuple(replace(part, asked=n / by) for part, n in zip(parts, shares, strict=True))
 
 
@@ -132,20 +123,15 @@ def drawn(
 ) -> Parts:
     """The parts with their samples. `most`: passes over a stream. MixRefused where whole samples are far from what is asked."""
     ideal = ideals(parts, budget, most)
-    if budget and sum(ideal, Fraction(0)) < 1:
-        raise MixRefused(
-            f"budget is {budget}, less than one sample: nothing would be drawn; take a larger one."
-        )
-    parts = tuple(replace(part, ideal=n) for part, n in zip(parts, ideal, strict=True))
-    _refuse_many(parts, budget, unit, most)
-    chosen = rounded(ideal, is_absolute)
-    held = [n * part.counted for n, part in zip(chosen, parts, strict=True)]
-    wanted = sum((part.ideal * part.counted for part in parts), Fraction(0))
-    of = wanted / sum(part.asked for part in parts) if is_absolute else sum(held, Fraction(0)) or 1
     parts = tuple(
-        replace(part, choose=n, reached=each / of)
-        for part, n, each in zip(parts, chosen, held, strict=True)
+        replace(part, ideal=n, choose=whole, reached=part.asked * whole / n if n else n)
+        for part, n, whole in zip(parts, ideal, rounded(ideal, is_absolute), strict=True)
     )
+    if budget:
+        _refuse_many(parts, budget, unit, most)
+    if not is_absolute:
+        total = sum(part.reached for part in parts) or 1
+        parts = tuple(replace(part, reached=part.reached / total) for part in parts)
     _refuse_far(parts, unit)
     return parts
 
@@ -153,22 +139,23 @@ def drawn(
 def ideals(parts: Parts, budget: Budget | None, most: Fraction = Fraction(1)) -> list[Fraction]:
     """Samples of each stream before they are rounded: those that the budget holds, or of the largest epoch that takes no stream more than
     once, nor more often than `most`."""
-    shares = [part.of_one for part in parts]
+    # An epoch that holds 1 of what is counted; of absolute shares, what they sum to.
+    samples = [part.asked / part.counted if part.asked else Fraction(0) for part in parts]
     if budget is None:
-        fits = [part.samples / n for part, n in zip(parts, shares, strict=True) if n]
-        return [n * min(fits) * min(Fraction(1), most) for n in shares]
-    if budget.unit:
-        held = sum((n * p.budgeted for n, p in zip(shares, parts, strict=True)), Fraction(0))
-        # An epoch of 1 holds what the shares sum to: 1, or of absolute ones a part.
-        whole = held / (sum(part.asked for part in parts) or 1)
-        return [n * budget.amount / whole for n in shares]
-    over = next(part for part in parts if part.stream == budget.stream)
-    if not over.asked:
-        raise MixRefused(
-            f"budget is {budget}, and the share of {over.stream} is 0, so its passes say nothing of the others: count passes "
-            "of another stream."
-        )
-    return [n * budget.amount * over.samples / over.of_one for n in shares]
+        fits = (part.samples / n for part, n in zip(parts, samples, strict=True) if n)
+        times = min(fits) * min(Fraction(1), most)
+    elif budget.unit:
+        held = sum(n * part.budgeted for n, part in zip(samples, parts, strict=True))
+        times = budget.amount * sum(part.asked for part in parts) / held
+    else:
+        over = next(i for i, part in enumerate(parts) if part.stream == budget.stream)
+        if not samples[over]:
+            raise MixRefused(
+                f"budget is {budget}, and the share of {budget.stream} is 0, so its passes say nothing of the others: count passes "
+                "of another stream."
+            )
+        times = budget.amount * parts[over].samples / samples[over]
+    return [n * times for n in samples]
 
 
 def rounded(ideal: Sequence[Fraction], is_absolute: bool = False) -> list[int]:
@@ -181,31 +168,29 @@ def rounded(ideal: Sequence[Fraction], is_absolute: bool = False) -> list[int]:
         return [math.floor(number + half) for number in ideal]
     whole = [math.floor(number) for number in ideal]
     left = math.floor(sum(ideal, half)) - sum(whole)
-    for i in sorted(range(len(ideal)), key=lambda i: (whole[i] - ideal[i], i))[:left]:
+    for i in sorted(range(len(ideal)), key=lambda i: whole[i] - ideal[i])[:left]:
         whole[i] += 1
     return whole
 
 
-def _refuse_many(parts: Parts, budget: Budget | None, unit: Unit, most: Fraction) -> None:
-    """A share that the stream cannot fill within max_repeat; the scarcest is told, and the budget that fits all."""
-    over = [part for part in parts if part.ideal > most * part.samples]
-    if not over or budget is None:
+def _refuse_many(parts: Parts, budget: Budget, unit: Unit, most: Fraction) -> None:
+    """MixRefused where a stream cannot fill its share within max_repeat: the scarcest, and the budget that fits all."""
+    scarce = max(parts, key=lambda part: part.ideal / max(1, part.samples))
+    passes = scarce.ideal / max(1, scarce.samples)
+    if passes <= most:
         return
-    scarce, *others = sorted(over, key=lambda part: -part.ideal / part.samples)
-    passes, names = scarce.ideal / scarce.samples, [part.stream for part in others]
     step = 1 if budget.unit else 1000  # passes have thousandths
     fits = replace(budget, amount=Fraction(math.floor(budget.amount * most / passes * step), step))
     raise MixRefused(
         f"the share of {scarce.stream}, {percent(scarce.asked)} under a budget of {budget}, comes to "
         f"{float(scarce.ideal * scarce.counted):,.0f} {unit}, and the stream holds {float(scarce.size):,.0f}: "
-        f"{float(passes):,.2f} passes an epoch do not fit in max_repeat: {float(most):g}"
-        f"{f' (nor {does(names)} {listed(names)})' if names else ''}. The largest budget that fits is {fits}; set that, lower the share, "
-        "or raise max_repeat."
+        f"{float(passes):,.2f} passes an epoch do not fit in max_repeat: {float(most):g}. The largest budget that fits is {fits}; "
+        "set that, lower the share, or raise max_repeat."
     )
 
 
 def _refuse_far(parts: Parts, unit: Unit) -> None:
-    """Shares that whole samples are far from, in an epoch of few samples, or of long ones."""
+    """MixRefused where whole samples are far from a share, in an epoch of few samples, or of long ones."""
     worst = max(parts, key=lambda p: (bool(p.asked) > bool(p.choose), abs(p.reached - p.asked)))
     if abs(worst.reached - worst.asked) <= NEAR and bool(worst.choose) == bool(worst.asked):
         return
@@ -219,7 +204,7 @@ def _refuse_far(parts: Parts, unit: Unit) -> None:
 
 def percent(share: Fraction) -> str:
     """With two digits behind the point, three digits where it is small."""
-    return f"{float(share):.2%}" if share >= Fraction(1, 1000) else f"{float(100 * share):.3g}%"
+    return f"{float(share):.2%}" if share >= NEAR else f"{float(100 * share):.3g}%"
 
 
 EPOCHS = (1, 2, 4)
@@ -231,10 +216,8 @@ SHARES = (
     Column("passes", "times"),
     Column("share asked", "fine", key="asked"),
     Column("reached", "fine"),
-    *(
-        Column(f"unseen in {n}" if n > 1 else "unseen in 1 epoch", "share", key=f"unseen_in_{n}")
-        for n in EPOCHS
-    ),
+    Column("unseen in 1 epoch", "share", key="unseen_in_1"),
+    *(Column(f"unseen in {n}", "share", key=f"unseen_in_{n}") for n in EPOCHS[1:]),
 )
 
 
@@ -242,11 +225,7 @@ def shares_table(found: Apportioned) -> Table:
     """A row a stream: the share asked, what whole samples come to, and what of it is never seen."""
     rows = [
         (
-            part.stream,
-            part.samples,
-            part.choose,
-            part.passes,
-            float(part.asked),
+            *(part.stream, part.samples, part.choose, part.passes, float(part.asked)),
             about(float(part.reached), part.is_exact),
             *(found.unseen(part, epochs) for epochs in EPOCHS),
         )
@@ -263,10 +242,14 @@ def shares_json(found: Apportioned) -> dict[str, Any]:
 
 def title(found: Apportioned) -> str:
     """Above the table: what the shares are of."""
-    of = f"of the budget's {found.count}" if found.is_absolute else f"of an epoch's {found.count}"
-    if found.budget:
-        return f"shares {of}; budget: {found.budget}"
-    return f"shares {of}; no budget: the largest epoch in which no stream is taken more than once"
+    budget = (
+        f"budget: {found.budget}"
+        if found.budget
+        else "no budget: the largest epoch in which no stream is taken more than once"
+    )
+    return (
+        f"shares of {'the budget' if found.is_absolute else 'an epoch'}'s {found.count}; {budget}"
+    )
 
 
 def _notes(found: Apportioned) -> Iterator[str]:

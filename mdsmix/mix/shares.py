@@ -10,7 +10,7 @@ from mdsmix.mix.apportion import Apportioned, StreamShare, asked, drawn, percent
 from mdsmix.mix.stream_counts import eos_of, is_seen_alike, tokens_of, trained_of
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.recipe import Recipe
-from mdsmix.recipe.amounts import Budget, Unit
+from mdsmix.recipe.amounts import Unit
 from mdsmix.recipe.rules import budget_of, written_shares
 from mdsmix.table import Estimate, is_known
 
@@ -21,51 +21,40 @@ def apportion(recipe: Recipe, loader: Loader, may_estimate: bool = False) -> App
     Raises:
         MixRefused: the streams cannot give what is asked, or nobody counted what they hold.
     """
-    budget, unit = budget_of(recipe), unit_of(recipe)
-    written = written_shares(recipe)
-    measured = tuple(
-        replace(_measured(s, loader, unit, budget, may_estimate), written=written[s.name])
+    budget, written = budget_of(recipe), written_shares(recipe)
+    unit: Unit = recipe.count or (budget and budget.unit) or "tokens"
+    units = (unit, (budget and budget.unit) or unit)
+    measured = [
+        replace(_measured(s, loader, units, may_estimate), written=written[s.name])
         for s in loader.streams
-    )
-    try:
-        parts = asked(measured, Fraction(str(recipe.temperature)), recipe.absolute)
-    except ValueError:
-        raise MixRefused(
-            f"no stream holds {unit}, so no share of them can be drawn: convert the streams, or count others."
-        ) from None
+    ]
+    parts = asked(measured, Fraction(str(recipe.temperature)), recipe.absolute)
+    no_share = not any(part.asked for part in parts)
     for part in parts:
-        if part.asked and not part.size:
+        if (part.asked or no_share) and not part.size:
             raise MixRefused(
-                f"{part.stream} is to be {percent(part.asked)} of an epoch's {unit}, and holds none: take its share "
+                f"{part.stream} is to be {percent(part.asked)} of an epoch's {unit}, and holds none: convert it, or take its share "
                 "out, or look at what was filtered when it was converted."
             )
-    most = Fraction(str(recipe.max_repeat))
     return Apportioned(
         count=unit,
         budget=budget,
         is_absolute=recipe.absolute,
         is_fixed=loader.dataset.get("sampling_method") == "fixed",
-        parts=drawn(parts, budget, unit, most, recipe.absolute),
+        parts=drawn(parts, budget, unit, Fraction(str(recipe.max_repeat)), recipe.absolute),
     )
 
 
-def unit_of(recipe: Recipe) -> Unit:
-    """What shares count: as the recipe says, else what the budget counts, else tokens."""
-    budget = budget_of(recipe)
-    return recipe.count or (budget and budget.unit) or "tokens"
-
-
 def _measured(
-    stream: StreamInMix, loader: Loader, unit: Unit, budget: Budget | None, may_estimate: bool
+    stream: StreamInMix, loader: Loader, units: tuple[Unit, Unit], may_estimate: bool
 ) -> StreamShare:
-    units = (unit, (budget and budget.unit) or unit)
-    means = {u: _mean(stream, loader, u, may_estimate) for u in units}
+    (counted, is_exact), (budgeted, too) = (_mean(stream, loader, u, may_estimate) for u in units)
     return StreamShare(
         stream=stream.name,
         samples=stream.index.samples,
-        counted=means[units[0]][0],
-        budgeted=means[units[1]][0],
-        is_exact=all(is_exact for _, is_exact in means.values()),
+        counted=counted,
+        budgeted=budgeted,
+        is_exact=is_exact and too,
         adds_eos="tokens" in units and eos_of(stream, loader) > 0,
     )
 
@@ -74,28 +63,21 @@ def _mean(
     stream: StreamInMix, loader: Loader, unit: Unit, may_estimate: bool
 ) -> tuple[Fraction, bool]:
     """What a sample of the stream holds of the unit, and whether that was counted."""
-    if unit == "samples" or not stream.index.samples:
-        return Fraction(bool(stream.index.samples)), True
-    held = (tokens_of if unit == "tokens" else trained_of)(stream, loader)
+    samples = stream.index.samples
+    if unit == "samples" or not samples:
+        return Fraction(bool(samples)), True
+    held = tokens_of(stream, loader) if unit == "tokens" else trained_of(stream, loader)
+    other = "convert the stream, or write count: samples and a budget of samples."
     if not is_known(held):
         raise MixRefused(
-            f"the {unit} of {stream.name} are not known, since the loader itself tokenizes it, so no share of them can be worked "
-            "out: convert the stream, or write count: samples and a budget of samples."
+            f"the {unit} of {stream.name} are not known, since the loader itself tokenizes it, so no share of them can be worked out: {other}"
         )
     is_exact = not isinstance(held, Estimate) and is_seen_alike(stream, loader)
     if not is_exact and not may_estimate:
         raise MixRefused(
-            f"the {unit} of {stream.name} were not counted ({_why(stream)}): its first samples suggest "
-            f"{held / stream.index.samples:,.1f} a sample; pass --estimate to take that for all of them, convert the stream, or write "
-            "count: samples and a budget of samples."
+            f"the {unit} of {stream.name} were not counted (it has no manifest, or one that is of another index, another max_seq_len, other "
+            f"targets, or a padding token that is not EOS): its first samples suggest {held / samples:,.1f} a sample; pass --estimate to take "
+            f"that for all of them, {other}"
         )
     added = eos_of(stream, loader) if unit == "tokens" else 0
-    return (Fraction(held) + Fraction(added)) / stream.index.samples, is_exact
-
-
-def _why(stream: StreamInMix) -> str:
-    if stream.manifest is None:
-        return "it has no manifest"
-    if stream.trusted_manifest is None:
-        return "its manifest is of another index"
-    return "its manifest counts them for another max_seq_len, other targets, or a padding token that is not EOS"
+    return (Fraction(held) + Fraction(added)) / samples, is_exact
