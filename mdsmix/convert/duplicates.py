@@ -40,6 +40,7 @@ from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.membership import Fingerprints as Seen
 from mdsmix.kinds.read_records import open_hashing
+from mdsmix.shapes.functions import load
 from mdsmix.sources import Content, Digests, Unit, Window, prepare, read, shown_unit, size_of
 from mdsmix.words import plural
 
@@ -229,6 +230,7 @@ def _whole(work: Work) -> Iterator[tuple[Job, Content]]:
             f"{job.name}: reads {plural(len(todo), 'work unit')} for duplicates, before they are converted"
         )
         open_tokenizer_backend(job)  # once, for all workers that are forked, which then convert
+        load(job.encoding.shape)
         prepare(work.units)
     with closing(work.run([HashTask(job=job, unit=unit) for unit in todo])) as finished:
         for position, (content, _) in finished:

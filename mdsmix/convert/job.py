@@ -16,6 +16,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.kinds import Kind, kind_of, kind_of_stream
 from mdsmix.kinds.encodings import fields_parsed, fields_read, image_fields, make_encoding
 from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.shapes.functions import Function, known
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.published import version_folder, versions
 from mdsmix.shards.shard_layout import ShardLayout
@@ -43,6 +44,8 @@ class Job:
     "Of a stream of images: where their paths begin; blank: at the folder of the records' file. No key depends on it, only on the images."
     processor: Processor | None = None
     "Of a stream of images whose recipe names one; its hash is in the encoding."
+    function: Function | None = None
+    "Which reads its records, where its shape is one: whoever is given the job can import it."
     limit: int | None = None
     "Only the first records are read: a first look."
     unequal: str = ""
@@ -145,10 +148,11 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
     assert kind is not None, "a recipe that was opened has a kind for each stream with a source"
     for sentence in kind.lacking(recipe, stream, tokenizer):
         raise RecipeError(sentence)
-    sees = recipe.processor and kind.has_images
+    sees, encoding = recipe.processor and kind.has_images, make_encoding(recipe, stream, tokenizer)
     return Job(
         name=stream.name,
-        encoding=make_encoding(recipe, stream, tokenizer),
+        encoding=encoding,
+        function=known(encoding.shape),
         processor=open_processor(recipe.processor) if sees and recipe.processor else None,
         tokenizer=tokenizer,
         backend=recipe.tokenizer.backend,

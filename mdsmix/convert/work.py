@@ -22,6 +22,7 @@ from mdsmix.convert.stored import StoredUnits, UnitResult, lost, read_blobs
 from mdsmix.convert.unit import LookTask, UnitTask, open_tokenizer_backend
 from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.engines.tasks import Engine, Task
+from mdsmix.shapes.functions import load
 from mdsmix.sources import Unit, counted_key, prepare
 from mdsmix.storage import Location, together
 
@@ -86,6 +87,8 @@ def _results(work: Work) -> list[UnitResult]:
     todo = [number for number in range(len(units)) if number not in found]
     if todo:
         open_tokenizer_backend(job)  # once, for all workers that are forked
+        if said := load(job.encoding.shape):
+            work.say(said)
         prepare(units)
     with closing(work.run([tasks[number] for number in todo])) as finished:
         for position, result in finished:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mdsmix.encode.pretrained import Tokenizer
@@ -14,9 +15,10 @@ from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, share_of
 from mdsmix.recipe.spec import BY_BUDGET
-from mdsmix.shapes import SHAPES, Shape, find_shape
+from mdsmix.shapes import SHAPES, Shape, find_shape, published_name
 from mdsmix.shapes.condition import Condition, parse_where
 from mdsmix.shapes.fields import Field, parse
+from mdsmix.shapes.functions import find_function, function_shape, is_function
 from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shards.manifest import Encoding
 
@@ -30,7 +32,7 @@ def kinds_of_word(word: str | None) -> list[type[Kind]]:
 
 def kind_of_stream(stream: StreamSpec) -> type[Kind] | None:
     """The kind of a stream with a source; None where the recipe gives none, or fields that none reads."""
-    shape = stream.source and shape_of_source(stream.source)
+    shape = stream.source and shape_of_stream(stream)
     if not shape:
         return None
     has_images = stream.images is not None or bool(shape.has_images)
@@ -38,8 +40,18 @@ def kind_of_stream(stream: StreamSpec) -> type[Kind] | None:
     return _reading(stream.kind, shape, has_images) or _reading(stream.kind, shape)
 
 
-def shape_of_source(source: SourceSpec) -> Shape | None:
+def shape_of_stream(stream: StreamSpec) -> Shape | None:
+    """The shape of the records of its source: a function's by what it gives, which is a document or a pair where nothing says it."""
+    source = stream.source
+    assert source is not None
+    if source.shape and is_function(source.shape):
+        return function_shape(f"{_gives(stream)} by {source.shape}")
     return find_shape(source.shape, source.fields)
+
+
+def _gives(stream: StreamSpec) -> str:
+    usual = "document" if stream.kind == Pretraining.word else "pair"
+    return (stream.source and stream.source.gives) or usual
 
 
 def fields_of(source: SourceSpec, shape: Shape) -> dict[str, str]:
@@ -115,7 +127,7 @@ def _is_beside(encoding: Encoding) -> bool:
 
 def _shapes(encoding: Encoding) -> Iterator[Shape]:
     if encoding.shape:
-        yield SHAPES[encoding.shape]
+        yield shape_of(encoding)
     yield from (s for s in SHAPES.values() if s.fields and encoding.fields.keys() >= set(s.fields))
 
 
@@ -129,8 +141,11 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
     source, kind = stream.source, kind_of_stream(stream)
     assert source is not None
     assert kind is not None
-    shape = shape_of_source(source)
+    shape = shape_of_stream(stream)
     assert shape is not None
+    if source.shape and is_function(source.shape):
+        found = find_function(source.shape, _gives(stream), Path(recipe.folder))
+        shape = function_shape(found.name)
     common = Encoding(
         kind=kind.word,
         loader="text" if recipe.has_plain_rows and not kind.has_targets else "finetuning",
@@ -143,7 +158,7 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
         compression=recipe.compression,
         duplicates=stream.duplicates,
         fields=(fields := fields_of(source, shape)),
-        shape=shape.name if find_shape(None, fields) is not shape else None,
+        shape=published_name(shape) if find_shape(None, fields) is not shape else None,
         shape_options={key: value for key, value in options_given(stream) if key in shape.options},
         where=source.where,
         id=source.id,

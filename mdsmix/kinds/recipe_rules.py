@@ -11,13 +11,14 @@ from mdsmix.kinds.encodings import (
     kind_of_stream,
     kinds_of_word,
     options_given,
-    shape_of_source,
+    shape_of_stream,
 )
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe
 from mdsmix.recipe.spec import SOURCED, foreign_keys
-from mdsmix.shapes import SHAPES
+from mdsmix.shapes import SHAPES, find_shape
 from mdsmix.shapes.condition import BadCondition, parse_where
 from mdsmix.shapes.fields import BadField, parse
+from mdsmix.shapes.functions import fault, is_function
 from mdsmix.shapes.sharegpt import KEY_TAGS, TAGS
 from mdsmix.typed import brief
 from mdsmix.words import hint
@@ -40,23 +41,37 @@ def open_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
 def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     source = stream.source
     assert source is not None
-    if source.shape and source.shape not in SHAPES:
-        yield f"source.shape is {source.shape!r}; {hint(source.shape, list(SHAPES))}"
-    yield from _unreadable(source)
+    yield from _shape(stream, source)
+    yield from _unreadable(stream, source)
     kind = kind_of_stream(stream)
     if kind is None:
         yield _no_kind(stream, source)
         return
-    yield from _fields(source)
+    yield from _fields(stream, source)
     yield from foreign_keys(stream, {SOURCED, *kind.called})
-    yield from _foreign_options(stream, source)
+    yield from _foreign_options(stream)
     yield from _tags(source)
     yield from kind.contradictions(recipe, stream)
 
 
-def _unreadable(source: SourceSpec) -> Iterator[str]:
+def _shape(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
+    if not source.shape or not is_function(source.shape):
+        if source.shape and not find_shape(source.shape, ()):
+            yield f"source.shape is {source.shape!r}; {hint(source.shape, list(SHAPES))}"
+        if source.gives:
+            yield f"source.gives is {source.gives}, which is for a function (shape: my_shapes.py:read); take it out, it would change nothing."
+        return
+    if sentence := fault(source.shape):
+        yield sentence
+    if source.fields:
+        yield f"source.shape is a function, which reads the record itself: take {' and '.join(source.fields)} out."
+    if stream.images:
+        yield "source.shape is a function, whose records have no images: take images out, or write the records as one of the shapes."
+
+
+def _unreadable(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
     """Fields and a condition that say nothing."""
-    shape = shape_of_source(source)
+    shape = shape_of_stream(stream)
     for key, name in {**source.fields, "id": source.id}.items():
         try:
             is_template = name is not None and parse(name).is_template
@@ -80,9 +95,9 @@ def _no_kind(stream: StreamSpec, source: SourceSpec) -> str:
     return f"{told}; {stream.kind} reads {wanted}."
 
 
-def _fields(source: SourceSpec) -> Iterator[str]:
+def _fields(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
     """Fields that a shape lacks or does not read."""
-    shape, given = shape_of_source(source), set(source.fields)
+    shape, given = shape_of_stream(stream), set(source.fields)
     if shape and given and not set(shape.fields) <= given <= {*shape.fields, *shape.optional}:
         yield (
             f"source.shape is {shape.name}, which reads {' and '.join(shape.fields)}, and may read {' and '.join(shape.optional) or 'no more'}; "
@@ -90,9 +105,9 @@ def _fields(source: SourceSpec) -> Iterator[str]:
         )
 
 
-def _foreign_options(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
+def _foreign_options(stream: StreamSpec) -> Iterator[str]:
     """Settings of another shape, which would change nothing."""
-    shape = shape_of_source(source)
+    shape = shape_of_stream(stream)
     for key, _ in options_given(stream):
         if shape and key not in shape.options:
             of = " and ".join(other.name for other in SHAPES.values() if key in other.options)

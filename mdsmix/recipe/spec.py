@@ -89,8 +89,10 @@ class SourceSpec:
     output: str | None = None
     history: str | None = None
     system: str | None = None
-    shape: str | None = None
-    "How a record is written, where the fields do not tell."
+    shape: str | None = field(default=None, metadata=also_called("preprocessor", "function"))
+    "How a record is written, where the fields do not tell; or a function that reads it: my_shapes.py:read, package.module:read."
+    gives: Literal["document", "pair", "conversation"] | None = None
+    "What that function gives; nothing: documents of pretraining, else pairs."
     joined_by: str = "\n"
     "Alpaca: what stands between instruction and input."
     format: str | None = field(default=None, metadata=also_called("type", "file_type"))

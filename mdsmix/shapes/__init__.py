@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mdsmix.extensions import extension, version_of
 from mdsmix.shapes import exchanges, messages, openai, qwen_vl, sharegpt, texts
+from mdsmix.shapes.functions import function_shape, is_function
 from mdsmix.shapes.shape import Fields, Shape
 
 SHAPES: dict[str, Shape] = {
@@ -25,14 +27,26 @@ SHAPES: dict[str, Shape] = {
         qwen_vl.SHAPE,
     )
 }
+ENTRY_POINTS = "mdsmix.shapes"
+"The group by which other packages register a Shape."
+OF = " of "
+
+
+def published_name(shape: Shape) -> str:
+    """The name by which a published stream knows a shape: `chatty of shapes-of-mine 1.2` where another package registers it."""
+    version = "" if shape.name in SHAPES else version_of(ENTRY_POINTS, shape.name)
+    return f"{shape.name}{OF}{version}" if version else shape.name
 
 
 def find_shape(name: str | None, keys: Iterable[str]) -> Shape | None:
     """The shape that a recipe names, else the one that the keys tell; None where there is none."""
     if name is not None:
-        return SHAPES.get(name)
+        if is_function(name):
+            return function_shape(name)
+        name = name.partition(OF)[0]
+        return SHAPES.get(name) or extension(ENTRY_POINTS, name)
     given = set(keys)
     return next((shape for shape in SHAPES.values() if shape.is_told_by(given)), None)
 
 
-__all__ = ["SHAPES", "Fields", "Shape", "find_shape"]
+__all__ = ["SHAPES", "Fields", "Shape", "find_shape", "published_name"]

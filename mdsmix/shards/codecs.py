@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mdsmix.extensions import extension
 from mdsmix.ragged import Ragged
 
 _NUMBERS = (
@@ -125,4 +126,6 @@ CODECS: dict[str, Callable[..., Codec]] = {
 def codec_of(encoding: str) -> Codec:
     """The codec of an encoding; ValueError or TypeError where its settings are none."""
     name, *settings = encoding.split(":")
-    return CODECS[name](*settings) if name in CODECS else Codec()
+    make = CODECS[name] if name in CODECS else extension("mdsmix.codecs", name)
+    made: Codec = make(*settings) if make else Codec()
+    return made

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from mdsmix.errors import RecipeError
+from mdsmix.extensions import extension
 from mdsmix.shards.index import BASENAME as INDEX
 from mdsmix.sources.arrow import Arrow
 from mdsmix.sources.csv_table import CsvTable
@@ -43,6 +44,8 @@ NAMED = {"text": ".txt", "mds": INDEX} | {
     name: f".{name}" for name in ("jsonl", "json", "csv", "tsv", "tar", "parquet", "arrow")
 }
 "What a recipe's `source.format` says -> the suffix of such files."
+ENTRY_POINTS = "mdsmix.formats"
+"The group by which other packages register a Format under its suffix."
 OTHERS = {
     ".zip": "unpack it",
     ".7z": "unpack it",
@@ -59,9 +62,12 @@ def format_of(file: SourceFile) -> Format:
     _, *parts = base.split(".")
     if name := file.read_as.format:
         return _named(name, f".{parts[-1]}" if parts else "")
-    for known in (base, f".{'.'.join(parts[-2:])}", f".{parts[-1]}" if parts else ""):
+    suffix = f".{parts[-1]}" if parts else ""
+    for known in (base, f".{'.'.join(parts[-2:])}", suffix):
         if known in FORMATS:
             return FORMATS[known]
+    if added := _added(suffix):
+        return added
     other = next((suffix for part in reversed(parts) if (suffix := f".{part}") in OTHERS), "")
     raise RecipeError(
         f"the source file {file.name} has no suffix that mdsmix reads ({_listed()}): "
@@ -69,9 +75,17 @@ def format_of(file: SourceFile) -> Format:
     )
 
 
+def _added(suffix: str) -> Format | None:
+    """The format that another package registers for this suffix."""
+    found: Format | None = extension(ENTRY_POINTS, suffix) if suffix else None
+    return found
+
+
 def _named(name: str, suffix: str) -> Format:
     """The format that a recipe names; what the file ends in tells only whether it is packed."""
     if name not in NAMED:
+        if added := _added(f".{name}"):
+            return added
         raise RecipeError(f"source.format is {name!r}; {hint(name, list(NAMED))}")
     packed = NAMED[name] + (suffix if suffix in PACKINGS else "")
     return FORMATS.get(packed) or FORMATS[NAMED[name]]

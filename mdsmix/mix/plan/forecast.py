@@ -21,6 +21,7 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.amounts import taken
 from mdsmix.recipe.rules import tokens_wanted
 from mdsmix.recipe.spec import BY_BUDGET
+from mdsmix.shapes.functions import is_function
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard
@@ -41,9 +42,14 @@ OFFSET_BYTES = 4
 
 def forecast(recipe: Recipe, spec: StreamSpec) -> tuple[Stream, Survey]:
     """The stream as it will be published. RecipeError where no record that is looked at becomes a sample, or the recipe is wrong."""
+    assert spec.source is not None
+    if spec.source.shape and is_function(spec.source.shape):
+        raise RecipeError(
+            f"{spec.name} is not converted, and the function {spec.source.shape} reads its records, which only a conversion runs: "
+            f"`mdsmix convert --only {spec.name} --limit 1000` shows what they come to."
+        )
     tokenizer = open_tokenizer(recipe.tokenizer)
     encoding = _encoding(recipe, spec, tokenizer)
-    assert spec.source is not None
     files = sources.find(spec.source.path, recipe.folder, sources.ReadAs.of(spec.source))
     size = sources.size_of(files)
     if not size:

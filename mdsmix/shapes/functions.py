@@ -1,0 +1,247 @@
+"""A function of the user's as a shape: `my_shapes.py:read` of a file, or `package.module:read` of an installed package.
+
+The function is given a record, a dict, and returns what the record says: a Document, a Pair or a Conversation of `mdsmix.record`, or as a
+dict `{"text": ...}`, `{"prompt": ..., "response": ...}` (or `completion`) or `{"messages": [...]}` with `tools` where it has some, which
+is what LLM-Foundry's preprocessing functions return. A text that it returns, and an exception, are why the record is bad.
+
+A published stream knows it by a name with a hash: of the file and the local files that it imports, or of the package's version. An edit so
+converts again. Only `read` imports anything: a recipe is opened, checked and planned without it. A job holds the text of the files, so a
+worker on another machine needs none of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.metadata import packages_distributions, version
+from importlib.util import find_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import xxhash
+
+from mdsmix.errors import RecipeError
+from mdsmix.record import Conversation, Document, NoRecord, Pair
+from mdsmix.shapes import messages, openai, texts
+from mdsmix.shapes.shape import Fields, Shape, refusing
+
+GIVES: dict[str, type] = {"document": Document, "pair": Pair, "conversation": Conversation}
+"What a recipe's `source.gives` says."
+LONGEST = 1000
+"Characters of a function's message that are kept beside a bad record."
+_BY, _AT = " by ", " of hash "
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function with all that decides what it does. One that is unpickled is known in its process by its name."""
+
+    name: str
+    "As a published stream knows it: `pair by my_shapes.py:read of hash 0f3a...`."
+    files: Mapping[str, str]
+    "Module -> source text, of a file and the local files that it imports; empty of an installed package."
+
+    def __post_init__(self) -> None:
+        _known[self.name] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Function, (self.name, self.files)
+
+    @cached_property
+    def call(self) -> Callable[[Any], Any]:
+        """The function itself, imported; RecipeError where it cannot be."""
+        written = _written(self.name)
+        place, _, attribute = written.rpartition(":")
+        _local.add(written, self.files)
+        try:
+            module = importlib.import_module(Path(place).stem if self.files else place)
+            found: Callable[[Any], Any] = getattr(module, attribute)
+        except (Exception, SystemExit) as error:
+            raise RecipeError(
+                f"source.shape {written} cannot be imported ({type(error).__name__}: {error}): mend it, or install what it needs."
+            ) from None
+        if not callable(found):
+            raise RecipeError(f"source.shape {written} is {found!r}, no function: name one.")
+        return found
+
+
+_known: dict[str, Function] = {}
+
+
+def is_function(shape: str) -> bool:
+    """Whether a recipe's `shape:`, or a manifest's, names a function."""
+    return ":" in shape
+
+
+def fault(written: str) -> str | None:
+    """A sentence on a name that cannot be that of a function; None for one that can."""
+    place, _, name = written.rpartition(":")
+    module = Path(place).stem if place.endswith(".py") else place
+    if name.isidentifier() and all(part.isidentifier() for part in module.split(".")):
+        return None
+    return f"source.shape is {written!r}, which names no function: write my_shapes.py:read, or package.module:read."
+
+
+def find_function(written: str, gives: str, folder: Path) -> Function:
+    """What a recipe in this folder names; nothing is imported. RecipeError where it is not there."""
+    place, _, name = written.rpartition(":")
+    if place.endswith(".py"):
+        path = folder / place
+        if not path.is_file():
+            raise RecipeError(f"source.shape {written}: there is no file {path}; correct its path.")
+        files = {path.stem: path.read_text("utf-8"), **dict(_beside(path))}
+        place = path.name
+    else:
+        files = {}
+    digest = xxhash.xxh128_hexdigest(repr(sorted(files.items()) or _versions(place, written)))
+    return Function(f"{gives}{_BY}{place}:{name}{_AT}{digest}", files)
+
+
+def _parsed(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_text("utf-8"), str(path))
+    except (SyntaxError, ValueError) as error:
+        raise RecipeError(f"{path} is no Python that can be read: {error}; mend it.") from None
+
+
+def _beside(path: Path) -> Iterator[tuple[str, str]]:
+    """(module, text) of the files and packages in a file's folder that it imports, and those that they import."""
+    done, todo = {path.stem}, [path]
+    while todo:
+        for name in _imported(_parsed(todo.pop())) - done - sys.stdlib_module_names:
+            done.add(name)
+            file, package = path.parent / f"{name}.py", path.parent / name
+            within = sorted(package.rglob("*.py")) if (package / "__init__.py").is_file() else []
+            for each in within or [file] * file.is_file():
+                parts = each.relative_to(path.parent).with_suffix("").parts
+                yield (
+                    ".".join(parts[:-1] if parts[-1] == "__init__" else parts),
+                    each.read_text("utf-8"),
+                )
+                todo.append(each)
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """The first names of the modules that are imported anywhere in it."""
+    found = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = [a.name for n in found if isinstance(n, ast.Import) for a in n.names]
+    names += [n.module for n in found if isinstance(n, ast.ImportFrom) and n.module and not n.level]
+    return {name.partition(".")[0] for name in names}
+
+
+def _versions(module: str, written: str) -> list[str]:
+    """Name and version of the package that a module is of; of one without a version the hash of its files."""
+    top = module.partition(".")[0]
+    if found := packages_distributions().get(top):
+        return [f"{name} {version(name)}" for name in sorted(set(found))]
+    spec = find_spec(top)
+    if spec is None or not (spec.submodule_search_locations or spec.origin):
+        raise RecipeError(
+            f"source.shape {written}: no package {top} is installed here; install it, or name a file: my_shapes.py:read."
+        )
+    roots = [Path(place) for place in spec.submodule_search_locations or ()]
+    paths = [p for root in roots for p in sorted(root.rglob("*.py"))] or [Path(str(spec.origin))]
+    return [xxhash.xxh128_hexdigest(path.read_bytes()) for path in paths]
+
+
+class _LocalModules(MetaPathFinder, Loader):
+    """Imports modules from their texts, before Python looks for them anywhere."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+
+    def add(self, written: str, files: Mapping[str, str]) -> None:
+        for name, text in files.items():
+            is_other = name in sys.modules and sys.modules[name].__loader__ is not self
+            if is_other or self._texts.setdefault(name, text) != text:
+                raise RecipeError(
+                    f"source.shape {written}: this process has imported another module {name}, so that of this file would not be read; rename the file."
+                )
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        is_package = any(other.startswith(f"{name}.") for other in self._texts)
+        return spec_from_loader(name, self, is_package=is_package) if name in self._texts else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(
+            compile(self._texts[module.__name__], f"{module.__name__}.py", "exec"), module.__dict__
+        )
+
+
+_local = _LocalModules()
+
+
+def function_shape(name: str) -> Shape:
+    """The shape of a function, by the name that `Function` has."""
+    return Shape(
+        name=name, gives=GIVES[name.partition(_BY)[0]], read=refusing(partial(_read, name))
+    )
+
+
+def load(name: str | None) -> str | None:
+    """Imports the function of a shape, where it is one; returns a sentence where that imports torch."""
+    if name not in _known:
+        return None
+    had_torch = "torch" in sys.modules
+    _ = _known[name].call
+    if had_torch or "torch" not in sys.modules:
+        return None
+    return f"{_written(name)} imports torch: every process of this conversion holds it, and starts seconds later"
+
+
+def known(name: str | None) -> Function | None:
+    """The function of a shape, where it is one that was found in this process."""
+    return _known.get(name) if name else None
+
+
+def _written(name: str) -> str:
+    return name.partition(_BY)[2].partition(_AT)[0]
+
+
+def _read(name: str, record: Any, fields: Fields) -> Any:
+    try:
+        said = _known[name].call(dict(record))
+    except RecipeError:
+        raise
+    except Exception as error:
+        return NoRecord("function_failed", error=f"{type(error).__name__}: {error}"[:LONGEST])
+    if isinstance(said, str):
+        return NoRecord("function_refused", said=said[:LONGEST])
+    return _record(said, name.partition(_BY)[0])
+
+
+def _record(said: Any, gives: str) -> Any:
+    """What the function returned, held to the rules of the shape that is written so."""
+    tree = said._asdict() if isinstance(said, Document | Pair | Conversation) else said
+    given = _keys(tree)
+    if given != gives:
+        told = f"a {given} of a stream of {gives}s: source.gives: {given} makes one of {given}s"
+        return NoRecord("function_gave_other", said=told if given else type(said).__name__)
+    if gives == "document":
+        return texts.read_document(tree, {"text": "text"})
+    if gives == "pair":
+        answer = "response" if "response" in tree else "completion"
+        return texts.read_pair(tree, {"prompt": "prompt", "response": answer})
+    read = openai.read if tree.get("tools") else messages.read
+    found = read(tree, {key: key for key in ("messages", "tools")})
+    flags = tree.get("trained") if tree is not said else None
+    return found if flags is None or isinstance(found, str) else found._replace(trained=flags)
+
+
+def _keys(tree: Any) -> str:
+    """Which of GIVES it is, by its keys; nothing where it is none."""
+    keys = tree.keys() if isinstance(tree, dict) else ()
+    if "messages" in keys:
+        return "conversation"
+    if "prompt" in keys and ("response" in keys or "completion" in keys):
+        return "pair"
+    return "document" if "text" in keys else ""

@@ -1,0 +1,283 @@
+"""A function of the user's reads records: the rows of a plain shape, bad records with its words, converted again where it changes."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.record import Conversation, Document, Pair
+from mdsmix.shapes.functions import find_function, function_shape, is_function
+from tests.converting import (
+    Answer,
+    manifest_of,
+    mdsmix,
+    quarantined,
+    samples,
+    write_jsonl,
+    write_recipe,
+)
+
+RECORDS: list[dict[str, Any]] = [
+    {"q": "How many?", "a": "Seven, as always."},
+    {"q": "Who?", "a": "A king of old."},
+    {"q": "", "a": "refuse"},
+    {"a": "no question"},
+    {"q": "other", "a": "x"},
+]
+PAIR = """
+from mdsmix.record import Pair
+import {helper}
+
+def read(record):
+    if record["a"] == "refuse":
+        return "nobody asked"
+    if record["q"] == "other":
+        return ["a", "list"]
+    return {gives}
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A folder whose modules no other test has imported."""
+    write_jsonl(tmp_path / "a.jsonl", RECORDS)
+    (tmp_path / "x").mkdir()
+    return tmp_path
+
+
+def write(home: Path, name: str, gives: str, helper: str = "string") -> str:
+    (home / "x" / f"{name}.py").write_text(PAIR.format(gives=gives, helper=helper))
+    return f"x/{name}.py:read"
+
+
+def convert(home: Path, tokenizer: Path, source: dict[str, Any], **more: Any) -> Answer:
+    stream = {"kind": "finetuning", "source": {"path": "a.jsonl", **source}, **more}
+    settings = {"max_seq_len": 64, "max_bad": 1.0}
+    return mdsmix("convert", write_recipe(home, tokenizer, streams={"s": stream}, **settings))
+
+
+GIVEN = [
+    ("pair", 'Pair(record["q"], record["a"])', {"prompt": "q", "response": "a"}),
+    ("pair", '{"prompt": record["q"], "response": record["a"]}', {"prompt": "q", "response": "a"}),
+    (
+        "pair",
+        '{"prompt": record["q"], "completion": record["a"]}',
+        {"prompt": "q", "response": "a"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("number", "case"), list(enumerate(GIVEN)))
+def test_pairs_are_those_of_the_plain_shape_and_the_rest_is_quarantined_with_why(
+    home: Path, tokenizer_folder: Path, number: int, case: tuple[str, str, dict[str, str]]
+) -> None:
+    _, expression, fields = case
+    answer = convert(home, tokenizer_folder, {"shape": write(home, f"pairs{number}", expression)})
+    assert answer.code == 0, answer.err
+    made = samples(home / "out/s/train")
+    bad = {each["reason"]: each for each in quarantined(home / "out/s/train")}
+    assert bad["function_refused"]["detail"] == {"said": "nobody asked"}
+    assert bad["function_failed"]["detail"] == {"error": "KeyError: 'q'"}
+    assert bad["function_gave_other"]["detail"] == {"said": "list"}
+    assert len(bad) == 3
+    write_jsonl(home / "a.jsonl", RECORDS[:2])
+    assert convert(home, tokenizer_folder, fields).code == 0
+    assert repr(samples(home / "out/s/train")) == repr(made)
+
+
+MESSAGES = (
+    '[{"role": "user", "content": record["q"]}, {"role": "assistant", "content": record["a"]}]'
+)
+CONVERSATIONS = [
+    f'{{"messages": {MESSAGES}}}',
+    f'__import__("mdsmix.record").record.Conversation({MESSAGES})',
+    f'{{"messages": {MESSAGES}, "tools": None}}',
+]
+
+
+@pytest.mark.parametrize(("number", "expression"), list(enumerate(CONVERSATIONS)))
+def test_conversations_are_those_of_messages(
+    home: Path, tokenizer_folder: Path, number: int, expression: str
+) -> None:
+    name = write(home, f"talks{number}", expression)
+    answer = convert(home, tokenizer_folder, {"shape": name, "gives": "conversation"})
+    assert answer.code == 0, answer.err
+    made = samples(home / "out/s/train")
+    assert manifest_of(home / "out/s/train").records.bad == 3
+    talks = [
+        {
+            "messages": [
+                {"role": "user", "content": r["q"]},
+                {"role": "assistant", "content": r["a"]},
+            ]
+        }
+        for r in RECORDS[:2]
+    ]
+    write_jsonl(home / "a.jsonl", talks)
+    assert convert(home, tokenizer_folder, {"messages": "messages"}).code == 0
+    assert repr(samples(home / "out/s/train")) == repr(made)
+
+
+def test_documents_are_those_of_text(home: Path, tokenizer_folder: Path) -> None:
+    name = write(home, "documents", '{"text": record["q"] + record["a"]}')
+    more = {"kind": "pretraining", "layout": "document"}
+    assert convert(home, tokenizer_folder, {"shape": name}, **more).code == 0
+    made = samples(home / "out/s/train")
+    write_jsonl(home / "a.jsonl", [{"text": r["q"] + r["a"]} for r in RECORDS[:2]])
+    assert convert(home, tokenizer_folder, {"text": "text"}, **more).code == 0
+    assert repr(samples(home / "out/s/train")) == repr(made)
+
+
+def test_what_another_kind_would_want_is_said_with_the_key(
+    home: Path, tokenizer_folder: Path
+) -> None:
+    name = write(home, "wrong_gives", f'{{"messages": {MESSAGES}}}')
+    assert convert(home, tokenizer_folder, {"shape": name}).code == 5
+    first = next(iter(quarantined(home / "out/s/train")))
+    assert "source.gives: conversation makes one of conversations" in first["detail"]["said"]
+
+
+def test_rules_of_the_plain_shapes_hold(home: Path) -> None:
+    """No conversation that LLM-Foundry would refuse comes in by a function."""
+    (home / "x/ruled.py").write_text("def read(record):\n    return record['given']\n")
+    talk = function_shape(find_function("x/ruled.py:read", "conversation", home).name)
+    pair = function_shape(find_function("x/ruled.py:read", "pair", home).name)
+    user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    assert talk.read({"given": {"messages": [answer]}}, {}) == "too_few_messages"
+    assert talk.read({"given": {"messages": [user, user]}}, {}) == "repeated_role"
+    assert talk.read({"given": Conversation([user, answer])}, {}) == Conversation([user, answer])
+    kept = talk.read({"given": Conversation([user, answer], [False, True])}, {})
+    assert kept.trained == [False, True]
+    assert pair.read({"given": Pair("a", 1)}, {}) == "field_not_text"  # type: ignore[arg-type]
+    assert pair.read({"given": Document("a")}, {}).detail["said"].startswith("a document")
+    assert pair.read(["no", "object"], {}) == "not_an_object"
+
+
+def test_an_edit_converts_again_and_nothing_else_does(home: Path, tokenizer_folder: Path) -> None:
+    """What it imports counts, a file beside it that it does not import does not."""
+    write(home, "edited", "Pair(record['q'], edited_helper.said(record['a']))", "edited_helper")
+    helper = home / "x/edited_helper.py"
+    helper.write_text("def said(text):\n    return text\n")
+
+    def name() -> str:
+        return find_function("x/edited.py:read", "pair", home).name
+
+    first = name()
+    (home / "x/unread.py").write_text("raise SystemExit\n")
+    assert name() == first
+    helper.write_text("def said(text):\n    return text.upper()\n")
+    assert name() != first
+    helper.unlink()
+    (home / "x/edited_helper").mkdir()
+    (home / "x/edited_helper/__init__.py").write_text("from edited_helper.deep import said\n")
+    (home / "x/edited_helper/deep.py").write_text("def said(text):\n    return text\n")
+    assert name() != first
+    assert convert(home, tokenizer_folder, {"shape": "x/edited.py:read"}).code == 0
+    second = convert(home, tokenizer_folder, {"shape": "x/edited.py:read"})
+    assert "up to date" in second.out
+    assert manifest_of(home / "out/s/train").encoding.shape == name()
+
+
+def test_only_a_conversion_imports_it(home: Path, tokenizer_folder: Path) -> None:
+    """The file is gone, and every other command works."""
+    assert convert(home, tokenizer_folder, {"shape": write(home, "gone", GIVEN[0][1])}).code == 0
+    (home / "x/gone.py").unlink()
+    recipe = home / "recipe.yaml"
+    for command in ("check", "render-yaml", "inspect", "verify", "quarantine", "plan", "gc"):
+        answer = mdsmix(command, recipe, *["--batch", "2", "--gpus", "1"] * (command == "plan"))
+        assert answer.code == 0, (command, answer.err)
+    assert "pair by gone.py:read of hash" in mdsmix("inspect", recipe).out
+    assert "there is no file" in mdsmix("convert", recipe).err
+
+
+def test_a_plan_of_what_is_not_converted_says_how(home: Path, tokenizer_folder: Path) -> None:
+    stream = {"kind": "finetuning", "source": {"path": "a.jsonl", "shape": "x/later.py:read"}}
+    recipe = write_recipe(home, tokenizer_folder, streams={"s": stream}, max_seq_len=64)
+    answer = mdsmix("plan", recipe, "--batch", "8")
+    assert answer.code == 2
+    assert "only a conversion runs" in answer.err
+
+
+REFUSED = [
+    ({"shape": "x/none.py:read"}, "there is no file"),
+    ({"shape": "x/none.py:"}, "which names no function"),
+    ({"shape": "not a name:read"}, "which names no function"),
+    ({"shape": "no_such_package_at_all.shapes:read"}, "no package no_such_package_at_all"),
+    ({"shape": "json:loads_them"}, "has no attribute 'loads_them'"),
+    ({"shape": "json:__name__"}, "no function"),
+    ({"shape": "x/broken.py:read"}, "is no Python that can be read"),
+    ({"shape": "x/failing.py:read"}, "cannot be imported (ValueError: on purpose)"),
+    ({"shape": "x/json.py:read"}, "has imported another module json"),
+    ({"shape": "x/fine.py:read", "prompt": "q"}, "take prompt out"),
+    ({"prompt": "q", "response": "a", "gives": "pair"}, "gives is pair, which is for a function"),
+]
+
+
+@pytest.mark.parametrize(("source", "said"), REFUSED, ids=lambda each: str(each)[:40])
+def test_one_sentence_refuses(
+    home: Path, tokenizer_folder: Path, source: dict[str, Any], said: str
+) -> None:
+    (home / "x/broken.py").write_text("def read(:\n")
+    (home / "x/failing.py").write_text("raise ValueError('on purpose')\n")
+    (home / "x/json.py").write_text("def read(record): return record\n")
+    (home / "x/fine.py").write_text("def read(record): return record\n")
+    answer = convert(home, tokenizer_folder, source)
+    assert answer.code == 2
+    assert said in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_images_and_a_function_do_not_go_together(home: Path, tokenizer_folder: Path) -> None:
+    (home / "x/pictures.py").write_text("def read(record): return record\n")
+    source = {"shape": "x/pictures.py:read", "gives": "conversation"}
+    answer = convert(home, tokenizer_folder, source, images={})
+    assert (answer.code, "take images out" in answer.err) == (2, True)
+
+
+def test_a_package_is_known_by_its_version_or_by_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_function("orjson:loads", "pair", tmp_path).files == {}
+    package = tmp_path / "loose_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("def read(record): return record\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    first = find_function("loose_package:read", "pair", tmp_path).name
+    (package / "more.py").write_text("")
+    assert find_function("loose_package:read", "pair", tmp_path).name != first
+
+
+def test_another_process_has_it_by_its_job(home: Path) -> None:
+    """Without the file: as a worker of another machine."""
+    write(home, "sent", GIVEN[1][1])
+    function = find_function("x/sent.py:read", "pair", home)
+    assert is_function(function.name)
+    (home / "x/sent.py").unlink()
+    code = (
+        "import pickle, sys\n"
+        "function = pickle.load(sys.stdin.buffer)\n"
+        "from mdsmix.shapes import find_shape\n"
+        "print(find_shape(function.name, ()).read({'q': 'a', 'a': 'b'}, {}))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(function), capture_output=True
+    )
+    assert run.stdout.decode().strip() == "Pair(prompt='a', response='b')", run.stderr.decode()
+
+
+def test_whoever_imports_torch_is_told(home: Path, tokenizer_folder: Path) -> None:
+    """A stand-in that is imported in no time; in a process of its own, where nothing has imported torch."""
+    (home / "x/torch.py").write_text("")
+    name = write(home, "heavy", GIVEN[1][1], "torch")
+    stream = {"kind": "finetuning", "source": {"path": "a.jsonl", "shape": name}}
+    settings = {"max_seq_len": 64, "max_bad": 1.0}
+    recipe = write_recipe(home, tokenizer_folder, streams={"s": stream}, **settings)
+    command = [str(Path(sys.executable).parent / "mdsmix"), "convert", str(recipe)]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "heavy.py:read imports torch: every process" in run.stderr
