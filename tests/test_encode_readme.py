@@ -16,7 +16,7 @@ from mdsmix.shards.counts import NOT_SAMPLED
 FOLDER = Path(mdsmix.encode.__file__).parent
 KINDS = Path(mdsmix.kinds.__file__).parent
 SHAPES = Path(mdsmix.shapes.__file__).parent
-GIVEN = r"""(?:NotRendered|RecordRefused)\("(\w+)"[,)]|wrapped\(\w+, "(\w+)"|NOTHING_TRAINED = "(\w+)"|return "([a-z]+_[a-z_]+)"|Rejected\(.*?"(\w+)"|"(\w+)": .*(?:whole|bare)"""
+GIVEN = r"""(?:NotRendered|RecordRefused|NoRecord)\("(\w+)"[,)]|wrapped\(\w+, "(\w+)"|NOTHING_TRAINED = "(\w+)"|return "([a-z]+_[a-z_]+)"|Rejected\(.*?"(\w+)"|"(\w+)": .*(?:whole|bare)"""
 
 
 def test_the_readme_explains_every_reason_code() -> None:

@@ -34,6 +34,12 @@ target_responses: all
 streams:
   calls: {{kind: finetuning, source: {{path: calls.jsonl, {}}}}}
 """
+VOTES = """def read(record):
+    if not record["votes"]:
+        return "nobody voted for it"
+    best = max(record["votes"], key=record["votes"].get)
+    return {"prompt": record["title"], "response": best}
+"""
 
 
 def damaged() -> None:
@@ -186,6 +192,19 @@ def calls() -> None:
 
 def shape_openai() -> None:
     Path("recipe.yaml").write_text(CALLS.format("shape: openai"))
+
+
+def own_function() -> None:
+    """Records that no shape reads, and a function that does."""
+    Path("my_shapes.py").write_text(VOTES)
+    votes = {"Ghent": 3, "Liege": 1}
+    _write(
+        "votes.jsonl",
+        [{"title": "Which town?", "votes": votes}, {"title": "Which river?", "votes": {}}],
+    )
+    stream = "  votes: {kind: finetuning, source: {path: votes.jsonl, shape: my_shapes.py:read}}\n"
+    head = "tokenizer: ./tokenizer\nmax_seq_len: 64\nmax_bad: 1.0\nlocal: ./mix\nstreams:\n"
+    Path("recipe.yaml").write_text(head + stream)
 
 
 def few() -> None:
@@ -351,6 +370,6 @@ MAKERS: dict[str, Callable[[], dict[str, Any] | None]] = {
     each.__name__: each
     for each in (
         articles_and_chats, broken_lines, calls, chats, damaged, edited_nine_days_ago, few, foundry_tiny, four_bad_lines,
-        others_chats, published_anew, seeing_model, shape_openai, sights, slimpajama, small_llama, table_and_chats, texts, two_alike,
+        others_chats, own_function, published_anew, seeing_model, shape_openai, sights, slimpajama, small_llama, table_and_chats, texts, two_alike,
     )
 }  # fmt: skip

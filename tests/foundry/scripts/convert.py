@@ -10,7 +10,7 @@ from llmfoundry.command_utils import (
     convert_dataset_json_from_args,
     convert_finetuning_dataset_from_args,
 )
-from llmfoundry.data.finetuning.tasks import tokenize_formatted_example
+from llmfoundry.data.finetuning.tasks import dataset_constructor, tokenize_formatted_example
 from transformers import AutoTokenizer
 
 
@@ -27,21 +27,26 @@ def text(path: str, out: str, tokenizer: str, max_seq_len: int, **around: str) -
     )
 
 
-def finetuning(path: str, out: str, tokenizer: str, targets: dict[str, Any]) -> int:
-    """Writes `out`/train and gives the number of records that it could take: one that its tokenization refuses ends a
-    whole conversion of Foundry's, so those are left out first."""
+def finetuning(
+    path: str, out: str, tokenizer: str, targets: dict[str, Any], preprocessor: str | None = None
+) -> int:
+    """Writes `out`/train and gives the number of records that it could take: one that its tokenization, or the function
+    `package.module:function`, refuses ends a whole conversion of Foundry's, so those are left out first."""
     taken = Path(path).with_suffix(".taken.jsonl")
     lines = Path(path).read_text().splitlines()
     known = AutoTokenizer.from_pretrained(tokenizer)
-    good = [line for line in lines if _is_taken(json.loads(line), known)]
+    prepared = dataset_constructor.get_preprocessing_fn_from_str(preprocessor) or (
+        lambda each: each
+    )
+    good = [line for line in lines if _is_taken(prepared, json.loads(line), known)]
     taken.write_text("".join(f"{line}\n" for line in good))
     convert_finetuning_dataset_from_args(
         dataset="json",
         data_subset=None,
         splits=["train"],
-        preprocessor=None,
+        preprocessor=preprocessor,
         data_files=[str(taken)],
-        skip_preprocessing=True,
+        skip_preprocessing=preprocessor is None,
         out_root=out,
         local=None,
         compression=None,
@@ -56,9 +61,9 @@ def finetuning(path: str, out: str, tokenizer: str, targets: dict[str, Any]) -> 
     return len(good)
 
 
-def _is_taken(record: Any, tokenizer: Any) -> bool:
+def _is_taken(prepared: Any, record: Any, tokenizer: Any) -> bool:
     try:
-        tokenize_formatted_example(record, tokenizer)
+        tokenize_formatted_example(prepared(record), tokenizer)
     except Exception:
         return False
     return True
