@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from mdsmix.convert.job import make_job
+from mdsmix.encode.pretrained import open_tokenizer
+from mdsmix.kinds import open_recipe
 from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shapes.functions import find_function, function_shape, is_function
 from tests.converting import (
@@ -268,6 +271,26 @@ def test_another_process_has_it_by_its_job(home: Path) -> None:
         [sys.executable, "-c", code], input=pickle.dumps(function), capture_output=True
     )
     assert run.stdout.decode().strip() == "Pair(prompt='a', response='b')", run.stderr.decode()
+
+
+def test_a_function_may_change_its_record(home: Path, tokenizer_folder: Path) -> None:
+    """The names of rows are read of the record as it stood in the file."""
+    write_jsonl(home / "a.jsonl", [{"q": "Who?", "a": "A king.", "name": "first"}])
+    (home / "x/changing.py").write_text(
+        "def read(record):\n    return {'prompt': record.pop('q'), 'response': record.pop('name')}\n"
+    )
+    answer = convert(home, tokenizer_folder, {"shape": "x/changing.py:read", "id": "name"})
+    assert answer.code == 0, answer.err
+    assert "id first" in mdsmix("inspect", home / "out/s/train").out
+
+
+def test_a_job_holds_its_function(home: Path, tokenizer_folder: Path) -> None:
+    name = write(home, "held", GIVEN[1][1])
+    stream = {"kind": "finetuning", "source": {"path": "a.jsonl", "shape": name}}
+    recipe = open_recipe(write_recipe(home, tokenizer_folder, streams={"s": stream}))
+    job = make_job(recipe, recipe.streams["s"], open_tokenizer(recipe.tokenizer), None)
+    assert job.function is not None
+    assert job.function.name == job.encoding.shape
 
 
 def test_whoever_imports_torch_is_told(home: Path, tokenizer_folder: Path) -> None:
