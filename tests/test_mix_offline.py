@@ -21,11 +21,10 @@ from mdsmix.cli.main import app
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.draws import draws
+from mdsmix.mix.offline import drawn_samples
 from mdsmix.mix.offline import mix_plan as plan
 from mdsmix.mix.offline import mix_streams as run
-from mdsmix.mix.offline import shuffle
-from mdsmix.mix.offline.drawn_samples import count
-from mdsmix.mix.offline.shuffle import Draw, random_keys, seed_of
+from mdsmix.mix.offline.drawn_samples import Draw, count, random_keys, seed_of
 from mdsmix.mix.resolve import mix_of_recipe, training
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.index import read_index
@@ -209,7 +208,7 @@ def test_the_order_is_a_shuffle_of_everything(two: Path) -> None:
 def test_buckets_do_not_shape_the_order(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = samples(mix(two))
     monkeypatch.setattr(plan, "BUCKET_BYTES", 700)
-    monkeypatch.setattr(shuffle, "CHUNK", 3)
+    monkeypatch.setattr(drawn_samples, "CHUNK", 3)
     folder = mix(two, out="buckets")
     assert samples(folder) == whole
     assert len(manifest(folder).parts) == len(read_index(locate(folder)).shards) > 10
@@ -445,7 +444,7 @@ def test_a_mix_of_other_streams_is_another_stream(two: Path) -> None:
     recipe = write_recipe(two.parent, ["c"], train_loader={"name": "text"})
     refused(
         RecipeError,
-        "holds another draw, all of a, all of b (seed 0, columns tokens), and this one is all of c (seed 0",
+        'holds a draw of {"a":{},"b":{}} (seed 0, columns tokens), and this one is a draw of {"c":{}} (seed 0',
         recipe,
         "--out",
         two.parent / "kept",
@@ -455,9 +454,9 @@ def test_a_mix_of_other_streams_is_another_stream(two: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (("--seed", 4), "all of a, all of b (seed 4,"),
-        (("mix.a.repeat=2",), "repeat 2 of a, all of b (seed 3,"),
-        (("mix.b.repeat=0",), "all of a (seed 3,"),
+        (("--seed", 4), '{"a":{},"b":{}} (seed 4,'),
+        (("mix.a.repeat=2",), '{"a":{"repeat":2},"b":{}} (seed 3,'),
+        (("mix.b.repeat=0",), '{"a":{}} (seed 3,'),
     ],
 )
 def test_another_draw_replaces_a_mix_only_when_asked(
@@ -468,15 +467,18 @@ def test_another_draw_replaces_a_mix_only_when_asked(
     out = two.parent / "out"
     result = invoke(two, "--out", out, *arguments)
     assert isinstance(result.exception, RecipeError)
-    assert f"and this one is {sentence}" in str(result.exception)
+    assert f"and this one is a draw of {sentence}" in str(result.exception)
     assert files(out / "train") == before
     mix(two, *arguments, "--replace")
 
 
-def test_the_same_draw_of_streams_that_have_grown_replaces_it(two: Path) -> None:
-    mix(two, "--seed", 3)
-    publish(two.parent / "a", CONCAT, concat_rows(7), card={})
-    assert len(samples(mix(two, "--seed", 3))) < 500
+@pytest.mark.parametrize("keys", [(), ("mix.a.share=0.5", "budget=0.5 passes of a")])
+def test_the_same_draw_of_streams_that_have_grown_replaces_it(
+    two: Path, keys: tuple[str, ...]
+) -> None:
+    before = len(samples(mix(two, "--seed", 3, *keys)))
+    publish(two.parent / "a", CONCAT, concat_rows(50), card={})
+    assert len(samples(mix(two, "--seed", 3, *keys))) < before
 
 
 def test_a_damaged_shard_is_named_and_nothing_is_published(two: Path) -> None:
@@ -522,7 +524,8 @@ def test_a_bucket_that_somebody_harmed_is_noticed_and_nothing_is_published(
     stored, tmp = run._store, two.parent / "tmp"
 
     def after_harm(*arguments: Any) -> Any:
-        bucket = max(tmp.glob("*/*"), key=lambda path: int(path.name))
+        bucket = max(tmp.glob("*/*.keys"), key=lambda path: int(path.stem))
+        bucket = bucket if "keys" in harm else bucket.with_suffix("")
         data = bucket.read_bytes()
         bucket.unlink()
         if harm != "lost":
@@ -626,7 +629,7 @@ def test_random_keys_are_splitmix64() -> None:
 
 
 def test_a_draw_takes_the_smallest_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mdsmix.mix.offline.shuffle.BLOCK", 64)
+    monkeypatch.setattr("mdsmix.mix.offline.drawn_samples.BLOCK", 64)
     seed = seed_of(1, "x")
     for more in (0, 1, 500, 999):
         copies = Draw(1000, 2000 + more, seed).copies(0, 1000)

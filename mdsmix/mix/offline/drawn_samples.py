@@ -1,7 +1,12 @@
-"""The drawn samples of one stream: its shards one after the other, verified, dealt into the buckets and counted.
+"""Which samples are drawn, and the shuffle of them: a random number a sample, worked out and never stored.
 
-A shard of which nothing is drawn is not downloaded. While one is dealt out the next is read, so that a store's answer
-and the disk's work overlap; that makes two shards in memory.
+The numbers are SplitMix64's. Its n-th number follows from n alone, so any part of the sequence is made again where it is
+needed, at 100 M numbers a second, and no permutation of a stream is ever held in memory. All numbers of one seed differ, so
+sorting by them is a shuffle without ties. numpy's own generators promise neither, nor the same numbers in every version.
+Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.
+
+A stream's shards are read one after the other, verified and counted. The drawn samples are dealt into buckets, files on a local disk, by
+ranges of their numbers. Each bucket is sorted in memory, so the buckets one behind the other are all samples in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -9,29 +14,145 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain, pairwise
+from pathlib import Path
 
 import numpy as np
 import orjson
+import xxhash
 from numpy.typing import NDArray
 
 from mdsmix.encode.processor_server import SizeCounts
-from mdsmix.errors import Unreachable
+from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.kinds import kind_of
 from mdsmix.mix.offline.mix_plan import Source
-from mdsmix.mix.offline.shuffle import Buckets, Draw, seed_of
 from mdsmix.mix.streams import StreamInMix
+from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals, histogram
 from mdsmix.shards.index import Shard
 from mdsmix.shards.manifest import Manifest, Mixed
-from mdsmix.shards.shard_samples import Cells, Samples, bytes_at, cells, read_whole
+from mdsmix.shards.shard_layout import Rows
+from mdsmix.shards.shard_samples import Samples, bytes_at, cells, read_whole
 from mdsmix.shards.token_ids import Tokens, has_images, tokens_of
 
-Told = Callable[[int, int], None]
-"Is told how many more bytes and tokens were dealt with."
+BLOCK = 1 << 20
+"Numbers made at a time: 8 MB."
+CHUNK = 1 << 12
+"4,096 samples are joined at a time: their copy is a few MB, and the objects that slicing makes are few."
+TOP, HALF = np.uint64(48), np.uint64(32)
+KEYS = ".keys"
+Keys = NDArray[np.uint64]
 Copies = NDArray[np.int64]
 
 
-def deal(source: Source, seed: int, buckets: Buckets, on_progress: Told) -> tuple[Mixed, Totals]:
+def seed_of(*parts: object) -> int:
+    """64 bits from what a sequence is for, so that no two purposes share numbers."""
+    return xxhash.xxh64_intdigest("\0".join(map(str, parts)))
+
+
+def random_keys(seed: int, start: int, stop: int) -> Keys:
+    """uint64 [stop - start]: the numbers `start` to `stop` of the seed's sequence, all different."""
+    z = np.arange(start + 1, stop + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z += np.uint64(seed)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+class Draw:
+    """How often each sample of one stream is drawn: as often as all the others, and some of them once more.
+
+    Those some are the samples with the smallest random keys: a choice without replacement, each sample as likely.
+    """
+
+    def __init__(self, samples: int, drawn: int, seed: int) -> None:
+        self._copies, more = divmod(drawn, samples)
+        self._seed = seed
+        self._last = _kth_smallest(seed, samples, more) if more else None
+
+    def copies(self, start: int, stop: int) -> Copies:
+        """int64 [stop - start]: of the samples `start` to `stop`, how often each is drawn."""
+        copies = np.full(stop - start, self._copies, np.int64)
+        if self._last is not None:
+            copies += random_keys(self._seed, start, stop) <= self._last
+        return copies
+
+
+def _kth_smallest(seed: int, n: int, k: int) -> np.uint64:
+    """The k-th smallest (from 1) of the first n keys, in memory for a 65,536th of them: those with the same first 16 bits."""
+
+    def blocks() -> Iterator[Keys]:
+        return (random_keys(seed, at, min(n, at + BLOCK)) for at in range(0, n, BLOCK))
+
+    counts = sum(
+        np.bincount((keys >> TOP).astype(np.int64), minlength=1 << 16) for keys in blocks()
+    )
+    ends = np.cumsum(counts)
+    top = int(np.searchsorted(ends, k))
+    near = np.concatenate([keys[keys >> TOP == np.uint64(top)] for keys in blocks()])
+    return np.uint64(np.sort(near)[k - 1 - int(ends[top - 1] if top else 0)])
+
+
+class Buckets:
+    """`number` files in `folder`, and beside each the keys and sizes of its samples; deals are numbered on, so what comes first matters."""
+
+    def __init__(self, folder: Path, number: int, seed: int) -> None:
+        self._folder, self._number, self._seed = folder, number, seed
+        self._dealt = 0
+
+    def deal(self, samples: Samples, rows: NDArray[np.int64]) -> None:
+        """Deals out these rows of a shard; one that is there twice is two samples."""
+        keys = random_keys(self._seed, self._dealt, self._dealt + len(rows))
+        self._dealt += len(rows)
+        stored = Ragged(np.frombuffer(samples.data, np.uint8), samples.offsets)
+        # The upper half of (upper half of the key times the number): ranges of equal width.
+        buckets = ((keys >> HALF) * np.uint64(self._number)) >> HALF
+        order = np.argsort(buckets, kind="stable")
+        ends = np.flatnonzero(np.diff(buckets[order])) + 1
+        for start, stop in pairwise([0, *ends.tolist(), len(order)]):
+            for at in range(start, stop, CHUNK):
+                chosen = order[at : min(stop, at + CHUNK)]
+                picked, path = stored.take(rows[chosen]), self._folder / str(buckets[chosen[0]])
+                heads = np.stack([keys[chosen], picked.lengths.astype(np.uint64)], axis=1)
+                # Opened for each chunk, since a process may not hold ten thousand buckets open.
+                with path.open("ab") as file, path.with_suffix(KEYS).open("ab") as beside:
+                    file.write(picked.values.data)
+                    beside.write(heads.data)
+
+    def shuffled(self) -> Iterator[Rows]:
+        """The rows of each bucket, in their order, its files deleted. MdsmixError where a sample is not there any more."""
+        found = 0
+        for path in (self._folder / str(bucket) for bucket in range(self._number)):
+            if path.exists():
+                rows = _sorted(path)
+                found += len(rows)
+                yield rows
+                del rows  # or the next bucket is read while this one is still held
+        if found != self._dealt:
+            raise MdsmixError(
+                f"{self._dealt} samples were written into {self._folder}, and {found} are there; nothing is published. "
+                "Let no other program write or delete there, and run the same command again."
+            )
+
+
+def _sorted(path: Path) -> Rows:
+    """The samples of a bucket in the order of their keys; none where a file is shorter than it was."""
+    heads, data = np.fromfile(path.with_suffix(KEYS), np.uint64), np.fromfile(path, np.uint8)
+    path.unlink()
+    path.with_suffix(KEYS).unlink()
+    samples = Ragged.from_lengths(data, heads[1::2])
+    if len(heads) % 2 or samples.offsets[-1] != len(data):
+        return Rows(data[:0], samples.lengths[:0])
+    chunks = np.array_split(np.argsort(heads[0::2]), -(-len(samples) // CHUNK))
+    parts = [samples.take(chunk) for chunk in chunks]
+    del data, samples  # the parts, joined, take their room
+    rows = Ragged.concat(parts)
+    return Rows(rows.values, rows.lengths)
+
+
+def deal(
+    source: Source, seed: int, buckets: Buckets, on_progress: Callable[[int, int], None]
+) -> tuple[Mixed, Totals]:
     """Deals out what is drawn of the stream, and says what it comes to; Unreachable names a shard that is damaged."""
     stream, totals, is_counted = source.stream, Totals(), True
     draw = Draw(stream.index.samples, source.drawn, seed_of(seed, "draw", stream.name))
@@ -53,25 +174,20 @@ def deal(source: Source, seed: int, buckets: Buckets, on_progress: Told) -> tupl
 
 
 def _read_ahead(stream: StreamInMix, draw: Draw) -> Iterator[tuple[Shard, Copies, Samples]]:
-    waiting: tuple[Shard, Copies, Future[Samples]] | None = None
+    """Each shard that something is drawn of, and how often each of its samples is: the next one is read meanwhile."""
+
+    def read(reader: ThreadPoolExecutor) -> Iterator[tuple[Shard, Copies, Future[Samples]]]:
+        start = 0
+        for shard in stream.shards:
+            copies = draw.copies(start, start + shard.samples)
+            start += shard.samples
+            if copies.any():
+                yield shard, copies, reader.submit(read_whole, stream.folder, shard)
+
     with ThreadPoolExecutor(1) as reader:
-        for shard, copies in _drawn_from(stream, draw):
-            coming = shard, copies, reader.submit(read_whole, stream.folder, shard)
-            if waiting:
-                yield *waiting[:2], waiting[2].result()
-            waiting = coming
-        if waiting:
-            yield *waiting[:2], waiting[2].result()
-
-
-def _drawn_from(stream: StreamInMix, draw: Draw) -> Iterator[tuple[Shard, Copies]]:
-    """The shards that something is drawn of, and how often each of their samples is."""
-    start = 0
-    for shard in stream.shards:
-        copies = draw.copies(start, start + shard.samples)
-        start += shard.samples
-        if copies.any():
-            yield shard, copies
+        for now, _ in pairwise(chain(read(reader), [None])):
+            assert now
+            yield *now[:2], now[2].result()
 
 
 def _counted(stream: StreamInMix, shard: Shard, samples: Samples, copies: Copies) -> Totals | None:
@@ -117,18 +233,16 @@ def count(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
 
 def _images(shard: Shard, samples: Samples, copies: Copies, manifest: Manifest | None) -> Totals:
     """The images of the samples, and what the processor of the conversion, if there was one, makes of them."""
-    found = {part.name: part for part in cells(shard, samples)}
-    counts = bytes_at(samples, found["images"].starts + 4, 4).view("<u4")[:, 0].astype(np.int64)
-    digest = manifest.encoding.images.get("processor") if manifest else None
+    found, tokens = {part.name: part for part in cells(shard, samples)}, 0
+    images, sizes = found["images"], found["sizes"]
+    counts = bytes_at(samples, images.starts + 4, 4).view("<u4")[:, 0].astype(np.int64)
+    if digest := manifest and manifest.encoding.images.get("processor"):
+        spans = zip(sizes.starts.tolist(), sizes.stops.tolist(), copies.tolist(), strict=True)
+        drawn = [(orjson.loads(samples.data[start:stop]), n) for start, stop, n in spans if n]
+        each = SizeCounts(digest).of((h, w) for of, _ in drawn for h, w in of)
+        tokens = sum(n * int(each[h, w]) for of, n in drawn for h, w in of)
     return Totals(
         images=int(counts @ copies),
-        image_bytes=int((found["images"].sizes - 8 - 4 * counts) @ copies),
-        image_tokens=_image_tokens(samples, found["sizes"], copies, digest) if digest else 0,
+        image_bytes=int((images.sizes - 8 - 4 * counts) @ copies),
+        image_tokens=tokens,
     )
-
-
-def _image_tokens(samples: Samples, sizes: Cells, copies: Copies, digest: str) -> int:
-    spans = zip(sizes.starts.tolist(), sizes.stops.tolist(), copies.tolist(), strict=True)
-    drawn = [(orjson.loads(samples.data[start:stop]), n) for start, stop, n in spans if n]
-    tokens = SizeCounts(digest).of((h, w) for of, _ in drawn for h, w in of)
-    return sum(n * int(tokens[h, w]) for of, n in drawn for h, w in of)

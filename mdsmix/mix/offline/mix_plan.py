@@ -108,80 +108,65 @@ class MixPlan:
 
 def findings_on_streams(mix: Mix) -> list[Finding]:
     """Errors and warnings on the streams themselves and their weights."""
-    return [f for f in findings(mix) if f.severity != "note" and _is_of_streams(f.id)]
-
-
-def _is_of_streams(check: str) -> bool:
-    is_of_run = CHECKS[check].of == "section" or check.startswith(OF_THE_RUN)
-    return check.startswith("weights-") or not is_of_run
+    return [
+        finding
+        for finding in findings(mix)
+        if finding.severity != "note"
+        and (finding.id.startswith("weights-") or CHECKS[finding.id].of != "section")
+        and not finding.id.startswith(OF_THE_RUN)
+    ]
 
 
 def make_plan(mix: Mix, compression: str | None, seed: int) -> MixPlan:
     """The plan of a mix that the checks let pass; MixRefused where its streams cannot become one."""
     drawn = draws_of(mix.train)
     assert drawn is not None, "the checks on weights refuse what Streaming refuses"
-    sources = tuple(
+    sources = [
         Source(stream=s, drawn=n, weight=mix.shares.weight(s.name) if mix.shares else s.weight)
-        for s, n in sorted(
-            zip(mix.train.streams, drawn, strict=True), key=lambda each: each[0].name
-        )
+        for s, n in zip(mix.train.streams, drawn, strict=True)
         if n
-    )
+    ]
     if not sources:
         raise MixRefused("the weights draw no sample of any stream; give one a weight above 0.")
+    sources.sort(key=lambda source: source.stream.name)
     streams = [source.stream for source in sources]
-    layout = _shared_layout(streams, compression)
-    encoding, tokenizer = _merged(streams) or (None, None)
-    if encoding:
-        encoding = replace(encoding, compression=layout.compression)
+    columns = _shared_columns(streams)
+    layout = ShardLayout(columns, None if has_images(columns) else compression)
+    encoding, tokenizer = _merged(streams, layout.compression) or (None, None)
     return MixPlan(
-        sources=sources, seed=seed, layout=layout, encoding=encoding, tokenizer=tokenizer
+        sources=tuple(sources), seed=seed, layout=layout, encoding=encoding, tokenizer=tokenizer
     )
 
 
-def _shared_layout(streams: Sequence[StreamInMix], compression: str | None) -> ShardLayout:
-    """The layout of all shards; samples of equal columns are equal in their bytes, so they can be copied."""
-    first = streams[0]
-    for other in streams[1:]:
-        if dict(other.columns) != dict(first.columns):
+def _shared_columns(streams: Sequence[StreamInMix]) -> Mapping[str, str]:
+    """The columns of all streams; samples of equal columns are equal in their bytes, so they can be copied."""
+    columns = {stream.name: dict(stream.columns) for stream in streams}
+    first = streams[0].name
+    for name, found in columns.items():
+        if found != columns[first]:
             raise MixRefused(
-                f"{first.name} holds {_spelled(first)}, and {other.name} holds {_spelled(other)}: one stream has one set of columns; convert "
-                "both for the same loader (columns: compact gives conversations the columns of pairs, layout: document those of text, "
-                "images: {} those of streams with images), or mix them while training (`mdsmix render-yaml`)."
+                f"{first} holds {columns[first]}, and {name} holds {found}: one stream has one set of columns; convert both for the same "
+                "loader (columns: compact gives conversations the columns of pairs, layout: document those of text, images: {} those of "
+                "streams with images), or mix them while training (`mdsmix render-yaml`)."
             )
-    layout = ShardLayout(first.columns, None if has_images(first.columns) else compression)
-    for stream in streams:
-        for shard in stream.shards:
-            if shard.column_sizes != layout.settings["column_sizes"]:
-                raise MixRefused(
-                    f"the shard {shard.stored.basename} of {stream.name} says that its columns have the sizes "
-                    f"{shard.column_sizes}, which do not follow from {_spelled(stream)}; convert the stream again."
-                )
-    return layout
+    return columns[first]
 
 
-def _spelled(stream: StreamInMix) -> str:
-    return ", ".join(f"{column}: {encoding}" for column, encoding in stream.columns.items())
-
-
-def _merged(streams: Sequence[StreamInMix]) -> tuple[Encoding, TokenizerCard] | None:
+def _merged(
+    streams: Sequence[StreamInMix], compression: str | None
+) -> tuple[Encoding, TokenizerCard] | None:
     """What one manifest can say of the samples of all streams; None where one of them has no manifest."""
-    found = {s.name: s.trusted_manifest for s in streams}
-    manifests = {name: manifest for name, manifest in found.items() if manifest}
-    if len(manifests) < len(found):
+    manifests = [stream.trusted_manifest for stream in streams]
+    known = [manifest for manifest in manifests if manifest]
+    if len(known) < len(manifests):
         return None
-    made = {name: manifest.encoding for name, manifest in manifests.items()}
-    targeted = {name: e for name, e in made.items() if kind_of(e).has_targets}
-    for key in TRAINED_BY:
-        _refuse_two({name: (key, getattr(e, key)) for name, e in targeted.items()})
-    _refuse_two({name: ("loader", e.loader) for name, e in made.items()})
-    for key in ("token", "processor"):
-        _refuse_two({n: (f"images.{key}", e.images.get(key)) for n, e in made.items()})
+    encodings = [manifest.encoding for manifest in known]
+    _refuse_two({s.name: _deciding(e) for s, e in zip(streams, encodings, strict=True)})
     # Conversations lead: samples depend on their chat template.
-    leading = manifests[
-        min(made, key=lambda n: (n not in targeted, not kind_of(made[n]).has_template))
-    ]
-    first, *others = encodings = list(made.values())
+    leading = max(
+        known, key=lambda m: (kind_of(m.encoding).has_targets, kind_of(m.encoding).has_template)
+    )
+    first, *others = encodings
     disputed: dict[str, Any] = {
         k: None for k in BY_THE_WAY if any(getattr(e, k) != getattr(first, k) for e in others)
     }
@@ -189,22 +174,32 @@ def _merged(streams: Sequence[StreamInMix]) -> tuple[Encoding, TokenizerCard] | 
         leading.encoding,
         **disputed,
         # Pairs may share columns with conversations; what holds for those must then hold for all.
-        compact=any(e.compact for e in targeted.values()),
+        compact=any(e.compact for e in encodings if kind_of(e).has_targets),
         max_seq_len=max(e.max_seq_len for e in encodings),
         special_tokens_in_text=" + ".join(sorted({e.special_tokens_in_text for e in encodings})),
         images={k: v for k, v in first.images.items() if all(e.images.get(k) == v for e in others)},
         duplicates="keep",  # a sample may be drawn any number of times
         fields={k: v for e in encodings for k, v in e.fields.items()},
+        compression=compression,
     )
     return encoding, leading.tokenizer
 
 
-def _refuse_two(said: Mapping[str, tuple[str, Any]]) -> None:
+def _deciding(encoding: Encoding) -> dict[str, Any]:
+    """The settings that decide how a sample is trained or loaded."""
+    trained = TRAINED_BY if kind_of(encoding).has_targets else ()
+    images = {f"images.{key}": encoding.images.get(key) for key in ("token", "processor")}
+    return {key: getattr(encoding, key) for key in ("loader", *trained)} | images
+
+
+def _refuse_two(said: Mapping[str, Mapping[str, Any]]) -> None:
     """MixRefused where streams were converted under two values of a key that decides how a sample is trained."""
-    for name, (key, value) in said.items():
-        first, (_, other) = next(iter(said.items()))
-        if value != other:
-            raise MixRefused(
-                f"{first} was converted under {key}: {other}, and {name} under {key}: {value}. Both decide how a sample is trained or "
-                "loaded, and a mix can state only one; convert both under the same."
-            )
+    known: dict[str, tuple[str, Any]] = {}
+    for name, settings in said.items():
+        for key, value in settings.items():
+            first, other = known.setdefault(key, (name, value))
+            if value != other:
+                raise MixRefused(
+                    f"{first} was converted under {key}: {other}, and {name} under {key}: {value}. Both decide how a sample is trained or "
+                    "loaded, and a mix can state only one; convert both under the same."
+                )

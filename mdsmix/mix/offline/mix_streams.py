@@ -25,13 +25,12 @@ from mdsmix import __version__, typed
 from mdsmix.encode.pretrained import cache_folder
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.mix.check import Watcher
-from mdsmix.mix.offline.drawn_samples import deal
+from mdsmix.mix.offline.drawn_samples import Buckets, deal, seed_of
 from mdsmix.mix.offline.mix_plan import MixPlan
-from mdsmix.mix.offline.shuffle import Buckets, seed_of
 from mdsmix.mix.streams import StreamInMix
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Records, Totals
-from mdsmix.shards.index import BASENAME, Shard, make_index, read_index
+from mdsmix.shards.index import BASENAME, Index, Shard, find_index, make_index, read_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Mixed, UnitShards
 from mdsmix.shards.revisions import publish_in_place
@@ -100,15 +99,16 @@ def mix_offline(
 ) -> MixOutcome:
     """Publishes the mix as `out`/train, unless it is there already."""
     began, folder = time.monotonic(), out / SPLIT
-    if is_new := not _is_published(plan, folder):
-        if not replace:
-            _refuse_replacing(plan, out)
+    record, index = _read_record(folder), find_index(folder)
+    if is_new := not (
+        record and index and (record.key, record.index_hash) == (plan.key, index.hash)
+    ):
+        _refuse_replacing(plan, out, replace)
         with lease(folder, watcher.say) as held:
-            if not replace:  # who held it until now may have published
-                _refuse_replacing(plan, out)
-            _mix(plan, folder, temporary, watcher, held)
-    record, index = _read_record(folder), read_index(folder)
+            _refuse_replacing(plan, out, replace)  # who held it until now may have published
+            record, index = _mix(plan, folder, temporary or cache_folder() / "mix", watcher, held)
     assert record is not None
+    assert index is not None
     return MixOutcome(
         target=str(folder),
         record=record,
@@ -120,14 +120,6 @@ def mix_offline(
     )
 
 
-def _is_published(plan: MixPlan, folder: Location) -> bool:
-    """Whether just this mix is there, whole: its record speaks of the plan and of the index."""
-    record = _read_record(folder)
-    if record is None or record.key != plan.key or (folder / BASENAME).stat() is None:
-        return False
-    return read_index(folder).hash == record.index_hash
-
-
 def _read_record(folder: Location) -> MixRecord | None:
     """The record of the mix in `folder`; None where there is none that can be read."""
     found = (folder / RECORD).fetch()
@@ -136,54 +128,47 @@ def _read_record(folder: Location) -> MixRecord | None:
     return None
 
 
-def _refuse_replacing(plan: MixPlan, out: Location) -> None:
+def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:
     """RecipeError where another stream is published at `out` than this draw (streams, weights, seed) of what its streams held
     before."""
     folder = out / SPLIT
-    refuse_links(out, SPLIT)
     held = next((f for f in (out, folder) if (f / BASENAME).stat()), None)
-    if held is None:
+    if replace or held is None:
         return
-    record = _read_record(held)
-    if record is None or held is out:
-        raise RecipeError(
-            f"{held} holds a stream that `mdsmix mix` did not make; publish elsewhere, or pass --replace to put the "
-            "mix in its place."
-        )
-    columns = {name for shard in read_index(held).shards for name in shard.columns}
-    was = {mixed.name: mixed.weight for mixed in record.mixed}, record.seed, columns
-    now = {s.stream.name: dict(s.weight) for s in plan.sources}, plan.seed, {*plan.layout.encodings}
+    refuse_links(out, SPLIT)
+    record = _read_record(folder) if held is folder else None
+    was = "a stream that `mdsmix mix` did not make"
+    if record:
+        columns = {name for shard in read_index(folder).shards for name in shard.columns}
+        was = _spelled({mixed.name: mixed.weight for mixed in record.mixed}, record.seed, columns)
+    weights = {source.stream.name: source.weight for source in plan.sources}
+    now = _spelled(weights, plan.seed, set(plan.layout.encodings))
     if was != now:
         raise RecipeError(
-            f"{held} holds another draw, {_spelled(*was)}, and this one is {_spelled(*now)}; publish elsewhere, or pass --replace to put the new "
-            "mix in its place."
+            f"{held} holds {was}, and this one is {now}; publish elsewhere, or pass --replace to put the new mix in its place."
         )
 
 
 def _spelled(weights: Mapping[str, Mapping[str, int | float]], seed: int, columns: set[str]) -> str:
-    said = (
-        f"{', '.join(f'{key} {value}' for key, value in weight.items()) or 'all'} of {name}"
-        for name, weight in weights.items()
-    )
-    return f"{', '.join(said)} (seed {seed}, columns {', '.join(sorted(columns))})"
+    said = orjson.dumps(weights, option=orjson.OPT_SORT_KEYS).decode()
+    return f"a draw of {said} (seed {seed}, columns {', '.join(sorted(columns))})"
 
 
 def _mix(
-    plan: MixPlan, folder: Location, temporary: Path | None, watcher: Watcher, held: Lease
-) -> None:
+    plan: MixPlan, folder: Location, temporary: Path, watcher: Watcher, held: Lease
+) -> tuple[MixRecord, Index]:
     watcher.begin(folder.parent.name, 2 * plan.bytes)
     with _room(temporary, plan.bytes) as buckets_folder:
         buckets = Buckets(buckets_folder, plan.buckets, seed_of(plan.seed, "shuffle"))
         drawn = [deal(source, plan.seed, buckets, watcher.on_progress) for source in plan.sources]
         stored = _store(plan, buckets, folder, watcher.on_progress)
-        mixed, totals = [each for each, _ in drawn], sum((n for _, n in drawn), Totals())
-        _publish(plan, mixed, totals, stored, folder, held)
+    mixed, totals = [each for each, _ in drawn], sum((n for _, n in drawn), Totals())
+    return _publish(plan, mixed, totals, stored, folder, held)
 
 
 @contextmanager
-def _room(place: Path | None, size: int) -> Iterator[Path]:
+def _room(parent: Path, size: int) -> Iterator[Path]:
     """A temporary folder that has room for `size` bytes, deleted in the end."""
-    parent = place or cache_folder() / "mix"
     try:
         parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(parent).free
@@ -192,13 +177,12 @@ def _room(place: Path | None, size: int) -> Iterator[Path]:
                 f"the temporary folder {parent} has {free / 1e9:.1f} GB left, and the drawn samples are "
                 f"{size / 1e9:.1f} GB; name a place with more room by --tmp."
             )
-        folder = tempfile.TemporaryDirectory(dir=parent)
+        with tempfile.TemporaryDirectory(dir=parent) as folder:
+            yield Path(folder)
     except OSError as error:
         raise Unreachable(
-            f"no temporary folder can be made in {parent}: {error.strerror}; name another place by --tmp."
+            f"the temporary folder {parent} cannot be used: {error.strerror}; nothing is published. Name another place with --tmp."
         ) from None
-    with folder as path:
-        yield Path(path)
 
 
 def _store(
@@ -220,7 +204,7 @@ def _publish(
     stored: list[list[Shard]],
     folder: Location,
     held: Lease,
-) -> None:
+) -> tuple[MixRecord, Index]:
     """Makes the shards the stream's content: record and manifest, and the index last of all."""
     index = make_index(distinct([shard for shards in stored for shard in shards]))
     copy_missing(folder, index.files, [folder])
@@ -229,6 +213,7 @@ def _publish(
     held.confirm()
     write_if_new(folder / RECORD, record.to_bytes())
     publish_in_place(folder, index, manifest.to_bytes() if manifest else None, held)
+    return record, index
 
 
 def _manifest(
