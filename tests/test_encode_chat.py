@@ -27,8 +27,6 @@ def say(*roles: str) -> list[dict[str, Any]]:
         (say("system", "user", "assistant"), None),
         (say("system", "assistant"), None),
         (say("user", "assistant", "tool", "assistant"), None),
-        (None, "messages_not_a_list"),
-        ({"role": "user"}, "messages_not_a_list"),
         ([], "no_messages"),
         (say("assistant"), "too_few_messages"),
         (["hi", "there"], "bad_message_keys"),

@@ -13,7 +13,7 @@ import pytest
 from mdsmix.encode.chat import ChatTemplate, NotRendered, open_template, rendered_rows
 from mdsmix.encode.forms import forms_of, unread, with_tools
 from mdsmix.record import Conversation, RichConversation
-from mdsmix.shapes import openai
+from mdsmix.shapes.messages import read_openai
 from tests import tool_styles as styles
 from tests.encoders import chats
 from tests.styles import letters
@@ -25,7 +25,7 @@ CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 def read(messages: list[Any], tools: Any = None, **options: Any) -> Any:
     fields = {"messages": "messages", "tools": "tools"}
-    return openai.read({"messages": messages, "tools": tools}, fields, **options)
+    return read_openai({"messages": messages, "tools": tools}, fields, **options)
 
 
 def opened(source: str) -> ChatTemplate:
@@ -235,7 +235,7 @@ def test_calls_are_rendered_by_prefix_where_messages_could_be_in_one_go() -> Non
     template = opened(styles.TEXT_ONLY.replace("{{ tools | tojson }}", ""))
     assert template.causal is not None
     said = [ASKED, calling("{}", content=None)]
-    found = openai.read({"messages": said}, {"messages": "messages"})
+    found = read_openai({"messages": said}, {"messages": "messages"})
     assert rows(template, found) == [[("<user>?<assistant>", "[add ```json {}]")]]
 
 

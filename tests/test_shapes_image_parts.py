@@ -70,8 +70,8 @@ def test_whether_a_text_is_base64_takes_no_square_of_its_length() -> None:
         ("data:image/png;base64,AAAAA", "its base64 cannot be decoded"),
         (f"data:image/png;base64,{SAID[:40]}!{SAID[41:]}", "its base64 cannot be decoded"),
         ("data:image/png;base64", "without a comma"),
-        ({"url": ""}, "an object without a url, a path or bytes"),
-        ({"url": {"url": "x"}}, "an object in an object"),
+        ({"url": ""}, "it is {'url': ''}, no path"),
+        ({"url": {"url": {"url": "x"}}}, "no path, URL, bytes or base64"),
         (3, "it is 3, no path"),
     ],
 )

@@ -9,24 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mdsmix.extensions import extension, version_of
-from mdsmix.shapes import exchanges, messages, openai, qwen_vl, sharegpt, texts
 from mdsmix.shapes.functions import function_shape, is_function
+from mdsmix.shapes.messages import MESSAGES, OPENAI
 from mdsmix.shapes.shape import Fields, Shape
+from mdsmix.shapes.sharegpt import LLAVA, QWEN_VL, ROUNDS, SHAREGPT
+from mdsmix.shapes.texts import ALPACA, PROMPT_RESPONSE, TEXT
 
-SHAPES: dict[str, Shape] = {
-    shape.name: shape
-    for shape in (
-        texts.TEXT,
-        texts.PROMPT_RESPONSE,
-        messages.SHAPE,
-        openai.SHAPE,
-        sharegpt.SHAREGPT,
-        exchanges.ROUNDS,
-        exchanges.ALPACA,
-        sharegpt.LLAVA,
-        qwen_vl.SHAPE,
-    )
-}
+_ALL = (TEXT, PROMPT_RESPONSE, MESSAGES, OPENAI, SHAREGPT, ROUNDS, ALPACA, LLAVA, QWEN_VL)
+SHAPES: dict[str, Shape] = {shape.name: shape for shape in _ALL}
 ENTRY_POINTS = "mdsmix.shapes"
 "The group by which other packages register a Shape."
 OF = " of "

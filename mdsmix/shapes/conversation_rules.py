@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from mdsmix.record import Conversation, Message, RichConversation, is_encodable
@@ -16,9 +16,9 @@ TRAIN_KEYS = ("train", "weight", "loss", "loss_weight")
 "Keys of a message that say whether it is trained, by true and false or 1 and 0."
 PARTLY_KEYS = ("train_detail", "loss_scale")
 "Keys that train a part of a message or weigh it, which no labels of LLM-Foundry's loader can say."
-ROLES = frozenset({"user", "assistant", "system", "tool"})
+FLAGS = frozenset((*TRAIN_KEYS, *PARTLY_KEYS))
+ROLES = ("user", "assistant", "system", "tool")
 "Those that LLM-Foundry takes."
-PLAIN_ROLES = ROLES - {"tool"}
 BETWEEN = "\n\n"
 "What stands between the texts of messages that are merged."
 MOST_LEVELS = 200
@@ -29,23 +29,27 @@ TRIES: tuple[dict[str, Any], ...] = (
     {"consecutive_roles": "merge", "nulls": "drop"},
 )
 "The options of which `mdsmix init` tries whether they let records be read."
-Marked = tuple[Message, bool | None]
-"A message, and whether it is trained; None where the record does not say."
 
 
 def conversation_of(
-    marked: Sequence[Marked], tools: list[Message] | None, consecutive_roles: str
+    record: Any,
+    fields: Fields,
+    said: Sequence[Message],
+    consecutive_roles: str = "reject",
+    nulls: str = "keep",
 ) -> Conversation:
-    """The conversation of messages in the form of chat templates; RecordRefused where something is wrong with them together."""
-    if any(flag and message["role"] != "assistant" for message, flag in marked):
-        raise RecordRefused("trained_prompt")
-    messages, trained = [m for m, _ in marked], [flag is not False for _, flag in marked]
+    """The conversation of messages in the form of chat templates, with the record's tools; RecordRefused where something is wrong with
+    them together."""
+    trained = [FLAGS.isdisjoint(message) or _is_trained(message) for message in said]
+    messages = [{key: m[key] for key in m if key not in FLAGS} for m in said]
+    tools = _tools_of(record, fields, messages, nulls)
     if consecutive_roles == "merge":
         messages, trained = merged(messages, trained)
-    answers = (message for message in messages if message["role"] == "assistant")
+    answers = [message for message in messages if message["role"] == "assistant"]
     if not all(message.get("content") or message.get("tool_calls") for message in answers):
         raise RecordRefused("empty_answer")
-    if fault := _order_fault(messages):
+    roles = ["system" if m["role"] == "developer" else m["role"] for m in messages]
+    if fault := roles_fault(tuple(roles), "tool"):
         raise RecordRefused(fault)
     is_plain = tools is None and all(map(_is_plain, messages))
     kind = Conversation if is_plain else RichConversation
@@ -57,25 +61,17 @@ def conversation_of(
 
 def _is_plain(message: Message) -> bool:
     """Whether any template takes the message as it is: a text of one of the roles that all of them know."""
-    is_text = len(message) == 2 and isinstance(message.get("content"), str)
-    return is_text and message["role"] in PLAIN_ROLES
-
-
-def _order_fault(messages: Sequence[Message]) -> str | None:
-    """The reason code of messages out of order: LLM-Foundry's rules, but that several results of tools may follow a call."""
-    if len(messages) < 2:
-        return "too_few_messages" if messages else "no_messages"
-    roles = ["system" if m["role"] == "developer" else m["role"] for m in messages]
-    runs = ([role] if role == "tool" else list(run) for role, run in groupby(roles))
-    return roles_fault(tuple(role for run in runs for role in run))
+    return message.keys() == {"role", "content"} and message["role"] in ROLES[:3]
 
 
 @lru_cache(maxsize=4096)
-def roles_fault(roles: tuple[Any, ...]) -> str | None:
-    """The reason code of roles that LLM-Foundry does not take in this order."""
-    if not ROLES.issuperset(roles):
+def roles_fault(roles: tuple[Any, ...], repeated: str = "") -> str | None:
+    """The reason code of roles that LLM-Foundry does not take in this order. `repeated`: a role that may follow itself all the same."""
+    if len(roles) < 2:
+        return "too_few_messages" if roles else "no_messages"
+    if not {*ROLES}.issuperset(roles):
         return "unknown_role"
-    if any(one == other for one, other in pairwise(roles)):
+    if any(one == other != repeated for one, other in pairwise(roles)):
         return "repeated_role"
     if roles[-1] != "assistant":
         return "last_not_assistant"
@@ -83,43 +79,40 @@ def roles_fault(roles: tuple[Any, ...]) -> str | None:
     return "starts_with_assistant" if roles[0] == "assistant" else None
 
 
-def list_of(record: Any, fields: Fields, key: str, nulls: str) -> list[Any]:
-    """The list that holds the messages of a record."""
+def _is_trained(message: Message) -> bool:
+    """Whether the message is trained, by its flags; RecordRefused (bad_weight, trained_prompt)."""
+    given = [message[key] for key in TRAIN_KEYS if message.get(key) is not None]
+    is_partly = any(message.get(key) is not None for key in PARTLY_KEYS)
+    if is_partly or any(value not in (0, 1) or value != given[0] for value in given):
+        raise RecordRefused("bad_weight")
+    if any(given) and message["role"] != "assistant":
+        raise RecordRefused("trained_prompt")
+    return all(given)
+
+
+def list_of(record: Any, fields: Fields, key: str, nulls: str = "keep") -> list[Any]:
+    """The list that holds the messages of a record. `nulls`: "" where they hold texts alone, and nothing is to be dropped."""
     name = fields[key]
     if name not in record:
         raise RecordRefused(missing(name))
-    if not isinstance(record[name], list):
+    if not isinstance(messages := record[name], list):
         raise RecordRefused("messages_not_a_list")
-    messages: list[Any] = without_nulls(record[name], nulls)
-    return messages
+    return [without_nulls(message, nulls) for message in messages] if nulls else messages
 
 
-def without_nulls(value: Any, nulls: str) -> Any:
+def without_nulls(value: Any, nulls: str, levels: int = MOST_LEVELS) -> Any:
     """The value, under `nulls: drop` without the null entries of its objects; RecordRefused where it is nested too deep to be followed."""
-    if _is_deep(value):
+    if isinstance(value, (dict, list)) and not levels:
         raise RecordRefused("too_deep")
-    return _not_null(value) if nulls == "drop" else value
-
-
-def _not_null(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _not_null(inner) for key, inner in value.items() if inner is not None}
-    return [_not_null(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _is_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MOST_LEVELS):
-        level = [inner for outer in level for inner in _inside(outer)]
-        if not level:
-            return False
-    return True
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+    if isinstance(value, list):
+        return [without_nulls(inner, nulls, levels - 1) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: inner if type(inner) is str else without_nulls(inner, nulls, levels - 1)
+        for key, inner in value.items()
+        if inner is not None or nulls == "keep"
+    }
 
 
 def holds_null(value: Any) -> bool:
@@ -131,39 +124,31 @@ def holds_null(value: Any) -> bool:
 
 
 def merged(
-    messages: Sequence[Message], trained: Sequence[bool], apart: Sequence[str] = ("tool",)
+    messages: Sequence[Message], trained: Sequence[bool], apart: str = "tool"
 ) -> tuple[list[Message], list[bool]]:
     """Messages of one role in a row as one, where both are trained or neither is and they hold nothing but texts and calls.
 
     Args:
-        apart: roles whose messages are not merged: two calls have two results.
+        apart: the role whose messages are not merged: two calls have two results.
     """
     joined, flags = list[Message](), list[bool]()
     for message, flag in zip(messages, trained, strict=True):
-        is_next = joined and flags[-1] == flag and message["role"] not in apart
-        if is_next and (both := _both(joined[-1], message)):
-            joined[-1] = both
+        one = joined[-1] if joined and flags[-1] == flag else {}
+        keys = {"role", "content", "tool_calls"}.issuperset((*one, *message))
+        if one.get("role") == message["role"] != apart and keys and not one.get("tool_calls"):
+            texts = [m["content"] for m in (one, message) if m.get("content")]
+            joined[-1] = message | {"content": BETWEEN.join(texts)}
         else:
             joined.append(message)
             flags.append(flag)
     return joined, flags
 
 
-def _both(one: Message, other: Message) -> Message | None:
-    """Two messages as one; None where they differ in their roles or hold what cannot be joined."""
-    is_known = {"role", "content", "tool_calls"}.issuperset((*one, *other))
-    if one["role"] != other["role"] or not is_known or one.get("tool_calls"):
-        return None
-    texts = [m["content"] for m in (one, other) if m.get("content")]
-    calls = {"tool_calls": other["tool_calls"]} if other.get("tool_calls") else {}
-    return {"role": one["role"], "content": BETWEEN.join(texts), **calls}
-
-
-def system_of(record: Any, fields: Fields) -> list[Marked]:
+def system_of(record: Any, fields: Fields) -> list[Message]:
     """The message that the field `system` holds, if it holds one."""
     if value_of(record, fields, "system") in (None, ""):
         return []
-    return [({"role": "system", "content": text_of(record, fields["system"])}, None)]
+    return [{"role": "system", "content": text_of(record, fields["system"])}]
 
 
 def exchange(question: str, answer: str) -> list[Message]:
@@ -171,17 +156,8 @@ def exchange(question: str, answer: str) -> list[Message]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def trained_flag(message: Message) -> bool | None:
-    """Whether the message says that it is trained, None where it does not say; RecordRefused (bad_weight)."""
-    given = [message[key] for key in TRAIN_KEYS if message.get(key) is not None]
-    is_partly = any(message.get(key) is not None for key in PARTLY_KEYS)
-    if is_partly or any(value not in (0, 1) or value != given[0] for value in given):
-        raise RecordRefused("bad_weight")
-    return bool(given[0]) if given else None
-
-
-def tools_for(
-    record: Any, fields: Fields, nulls: str, messages: Iterable[Message]
+def _tools_of(
+    record: Any, fields: Fields, messages: Sequence[Message], nulls: str
 ) -> list[Message] | None:
     """The tools of a record, None where it has none; RecordRefused where its messages call some all the same.
 
@@ -190,13 +166,12 @@ def tools_for(
     """
     if "tools" not in fields:
         return None
-    value = without_nulls(value_of(record, fields, "tools"), nulls)
-    tools = from_json(value) if isinstance(value, str) and value else value or []
+    tools = _decoded(without_nulls(value_of(record, fields, "tools") or [], nulls))
     if not isinstance(tools, list):
         raise RecordRefused("bad_tools")
     if not tools and any(message.get("tool_calls") for message in messages):
         raise RecordRefused("missing_tools")
-    return [wrapped(tool, "bad_tools") for tool in tools] or None
+    return [_wrapped(tool, "bad_tools") for tool in tools] or None
 
 
 def calls_of(value: Any) -> list[Message]:
@@ -208,40 +183,36 @@ def calls_of(value: Any) -> list[Message]:
     Raises:
         RecordRefused: a call has no name (bad_tool_call), or its arguments are no JSON object (arguments_not_json).
     """
-    value = from_json(value) if isinstance(value, str) else value
-    calls = [wrapped(x, "bad_tool_call") for x in (value if isinstance(value, list) else [value])]
+    value = _decoded(value)
+    calls = [_wrapped(x, "bad_tool_call") for x in (value if isinstance(value, list) else [value])]
     if not calls:
         raise RecordRefused("bad_tool_call")
-    for call in calls:
-        arguments = call["function"].get("arguments")
-        arguments = from_json(arguments) if isinstance(arguments, str) else arguments
-        if not isinstance(arguments, dict):
-            raise RecordRefused("arguments_not_json")
+    if not all(isinstance(_decoded(call["function"].get("arguments")), dict) for call in calls):
+        raise RecordRefused("arguments_not_json")
     return calls
 
 
-def wrapped(given: Any, reason: str) -> Message:
+def _wrapped(given: Any, reason: str) -> Message:
     """A tool or a call inside `function`; RecordRefused where it has no name."""
-    if not isinstance(given, dict):
-        raise RecordRefused(reason)
-    function = given.get("function")
-    named = given if function is None else function
-    if not isinstance(named, dict) or not isinstance(named.get("name"), str):
-        raise RecordRefused(reason)
-    if function is not None:
-        return dict(given)
-    inside = {key: value for key, value in given.items() if key not in ("type", "id", "function")}
-    outside = {"id": given["id"]} if "id" in given else {}
-    return {**outside, "type": "function", "function": inside}
+    if isinstance(given, dict) and given.get("function") is None:
+        inside = {key: given[key] for key in given if key not in ("type", "id", "function")}
+        outside = {"id": given["id"]} if "id" in given else {}
+        given = {**outside, "type": "function", "function": inside}
+    match given:
+        case {"function": {"name": str()}}:
+            return {**given}
+    raise RecordRefused(reason)
 
 
-def from_json(text: str) -> Any:
-    """The JSON value of a text; None where it is none, RecordRefused where it is nested too deep to be followed.
+def _decoded(value: Any) -> Any:
+    """The JSON value of a text, None where it is none; what is no text stays. RecordRefused where it is nested too deep to be followed.
 
     Python's reader keeps whole numbers of any size.
     """
+    if not isinstance(value, str):
+        return value
     try:
-        return without_nulls(json.loads(text, parse_constant=_refuse), "keep")
+        return without_nulls(json.loads(value, parse_constant=_refuse), "keep")
     except ValueError:
         return None
     except RecursionError:

@@ -1,32 +1,40 @@
-"""`{"messages": [{"role": "user", "content": "..."}, ...]}`, by LLM-Foundry's strict rules.
+"""`{"messages": [{"role": "user", "content": "..."}, ...]}`, by LLM-Foundry's strict rules, or as OpenAI's interfaces write it.
 
-Source: `_validate_chat_formatted_example` of llmfoundry/data/finetuning/tasks.py: two messages or more, each of exactly
+LLM-Foundry's, from `_validate_chat_formatted_example` of llmfoundry/data/finetuning/tasks.py: two messages or more, each of exactly
 `role` and `content`, no role twice in a row, the last one the assistant's.
+
+OpenAI's have `tools` beside them, and messages with calls, names and flags. They go to the chat template as they are, except what no
+template reads: `weight` and its like, which say whether a message is trained, and content in parts, of which the texts are joined.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from mdsmix.record import Conversation, is_encodable
-from mdsmix.shapes.conversation_rules import ROLES, TRIES, merged, roles_fault, without_nulls
-from mdsmix.shapes.fields import missing
-from mdsmix.shapes.shape import Fields, Shape, refusing
+from mdsmix.record import Conversation, Message, is_encodable
+from mdsmix.shapes.conversation_rules import (
+    ROLES,
+    TRIES,
+    calls_of,
+    conversation_of,
+    list_of,
+    merged,
+    roles_fault,
+)
+from mdsmix.shapes.shape import Fields, RecordRefused, Shape, refusing
 
 
 @refusing
-def read(
+def read_messages(
     record: Any, fields: Fields, consecutive_roles: str = "reject", nulls: str = "keep"
 ) -> Conversation | str:
-    if fields["messages"] not in record:
-        return missing(fields["messages"])
-    messages = record[fields["messages"]]
-    if nulls == "drop":
-        messages = without_nulls(messages, nulls)
-    if consecutive_roles == "merge" and isinstance(messages, list):
-        if fault := next(filter(None, map(_message_fault, messages)), None):
+    messages = list_of(record, fields, "messages", nulls if nulls == "drop" else "")
+    if consecutive_roles == "merge":
+        if fault := _message_fault(messages):
             return fault
-        messages, _ = merged(messages, [True] * len(messages), apart=())
+        messages, _ = merged(messages, [True] * len(messages), apart="")
     if fault := conversation_fault(messages):
         return fault
     if not is_encodable("\n".join([message["content"] for message in messages])):
@@ -34,42 +42,66 @@ def read(
     return Conversation(messages)
 
 
-def conversation_fault(messages: Any) -> str | None:
-    """The reason code of the first rule of Foundry's that `messages` breaks; None for a valid conversation.
-
-    A valid conversation is seen from its sets of types and its tuple of roles, which few corpora have many of: 1 us,
-    where looking at message by message took 4.
-    """
-    if not isinstance(messages, list):
-        return "messages_not_a_list"
-    if len(messages) < 2:
-        return "too_few_messages" if messages else "no_messages"
-    try:
-        contents = {type(message["content"]) for message in messages}
-        if (
-            set(map(len, messages)) == {2}
-            and set(map(type, messages)) == {dict}
-            and contents == {str}
-        ):
-            return roles_fault(tuple([message["role"] for message in messages]))
-    except (KeyError, TypeError):
-        pass
-    return next(filter(None, map(_message_fault, messages)), None)
+def conversation_fault(messages: list[Any]) -> str | None:
+    """The reason code of the first rule of Foundry's that `messages` breaks; None for a valid conversation."""
+    fault = _message_fault(messages)
+    return fault or roles_fault(tuple([message["role"] for message in messages]))
 
 
-def _message_fault(message: Any) -> str | None:
-    if not isinstance(message, dict) or len(message) != 2:
-        return "bad_message_keys"
-    if "role" not in message or "content" not in message:
-        return "bad_message_keys"
-    if not isinstance(message["role"], str) or message["role"] not in ROLES:
-        return "unknown_role"
-    if not isinstance(message["content"], str):
-        return "content_not_text"
+def _message_fault(messages: list[Any]) -> str | None:
+    for message in messages:
+        if type(message) is not dict or message.keys() != {"role", "content"}:
+            return "bad_message_keys"
+        if message["role"] not in ROLES:
+            return "unknown_role"
+        if type(message["content"]) is not str:
+            return "content_not_text"
     return None
 
 
-SHAPE = Shape(
+@refusing
+def read_openai(
+    record: Any, fields: Fields, consecutive_roles: str = "reject", nulls: str = "keep"
+) -> Conversation:
+    messages = [_message(message) for message in list_of(record, fields, "messages", nulls)]
+    known = [None, *(call.get("id") for m in messages for call in m.get("tool_calls") or ())]
+    if any(m["role"] == "tool" and m.get("tool_call_id") not in known for m in messages):
+        raise RecordRefused("unknown_tool_call")
+    return conversation_of(record, fields, messages, consecutive_roles, nulls)
+
+
+def _message(given: Any) -> Message:
+    """The message as a template takes it."""
+    if not isinstance(given, dict) or "role" not in given or given.get("function_call"):
+        raise RecordRefused("bad_message_keys")
+    if given["role"] not in (*ROLES, "developer"):
+        raise RecordRefused("unknown_role")
+    message = given | (_joined(said) if isinstance(said := given.get("content"), list) else {})
+    content, calls = message.get("content"), message.get("tool_calls")
+    if calls:
+        if message["role"] != "assistant":
+            raise RecordRefused("bad_message_keys")
+        message["tool_calls"] = calls_of(calls)
+    if not isinstance(content, str) and not (content is None and calls):
+        raise RecordRefused("content_not_text")
+    return message
+
+
+def _joined(parts: Sequence[Any]) -> Message:
+    """What a list of parts says, as keys of its message: texts, reasoning and calls."""
+    said: dict[str, list[Any]] = {"text": [], "reasoning": [], "tool_call": []}
+    for part in parts:
+        if not isinstance(part, dict) or len(part) != 2 or part.get("type") not in tuple(said):
+            raise RecordRefused("content_not_text")
+        kind, value = part["type"], part.get("text", part.get("value"))
+        if kind != "tool_call" and not isinstance(value, str):
+            raise RecordRefused("content_not_text")
+        said[kind] += calls_of(value) if kind == "tool_call" else [value]
+    more = {"reasoning_content": "".join(said["reasoning"]), "tool_calls": said["tool_call"]}
+    return {"content": "".join(said["text"]), **{key: v for key, v in more.items() if v}}
+
+
+MESSAGES = Shape(
     name="messages",
     gives=Conversation,
     fields=("messages",),
@@ -77,5 +109,12 @@ SHAPE = Shape(
     options=("consecutive_roles", "nulls"),
     also_called={"messages": ("conversations", "conversation", "dialogue", "dialog")},
     guess=lambda *_: TRIES,
-    read=read,
+    read=read_messages,
+)
+OPENAI = replace(
+    MESSAGES,
+    name="openai",
+    optional=("tools",),
+    structured=("messages", "tools"),
+    read=read_openai,
 )

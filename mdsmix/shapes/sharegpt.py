@@ -1,32 +1,33 @@
-"""`{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...], "system": "...", "tools": "[...]"}`.
+"""`{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...], "system": "...", "tools": "[...]"}`,
+and what is written alike: LLaVA's, Qwen-VL's and ms-swift's records.
 
 A system message in the list is taken, as LLaMA-Factory takes it, and the field `system` is not read; `consecutive_roles: merge`
 joins both. `tags` renames keys and roles, in the words of LLaMA-Factory's dataset_info.json. The value under `function_call` is a call or
 several, as JSON: `{"name": ..., "arguments": ...}`. What a function gave stands under `observation`, or `tool`.
 
 LLaVA and the finetuning scripts of Qwen2.5-VL and Qwen3-VL write these messages with `image` beside them, a path or a list of paths, and
-`<image>` in a text for each; a record without is one of text.
+`<image>` in a text for each; a record without is one of text. In Qwen-VL's records the path stands in the text, `Picture 1:
+<img>a.jpg</img>`, where Qwen-VL itself hands it to the tokenizer (its issue 147). Here an image takes its place; what stands around it is
+text. ms-swift also reads rounds, `{"conversation": [{"human": "...", "assistant": "..."}, ...]}`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mdsmix.record import Conversation
+from mdsmix.record import Conversation, Message
 from mdsmix.shapes.conversation_rules import (
-    PARTLY_KEYS,
-    TRAIN_KEYS,
     TRIES,
-    Marked,
     calls_of,
     conversation_of,
+    exchange,
     list_of,
     system_of,
-    tools_for,
-    trained_flag,
 )
+from mdsmix.shapes.image_parts import MARK, image_of, placed
 from mdsmix.shapes.shape import Fields, RecordRefused, Shape, refusing
 
 TAGS = {
@@ -58,11 +59,20 @@ ROLES = {
     "assistant_tag": "assistant",
     "observation_tag": "tool",
     "system_tag": "system",
+    "function_tag": "call",
 }
+QWEN_ROLES = {
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "system": "system",
+}
+_TAGGED = re.compile(r"<img>(.*?)</img>", re.DOTALL)
 
 
 @refusing
-def read(
+def read_sharegpt(
     record: Any,
     fields: Fields,
     tags: Mapping[str, str] | None = None,
@@ -70,38 +80,39 @@ def read(
     nulls: str = "keep",
 ) -> Conversation:
     words = {**TAGS, **(tags or {})}
+    keys = [words[tag] for tag in KEY_TAGS]
     roles = {"tool": "tool"} | {words[tag]: role for tag, role in ROLES.items()}
     items = list_of(record, fields, "conversations", nulls)
-    marked = [_message(item, words, roles) for item in items]
-    has_system = bool(marked) and marked[0][0]["role"] == "system"
+    messages = [_message(item, roles, *keys) for item in items]
+    has_system = bool(messages) and messages[0]["role"] == "system"
     if consecutive_roles == "merge" or not has_system:
-        marked = system_of(record, fields) + marked
-    tools = tools_for(record, fields, nulls, [message for message, _ in marked])
-    return conversation_of(marked, tools, consecutive_roles)
+        messages = system_of(record, fields) + messages
+    return conversation_of(record, fields, messages, consecutive_roles, nulls)
 
 
-def _message(item: Any, words: Mapping[str, str], roles: Mapping[str, str]) -> Marked:
-    said, value = words["role_tag"], words["content_tag"]
-    if not isinstance(item, dict) or not item.keys() >= {said, value}:
+def _message(
+    item: Any, roles: Mapping[str, str], role_key: str = "from", text_key: str = "value"
+) -> Message:
+    """The message as a template takes it; a call of a tool is the assistant's."""
+    if not isinstance(item, dict) or not item.keys() >= {role_key, text_key}:
         raise RecordRefused("bad_message_keys")
-    name, content, flag = item[said], item[value], trained_flag(item)
-    known = (said, value, *TRAIN_KEYS, *PARTLY_KEYS)
-    more = {key: inner for key, inner in item.items() if key not in known and inner is not None}
-    if name == words["function_tag"]:
-        calls = calls_of(content)
-        return {**more, "role": "assistant", "content": "", "tool_calls": calls}, flag
+    name, text = item[role_key], item[text_key]
     role = roles.get(name) if isinstance(name, str) else None
+    more = {k: v for k, v in item.items() if k not in (role_key, text_key) and v is not None}
     if role is None:
         raise RecordRefused("unknown_role")
-    if not isinstance(content, str):
+    if role == "call":
+        return {**more, "role": "assistant", "content": "", "tool_calls": calls_of(text)}
+    if not isinstance(text, str):
         raise RecordRefused("content_not_text")
-    return {**more, "role": role, "content": content}, flag
+    return {**more, "role": role, "content": text}
 
 
 def guess(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, Any]]:
     """Roles merged, nulls dropped, and the `tags` that the messages show: the key under which just known words for roles stand, the other one, and these words."""
     yield from TRIES
-    messages = [m for record in records for m in _listed(record, fields) if isinstance(m, dict)]
+    lists = [r.get(fields["conversations"]) for r in records if isinstance(r, dict)]
+    messages = [m for said in lists if isinstance(said, list) for m in said if isinstance(m, dict)]
     for key in dict.fromkeys(key for message in messages for key in message):
         said = {word for message in messages if isinstance(word := message.get(key), str)}
         others = {k for m in messages for k, v in m.items() if k != key and isinstance(v, str)}
@@ -112,9 +123,36 @@ def guess(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, Any]]:
             yield from (tags | tried for tried in ({}, *TRIES))
 
 
-def _listed(record: Any, fields: Fields) -> list[Any]:
-    found = record.get(fields["conversations"]) if isinstance(record, dict) else None
-    return found if isinstance(found, list) else []
+@refusing
+def read_qwen_vl(
+    record: Any, fields: Fields, consecutive_roles: str = "reject", nulls: str = "keep"
+) -> Conversation:
+    both = [fields.get("input"), fields.get("output")]
+    if fields["conversations"] not in record and record.keys() >= {*both}:
+        said = exchange(*(record[name] for name in both))
+        items = [{"from": m["role"], "value": m["content"]} for m in said]
+    else:
+        items = list_of(record, fields, "conversations", nulls)
+    messages = system_of(record, fields) + [_message(item, QWEN_ROLES) for item in items]
+    conversation = conversation_of(record, fields, messages, consecutive_roles)
+    texts = [message["content"] for message in conversation.messages]
+    images = [image_of(path.strip()) for text in texts for path in _TAGGED.findall(text)]
+    messages = [m | {"content": _TAGGED.sub(MARK, m["content"])} for m in conversation.messages]
+    if any("<img>" in m["content"] or "</img>" in m["content"] for m in messages):
+        raise RecordRefused("bad_image", why="a tag <img> or </img> is without its other half")
+    return placed(conversation._replace(messages=messages), images, MARK)
+
+
+@refusing
+def read_rounds(record: Any, fields: Fields) -> Conversation:
+    messages = system_of(record, fields)
+    for each in list_of(record, fields, "conversation"):
+        if not isinstance(each, dict) or each.keys() != {"human", "assistant"}:
+            raise RecordRefused("bad_message_keys")
+        if not all(isinstance(text, str) for text in each.values()):
+            raise RecordRefused("content_not_text")
+        messages += exchange(each["human"], each["assistant"])
+    return conversation_of(record, fields, messages)
 
 
 SHAREGPT = Shape(
@@ -128,7 +166,7 @@ SHAREGPT = Shape(
         "conversations": ("conversation", "messages", "chat", "turns", "dialogue", "dialog")
     },
     guess=guess,
-    read=read,
+    read=read_sharegpt,
 )
 LLAVA = replace(
     SHAREGPT,
@@ -138,4 +176,21 @@ LLAVA = replace(
     has_images="beside",
     also_called={},
     guess=lambda *_: (),
+)
+QWEN_VL = replace(
+    LLAVA,
+    name="qwen_vl",
+    optional=("input", "output", "system"),
+    options=("consecutive_roles", "nulls"),
+    has_images="inside",
+    read=read_qwen_vl,
+)
+ROUNDS = Shape(
+    name="rounds",
+    gives=Conversation,
+    fields=("conversation",),
+    optional=("system",),
+    structured=("conversation",),
+    also_called={"conversation": ("conversations", "history", "dialogue")},
+    read=read_rounds,
 )

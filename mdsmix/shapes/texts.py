@@ -1,11 +1,17 @@
-"""Records of plain texts: `{"text": "..."}` is a document, `{"prompt": "...", "response": "..."}` a pair."""
+"""Records whose fields are texts: `{"text": "..."}` is a document, `{"prompt": "...", "response": "..."}` a pair, and alpaca's
+`{"instruction": "...", "input": "...", "output": "...", "history": [["q", "a"], ...]}`, with `system` and `tools`, a conversation.
+
+Alpaca's question is the instruction and the input, joined. Projects join them differently: LLaMA-Factory up to 0.9 and ms-swift by a
+line break, which is the default here; LLaMA-Factory 1 by nothing (`joined_by: ""`).
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from mdsmix.record import Document, Pair
-from mdsmix.shapes.shape import Fields, Shape, refusing, text_of
+from mdsmix.record import Conversation, Document, Message, Pair
+from mdsmix.shapes.conversation_rules import conversation_of, exchange, system_of
+from mdsmix.shapes.shape import Fields, RecordRefused, Shape, refusing, text_of, value_of
 
 
 @refusing
@@ -16,6 +22,31 @@ def read_document(record: Any, fields: Fields) -> Document:
 @refusing
 def read_pair(record: Any, fields: Fields) -> Pair:
     return Pair(text_of(record, fields["prompt"]), text_of(record, fields["response"]))
+
+
+@refusing
+def read_alpaca(record: Any, fields: Fields, joined_by: str = "\n") -> Conversation:
+    question = text_of(record, fields["instruction"])
+    if value_of(record, fields, "input"):
+        question = joined_by.join(filter(None, (question, text_of(record, fields["input"]))))
+    if not question:
+        raise RecordRefused("empty_question")
+    last = exchange(question, text_of(record, fields["output"]))
+    messages = [*system_of(record, fields), *_history(record, fields), *last]
+    return conversation_of(record, fields, messages)
+
+
+def _history(record: Any, fields: Fields) -> list[Message]:
+    """The exchanges before this one."""
+    messages = list[Message]()
+    past = value_of(record, fields, "history") or []
+    for each in past if isinstance(past, list) else [past]:
+        match each:
+            case [str(question), str(answer)]:
+                messages += exchange(question, answer)
+            case _:
+                raise RecordRefused("bad_history")
+    return messages
 
 
 TEXT = Shape(
@@ -31,4 +62,13 @@ PROMPT_RESPONSE = Shape(
     fields=("prompt", "response"),
     also_called={"prompt": ("instruction", "input"), "response": ("output", "summary")},
     read=read_pair,
+)
+ALPACA = Shape(
+    name="alpaca",
+    gives=Conversation,
+    fields=("instruction", "output"),
+    optional=("input", "history", "system", "tools"),
+    structured=("history", "tools"),
+    options=("joined_by",),
+    read=read_alpaca,
 )
