@@ -29,8 +29,9 @@ import xxhash
 
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Document, NoRecord, Pair
-from mdsmix.shapes import messages, openai, texts
+from mdsmix.shapes.messages import read_messages, read_openai
 from mdsmix.shapes.shape import Fields, Shape, refusing
+from mdsmix.shapes.texts import read_document, read_pair
 
 GIVES: dict[str, type] = {"document": Document, "pair": Pair, "conversation": Conversation}
 "What a recipe's `source.gives` says."
@@ -227,11 +228,11 @@ def _record(said: Any, gives: str) -> Any:
         told = f"a {given} of a stream of {gives}s: source.gives: {given} makes one of {given}s"
         return NoRecord("function_gave_other", said=told if given else type(said).__name__)
     if gives == "document":
-        return texts.read_document(tree, {"text": "text"})
+        return read_document(tree, {"text": "text"})
     if gives == "pair":
         answer = "response" if "response" in tree else "completion"
-        return texts.read_pair(tree, {"prompt": "prompt", "response": answer})
-    read = openai.read if tree.get("tools") else messages.read
+        return read_pair(tree, {"prompt": "prompt", "response": answer})
+    read = read_openai if tree.get("tools") else read_messages
     found = read(tree, {key: key for key in ("messages", "tools")})
     flags = tree.get("trained") if tree is not said else None
     return found if flags is None or isinstance(found, str) else found._replace(trained=flags)
