@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mdsmix.mix.draws import delivered_of, draws_of
-from mdsmix.mix.stream_counts import cut_of, row_length, tokens_of, trained_of
+from mdsmix.mix.stream_counts import row_length, tokens_of, trained_of
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.table import Column, Table, about, is_known
 
@@ -43,14 +43,15 @@ def in_epoch(
     is_exact = not samples or delivered % samples == 0 or row_length(stream) is not None
     times = about(delivered / max(1, samples), is_exact)
     is_counted = stream.survey is None
+    tokens, cut = tokens_of(stream, loader)
     return StreamInEpoch(
         stream=stream.name,
         samples=about(samples, is_counted),
         drawn=about(drawn, is_counted),
         delivered=about(delivered, is_counted),
-        tokens=(tokens_of(stream, loader) + eos) * times,
+        tokens=(tokens + eos) * times,
         trained=trained_of(stream, loader) * times,
-        cut=cut_of(stream, loader) * times,
+        cut=cut * times,
     )
 
 
@@ -80,15 +81,19 @@ EPOCH = (
 def epoch_table(epoch: Sequence[StreamInEpoch]) -> Table:
     """A row a stream, and the sum."""
     samples, tokens = (sum(getattr(s, name) for s in epoch) for name in ("delivered", "tokens"))
-    rows = [(s.stream, s.samples, s.delivered, *_shares(s, samples, tokens)) for s in epoch]
-    total = ("all", sum(s.samples for s in epoch), samples, 1.0, tokens, 1.0 if tokens else None)
+    rows = [
+        (
+            s.stream,
+            s.samples,
+            s.delivered,
+            share_of(s.delivered, samples),
+            s.tokens,
+            share_of(s.tokens, tokens),
+        )
+        for s in epoch
+    ]
+    total = ("all", sum(s.samples for s in epoch), samples, 1.0, tokens, share_of(tokens, tokens))
     return Table(columns=EPOCH, rows=rows, total=total)
-
-
-def _shares(
-    stream: StreamInEpoch, samples: float, tokens: float
-) -> tuple[float, float, float | None]:
-    return stream.delivered / max(1, samples), stream.tokens, share_of(stream.tokens, tokens)
 
 
 def share_of(part: float, whole: float) -> float | None:

@@ -66,7 +66,7 @@ def _mean(
     samples = stream.index.samples
     if unit == "samples" or not samples:
         return Fraction(bool(samples)), True
-    held = tokens_of(stream, loader) if unit == "tokens" else trained_of(stream, loader)
+    held = tokens_of(stream, loader)[0] if unit == "tokens" else trained_of(stream, loader)
     other = "convert the stream, or write count: samples and a budget of samples."
     if not is_known(held):
         raise MixRefused(

@@ -1,7 +1,7 @@
 """What all samples of a stream hold, as the loader takes them: counted by a manifest or by rows of one length, else an Estimate.
 
 Without a manifest the first samples of the first shard stand for the stream. A stream sorted by length or by source looks different
-further on. A manifest counts lengths by powers of two; between two powers they are taken to be spread evenly."""
+further on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.streams import LONGEST, Loader, StreamInMix
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals
-from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.token_ids import Ids, Turn, layout_of, turns_of
 from mdsmix.table import UNKNOWN, Estimate, about, is_known
 
@@ -92,48 +91,34 @@ def bytes_columns(stream: StreamInMix) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class LengthCounts:
-    """How long samples are. A manifest counts them by powers of two; between two powers they are taken to be spread evenly."""
+    """How long samples are; between the two lengths of a bin they are taken to be spread evenly."""
 
-    bins: Sequence[tuple[int, int, int]]
+    bins: Sequence[tuple[int, int, float]]
     "Least and largest length, and how many samples are between the two."
 
     @classmethod
     def of(cls, totals: Totals) -> LengthCounts:
-        longest, powers = totals.longest, dict[str, int](totals.lengths)
-        return cls([(*_between(key, longest), n) for key, n in powers.items()])
+        """From counts by powers of two."""
+        powers = {1 << int(key.removeprefix("2^")): n for key, n in totals.lengths.items()}
+        most = totals.longest
+        return cls([(min(p, most), min(2 * p - 1, most), n) for p, n in powers.items()])
 
     @property
-    def longest(self) -> int:
-        return max((high for _, high, _ in self.bins), default=0)
+    def tokens(self) -> float:
+        return sum(n * (low + high) / 2 for low, high, n in self.bins)
 
     def cut_at(self, limit: int) -> LengthCounts:
-        return LengthCounts([(min(low, limit), min(high, limit), n) for low, high, n in self.bins])
-
-    def within(self, limit: int) -> float:
-        """The share of the tokens that stand before this place of their rows."""
-        whole = sum(n * (low + high) / 2 for low, high, n in self.bins)
-        kept = sum(n * _mean_within(low, high, limit) for low, high, n in self.bins)
-        return kept / max(1.0, whole)
+        bins = list[tuple[int, int, float]]()
+        for low, high, n in self.bins:
+            within = n * min(1.0, max(0, limit - low + 1) / (high - low + 1))
+            bins += [(low, min(high, limit), within), (limit, limit, n - within)]
+        return LengthCounts([each for each in bins if each[2]])
 
     def up_to(self, lengths: NDArray[np.float64]) -> NDArray[np.float64]:
         """The share of the samples that have at most so many tokens."""
-        found = np.zeros(len(lengths))
-        for low, high, n in self.bins:
-            found += n * np.clip((lengths - low + 1) / (high - low + 1), 0, 1)
-        return found / max(1, sum(n for _, _, n in self.bins))
-
-
-def _between(key: str, longest: int) -> tuple[int, int]:
-    power = int(key.removeprefix("2^"))
-    return min(1 << power, longest), min((2 << power) - 1, longest)
-
-
-def _mean_within(low: int, high: int, limit: int) -> float:
-    """The mean of lengths from `low` to `high`, each counted up to `limit`."""
-    if limit <= low or high == low:
-        return min(limit, high)
-    top = min(high, limit)
-    return ((low + top) / 2 * (top - low) + limit * (high - top)) / (high - low)
+        low, high, n = np.array(self.bins, np.float64).T
+        within = np.clip((lengths[:, None] - low + 1) / (high - low + 1), 0, 1)
+        return np.asarray(within @ n / n.sum())
 
 
 def mean_longest(
@@ -141,49 +126,38 @@ def mean_longest(
 ) -> float:
     """Tokens of the longest of so many rows, on average, rounded up to a multiple. `streams`: lengths, and how many of the rows' samples
     are of them."""
-    total = sum(n for _, n in streams)
-    top = max((lengths.longest for lengths, n in streams if n), default=0)
+    top = max((high for lengths, _ in streams for _, high, _ in lengths.bins), default=0)
     step = max(multiple, top >> 16)
-    widths = np.arange(0, top, step, dtype=np.float64)
-    shorter = sum(
-        (lengths.up_to(widths) * (n / total) for lengths, n in streams), np.zeros(len(widths))
+    widths, total = np.arange(0, top, step, dtype=np.float64), sum(n for _, n in streams)
+    longer = np.ones(len(widths))
+    for lengths, n in streams:
+        longer -= lengths.up_to(widths) * n / total
+    return step * float((1 - (1 - longer) ** rows).sum())
+
+
+def tokens_of(stream: StreamInMix, loader: Loader) -> tuple[float, float]:
+    """Tokens that the model sees of all samples, without an EOS that the loader adds, and those that the loader cuts off; not known where
+    the loader itself tokenizes."""
+    samples, limit, is_counted = (
+        stream.index.samples,
+        loader.max_seq_len or LONGEST,
+        not stream.survey,
     )
-    return step * float((1 - np.minimum(1.0, shorter) ** rows).sum())
-
-
-def tokens_of(stream: StreamInMix, loader: Loader) -> float:
-    """Tokens that the model sees of all samples, without an EOS that the loader adds; not known where the loader itself tokenizes."""
-    return _kept_and_cut(stream, loader)[0]
-
-
-def cut_of(stream: StreamInMix, loader: Loader) -> float:
-    """Tokens that the loader cuts off."""
-    return _kept_and_cut(stream, loader)[1]
-
-
-def _kept_and_cut(stream: StreamInMix, loader: Loader) -> tuple[float, float]:
-    samples, limit = stream.index.samples, loader.max_seq_len or LONGEST
     if (fixed := row_length(stream)) is not None:
-        whole, cut = samples * min(fixed, limit), samples * max(0, fixed - limit)
-        return about(whole, not stream.survey), about(cut, not stream.survey)
-    if manifest := stream.trusted_manifest:
-        found = _counted(manifest, limit)
-        return (Estimate(found[0]), Estimate(found[1])) if stream.survey else found
-    lengths = [min(sample.length, limit) for sample in token_samples(stream, loader)]
-    if not lengths:
-        return UNKNOWN, UNKNOWN
-    return Estimate(samples * sum(lengths) / len(lengths)), UNKNOWN
-
-
-def _counted(manifest: Manifest, limit: int) -> tuple[float, float]:
-    """What was cut is counted for the length of the conversion; a row that is no longer than the loader's is not cut."""
-    totals, made_for = manifest.totals, manifest.encoding.max_seq_len
+        kept, cut = samples * min(fixed, limit), samples * max(0, fixed - limit)
+        return about(kept, is_counted), about(cut, is_counted)
+    if stream.trusted_manifest is None:
+        lengths = [min(sample.length, limit) for sample in token_samples(stream, loader)]
+        return Estimate(samples * np.mean(lengths)) if lengths else UNKNOWN, UNKNOWN
+    totals, made_for = stream.trusted_manifest.totals, stream.trusted_manifest.encoding.max_seq_len
     if limit == made_for or (limit > made_for and not totals.cut_tokens):
-        return totals.seen_tokens, totals.cut_tokens
+        return about(totals.seen_tokens, is_counted), about(totals.cut_tokens, is_counted)
     if totals.longest <= limit and not totals.image_tokens:
-        return totals.tokens, 0
-    kept = totals.tokens * LengthCounts.of(totals).within(limit)
-    return Estimate(kept), Estimate(totals.tokens - kept)
+        # What was cut is counted for the length of the conversion; no row is longer than the loader's.
+        return about(totals.tokens, is_counted), about(0, is_counted)
+    whole = LengthCounts.of(totals)
+    within = totals.tokens * whole.cut_at(limit).tokens / max(1.0, whole.tokens)
+    return Estimate(within), Estimate(totals.tokens - within)
 
 
 def trained_of(stream: StreamInMix, loader: Loader) -> float:
@@ -209,14 +183,12 @@ def eos_of(stream: StreamInMix, loader: Loader) -> float:
     manifest = stream.trusted_manifest
     if loader.is_text or manifest is None or not kind_of(manifest.encoding).has_targets:
         return 0
-    found = [s.ids for s in token_samples(stream, loader)]
-    without = sum(bool(len(ids)) and int(ids[-1]) != manifest.tokenizer.eos_id for ids in found)
-    if not without:
-        return 0
-    totals, limit = manifest.totals, loader.max_seq_len or LONGEST
-    added = (totals.samples - totals.cut_rows) * without / len(found)
+    ends = [int(s.ids[-1]) for s in token_samples(stream, loader) if s.length]
+    without, totals = sum(end != manifest.tokenizer.eos_id for end in ends), manifest.totals
+    added = (totals.samples - totals.cut_rows) * without / max(1, len(ends))
     # How many rows are full to the last token is not counted.
-    return about(added, without == len(found) and totals.longest < limit)
+    is_full = totals.longest >= (loader.max_seq_len or LONGEST)
+    return about(added, not without or (without == len(ends) and not is_full))
 
 
 def is_seen_alike(stream: StreamInMix, loader: Loader) -> bool:
@@ -246,13 +218,14 @@ def is_trained_alike(stream: StreamInMix, loader: Loader) -> bool:
 
 def lengths_of(stream: StreamInMix, loader: Loader) -> LengthCounts | None:
     """As the loader cuts them. None where it tokenizes itself."""
-    limit, samples = loader.max_seq_len or LONGEST, stream.index.samples
+    samples, manifest = stream.index.samples, stream.trusted_manifest
     if (fixed := row_length(stream)) is not None:
-        return LengthCounts([(fixed, fixed, samples)]).cut_at(limit)
-    if (manifest := stream.trusted_manifest) and not manifest.totals.image_tokens:
-        return LengthCounts.of(manifest.totals).cut_at(limit)
-    tokens = tokens_of(stream, loader)
-    if not samples or not is_known(tokens):
+        lengths = LengthCounts([(fixed, fixed, samples)])
+    elif manifest and not manifest.totals.image_tokens:
+        lengths = LengthCounts.of(manifest.totals)
+    elif samples and is_known(tokens := tokens_of(stream, loader)[0]):
+        # Nobody counted: from nothing to twice the mean.
+        lengths = LengthCounts([(0, 2 * round(tokens / samples), samples)])
+    else:
         return None
-    mean = round(tokens / samples)  # nobody counted: from nothing to twice the mean
-    return LengthCounts([(0, 2 * mean, samples)]).cut_at(limit)
+    return lengths.cut_at(loader.max_seq_len or LONGEST)

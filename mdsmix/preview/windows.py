@@ -37,7 +37,7 @@ class SampleTokens:
 
 def sample_tokens(stream: StreamInMix, loader: Loader) -> SampleTokens | None:
     """None where nobody can tell, since the loader itself tokenizes."""
-    tokens, losses = tokens_of(stream, loader), trained_of(stream, loader)
+    tokens, losses = tokens_of(stream, loader)[0], trained_of(stream, loader)
     trained = losses / tokens if is_known(losses) and is_known(tokens) and tokens else None
     if (fixed := row_length(stream)) is not None and "text" not in stream.columns:
         size = float(min(fixed, loader.max_seq_len or fixed))
