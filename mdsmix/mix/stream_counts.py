@@ -7,37 +7,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.encode.labels import Labels, Targets, Turns, label
+from mdsmix.encode.labels import Turns, label
 from mdsmix.errors import MixRefused
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
-from mdsmix.mix.streams import LONGEST, Loader, StreamInMix
+from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals
-from mdsmix.shards.token_ids import Ids, Turn, layout_of, turns_of
+from mdsmix.shards.token_ids import Turn, layout_of, turns_of
 from mdsmix.table import UNKNOWN, Estimate, about, is_known
 
 TOKEN_COLUMNS = ("tokens", "input_ids", "labels")
-
-
-class TokenSample(NamedTuple):
-    """One sample's token ids."""
-
-    turns: Sequence[Turn]
-
-    @property
-    def ids(self) -> Ids:
-        return np.concatenate([part for turn in self.turns for part in turn])
-
-    @property
-    def length(self) -> int:
-        return sum(len(part) for turn in self.turns for part in turn)
 
 
 def row_length(stream: StreamInMix) -> int | None:
@@ -47,33 +33,23 @@ def row_length(stream: StreamInMix) -> int | None:
     return sum(int(each[1]) for each in found if each) if found and all(found) else None
 
 
-def token_samples(stream: StreamInMix, loader: Loader) -> list[TokenSample]:
-    """The first samples; one that has no ids, or holds other than it says, is left out."""
-    dtype = str(loader.dataset.get("token_encoding_type", "int64"))
-    found = []
+def head_turns(stream: StreamInMix, loader: Loader) -> Turns:
+    """The ids of the first samples; one that has none, or holds other than it says, is left out."""
+    dtype, found = str(loader.dataset.get("token_encoding_type", "int64")), list[list[Turn]]()
     for sample in stream.head.samples:
         if layout_of(sample) == ("tokens",) and "text" in sample:
             continue  # the loader reads the text
-        try:
-            found.append(TokenSample(turns_of(sample, dtype)))
-        except (MixRefused, ValueError, TypeError, OverflowError):
-            continue
-    return [sample for sample in found if sample.turns]
-
-
-def labels(found: Sequence[TokenSample], targets: Targets) -> Labels:
-    """What the loader trains of the samples, without the EOS that it appends."""
-    ids = Ragged.of([side for sample in found for turn in sample.turns for side in turn], np.int64)
-    counts = np.array([len(sample.turns) for sample in found], np.int64)
-    return label(targets, Turns(ids, counts), None)
+        with suppress(MixRefused, ValueError, TypeError, OverflowError):
+            found += [turns] if (turns := turns_of(sample, dtype)) else []
+    ids = Ragged.of([side for turns in found for turn in turns for side in turn], np.int64)
+    return Turns(ids, np.array([len(turns) for turns in found], np.int64))
 
 
 def largest_id(stream: StreamInMix, loader: Loader) -> int | None:
     """The largest token id of the stream, or of its first samples."""
     if stream.trusted_manifest:
         return stream.trusted_manifest.totals.largest_id
-    tops = [int(s.ids.max()) for s in token_samples(stream, loader) if s.length]
-    return max(tops, default=None)
+    return max(head_turns(stream, loader).ids.values.tolist(), default=None)
 
 
 def longest(stream: StreamInMix, loader: Loader) -> int | None:
@@ -81,7 +57,7 @@ def longest(stream: StreamInMix, loader: Loader) -> int | None:
     if stream.trusted_manifest:
         return stream.trusted_manifest.totals.longest
     fixed = row_length(stream)
-    return fixed or max((s.length for s in token_samples(stream, loader)), default=None)
+    return fixed or max(head_turns(stream, loader).samples.lengths.tolist(), default=None)
 
 
 def bytes_columns(stream: StreamInMix) -> Sequence[str]:
@@ -138,17 +114,14 @@ def mean_longest(
 def tokens_of(stream: StreamInMix, loader: Loader) -> tuple[float, float]:
     """Tokens that the model sees of all samples, without an EOS that the loader adds, and those that the loader cuts off; not known where
     the loader itself tokenizes."""
-    samples, limit, is_counted = (
-        stream.index.samples,
-        loader.max_seq_len or LONGEST,
-        not stream.survey,
-    )
+    samples, limit, is_counted = stream.index.samples, loader.limit, not stream.survey
     if (fixed := row_length(stream)) is not None:
         kept, cut = samples * min(fixed, limit), samples * max(0, fixed - limit)
         return about(kept, is_counted), about(cut, is_counted)
     if stream.trusted_manifest is None:
-        lengths = [min(sample.length, limit) for sample in token_samples(stream, loader)]
-        return Estimate(samples * np.mean(lengths)) if lengths else UNKNOWN, UNKNOWN
+        lengths = head_turns(stream, loader).samples.lengths
+        mean = np.minimum(lengths, limit).mean() if len(lengths) else UNKNOWN
+        return Estimate(samples * mean), UNKNOWN
     totals, made_for = stream.trusted_manifest.totals, stream.trusted_manifest.encoding.max_seq_len
     if limit == made_for or (limit > made_for and not totals.cut_tokens):
         return about(totals.seen_tokens, is_counted), about(totals.cut_tokens, is_counted)
@@ -165,14 +138,14 @@ def trained_of(stream: StreamInMix, loader: Loader) -> float:
     manifest = stream.trusted_manifest
     if manifest and is_trained_alike(stream, loader):
         return about(manifest.totals.loss_tokens, not stream.survey)
-    found, targets = token_samples(stream, loader), loader.target_policies
-    if not found or targets is None:
+    found, targets = head_turns(stream, loader), loader.target_policies
+    if not len(found.counts) or targets is None:
         return UNKNOWN
     if loader.is_text:
-        losses = np.array([min(s.length, targets.max_seq_len) - 1 for s in found], np.int64)
+        losses = np.minimum(found.samples.lengths, targets.max_seq_len) - 1
     else:
-        losses = labels(found, targets).losses()
-    return Estimate(stream.index.samples * float(losses.mean()))
+        losses = label(targets, found, None).losses()
+    return Estimate(stream.index.samples * losses.mean())
 
 
 def eos_of(stream: StreamInMix, loader: Loader) -> float:
@@ -183,11 +156,12 @@ def eos_of(stream: StreamInMix, loader: Loader) -> float:
     manifest = stream.trusted_manifest
     if loader.is_text or manifest is None or not kind_of(manifest.encoding).has_targets:
         return 0
-    ends = [int(s.ids[-1]) for s in token_samples(stream, loader) if s.length]
-    without, totals = sum(end != manifest.tokenizer.eos_id for end in ends), manifest.totals
+    heads, totals = head_turns(stream, loader).samples, manifest.totals
+    ends = heads.values[heads.offsets[1:][heads.lengths > 0] - 1]
+    without = int((ends != manifest.tokenizer.eos_id).sum())
     added = (totals.samples - totals.cut_rows) * without / max(1, len(ends))
     # How many rows are full to the last token is not counted.
-    is_full = totals.longest >= (loader.max_seq_len or LONGEST)
+    is_full = totals.longest >= loader.limit
     return about(added, not without or (without == len(ends) and not is_full))
 
 
@@ -228,4 +202,4 @@ def lengths_of(stream: StreamInMix, loader: Loader) -> LengthCounts | None:
         lengths = LengthCounts([(0, 2 * round(tokens / samples), samples)])
     else:
         return None
-    return lengths.cut_at(loader.max_seq_len or LONGEST)
+    return lengths.cut_at(loader.limit)

@@ -115,11 +115,16 @@ class Loader(LoaderSection):
     streams: tuple[StreamInMix, ...]
 
     @property
+    def limit(self) -> int:
+        """Tokens of a row, LONGEST where nothing says so."""
+        return min(self.max_seq_len or LONGEST, LONGEST)
+
+    @property
     def target_policies(self) -> Targets | None:
         """What it trains of finetuning samples; None where that is no policy, which a rule of its section says."""
         try:
             return Targets(
-                max_seq_len=min(self.max_seq_len or LONGEST, LONGEST),
+                max_seq_len=self.limit,
                 target_prompts=self.targets[0],
                 target_responses=self.targets[1],
                 decoder_only_format=self.decoder_only_format is not False,

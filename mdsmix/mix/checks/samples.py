@@ -10,16 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from mdsmix.encode.labels import USABLE, VERDICTS
+from mdsmix.encode.labels import USABLE, VERDICTS, label
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape
-from mdsmix.mix.stream_counts import (
-    labels,
-    longest,
-    row_length,
-    token_samples,
-)
+from mdsmix.mix.stream_counts import head_turns, longest, row_length
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
 from mdsmix.training.findings import Finding, check_loaders, check_streams
 from mdsmix.training.loader_keys import OWN
@@ -137,7 +132,7 @@ def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
     """Every sample has one length, though the encoding does not fix it, as in LLM-Foundry's own converters."""
     if stream.trusted_manifest:
         return stream.trusted_manifest.encoding.layout == "concat"
-    return len({sample.length for sample in token_samples(stream, loader)}) < 2
+    return len(set(head_turns(stream, loader).samples.lengths.tolist())) < 2
 
 
 @check_loaders(
@@ -186,7 +181,7 @@ def _lacks(stream: StreamInMix, loader: Loader, word: str, token: int) -> bool:
     manifest = stream.trusted_manifest
     if manifest and getattr(manifest.encoding, f"add_{word}") is not False:
         return False
-    is_seen = any((s.ids == token).any() for s in token_samples(stream, loader))
+    is_seen = bool((head_turns(stream, loader).ids.values == token).any())
     return not is_seen and bool(manifest or stream.head.samples)
 
 
@@ -226,8 +221,8 @@ def _text_reasons(stream: StreamInMix) -> Iterator[str]:
 
 def _token_reasons(stream: StreamInMix, loader: Loader) -> Iterator[str]:
     """The verdicts on token samples, by the rule that the encoder itself uses."""
-    found, targets = token_samples(stream, loader), loader.target_policies
-    if targets and found and shape(stream, "finetuning") in ("turns", "input_ids"):
-        for verdict in labels(found, targets).verdicts():
+    found, targets = head_turns(stream, loader), loader.target_policies
+    if targets and len(found.counts) and shape(stream, "finetuning") in ("turns", "input_ids"):
+        for verdict in label(targets, found, None).verdicts():
             if verdict != USABLE:
                 yield VERDICTS[int(verdict)]
