@@ -17,6 +17,7 @@ from mdsmix.cli.bench import bench
 from mdsmix.cli.check import check
 from mdsmix.cli.convert import convert
 from mdsmix.cli.doctor import doctor
+from mdsmix.cli.fetch import fetch
 from mdsmix.cli.gc import gc
 from mdsmix.cli.init import init
 from mdsmix.cli.inspect import inspect
@@ -50,6 +51,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
     leaks: "leaks recipe.yaml --eval s3://bucket/quiz",
     plan: "plan recipe.yaml --nodes 8 --batch 1024 --tokens 100B",
     render_yaml: "render-yaml recipe.yaml --into foundry.yaml",
+    fetch: "fetch s3://bucket/mix/tokenizer-0f3a9c21 ./tokenizer-0f3a9c21",
     preview: "preview train.yaml --nodes 2 --batch 64",
     report: "report recipe.yaml -o report.html",
     bench: "bench train.yaml",

@@ -8,11 +8,13 @@ which folders are needed. A YAML rendered for S3 names a folder of that name on 
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import xxhash
@@ -116,9 +118,48 @@ def at_hand(spec: TokenizerSpec, streams: Iterable[str]) -> TokenizerSpec:
 
 def name_at_hand(name: str, streams: Iterable[str]) -> str:
     """The folder on this machine of a tokenizer or processor. Where `name` is that of a folder of a training node that is not here, it is
-    fetched from beside `streams`, their folders or URLs. Where it is here, is no such folder or lies beside no stream, `name` stays."""
+    fetched from beside `streams`, their folders or URLs; where it is a URL, from there. Where it is here, is no such folder or lies beside
+    no stream, `name` stays."""
     folder = os.path.basename(name.rstrip("/"))
     if not is_folder_beside(folder) or os.path.isdir(name):
         return name
     roots = dict.fromkeys(locate(place).parent for place in streams)
-    return str(next(filter(None, (fetch_folder(root / folder) for root in roots)), name))
+    homes = [locate(name)] if "://" in name else [root / folder for root in roots]
+    return str(next(filter(None, map(fetch_folder, homes)), name))
+
+
+def with_tokenizer_fetched(config: dict[str, Any]) -> dict[str, Any]:
+    """A training config of LLM-Foundry with its tokenizer on this machine, where the config names one in a bucket beside streams.
+
+    Foundry calls it in every process, before it looks at the config (`llmfoundry_config_transforms` in pyproject.toml). The processes of a
+    node take turns, so the first fetches the files, and the others ask for the card alone. Unreachable where there is no such tokenizer.
+    """
+    given = config.get("tokenizer")
+    section: dict[str, Any] = given if isinstance(given, dict) else {}
+    name = section.get("name")
+    if not isinstance(name, str) or "://" not in name or not is_folder_beside(locate(name).name):
+        return config
+    lock = cache_folder() / "fetched" / ".lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        folder = fetch_folder(locate(name))
+    if folder is None:
+        raise Unreachable(
+            f"no tokenizer is published at {name}, which the config names: run `mdsmix convert` again, which publishes it there."
+        )
+    return {**config, "tokenizer": {**section, "name": str(folder)}}
+
+
+def copy_folder(home: Location, folder: Path) -> list[str]:
+    """Copies a tokenizer or processor from beside the streams into a folder; returns the names of its files. Unreachable where none is
+    there, or the folder cannot be written."""
+    found = fetch_folder(home)
+    if found is None:
+        raise Unreachable(
+            f"{home} holds no tokenizer and no processor that `mdsmix convert` published: name one, as {home.parent}/tokenizer-0f3a9c21."
+        )
+    names = sorted(str(path.relative_to(found)) for path in found.rglob("*") if path.is_file())
+    for name in names:
+        (locate(str(folder)) / name).write((found / name).read_bytes())
+    return names

@@ -123,11 +123,11 @@ def render(
 
 def before_training(mix: Mix) -> str | None:
     """The command that every training node needs first, with the endpoint of this machine; None where it needs none."""
-    if mix.tokenizer_home is None:
+    name = mix.yaml.at("tokenizer", "name")
+    if mix.tokenizer_home is None or name == mix.tokenizer_home.url:
         return None
     endpoint = shown_endpoint()
-    folder = mix.yaml.at("tokenizer", "name")
-    return fetch_line(mix.tokenizer_home, folder, None if endpoint == AWS else endpoint)
+    return fetch_line(mix.tokenizer_home, name, None if endpoint == AWS else endpoint)
 
 
 def head(mix: Mix) -> str:
@@ -148,9 +148,11 @@ def _head_lines(mix: Mix) -> Iterator[str]:
             yield f"evaluated on {each.stream}: {each.drawn:,} samples"
     if mix.train.is_own:
         yield "name: mdsmix is read where mdsmix is installed beside LLM-Foundry: docs/loading.md"
-    if mix.tokenizer_home:
-        yield "the tokenizer lies beside the streams; on every training node, before training (--endpoint-url, where the store is not AWS):"
-        yield f"  {fetch_line(mix.tokenizer_home, mix.yaml.at('tokenizer', 'name'))}"
+    if command := before_training(mix):
+        yield "the tokenizer lies beside the streams; on every training node, before training, by aws or by `mdsmix fetch`, which takes the same words:"
+        yield f"  {command}"
+    elif mix.tokenizer_home:
+        yield "the tokenizer lies beside the streams; mdsmix, installed beside LLM-Foundry, fetches it once on each node"
 
 
 def _shares(found: Apportioned) -> Iterator[str]:

@@ -128,7 +128,8 @@ def _label(entry: Any) -> str:
 def _tokenizer(recipe: Recipe) -> dict[str, Any]:
     """As the recipe names it; of one that training nodes fetch their folder, whose files hold its keywords."""
     if home := home_of(recipe):
-        return {"name": on_node(recipe, home), "kwargs": {"model_max_length": LENGTH}}
+        name = home.url if fetches_itself(recipe) else on_node(recipe, home)
+        return {"name": name, "kwargs": {"model_max_length": LENGTH}}
     kwargs = {"model_max_length": LENGTH} | dict(recipe.tokenizer.kwargs)
     return {"name": recipe.tokenizer.name, "kwargs": kwargs}
 
@@ -216,6 +217,11 @@ def _card(recipe: Recipe, name: str | None) -> TokenizerCard | None:
         return TokenizerCard.of(open_tokenizer(recipe.tokenizer))
     except MdsmixError:
         return None  # tokenizer-unseen says why
+
+
+def fetches_itself(recipe: Recipe) -> bool:
+    """Whether mdsmix is on the training nodes, where it fetches the tokenizer before LLM-Foundry looks for it."""
+    return recipe.loader == OWN or recipe.mdsmix_on_nodes
 
 
 def on_node(recipe: Recipe, home: Location) -> str:

@@ -298,6 +298,8 @@ class Recipe:
     local: str | None = None
     shared: bool = False
     "Whether local paths are the same folders on every node of a cluster, as a mount is."
+    mdsmix_on_nodes: bool = False
+    "Whether training nodes have mdsmix installed, which then fetches the tokenizer; under `train_loader.name: mdsmix` they have."
     mix: Mapping[str, WeightSpec] = field(default_factory=dict)
     budget: str | int | float | None = field(
         default=None, metadata=must_be(A_BUDGET, partial(is_read, read_budget))

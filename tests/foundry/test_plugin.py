@@ -13,7 +13,7 @@ import yaml
 
 from tests.converting import chats, documents, pairs, write_jsonl
 from tests.foundry.conftest import Foundry
-from tests.foundry.steps import converted, does, fetch_tokenizer, rendered
+from tests.foundry.steps import converted, does, rendered
 from tests.foundry.test_train import losses
 
 LENGTH = 128
@@ -108,7 +108,6 @@ def test_llmfoundry_train_reads_the_same_from_minio(
 ) -> None:
     store = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "cache")}
     minio = mixed(tmp_path, tokenizer_folder, corpus_folder, **store)
-    fetch_tokenizer(minio)
     found = losses(trained_by_the_script(foundry_python, minio, "max_duration=12ba"))
     assert found == pytest.approx(undisturbed[LOSS], abs=5e-5), "as far as the console shows them"
 

@@ -12,7 +12,7 @@ import boto3
 import pytest
 import yaml
 
-from mdsmix.encode.published_folders import at_hand
+from mdsmix.encode.published_folders import at_hand, with_tokenizer_fetched
 from mdsmix.errors import Unreachable
 from mdsmix.load import build_loader
 from mdsmix.recipe import TokenizerSpec
@@ -61,7 +61,7 @@ def test_the_yaml_names_a_folder_of_the_node_and_the_line_that_fetches_it(
     assert read(elsewhere)["tokenizer"]["kwargs"] == {"model_max_length": "${max_seq_len}"}
     (line,) = [line for line in text.splitlines() if "aws s3 cp" in line]
     *command, source, target = shlex.split(line.removeprefix("# mdsmix:"))
-    assert command == ["aws", "s3", "cp", "--recursive"]
+    assert command == ["aws", "s3", "cp", "--recursive", "--endpoint-url", minio]
     client = boto3.client("s3", endpoint_url=minio)
     prefix = source.removeprefix(f"s3://{bucket}/")
     for found in client.list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]:
@@ -74,16 +74,66 @@ def test_the_yaml_names_a_folder_of_the_node_and_the_line_that_fetches_it(
     assert AutoTokenizer.from_pretrained(name).bos_token == "<|im_start|>"
 
 
-def test_the_terminal_says_the_line_with_the_endpoint_of_this_machine(
-    recipe: Path, tmp_path: Path, minio: str
-) -> None:
+def test_the_terminal_says_the_same_line(recipe: Path, tmp_path: Path) -> None:
     answer = mdsmix("render-yaml", recipe, "-o", tmp_path / "train.yaml")
     (line,) = [line for line in answer.err.splitlines() if "aws s3 cp" in line]
-    command = shlex.split(line.partition(": ")[2])
-    assert command[:6] == ["aws", "s3", "cp", "--recursive", "--endpoint-url", minio]
-    assert minio not in (tmp_path / "train.yaml").read_text(), "a YAML depends on no machine"
-    told = json.loads(mdsmix("render-yaml", recipe, "--json").out)["before_training"]
-    assert told == shlex.join(command)
+    command = line.partition(": ")[2]
+    assert f"# mdsmix:   {command}\n" in (tmp_path / "train.yaml").read_text()
+    assert json.loads(mdsmix("render-yaml", recipe, "--json").out)["before_training"] == command
+
+
+def test_fetch_takes_the_words_of_the_line(
+    elsewhere: Path, tmp_path: Path, minio: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a variable for the store."""
+    (line,) = [line for line in elsewhere.read_text().splitlines() if "aws s3 cp" in line]
+    words = shlex.split(line.removeprefix("# mdsmix:"))[4:]
+    monkeypatch.delenv("S3_ENDPOINT_URL")
+    monkeypatch.setenv("S3_ENDPOINT_URL", "")  # put back at the end
+    answer = mdsmix("fetch", *words)
+    assert answer.code == 0, answer.err
+    name = read(elsewhere)["tokenizer"]["name"]
+    assert answer.out.startswith(f"{name}: ")
+    assert (Path(name) / "tokenizer.json").is_file()
+    assert "error tokenizer" not in mdsmix("check", elsewhere).out
+
+
+def test_fetch_says_what_is_not_there(bucket: str, minio: str, tmp_path: Path) -> None:
+    answer = mdsmix("fetch", f"s3://{bucket}/mix/tokenizer-00000000", tmp_path / "to")
+    assert answer.code == 4
+    assert "holds no tokenizer and no processor" in answer.err
+
+
+OWN = "train_loader={name: mdsmix, num_workers: 0}"
+
+
+@pytest.mark.parametrize("key", [OWN, "mdsmix_on_nodes=true"])
+def test_where_mdsmix_is_on_the_nodes_the_yaml_names_the_bucket(
+    key: str, recipe: Path, tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered = tmp_path / "train.yaml"
+    answer = mdsmix("render-yaml", recipe, key, "-o", rendered)
+    assert answer.code == 0, answer.err
+    name = read(rendered)["tokenizer"]["name"]
+    assert name.startswith(f"s3://{bucket}/mix/tokenizer-")
+    assert "aws s3 cp" not in rendered.read_text() + answer.err
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "other cache"))
+    assert "error" not in mdsmix("check", rendered).out
+    assert next(iter(build_loader(str(rendered), 2)))["input_ids"].shape == (2, 16)
+    config = {"tokenizer": {"name": name, "kwargs": {"a": 1}}, "seed": 7}
+    made = with_tokenizer_fetched(config)
+    assert Path(made["tokenizer"].pop("name"), "tokenizer.json").is_file()
+    assert made == {"tokenizer": {"kwargs": {"a": 1}}, "seed": 7}
+    with pytest.raises(Unreachable, match="no tokenizer is published at"):
+        with_tokenizer_fetched({"tokenizer": {"name": f"s3://{bucket}/mix/tokenizer-00000000"}})
+
+
+@pytest.mark.parametrize("name", ["gpt2", "/a/folder", "s3://b/other", None, 7])
+def test_any_other_config_is_left_as_it_is(name: Any) -> None:
+    """No store is asked: there is none at this name."""
+    config = {"tokenizer": {"name": name}}
+    assert with_tokenizer_fetched(config) is config
+    assert with_tokenizer_fetched({"seed": 1}) == {"seed": 1}
 
 
 def _made(path: str) -> str:
