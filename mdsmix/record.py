@@ -28,6 +28,14 @@ class NoRecord(str):
         return self
 
 
+class RecordRefused(Exception):
+    """A record that cannot be read; `why` is its reason code, with the detail that is kept beside it."""
+
+    def __init__(self, reason: str, **detail: str | int) -> None:
+        super().__init__(reason)
+        self.why = NoRecord(reason, **detail)
+
+
 class Document(NamedTuple):
     """A text to be trained on as it is."""
 

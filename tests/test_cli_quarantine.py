@@ -40,7 +40,7 @@ def test_each_reason_has_its_count_and_its_first_records(
             f"{target / 'train'}: 4 bad records\n"
             '\nfield_not_text: 2\n  docs.jsonl, line 2, offset 17, 11 bytes\n    {"text": 1}\n'
             "\nmissing_field: 1\n  docs.jsonl, line 5, offset 49, 26 bytes\n"
-            '    {"other": "\\u001b[31mred"}\n'
+            '    {"other": "\\u001b[31mred"}\n    missing: text\n'
             "\nnot_json: 1\n  docs.jsonl, line 3, offset 29, 7 bytes\n    no json\n"
         )
 
@@ -94,7 +94,7 @@ def test_a_terminal_gets_records_folded_between_words(
     record = [line for line in folded if line.startswith("    ")]
     assert len(record) > 2
     assert all(len(line) <= 60 for line in record)
-    assert " ".join(line.strip() for line in record) == raw
+    assert " ".join(line.strip() for line in record) == f"{raw} missing: text"
 
 
 def test_a_record_that_is_no_text_is_shown_as_far_as_it_is() -> None:

@@ -123,20 +123,19 @@ def test_what_a_template_lacks_is_named(
     assert why.detail == said
 
 
-def test_what_a_path_lacks_is_named_and_a_plain_name_is_not() -> None:
+def test_the_field_that_is_missing_is_named() -> None:
     for shape, key in (("text", "text"), ("messages", "messages"), ("sharegpt", "conversations")):
-        for name, detail in (("a.b", {"missing": "a.b"}), ("plain", {})):
+        for name in ("a.b", "plain"):
             why = SHAPES[shape].read({"a": 1}, {key: name})
-            assert (why, why.detail) == ("missing_field", detail)
+            assert (why, why.detail) == ("missing_field", {"missing": name})
     derive = derived(["a.b"])
     assert derive is not None
     assert derive({"a": 1}) == {"a": 1}, "the shape says what is missing"
 
 
 @pytest.mark.parametrize(
-    ("template", "place"),
-    [("{title", 1), ("a {title} }", 11), ("{}", 1), ("a{b{c}}", 2), ("{{}", 3), ("x{", 2)],
+    "template", ["{title", "a {title} }", "{}", "a{b{c}}", "{{}", "x{", "{a:3}", "{a!r}"]
 )
-def test_a_template_that_cannot_be_read_is_shown_at_its_place(template: str, place: int) -> None:
-    with pytest.raises(BadField, match=f"at character {place}, "):
+def test_a_template_that_cannot_be_read_is_refused(template: str) -> None:
+    with pytest.raises(BadField, match="is a field"):
         parse(template)

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mdsmix.record import Conversation
+from mdsmix.record import Conversation, RecordRefused
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.image_parts import image_of, with_images
-from mdsmix.shapes.shape import RecordRefused
 from tests.alarm import at_most
 from tests.pictures import drawing
 

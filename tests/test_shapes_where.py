@@ -101,6 +101,13 @@ def test_what_python_has_no_word_for(condition: str, kept: dict[str, Any], reaso
     assert reason in LEFT_OUT
 
 
+def test_constants_are_those_of_python_and_of_json() -> None:
+    for condition in ("a == true", "a is True", "a != false and a is not null", "not -a == 1"):
+        assert parse_where(condition).refused({"a": True}) is None
+        assert parse_where(condition).refused({"a": False}) in (None, "where")
+    assert parse_where("a == true").roots == {"a"}
+
+
 def test_a_field_that_is_null_does_not_exist_and_is_no_text() -> None:
     assert parse_where("exists(a)").refused({"a": None}) == "where"
     assert parse_where("exists(a.b)").refused({"a": 1}) == "where"
@@ -132,15 +139,13 @@ def test_a_text_without_a_utf8_form_is_no_text_to_match() -> None:
 
 
 BAD = {
-    "": "it is empty",
-    "lang = 'en'": "at character 6, \"= 'en'\"",
-    "lang == 'en' &&": "at character 15, '&': invalid syntax",
-    "lang == 'en' and 2 ** 9 ** 9": "at character 18, '2 ** 9 ** 9'",
-    "'é' == a + 1": "at character 8, 'a + 1'",
-    "'x' * 10 ** 9": "at character 1",
-    "__import__('os').system('x')": "at character 1",
-    "().__class__": "at character 1, '().__class__': only a field has parts",
-    "lang.lower() == 'en'": "at character 1",
+    "": "invalid syntax",
+    "lang = 'en'": "at character 6 of \"lang = 'en'\": invalid syntax",
+    "lang == 'en' and 2 ** 9 ** 9": "'2 ** 9 ** 9': it may hold fields",
+    "'x' * 10 ** 9": "it may hold fields",
+    "__import__('os').system('x')": "it may hold fields",
+    "().__class__": "'()' is no field",
+    "lang.lower() == 'en'": "'lang.lower()': it may hold fields",
     "open('x')": "it may hold fields",
     "len(a, b)": "it may hold fields",
     "len(a, key=b)": "it may hold fields",
@@ -149,29 +154,24 @@ BAD = {
     "(a := 1)": "it may hold fields",
     "f'{a}'": "it may hold fields",
     "a if b else c": "it may hold fields",
-    "b'x' == a": "a constant is text, a number",
-    "a == 1j": "a constant is text, a number",
-    "a == ...": "a constant is text, a number",
-    "a[b]": "the place in a list is a whole number",
-    "a[0:1]": "the place in a list is a whole number",
-    "a is 1": "at character 6, '1': is compares with None alone",
-    "good == true": "at character 9, 'true': write True",
-    "a == null": "write None",
-    "matches(a, b)": "in quotes",
-    "matches(a, '(?=x)')": "RE2 does not read this regular expression: invalid perl operator",
+    "a[b]": "is no field",
+    "a[0:1]": "is no field",
+    "a[--1]": "is no field",
+    "exists(a == 1)": "is no field",
+    "matches(a, b)": "it may hold fields",
+    "matches(a, '(?=x)')": "invalid perl operator",
     "matches(a, '(')": "missing ): (",
-    "matches(a, '((a{500}){500}){500}')": "RE2 does not read this regular expression",
-    "field(a) == 1": "in quotes",
-    "field('{') == 1": "a brace that holds no field",
+    "matches(a, '((a{500}){500}){500}')": "RE2 does not read the regular expression",
+    "field(a) == 1": "is no field",
+    "field('{') == 1": "{title} is a field",
     "from == 1": "at character 1",
     "a\x00": "null byte",
     "(" * 5_000 + "a" + ")" * 5_000: "too many nested parentheses",
-    "(" * 4_000 + "a" + ")" * 4_000: "too many nested parentheses|nests too deeply",
-    "not " * 2_000 + "a": "nests",
-    "a" + ".b" * 4_900: "nests too deeply",
-    "-" * 9_000 + "1": "nests|it may hold",
+    "not " * 2_000 + "a": "recursion|too deep",
+    "a" + ".b" * 4_900: "recursion|too deep",
+    "-" * 9_000 + "1": "recursion|too deep",
     "a == " + "9" * 5_000: "Exceeds the limit",
-    "a == '\ud800'": "surrogates|UTF-8|utf-8",
+    "matches(a, '\ud800')": "utf-8",
 }
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,19 +21,20 @@ LEFT_OUT = (NO_MATCH, NO_FIELD, NO_ORDER)
 "Why a record is left out: the condition is false, or cannot be judged since a field is not there, or types do not compare."
 EXAMPLE = "a condition is written as lang == 'en' and score > 0.5"
 ALLOWED = (
-    "it may hold fields, constants, ==, !=, <, <=, >, >=, in, is None, and, or, not, len(field), matches(field, 'regex'), "
-    "exists(field) and field('any name')"
+    "it may hold fields such as meta.lang and turns[0], texts, numbers, ==, !=, <, <=, >, >=, in, is None, and, or, not, len(field), "
+    "matches(field, 'regex'), exists(field) and field('any name'), where the last two take no other condition"
 )
 _AS_PYTHON = (
-    *(ast.BoolOp, ast.And, ast.Or, ast.Not, ast.Compare, ast.List, ast.Tuple, ast.Set, ast.Load),
-    *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn, ast.Is, ast.IsNot),
+    *(ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.List),
+    *(ast.Tuple, ast.Set, ast.Load, ast.Constant, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt),
+    *(ast.GtE, ast.In, ast.NotIn),
 )
 "What a condition means as Python does."
-_JSON = {"true": "True", "false": "False", "null": "None"}
-"How a person who thinks in JSON or YAML writes what is no field."
+_CONSTANTS = {"true": True, "false": False, "null": None}
+"As JSON and YAML write them; a field of such a name is field('true')."
 
 
-class BadCondition(ValueError):
+class BadCondition(Exception):
     """A condition that cannot be read; the message says where and why."""
 
 
@@ -64,190 +64,109 @@ class Condition:
 @lru_cache(maxsize=64)
 def parse_where(expression: str) -> Condition:
     """A condition as a recipe says it; BadCondition."""
-    text = expression.strip().replace("\n", " ")
-    if not text:
-        raise BadCondition(f"it is empty; {EXAMPLE}")
-    compiler = _Compiler(text)
-    try:
-        holds = compiler.function(_tree(text))
-    except RecursionError:
-        raise BadCondition(f"it nests too deeply; {EXAMPLE}") from None
-    return Condition(frozenset(compiler.roots), frozenset(compiler.entered), holds)
-
-
-def _tree(text: str) -> ast.expr:
+    text, compiler = expression.strip().replace("\n", " "), _Compiler()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # '\d' in a regular expression
-            return ast.parse(text, mode="eval").body
+            warnings.simplefilter("ignore")  # '\d' in a regular expression, 'a' is None
+            tree = compiler.visit(ast.parse(text, mode="eval").body)
+            known = {"__builtins__": {}, "len": len, **compiler.functions}
+            holds = eval(f"lambda record: {ast.unparse(tree)}", known)
     except SyntaxError as error:
-        raise BadCondition(_at(text, (error.offset or 1) - 1, f"{error.msg}; {EXAMPLE}")) from None
-    except MemoryError:  # what the parser says of more parentheses than it holds
-        raise RecursionError from None
-    except ValueError as error:
-        raise BadCondition(f"{error}; {EXAMPLE}") from None
-
-
-def _at(text: str, place: int, why: str) -> str:
-    place = max(0, min(place, len(text) - 1))
-    return f"at character {place + 1}, {text[place : place + 20]!r}: {why}"
+        raise BadCondition(
+            f"at character {error.offset or 1} of {text[:60]!r}: {error.msg}; {EXAMPLE}"
+        ) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise BadCondition(f"it cannot be read ({str(error) or 'too deep'}); {EXAMPLE}") from None
+    roots, entered = (
+        frozenset[str]().union(*(getattr(field, name) for field in compiler.fields))
+        for name in ("roots", "entered")
+    )
+    return Condition(roots, entered, holds)
 
 
 class _Compiler(ast.NodeTransformer):
-    """Makes a function of a condition: what is not allowed is refused, and each field and regular expression becomes a call of a
+    """Makes Python of a condition: what is not allowed is refused, and each field and regular expression becomes a call of a
     function of ours, so Python evaluates nothing that this class has not let in."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self.roots, self.entered = set[str](), set[str]()
-        self._functions: dict[str, Callable[..., Any]] = {"len": len, "exists": _exists}
-
-    def function(self, tree: ast.expr) -> Callable[[dict[str, Any]], Any]:
-        made = ast.Expression(_lambda(self.visit(tree), "record"))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # 'a' is None
-            code = compile(ast.fix_missing_locations(made), "where", "eval")
-        return eval(code, {"__builtins__": {}, **self._functions})  # type: ignore[no-any-return]
+    def __init__(self) -> None:
+        self.fields = list[Field]()
+        self.functions: dict[str, Callable[..., Any]] = {}
 
     def visit(self, node: ast.AST) -> Any:
-        visit = getattr(self, f"_of_{type(node).__name__.lower()}", None)
-        if visit is None and not isinstance(node, _AS_PYTHON):
-            raise self._bad(node, ALLOWED)
-        return (visit or self.generic_visit)(node)
-
-    def _bad(self, node: Any, why: str) -> BadCondition:
-        line = self._text.encode()[: node.col_offset]
-        return BadCondition(_at(self._text, len(line.decode()), why))
-
-    def _call(self, function: Callable[..., Any], argument: ast.expr) -> ast.expr:
-        name = f"_{len(self._functions)}"
-        self._functions[name] = function
-        return ast.Call(_name(name), [argument], [])
-
-    def _of_unaryop(self, node: ast.UnaryOp) -> ast.expr:
-        is_number = isinstance(node.operand, ast.Constant) and type(node.operand.value) in (
-            int,
-            float,
-        )
-        if not isinstance(node.op, ast.Not) and not (isinstance(node.op, ast.USub) and is_number):
-            raise self._bad(node, ALLOWED)
-        node.operand = self.visit(node.operand)
-        return node
-
-    def _of_compare(self, node: ast.Compare) -> Any:
-        for op, other in zip(node.ops, node.comparators, strict=True):
-            is_none = isinstance(other, ast.Constant) and other.value is None
-            if isinstance(op, (ast.Is, ast.IsNot)) and not is_none:
-                raise self._bad(other, "is compares with None alone: write ==")
+        match node:
+            case ast.Name(name) if name in _CONSTANTS:
+                return ast.Constant(_CONSTANTS[name])
+            case ast.Name() | ast.Attribute() | ast.Subscript() | ast.Call(ast.Name("field")):
+                return self._call(self._field(node).find, ast.Name("record"))
+            case ast.Call(ast.Name("exists"), [field], []):
+                return self._call(_exists(self._field(field)), ast.Name("record"))
+            case ast.Call(ast.Name("matches"), [value, ast.Constant(str(regex))], []):
+                return self._call(_matches(regex), self.visit(value))
+            case ast.Call(ast.Name("len"), [value], []):
+                return ast.Call(node.func, [self.visit(value)], [])
+            case ast.Is() | ast.IsNot():
+                return ast.Eq() if isinstance(node, ast.Is) else ast.NotEq()
+        if not isinstance(node, _AS_PYTHON):
+            raise BadCondition(f"{ast.unparse(node)[:60]!r}: {ALLOWED}")
         return self.generic_visit(node)
 
-    def _of_constant(self, node: ast.Constant) -> ast.expr:
-        if not isinstance(node.value, (str, int, float, type(None))):
-            raise self._bad(node, "a constant is text, a number, True, False or None")
-        return node
+    def _call(self, function: Callable[..., Any], argument: ast.expr) -> ast.expr:
+        name = f"_{len(self.functions)}"
+        self.functions[name] = function
+        return ast.Call(ast.Name(name), [argument], [])
 
-    def _of_tuple(self, node: ast.Tuple | ast.Set) -> ast.expr:
-        return ast.List([self.visit(item) for item in node.elts], ast.Load())
-
-    _of_set = _of_tuple
-
-    def _of_name(self, node: ast.Name) -> ast.expr:
-        if node.id in _JSON:
-            raise self._bad(
-                node, f"write {_JSON[node.id]}, or field('{node.id}') where it is a field"
-            )
-        return self._field(path(node.id, [node.id]))
-
-    def _of_attribute(self, node: ast.Attribute | ast.Subscript) -> ast.expr:
-        steps = list(self._steps(node))
-        written = "".join(f"[{step}]" if type(step) is int else f".{step}" for step in steps)
-        return self._field(path(written.removeprefix("."), steps))
-
-    _of_subscript = _of_attribute
-
-    def _steps(self, node: ast.expr) -> Iterator[str | int]:
-        """The steps of a path, from the record on."""
-        if isinstance(node, ast.Name):
-            yield node.id
-        elif isinstance(node, (ast.Attribute, ast.Subscript)):
-            yield from self._steps(node.value)
-            yield node.attr if isinstance(node, ast.Attribute) else self._index(node.slice)
-        else:
-            raise self._bad(node, "only a field has parts, as in meta.lang or turns[0]")
-
-    def _index(self, node: ast.expr) -> str | int:
-        with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            index = ast.literal_eval(node)
-            if type(index) in (str, int):
-                return index  # type: ignore[no-any-return]
-        raise self._bad(
-            node, "the place in a list is a whole number, a field's name is text in quotes"
-        )
-
-    def _field(self, field: Field) -> ast.expr:
-        self.roots |= field.roots
-        self.entered |= field.entered
-        return self._call(field.find, _name("record"))
-
-    def _of_call(self, node: ast.Call) -> ast.expr:
+    def _field(self, node: ast.expr) -> Field:
         match node:
-            case ast.Call(ast.Name("len"), [value], []):
-                return ast.Call(_name("len"), [self.visit(value)], [])
-            case ast.Call(ast.Name("exists"), [value], []):
-                return ast.Call(_name("exists"), [_lambda(self.visit(value))], [])
-            case ast.Call(ast.Name("field"), [name], []):
-                return self._named(name)
-            case ast.Call(ast.Name("matches"), [value, regex], []):
-                return self._call(self._matches(regex), self.visit(value))
-        raise self._bad(node, ALLOWED)
+            case ast.Call(ast.Name("field"), [ast.Constant(str(name))], []):
+                try:
+                    field = parse(name)
+                except BadField as error:
+                    raise BadCondition(f"{ast.unparse(node)}: {error}") from None
+            case _:
+                steps = _steps(node)
+                written = "".join(f"[{s}]" if type(s) is int else f".{s}" for s in steps)
+                field = path(written.removeprefix("."), steps)
+        self.fields.append(field)
+        return field
 
-    def _named(self, node: ast.expr) -> ast.expr:
-        said = self._said(node, "field('any name') takes a field's name in quotes")
+
+def _steps(node: ast.expr) -> list[str | int]:
+    """The steps of a path, from the record on."""
+    match node:
+        case ast.Name(name):
+            return [name]
+        case ast.Attribute(value, name):
+            return [*_steps(value), name]
+        case ast.Subscript(value, ast.Constant(str() | int() as step)):
+            return [*_steps(value), step]
+        case ast.Subscript(value, ast.UnaryOp(ast.USub(), ast.Constant(int(step)))):
+            return [*_steps(value), -step]
+    raise BadCondition(f"{ast.unparse(node)[:60]!r} is no field: {ALLOWED}")
+
+
+def _exists(field: Field) -> Callable[[dict[str, Any]], bool]:
+    def exists(record: dict[str, Any]) -> bool:
         try:
-            return self._field(parse(said))
-        except BadField as error:
-            raise self._bad(node, str(error)) from None
+            return field.find(record) is not None
+        except FieldMissing:
+            return False
 
-    def _matches(self, node: ast.expr) -> Callable[[Any], bool]:
-        import re2
-
-        options = re2.Options()
-        options.log_errors, options.never_capture = False, True
-        said = self._said(node, "matches(field, 'regex') takes the regular expression in quotes")
-        try:
-            search = re2.compile(said, options).search
-        except re2.error as error:
-            why = error.args[0] if error.args else "it is too large"
-            why = why.decode(errors="replace") if isinstance(why, bytes) else str(why)
-            raise self._bad(node, f"RE2 does not read this regular expression: {why}") from None
-        except UnicodeEncodeError:
-            raise self._bad(node, "the regular expression has no UTF-8 form") from None
-
-        def matches(text: Any) -> bool:
-            if type(text) is not str:
-                raise TypeError
-            return search(text) is not None
-
-        return matches
-
-    def _said(self, node: ast.expr, otherwise: str) -> str:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            return node.value
-        raise self._bad(node, otherwise)
+    return exists
 
 
-def _name(name: str) -> ast.expr:
-    return ast.Name(name, ast.Load())
+def _matches(regex: str) -> Callable[[Any], bool]:
+    import re2
 
-
-def _lambda(body: ast.expr, *names: str) -> ast.expr:
-    return ast.Lambda(
-        ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, []), body
-    )
-
-
-def _exists(value: Callable[[], Any]) -> bool:
+    options = re2.Options()
+    options.log_errors, options.never_capture = False, True
     try:
-        return value() is not None
-    except FieldMissing:
-        return False
+        search = re2.compile(regex, options).search
+    except (re2.error, UnicodeEncodeError) as error:
+        raise BadCondition(f"RE2 does not read the regular expression {regex!r}: {error}") from None
+
+    def matches(text: Any) -> bool:
+        if type(text) is not str:
+            raise TypeError
+        return search(text) is not None
+
+    return matches

@@ -8,9 +8,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from mdsmix.record import Conversation, Message, RichConversation, is_encodable
-from mdsmix.shapes.fields import missing
-from mdsmix.shapes.shape import Fields, RecordRefused, text_of, value_of
+from mdsmix.record import Conversation, Message, RecordRefused, RichConversation, is_encodable
+from mdsmix.shapes.shape import Fields, text_of, value_of
 
 TRAIN_KEYS = ("train", "weight", "loss", "loss_weight")
 "Keys of a message that say whether it is trained, by true and false or 1 and 0."
@@ -94,7 +93,7 @@ def list_of(record: Any, fields: Fields, key: str, nulls: str = "keep") -> list[
     """The list that holds the messages of a record. `nulls`: "" where they hold texts alone, and nothing is to be dropped."""
     name = fields[key]
     if name not in record:
-        raise RecordRefused(missing(name))
+        raise RecordRefused("missing_field", missing=name)
     if not isinstance(messages := record[name], list):
         raise RecordRefused("messages_not_a_list")
     return [without_nulls(message, nulls) for message in messages] if nulls else messages

@@ -12,30 +12,25 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from string import Formatter
 from typing import Any
 
-from mdsmix.record import NoRecord
+from mdsmix.record import RecordRefused
 
 _NAME = r"[^.\[\]{}]+"
 _STEP = _NAME + r"(?:\[-?\d{1,9}\])*"
 _PATH = re.compile(rf"{_STEP}(?:\.{_STEP})*")
 _STEPS = re.compile(r"\[(-?\d+)\]|(" + _NAME + ")")
-_PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[^{}]+")
 _IMAGE = "<image>"
 "Names no field: a text without braces that holds it is the same for all records, as the question about each of many captioned images."
-_BRACES = {"{{": "{", "}}": "}"}
 
 
 class BadField(ValueError):
     """A field of a recipe that cannot be read as a path or a template; the message says where it is wrong."""
 
 
-class FieldMissing(Exception):
-    """A record lacks what a field names, or a template's field holds no text; `why` says which."""
-
-    def __init__(self, reason: str, **detail: str) -> None:
-        super().__init__(reason)
-        self.why = NoRecord(reason, **detail)
+class FieldMissing(RecordRefused):
+    """A record lacks what a field names, or a template's field holds no text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +87,7 @@ def _template(template: str) -> Field:
     def find(record: Mapping[str, Any]) -> Any:
         if template in record:
             return record[template]
-        return "".join([_text(field, record) if field else text for text, field in pieces])
+        return "".join([text + (_text(field, record) if field else "") for text, field in pieces])
 
     roots = frozenset([template]).union(*(field.roots for field in fields))
     entered = frozenset[str]().union(*(field.entered for field in fields))
@@ -106,18 +101,15 @@ def _text(field: Field, record: Mapping[str, Any]) -> str:
     return value
 
 
-def _pieces(template: str) -> Iterator[tuple[str, str]]:
-    """(text, "") and ("", name of a field) in their order."""
-    end = 0
-    while end < len(template):
-        found = _PIECE.match(template, end)
-        if not found or found[0] == "{}":
-            raise BadField(
-                f"at character {end + 1}, {template[end : end + 20]!r}, is a brace that holds no field: {{title}} is a field, "
-                "{{ and }} are braces"
-            )
-        yield _BRACES.get(found[0], found[0] if found[1] is None else ""), found[1] or ""
-        end = found.end()
+def _pieces(template: str) -> Iterator[tuple[str, str | None]]:
+    """(text, name of the field behind it), as `str.format` reads them."""
+    try:
+        for text, name, form, conversion in Formatter().parse(template):
+            if form or conversion or name == "" or "{" in (name or ""):
+                raise ValueError("a field has a name and nothing else")
+            yield text, name
+    except ValueError as error:
+        raise BadField(f"{error}: {{title}} is a field, {{{{ and }}}} are braces") from None
 
 
 Derive = Callable[[Any], Any]
@@ -151,8 +143,3 @@ def value_at(name: str, record: Any) -> Any:
         return parse(name).find(record) if type(record) is dict else None
     except FieldMissing:
         return None
-
-
-def missing(name: str) -> NoRecord:
-    """That a record has no such field. Of a path it is kept which one."""
-    return NoRecord("missing_field", **({} if parse(name).is_plain else {"missing": name}))

@@ -21,9 +21,9 @@ from urllib.parse import unquote, unquote_to_bytes
 
 import orjson
 
-from mdsmix.record import Conversation, PicturedConversation, RichConversation
+from mdsmix.record import Conversation, PicturedConversation, RecordRefused, RichConversation
 from mdsmix.shapes.fields import FieldMissing, parse
-from mdsmix.shapes.shape import Fields, RecordRefused, Shape, refusing
+from mdsmix.shapes.shape import Fields, Shape, refusing
 from mdsmix.typed import brief
 
 Image = str | bytes

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from mdsmix.record import Conversation, Message, is_encodable
+from mdsmix.record import Conversation, Message, RecordRefused, is_encodable
 from mdsmix.shapes.conversation_rules import (
     ROLES,
     TRIES,
@@ -23,7 +23,7 @@ from mdsmix.shapes.conversation_rules import (
     merged,
     roles_fault,
 )
-from mdsmix.shapes.shape import Fields, RecordRefused, Shape, refusing
+from mdsmix.shapes.shape import Fields, Shape, refusing
 
 
 @refusing

@@ -7,19 +7,10 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Literal
 
-from mdsmix.record import NoRecord, is_encodable
-from mdsmix.shapes.fields import missing
+from mdsmix.record import RecordRefused, is_encodable
 
 Fields = Mapping[str, str]
 "A shape's key in the recipe (`text`, `prompt`, ...) -> the record's field."
-
-
-class RecordRefused(Exception):
-    """A record that cannot be read; `why` is its reason code, with the detail that is kept beside it."""
-
-    def __init__(self, reason: str, **detail: str | int) -> None:
-        super().__init__(reason)
-        self.why = reason if isinstance(reason, NoRecord) else NoRecord(reason, **detail)
 
 
 def refusing(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,7 +71,7 @@ def value_of(record: Mapping[str, Any], fields: Fields, key: str) -> Any:
 def text_of(record: Mapping[str, Any], field: str) -> str:
     """The text in a field; RecordRefused where there is none."""
     if field not in record:
-        raise RecordRefused(missing(field))
+        raise RecordRefused("missing_field", missing=field)
     if type(text := record[field]) is not str:
         raise RecordRefused("field_not_text")
     if not is_encodable(text):

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mdsmix.record import Conversation, Message
+from mdsmix.record import Conversation, Message, RecordRefused
 from mdsmix.shapes.conversation_rules import (
     TRIES,
     calls_of,
@@ -28,7 +28,7 @@ from mdsmix.shapes.conversation_rules import (
     system_of,
 )
 from mdsmix.shapes.image_parts import MARK, image_of, placed
-from mdsmix.shapes.shape import Fields, RecordRefused, Shape, refusing
+from mdsmix.shapes.shape import Fields, Shape, refusing
 
 TAGS = {
     "role_tag": "from",

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mdsmix.record import Conversation, Document, Message, Pair
+from mdsmix.record import Conversation, Document, Message, Pair, RecordRefused
 from mdsmix.shapes.conversation_rules import conversation_of, exchange, system_of
-from mdsmix.shapes.shape import Fields, RecordRefused, Shape, refusing, text_of, value_of
+from mdsmix.shapes.shape import Fields, Shape, refusing, text_of, value_of
 
 
 @refusing
