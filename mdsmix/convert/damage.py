@@ -10,7 +10,6 @@ stream again, converts it in this way.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
@@ -27,13 +26,12 @@ from mdsmix.recipe.spec import BY_BUDGET
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.published import named_version
+from mdsmix.shards.shard_files import SHARD
 from mdsmix.shards.side_files import is_named_file
 from mdsmix.shards.verification import Report
 from mdsmix.storage import Location, locate, together
 from mdsmix.words import plural
 
-SHARD = re.compile(r"([0-9a-f]{32})(-\d+)?\.mds(\.zstd)?")
-"The name of a shard that mdsmix wrote; shards of equal bytes are numbered."
 BLOCK = 1 << 20
 
 

@@ -11,22 +11,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
-from mdsmix.convert.damage import SHARD
-from mdsmix.convert.ledger import (
-    EARLIER,
-    FOLDER,
-    HASHES,
-    SEGMENT,
-    UNIT,
-    UnitRecord,
-    read_units,
-)
+from mdsmix.convert.ledger import EARLIER, FOLDER, HASHES, SEGMENT, UNIT, UnitRecord, read_units
 from mdsmix.convert.parts import NOTE
 from mdsmix.encode.published_folders import card_name, read_card
 from mdsmix.engines.ray_node import MEETING
@@ -44,6 +36,7 @@ from mdsmix.shards.published import (
     versions,
     working_folder,
 )
+from mdsmix.shards.shard_files import SHARD
 from mdsmix.shards.side_files import NAMES as NAMED_FILES
 from mdsmix.storage import Location, Stat, locate, together
 
@@ -51,19 +44,19 @@ KEEP_SECONDS = 7 * 86_400
 THREADS = 16
 
 _HASH = "[0-9a-f]{32}"
-_IN_LEDGER = {
+_STATE = {
     "unit record": UNIT.pattern,
     "fingerprints": HASHES.pattern,
     "segment": SEGMENT.pattern,
     "unit of an earlier commit": EARLIER.pattern,
-    "note of a part": f"({NOTE.pattern})",
-    "note of a cluster's run": f"({MEETING.pattern})",
-    "old index": rf"({_HASH})\.index",
-    "version mark": r"([0-9a-f]{8})\.replaced",
+    "note of a part": NOTE.pattern,
+    "note of a cluster's run": MEETING.pattern,
+    "old index": rf"{_HASH}\.index",
+    "version mark": r"[0-9a-f]{8}\.replaced",
 }
 _KINDS = {
-    **{kind: re.escape(f"{FOLDER}/") + name for kind, name in _IN_LEDGER.items()},
-    "quarantine": rf"{QUARANTINE}/({_HASH})-[0-9a-f]{{8}}\.jsonl\.zst",
+    **{kind: rf"\{FOLDER}/{pattern}" for kind, pattern in _STATE.items()},
+    "quarantine": rf"{QUARANTINE}/{_HASH}-[0-9a-f]{{8}}\.jsonl\.zst",
     **NAMED_FILES,
     "shard": SHARD.pattern,
 }
@@ -87,19 +80,10 @@ class Garbage:
     "Seconds since it was written, or, of a version, replaced."
     discard: Callable[[], None]
 
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """One of a name that mdsmix gives, at the target."""
-
-    kind: str
-    name: str
-    key: str
-    stat: Stat
-
     @property
-    def base(self) -> str:
-        return self.name.rpartition("/")[2]
+    def key(self) -> str:
+        """The hash that its name begins with, of 32 or 8 digits."""
+        return re.split(r"[-.]", self.name.rpartition("/")[2])[0]
 
 
 def seconds_of(text: str) -> float:
@@ -122,39 +106,30 @@ def find_folder(url: str) -> Location:
 
 
 def find_garbage(folder: Location, older_than: float, keep: int | None = None) -> list[Garbage]:
-    """Everything older than `older_than` seconds that nothing names, and versions of that age except the newest `keep`."""
-    now, ours = time.time(), list(_ours(folder))
-    others = _old_versions(folder, ours, now)
-    going = [each for each in _surplus(folder, others, keep) if each.age >= older_than]
+    """Everything older than `older_than` seconds that nothing names, and versions of that age except the newest `keep`, the current one
+    counted; None keeps all."""
+    ours = list(_ours(folder))
+    others = _old_versions(folder, ours)
+    whole = [each for each in others if each.kind == "version"]
+    kept = whole if keep is None else whole[: keep - (named_version(folder) is not None)]
+    going = [each for each in others if each not in kept and each.age >= older_than]
     current = _named(folder) | {each.name[-8:] for each in others if each not in going}
-    young = {file.name for file in ours if now - file.stat.modified < older_than}
+    young = {file.name for file in ours if file.age < older_than}
     staying = young | {file.name for file in ours if file.key in current}
-    holding = [file.base for file in ours if file.kind in ("unit record", "segment")]
-    units = zip(holding, together(partial(read_units, folder), holding), strict=True)
     records = list[UnitRecord]()
-    for name, of in ((f"{FOLDER}/{name}", of) for name, of in units if of):
-        live = of.records.keys() if name in young else of.records.keys() & current
-        if live or name in staying:
+    holding = [file.name for file in ours if file.kind in ("unit record", "segment")]
+    read = together(lambda name: read_units(folder, name.partition("/")[2]), holding)
+    for name, units in zip(holding, read, strict=True):
+        if units and (live := [k for k in units.records if name in young or k in current]):
             staying.add(name)
-            records += filter(None, map(of.record, live))
-    bases = {key for record in records for key in (record.key, record.base)}
+            records += filter(None, map(units.record, live))
+    bases = {record.base or record.key for record in records}
     staying |= {file.name for file in ours if file.kind == "fingerprints" and file.key in bases}
-    staying |= _shards(
-        folder, [f.name for f in ours if f.kind == "old index" and f.name in staying], records
-    )
-    found = [
-        Garbage(
-            kind=file.kind,
-            name=file.name,
-            bytes=file.stat.size,
-            age=now - file.stat.modified,
-            discard=(folder / file.name).delete,
-        )
-        for file in ours
-        if file.name not in staying
-    ]
-    unfinished = (each for each in _unfinished(folder, now) if each.age >= older_than)
-    return [*found, *going, *unfinished, *needless(folder.parent.parent, older_than)]
+    old = [file.name for file in ours if file.kind == "old index" and file.name in staying]
+    staying |= _shards(folder, old, records)
+    left = [*ours, *_unfinished(folder)]
+    garbage = [each for each in left if each.name not in staying and each.age >= older_than]
+    return [*garbage, *going, *needless(folder.parent.parent, older_than)]
 
 
 def _named(folder: Location) -> set[str]:
@@ -165,69 +140,63 @@ def _named(folder: Location) -> set[str]:
     return {file.hash for file in manifest.named_files} | {part.key for part in manifest.parts}
 
 
-def _ours(folder: Location) -> Iterator[_File]:
+def _ours(folder: Location) -> Iterator[Garbage]:
     """The files that mdsmix names, by kind."""
-    files = dict(folder.list(recursive=True))
-    for kind, pattern in _KINDS.items():
-        for name, stat in files.items():
-            if found := re.fullmatch(pattern, name):
-                yield _File(kind, name, found[1], stat)
+    now = time.time()
+    for name, stat in folder.list(recursive=True):
+        for kind, pattern in _KINDS.items():
+            if re.fullmatch(pattern, name):
+                at = folder / name
+                yield Garbage(
+                    kind=kind,
+                    name=name,
+                    bytes=stat.size,
+                    age=now - stat.modified,
+                    discard=at.delete,
+                )
 
 
 def _shards(folder: Location, old: Iterable[str], records: Iterable[UnitRecord]) -> set[str]:
     """The shards that the index names, or an old one, or a unit record that stays."""
-    shards: list[Shard] = []
+    shards: list[Shard] = [shard for record in records for shard in record.shards]
     if (folder / index_file.BASENAME).stat():
         shards += read_index(folder).shards
     for name in old:
         with suppress(Unreachable):  # damaged: no reader can have it
             shards += parse_index((folder / name).read(), name).shards
-    for record in records:
-        shards += record.shards
     return {shard.stored.basename for shard in shards}
 
 
-def _old_versions(folder: Location, ours: Iterable[_File], now: float) -> list[Garbage]:
-    """All versions of the split in `folder` but the current one, the last replaced first. The age of a half-made one is since it was
-    last worked on."""
-    current, found = named_version(folder), list[Garbage]()
-    marks = {file.key: file.stat.modified for file in ours if file.kind == "version mark"}
+def _old_versions(folder: Location, ours: Iterable[Garbage]) -> list[Garbage]:
+    """All versions of the split in `folder` but the current one, the last replaced first. A half-made one is as old as its last file."""
+    now, current, found = time.time(), named_version(folder), list[Garbage]()
+    replaced = {file.key: file.age for file in ours if file.kind == "version mark"}
     for version in (version for version in versions(folder) if version != current):
         files = {name: stat for name, stat in version.list() if _IN_VERSION.fullmatch(name)}
-        index = files.get(index_file.BASENAME)
+        kind = "version" if index_file.BASENAME in files else "unfinished version"
         if files:
-            last = index.modified if index else max(stat.modified for stat in files.values())
-            replaced = marks.get(version.name[-8:], last)
-            kind = "version" if index else "unfinished version"
-            found.append(_folder(kind, version, index_file.BASENAME, files, now - replaced))
+            written = files.get(index_file.BASENAME) or max(
+                files.values(), key=attrgetter("modified")
+            )
+            age = replaced.get(version.name[-8:], now - written.modified)
+            found.append(_folder(kind, version, index_file.BASENAME, files, age))
     return sorted(found, key=lambda version: version.age)
-
-
-def _surplus(folder: Location, found: list[Garbage], keep: int | None) -> list[Garbage]:
-    """Those that are not among the newest `keep`, the current one counted; None keeps all. Half-made ones never count."""
-    whole = [version for version in found if version.kind == "version"]
-    room = len(whole) if keep is None else keep - (named_version(folder) is not None)
-    return [version for version in found if version not in whole[:room]]
 
 
 def _folder(
     kind: str, folder: Location, first: str, files: Mapping[str, Stat], age: float
 ) -> Garbage:
-    return Garbage(
-        kind=kind,
-        name=folder.name,
-        bytes=sum(stat.size for stat in files.values()),
-        age=age,
-        discard=partial(_discard_folder, folder, first, list(files)),
-    )
+    """`first`: the file without which nobody takes the folder for a whole one; it is deleted before these files. What else lies there
+    stays."""
 
+    def discard() -> None:
+        (folder / first).delete()
+        folder.flush()
+        together(lambda name: (folder / name).delete(), files)
+        folder.delete()
 
-def _discard_folder(folder: Location, first: str, names: Sequence[str]) -> None:
-    """Deletes `first`, without which nobody takes the folder for a whole one, and then these files; what else lies there stays."""
-    (folder / first).delete()
-    folder.flush()
-    together(lambda name: (folder / name).delete(), names)
-    folder.delete()
+    size = sum(stat.size for stat in files.values())
+    return Garbage(kind=kind, name=folder.name, bytes=size, age=age, discard=discard)
 
 
 def needless(root: Location, older_than: float) -> list[Garbage]:
@@ -243,33 +212,30 @@ def needless(root: Location, older_than: float) -> list[Garbage]:
 
 def _kept(home: Location) -> Garbage | None:
     """None where no card says that mdsmix wrote this folder: anything else of such a name is left alone."""
-    first = card_name(home.name)
     if not (card := read_card(home)):
         return None
+    first = card_name(home.name)
     files = {name: stat for name, stat in home.list(recursive=True) if name in (first, *card.files)}
-    kind, age = home.name.partition("-")[0], time.time() - files[first].modified
-    return _folder(kind, home, first, files, age)
+    age = time.time() - files[first].modified
+    return _folder(home.name.partition("-")[0], home, first, files, age)
 
 
-def _folders_named(root: Location) -> set[str]:
+def _folders_named(root: Location) -> set[str | None]:
     """By the manifests of all splits and versions of all streams at the root."""
     streams = [root / name for name in root.folders() if not is_folder_beside(name)]
     splits = together(lambda stream: [stream / name for name in stream.folders()], streams)
     read = together(manifest_file.read_manifest, [split for found in splits for split in found])
-    manifests = list(filter(None, read))
-    return {
-        name for m in manifests for name in (m.tokenizer.folder_name, m.processor_folder) if name
-    }
+    return {name for m in read if m for name in (m.tokenizer.folder_name, m.processor_folder)}
 
 
-def _unfinished(folder: Location, now: float) -> Iterator[Garbage]:
+def _unfinished(folder: Location) -> Iterator[Garbage]:
     for place in (folder, *versions(folder)):
         for left in place.unfinished():
             yield Garbage(
                 kind="unfinished write",
                 name=left.name if place == folder else f"{place.name}/{left.name}",
                 bytes=left.size,
-                age=now - left.modified,
+                age=time.time() - left.modified,
                 discard=left.discard,
             )
 
@@ -280,18 +246,15 @@ def delete_garbage(
     """Deletes what `find_garbage` finds while no conversion is at work; Unreachable where one is. Returns what is gone."""
     with lease(folder, say) as held, ThreadPoolExecutor(THREADS) as pool:
         garbage = find_garbage(folder, older_than, keep)
-        gone = []
         # Shards last, those of versions too: a unit record whose shards are gone would be believed.
-        for is_last in (False, True):
-            chosen = [g for g in garbage if (g.kind in _LAST) is is_last]
-            list(pool.map(lambda item: _discard(item, held), chosen))
-            gone += chosen
-            if chosen and not is_last:
-                (folder / FOLDER).flush()
-    return gone
+        first = [each for each in garbage if each.kind not in _LAST]
+        list(pool.map(partial(_discard, held), first))
+        (folder / FOLDER).flush()
+        list(pool.map(partial(_discard, held), [g for g in garbage if g.kind in _LAST]))
+    return garbage
 
 
-def _discard(item: Garbage, held: Lease) -> None:
+def _discard(held: Lease, item: Garbage) -> None:
     if not held.is_held_still():
         held.confirm()
     item.discard()

@@ -20,6 +20,8 @@ from mdsmix.shards.index import Index, Shard, StoredFile, parse_index
 from mdsmix.shards.shard_layout import HASHES, Rows, ShardLayout, shard_parts, split
 from mdsmix.storage import Location, together
 
+SHARD = re.compile(r"([0-9a-f]{32})(-\d+)?\.mds(\.zstd)?")
+"The name of a shard that mdsmix wrote; shards of equal bytes are numbered."
 SUPERSEDED = ".mdsmix/{hash}.index"
 "Where an index that was replaced is kept."
 REPLACED = ".mdsmix/{hash}.replaced"
