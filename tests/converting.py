@@ -203,7 +203,9 @@ def quarantined(folder: Path) -> list[dict[str, Any]]:
 
 def _quarantined(folder: Path) -> Iterator[dict[str, Any]]:
     for path in sorted((folder / "quarantine").glob("*.jsonl.zst")):
-        lines = zstandard.ZstdDecompressor().decompress(path.read_bytes()).splitlines()
+        lines = (
+            zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes()).splitlines()
+        )
         yield from map(orjson.loads, lines)
 
 

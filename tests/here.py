@@ -33,6 +33,9 @@ class Here(Engine, Reporter):
         for number, task in enumerate(tasks):
             yield number, pickle.loads(pickle.dumps(self.do(pickle.loads(pickle.dumps(task)))))
 
+    def is_tight(self) -> bool:
+        return False
+
     def do(self, task: Any) -> Any:
         return task.do(Attempt(), self)
 

@@ -118,23 +118,6 @@ def test_what_the_chat_template_refuses_is_told_in_its_words(
     assert words in answer.err
 
 
-@pytest.mark.parametrize("name", ["it.json", "it.jsonl"])
-def test_an_object_that_is_laid_out_is_told_from_a_record(
-    tmp_path: Path, tokenizer_folder: Path, name: str
-) -> None:
-    (tmp_path / name).write_text(json.dumps({"data": RECORDS}, indent=2))
-    streams = {"docs": documents(name, layout="document")}
-    answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams))
-    assert answer.code == 5
-    assert (
-        f"{name} begins with an object over several lines: a record is a whole line" in answer.err
-    )
-    (tmp_path / name).write_text('{"text": \n[1\n')
-    answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams))
-    assert answer.code == 5
-    assert "begins with an object" not in answer.err
-
-
 def test_a_run_that_is_refused_shows_its_own_bad_records_alone(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from mdsmix.convert.bad_records import refuse_too_many_bad
 from mdsmix.convert.job import make_job
-from mdsmix.convert.max_bad import refuse_too_many_bad
 from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.recipe import load_recipe

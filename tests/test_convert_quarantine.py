@@ -13,9 +13,8 @@ from typing import Any, cast
 import pytest
 import zstandard
 
-from mdsmix.convert import bad_records as quarantine
 from mdsmix.convert import run
-from mdsmix.convert.bad_records import PackedRecords, Tally, delete_stale_files, described
+from mdsmix.convert.bad_records import Tally, delete_stale_files, described
 from mdsmix.errors import TooManyBadRecords, Unreachable
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.published import read_lines
@@ -238,23 +237,6 @@ def test_of_two_runs_that_are_refused_the_second_ones_bad_records_are_there(
         with pytest.raises(TooManyBadRecords):
             run_recipe(recipe)
         assert [json.loads(each["raw"])["name"] for each in quarantined(published)] == [number]
-
-
-def test_many_bad_records_are_one_frame_that_says_its_size_however_often_they_were_packed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    each = [b'{"line": %d}' % n for n in range(1000)]
-    frames = []
-    for size in (1 << 20, 100):
-        monkeypatch.setattr(quarantine, "PIECE_BYTES", size)
-        packed = PackedRecords()
-        assert not packed
-        for line in each:
-            packed.add(line)
-        frames.append(packed.frame())
-        assert zstandard.ZstdDecompressor().decompress(frames[-1]).splitlines() == each
-    whole = zstandard.ZstdCompressor(write_checksum=True)
-    assert frames[0] == whole.compress(b"\n".join([*each, b""]))
 
 
 def test_a_source_of_nothing_but_bad_records_is_not_held_as_objects(

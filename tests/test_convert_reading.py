@@ -78,23 +78,23 @@ def test_what_was_finished_before_an_end_is_not_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ended in the second window of the third file: that file and what follows are read, its first window is not encoded."""
-    really, encoded = unit._convert, tmp_path / "encoded"
+    really, encoded = unit.UnitTask._convert, tmp_path / "encoded"
 
-    def failing(*given: Any) -> Any:
-        if given[1].name.endswith(".zst") and given[-2] == 1:
+    def failing(task: Any, number: int, *given: Any) -> Any:
+        if task.unit.name.endswith(".zst") and number == 1:
             raise MdsmixError("the end")
-        return really(*given)
+        return really(task, number, *given)
 
-    def noting(*given: Any) -> Any:
+    def noting(task: Any, number: int, *given: Any) -> Any:
         with encoded.open("a") as file:
-            file.write(f"{given[1].name} {given[-2]}\n")
-        return really(*given)
+            file.write(f"{task.unit.name} {number}\n")
+        return really(task, number, *given)
 
-    monkeypatch.setattr(unit, "_convert", failing)
+    monkeypatch.setattr(unit.UnitTask, "_convert", failing)
     with pytest.raises(MdsmixError, match="the end"):
         run_recipe(recipe)
     assert opened() == list(NAMES[:3])
-    monkeypatch.setattr(unit, "_convert", noting)
+    monkeypatch.setattr(unit.UnitTask, "_convert", noting)
     (outcome,) = run_recipe(recipe)
     assert opened() == list(NAMES[2:])
     windows_made = encoded.read_text().splitlines()

@@ -3,6 +3,8 @@
 A worker counts what became of the records of a window, works on them in pieces that memory allows, and keeps the bad ones with the unit's
 record. In formats that count (lines) it numbers them from the unit's start, because it does not know what stands before. At publication
 that is known, so the records are written to `quarantine/` beside the shards with the numbers that a text editor shows.
+
+The recipe's `max_bad` limits the share of bad records in all; what is refused by it says what most likely has to change.
 """
 
 from __future__ import annotations
@@ -11,16 +13,19 @@ import base64
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from heapq import merge
 from io import BufferedReader
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import Any
 
 import orjson
 import xxhash
 
-from mdsmix.convert.image_stamps import cut_by_images
+from mdsmix.convert.job import Job
 from mdsmix.encode.encoded import Encoded
-from mdsmix.engines.tasks import CRASHED, Attempt, Reporter, in_work, pieces
+from mdsmix.engines.tasks import CRASHED
+from mdsmix.errors import TooManyBadRecords
 from mdsmix.kinds.membership import RecordSample
 from mdsmix.shards.counts import NOT_SAMPLED, Records
 from mdsmix.shards.lease import Lease
@@ -28,6 +33,8 @@ from mdsmix.shards.published import QUARANTINE, read_quarantine
 from mdsmix.shards.shard_files import write_if_new
 from mdsmix.sources import BadRecord, RecordBatch
 from mdsmix.storage import Location, together
+from mdsmix.typed import brief
+from mdsmix.words import printable
 
 MOST_FIELDS = 64
 "Names of a record's fields that are kept beside it."
@@ -35,8 +42,6 @@ _IMAGE = re.compile(r"[A-Za-z0-9+/_%\\-]{1000,}={0,2}")
 r"An image as base64, as JSON and URLs write it, `\/`, `\n` and `%2B` too: no word of a text is as long."
 LINE = 40
 "Characters of a line of base64, at least; a list of words has shorter ones."
-PIECE_BYTES = 8 << 20
-"Bytes of lines that are held before they are compressed."
 
 
 class PackedRecords:
@@ -44,29 +49,19 @@ class PackedRecords:
     its entry is 80 bytes longer than the line."""
 
     def __init__(self) -> None:
-        self._lines, self._pieces, self._size = bytearray(), list[bytes](), 0
+        from zstandard import ZstdCompressor
 
-    def __bool__(self) -> bool:
-        return self._size > 0
+        self._stream, self._packed = ZstdCompressor(write_checksum=True).compressobj(), bytearray()
+        self.count = 0
 
     def add(self, line: bytes) -> None:
         """One line, without its end."""
-        self._lines += line
-        self._lines += b"\n"
-        self._size += len(line) + 1
-        if len(self._lines) >= PIECE_BYTES:
-            self._pieces.append(_packed(self._lines))
-            self._lines = bytearray()
+        self._packed += self._stream.compress(line + b"\n")
+        self.count += 1
 
     def frame(self) -> bytes:
-        """All of them as one Zstandard frame with a checksum, that says its size, as most readers want it."""
-        from zstandard import ZstdCompressor, decompress
-
-        if not self._pieces:
-            return _packed(self._lines)
-        frame = ZstdCompressor(write_checksum=True).compressobj(size=self._size)
-        parts = [frame.compress(decompress(piece)) for piece in self._pieces]
-        return b"".join([*parts, frame.compress(self._lines), frame.flush()])
+        """All of them as one Zstandard frame with a checksum."""
+        return bytes(self._packed + self._stream.flush())
 
 
 def described(bad: BadRecord, has_images: bool = False) -> bytes:
@@ -113,12 +108,6 @@ def lines_of(frame: bytes) -> Iterator[bytes]:
         yield line.removesuffix(b"\n")
 
 
-def first_of(folder: Location, reason: str) -> dict[str, Any] | None:
-    """A record of the quarantine that is bad for this reason; None where there is none."""
-    records = read_quarantine(folder)
-    return next((record for record in records if record["reason"] == reason), None)
-
-
 def _shifted(line: bytes, before: Mapping[str, int]) -> bytes:
     record = orjson.loads(line)
     return orjson.dumps(record | {key: record[key] + n for key, n in before.items()})
@@ -136,47 +125,14 @@ def delete_stale_files(folder: Location, names: Collection[str], held: Lease) ->
     together(lambda name: held.delete(quarantine / name), stale)
 
 
-def _packed(lines: bytearray) -> bytes:
-    from zstandard import ZstdCompressor
-
-    return ZstdCompressor(write_checksum=True).compress(lines)
-
-
-if TYPE_CHECKING:
-    from mdsmix.images.reader import ImageReader
-
-MOST_SHRUNK = 6
-"Halve a batch of 8 MB at most six times for want of memory: below 128 KB the worker's fixed memory dominates."
-
-
-class Pace:
-    """How many records are in work at once: a batch, or fewer where memory is tight or workers have died of them."""
-
-    def __init__(self, attempt: Attempt, reporter: Reporter, pictures: ImageReader | None) -> None:
-        self._attempt, self._reporter, self._shrunk = attempt, reporter, 0
-        self._pictures = pictures
-
-    def pieces(self, batch: RecordBatch, without: set[int]) -> Iterator[range]:
-        """The positions to work on next. Reports them to the engine, which may make this worker wait."""
-        halvings = self._attempt.halvings + self._shrunk
-        found = pieces(len(batch.records), halvings, without)
-        for piece in cut_by_images(found, self._pictures) if self._pictures else found:
-            self._reporter.wait_for_room()
-            self._reporter.on_records(in_work(batch, piece))
-            yield piece
-        self._reporter.on_records(None)
-        if self._reporter.is_tight() and self._shrunk < MOST_SHRUNK:
-            self._shrunk += 1
-
-
 class Tally:
     """Counts what became of the records, batch by batch. Written records are counted by their rows, so that the counts do not add up where one is lost."""
 
     def __init__(
         self, has_many_rows: bool, sample: RecordSample | None = None, has_images: bool = False
     ) -> None:
+        """`has_many_rows`: a long document is split; any other record is one row."""
         self._has_many_rows, self._sample, self._has_images = has_many_rows, sample, has_images
-        "A long document is split, any other record is one row."
         self.records, self.bad = Records(), PackedRecords()
         self.size = self.lines = 0
         self._rejected: list[BadRecord] = []
@@ -184,7 +140,7 @@ class Tally:
 
     def add(self, batch: RecordBatch, piece: range, encoded: Encoded) -> None:
         """Counts what became of the records of a piece."""
-        dropped = Counter(r.reason for r in encoded.rejected if r.filtered)
+        filtered = Counter(r.reason for r in encoded.rejected if r.filtered)
         self._rejected += [
             batch.reject(piece[r.position], r.reason, r.detail)
             for r in encoded.rejected
@@ -192,18 +148,13 @@ class Tally:
         ]
         rows, left = len(encoded.lengths), len(piece) - len(encoded.rejected)
         written = min(rows, left) if self._has_many_rows else rows
-        self.records += Records(
-            read=len(piece),
-            written=written,
-            filtered=dict(dropped),
-        )
+        self.records += Records(read=len(piece), written=written, filtered=dict(filtered))
 
     def end(self, batch: RecordBatch, without: Collection[int]) -> None:
         """Keeps the batch's bad records in their order, counts them by reason, and counts as read those that were in no piece."""
-        late = [*self._rejected, *(batch.reject(position, CRASHED) for position in without)]
-        found = merge(self._of_sample(batch), sorted(late)) if late else self._of_sample(batch)
+        late = sorted([*self._rejected, *(batch.reject(position, CRASHED) for position in without)])
         reasons = Counter[str]()
-        for bad in found:
+        for bad in merge(self._of_sample(batch), late):
             reasons[bad.reason] += 1
             self.bad.add(described(bad, self._has_images))
         read = reasons.total() - len(self._rejected)
@@ -219,3 +170,67 @@ class Tally:
                 yield bad
             else:
                 self.records += Records(read=1, filtered={NOT_SAMPLED: 1})
+
+
+MOST_LOOKED_AT = 1_000
+ARRAY = (
+    "A file begins with [, so it is one JSON array, and its name says that it holds a JSON value a line: name it .json, or say "
+    "source.format: json."
+)
+SHAPE = "mdsmix init SOURCE says which shape and settings read such records."
+ADVICE = {
+    "json_array": ARRAY,
+    "repeated_role": "consecutive_roles: merge joins messages of one role that follow each other.",
+    "unknown_role": "shape: sharegpt takes any role, named in its tags (assistant_tag: ...); shape: openai that of a developer.",
+    "image_count": "Each image has its place in a text by <image>; a field of images is named by images.field.",
+    "image_not_found": "Paths begin at images.root, or at the folder of the records.",
+    "bad_message_keys": SHAPE,
+    "content_not_text": SHAPE,
+    "messages_not_a_list": SHAPE,
+}
+"Of a reason: what most likely mends it."
+
+
+def refuse_too_many_bad(job: Job, records: Records) -> None:
+    """TooManyBadRecords where more records of the whole stream were bad than the recipe's max_bad allows."""
+    if records.bad > job.max_bad * records.sampled:
+        raise too_many_bad(job, records, f", more than max_bad {shown_share(job)}")
+
+
+def too_many_bad(job: Job, records: Records, why: str) -> TooManyBadRecords:
+    reasons = ", ".join(f"{n:,} {reason}" for reason, n in records.quarantined.items())
+    return TooManyBadRecords(
+        f"stream {job.name}: {records.bad:,} of {records.sampled:,} records are bad ({reasons}){why}; nothing new is published, finished "
+        f"units are kept. {advice(job, records)} They lie in {job.target}/quarantine (mdsmix quarantine shows them): mend the source, or "
+        "raise max_bad (1.0 allows any number)."
+    )
+
+
+def shown_share(job: Job) -> str:
+    """The recipe's max_bad as a percentage."""
+    return f"{float(100 * job.max_bad):.4f}".rstrip("0").rstrip(".") + "%"
+
+
+def advice(job: Job, records: Records) -> str:
+    """What most likely has to change, with the first record of each reason as an example."""
+    first = dict[str, dict[str, Any]]()
+    for record in islice(read_quarantine(job.folder), MOST_LOOKED_AT):
+        first.setdefault(record["reason"], record)
+    said = dict.fromkeys(ADVICE[reason] for reason in records.quarantined if reason in ADVICE)
+    examples = (_example(job, first[reason]) for reason in records.quarantined if reason in first)
+    return " ".join([*said, *filter(None, examples)])
+
+
+def _example(job: Job, bad: Mapping[str, Any]) -> str:
+    detail = bad.get("detail") or {}
+    if says := detail.get("template"):
+        return f'{bad["reason"]} is by the chat template: "{printable(says)}".'
+    if why := detail.get("why"):
+        image = brief(detail.get("image", "an image"))
+        return f"{bad['reason']} of {image}: {printable(why)}."
+    if bad["reason"] == "missing_field":
+        with suppress(KeyError, ValueError):
+            has = bad.get("fields") or orjson.loads(bad["raw"])
+            reads = " and ".join(job.encoding.fields.values())
+            return f"The recipe reads {reads}; a bad record of {bad['file']} has the fields {', '.join(has)}."
+    return ""

@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 
 from mdsmix import sources
+from mdsmix.convert.bad_records import refuse_too_many_bad
 from mdsmix.convert.duplicates import known_dropped
 from mdsmix.convert.guard import source_entries, told_of_lost, why_rebuilt
-from mdsmix.convert.image_stamps import whole_content
 from mdsmix.convert.job import Dropped, Job, with_versions
-from mdsmix.convert.max_bad import refuse_too_many_bad
 from mdsmix.convert.parts import learn
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.stored import StoredUnits, list_stored
+from mdsmix.convert.unit import ReadTask, read_unit
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.recipe import Recipe
 from mdsmix.shards.manifest import Manifest
@@ -35,7 +35,10 @@ def _of_stream(plan: StreamPlan) -> Iterator[str]:
         return
     if plan.options.is_finish:
         yield f"{job.name}: {learn(job, cache, units)}"
-    contents = {unit: cache.content(unit) or whole_content(job, unit) for unit in units}
+    contents = {
+        unit: cache.content(unit) or read_unit(ReadTask(job=job, unit=unit)).content
+        for unit in units
+    }
     cache.learn(contents)
     dropped = known_dropped(job, list(contents.values()), cache)
     is_done = plan.is_up_to_date

@@ -21,27 +21,20 @@ from __future__ import annotations
 import base64
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from mdsmix.convert.job import Dropped, Job, hashes_name, lines_key, lines_keys
+from mdsmix.convert.job import Dropped, Job, lines_keys
 from mdsmix.convert.known_sources import KnownSources, recall, remember
-from mdsmix.convert.ledger import FOLDER, compressed, pack
 from mdsmix.convert.stored import Fingerprints, read_hashes
-from mdsmix.convert.unit import open_tokenizer_backend
+from mdsmix.convert.unit import ReadTask
 from mdsmix.convert.work import Work
-from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.errors import Unreachable
-from mdsmix.kinds.membership import Fingerprints as Seen
-from mdsmix.kinds.read_records import open_hashing
-from mdsmix.shapes.functions import load
-from mdsmix.sources import Content, Digests, Unit, Window, prepare, read, shown_unit, size_of
+from mdsmix.sources import Content, Unit, size_of
 from mdsmix.words import plural
 
 Rows = NDArray[np.void]
@@ -83,21 +76,16 @@ def _rows(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[Rows]:
 
 def _repeats(rows: Iterable[Rows]) -> Iterator[NDArray[np.uint64]]:
     """Where the later copies stand, in no order. Unreachable where the disk for temporary files is full."""
-    held, count, folder = list[Rows](), 0, None
+    buffers = _buffers(rows)
+    first = list(islice(buffers, 2))
+    if len(first) < 2:
+        yield from _of_bucket(first)
+        return
     try:
-        with ExitStack() as ends:
-            for each in rows:
-                if held and count + len(each) > BUFFER_ROWS:
-                    folder = folder or Path(ends.enter_context(_temporary()))
-                    _spill(folder, np.concatenate(held))
-                    held, count = [], 0
-                held.append(each)
-                count += len(each)
-            if folder is None:
-                yield from _of_bucket([np.concatenate(held)] if held else [])
-                return
-            _spill(folder, np.concatenate(held))
-            held = []
+        with tempfile.TemporaryDirectory(prefix="mdsmix-fingerprints-") as temporary:
+            folder = Path(temporary)
+            for each in chain(first, buffers):
+                _spill(folder, each)
             for bucket in sorted(folder.iterdir()):
                 yield from _of_bucket(_read(bucket))
                 bucket.unlink()
@@ -108,8 +96,17 @@ def _repeats(rows: Iterable[Rows]) -> Iterator[NDArray[np.uint64]]:
         ) from None
 
 
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="mdsmix-fingerprints-")
+def _buffers(rows: Iterable[Rows]) -> Iterator[Rows]:
+    """The rows in arrays of about BUFFER_ROWS."""
+    held, count = list[Rows](), 0
+    for each in rows:
+        if held and count + len(each) > BUFFER_ROWS:
+            yield np.concatenate(held)
+            held, count = [], 0
+        held.append(each)
+        count += len(each)
+    if held:
+        yield np.concatenate(held)
 
 
 def _spill(folder: Path, rows: Rows) -> None:
@@ -139,70 +136,29 @@ def _of_bucket(pieces: Iterable[Rows]) -> Iterator[NDArray[np.uint64]]:
 
 
 def _is_later(rows: Rows) -> NDArray[np.bool_]:
-    """Whether an earlier row has the same fingerprint. Few rows share even half of it with another, and only those are sorted by all of it."""
-    order = np.argsort(rows["high"], kind="stable")
-    high = rows["high"][order]
-    is_equal = high[1:] == high[:-1]
-    is_shared = np.zeros(len(rows), bool)
-    is_shared[1:] = is_equal
-    is_shared[:-1] |= is_equal
-    shared = order[is_shared]
-    by_all = shared[np.lexsort((rows["low"][shared], rows["high"][shared]))]  # stable
-    high, low = rows["high"][by_all], rows["low"][by_all]
-    later = by_all[1:][(high[1:] == high[:-1]) & (low[1:] == low[:-1])]
+    """Whether an earlier row has the same fingerprint."""
+    order = np.lexsort((rows["low"], rows["high"]))  # stable
+    high, low = rows["high"][order], rows["low"][order]
     result = np.zeros(len(rows), bool)
-    result[later] = True
+    result[order[1:][(high[1:] == high[:-1]) & (low[1:] == low[:-1])]] = True
     return result
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HashTask:
-    """Reads a unit for the fingerprints of its records, as a task of an engine."""
-
-    job: Job
-    unit: Unit
-
-    @property
-    def name(self) -> str:
-        return f"of {shown_unit(self.unit)}"
-
-    def do(self, attempt: Attempt, reporter: Reporter) -> tuple[Content, int]:
-        """What the unit holds, and how many records were read for it, good or bad."""
-        job, digests, records, done = self.job, Digests(self.unit), 0, set[int]()
-        batches = read(self.unit, job.limit, reporter.memory, digests)
-        for number, of_window in groupby(batches, key=lambda batch: batch.window):
-            seen, count = Seen(), 0
-            reading = open_hashing(job.encoding, seen)
-            for batch in of_window:
-                reporter.wait_for_room()
-                reading.encode(batch.records, count)
-                count += len(batch.records)
-                records += len(batch.records) + sum(1 for _ in batch.bad)
-                reporter.on_progress(batch.size, 0)
-            _keep(job, digests.window(number), seen.finish(count))
-            done.add(number)
-        content = digests.content()
-        for window in content.windows:
-            if window.number not in done:  # no record starts in it
-                _keep(job, window, b"")
-        return content, records
-
-
-def _keep(job: Job, window: Window, fingerprints: bytes) -> None:
-    key = lines_key(job, window)
-    (job.folder / FOLDER / hashes_name(key)).write(pack((), {key: compressed(fingerprints)}))
 
 
 def find_dropped(work: Work) -> list[Dropped]:
     """What is dropped from each unit, or from each that a limit lets in; Unreachable where fingerprints are damaged."""
-    hashed = list(_limited(work) if work.job.limit else _whole(work))
+    if work.job.limit:
+        hashed = [(job, unit.content) for job, unit in work.limited(_hash_task)]
+    else:
+        hashed = [(work.job, content) for content in _hashed(work)]
     contents = [content for _, content in hashed]
+    if (known := known_dropped(work.job, contents, work.cache)) and not work.job.limit:
+        return known
     keys = [key for job, content in hashed for key in lines_keys(job, content)]
-    bits = _remembered(work.cache, keys)
-    if bits is None:
-        wanted = [(key, work.stored.hashes_of(key)) for key in keys]
-        bits = find_repeats(read_hashes(work.job.folder, wanted))
-        _remember(work.cache, keys, bits)
+    wanted = [(key, work.stored.hashes_of(key)) for key in keys]
+    bits = find_repeats(read_hashes(work.job.folder, wanted))
+    if not work.job.limit:
+        dropped = [base64.b64encode(of).decode() for of in bits]
+        remember(_path(work.cache), {"of": _joint(keys), "dropped": dropped})
     return _by_unit(bits, contents)
 
 
@@ -212,66 +168,41 @@ def known_dropped(
     """What is dropped from units of these contents, as far as this machine remembers it; nothing is under `duplicates: keep`."""
     if not job.drops:
         return [{} for _ in contents]
-    bits = _remembered(cache, [key for content in contents for key in lines_keys(job, content)])
-    return None if bits is None else _by_unit(bits, contents)
+    found = recall(_path(cache))
+    keys = [key for content in contents for key in lines_keys(job, content)]
+    if not found or found["of"] != _joint(keys):
+        return None
+    return _by_unit(map(base64.b64decode, found["dropped"]), contents)
 
 
-def _whole(work: Work) -> Iterator[tuple[Job, Content]]:
+def _hashed(work: Work) -> Iterator[Content]:
     """All units of the stream, of which those are read that are not known, or whose fingerprints are not kept."""
-    job, cache, todo = work.job, work.cache, list[Unit]()
-    for unit in work.units:
+    job, cache, todo = work.job, work.cache, list[int]()
+    for number, unit in enumerate(work.units):
         content = cache.content(unit)
         if content and all(map(work.stored.keeps_hashes, lines_keys(job, content))):
             work.watcher.on_progress(size_of(unit.files), 0)
         else:
-            todo.append(unit)
+            todo.append(number)
     if todo:
         work.watcher.on_step(
             f"{job.name}: reads {plural(len(todo), 'work unit')} for duplicates, before they are converted"
         )
-        open_tokenizer_backend(job)  # once, for all workers that are forked, which then convert
-        load(job.encoding.shape)
-        prepare(work.units)
-    with closing(work.run([HashTask(job=job, unit=unit) for unit in todo])) as finished:
-        for position, (content, _) in finished:
-            cache.note(todo[position], content)
-            cache.learn({todo[position]: content})
-    for unit in work.units:
-        known = cache.content(unit)
-        assert known is not None, "it was read where it was not known"
-        yield job, known
+        work.prepare()
+        work.learn([_hash_task(job, work.units[number], {}) for number in todo])
+    return map(cache.known, work.units)
 
 
-def _limited(work: Work) -> Iterator[tuple[Job, Content]]:
-    """The first records: unit by unit, with what is left of the limit."""
-    left = work.job.limit or 0
-    for unit in work.units:
-        if left <= 0:
-            return
-        job = replace(work.job, limit=left)
-        ((_, (content, records)),) = work.run([HashTask(job=job, unit=unit)])
-        left -= records
-        yield job, content
+def _hash_task(job: Job, unit: Unit, dropped: Dropped) -> ReadTask:
+    return ReadTask(job=job, unit=unit, dropped=dropped, hashed=True)
 
 
-def _by_unit(bits: Sequence[bytes], contents: Sequence[Content]) -> list[Dropped]:
+def _by_unit(bits: Iterable[bytes], contents: Sequence[Content]) -> list[Dropped]:
     each = iter(bits)
     return [
         {window.number: dropped for window in content.windows if (dropped := next(each))}
         for content in contents
     ]
-
-
-def _remember(cache: KnownSources, keys: Sequence[str], bits: Sequence[bytes]) -> None:
-    dropped = [base64.b64encode(of).decode() for of in bits]
-    remember(_path(cache), {"of": _joint(keys), "dropped": dropped})
-
-
-def _remembered(cache: KnownSources, keys: Sequence[str]) -> list[bytes] | None:
-    """What was joined from the fingerprints of just these windows; None where that is not known."""
-    found = recall(_path(cache))
-    is_known = found and found["of"] == _joint(keys)
-    return [base64.b64decode(of) for of in found["dropped"]] if is_known else None
 
 
 def _joint(keys: Sequence[str]) -> str:

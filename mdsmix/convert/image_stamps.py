@@ -16,15 +16,12 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import xxhash
 
-from mdsmix.convert.job import Dropped, Job
+from mdsmix.convert.job import Job
 from mdsmix.convert.known_sources import KnownSources, recall, remember
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
-from mdsmix.kinds.membership import Fingerprints
-from mdsmix.kinds.read_records import open_looking
-from mdsmix.sources import Content, Digests, Unit, Window, content_of, read
+from mdsmix.sources import Content, Unit, Window
 from mdsmix.storage import Location, Stat, locate, together
 
 if TYPE_CHECKING:
@@ -46,37 +43,17 @@ def folders_of(job: Job, unit: Unit) -> dict[str, Location]:
     return {file.name: file.location.parent for file in unit.files}
 
 
-def cut_by_images(pieces: Iterable[range], pictures: ImageReader) -> Iterator[range]:
+def cut_by_images(pieces: Iterable[range], pictures: ImageReader | None) -> Iterator[range]:
     """The positions in pieces whose images are about AIM_BYTES, as far as those before tell."""
+    if pictures is None:
+        yield from pieces
+        return
     for piece in pieces:
         start = piece.start
         while start < piece.stop:
             stop = min(piece.stop, start + pictures.most_records)
             yield range(start, stop)
             start = stop
-
-
-def whole_content(job: Job, unit: Unit, dropped: Dropped | None = None) -> Content:
-    """What the unit holds, and what the images that it names hold; nothing is kept of it but how it is known again."""
-    if not job.kind.has_images:
-        return content_of(unit)
-    digests, beside = Digests(unit), folders_of(job, unit)
-    for number, batches in groupby(read(unit, digests=digests), lambda batch: batch.window):
-        bits = np.frombuffer((dropped or {}).get(number, b""), np.uint8)
-        seen = Fingerprints(np.unpackbits(bits, bitorder="little") > 0)
-        reading, first = open_looking(job.encoding, seen, job.images_root), 0
-        pictures = reading.pictures
-        assert pictures is not None, "a stream of images reads them"
-        for batch in batches:
-            for piece in cut_by_images([range(len(batch.records))], pictures):
-                folders = [beside[name] for name in batch.files(piece)] if beside else ()
-                reading.encode(
-                    batch.records[piece.start : piece.stop], first + piece.start, folders
-                )
-            first += len(batch.records)
-        digests.add_images(number, pictures.seen.digest)
-        keep_stamps(job, digests.window(number), pictures.seen.stamps)
-    return digests.content()
 
 
 def keep_stamps(job: Job, window: Window, stamps: Stamps) -> None:

@@ -98,6 +98,10 @@ class KnownSources:
     def content(self, unit: Unit) -> Content | None:
         return self.contents.get(fingerprint(unit))
 
+    def known(self, unit: Unit) -> Content:
+        """Of a unit that was read."""
+        return self.contents[fingerprint(unit)]
+
     def begun(self, unit: Unit) -> dict[int, Window]:
         """The windows that are stored of a unit that is not done."""
         return self.windows.get(fingerprint(unit), {})

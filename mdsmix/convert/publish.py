@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from mdsmix import __version__
+from mdsmix.convert.bad_records import advice, refuse_too_many_bad
 from mdsmix.convert.guard import TargetState
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
-from mdsmix.convert.max_bad import advice, refuse_too_many_bad
 from mdsmix.convert.pretrained_folders import tokenizer_card
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.kinds.assemble import JoinedRows

@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from mdsmix.convert.bad_records import delete_stale_files
+from mdsmix.convert.bad_records import delete_stale_files, refuse_too_many_bad
 from mdsmix.convert.damage import (
     delete_damaged,
     refuse_older,
@@ -32,7 +32,6 @@ from mdsmix.convert.guard import (
 from mdsmix.convert.image_stamps import forget_stamps
 from mdsmix.convert.job import Job, with_versions
 from mdsmix.convert.joining import Joining
-from mdsmix.convert.max_bad import refuse_too_many_bad
 from mdsmix.convert.outcome import Outcome, Watcher
 from mdsmix.convert.parts import ArrayPart, PartOutcome, do_part, forget, learn
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams

@@ -30,6 +30,7 @@ from mdsmix.convert.ledger import (
     read_units,
 )
 from mdsmix.errors import Unreachable
+from mdsmix.shards.counts import Records
 from mdsmix.shards.index import StoredFile
 from mdsmix.sources import Content, Window
 from mdsmix.storage import Location, together
@@ -63,6 +64,15 @@ class UnitResult:
     "One per window."
     reused: frozenset[int] = frozenset()
     "Numbers of windows whose records were there already."
+
+    @property
+    def total(self) -> Records:
+        """What became of its records."""
+        return sum((record.records for record in self.records), Records())
+
+    @property
+    def read(self) -> int:
+        return self.total.read
 
     @property
     def windows(self) -> Iterator[DoneWindow]:

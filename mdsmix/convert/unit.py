@@ -9,25 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import orjson
 
-from mdsmix.convert.bad_records import Pace, Tally
-from mdsmix.convert.image_stamps import folders_of, keep_stamps, whole_content
-from mdsmix.convert.job import Dropped, Job, bad_name, lines_key, unit_name, window_key
+from mdsmix.convert.bad_records import Tally
+from mdsmix.convert.image_stamps import cut_by_images, folders_of, keep_stamps
+from mdsmix.convert.job import (
+    Dropped,
+    Job,
+    bad_name,
+    hashes_name,
+    lines_key,
+    unit_name,
+    window_key,
+)
 from mdsmix.convert.known_sources import KnownSources
 from mdsmix.convert.ledger import FOLDER, UnitRecord, compressed, pack, pack_tokens, read_units
 from mdsmix.convert.pretrained_folders import at_hand, fetch_processor
 from mdsmix.convert.stored import UnitResult
 from mdsmix.encode.backends import Backend, open_backend
-from mdsmix.engines.tasks import Attempt, Reporter, skipped
+from mdsmix.encode.encoded import Encoded
+from mdsmix.engines.tasks import Attempt, Reporter, in_work, pieces, skipped
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.assemble import Assembler
 from mdsmix.kinds.membership import Fingerprints
-from mdsmix.kinds.read_records import Reading, open_reading
+from mdsmix.kinds.read_records import Reading, open_hashing, open_looking, open_reading
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_files import store_shards
 from mdsmix.shards.side_files import RowIds
@@ -37,31 +46,101 @@ from mdsmix.sources import (
     RecordBatch,
     Unit,
     Window,
+    content_of,
     read,
     shown_unit,
 )
-from mdsmix.storage import CHANGED, Location
+from mdsmix.storage import Location
 
 STALE = (
     "{url} holds other records than when it was read before, and has the size and modification time that it had then: run the "
     "same command with --verify-source, which reads it again"
 )
+MOST_SHRUNK = 6
+"Halve a batch of 8 MB at most six times for want of memory: below 128 KB the worker's fixed memory dominates."
+
+
+class ReadUnit(NamedTuple):
+    """A unit that was read and not converted."""
+
+    content: Content
+    read: int = 0
+    "Records, good or bad, where they were looked at."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookTask:
-    """Reads a unit for what it holds, and what its images hold, as a task of an engine: its records may be stored under another name."""
+class ReadTask:
+    """Reads a unit for what it holds, as a task of an engine: its windows, whose records may be stored under another name, the images
+    that they name and, if they are `hashed`, the fingerprints of its records, which are stored."""
 
     job: Job
     unit: Unit
     dropped: Dropped = field(default_factory=dict)
+    hashed: bool = False
 
     @property
     def name(self) -> str:
         return f"of {shown_unit(self.unit)}"
 
-    def do(self, attempt: Attempt, reporter: Reporter) -> Content:
-        return whole_content(self.job, self.unit, self.dropped)
+    def do(self, attempt: Attempt, reporter: Reporter) -> ReadUnit:
+        return read_unit(self, reporter)
+
+
+def read_unit(task: ReadTask, reporter: Reporter | None = None) -> ReadUnit:
+    """Nothing is kept of the unit but how it is known again."""
+    job, unit = task.job, task.unit
+    if not (task.hashed or job.kind.has_images):
+        return ReadUnit(content_of(unit))
+    digests, folders = Digests(unit), folders_of(job, unit)
+    records, done = 0, set[int]()
+    batches = read(unit, job.limit, reporter.memory if reporter else 4 << 30, digests)
+    for number, of_window in groupby(batches, key=lambda batch: batch.window):
+        seen, count = _fingerprints(task.dropped.get(number, b"")), 0
+        looking = (
+            open_hashing(job.encoding, seen)
+            if task.hashed
+            else open_looking(job.encoding, seen, job.images_root)
+        )
+        for batch in of_window:
+            if reporter:
+                reporter.wait_for_room()
+                reporter.on_progress(batch.size * task.hashed, 0)
+            for piece in cut_by_images([range(len(batch.records))], looking.pictures):
+                _encode(looking, batch, piece, count, folders)
+            count += len(batch.records)
+            records += len(batch.records) + sum(1 for _ in batch.bad)
+        if looking.pictures:
+            digests.add_images(number, looking.pictures.seen.digest)
+            keep_stamps(job, digests.window(number), looking.pictures.seen.stamps)
+        if task.hashed:
+            _store_hashes(job, digests.window(number), seen.finish(count))
+        done.add(number)
+    content = digests.content()
+    for window in content.windows:
+        if task.hashed and window.number not in done:  # no record starts in it
+            _store_hashes(job, window, b"")
+    return ReadUnit(content, records)
+
+
+def _fingerprints(dropped: bytes) -> Fingerprints:
+    return Fingerprints(np.unpackbits(np.frombuffer(dropped, np.uint8), bitorder="little") > 0)
+
+
+def _store_hashes(job: Job, window: Window, fingerprints: bytes) -> None:
+    key = lines_key(job, window)
+    (job.folder / FOLDER / hashes_name(key)).write(pack((), {key: compressed(fingerprints)}))
+
+
+def _encode(
+    reading: Reading,
+    batch: RecordBatch,
+    piece: range,
+    first: int,
+    folders: Mapping[str, Location],
+) -> Encoded:
+    """The samples of a piece of a batch, before which so many records of the window stand. `folders`: of each file, where records name images."""
+    beside = [folders[name] for name in batch.files(piece)] if folders else ()
+    return reading.encode(batch.records[piece.start : piece.stop], first + piece.start, beside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,32 +161,27 @@ class UnitTask:
 
     def do(self, attempt: Attempt, reporter: Reporter) -> UnitResult:
         """Converts the unit's unfinished windows. Their bytes are hashed while they are read, which gives the records their keys."""
-        job, unit, limit = self.job, self.unit, self.job.limit
+        job, unit = self.job, self.unit
         known, records = {**self.windows}, {**self.records}
         if attempt.deaths:
             self._learn_of_the_dead(known, records)
         reporter.on_progress(sum(record.size for record in records.values()), 0)
         reused, digests = frozenset(records), Digests(unit)
-        convert = partial(_convert, job, unit, self.dropped, digests, attempt, reporter)
-        batches = read(unit, limit, reporter.memory, digests, reused)
+        batches = read(unit, job.limit, reporter.memory, digests, reused)
         for number, of_window in groupby(batches, key=lambda batch: batch.window):
-            records[number] = convert(number, of_window)
-            if not limit:
+            records[number] = self._convert(number, of_window, digests, attempt, reporter)
+            if not job.limit:
                 KnownSources.at(job.target).note_window(unit, digests.window(number))
         for number in reused:  # not read again: they are as they were when they were known
             digests.add_images(number, known[number].images)
         content = digests.content()
-        windows = {window.number: window for window in content.windows}
-        if job.drops and not limit and _lines(windows) != _lines(self.windows):
+        digest = {window.number: window.digest for window in content.windows}
+        # What is dropped follows from all windows, as they were when they were read for it.
+        if any(digest.get(n) != known[n].digest for n in (known if job.drops else reused)):
             raise Unreachable(STALE.format(url=unit.files[0].location.url))
-        if any(windows.get(number) != known[number] for number in reused):
-            # The cache was wrong: a file was changed and kept its size and stamp.
-            if attempt.deaths:
-                raise Unreachable(CHANGED.format(url=unit.files[0].location.url))
-            return replace(self, windows={}, records={}).do(attempt, reporter)
         if not records:  # no record starts in the unit
-            records[0] = convert(0, iter(()))
-        done_now = [records[number] for number in windows]
+            records[0] = self._convert(0, iter(()), digests, attempt, reporter)
+        done_now = [records[number] for number in digest]
         return UnitResult(content=content, records=done_now, reused=reused)
 
     def _learn_of_the_dead(self, known: dict[int, Window], records: dict[int, UnitRecord]) -> None:
@@ -120,57 +194,73 @@ class UnitTask:
             if record and job.trusts(record.backend):
                 known[number], records[number] = window, record
 
+    def _convert(
+        self,
+        number: int,
+        batches: Iterator[RecordBatch],
+        digests: Digests,
+        attempt: Attempt,
+        reporter: Reporter,
+    ) -> UnitRecord:
+        """Encodes the batches of a window, stores the shards, and then the record that says so."""
+        job, dropped = self.job, self.dropped.get(number, b"")
+        made = _Made.of(job, _fingerprints(dropped))
+        self._encode(batches, made, attempt, reporter)
+        rest, totals, leftover, documents = made.rows.finish()
+        if job.names_rows and documents is not None:
+            made.ids.pack(documents)
+        pictures, tally = made.reading.pictures, made.tally
+        if pictures:
+            digests.add_images(number, pictures.seen.digest)
+        window = digests.window(number)  # all of it has been read now
+        base, key = lines_key(job, window), window_key(job, window, dropped)
+        made.shards += store_shards(job.folder, job.layout, rest, is_new=True)
+        record = UnitRecord(
+            key=key,
+            base=base if base != key else "",
+            fetched=pictures.seen.fetched if pictures else {},
+            backend=made.backend.label,
+            shards=made.shards,
+            side_files=made.ids.store(job.folder, made.shards) if job.names_rows else [],
+            totals=totals,
+            records=replace(tally.records, **made.reading.oddities.counts),
+            size=tally.size,
+            lines=tally.lines,
+            leftover=pack_tokens(leftover),
+        )
+        blobs = dict[str, bytes]()
+        if not job.drops:  # where some are dropped, they were there first
+            blobs[base] = compressed(made.seen.finish(made.read))
+        if tally.bad.count:
+            blobs[bad_name(key, window)] = tally.bad.frame()
+        (job.folder / FOLDER / unit_name(key, window)).write(pack([orjson.dumps(record)], blobs))
+        if pictures and not job.limit:
+            keep_stamps(job, window, pictures.seen.stamps)
+        return record
 
-def _lines(windows: Mapping[int, Window]) -> dict[int, str]:
-    """What the windows hold, whatever images their records name: those are not read for duplicates."""
-    return {number: window.digest for number, window in windows.items()}
-
-
-def _convert(
-    job: Job,
-    unit: Unit,
-    dropped_from: Dropped,
-    digests: Digests,
-    attempt: Attempt,
-    reporter: Reporter,
-    number: int,
-    batches: Iterator[RecordBatch],
-) -> UnitRecord:
-    """Encodes the batches of a window, stores the shards, and then the record that says so."""
-    dropped = dropped_from.get(number, b"")
-    made = _begin(job, dropped)
-    _encode(job, folders_of(job, unit), batches, made, attempt, reporter)
-    rest, totals, leftover, documents = made.rows.finish()
-    if job.names_rows and documents is not None:
-        made.ids.pack(documents)
-    pictures = made.reading.pictures
-    if pictures:
-        digests.add_images(number, pictures.seen.digest)
-    window = digests.window(number)  # all of it has been read now
-    base, key = lines_key(job, window), window_key(job, window, dropped)
-    made.shards += store_shards(job.folder, job.layout, rest, is_new=True)
-    record = UnitRecord(
-        key=key,
-        base=base if base != key else "",
-        fetched=pictures.seen.fetched if pictures else {},
-        backend=made.backend.label,
-        shards=made.shards,
-        side_files=made.ids.store(job.folder, made.shards) if job.names_rows else [],
-        totals=totals,
-        records=replace(made.tally.records, **made.reading.oddities.counts),
-        size=made.tally.size,
-        lines=made.tally.lines,
-        leftover=pack_tokens(leftover),
-    )
-    blobs = dict[str, bytes]()
-    if not job.drops:  # where some are dropped, they were there first
-        blobs[base] = compressed(made.seen.finish(made.read))
-    if made.tally.bad:
-        blobs[bad_name(key, window)] = made.tally.bad.frame()
-    (job.folder / FOLDER / unit_name(key, window)).write(pack([orjson.dumps(record)], blobs))
-    if pictures and not job.limit:
-        keep_stamps(job, window, pictures.seen.stamps)
-    return record
+    def _encode(
+        self, batches: Iterator[RecordBatch], made: _Made, attempt: Attempt, reporter: Reporter
+    ) -> None:
+        """Encodes the batches in pieces, fewer records at once where memory is tight or workers have died of them, and stores each
+        shard that is full."""
+        job, folders, shrunk = self.job, folders_of(self.job, self.unit), 0
+        for batch in batches:
+            count, without = len(batch.records), skipped(batch, attempt)
+            cut = pieces(count, attempt.halvings + shrunk, without)
+            for piece in cut_by_images(cut, made.reading.pictures):
+                reporter.wait_for_room()
+                reporter.on_records(in_work(batch, piece))
+                encoded = _encode(made.reading, batch, piece, made.read, folders)
+                for full in made.rows.add(encoded):
+                    made.shards += store_shards(job.folder, job.layout, full, is_new=True)
+                made.ids.add(encoded.ids)
+                made.tally.add(batch, piece, encoded)
+                reporter.on_progress(batch.size * len(piece) // count, encoded.totals.tokens)
+            reporter.on_records(None)
+            shrunk = min(MOST_SHRUNK, shrunk + reporter.is_tight())
+            made.tally.end(batch, without)
+            made.reading.oddities.look_at_columns(batch.unread, batch.unseen)
+            made.read += count
 
 
 @dataclass(slots=True, kw_only=True)
@@ -187,48 +277,19 @@ class _Made:
     ids: RowIds = field(default_factory=RowIds)
     shards: list[Shard] = field(default_factory=list)
 
-
-def _begin(job: Job, dropped: bytes) -> _Made:
-    backend = open_tokenizer_backend(job)
-    backend.begin(job.name)
-    seen = Fingerprints(np.unpackbits(np.frombuffer(dropped, np.uint8), bitorder="little") > 0)
-    fetch_processor(job)
-    reading = open_reading(job.encoding, job.tokenizer, backend, seen, job.images_root)
-    return _Made(
-        backend=backend,
-        seen=seen,
-        reading=reading,
-        rows=job.kind.open_rows(job.layout, job.tokenizer.dtype),
-        tally=Tally(job.kind.splits_records, reading.sample, job.kind.has_images),
-    )
-
-
-def _encode(
-    job: Job,
-    beside: Mapping[str, Location],
-    batches: Iterator[RecordBatch],
-    made: _Made,
-    attempt: Attempt,
-    reporter: Reporter,
-) -> None:
-    """Encodes the batches piece by piece and stores each shard that is full. `beside`: the folder of each file, where records name images."""
-    pace = Pace(attempt, reporter, made.reading.pictures)
-    for batch in batches:
-        without = skipped(batch, attempt)
-        for piece in pace.pieces(batch, without):
-            records = batch.records[piece.start : piece.stop]
-            folders = [beside[name] for name in batch.files(piece)] if beside else ()
-            encoded = made.reading.encode(records, made.read + piece.start, folders)
-            for full in made.rows.add(encoded):
-                made.shards += store_shards(job.folder, job.layout, full, is_new=True)
-            made.ids.add(encoded.ids)
-            made.tally.add(batch, piece, encoded)
-            reporter.on_progress(
-                batch.size * len(piece) // len(batch.records), encoded.totals.tokens
-            )
-        made.tally.end(batch, without)
-        made.reading.oddities.look_at_columns(batch.unread, batch.unseen)
-        made.read += len(batch.records)
+    @staticmethod
+    def of(job: Job, seen: Fingerprints) -> _Made:
+        backend = open_tokenizer_backend(job)
+        backend.begin(job.name)
+        fetch_processor(job)
+        reading = open_reading(job.encoding, job.tokenizer, backend, seen, job.images_root)
+        return _Made(
+            backend=backend,
+            seen=seen,
+            reading=reading,
+            rows=job.kind.open_rows(job.layout, job.tokenizer.dtype),
+            tally=Tally(job.kind.splits_records, reading.sample, job.kind.has_images),
+        )
 
 
 _backends: dict[tuple[str, str], Backend] = {}

@@ -5,28 +5,33 @@ Results are kept in the order of the plan, whoever did a unit and whenever it en
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from mdsmix.convert.bad_records import publish_quarantine
+from mdsmix.convert.bad_records import publish_quarantine, shown_share, too_many_bad
 from mdsmix.convert.job import Dropped, Job, bad_name
 from mdsmix.convert.known_sources import KnownSources
 from mdsmix.convert.ledger import AT_ONCE, Extent
-from mdsmix.convert.max_bad import FIRST_UNITS, are_nearly_all_bad, first_units, refusal_of_first
 from mdsmix.convert.outcome import Watcher
 from mdsmix.convert.stored import StoredUnits, UnitResult, lost, read_blobs
-from mdsmix.convert.unit import LookTask, UnitTask, open_tokenizer_backend
+from mdsmix.convert.unit import ReadTask, ReadUnit, UnitTask, open_tokenizer_backend
 from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.engines.tasks import Engine, Task
 from mdsmix.shapes.functions import load
+from mdsmix.shards.counts import Records
 from mdsmix.sources import Unit, counted_key, prepare
 from mdsmix.storage import Location, together
 
 R = TypeVar("R")
+L = TypeVar("L", ReadUnit, UnitResult)
+FIRST_UNITS = 3
+NEARLY_ALL = Fraction(9, 10)
+"A run stops where so large a share of the records of the first units is bad: the wrong file, the wrong field. Units are looked at in the order of the plan, so any number of workers gives the same sentence."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,34 @@ class Work:
     def dropped_from(self, number: int) -> Dropped:
         return self.dropped[number] if self.dropped else {}
 
+    def prepare(self) -> None:
+        """Opens and imports, once for all workers that are forked then, what converting takes."""
+        open_tokenizer_backend(self.job)
+        if said := load(self.job.encoding.shape):
+            self.say(said)
+        prepare(self.units)
+
+    def learn(self, tasks: Sequence[ReadTask]) -> None:
+        """Reads these units, and notes what they hold."""
+        prepare(self.units)
+        with closing(self.run(tasks)) as finished:
+            for position, found in finished:
+                unit = tasks[position].unit
+                self.cache.note(unit, found.content)
+                self.cache.learn({unit: found.content})
+
+    def limited(self, task: Callable[[Job, Unit, Dropped], Task[L]]) -> Iterator[tuple[Job, L]]:
+        """Does the first units, one by one, since only reading tells how many records one holds. What is left of the limit is part of a
+        unit's key; the job with it is yielded beside its result."""
+        left = self.job.limit or 0
+        for number, unit in enumerate(self.units):
+            if left <= 0:
+                return
+            job = replace(self.job, limit=left)
+            ((_, result),) = self.run([task(job, unit, self.dropped_from(number))])
+            left -= result.read
+            yield job, result
+
 
 def do_units(work: Work) -> tuple[Job, list[UnitResult], tuple[str, ...]]:
     """Returns the job as it was run in the end, one result per unit, and what the user should know.
@@ -73,61 +106,62 @@ def do_units(work: Work) -> tuple[Job, list[UnitResult], tuple[str, ...]]:
 
 def _results(work: Work) -> list[UnitResult]:
     """One per unit, in the order of the plan."""
-    job, units, cache = work.job, work.units, work.cache
+    job, units, results = work.job, work.units, list[UnitResult]()
     if job.limit:
-        return list(_limited(work, job.limit))
-    if _may_be_elsewhere(work):
-        _look(work)
-    tasks = together(partial(_task, work), range(len(units)))
-    done = ((number, _done_before(work, task)) for number, task in enumerate(tasks))
-    found = {number: result for number, result in done if result}
-    work.watcher.on_progress(sum(map(_size, found.values())), 0)
-    work.watcher.on_bad(sum(map(_bad, found.values())))
+        for _, result in work.limited(_task):
+            work.watcher.on_bad(result.total.bad)
+            results.append(result)
+        return results
+    tasks, found = look_up(work)
+    for result in found.values():
+        _report_reused(work, result)
     _refuse_hopeless(work, found)
     todo = [number for number in range(len(units)) if number not in found]
     if todo:
-        open_tokenizer_backend(job)  # once, for all workers that are forked
-        if said := load(job.encoding.shape):
-            work.say(said)
-        prepare(units)
+        work.prepare()
     with closing(work.run([tasks[number] for number in todo])) as finished:
         for position, result in finished:
             found[todo[position]] = result
-            cache.note(units[todo[position]], result.content)
-            work.watcher.on_bad(_bad(result))
+            work.cache.note(units[todo[position]], result.content)
+            work.watcher.on_bad(result.total.bad)
             if todo[position] < FIRST_UNITS:
                 _refuse_hopeless(work, found)
     return [found[number] for number in range(len(units))]
 
 
-def _done_before(work: Work, task: UnitTask) -> UnitResult | None:
-    """The result of a finished unit: the cache knows its content without reading, and all its records are stored."""
-    content = work.cache.content(task.unit)
-    if content is None or len(task.records) < len(content.windows):
-        return None
-    records = [task.records[window.number] for window in content.windows]
-    return UnitResult(content=content, records=records, reused=frozenset(task.records))
+def _report_reused(work: Work, result: UnitResult) -> None:
+    work.watcher.on_progress(sum(record.size for record in result.records), 0)
+    work.watcher.on_bad(result.total.bad)
 
 
-def _size(result: UnitResult) -> int:
-    return sum(record.size for record in result.records)
+def _task(job: Job, unit: Unit, dropped: Dropped) -> UnitTask:
+    return UnitTask(job=job, unit=unit, dropped=dropped)
 
 
-def _bad(result: UnitResult) -> int:
-    return sum(record.records.bad for record in result.records)
+def look_up(work: Work) -> tuple[list[UnitTask], dict[int, UnitResult]]:
+    """A task for each unit, with those of its windows that are done, and by their numbers the results of units of which all are."""
+    if _may_be_elsewhere(work):
+        _look(work)
+    tasks = together(partial(_planned, work), range(len(work.units)))
+    done = dict[int, UnitResult]()
+    for number, task in enumerate(tasks):
+        content = work.cache.content(task.unit)
+        if content and len(task.records) == len(content.windows):
+            records = [task.records[window.number] for window in content.windows]
+            reused = frozenset(task.records)
+            done[number] = UnitResult(content=content, records=records, reused=reused)
+    return tasks, done
 
 
-def _task(work: Work, number: int) -> UnitTask:
-    job, unit, dropped = work.job, work.units[number], work.dropped_from(number)
-    windows = work.cache.windows_of(unit)
-    each = {w.number: work.stored.find(job, w, dropped.get(w.number, b"")) for w in windows}
-    return UnitTask(
-        job=job,
-        unit=unit,
-        windows={window.number: window for window in windows},
-        records={number: record for number, record in each.items() if record},
-        dropped=dropped,
-    )
+def _planned(work: Work, number: int) -> UnitTask:
+    task = _task(work.job, work.units[number], work.dropped_from(number))
+    windows = {window.number: window for window in work.cache.windows_of(task.unit)}
+    stored = {
+        n: work.stored.find(work.job, window, task.dropped.get(n, b""))
+        for n, window in windows.items()
+    }
+    records = {number: record for number, record in stored.items() if record}
+    return replace(task, windows=windows, records=records)
 
 
 def _may_be_elsewhere(work: Work) -> bool:
@@ -144,43 +178,29 @@ def _look(work: Work) -> None:
     """Learns what the units hold of which the cache knows nothing, since their records may be stored; images too, of which an equal one
     may lie elsewhere."""
     has_images, cache = work.job.kind.has_images, work.cache
-    unknown = {
-        number: unit
-        for number, unit in enumerate(work.units)
-        if not cache.content(unit) and (has_images or not cache.begun(unit))
-    }
-    numbers = list(unknown)
-    prepare(list(unknown.values()))
-    tasks = [
-        LookTask(job=work.job, unit=unit, dropped=work.dropped_from(number))
-        for number, unit in unknown.items()
-    ]
-    with closing(work.run(tasks)) as looked:
-        for position, content in looked:
-            cache.learn({work.units[numbers[position]]: content})
-
-
-def _limited(work: Work, limit: int) -> Iterator[UnitResult]:
-    """The first `limit` records: unit by unit, since only reading tells how many one holds."""
-    for number, unit in enumerate(work.units):
-        if limit <= 0:
-            return
-        # The rest of the limit is part of the unit's key, since it depends on how many records the earlier units held.
-        job, dropped = replace(work.job, limit=limit), work.dropped_from(number)
-        task = UnitTask(job=job, unit=unit, dropped=dropped)
-        ((_, result),) = work.run([task])
-        limit -= sum(record.records.read for record in result.records)
-        work.watcher.on_bad(_bad(result))
-        yield result
+    work.learn(
+        [
+            ReadTask(job=work.job, unit=unit, dropped=work.dropped_from(number))
+            for number, unit in enumerate(work.units)
+            if not cache.content(unit) and (has_images or not cache.begun(unit))
+        ]
+    )
 
 
 def _refuse_hopeless(work: Work, found: Mapping[int, UnitResult]) -> None:
     """TooManyBadRecords where the first of many units are nearly all bad. Their bad records are published first, so that the user can
     read them."""
-    first = first_units(found)
-    if len(work.units) > len(first) and are_nearly_all_bad(work.job, first):
+    job, of = work.job, len(work.units)
+    first = [found[number] for number in range(FIRST_UNITS) if number in found]
+    records = sum((result.total for result in first), Records())
+    is_hopeless = records.bad > max(NEARLY_ALL, job.max_bad) * records.sampled
+    if len(first) == FIRST_UNITS < of and is_hopeless:
         publish_bad(work, first)
-        raise refusal_of_first(work.job, first, len(work.units))
+        raise too_many_bad(
+            job,
+            records,
+            f" in the first {FIRST_UNITS} of {of} work units, and max_bad is {shown_share(job)}, so the others were not waited for",
+        )
 
 
 def publish_bad(work: Work, results: Sequence[UnitResult]) -> list[str]:
