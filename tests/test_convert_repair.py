@@ -76,7 +76,7 @@ def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], l
     """The keys of the units that are encoded from now on, by whatever process."""
     heard = tmp_path / "heard"
     heard.touch()
-    real = unit._convert
+    real = unit.UnitTask._convert
 
     def hearing(*settings: Any) -> Any:
         record = real(*settings)
@@ -84,7 +84,7 @@ def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], l
             file.write(f"{record.key}\n")
         return record
 
-    monkeypatch.setattr(unit, "_convert", hearing)
+    monkeypatch.setattr(unit.UnitTask, "_convert", hearing)
     return lambda: heard.read_text().split()
 
 
