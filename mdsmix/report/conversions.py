@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from mdsmix.convert.budget_share import said_of_mean
 from mdsmix.convert.bad_records import ARRAY
+from mdsmix.convert.budget_share import said_of_mean
 from mdsmix.convert.outcome import Outcome
 from mdsmix.convert.parts import ArrayPart, PartOutcome
 from mdsmix.kinds import kind_of
