@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from mdsmix.errors import MdsmixError
@@ -72,15 +73,11 @@ def stream_section(
     """
     has_remote = bool(recipe.remote if spec.source else spec.remote)
     local = recipe.local and f"{recipe.local}/{spec.name}" if spec.source else spec.local
-    section: dict[str, Any] = {}
-    if local:
-        section["local"] = f"{local}-{index.hash[:8]}" if has_remote else root
-    if has_remote:
-        section["remote"] = root
-    if split:
-        section["split"] = split
-    weight = recipe.mix.get(spec.name)
-    return section | ({k: v for k, v in weight.given.items() if k != "share"} if weight else {})
+    cache = local and (f"{local}-{index.hash[:8]}" if has_remote else root)
+    section = {"local": cache, "remote": has_remote and root, "split": split}
+    weight = recipe.mix[spec.name].given if spec.name in recipe.mix else {}
+    weight = {k: v for k, v in weight.items() if k != "share"}
+    return {k: v for k, v in section.items() if v} | weight
 
 
 def sections(
@@ -92,15 +89,19 @@ def sections(
 
     `config` is the one that they are set into, if any.
     """
-    train = {n: dict(s) for n, s in streams.items() if is_train(recipe.streams[n])}
     own = config or {}
-    trains = _keys(own.get("train_loader"))
-    workers = {key: trains[key] for key in WORKERS if key in trains}
-    evals = [_eval(recipe, n, dict(s), workers) for n, s in streams.items() if n not in train]
+    trained = _keys(own.get("train_loader"))
+    workers = {key: trained[key] for key in WORKERS if key in trained}
+    train, evals = dict[str, Any](), list[dict[str, Any]]()
+    for name, stream in streams.items():
+        if is_train(recipe.streams[name]):
+            train[name] = dict(stream)
+        else:
+            evals.append({"label": name} | _loader(recipe, {name: dict(stream)}, workers, False))
     tree: dict[str, Any] = {
         "max_seq_len": recipe.max_seq_len,
         "tokenizer": _tokenizer(recipe),
-        "train_loader": _train(recipe, train, trains),
+        "train_loader": _loader(recipe, train, trained, True),
     }
     return tree | ({"eval_loader": by_label(own.get("eval_loader"), evals)} if evals else {})
 
@@ -115,108 +116,69 @@ def by_label(before: Any, entries: list[dict[str, Any]]) -> list[Any]:
     LLM-Foundry reports a lone evaluation without a label as `eval`; in a list it needs one, and gets that.
     """
     lone = [{"label": LONE_LABEL} | _keys(before)] if isinstance(before, Mapping) and before else []
-    listed = before if isinstance(before, list) else lone
     ours = {entry["label"]: entry for entry in entries}
-    merged = [ours.pop(_label(entry), entry) for entry in listed]
-    return merged + list(ours.values())
-
-
-def _label(entry: Any) -> str:
-    return str(entry.get("label")) if isinstance(entry, Mapping) else ""
+    listed = before if isinstance(before, list) else lone
+    return [ours.pop(str(_keys(entry).get("label")), entry) for entry in listed] + [*ours.values()]
 
 
 def _tokenizer(recipe: Recipe) -> dict[str, Any]:
     """As the recipe names it; of one that training nodes fetch their folder, whose files hold its keywords."""
+    name, kwargs = recipe.tokenizer.name, dict(recipe.tokenizer.kwargs)
     if home := home_of(recipe):
-        name = home.url if fetches_itself(recipe) else on_node(recipe, home)
-        return {"name": name, "kwargs": {"model_max_length": LENGTH}}
-    kwargs = {"model_max_length": LENGTH} | dict(recipe.tokenizer.kwargs)
-    return {"name": recipe.tokenizer.name, "kwargs": kwargs}
+        # Where mdsmix is on the training nodes, it fetches the tokenizer before LLM-Foundry looks for it.
+        fetches_itself = recipe.loader == OWN or recipe.mdsmix_on_nodes
+        name, kwargs = home.url if fetches_itself else on_node(recipe, home), {}
+    return {"name": name, "kwargs": {"model_max_length": LENGTH} | kwargs}
 
 
-def _train(recipe: Recipe, streams: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    given = dict(recipe.train_loader)
-    kept = {k: v for k, v in _dataset(own).items() if k not in OF_RECIPE}
-    dataset = {"streams": streams} | _shared(recipe) | {"shuffle": True} | kept | _dataset(given)
-    workers = _workers(given, drop_last=True, own=own)
-    return {"name": recipe.loader, "dataset": dataset} | workers
-
-
-def _eval(
-    recipe: Recipe, name: str, stream: dict[str, Any], workers: dict[str, Any]
+def _loader(
+    recipe: Recipe, streams: dict[str, Any], own: dict[str, Any], trains: bool
 ) -> dict[str, Any]:
-    """`workers`: those of the config's own train_loader, which an evaluation has too."""
-    # What is evaluated is never resumed.
-    given = {k: v for k, v in recipe.train_loader.items() if k != "accept_changed"}
-    kept = {k: v for k, v in _dataset(given).items() if k not in NOT_FOR_EVAL}
-    dataset = {"streams": {name: stream}} | _shared(recipe) | {"shuffle": False} | kept
-    head = {"label": name, "name": recipe.loader, "dataset": dataset}
-    # The last, smaller batch is evaluated too, whatever training does with it.
-    return head | _workers(given, drop_last=False, own=workers) | {"drop_last": False}
-
-
-def _dataset(train_loader: Mapping[str, Any]) -> dict[str, Any]:
-    return _keys(train_loader.get("dataset"))
+    """`own`: the keys that the loader has in the config, or of an evaluation the workers of training."""
+    # What is evaluated is never resumed, and its last, smaller batch counts too, whatever training does with it.
+    unread = set() if trains else {"accept_changed", "drop_last"}
+    given = {k: v for k, v in recipe.train_loader.items() if k not in unread}
+    kept = {k: v for k, v in _keys(own.get("dataset")).items() if k not in OF_RECIPE}
+    kept |= {
+        k: v for k, v in _keys(given.get("dataset")).items() if trains or k not in NOT_FOR_EVAL
+    }
+    settings: dict[str, Any] = {"drop_last": trains, "num_workers": NUM_WORKERS, **own}
+    if given.get("num_workers") == 0:
+        # Without workers torch takes neither prefetching nor persistence, and Foundry's defaults ask for both.
+        settings |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
+    dataset = {"streams": streams} | _shared(recipe) | {"shuffle": trains} | kept
+    head = {"name": recipe.loader, "dataset": dataset}
+    return head | {k: v for k, v in (settings | given).items() if k not in head}
 
 
 def _shared(recipe: Recipe) -> dict[str, Any]:
     """What both kinds of loader are told; the text loader would drop the target policies without a word."""
     targets = () if recipe.loader == "text" else sorted(TARGET_KEYS)
-    seeing = {"processor": _processor(recipe)} if recipe.processor and recipe.loader == OWN else {}
-    return {"max_seq_len": LENGTH} | {key: getattr(recipe, key) for key in targets} | seeing
+    shared = {"max_seq_len": LENGTH} | {key: getattr(recipe, key) for key in targets}
+    if recipe.processor and recipe.loader == OWN:
+        home = home_of(recipe, recipe.processor)
+        shared["processor"] = on_node(recipe, home) if home else recipe.processor
+    return shared
 
 
-def _processor(recipe: Recipe) -> str | None:
-    """As the recipe names it, or as the training nodes find what lies beside the streams."""
-    home = _processor_home(recipe)
-    return on_node(recipe, home) if home else recipe.processor
+def home_of(recipe: Recipe, processor: str | None = None) -> Location | None:
+    """Where training nodes fetch the tokenizer from, `tokenizer-<hash8>/` at the remote, or the processor; None where it is at a hub, or
+    everything on one disk.
 
-
-def _workers(
-    given: Mapping[str, Any], drop_last: bool, own: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Without workers torch takes neither prefetching nor persistence, and Foundry's defaults ask for both."""
-    settings: dict[str, Any] = {"drop_last": drop_last, "num_workers": NUM_WORKERS, **(own or {})}
-    if given.get("num_workers") == 0:
-        settings |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
-    return {k: v for k, v in (settings | dict(given)).items() if k not in ("name", "dataset")}
-
-
-def home_of(recipe: Recipe) -> Location | None:
-    """Where training nodes fetch the tokenizer from, `tokenizer-<hash8>/` at the remote; None where it is at a hub, or everything on one disk.
-
-    No folder of the machine that converted is named for another: `convert` has put the tokenizer at the mix's root, and the YAML names
-    a folder beside the nodes' caches.
+    No folder of the machine that converted is named for another: `convert` has put the two at the mix's root, and the YAML names
+    a folder beside the nodes' caches. `mdsmix.load` fetches the processor by itself.
     """
-    card = _card(recipe, recipe.tokenizer.name)
-    return locate(str(recipe.remote)) / card.folder_name if card else None
-
-
-def _processor_home(recipe: Recipe) -> Location | None:
-    """The same of the processor, which `mdsmix.load` fetches by itself."""
-    from mdsmix.encode.pretrained import open_processor
-
-    card = _card(recipe, recipe.processor)
-    if not card or not recipe.processor:
-        return None
-    try:
-        digest = open_processor(recipe.processor).hash
-    except MdsmixError:
-        return None  # checks of the images say why
-    return locate(str(recipe.remote)) / processor_folder(digest, card)
-
-
-def _card(recipe: Recipe, name: str | None) -> TokenizerCard | None:
-    """The card of the recipe's tokenizer, where `name` is a folder or file that the remote holds a copy of."""
-    from mdsmix.encode.pretrained import open_tokenizer
+    from mdsmix.encode.pretrained import open_processor, open_tokenizer
 
     is_remote = "://" in (recipe.remote or "") and recipe.sourced
-    if not is_remote or not name or not os.path.isabs(name):
+    if not is_remote or not os.path.isabs(processor or recipe.tokenizer.name):
         return None
-    try:
-        return TokenizerCard.of(open_tokenizer(recipe.tokenizer))
-    except MdsmixError:
-        return None  # tokenizer-unseen says why
+    with suppress(MdsmixError):  # tokenizer-unseen and the checks of images say why
+        card = TokenizerCard.of(open_tokenizer(recipe.tokenizer))
+        digest = open_processor(processor).hash if processor else None
+        folder = processor_folder(digest, card) if digest else card.folder_name
+        return locate(str(recipe.remote)) / folder
+    return None
 
 
 def fetches_itself(recipe: Recipe) -> bool:
