@@ -325,7 +325,7 @@ def test_streams_that_are_not_published_are_all_named_with_what_was_refused(
         answer = mdsmix(command, recipe)
         assert (answer.code, answer.out) == (4, "")
         assert answer.err == (
-            f"error: 2 streams are not published: b at {out}/b/train, where a conversion was refused for bad records (9 missing_field; "
+            f"error: 2 streams are not published: b at {out}/b/train, where bad records are set aside ("
             f"`mdsmix quarantine {out}/b/train` shows them: mend the source, or raise max_bad); c at {out}/c/train: run `mdsmix convert` "
             "on this recipe first.\n"
         )

@@ -6,12 +6,9 @@ a check asks. A stream is read where it was published, at its remote, or in its 
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import os
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.errors import MdsmixError, NotPublished, RecipeError, Unreachable
@@ -23,7 +20,7 @@ from mdsmix.mix.streams import Loader, Mix, StreamInMix
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.read import parted
 from mdsmix.shards.index import BASENAME
-from mdsmix.shards.manifest import Encoding, TokenizerCard
+from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.shards.published import (
     Stream,
     current,
@@ -44,10 +41,6 @@ if TYPE_CHECKING:
     from mdsmix.encode.pretrained import Tokenizer
 
 KEEP = "; `render-yaml --into FILE --keep-evals` keeps evaluations that are not the recipe's unseen"
-
-
-MOST_COUNTED = 10_000
-"Bad records of a stream that are read for its reasons: a quarantine may hold a whole corpus."
 Surveyor = Callable[[Recipe, StreamSpec], tuple[Stream, Survey]]
 "Tells of a stream that is not published how it would be, from a survey of its source."
 
@@ -80,14 +73,15 @@ def resolve(
 
 def training(recipe: Recipe, path: str | os.PathLike[str]) -> Recipe:
     """The recipe with the streams that it trains on; those that it evaluates on need not even be published."""
-    train = {name: spec for name, spec in recipe.streams.items() if sections.is_train(spec)}
+    train = {spec.name: spec for spec in recipe.trained}
     if not train:
         raise RecipeError(
             f"{path} has no stream of `split: train`, so there is nothing to train on."
         )
     # With its evaluations the loader that they alone need would go.
-    loader = {**recipe.train_loader, "name": recipe.loader}
-    return dataclasses.replace(recipe, streams=train, train_loader=loader)
+    return replace(
+        recipe, streams=train, train_loader={**recipe.train_loader, "name": recipe.loader}
+    )
 
 
 def is_recipe(path: str) -> bool:
@@ -105,63 +99,41 @@ def mix_of_recipe(
     survey: Surveyor | None = None,
 ) -> Mix:
     """The mix that a recipe renders; MixRefused where its shares cannot be drawn from what the streams hold."""
-    specs = recipe.streams.values()
-    published = dict(
-        zip(recipe.streams, together(lambda s: _published(recipe, s), specs), strict=True)
-    )
-    absent = [spec for spec in specs if published[spec.name] is None]
+    specs = [*recipe.streams.values()]
+    opened = together(lambda spec: _published(recipe, spec), specs)
+    absent = [spec for spec, stream in zip(specs, opened, strict=True) if stream is None]
     if absent and not survey:
         raise _unpublished(recipe, absent)
     # One after the other: templates are rendered under an alarm, which only this thread gets.
-    known = {spec.name: survey(recipe, spec) for spec in absent if survey}
-    streams = {
-        spec.name: _of_recipe(recipe, spec, *known.get(spec.name, (published[spec.name], None)))
-        for spec in specs
-    }
-    tree = sections.sections(recipe, {name: s.settings for name, s in streams.items()})
-    mix = mix_of(tree, str(path), streams, recipe=recipe)
-    return _by_share(mix, recipe, may_estimate) if recipe.is_by_share else mix
+    streams = [
+        stream or _of_recipe(recipe, spec, *survey(recipe, spec))  # type: ignore[misc]
+        for spec, stream in zip(specs, opened, strict=True)
+    ]
+    mix = _rendered(recipe, path, streams)
+    if not recipe.is_by_share:
+        return mix
+    shares = apportion(recipe, mix.train, may_estimate)
+    chosen = {part.stream: {"choose": part.choose} for part in shares.parts}
+    drawn = [replace(s, settings={**s.settings, **chosen.get(s.name, {})}) for s in streams]
+    return replace(_rendered(recipe, path, drawn), shares=shares)
+
+
+def _rendered(recipe: Recipe, path: str | os.PathLike[str], streams: Sequence[StreamInMix]) -> Mix:
+    tree = sections.sections(recipe, {stream.name: stream.settings for stream in streams})
+    return mix_of(tree, str(path), {stream.name: stream for stream in streams}, recipe=recipe)
 
 
 def _unpublished(recipe: Recipe, streams: Sequence[StreamSpec]) -> NotPublished:
-    """The error that names these streams of the recipe, none of which is published."""
-    folders = {stream.name: locate(recipe.published(stream)) / stream.split for stream in streams}
-    told = [f"{name} at {folder}{_refused_for(folder)}" for name, folder in folders.items()]
+    """The error that names these streams of the recipe, none of which is published, and whether a conversion was refused for bad records."""
+    told = []
+    for stream in streams:
+        folder = locate(recipe.published(stream)) / stream.split
+        is_bad = next(read_quarantine(folder), None) is not None
+        refused = f", where bad records are set aside (`mdsmix quarantine {folder}` shows them: mend the source, or raise max_bad)"
+        told.append(f"{stream.name} at {folder}{refused if is_bad else ''}")
     return NotPublished(
         f"{plural(len(told), 'stream')} {does(told, 'is', 'are')} not published: {'; '.join(told)}: run `mdsmix convert` on this recipe "
         "first."
-    )
-
-
-def _refused_for(folder: Location) -> str:
-    """What a conversion has set aside there and was refused for; nothing where it never came to that."""
-    records = islice(read_quarantine(folder), MOST_COUNTED)
-    reasons = Counter(str(record.get("reason")) for record in records)
-    if not reasons:
-        return ""
-    more = " and more" * (reasons.total() == MOST_COUNTED)
-    said = ", ".join(f"{n:,} {reason}" for reason, n in reasons.most_common())
-    return (
-        f", where a conversion was refused for bad records ({said}{more}; `mdsmix quarantine {folder}` shows them: mend the source, or "
-        "raise max_bad)"
-    )
-
-
-def _by_share(mix: Mix, recipe: Recipe, may_estimate: bool) -> Mix:
-    """The mix with a `choose` of each stream, in its YAML as well."""
-    found = apportion(recipe, mix.train, may_estimate)
-    chosen = {part.stream: {"choose": part.choose} for part in found.parts}
-    config = copy.deepcopy(dict(mix.yaml.config))
-    for name, settings in config["train_loader"]["dataset"]["streams"].items():
-        settings |= chosen[name]
-    streams = tuple(
-        dataclasses.replace(s, settings={**s.settings, **chosen[s.name]}) for s in mix.train.streams
-    )
-    return dataclasses.replace(
-        mix,
-        yaml=dataclasses.replace(mix.yaml, config=config),
-        train=dataclasses.replace(mix.train, section=config["train_loader"], streams=streams),
-        shares=found,
     )
 
 
@@ -175,30 +147,27 @@ def mix_of_streams(urls: Sequence[str]) -> Mix:
     else `finetuning`."""
     streams: dict[str, StreamInMix] = {}
     for url, stream in zip(urls, together(_at, urls), strict=True):
-        if stream.folder.url in {other.folder.url for other in streams.values()}:
+        if stream.folder in [other.folder for other in streams.values()]:
             raise RecipeError(f"{url} is named twice; name every stream once.")
         name = url if stream.name in streams else stream.name  # of two that are called alike
-        streams[name] = dataclasses.replace(stream, name=name)
-    manifests = [s.trusted_manifest for s in streams.values()]
+        streams[name] = replace(stream, name=name)
+    encodings = [s.trusted_manifest.encoding for s in streams.values() if s.trusted_manifest]
+    # No loader can read packed rows by other targets than those that they were made for.
+    packed = [e for e in encodings if e.pack and kind_of(e).has_targets]
+    targets = ("target_prompts", "target_responses") if packed else ()
     dataset = {
         "streams": {n: dict(s.settings) for n, s in streams.items()},
         "decoder_only_format": True,
-        "max_seq_len": max((m.encoding.max_seq_len for m in manifests if m), default=None),
+        "max_seq_len": max((e.max_seq_len for e in encodings), default=None),
         "shuffle": True,
-        **_settled(m.encoding for m in manifests if m),
+        **{key: getattr(packed[0], key) for key in targets},
     }
-    is_plain = all({"tokens", "text"} & set(s.columns) for s in streams.values())
-    is_packed = any(layout_of(s.columns) == PACKED for s in streams.values())
+    columns = [s.columns for s in streams.values()]
+    is_plain = all({"tokens", "text"} & set(each) for each in columns)
+    is_packed = any(layout_of(each) == PACKED for each in columns)
     name = OWN if is_packed else "text" if is_plain else "finetuning"
     section = {"name": name, "dataset": dataset}
-    mix = mix_of({"train_loader": section}, ", ".join(urls), streams)
-    return dataclasses.replace(mix, is_bare=True)
-
-
-def _settled(encodings: Iterable[Encoding]) -> dict[str, str]:
-    """The target policies that packed rows were made for: no loader can read them by others."""
-    packed = [e for e in encodings if e.pack and kind_of(e).has_targets]
-    return {k: getattr(packed[0], k) for k in ("target_prompts", "target_responses") if packed}
+    return replace(mix_of({"train_loader": section}, ", ".join(urls), streams), is_bare=True)
 
 
 def mix_of(
@@ -262,13 +231,13 @@ def _of_section(section: StreamSection) -> StreamInMix:
         folder = folder / str(settings["split"])
     found = read_published(folder)
     if found is None or found.folder != folder:
-        fix = (
+        split = (
             f"set its split to {found.folder.name}"
             if found
             else "correct its remote, local or split"
         )
-        raise NotPublished(f"the stream {name} is not at {folder}: there is no {BASENAME}; {fix}")
-    return _stream(name, found, settings)
+        raise NotPublished(f"the stream {name} is not at {folder}: there is no {BASENAME}; {split}")
+    return StreamInMix.of(found, name, settings)
 
 
 def place_of(recipe: Recipe, spec: StreamSpec) -> str:
@@ -278,40 +247,24 @@ def place_of(recipe: Recipe, spec: StreamSpec) -> str:
     return at if is_flat else f"{at}/{spec.split}"
 
 
-def _published(recipe: Recipe, spec: StreamSpec) -> Stream | None:
+def _published(recipe: Recipe, spec: StreamSpec) -> StreamInMix | None:
     """A stream of the recipe, where `place_of` says; None where it is to be converted first. The read that looks whether it is there
     opens it too."""
     place = locate(recipe.published(spec))
     found = read_published(place / spec.split)
-    if found or spec.source:
-        return found
-    if (flat := read_published(place)) is None:
+    if found is None and not spec.source and (found := read_published(place)) is None:
         raise nothing_published(place / spec.split)
-    return flat
+    return _of_recipe(recipe, spec, found) if found else None
 
 
 def _of_recipe(
-    recipe: Recipe, spec: StreamSpec, found: Stream | None, survey: Survey | None
+    recipe: Recipe, spec: StreamSpec, found: Stream, survey: Survey | None = None
 ) -> StreamInMix:
-    assert found is not None, "streams that are not published are surveyed or refused"
-    place = locate(recipe.published(spec))
-    root, split = (place, "") if found.folder == place else (found.folder.parent, found.folder.name)
+    place, folder = locate(recipe.published(spec)), found.folder
+    root, split = (place, "") if folder == place else (folder.parent, folder.name)
     settings = sections.stream_section(recipe, spec, str(root), split, found.index)
-    stream = _stream(spec.name, found, settings, is_sourced=spec.source is not None)
-    return dataclasses.replace(stream, survey=survey)
-
-
-def _stream(
-    name: str, found: Stream, settings: Mapping[str, Any], is_sourced: bool = False
-) -> StreamInMix:
-    return StreamInMix(
-        name=name,
-        folder=found.folder,
-        index=found.index,
-        manifest=found.manifest,
-        settings=settings,
-        is_sourced=is_sourced,
-    )
+    stream = StreamInMix.of(found, spec.name, settings)
+    return replace(stream, is_sourced=spec.source is not None, survey=survey)
 
 
 def _at(url: str) -> StreamInMix:
@@ -320,9 +273,9 @@ def _at(url: str) -> StreamInMix:
     found = read_published(place) or read_in(find_published(place))
     folder, where = found.folder, "remote" if place.is_store else "local"
     if folder == place:
-        return _stream(_name(url, folder), found, {where: str(place)})
+        return StreamInMix.of(found, _name(url, folder), {where: str(place)})
     name = place.name if folder.parent == place else _name(url, place)
-    return _stream(name, found, {where: str(folder.parent), "split": folder.name})
+    return StreamInMix.of(found, name, {where: str(folder.parent), "split": folder.name})
 
 
 def _name(url: str, folder: Location) -> str:

@@ -94,6 +94,16 @@ class StreamInMix(StreamSection, Stream):
     survey: Survey | None = None
     "Of a stream that is not published: its index and manifest are estimated from a look at its source."
 
+    @classmethod
+    def of(cls, found: Stream, name: str, settings: Mapping[str, Any]) -> StreamInMix:
+        return cls(
+            name=name,
+            settings=settings,
+            folder=found.folder,
+            index=found.index,
+            manifest=found.manifest,
+        )
+
     @cached_property
     def head(self) -> Head:
         from mdsmix.shards.shard_samples import read_head
