@@ -248,11 +248,6 @@ def test_the_same_shards_published_anew_are_as_planned(lab: Lab) -> None:
             '{"version": 3, "loaders": {"train_loader": {"streams": [{"name": "web", "drawn": 3, "shards": "a b"}]}}}',
             "is no lock of a mix: loaders.train_loader.streams[0].shards is",
         ),
-        (
-            '{"version": 3, "loaders": {"train_loader": {"streams": [{"name": "code", "drawn": 3, "shards": ""}]}}}',
-            "is the lock of another recipe: it names code, and",
-        ),
-        ('{"version": 3, "loaders": {}}', "is the lock of another recipe: it names no stream, and"),
     ],
 )
 def test_a_lock_that_says_nothing_of_the_yaml_is_one_sentence(

@@ -6,16 +6,17 @@ code 4: an unseen shard must not pass for a good one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from mdsmix.mix.apportion import shares_json
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.streams import Mix
 from mdsmix.shards.verification import verify
 from mdsmix.table import as_json
-from mdsmix.training.findings import CHECKS, Check, Finding
+from mdsmix.training.findings import CHECKS, Check, Finding, Severity
 from mdsmix.words import plural
 
 
@@ -29,13 +30,18 @@ class Watcher(Protocol):
     def say(self, sentence: str) -> None: ...
 
 
-SEVERITIES = ("error", "warning", "note")
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 
 def findings(mix: Mix) -> list[Finding]:
-    """Everything there is to say of the mix, errors first, then in the order of the README's table."""
+    """Everything there is to say of the mix, errors first, then in the order of the README's table; what several loaders have in common is
+    said once."""
     mix.look()
-    return in_order([finding for check in checks() for finding in _found(check, mix)])
+    said: dict[Finding, list[str]] = {}
+    for check in checks():
+        for label, finding in _by_loader(check, mix):
+            said.setdefault(replace(finding, streams=tuple(finding.streams)), []).append(label)
+    return in_order([f.of(", ".join(dict.fromkeys(labels))) for f, labels in said.items()])
 
 
 def checks() -> list[Check]:
@@ -46,28 +52,20 @@ def checks() -> list[Check]:
     return sorted(CHECKS.values(), key=lambda check: check.of == "section")
 
 
-def _found(check: Check, mix: Mix) -> Iterator[Finding]:
-    """What is said of several loaders alike is said once."""
-    loaders: dict[Finding, list[str]] = {}
-    for label, finding in _by_loader(check, mix):
-        loaders.setdefault(replace(finding, streams=tuple(finding.streams)), []).append(label)
-    for finding, labels in loaders.items():
-        yield finding.of(", ".join(dict.fromkeys(labels)))
-
-
 def _by_loader(check: Check, mix: Mix) -> Iterator[tuple[str, Finding]]:
     if check.of == "mix":
         yield from (("", finding) for finding in check.found(mix))
         return
     for loader in mix.loaders:
-        if check.of == "loader":
-            yield from ((loader.label, finding) for finding in check.found(mix, loader))
-        elif check.of == "stream":
+        if check.of == "stream":
             for stream in loader.streams:
                 for finding in check.found(mix, loader, stream):
                     yield loader.label, replace(finding, streams=(stream.name,))
-        elif not mix.is_bare:  # streams that were named alone have no section of a loader to judge
-            yield from ((loader.label, finding) for finding in check.found(loader))
+        elif (
+            check.of == "loader" or not mix.is_bare
+        ):  # streams that were named alone have no section
+            looked_at = (mix, loader) if check.of == "loader" else (loader,)
+            yield from ((loader.label, finding) for finding in check.found(*looked_at))
 
 
 def in_order(found: Sequence[Finding]) -> list[Finding]:
@@ -80,10 +78,11 @@ def with_bytes_read(mix: Mix, watcher: Watcher) -> Mix:
 
     Unreachable where a stream cannot be read.
     """
-    folders = {stream.folder.url: stream.folder for stream in mix.streams}
     verified = {
-        url: verify(folder, quick=False, begin=watcher.begin, on_progress=watcher.on_progress)
-        for url, folder in folders.items()
+        folder.url: verify(
+            folder, quick=False, begin=watcher.begin, on_progress=watcher.on_progress
+        )
+        for folder in {stream.folder.url: stream.folder for stream in mix.streams}.values()
     }
     return replace(mix, verified=verified)
 
@@ -115,9 +114,7 @@ def report(mix: Mix, found: Sequence[Finding]) -> dict[str, Any]:
 def looked(mix: Mix) -> str:
     """One line on how far the shards were looked at: a byte that was changed in place has the name and the size of before."""
     shards = {
-        (stream.folder.url, shard.stored.basename): shard.stored.bytes
-        for stream in mix.streams
-        for shard in stream.shards
+        (s.folder.url, f.stored.basename): f.stored.bytes for s in mix.streams for f in s.shards
     }
     told = f"{plural(len(shards), 'shard')}, {plural(sum(shards.values()), 'byte')}"
     if not mix.verified:
@@ -126,9 +123,8 @@ def looked(mix: Mix) -> str:
             "of a stream, reads them"
         )
     blind = sum(report.undecoded + report.unhashed for report in mix.verified.values())
-    return f"read and hashed: {told}" + (
-        f"; of {plural(blind, 'shard')} no hash or no decompressor is known" if blind else ""
-    )
+    unknown = f"; of {plural(blind, 'shard')} no hash or no decompressor is known" if blind else ""
+    return f"read and hashed: {told}{unknown}"
 
 
 def unseen(mix: Mix) -> list[str]:
@@ -139,7 +135,7 @@ def unseen(mix: Mix) -> list[str]:
 
 def verdict(mix: Mix, found: Sequence[Finding]) -> str:
     """One line on the whole."""
-    counts = {s: sum(f.severity == s for f in found) for s in SEVERITIES}
-    told = ", ".join(plural(n, s) for s, n in counts.items() if n)
-    answer = "may not be mixed" if counts["error"] else "may be mixed"
+    counts = Counter(finding.severity for finding in found)
+    told = ", ".join(plural(counts[s], s) for s in SEVERITIES if counts[s])
+    answer = "may not be mixed" if is_refused(found) else "may be mixed"
     return f"{plural(len(mix.streams), 'stream')} {answer}{f' ({told})' if told else ''}"

@@ -24,7 +24,6 @@ from mdsmix.training.lock import (
     SUFFIX,
     LoaderLock,
     Lock,
-    LockDifference,
     LockedStream,
     differences,
     parse_lock,
@@ -34,6 +33,13 @@ from mdsmix.training.lock import (
 from mdsmix.words import plural
 
 TRAIN = "train_loader"
+WHY = "A checkpoint of the run that was planned, resumed on this, repeats samples and leaves others out."
+FIX = (
+    "train on what the lock names (publish: versioned keeps every version), or render the YAML again and begin a new run; "
+    "--accept-changed takes it for a warning."
+)
+WHY_EVAL = "Its losses cannot be compared with those of before."
+FIX_EVAL = "nothing, if that is known; render the YAML again to lock what is there now."
 
 
 def place_of(target: str) -> str | None:
@@ -48,25 +54,23 @@ def lock_of(mix: Mix) -> Lock:
 
 
 def _loader(mix: Mix, loader: Loader) -> LoaderLock:
-    drawn = draws_of(loader) or [0] * len(loader.streams)
-    more: dict[str, Any] = {"batch": mix.yaml.batch_size} if loader.trains else {}
-    if card := mix.tokenizer:
-        more |= {"tokenizer": card.hash, "chat_template": card.chat_template_hash}
-    return LoaderLock(
-        streams=[_stream(s, n) for s, n in zip(loader.streams, drawn, strict=True)],
-        settings=settings_of(loader, **more),
+    drawn, card = draws_of(loader) or [0] * len(loader.streams), mix.tokenizer
+    settings = settings_of(
+        loader,
+        batch=mix.yaml.batch_size if loader.trains else None,
+        tokenizer=card and card.hash,
+        chat_template=card and card.chat_template_hash,
     )
+    streams = [_stream(s, n) for s, n in zip(loader.streams, drawn, strict=True)]
+    return LoaderLock(streams=streams, settings=settings)
 
 
 def _stream(stream: StreamInMix, drawn: int) -> LockedStream:
     words = [
         shard_word(
-            shard.samples,
-            shard.raw_data.basename,
-            shard.raw_data.bytes,
-            shard.raw_data.hashes or shard.stored.hashes,
+            s.samples, s.raw_data.basename, s.raw_data.bytes, s.raw_data.hashes or s.stored.hashes
         )
-        for shard in stream.shards
+        for s in stream.shards
     ]
     manifest = stream.trusted_manifest
     return LockedStream(
@@ -76,18 +80,6 @@ def _stream(stream: StreamInMix, drawn: int) -> LockedStream:
         index=stream.index.hash,
         manifest=xxhash.xxh128_hexdigest(manifest.to_bytes()) if manifest else None,
     )
-
-
-def read_lock(target: str) -> Lock:
-    """The lock beside a YAML; RecipeError where there is none, or none that can be read."""
-    place = place_of(target)
-    found = locate(place).fetch(LARGEST) if place else None
-    if found is None:
-        raise RecipeError(
-            f"{target} has no lock: there is no {os.path.basename(target)}{SUFFIX} beside it, so what the run was planned with is "
-            f"not known; `mdsmix render-yaml RECIPE -o {target}` writes both."
-        )
-    return parse_lock(found[1], str(place))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +95,16 @@ class ComparedLock:
     def findings(self) -> list[Finding]:
         """Every difference: of what trains an error unless it is accepted, of what is evaluated a warning."""
         none = LoaderLock(streams=[])
-        labels = [*self.was.loaders, *(n for n in self.now.loaders if n not in self.was.loaders)]
         return [
-            _finding(label, found, self.is_accepted)
-            for label in labels
+            Finding(
+                id="lock-differs" if label == TRAIN else "lock-eval-differs",
+                severity="error" if label == TRAIN and not self.is_accepted else "warning",
+                streams=tuple(found.streams),
+                message=f"{label}: {found.sentence}.",
+                why=WHY if label == TRAIN else WHY_EVAL,
+                fix=FIX if label == TRAIN else FIX_EVAL,
+            )
+            for label in self.was.loaders | self.now.loaders
             for found in differences(
                 self.was.loaders.get(label, none), self.now.loaders.get(label, none)
             )
@@ -115,11 +113,12 @@ class ComparedLock:
     @property
     def streams(self) -> list[dict[str, Any]]:
         """Each stream of each loader, and whether it is what was locked."""
+        locked = {(n, s.name): s for n, loader in self.was.loaders.items() for s in loader.streams}
         return [
             {
                 "loader": label,
                 "stream": stream.name,
-                "state": _state(self.was.loaders.get(label), stream),
+                "state": _state(locked.get((label, stream.name)), stream),
                 "samples": stream.samples,
                 "drawn": stream.drawn,
             }
@@ -136,59 +135,28 @@ class ComparedLock:
         ]
 
 
+def _state(was: LockedStream | None, now: LockedStream) -> str:
+    if was is None:
+        return "new"
+    if (was.shards, was.drawn) != (now.shards, now.drawn):
+        return "not as planned"
+    more = "" if was.index == now.index else ", published anew with the same shards"
+    return f"as planned{more}"
+
+
 def hold(mix: Mix, targets: Sequence[str], is_accepted: bool = False) -> ComparedLock:
-    """The lock beside the YAML that was asked about, and the mix of now; RecipeError where the two have nothing in common."""
+    """The lock beside the YAML that was asked about, and the mix of now; RecipeError where there is none, or none that can be read."""
     if mix.recipe or mix.is_bare or len(targets) != 1:
         raise RecipeError(
             f"--lock compares one training YAML with the lock beside it, and {', '.join(targets)} is none; name the YAML that "
             "`mdsmix render-yaml` wrote."
         )
-    held = ComparedLock(was=read_lock(targets[0]), now=lock_of(mix), is_accepted=is_accepted)
-    _refuse_another(held, targets[0])
-    return held
-
-
-def _refuse_another(held: ComparedLock, target: str) -> None:
-    old, new = (
-        {s.name for s in lock.loaders[TRAIN].streams} if TRAIN in lock.loaders else set[str]()
-        for lock in (held.was, held.now)
-    )
-    if not old & new:
+    target, place = targets[0], place_of(targets[0])
+    found = locate(place).fetch(LARGEST) if place else None
+    if found is None:
         raise RecipeError(
-            f"{target}{SUFFIX} is the lock of another recipe: it names {', '.join(sorted(old)) or 'no stream'}, and {target} trains on "
-            f"{', '.join(sorted(new))}; render the YAML again, which writes its own."
+            f"{target} has no lock: there is no {os.path.basename(target)}{SUFFIX} beside it, so what the run was planned with is "
+            f"not known; `mdsmix render-yaml RECIPE -o {target}` writes both."
         )
-
-
-def _finding(label: str, found: LockDifference, is_accepted: bool) -> Finding:
-    trains = label == TRAIN
-    return Finding(
-        id="lock-differs" if trains else "lock-eval-differs",
-        severity="error" if trains and not is_accepted else "warning",
-        streams=tuple(found.streams),
-        message=f"{label}: {found.sentence}.",
-        why=WHY if trains else WHY_EVAL,
-        fix=FIX if trains else FIX_EVAL,
-    )
-
-
-WHY = "A checkpoint of the run that was planned, resumed on this, repeats samples and leaves others out."
-FIX = (
-    "train on what the lock names (publish: versioned keeps every version), or render the YAML again and begin a new run; "
-    "--accept-changed takes it for a warning."
-)
-WHY_EVAL = "Its losses cannot be compared with those of before."
-FIX_EVAL = "nothing, if that is known; render the YAML again to lock what is there now."
-
-
-def _state(was: LoaderLock | None, now: LockedStream) -> str:
-    old = next((s for s in was.streams if s.name == now.name), None) if was else None
-    if old is None:
-        return "new"
-    if old.shards != now.shards or old.drawn != now.drawn:
-        return "not as planned"
-    return (
-        "as planned"
-        if old.index == now.index
-        else "as planned, published anew with the same shards"
-    )
+    was = parse_lock(found[1], str(place))
+    return ComparedLock(was=was, now=lock_of(mix), is_accepted=is_accepted)
