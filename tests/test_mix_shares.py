@@ -132,7 +132,7 @@ def test_the_shares_are_rendered_shown_and_told(home: Path) -> None:
     assert not any({"share", "repeat"} & set(s) for s in streams.values())
     head = [line.split() for line in text.splitlines() if line.startswith("# mdsmix:")]
     assert "# mdsmix: shares of an epoch's tokens; budget: 36,000 tokens" in text
-    seen = "web 4,000 2,250 0.56 50.00% 50.00% 43.8% 19.1% 3.7%"
+    seen = "web 4,000 2,250 0.56 50.00% 50.00% 43.8%"
     assert ["#", "mdsmix:", *seen.split()] in head
     assert render(path, (), None)[1] == text
     done = mdsmix("check", path)
@@ -147,9 +147,7 @@ def test_the_shares_are_rendered_shown_and_told(home: Path) -> None:
         "passes": 1.0,
         "asked": 0.5,
         "reached": 0.5,
-        "unseen_in_1": 0.0,
-        "unseen_in_2": 0.0,
-        "unseen_in_4": 0.0,
+        "unseen": 0.0,
     }
     assert mix.shares is not None
 
@@ -322,14 +320,6 @@ def test_shares_of_tokens_are_not_told_to_be_other_shares_of_samples(home: Path)
     assert "weights-tokens" in mdsmix("check", write(home, "web", "short", mix=weights)).out
 
 
-def test_fixed_sampling_sees_no_more_in_later_epochs(home: Path) -> None:
-    for method, left in (("fixed", 0.4375), ("balanced", 0.4375**4)):
-        loader = {"num_workers": 0, "dataset": {"sampling_method": method}}
-        found = resolve([write(home, mix=HALVES, train_loader=loader)]).shares
-        assert found is not None
-        assert found.unseen(found.parts[0], 4) == pytest.approx(left)
-
-
 @pytest.mark.parametrize("counts", ["no EOS", "cut"])
 def test_what_the_model_sees_of_a_sample_is_what_counts(counts: str, tmp_path: Path) -> None:
     """4.5 tokens of a chat all the same: with the EOS that the loader adds, without what it cuts off."""
@@ -341,4 +331,3 @@ def test_what_the_model_sees_of_a_sample_is_what_counts(counts: str, tmp_path: P
     publish(tmp_path / "chat", TURNS, talk * 1000, card={"totals": totals(1000) | held})
     path = write(tmp_path, mix=HALVES, budget="36k tokens")
     assert chosen(path) == {"web": 2250, "chat": 4000}
-    assert [part.adds_eos for part in resolve([path]).shares.parts] == [False, counts == "no EOS"]  # type: ignore[union-attr]

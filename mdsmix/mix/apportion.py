@@ -38,8 +38,6 @@ class StreamShare:
     "The same of what the budget counts."
     is_exact: bool = True
     "Both were counted; else the first samples of the stream say it."
-    adds_eos: bool = False
-    "The loader ends answers by an EOS that the stream does not hold, and it is counted."
     written: Fraction | None = None
     "The share that the recipe gives it."
     asked: Fraction = Fraction(0)
@@ -59,6 +57,11 @@ class StreamShare:
     def passes(self) -> float:
         return self.choose / self.samples if self.samples else 0.0
 
+    @property
+    def unseen(self) -> float:
+        """The fraction of its samples that an epoch does not draw."""
+        return max(0.0, 1 - self.passes)
+
 
 Parts = tuple[StreamShare, ...]
 
@@ -72,17 +75,11 @@ class Apportioned:
     budget: Budget | None
     "None: the largest epoch in which no stream is taken more than once."
     is_absolute: bool
-    is_fixed: bool
-    "Each epoch draws the same samples of a partial pass."
     parts: Parts
 
     @property
     def is_exact(self) -> bool:
         return all(part.is_exact for part in self.parts)
-
-    def unseen(self, part: StreamShare, epochs: int) -> float:
-        """The fraction of a stream's samples that so many epochs do not draw once, on average."""
-        return max(0.0, 1 - part.passes) ** (1 if self.is_fixed else epochs)
 
     def weight(self, stream: str) -> dict[str, int | float]:
         """A stream's weight as the recipe gives it: its share, where it has one, and the budget."""
@@ -207,8 +204,6 @@ def percent(share: Fraction) -> str:
     return f"{float(share):.2%}" if share >= NEAR else f"{float(100 * share):.3g}%"
 
 
-EPOCHS = (1, 2, 4)
-"For which it is said how much of a stream was never drawn."
 SHARES = (
     Column("stream", "text"),
     Column("in it", key="samples"),
@@ -216,18 +211,16 @@ SHARES = (
     Column("passes", "times"),
     Column("share asked", "fine", key="asked"),
     Column("reached", "fine"),
-    Column("unseen in 1 epoch", "share", key="unseen_in_1"),
-    *(Column(f"unseen in {n}", "share", key=f"unseen_in_{n}") for n in EPOCHS[1:]),
+    Column("unseen", "share"),
 )
 
 
 def shares_table(found: Apportioned) -> Table:
-    """A row a stream: the share asked, what whole samples come to, and what of it is never seen."""
+    """A row a stream: the share asked, what whole samples come to, and what of it an epoch leaves out."""
     rows = [
         (
             *(part.stream, part.samples, part.choose, part.passes, float(part.asked)),
-            about(float(part.reached), part.is_exact),
-            *(found.unseen(part, epochs) for epochs in EPOCHS),
+            *(about(float(part.reached), part.is_exact), part.unseen),
         )
         for part in found.parts
     ]
@@ -235,7 +228,7 @@ def shares_table(found: Apportioned) -> Table:
 
 
 def shares_json(found: Apportioned) -> dict[str, Any]:
-    keys = ("count", "is_absolute", "is_fixed", "is_exact")
+    keys = ("count", "is_absolute", "is_exact")
     said = {key: getattr(found, key) for key in keys}
     return said | {"budget": found.budget and str(found.budget)} | as_json(shares_table(found))
 
@@ -255,11 +248,5 @@ def title(found: Apportioned) -> str:
 def _notes(found: Apportioned) -> Iterator[str]:
     if guessed := [part.stream for part in found.parts if not part.is_exact]:
         yield f"~ {listed(guessed)}: not counted, taken from the first samples (--estimate)"
-    if ended := [part.stream for part in found.parts if part.adds_eos]:
-        yield f"{listed(ended)}: with the EOS that the loader adds to an answer without one, which no stream holds"
-    if any(found.unseen(part, 1) for part in found.parts):
-        yield (
-            "unseen: sampling_method: fixed draws the same part of a stream in every epoch"
-            if found.is_fixed
-            else "unseen: every epoch draws a part of a stream anew; sampling_method: fixed would draw the same one"
-        )
+    if any(part.unseen for part in found.parts):
+        yield "unseen: in one epoch; each draws a part of a stream anew, unless sampling_method is fixed"

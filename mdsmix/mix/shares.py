@@ -40,7 +40,6 @@ def apportion(recipe: Recipe, loader: Loader, may_estimate: bool = False) -> App
         count=unit,
         budget=budget,
         is_absolute=recipe.absolute,
-        is_fixed=loader.dataset.get("sampling_method") == "fixed",
         parts=drawn(parts, budget, unit, Fraction(str(recipe.max_repeat)), recipe.absolute),
     )
 
@@ -55,7 +54,6 @@ def _measured(
         counted=counted,
         budgeted=budgeted,
         is_exact=is_exact and too,
-        adds_eos="tokens" in units and eos_of(stream, loader) > 0,
     )
 
 
